@@ -1,0 +1,46 @@
+# Needs Python 3.11 or newer and make; everything else goes into .venv, at the versions in constraints.txt.
+PYTHON ?= python3
+ARGS ?=
+
+BIN := .venv/bin
+VENV := .venv/.installed
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test check bench faults lock clean
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)  ## Put a large log, show its ref, and read it back
+	$(BIN)/python -m coatcheck.demo $(ARGS)
+
+test: $(VENV)  ## Run the tests, with the short form of the faults (ARGS="-k session" for some)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+check: $(VENV)  ## Lint, formatting, types and layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)  ## Measure ours against the floor, in one run on the same disk
+	$(BIN)/python -m benchmarks $(ARGS)
+
+faults: $(VENV)  ## Run the long form of the faults: crashes, full disks, damage, races
+	COATCHECK_FAULTS=long $(BIN)/python -m pytest -m faults --timeout 7200 $(ARGS)
+
+lock: $(VENV)  ## Write constraints.txt anew (ARGS=--upgrade for newer versions)
+	$(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 \
+		--group dev pyproject.toml -o constraints.txt $(ARGS)
+
+clean:  ## Remove .venv, builds and caches
+	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(VENV): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "coatcheck needs Python 3.11 or newer; '$(PYTHON)' is not. Try: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install --quiet --require-hashes -r constraints.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@

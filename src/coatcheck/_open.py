@@ -1,0 +1,78 @@
+"""`open` and `default`: the only code that names concrete backends, each imported when it is asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+from coatcheck.errors import InvalidArgument, storage_errors
+from coatcheck.store import DEFAULT_GRACE, DEFAULT_TTL, Store
+
+Durability = Literal["power", "process"]
+
+_default: Store | None = None
+_default_lock = threading.Lock()
+
+
+def open(  # noqa: A001 - coatcheck.open is the public name
+    url: str | os.PathLike[str] | None = None,
+    *,
+    durability: Durability = "power",
+    ttl: float | None = DEFAULT_TTL,
+    grace: float = DEFAULT_GRACE,
+    max_artifact_bytes: int | None = None,
+    quota_bytes: int | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Store:
+    """Open a store, making it where it is new.
+
+    `url` is a folder, or `memory:`. Without one: the environment's COATCHECK_STORE, else the user's data folder.
+    `durability` is `power` (what is acknowledged survives a power cut) or `process` (it survives the process). `ttl` is the
+    time to live of new sessions; `quota_bytes` bounds the whole store, `max_artifact_bytes` one artifact."""
+    if durability not in ("power", "process"):
+        raise InvalidArgument(f"durability is 'power' or 'process', not {durability!r}")
+    place = os.fspath(url) if url is not None else os.environ.get("COATCHECK_STORE") or str(_data_folder())
+    limits = {"max_artifact_bytes": max_artifact_bytes, "quota_bytes": quota_bytes}
+    if place == "memory:":
+        from coatcheck.storage.memory import MemoryBlobs, MemoryCatalog
+
+        return Store(MemoryBlobs(), MemoryCatalog(), url=place, ttl=ttl, grace=grace, clock=clock, **limits)
+    from coatcheck.storage.disk import Disk
+    from coatcheck.storage.folder import open_folder_store
+
+    with storage_errors("opening the store"):
+        blobs, catalog = open_folder_store(_folder(place), Disk(durable=durability == "power"))
+    return Store(blobs, catalog, url=place, ttl=ttl, grace=grace, clock=clock, **limits)
+
+
+def default() -> Store:
+    """One store for the whole process, opened on first use where `open()` without a url would open it."""
+    global _default
+    if _default is None:
+        with _default_lock:
+            if _default is None:
+                _default = open()
+    return _default
+
+
+def _folder(place: str) -> Path:
+    parts = urlsplit(place)
+    if parts.scheme == "file" and not parts.netloc:
+        return Path(unquote(parts.path))
+    if len(parts.scheme) > 1 and place.startswith(parts.scheme + ":"):
+        raise InvalidArgument(f"no backend for {parts.scheme!r} urls", hint="a folder, or memory:")
+    if not place or "\0" in place:
+        raise InvalidArgument("the store's folder has no name")
+    return Path(place).expanduser().absolute()
+
+
+def _data_folder() -> Path:
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "coatcheck"
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "coatcheck"

@@ -1,0 +1,234 @@
+"""Export and import: a store as JSON lines, blobs included.
+
+A file begins with a header line. Then come sessions, and for each its refs from the oldest to the newest; the bytes of
+an artifact stand before the first ref to it, in base64 lines of bounded length. What is imported is untrusted: every blob is
+hashed again, and nothing in a line is ever used as a path.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import IO, Any, get_args
+
+from coatcheck.errors import InvalidArgument
+from coatcheck.ids import clip, digest_of, is_prefix
+from coatcheck.intake import About
+from coatcheck.refs import Blob, Codec, Ref
+from coatcheck.scope import check_name
+from coatcheck.storage import BlobStore, Catalog, Entry, SessionInfo
+from coatcheck.upkeep import Progress
+
+FORMAT = 1
+_PIECE = 192 * 1024
+_LONGEST_LINE = 4 * 1024 * 1024
+_REF_FIELDS = (
+    "media_type", "kind", "codec", "name", "tool", "call_id", "producer", "summary", "created", "expires", "pinned",
+    "granted_by",
+)  # fmt: skip
+
+
+def export_lines(blobs: BlobStore, catalog: Catalog, target: IO[bytes], *, progress: Progress | None = None) -> int:
+    written: set[str] = set()
+    total, count = catalog.totals().refs, 0
+    _write(target, {"coatcheck": FORMAT})
+    for session in catalog.sessions():
+        _write(target, {"session": _session_record(session)})
+        for entry in reversed(catalog.find(session.session_id, content=True)):
+            if entry.gone:
+                continue
+            if entry.blob.digest not in written:
+                _write_blob(blobs, entry, target)
+                written.add(entry.blob.digest)
+            record = {name: getattr(entry.ref, name) for name in _REF_FIELDS}
+            _write(target, {"ref": record | {"artifact_id": entry.ref.artifact_id, "parents": list(entry.ref.parents)}})
+            count += 1
+            if progress:
+                progress(count, max(count, total))
+    return count
+
+
+def import_lines(blobs: BlobStore, catalog: Catalog, source: IO[bytes], *, progress: Progress | None = None) -> int:
+    lines = _Lines(source)
+    header = lines.next()
+    if header is None or "coatcheck" not in header:
+        raise InvalidArgument("this is no export of a store: its first line is not the header")
+    if header["coatcheck"] != FORMAT:
+        raise InvalidArgument(f"this export has format {clip(str(header['coatcheck']))}; this version knows {FORMAT}")
+    session: SessionInfo | None = None
+    held: set[tuple[Any, ...]] = set()
+    count = 0
+    while (line := lines.next()) is not None:
+        if "session" in line:
+            session = _session(line["session"], lines)
+            if catalog.session(session.session_id) is None:
+                catalog.open_session(session)
+            held = {_identity(entry.ref) for entry in catalog.find(session.session_id) if not entry.gone}
+            continue
+        if session is None:
+            raise lines.wrong("a ref or blob stands before the first session")
+        if "blob" in line:
+            count += _import_blob(blobs, catalog, line["blob"], session, held, lines)
+        elif "ref" in line:
+            ref = _ref(line["ref"], session, lines)
+            count += _import_ref(catalog, ref, session, held, lines)
+        else:
+            raise lines.wrong("neither a session nor a blob nor a ref")
+        if progress:
+            progress(count, count)
+    return count
+
+
+class _Lines:
+    """The lines of an export, parsed one at a time, with their numbers for errors."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self._source = source
+        self.number = 0
+
+    def next(self) -> dict[str, Any] | None:
+        raw = self._source.readline(_LONGEST_LINE)
+        if not raw:
+            return None
+        self.number += 1
+        try:
+            line = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise self.wrong("not JSON, or cut off") from error
+        if not isinstance(line, dict):
+            raise self.wrong("not a JSON object")
+        return line
+
+    def data(self, size: int) -> Iterator[bytes]:
+        left = size
+        while left:
+            line = self.next()
+            try:
+                piece = base64.b64decode((line or {})["data"], validate=True)
+            except (KeyError, TypeError, binascii.Error) as error:
+                raise self.wrong("the bytes of a blob are missing") from error
+            left -= len(piece)
+            if not piece or left < 0:
+                raise self.wrong("a blob has another size than it says")
+            yield piece
+
+    def ref_of(self, digest: str, session: SessionInfo) -> Ref:
+        """The ref line that must follow the bytes of a blob."""
+        line = self.next()
+        ref = _ref((line or {}).get("ref"), session, self)
+        if ref.artifact_id != digest:
+            raise self.wrong("the first ref to a blob must follow its bytes")
+        return ref
+
+    def wrong(self, what: str) -> InvalidArgument:
+        return InvalidArgument(
+            f"line {self.number} of the export: {what}", hint="what stands before this line is imported; mend it and import again"
+        )
+
+
+def _import_blob(
+    blobs: BlobStore, catalog: Catalog, said: Any, session: SessionInfo, held: set[tuple[Any, ...]], lines: _Lines
+) -> int:
+    try:
+        digest, size = str(said["digest"]), int(said["size"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise lines.wrong("a blob needs a digest and a size") from error
+    if size <= catalog.inline_limit:
+        data = b"".join(lines.data(size))
+        if digest_of(data) != digest:
+            raise lines.wrong("the bytes of a blob do not match their digest")
+        ref = replace(lines.ref_of(digest, session), size_bytes=size)
+        return _add(catalog, Entry(ref, Blob(digest, size), session, data), held)
+    with blobs.stage(lines.data(size)) as staged:
+        if staged.digest != digest:
+            raise lines.wrong("the bytes of a blob do not match their digest")
+        ref = replace(lines.ref_of(digest, session), size_bytes=size)
+        known = catalog.blob(digest)
+        if _identity(ref) in held or (known and catalog.put(Entry(ref, known, session), reuse=True)):
+            return int(_identity(ref) not in held)
+        blob = staged.publish()
+        try:
+            return _add(catalog, Entry(ref, blob, session), held)
+        except BaseException:
+            blobs.remove(blob)
+            raise
+
+
+def _import_ref(catalog: Catalog, ref: Ref, session: SessionInfo, held: set[tuple[Any, ...]], lines: _Lines) -> int:
+    if _identity(ref) in held:
+        return 0
+    known = catalog.blob(ref.artifact_id)
+    if known is None or not catalog.put(
+        Entry(replace(ref, size_bytes=known.size), known, session), reuse=True
+    ):  # fmt: skip
+        raise lines.wrong(f"the bytes of {clip(ref.artifact_id)} are neither in the export nor in the store")
+    return 1
+
+
+def _add(catalog: Catalog, entry: Entry, held: set[tuple[Any, ...]]) -> int:
+    if _identity(entry.ref) in held:
+        return 0
+    catalog.put(entry)
+    return 1
+
+
+def _identity(ref: Ref) -> tuple[Any, ...]:
+    """What makes two refs of a session the same one, whichever store they are in."""
+    return (ref.artifact_id, ref.name, ref.codec, ref.tool, ref.call_id, ref.created)
+
+
+def _write_blob(blobs: BlobStore, entry: Entry, target: IO[bytes]) -> None:
+    blob = entry.blob
+    _write(target, {"blob": {"digest": blob.digest, "size": blob.size}})
+    for at in range(0, blob.size, _PIECE):
+        piece = blobs.read(blob, at, _PIECE) if entry.content is None else entry.content[at : at + _PIECE]
+        _write(target, {"data": base64.b64encode(piece).decode()})
+
+
+def _write(target: IO[bytes], line: dict[str, Any]) -> None:
+    target.write(json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
+
+
+def _session_record(info: SessionInfo) -> dict[str, Any]:
+    return {name: getattr(info, name) for name in ("session_id", "parent", "ttl", "quota", "created", "used")}
+
+
+def _session(said: Any, lines: _Lines) -> SessionInfo:
+    try:
+        info = SessionInfo(
+            said["session_id"], said["parent"], _number(said["ttl"]), said["quota"],
+            float(said["created"]), float(said["used"]),
+        )  # fmt: skip
+        check_name(info.session_id, "session id")
+        if info.parent is not None:
+            check_name(info.parent, "session id")
+        if not (info.quota is None or isinstance(info.quota, int)):
+            raise ValueError("quota")
+    except (KeyError, TypeError, ValueError) as error:
+        raise lines.wrong(f"a session that makes no sense: {clip(str(error))}") from error
+    return info
+
+
+def _ref(said: Any, session: SessionInfo, lines: _Lines) -> Ref:
+    try:
+        ref = Ref(
+            said["artifact_id"], session.session_id, 0, said["media_type"], said["kind"], said["codec"], said["name"],
+            said["tool"], said["call_id"], said["producer"], tuple(said["parents"]), said["summary"],
+            float(said["created"]), _number(said["expires"]), bool(said["pinned"]), said["granted_by"],
+        )  # fmt: skip
+        About(ref.name, ref.tool, ref.kind, ref.media_type, ref.summary, ref.producer, ref.call_id).check()
+        if ref.codec not in get_args(Codec) or not is_prefix(ref.artifact_id) or len(ref.artifact_id) != 64:
+            raise ValueError("codec or artifact_id")
+        for text in (ref.granted_by, *ref.parents):
+            if text is not None:
+                check_name(text)
+    except (KeyError, TypeError, ValueError) as error:
+        raise lines.wrong(f"a ref that makes no sense: {clip(str(error))}") from error
+    return ref
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)

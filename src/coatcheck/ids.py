@@ -1,0 +1,98 @@
+"""Ids, pointers and fragments: the one door through which every name of an artifact passes.
+
+An id is 64 lower-case hex characters, the SHA-256 of the bytes. A pointer is `art:` and a prefix of it, 12 characters at
+least. With `#/a/0` behind it, a pointer names a part of a JSON artifact (RFC 6901).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from coatcheck.errors import InvalidPointer
+
+SCHEME = "art:"
+MIN_PREFIX = 12
+_POINTER = re.compile(r"art:([0-9a-f]{12,64})(#(?:/.*)?)?", re.DOTALL)
+_HEX = re.compile(r"[0-9a-f]{12,64}")
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A parsed pointer: a prefix of an id, and the fragment behind it ('' where there is none)."""
+
+    prefix: str
+    fragment: str = ""
+
+
+def digest_of(data: bytes | bytearray | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def is_pointer(value: object) -> bool:
+    """Whether this is a whole pointer, fragment included. Says nothing about whether it resolves."""
+    return isinstance(value, str) and _POINTER.fullmatch(value) is not None
+
+
+def parse_pointer(text: str) -> Target:
+    match = _POINTER.fullmatch(text)
+    if match is None:
+        raise InvalidPointer(f"{clip(text)} is not a pointer")
+    return Target(match[1], (match[2] or "")[1:])
+
+
+def is_prefix(text: str) -> bool:
+    """Whether this is a bare id or a prefix of one, long enough to be used as a pointer."""
+    return _HEX.fullmatch(text) is not None
+
+
+def pointer_of(artifact_id: str, length: int = MIN_PREFIX) -> str:
+    return SCHEME + artifact_id[:length]
+
+
+def shared_prefix(one: str, other: str) -> int:
+    """How many leading characters two ids have in common."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
+
+
+def prefix_range(prefix: str) -> tuple[bytes, bytes]:
+    """The smallest and the largest digest, as bytes, that begin with this hex prefix."""
+    return bytes.fromhex(prefix.ljust(64, "0")), bytes.fromhex(prefix.ljust(64, "f"))
+
+
+def follow(value: Any, fragment: str) -> Any:
+    """The part of a JSON value that a fragment names. A fragment that leads nowhere says how far it got."""
+    if not fragment:
+        return value
+    at = value
+    for step, raw in enumerate(fragment.split("/")[1:]):
+        token = raw.replace("~1", "/").replace("~0", "~")
+        found: Any = _MISSING
+        if isinstance(at, dict):
+            found = at.get(token, _MISSING)
+        elif isinstance(at, list) and re.fullmatch(r"0|[1-9][0-9]{0,17}", token):
+            found = at[int(token)] if int(token) < len(at) else _MISSING
+        if found is _MISSING:
+            reached = "/" + "/".join(fragment.split("/")[1 : step + 1]) if step else "the top"
+            raise InvalidPointer(
+                f"nothing at #{clip(fragment)}: no {clip(token)} in {_shape(at)} at {clip(reached)}",
+                hint="a fragment is a JSON Pointer, e.g. #/items/0/name",
+            )
+        at = found
+    return at
+
+
+def clip(text: str, limit: int = 80) -> str:
+    """A quoted, bounded, printable form of untrusted text for an error."""
+    return repr(text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)")
+
+
+def _shape(value: object) -> str:
+    if isinstance(value, dict):
+        return f"the object of {len(value)} keys"
+    if isinstance(value, list):
+        return f"the array of {len(value)} items"
+    return "a " + type(value).__name__

@@ -1,0 +1,232 @@
+"""How a value comes in: hash, describe, make durable, then name it in the catalog. In that order, always.
+
+Content that is there already is compared, not trusted: a copy that rotted is replaced by the one that was just handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+from coatcheck import media
+from coatcheck.errors import Damaged, InvalidArgument, NotFound, QuotaExceeded, TooLarge
+from coatcheck.ids import MIN_PREFIX, clip, digest_of
+from coatcheck.refs import PRODUCERS, SUMMARY_LIMIT, Blob, Codec, Ref, summarize
+from coatcheck.scope import Lookup, Scope, check_name
+from coatcheck.storage import BlobStore, Catalog, Entry, Limits
+from coatcheck.streams import CHUNK, chunks_of, is_stream
+from coatcheck.values import encode
+
+_TAIL = 64
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a put says of a value, besides the value. None means: see for yourself."""
+
+    name: str | None = None
+    tool: str | None = None
+    kind: str | None = None
+    media_type: str | None = None
+    summary: str | None = None
+    producer: str | None = None
+    call_id: str | None = None
+    parents: tuple[str, ...] = ()
+    ttl: float | None = None
+
+    def check(self) -> None:
+        for what, text in (("name", self.name), ("tool name", self.tool), ("call id", self.call_id),
+                           ("media type", self.media_type)):  # fmt: skip
+            if text is not None:
+                check_name(text, what)
+        if self.kind is not None and self.kind not in media.KINDS:
+            raise InvalidArgument(f"{clip(self.kind)} is no kind", hint="one of " + ", ".join(media.KINDS))
+        if self.producer is not None and self.producer not in PRODUCERS:
+            raise InvalidArgument(f"{clip(self.producer)} is no producer", hint="one of " + ", ".join(PRODUCERS))
+        if self.summary is not None and len(self.summary) > SUMMARY_LIMIT:
+            raise InvalidArgument(f"the summary has {len(self.summary)} characters; at most {SUMMARY_LIMIT} are kept")
+        if self.ttl is not None and not self.ttl >= 0:
+            raise InvalidArgument(f"a time to live of {self.ttl!r} is no number of seconds")
+
+
+class Intake:
+    """The put path of a store."""
+
+    def __init__(
+        self,
+        blobs: BlobStore,
+        catalog: Catalog,
+        lookup: Lookup,
+        *,
+        limits: Limits,
+        max_artifact_bytes: int | None,
+        clock: Callable[[], float],
+        make_room: Callable[[], object],
+    ) -> None:
+        self._blobs = blobs
+        self._catalog = catalog
+        self._lookup = lookup
+        self._limits = limits
+        self._max = max_artifact_bytes
+        self._clock = clock
+        self._make_room = make_room
+
+    def put(self, scope: Scope, value: object, about: About) -> Ref:
+        about.check()
+        if isinstance(value, Path):
+            try:
+                with value.open("rb") as stream:
+                    return self._put_stream(scope, stream, replace(about, name=about.name or value.name))
+            except OSError as error:
+                raise InvalidArgument(f"cannot read {str(value)!r}: {error.strerror}", hint="name a file to store") from error
+        if is_stream(value):
+            return self._put_stream(scope, value, about)
+        codec, data = encode(value)
+        return self._put_bytes(scope, codec, data, value if isinstance(value, str) else None, about)
+
+    def add(self, entry: Entry) -> bool:
+        """A further ref to a blob that the catalog knows. False where that is gone meanwhile."""
+        return self._add(replace(entry, content=None), reuse=True)
+
+    def _put_bytes(self, scope: Scope, codec: Codec, data: bytes, text: str | None, about: About) -> Ref:
+        self._check_size(len(data))
+        digest, info = digest_of(data), scope.info
+        settled = not self._catalog.behind()
+        near = self._catalog.find(info.session_id, prefix=digest[:MIN_PREFIX], settled=False)
+        if near and settled:
+            for entry in near:
+                if self._is_repeat(entry, digest, codec, about) and self._holds(entry, data):
+                    return self._lookup.told(entry, near)
+        ref = self._describe(scope, codec, digest, len(data), data[: media.HEAD], data[-_TAIL:], about, text)
+        if len(data) <= self._catalog.inline_limit:
+            entry = Entry(ref, Blob(digest, len(data)), info, data)
+            self._add(entry)
+            return self._lookup.told(entry, near)
+        known = self._catalog.blob(digest)
+        if known and self._blob_holds(known, data):
+            entry = Entry(ref, known, info)
+            if self._add(entry, reuse=True):
+                return self._lookup.told(entry, near)
+        with self._blobs.stage([data], digest) as staged:
+            return self._lookup.told(self._publish(Entry(ref, staged.publish(), info), heal=known is not None), near)
+
+    def _put_stream(self, scope: Scope, stream: IO[bytes], about: About) -> Ref:
+        chunks = chunks_of(stream)
+        head = next(chunks, b"")
+        if len(head) < CHUNK:
+            return self._put_bytes(scope, "bytes", head, None, about)
+        tail = head[-_TAIL:]
+
+        def measured() -> Iterator[bytes]:
+            nonlocal tail
+            size, chunk = 0, head
+            while chunk:
+                size += len(chunk)
+                self._check_size(size)
+                tail = (tail + chunk)[-_TAIL:]
+                yield chunk
+                chunk = next(chunks, b"")
+
+        info = scope.info
+        with self._blobs.stage(measured()) as staged:
+            digest = staged.digest
+            near = self._catalog.find(info.session_id, prefix=digest[:MIN_PREFIX])
+            ref = self._describe(scope, "bytes", digest, staged.size, head[: media.HEAD], tail, about, None)
+            known = self._catalog.blob(digest)
+            if known and self._is_sound(known):
+                for entry in near:
+                    if self._is_repeat(entry, digest, "bytes", about):
+                        return self._lookup.told(entry, near)
+                entry = Entry(ref, known, info)
+                if self._add(entry, reuse=True):
+                    return self._lookup.told(entry, near)
+            return self._lookup.told(self._publish(Entry(ref, staged.publish(), info), heal=known is not None), near)
+
+    def _publish(self, entry: Entry, *, heal: bool) -> Entry:
+        try:
+            self._add(entry, heal=heal)
+        except BaseException:
+            self._blobs.remove(entry.blob)
+            raise
+        return entry
+
+    def _add(self, entry: Entry, *, reuse: bool = False, heal: bool = False) -> bool:
+        try:
+            return self._catalog.put(entry, limits=self._limits, reuse=reuse, heal=heal)
+        except QuotaExceeded:
+            self._make_room()
+            return self._catalog.put(entry, limits=self._limits, reuse=reuse, heal=heal)
+
+    def _describe(
+        self, scope: Scope, codec: Codec, digest: str, size: int, head: bytes, tail: bytes, about: About, text: str | None
+    ) -> Ref:
+        if text is not None:
+            start = text[: media.HEAD]
+            media_type = about.media_type or media.sniff_text(start, text[-_TAIL:], about.name)
+        else:
+            media_type = about.media_type or (media.JSON if codec == "json" else media.sniff_bytes(head, tail, about.name))
+            start = head.decode("utf-8", "ignore") if media.is_text(media_type) else ""
+        summary = about.summary
+        if summary is None:
+            summary = summarize(start) if start or not size else f"{media_type}, {size} bytes"
+        now = self._clock()
+        return Ref(
+            digest,
+            scope.session_id,
+            size,
+            media_type,
+            about.kind or media.sniff_kind(media_type, start, name=about.name),
+            codec,
+            about.name,
+            about.tool,
+            about.call_id,
+            about.producer or ("executor" if about.tool else "system"),
+            about.parents,
+            summary if summary.isascii() else summary.encode("utf-8", "replace").decode(),
+            now,
+            None if about.ttl is None else now + about.ttl,
+        )
+
+    def _is_repeat(self, entry: Entry, digest: str, codec: Codec, about: About) -> bool:
+        """Whether putting this again would add nothing to what the session holds."""
+        ref = entry.ref
+        if ref.artifact_id != digest or ref.codec != codec or about.ttl is not None or not self._lookup.is_live(entry):
+            return False
+        said = (about.name, about.tool, about.call_id, about.parents, None)
+        if said != (ref.name, ref.tool, ref.call_id, ref.parents, ref.granted_by):
+            return False
+        guessed = ((about.kind, ref.kind), (about.media_type, ref.media_type), (about.summary, ref.summary),
+                   (about.producer, ref.producer))  # fmt: skip
+        if any(new is not None and new != old for new, old in guessed):
+            return False
+        if ref.name is None:
+            return True
+        newest = self._catalog.find(ref.session_id, name=ref.name, limit=1, settled=False)
+        return bool(newest) and newest[0].seq == entry.seq
+
+    def _holds(self, entry: Entry, data: bytes) -> bool:
+        if entry.blob.coding != "inline":
+            return self._blob_holds(entry.blob, data)
+        found = self._catalog.find(entry.ref.session_id, prefix=entry.ref.artifact_id, content=True, settled=False)
+        return bool(found) and found[0].content == data
+
+    def _blob_holds(self, blob: Blob, data: bytes) -> bool:
+        try:
+            return self._blobs.read(blob, 0, blob.size) == data
+        except (Damaged, NotFound):
+            return False
+
+    def _is_sound(self, blob: Blob) -> bool:
+        try:
+            return all(self._blobs.read(blob, at, CHUNK) for at in range(0, blob.size, CHUNK))
+        except (Damaged, NotFound):
+            return False
+
+    def _check_size(self, size: int) -> None:
+        if self._max is not None and size > self._max:
+            raise TooLarge(
+                f"the value has {size} bytes or more; this store takes at most {self._max} in one artifact",
+                hint="split it, or open the store with a larger max_artifact_bytes",
+            )

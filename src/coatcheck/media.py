@@ -1,0 +1,127 @@
+"""What a piece of content is, told from its first bytes and its name: a media type, and a kind.
+
+Pure and quick: it looks at the head and the tail only, so that it costs the same for a kilobyte and a gigabyte. It is a
+guess that callers may overrule, and nothing downstream trusts it for safety.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from typing import Final
+
+KINDS: Final = ("repo", "doc", "code", "log", "data", "plan", "result")
+HEAD: Final = 512
+
+TEXT: Final = "text/plain"
+JSON: Final = "application/json"
+JSONL: Final = "application/x-ndjson"
+BINARY: Final = "application/octet-stream"
+
+_MAGIC: Final = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+    (b"%PDF-", "application/pdf"),
+    (b"PAR1", "application/vnd.apache.parquet"),
+    (b"PK\x03\x04", "application/zip"),
+    (b"\x1f\x8b", "application/gzip"),
+    (b"\x28\xb5\x2f\xfd", "application/zstd"),
+    (b"SQLite format 3\x00", "application/vnd.sqlite3"),
+    (b"\x7fELF", "application/x-elf"),
+    (b"OggS", "audio/ogg"),
+    (b"ID3", "audio/mpeg"),
+)
+_RIFF: Final = {b"WEBP": "image/webp", b"WAVE": "audio/wav", b"AVI ": "video/x-msvideo"}
+_BY_SUFFIX: Final = {
+    "csv": "text/csv", "tsv": "text/tab-separated-values", "json": JSON, "jsonl": JSONL, "ndjson": JSONL,
+    "md": "text/markdown", "rst": "text/x-rst", "html": "text/html", "htm": "text/html", "xml": "application/xml",
+    "svg": "image/svg+xml", "yaml": "application/yaml", "yml": "application/yaml", "toml": "application/toml",
+    "py": "text/x-python", "js": "text/javascript", "ts": "text/x-typescript", "tsx": "text/x-typescript",
+    "c": "text/x-c", "h": "text/x-c", "cc": "text/x-c++", "cpp": "text/x-c++", "hpp": "text/x-c++", "go": "text/x-go",
+    "rs": "text/x-rust", "java": "text/x-java", "kt": "text/x-kotlin", "rb": "text/x-ruby", "php": "text/x-php",
+    "sh": "text/x-shellscript", "sql": "application/sql", "css": "text/css", "diff": "text/x-diff",
+    "patch": "text/x-diff", "log": TEXT, "txt": TEXT,
+}  # fmt: skip
+_CODE: Final = frozenset(
+    {"text/javascript", "application/sql", "text/css", "text/x-diff"}
+    | {media for media in _BY_SUFFIX.values() if media.startswith("text/x-") and media != "text/x-rst"}
+)
+_DOCS: Final = frozenset({"text/markdown", "text/x-rst", "text/html", "application/pdf"})
+
+_LOG: Final = re.compile(
+    r"^\S{0,3}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d|^\[?\d\d:\d\d:\d\d|^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d"
+    r"|\b(?:DEBUG|INFO|WARN|WARNING|ERROR|FATAL|CRITICAL)\b[\]:\s]",
+    re.MULTILINE,
+)
+_JSON_START: Final = re.compile(r'[\s\ufeff]*(?:\{\s*(?:"|\}|$)|\[\s*(?:["\[{\]\d-]|true|false|null|$))')
+_HTML_START: Final = re.compile(r"\s*(?:<!doctype html|<html|<!--[^>]*-->\s*<(?:!doctype|html))", re.IGNORECASE)
+_DIFF_START: Final = re.compile(r"(?:diff --git |--- \S.*\n\+\+\+ )")
+
+
+def is_text(media_type: str) -> bool:
+    """Whether content of this type is made of characters."""
+    essence = media_type.partition(";")[0].strip().lower()
+    return (
+        essence.startswith("text/")
+        or essence.endswith(("+json", "+xml"))
+        or essence in (JSON, JSONL, "application/xml", "application/yaml", "application/toml", "application/sql")
+    )
+
+
+def sniff_text(head: str, tail: str, name: str | None = None) -> str:
+    """The media type of text, from its first and last characters and the name it was given."""
+    named = _named(name)
+    if named is not None:
+        return named
+    if _JSON_START.match(head):
+        closing = "}" if head.lstrip("\ufeff \t\r\n")[:1] == "{" else "]"
+        first_line, _, rest = head.partition("\n")
+        if closing == "}" and rest.startswith("{") and first_line.rstrip().endswith("}"):
+            return JSONL
+        if tail.rstrip().endswith(closing):
+            return JSON
+    if head[:1] in "<\n\r\t " and _HTML_START.match(head):
+        return "text/html"
+    if head[:1] in "d-" and _DIFF_START.match(head):
+        return "text/x-diff"
+    return TEXT
+
+
+def sniff_bytes(head: bytes, tail: bytes, name: str | None = None) -> str:
+    """The media type of bytes. Magic numbers count more than the name; a name counts more than a look at the text."""
+    for magic, media in _MAGIC:
+        if head.startswith(magic):
+            return media
+    if head[:4] == b"RIFF" and head[8:12] in _RIFF:
+        return _RIFF[head[8:12]]
+    if head[4:8] == b"ftyp":
+        return "video/mp4"
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return _named(name) or TEXT
+    if b"\x00" in head:
+        return BINARY
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return BINARY
+    return sniff_text(text, tail.decode("utf-8", "ignore"), name)
+
+
+def sniff_kind(media_type: str, head: str, *, name: str | None = None) -> str:
+    """The kind that fits: what somebody would file it under."""
+    if media_type in _CODE:
+        return "code"
+    if media_type in _DOCS:
+        return "doc"
+    if media_type == TEXT:
+        named_log = name is not None and name.lower().endswith(".log")
+        return "log" if named_log or _LOG.search(head) else "result"
+    return "data"
+
+
+def _named(name: str | None) -> str | None:
+    if not name or "." not in name:
+        return None
+    return _BY_SUFFIX.get(name.rpartition(".")[2].lower())

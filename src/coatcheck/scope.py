@@ -1,0 +1,157 @@
+"""Who is asking: a session with its ancestors, and what of the catalog it may see.
+
+Every read goes through `Lookup.resolve`. A digest is no capability: an id that no session in the lineage holds
+answers exactly like one that does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from coatcheck.errors import AmbiguousPointer, Expired, InvalidArgument, NotFound
+from coatcheck.ids import MIN_PREFIX, SCHEME, clip, is_prefix, parse_pointer, pointer_of, shared_prefix
+from coatcheck.refs import Ref
+from coatcheck.storage import BlobStore, Catalog, Entry, SessionInfo
+from coatcheck.uses import Uses
+
+NAME_LIMIT = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A session and its ancestors, nearest first: where names and pointers are looked up."""
+
+    info: SessionInfo
+    ancestors: tuple[str, ...] = ()
+
+    @property
+    def session_id(self) -> str:
+        return self.info.session_id
+
+    @property
+    def lineage(self) -> tuple[str, ...]:
+        return (self.info.session_id, *self.ancestors)
+
+
+class Lookup:
+    """Pointers, ids and names to entries, for a scope."""
+
+    def __init__(self, blobs: BlobStore, catalog: Catalog, uses: Uses, clock: Callable[[], float]) -> None:
+        self._blobs = blobs
+        self._catalog = catalog
+        self._uses = uses
+        self._clock = clock
+
+    def resolve(self, scope: Scope, target: Ref | str, *, content: bool = False) -> tuple[Entry, str]:
+        """The live entry behind a ref, pointer, id or name, and the fragment that was asked for.
+
+        Raises `NotFound`, `Expired`, `AmbiguousPointer`, `InvalidPointer`."""
+        if isinstance(target, Ref):
+            entry = self._by_prefix(scope, target.artifact_id, content)
+            if entry.ref.codec != target.codec:
+                entry = replace(entry, ref=replace(entry.ref, codec=target.codec))
+            return entry, ""
+        if not isinstance(target, str):
+            raise InvalidArgument(f"cannot look up a {type(target).__name__}", hint="pass a pointer, a name or a Ref")
+        if target.startswith(SCHEME):
+            parsed = parse_pointer(target)
+            return self._by_prefix(scope, parsed.prefix, content), parsed.fragment
+        named = self._by_name(scope, target, content)
+        if named is not None:
+            return named, ""
+        if is_prefix(target):
+            return self._by_prefix(scope, target, content), ""
+        raise NotFound(f"no artifact found for {clip(target)}")
+
+    def list(self, scope: Scope, *, name: str | None, kind: str | None, limit: int | None) -> list[Ref]:
+        """Live refs that the scope sees, own ones first, newest first, each artifact once under each of its names."""
+        seen: set[tuple[str, str | None]] = set()
+        found: list[Ref] = []
+        for session_id in scope.lineage:
+            before: int | None = None
+            while limit is None or len(found) < limit:
+                page = self._catalog.find(session_id, name=name, before=before, limit=None if name else 256)
+                for entry in page:
+                    key = (entry.ref.artifact_id, str(entry.seq) if name else entry.ref.name)
+                    if key not in seen and kind in (None, entry.ref.kind) and self.is_live(entry):
+                        seen.add(key)
+                        found.append(self.told(entry))
+                if name or len(page) < 256:
+                    break
+                before = page[-1].seq
+        return found[:limit]
+
+    def is_live(self, entry: Entry) -> bool:
+        expires = self.expires(entry)
+        return not entry.gone and (expires is None or self._clock() < expires)
+
+    def expires(self, entry: Entry) -> float | None:
+        """When this entry expires, as things stand now: its own time or its session's, whichever is first."""
+        if entry.ref.pinned:
+            return None
+        session = entry.session.expires(self._uses.last(entry.session.session_id))
+        if session is None or entry.ref.expires is None:
+            return entry.ref.expires if session is None else session
+        return min(session, entry.ref.expires)
+
+    def told(self, entry: Entry, near: Iterable[Entry] = ()) -> Ref:
+        """The ref of an entry as users see it: with its expiry, its address, and a pointer long enough to be unique
+        among its neighbours."""
+        artifact_id = entry.ref.artifact_id
+        shared = max((shared_prefix(artifact_id, other.ref.artifact_id) for other in near
+                      if other.ref.artifact_id != artifact_id), default=0)  # fmt: skip
+        inline = entry.blob.coding == "inline"
+        return replace(
+            entry.ref,
+            expires=self.expires(entry),
+            content_uri=(self._catalog if inline else self._blobs).uri(entry.blob),
+            pointer_length=max(MIN_PREFIX, shared + 1),
+        )
+
+    def _by_prefix(self, scope: Scope, prefix: str, content: bool) -> Entry:
+        dead: Entry | None = None
+        for session_id in scope.lineage:
+            found = self._catalog.find(session_id, prefix=prefix, content=content)
+            live = [entry for entry in found if self.is_live(entry)]
+            if len(live) == 1:
+                return live[0]
+            if live:
+                raise AmbiguousPointer(
+                    f"{pointer_of(prefix, 64)} fits {len(live)} artifacts", [self.told(one, live).pointer for one in live]
+                )
+            dead = dead or next(iter(found), None)
+        raise _gone(dead, pointer_of(prefix, 64)) if dead else NotFound(f"no artifact found for {pointer_of(prefix, 64)!r}")
+
+    def _by_name(self, scope: Scope, name: str, content: bool) -> Entry | None:
+        dead: Entry | None = None
+        for session_id in scope.lineage:
+            for entry in self._catalog.find(session_id, name=name, content=content, limit=1):
+                if self.is_live(entry):
+                    return entry
+                dead = dead or entry
+        if dead:
+            raise _gone(dead, name)
+        return None
+
+
+def check_name(name: object, what: str = "name") -> None:
+    """Names, ids and labels are data: any characters that UTF-8 can hold, but not nothing and not a book."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"the {what} is a {type(name).__name__}, not a string")
+    if not 0 < len(name) <= NAME_LIMIT:
+        raise InvalidArgument(f"the {what} has {len(name)} characters; it takes 1 to {NAME_LIMIT}")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"the {what} {clip(name)} holds a lone surrogate, which no text can") from error
+
+
+def _gone(entry: Entry, asked: str) -> NotFound:
+    ref = entry.ref
+    created = datetime.fromtimestamp(ref.created, UTC).isoformat(timespec="seconds")
+    what = f"{asked!r} was {ref.kind} {clip(ref.name) if ref.name else ref.media_type} of {ref.size_bytes} bytes, put {created}"
+    if entry.gone == "damaged":
+        return NotFound(f"{what}; its bytes were damaged and set aside", hint="put the same content again to bring it back")
+    return Expired(f"{what}; it has expired")

@@ -1,0 +1,105 @@
+"""`Session`: the bound object that users hold. Each method is one call down into the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from coatcheck.ids import parse_pointer
+from coatcheck.intake import About
+from coatcheck.refs import Ref
+from coatcheck.scope import Scope
+
+if TYPE_CHECKING:
+    from coatcheck.store import Store
+
+
+class Session:
+    """The scope in which pointers resolve: what it put or was granted, and what its ancestors see.
+
+    Made by `store.session(…)`. A handle is cheap, holds no connection, and may be shared between threads."""
+
+    __slots__ = ("_scope", "_store")
+
+    def __init__(self, store: Store, scope: Scope) -> None:
+        self._store = store
+        self._scope = scope
+
+    @property
+    def session_id(self) -> str:
+        return self._scope.session_id
+
+    @property
+    def parent(self) -> str | None:
+        return self._scope.info.parent
+
+    @property
+    def ttl(self) -> float | None:
+        return self._scope.info.ttl
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    def __repr__(self) -> str:
+        return f"Session({self.session_id!r} of {self._store!r})"
+
+    def put(
+        self,
+        value: object,
+        *,
+        name: str | None = None,
+        tool: str | None = None,
+        kind: str | None = None,
+        media_type: str | None = None,
+        summary: str | None = None,
+        producer: str | None = None,
+        call_id: str | None = None,
+        parents: Iterable[Ref | str] = (),
+        ttl: float | None = None,
+    ) -> Ref:
+        """Store a value: text, bytes, anything JSON can hold, a model or dataclass, a `Path`, or a binary stream.
+
+        Media type, kind and summary are found out where they are not given. `ttl` bounds this artifact's life besides the
+        session's. Returns when the value is as durable as the store was opened for."""
+        lineage = tuple(one.artifact_id if isinstance(one, Ref) else parse_pointer(one).prefix for one in parents)
+        return self._store.put(
+            self._scope, value, About(name, tool, kind, media_type, summary, producer, call_id, lineage, ttl)
+        )
+
+    def get(self, target: Ref | str) -> Any:
+        """The exact value behind a ref, pointer or name, or None where it is missing, expired or not this session's.
+
+        A pointer with a fragment (`art:…#/rows/0`) gives that part of a JSON value."""
+        return self._store.get(self._scope, target)
+
+    def open(self, target: Ref | str) -> BinaryIO:
+        """A seekable binary stream over the artifact's bytes. Raises `NotFound` or `Expired`."""
+        return self._store.open(self._scope, target)
+
+    def ref(self, target: Ref | str) -> Ref | None:
+        """The ref alone, as it stands now, or None."""
+        return self._store.ref(self._scope, target)
+
+    def list(self, *, name: str | None = None, kind: str | None = None, limit: int | None = None) -> list[Ref]:
+        """What this session sees, newest first. With `name`, every artifact that was put under that name."""
+        return self._store.list(self._scope, name=name, kind=kind, limit=limit)
+
+    def grant(self, target: Ref | str, to: str) -> Ref:
+        """Let another session see an artifact, for as long as that session lives; the ref as it has it."""
+        return self._store.grant(self._scope, target, to)
+
+    def pin(self, target: Ref | str) -> Ref:
+        """Keep an artifact whatever its time to live."""
+        return self._store.pin(self._scope, target, True)
+
+    def unpin(self, target: Ref | str) -> Ref:
+        return self._store.pin(self._scope, target, False)
+
+    def forget(self, target: Ref | str) -> bool:
+        """Drop this session's hold on an artifact; its bytes go where nobody else holds it. Whether there was one."""
+        return self._store.forget(self._scope, target)
+
+    def end(self) -> int:
+        """Forget all that this session holds. How many artifacts that removed: those that nobody else refers to."""
+        return self._store.end(self._scope)

@@ -1,0 +1,255 @@
+"""The two protocols that a backend implements: `BlobStore` keeps bytes, `Catalog` keeps what is known about them.
+
+The store above orders the calls: a blob is durable before a row names it, and a row is gone before its blob is. A backend
+keeps only the promises written here; `coatcheck.testing` has a suite for each protocol that proves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from coatcheck.refs import Blob, Ref
+
+Gone = Literal["expired", "damaged"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """A session as the catalog knows it. `ttl` and `quota` are None where there is no limit."""
+
+    session_id: str
+    parent: str | None = None
+    ttl: float | None = None
+    quota: int | None = None
+    created: float = 0.0
+    used: float = 0.0
+    used_bytes: int = 0
+
+    def expires(self, used: float) -> float | None:
+        """When the session expires if it was last used at this moment, or later as the catalog has it."""
+        return None if self.ttl is None else max(used, self.used) + self.ttl
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row of the catalog: a ref, the blob behind it, its session, and the content where the catalog holds it.
+
+    `ref.expires` is the artifact's own expiry alone: the store adds the session's. `gone` marks a tombstone: the row
+    tells what was here, and its blob may be no more. `seq` orders the refs of a session.
+    """
+
+    ref: Ref
+    blob: Blob
+    session: SessionInfo
+    content: bytes | None = None
+    gone: Gone | None = None
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """What a removal let go: how many refs and bytes, and the blobs whose bytes the blob store may now remove."""
+
+    refs: int = 0
+    artifacts: int = 0
+    bytes: int = 0
+    blobs: tuple[Blob, ...] = ()
+
+    def __add__(self, other: Freed) -> Freed:
+        return Freed(
+            self.refs + other.refs,
+            self.artifacts + other.artifacts,
+            self.bytes + other.bytes,
+            self.blobs + other.blobs,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts over the whole catalog. `stored_bytes` counts each blob once, `referenced_bytes` each ref."""
+
+    sessions: int = 0
+    refs: int = 0
+    artifacts: int = 0
+    tombstones: int = 0
+    stored_bytes: int = 0
+    referenced_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the store enforces at a put: its own quota in bytes, and the grace period of expiry in seconds."""
+
+    store_quota: int | None = None
+    grace: float = 0.0
+
+
+_NO_LIMITS = Limits()
+
+
+class Staged(Protocol):
+    """Bytes that were written and hashed, but that nobody can find yet."""
+
+    digest: str
+    size: int
+
+    def publish(self) -> Blob:
+        """Make the bytes durable under their digest, at a place that no other copy has."""
+        ...
+
+
+class BlobStore(Protocol):
+    """Immutable bytes by digest.
+
+    No partial blob is ever visible. A copy that was published stays readable until `remove` names its place, whatever
+    other copies of the same digest come and go. Every method is safe to call from many threads and processes.
+    """
+
+    def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> AbstractContextManager[Staged]:
+        """Write chunks as they come, in bounded memory. On leaving the context, what was not published is gone, and
+        what was published is no longer protected from `sweep`: its row must be committed before."""
+        ...
+
+    def read(self, blob: Blob, offset: int, length: int) -> bytes:
+        """Bytes from `offset` on, fewer than `length` only at the end. Raises `Damaged` where any frame that they touch
+        fails its checksum, and `NotFound` where the copy is gone."""
+        ...
+
+    def remove(self, blob: Blob) -> None:
+        """Remove this copy. One that is gone already is no error."""
+        ...
+
+    def compress(self, blob: Blob) -> AbstractContextManager[Staged] | None:
+        """Stage a smaller copy with the same answers to every read, or None where there is nothing to gain."""
+        ...
+
+    def places(self) -> Iterator[Blob]:
+        """Every copy, with digest, coding and place (and nothing else), in any order."""
+        ...
+
+    def sweep(self, blob: Blob, *, remove: bool = True) -> bool:
+        """Remove a copy that no row names, unless it is being published right now. Answers whether it was swept (or, with
+        `remove=False`, whether it would have been)."""
+        ...
+
+    def leftovers(self, *, remove: bool) -> int:
+        """How many bytes stages that crashed have left behind; with `remove`, they are gone after."""
+        ...
+
+    def uri(self, blob: Blob) -> str:
+        """Where somebody with access to the backend finds this copy."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Catalog(Protocol):
+    """Sessions, refs and names, and the content of small blobs.
+
+    What a method has returned from is visible to every reader in every process, and as durable as the catalog was opened
+    for. Each change is all or nothing. Every method is safe to call from many threads and processes.
+    """
+
+    inline_limit: int
+    """Content up to this size is kept in the catalog itself."""
+
+    def session(self, session_id: str) -> SessionInfo | None: ...
+
+    def open_session(self, info: SessionInfo) -> None:
+        """Create the session, or change its parent, ttl and quota; the rest of a session that exists stays."""
+        ...
+
+    def put(self, entry: Entry, *, limits: Limits = _NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
+        """Add a ref, its session and its blob where they are new, and count the session as used at `ref.created`.
+
+        Where the catalog has the blob already it keeps the copy that it knows, unless `heal` says that the new one
+        replaces it; the copy that lost is left to a sweep. Inline content always replaces what is stored. With `reuse` the
+        blob must be the catalog's own: False, and nothing is changed, where it is gone meanwhile. A ref that equals the
+        newest one of its artifact, under its name too, is not doubled. A session that is past its expiry by more than the
+        grace period gets tombstones for what it held before. Raises `QuotaExceeded`."""
+        ...
+
+    def behind(self) -> bool:
+        """Whether `find(settled=False)` may miss what was put a moment ago."""
+        ...
+
+    def find(
+        self,
+        session_id: str,
+        *,
+        prefix: str | None = None,
+        name: str | None = None,
+        content: bool = False,
+        settled: bool = True,
+        limit: int | None = None,
+        before: int | None = None,
+    ) -> list[Entry]:
+        """Refs of one session, newest first, tombstones included.
+
+        By `prefix`: of each artifact whose id begins with it, the newest ref (one that is no tombstone, where there is
+        one). By `name`: every ref that was put under it. Else all, or those with a seq `before` that one. With `content`,
+        entries carry the inline content. With `settled=False` the answer may lack what `behind` would tell of."""
+        ...
+
+    def blob(self, digest: str) -> Blob | None: ...
+
+    def touch(self, sessions: Mapping[str, float], blobs: Mapping[str, float]) -> None:
+        """Count sessions and blobs as used at these times, where that is later than what is known. A crash may lose it."""
+        ...
+
+    def pin(self, session_id: str, digest: str, pinned: bool) -> int:
+        """Pin or unpin a session's refs to an artifact; how many there were."""
+        ...
+
+    def remove(self, session_id: str, digest: str | None = None, *, end: bool = False) -> Freed:
+        """Remove a session's refs to an artifact, or all of them; with `end` the session and its tombstones too."""
+        ...
+
+    def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
+        """Turn every ref that had expired at this moment into a tombstone, drop tombstones and empty sessions that expired
+        before `forget_before`, and blobs that nothing refers to."""
+        ...
+
+    def relocate(self, old: Blob, new: Blob) -> bool:
+        """Point at another copy of the same blob, if the catalog still points at the old one."""
+        ...
+
+    def lose(self, blob: Blob) -> int:
+        """The bytes at this place are damaged or gone: turn refs to them into tombstones, which a later put of the same
+        content brings back. How many refs there were."""
+        ...
+
+    def sessions(self) -> Iterator[SessionInfo]: ...
+
+    def blobs(self) -> Iterator[tuple[Blob, bytes | None]]:
+        """Every blob with its inline content."""
+        ...
+
+    def check(self, *, repair: bool) -> list[str]:
+        """Inconsistencies within the catalog, each as a sentence; with `repair`, those that can be are set right."""
+        ...
+
+    def totals(self) -> Totals: ...
+
+    def compact(self) -> None:
+        """Give space back, and overwrite what was removed."""
+        ...
+
+    def uri(self, blob: Blob) -> str:
+        """Where somebody finds the content that this catalog holds itself."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def newest_of_each(entries: list[Entry]) -> list[Entry]:
+    """Of each artifact the first entry that is no tombstone, or else the first; in the order they came."""
+    best: dict[str, Entry] = {}
+    for entry in entries:
+        known = best.get(entry.ref.artifact_id)
+        if known is None or (known.gone and not entry.gone):
+            best[entry.ref.artifact_id] = entry
+    return list(best.values())

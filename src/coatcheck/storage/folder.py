@@ -1,0 +1,20 @@
+"""A store in a folder: `catalog.sqlite` and `journal` for what is small, `blobs/` for what is large, all under one lock."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from coatcheck.storage.disk import Disk, open_root
+from coatcheck.storage.files import FileBlobs
+from coatcheck.storage.sqlite import SqliteCatalog
+
+
+def open_folder_store(root: Path, disk: Disk) -> tuple[FileBlobs, SqliteCatalog]:
+    folder = open_root(root, marker="lock")
+    try:
+        catalog = SqliteCatalog(root, folder, disk)
+        return FileBlobs(root, folder, disk), catalog
+    except BaseException:
+        os.close(folder)
+        raise

@@ -1,0 +1,333 @@
+"""The store in memory: dicts behind one lock. It is the reference that the conformance suites were written against, and
+what tests and throw-away runs use. Nothing survives the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from coatcheck.errors import NotFound, QuotaExceeded, StoreClosed
+from coatcheck.refs import Blob
+from coatcheck.storage import _NO_LIMITS, Entry, Freed, Gone, Limits, SessionInfo, Totals, newest_of_each
+from coatcheck.storage.frames import Framer
+
+
+class MemoryBlobs:
+    """Blobs in a dict, by place."""
+
+    def __init__(self) -> None:
+        self._copies: dict[str, tuple[Blob, bytes]] = {}
+        self._staged: set[str] = set()
+        self._lock = threading.Lock()
+        self._next = 0
+
+    @contextmanager
+    def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> Iterator[_StagedBytes]:
+        framer, held = Framer(digest), bytearray()
+        for chunk in chunks:
+            framer.update(chunk)
+            held += chunk
+        found, frames = framer.finish()
+        with self._lock:
+            self._next += 1
+            place = f"{self._next:016x}"
+            self._staged.add(place)
+        try:
+            yield _StagedBytes(self, Blob(found, len(held), "raw", place, frames), bytes(held))
+        finally:
+            self._staged.discard(place)
+
+    def publish(self, blob: Blob, data: bytes) -> None:
+        with self._lock:
+            self._copies[blob.place] = (blob, data)
+
+    def read(self, blob: Blob, offset: int, length: int) -> bytes:
+        copy = self._copies.get(blob.place)
+        if copy is None:
+            raise NotFound(f"blob {blob.digest} is gone", hint="put the same content again")
+        return copy[1][offset : offset + length]
+
+    def remove(self, blob: Blob) -> None:
+        self._copies.pop(blob.place, None)
+
+    def compress(self, blob: Blob) -> None:
+        return None
+
+    def places(self) -> Iterator[Blob]:
+        for blob, _ in list(self._copies.values()):
+            yield Blob(blob.digest, 0, blob.coding, blob.place)
+
+    def sweep(self, blob: Blob, *, remove: bool = True) -> bool:
+        with self._lock:
+            if blob.place in self._staged or blob.place not in self._copies:
+                return False
+            if remove:
+                del self._copies[blob.place]
+            return True
+
+    def leftovers(self, *, remove: bool) -> int:
+        return 0
+
+    def uri(self, blob: Blob) -> str:
+        return f"memory:{blob.digest}"
+
+    def close(self) -> None:
+        self._copies.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _StagedBytes:
+    blobs: MemoryBlobs
+    blob: Blob
+    data: bytes
+
+    @property
+    def digest(self) -> str:
+        return self.blob.digest
+
+    @property
+    def size(self) -> int:
+        return self.blob.size
+
+    def publish(self) -> Blob:
+        self.blobs.publish(self.blob, self.data)
+        return self.blob
+
+
+@dataclass
+class _Session:
+    info: SessionInfo
+    entries: list[Entry] = field(default_factory=list)  # oldest first
+    next_seq: int = 1
+
+    def live(self) -> list[Entry]:
+        return [entry for entry in self.entries if not entry.gone]
+
+
+class MemoryCatalog:
+    """Sessions and refs in dicts. Content stays with the blobs, so every blob takes the same way."""
+
+    inline_limit = -1
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._sessions: dict[str, _Session] = {}
+        self._blobs: dict[str, Blob] = {}
+        self._closed = False
+
+    def session(self, session_id: str) -> SessionInfo | None:
+        with self._open():
+            held = self._sessions.get(session_id)
+            return self._told(held) if held else None
+
+    def open_session(self, info: SessionInfo) -> None:
+        with self._open():
+            held = self._sessions.setdefault(info.session_id, _Session(info))
+            held.info = replace(held.info, parent=info.parent, ttl=info.ttl, quota=info.quota)
+
+    def put(self, entry: Entry, *, limits: Limits = _NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
+        with self._open():
+            digest, now = entry.ref.artifact_id, entry.ref.created
+            known = self._blobs.get(digest)
+            if reuse and (known is None or known.place != entry.blob.place):
+                return False
+            self._check_quota(entry, limits)
+            held = self._sessions.setdefault(
+                entry.session.session_id, _Session(replace(entry.session, created=now, used=now, used_bytes=0))
+            )
+            if held.info.ttl is not None and held.info.used + held.info.ttl + limits.grace <= now:
+                self._bury(held, [e for e in held.live() if not e.ref.pinned])
+            held.info = replace(held.info, used=max(held.info.used, now))
+            if known is None or heal:
+                self._blobs[digest] = entry.blob
+                self._revive(digest)
+            live = [e for e in held.entries if e.ref.artifact_id == digest and not e.gone]
+            if live and self._same(held, live[-1], entry):
+                return True
+            if not live:
+                held.entries = [e for e in held.entries if e.ref.artifact_id != digest]
+            held.entries.append(replace(entry, content=None, gone=None, seq=held.next_seq))
+            held.next_seq += 1
+            return True
+
+    def behind(self) -> bool:
+        return False
+
+    def find(
+        self,
+        session_id: str,
+        *,
+        prefix: str | None = None,
+        name: str | None = None,
+        content: bool = False,
+        settled: bool = True,
+        limit: int | None = None,
+        before: int | None = None,
+    ) -> list[Entry]:
+        with self._open():
+            held = self._sessions.get(session_id)
+            if held is None:
+                return []
+            found = [
+                replace(entry, blob=self._blobs.get(entry.ref.artifact_id, entry.blob), session=self._told(held))
+                for entry in reversed(held.entries)
+                if (prefix is None or entry.ref.artifact_id.startswith(prefix))
+                and (name is None or entry.ref.name == name)
+                and (before is None or entry.seq < before)
+            ]
+            return (found if prefix is None else newest_of_each(found))[:limit]
+
+    def blob(self, digest: str) -> Blob | None:
+        with self._open():
+            return self._blobs.get(digest)
+
+    def touch(self, sessions: Mapping[str, float], blobs: Mapping[str, float]) -> None:
+        with self._open():
+            for session_id, at in sessions.items():
+                if held := self._sessions.get(session_id):
+                    held.info = replace(held.info, used=max(held.info.used, at))
+
+    def pin(self, session_id: str, digest: str, pinned: bool) -> int:
+        with self._open():
+            held = self._sessions.get(session_id)
+            hits = [e for e in held.live() if e.ref.artifact_id == digest] if held else []
+            for entry in hits:
+                assert held is not None
+                held.entries[held.entries.index(entry)] = replace(entry, ref=replace(entry.ref, pinned=pinned))
+            return len(hits)
+
+    def remove(self, session_id: str, digest: str | None = None, *, end: bool = False) -> Freed:
+        with self._open():
+            held = self._sessions.get(session_id)
+            if held is None:
+                return Freed()
+            going = [e for e in held.entries if digest is None or e.ref.artifact_id == digest]
+            held.entries = [e for e in held.entries if e not in going]
+            if end:
+                del self._sessions[session_id]
+            return self._freed(sum(not e.gone for e in going))
+
+    def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
+        with self._open():
+            dead = {id(s): (s, [e for e in s.live() if _expired(e, s.info, at)]) for s in self._sessions.values()}
+            if dry_run:
+                staying = {
+                    e.ref.artifact_id for s in self._sessions.values() for e in s.live() if e not in dead[id(s)][1]
+                }
+                going = [blob for digest, blob in self._blobs.items() if digest not in staying]
+                return Freed(sum(len(refs) for _, refs in dead.values()), len(going), sum(b.size for b in going), tuple(going))
+            freed = Freed()
+            for held, refs in dead.values():
+                freed += self._bury(held, refs)
+            for held in list(self._sessions.values()):
+                expires = held.info.expires(0)
+                if expires is not None and expires < forget_before:
+                    held.entries = held.live()
+                    if not held.entries:
+                        del self._sessions[held.info.session_id]
+            return freed
+
+    def relocate(self, old: Blob, new: Blob) -> bool:
+        with self._open():
+            known = self._blobs.get(old.digest)
+            if known is None or known.place != old.place:
+                return False
+            self._blobs[old.digest] = new
+            return True
+
+    def lose(self, blob: Blob) -> int:
+        with self._open():
+            known = self._blobs.get(blob.digest)
+            if known is None or known.place != blob.place:
+                return 0
+            return sum(
+                self._bury(held, [e for e in held.live() if e.ref.artifact_id == blob.digest], "damaged").refs
+                for held in self._sessions.values()
+            )
+
+    def sessions(self) -> Iterator[SessionInfo]:
+        with self._open():
+            return iter([self._told(held) for held in self._sessions.values()])
+
+    def blobs(self) -> Iterator[tuple[Blob, bytes | None]]:
+        with self._open():
+            return iter([(blob, None) for blob in self._blobs.values()])
+
+    def check(self, *, repair: bool) -> list[str]:
+        return []
+
+    def totals(self) -> Totals:
+        with self._open():
+            live = [e for held in self._sessions.values() for e in held.live()]
+            return Totals(
+                len(self._sessions),
+                len(live),
+                len(self._blobs),
+                sum(bool(e.gone) for held in self._sessions.values() for e in held.entries),
+                sum(blob.size for blob in self._blobs.values()),
+                sum(e.ref.size_bytes for e in live),
+            )
+
+    def compact(self) -> None:
+        pass
+
+    def uri(self, blob: Blob) -> str:
+        return f"memory:{blob.digest}"
+
+    def close(self) -> None:
+        self._closed = True
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        with self._lock:
+            if self._closed:
+                raise StoreClosed("the store is closed")
+            yield
+
+    def _told(self, held: _Session) -> SessionInfo:
+        return replace(held.info, used_bytes=sum({e.ref.artifact_id: e.ref.size_bytes for e in held.live()}.values()))
+
+    def _check_quota(self, entry: Entry, limits: Limits) -> None:
+        digest, size = entry.ref.artifact_id, entry.ref.size_bytes
+        held, quota = self._sessions.get(entry.session.session_id), entry.session.quota
+        if quota is not None:
+            live = {e.ref.artifact_id: e.ref.size_bytes for e in held.live()} if held else {}
+            if digest not in live and sum(live.values()) + size > quota:
+                raise QuotaExceeded(
+                    f"{size} bytes more would exceed the session's quota: {sum(live.values())} of {quota} are used"
+                )
+        if limits.store_quota is not None and digest not in self._blobs:
+            used = sum(blob.size for blob in self._blobs.values())
+            if used + size > limits.store_quota:
+                raise QuotaExceeded(
+                    f"{size} bytes more would exceed the store's quota: {used} of {limits.store_quota} are used"
+                )
+
+    def _same(self, held: _Session, newest: Entry, entry: Entry) -> bool:
+        current = [e for e in held.entries if e.ref.name == entry.ref.name][-1:] if entry.ref.name is not None else [newest]
+        return current == [newest] and replace(newest.ref, created=0) == replace(entry.ref, created=0)
+
+    def _bury(self, held: _Session, refs: list[Entry], why: Gone = "expired") -> Freed:
+        held.entries = [replace(e, gone=why) if e in refs else e for e in held.entries]
+        return self._freed(len(refs))
+
+    def _freed(self, refs: int) -> Freed:
+        staying = {e.ref.artifact_id for held in self._sessions.values() for e in held.live()}
+        going = [blob for digest, blob in self._blobs.items() if digest not in staying]
+        for blob in going:
+            del self._blobs[blob.digest]
+        return Freed(refs, len(going), sum(blob.size for blob in going), tuple(going))
+
+    def _revive(self, digest: str) -> None:
+        for held in self._sessions.values():
+            held.entries = [
+                replace(e, gone=None) if e.gone == "damaged" and e.ref.artifact_id == digest else e for e in held.entries
+            ]
+
+
+def _expired(entry: Entry, session: SessionInfo, at: float) -> bool:
+    ends = [t for t in (session.expires(0), entry.ref.expires) if t is not None]
+    return not entry.ref.pinned and any(t <= at for t in ends)

@@ -1,0 +1,75 @@
+"""Seekable zstd: every frame of a blob compressed on its own, then a seek table, in the format that zstd's own
+contrib/seekable_format describes. Any zstd tool can unpack the file; we unpack only the frames that a read touches.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from collections.abc import Iterable, Iterator
+
+from coatcheck.errors import Damaged
+from coatcheck.storage.frames import FRAME
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+_SKIPPABLE = struct.Struct("<II")
+_ENTRY = struct.Struct("<II")
+_FOOTER = struct.Struct("<IBI")
+_SKIPPABLE_MAGIC = 0x184D2A5E
+_FOOTER_MAGIC = 0x8F92EAB1
+_LEVEL = 3
+
+
+def is_worthwhile(frame: bytes) -> bool:
+    """Whether compressing saves a tenth at least, judged by one frame."""
+    return len(zstd.compress(frame, _LEVEL)) < 0.9 * len(frame)
+
+
+def compress(frames: Iterable[bytes]) -> Iterator[bytes]:
+    """Compressed frames, each a piece, and the seek table as the last piece."""
+    table = bytearray()
+    count = 0
+    for frame in frames:
+        packed = zstd.compress(frame, _LEVEL)
+        table += _ENTRY.pack(len(packed), len(frame))
+        count += 1
+        yield packed
+    table += _FOOTER.pack(count, 0, _FOOTER_MAGIC)
+    yield _SKIPPABLE.pack(_SKIPPABLE_MAGIC, len(table)) + bytes(table)
+
+
+def read(file: int, first: int, last: int, what: str) -> list[bytes]:
+    """Frames `first` to `last` of an open file, unpacked. Raises `Damaged` where table or frame make no sense."""
+    size = os.fstat(file).st_size
+    footer = os.pread(file, _FOOTER.size, max(0, size - _FOOTER.size))
+    if len(footer) < _FOOTER.size:
+        raise Damaged(f"blob {what} has lost its seek table")
+    count, flags, magic = _FOOTER.unpack(footer)
+    table_size = count * _ENTRY.size
+    if magic != _FOOTER_MAGIC or flags or last >= count or table_size + _FOOTER.size > size:
+        raise Damaged(f"the seek table of blob {what} is damaged")
+    table = os.pread(file, table_size, size - _FOOTER.size - table_size)
+    packed_sizes = [packed for packed, _ in _ENTRY.iter_unpack(table)]
+    at = sum(packed_sizes[:first])
+    frames = []
+    for packed in packed_sizes[first : last + 1]:
+        frames.append(_unpack(os.pread(file, packed, at), what))
+        at += packed
+    return frames
+
+
+def _unpack(packed: bytes, what: str) -> bytes:
+    """One frame, never more than a frame's worth of memory, whatever the bytes claim."""
+    unpacker = zstd.ZstdDecompressor()
+    try:
+        frame = unpacker.decompress(packed, max_length=FRAME)
+    except zstd.ZstdError as error:
+        raise Damaged(f"a compressed frame of blob {what} is damaged") from error
+    if not unpacker.eof:
+        raise Damaged(f"a compressed frame of blob {what} is damaged")
+    return frame

@@ -1,0 +1,415 @@
+"""The embedded catalog: SQLite in WAL mode behind a journal, for many threads and processes on one machine.
+
+Who writes holds the store's lock (a file lock, fair and prompt, so SQLite never sees a contended write), and first takes
+over what the journal holds. Readers look whether the journal has grown, and take it over too if so. Only the holder of the
+lock checkpoints, and no connection does so on its own: SQLite before 3.51.3 may corrupt a WAL that two reset at once.
+
+Commits are not synced by SQLite (`synchronous=NORMAL`): where durability asks for it, `_settle` syncs the WAL. Until then
+the journal holds the same records, and a power cut only means that they are taken over once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from coatcheck.errors import Damaged, StoreClosed, StoreError, StoreFull, StoreUnavailable, storage_error
+from coatcheck.ids import prefix_range
+from coatcheck.refs import Blob
+from coatcheck.storage import _NO_LIMITS, Entry, Freed, Limits, SessionInfo, Totals, newest_of_each, rows, schema
+from coatcheck.storage.changes import Changes
+from coatcheck.storage.disk import Disk
+from coatcheck.storage.journal import START, Journal
+from coatcheck.storage.reserve import Reserve
+from coatcheck.storage.rows import COLUMNS, Row, entry_of
+
+NAME = "catalog.sqlite"
+INLINE_LIMIT = 128 * 1024
+_WAL_LIMIT = 16 * 1024 * 1024
+_FROM = "FROM session s JOIN ref r ON r.session_key = s.session_key LEFT JOIN blob b ON b.blob_key = r.blob_key"
+_BY_PREFIX = f"""SELECT {COLUMNS}, {{content}}, (SELECT o.digest FROM ref o WHERE o.session_key = r.session_key
+    AND o.digest >= ?1 AND o.digest < r.digest LIMIT 1) {_FROM} LEFT JOIN content c ON c.blob_key = b.blob_key
+    WHERE s.session_id = ?3 AND r.digest >= ?1 AND r.digest <= ?2 ORDER BY r.digest DESC, r.seq DESC LIMIT 1"""
+_NEWEST = {True: _BY_PREFIX.format(content="c.data"), False: _BY_PREFIX.format(content="NULL")}
+
+
+class SqliteCatalog:
+    """Sessions, refs and small blobs in one SQLite file."""
+
+    inline_limit = INLINE_LIMIT
+
+    def __init__(self, root: Path, folder: int, disk: Disk) -> None:
+        self._path = root / NAME
+        self._folder = folder
+        self._disk = disk
+        self._mutex = threading.Lock()
+        self._readers: deque[sqlite3.Connection] = deque()
+        self._journal = Journal(folder, disk)
+        self._reserve = Reserve(folder, disk)
+        self._seen = 0  # how much of the journal the database has, as far as this process knows
+        self._wal_is_named = False
+        self._closed = False
+        self._lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        with self._exclusive("opening the store"):
+            with contextlib.suppress(FileExistsError):
+                os.close(disk.create(NAME, folder))
+            self._writer = self._connect()
+            self._changes = Changes(self._writer)
+            self._prepare()
+        _live.add(self)
+
+    def _prepare(self) -> None:
+        if self._writer.execute("PRAGMA user_version").fetchone()[0] == 0:
+            self._writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        self._writer.execute("PRAGMA journal_mode = WAL")
+        schema.migrate(self._writer, self._disk)
+        self._journal.refresh()
+        self._reserve.fill(self._journal)
+        self._sync_wal()
+        self._catch_up()
+
+    # Reading
+
+    def behind(self) -> bool:
+        return self._journal.grown(self._seen)
+
+    def session(self, session_id: str) -> SessionInfo | None:
+        found = self._query(
+            "SELECT session_id, parent, ttl, quota, created_at, used_at, used_bytes FROM session WHERE session_id = ?",
+            (session_id,),
+        )
+        return SessionInfo(*found[0]) if found else None
+
+    def find(
+        self,
+        session_id: str,
+        *,
+        prefix: str | None = None,
+        name: str | None = None,
+        content: bool = False,
+        settled: bool = True,
+        limit: int | None = None,
+        before: int | None = None,
+    ) -> list[Entry]:
+        if prefix is not None:
+            low, high = prefix_range(prefix)
+            found = self._query(_NEWEST[content], (low, high, session_id), settled=settled)
+            if not found:
+                return []
+            if found[0][28] is None and found[0][16] is None and found[0][13] is None:
+                return [entry_of(found[0], found[0][27])]
+            where, values = " AND r.digest BETWEEN ? AND ?", [low, high]
+        elif name is not None:
+            where, values = " AND r.name = ?", [name]
+        elif before is not None:
+            where, values = " AND r.seq < ?", [before]
+        else:
+            where, values = "", []
+        entries = [
+            entry_of(row, row[27])
+            for row in self._query(
+                f"SELECT {COLUMNS}, {'c.data' if content else 'NULL'} {_FROM}"
+                f" {'LEFT JOIN content c ON c.blob_key = b.blob_key' if content else ''}"
+                f" WHERE s.session_id = ?{where} ORDER BY r.seq DESC LIMIT ?",
+                (session_id, *values, -1 if limit is None else limit),
+                settled=settled,
+            )
+        ]
+        return entries if prefix is None else newest_of_each(entries)
+
+    def blob(self, digest: str) -> Blob | None:
+        found = self._query("SELECT size, coding, place, frames, used_at FROM blob WHERE digest = ?", (bytes.fromhex(digest),))
+        return Blob(digest, *found[0]) if found else None
+
+    def sessions(self) -> Iterator[SessionInfo]:
+        for row in self._pages("session", "session_key", "session_id, parent, ttl, quota, created_at, used_at, used_bytes"):
+            yield SessionInfo(*row)
+
+    def blobs(self) -> Iterator[tuple[Blob, bytes | None]]:
+        content = "(SELECT data FROM content c WHERE c.blob_key = blob.blob_key)"
+        for digest, *rest, data in self._pages("blob", "blob_key", f"digest, size, coding, place, frames, used_at, {content}"):
+            yield Blob(digest.hex(), *rest), data
+
+    def totals(self) -> Totals:
+        row = self._query(
+            """SELECT (SELECT count(*) FROM session), (SELECT count(*) FROM ref WHERE gone IS NULL),
+            (SELECT count(*) FROM blob), (SELECT count(*) FROM ref WHERE gone IS NOT NULL),
+            (SELECT coalesce(sum(size), 0) FROM blob), (SELECT coalesce(sum(size), 0) FROM ref WHERE gone IS NULL)"""
+        )[0]
+        return Totals(*row)
+
+    def uri(self, blob: Blob) -> str:
+        return f"{self._path.as_uri()}#blob={blob.digest}"
+
+    # Writing
+
+    def put(self, entry: Entry, *, limits: Limits = _NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
+        guarded = limits.store_quota is not None or entry.session.quota is not None
+        record = rows.pack(entry, heal=heal, grace=limits.grace)
+        with self._exclusive("putting an artifact"):
+            self._journal.refresh()
+            if self._journal.strained:
+                self._reserve.fill(self._journal)
+            if guarded or reuse:
+                self._catch_up()
+                if reuse and not self._changes.has_copy(entry.blob):
+                    return False
+                if guarded:
+                    self._changes.check_quota(entry, limits)
+            mark = self._journal.append(record)
+            if self._journal.end > self._reserve.journal_limit:
+                self._catch_up()
+                self._settle()
+        try:
+            self._journal.sync(mark)
+        except OSError as error:
+            raise storage_error(error, "syncing the journal") from error
+        return True
+
+    def open_session(self, info: SessionInfo) -> None:
+        with self._change("opening a session"):
+            self._changes.open_session(info)
+
+    def touch(self, sessions: Mapping[str, float], blobs: Mapping[str, float]) -> None:
+        with self._change("noting use", durable=False):
+            self._changes.touch(sessions, blobs)
+
+    def pin(self, session_id: str, digest: str, pinned: bool) -> int:
+        with self._change("pinning"):
+            return self._changes.pin(session_id, digest, pinned)
+
+    def remove(self, session_id: str, digest: str | None = None, *, end: bool = False) -> Freed:
+        with self._change("forgetting", freeing=True):
+            return self._changes.remove(session_id, digest, end=end)
+
+    def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
+        if dry_run:
+            with self._exclusive("looking for what has expired"):
+                self._refresh_and_catch_up()
+                return self._changes.would_expire(at)
+        freed = Freed()
+        while True:
+            with self._change("expiring", freeing=True):
+                batch = self._changes.expire(at)
+            freed += batch
+            if not batch.refs:
+                break
+        with self._change("expiring", freeing=True):
+            self._changes.drop_tombstones(forget_before)
+        return freed
+
+    def relocate(self, old: Blob, new: Blob) -> bool:
+        with self._change("moving a blob"):
+            return self._changes.relocate(old, new)
+
+    def lose(self, blob: Blob) -> int:
+        with self._change("setting a damaged blob aside", freeing=True):
+            return self._changes.lose(blob)
+
+    def check(self, *, repair: bool) -> list[str]:
+        with self._change("checking the catalog"):
+            return self._changes.check(repair=repair)
+
+    def compact(self) -> None:
+        with self._exclusive("compacting the catalog"):
+            self._refresh_and_catch_up()
+            self._writer.execute("PRAGMA incremental_vacuum").fetchall()
+            self._settle(truncate=True)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        with self._exclusive("closing the store"):
+            with contextlib.suppress(StoreError, OSError, sqlite3.Error):
+                self._refresh_and_catch_up()
+                self._settle()
+            self._closed = True
+            while self._readers:
+                self._readers.pop().close()
+            self._writer.close()
+            self._journal.close()
+        os.close(self._lock)
+        _live.discard(self)
+
+    # The machinery
+
+    @contextmanager
+    def _exclusive(self, doing: str) -> Iterator[None]:
+        """Hold the lock that orders all writers of the store, threads and processes, and tell failures as ours."""
+        with self._mutex:
+            if self._closed:
+                raise StoreClosed("the store is closed")
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+                try:
+                    yield
+                finally:
+                    fcntl.flock(self._lock, fcntl.LOCK_UN)
+            except OSError as error:
+                raise storage_error(error, doing) from error
+            except sqlite3.Error as error:
+                raise _translated(error, doing) from error
+
+    @contextmanager
+    def _change(self, doing: str, *, durable: bool = True, freeing: bool = False) -> Iterator[None]:
+        """One transaction on all that was put so far. What frees space may use the space that is kept in reserve."""
+        with self._exclusive(doing):
+            if freeing:
+                self._reserve.release(self._journal)
+            self._refresh_and_catch_up()
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._disk.commit(self._writer)
+            except BaseException:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+                raise
+            if durable:
+                self._sync_wal()
+            if freeing:
+                with contextlib.suppress(StoreFull):
+                    self._reserve.fill(self._journal)
+
+    def _refresh_and_catch_up(self) -> None:
+        self._journal.refresh()
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Take over from the journal what the database does not have yet. The caller holds the lock."""
+        journal = self._journal
+        self._writer.execute("BEGIN IMMEDIATE")
+        try:
+            known = dict(self._writer.execute("SELECT key, value FROM meta WHERE key IN ('journal', 'offset')"))
+            start = known.get("offset", START) if known.get("journal") == journal.journal_id else START
+            if start >= journal.end:
+                self._writer.execute("ROLLBACK")
+                self._seen = journal.end
+                return
+            at = start
+            for at, record in journal.records(start):  # noqa: B007 - `at` is used behind the loop
+                entry, heal, grace = rows.unpack(record)
+                self._changes.put(entry, heal=heal, grace=grace)
+            self._writer.executemany(
+                "INSERT OR REPLACE INTO meta VALUES (?, ?)", [("journal", journal.journal_id), ("offset", at)]
+            )
+            self._disk.commit(self._writer)
+        except BaseException as error:
+            if self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+            if isinstance(error, sqlite3.OperationalError) and self._reserve.release(journal):
+                self._catch_up()  # what was acknowledged must stay readable on a full disk: the reserve is for that
+                return
+            raise
+        self._seen = journal.end
+
+    def _settle(self, *, truncate: bool = False) -> None:
+        """Make all that the database holds durable, start a new journal, and keep the WAL from growing."""
+        self._sync_wal()
+        self._journal.replace()
+        self._seen = self._journal.end
+        wal = self._path.with_name(NAME + "-wal")
+        if truncate:
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        elif wal.stat().st_size > _WAL_LIMIT:
+            self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    def _sync_wal(self) -> None:
+        # Never the database file itself: closing a second descriptor of it would drop SQLite's locks.
+        with contextlib.suppress(FileNotFoundError):
+            file = os.open(NAME + "-wal", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
+            try:
+                self._disk.sync(file)
+            finally:
+                os.close(file)
+        if not self._wal_is_named:
+            self._disk.sync(self._folder)
+            self._wal_is_named = True
+
+    def _query(self, sql: str, values: tuple[Any, ...] = (), *, settled: bool = True) -> list[Row]:
+        """Rows for a reader, after taking over what the journal has."""
+        if settled and not self._closed and self._journal.grown(self._seen):
+            with self._exclusive("reading the catalog"):
+                self._refresh_and_catch_up()
+        try:
+            reader = self._readers.pop()
+        except IndexError:
+            if self._closed:
+                raise StoreClosed("the store is closed") from None
+            reader = self._connect(reading=True)
+        try:
+            return reader.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise _translated(error, "reading the catalog") from error
+        finally:
+            self._readers.append(reader)
+
+    def _pages(self, table: str, key: str, columns: str) -> Iterator[Row]:
+        """All rows of a table in the order of its key, a page at a time: no reader keeps the WAL from being reset."""
+        last = -1
+        while page := self._query(
+            f"SELECT {key}, {columns} FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT 64", (last,)
+        ):
+            for last, *row in page:
+                yield tuple(row)
+
+    def _connect(self, *, reading: bool = False) -> sqlite3.Connection:
+        for suffix in ("", "-wal", "-shm"):
+            if self._path.with_name(NAME + suffix).is_symlink():
+                raise StoreUnavailable(f"{NAME + suffix!r} is a symbolic link", hint="a store follows no links")
+        try:
+            db = sqlite3.connect(
+                self._path, timeout=30, isolation_level=None, check_same_thread=False, cached_statements=128
+            )
+            for pragma in (
+                "synchronous = NORMAL", "wal_autocheckpoint = 0", "secure_delete = FAST", "cell_size_check = ON",
+                "trusted_schema = OFF", "temp_store = MEMORY", "cache_size = -16000", f"query_only = {int(reading)}",
+            ):  # fmt: skip
+                db.execute(f"PRAGMA {pragma}")
+        except sqlite3.Error as error:
+            raise _translated(error, "opening the catalog") from error
+        return db
+
+    def _after_fork(self) -> None:
+        """In a child: drop, without closing, what belongs to the parent, and start with connections of our own."""
+        _inherited.append((self._writer, self._readers, self._lock))
+        self._mutex = threading.Lock()
+        self._readers = deque()
+        self._lock = os.open("lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
+        self._journal = Journal(self._folder, self._disk)
+        self._reserve = Reserve(self._folder, self._disk)
+        self._seen = 0
+        with self._exclusive("reopening the store after a fork"):
+            self._writer = self._connect()
+            self._changes = Changes(self._writer)
+            self._refresh_and_catch_up()
+
+
+def _translated(error: sqlite3.Error, doing: str) -> StoreError:
+    name = getattr(error, "sqlite_errorname", "") or ""
+    if name.startswith("SQLITE_FULL"):
+        return StoreFull(f"no space left while {doing}")
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return Damaged(f"the catalog is damaged: {error}", hint="restore it from an export, or open a new store")
+    return StoreUnavailable(f"the catalog failed while {doing}: {error}", hint="check the folder and try again")
+
+
+_live: weakref.WeakSet[SqliteCatalog] = weakref.WeakSet()
+_inherited: list[object] = []
+
+
+def _reopen_all() -> None:
+    for catalog in list(_live):
+        catalog._after_fork()
+
+
+os.register_at_fork(after_in_child=_reopen_all)

@@ -1,0 +1,286 @@
+"""The store: what `coatcheck.open` answers. It puts together intake, lookup and upkeep over one backend.
+
+Sessions are the way in; the methods that take a `Scope` are what `Session` calls.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, Self, cast
+
+from coatcheck.archive import export_lines, import_lines
+from coatcheck.errors import Damaged, InvalidArgument, InvalidPointer, NotFound
+from coatcheck.ids import clip, follow
+from coatcheck.intake import About, Intake
+from coatcheck.refs import Ref
+from coatcheck.scope import Lookup, Scope, check_name
+from coatcheck.storage import BlobStore, Catalog, Entry, Limits, SessionInfo, Totals
+from coatcheck.streams import ArtifactStream
+from coatcheck.upkeep import COLD_AFTER, CollectReport, Progress, VerifyReport, collect, verify
+from coatcheck.uses import Uses
+from coatcheck.values import decode
+
+if TYPE_CHECKING:
+    from coatcheck.session import Session
+
+DEFAULT_TTL: Final = 3600.0
+DEFAULT_GRACE: Final = 7200.0
+_UNSET: Final[Any] = object()
+
+
+class Store:
+    """A content-addressed store. Safe to use from many threads; a context manager that closes."""
+
+    def __init__(
+        self,
+        blobs: BlobStore,
+        catalog: Catalog,
+        *,
+        url: str,
+        ttl: float | None = DEFAULT_TTL,
+        grace: float = DEFAULT_GRACE,
+        max_artifact_bytes: int | None = None,
+        quota_bytes: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.url = url
+        self.ttl = ttl
+        self.grace = grace
+        self._blobs = blobs
+        self._catalog = catalog
+        self._clock = clock
+        self._uses = Uses(catalog)
+        self._lookup = Lookup(blobs, catalog, self._uses, clock)
+        self._intake = Intake(
+            blobs,
+            catalog,
+            self._lookup,
+            limits=Limits(quota_bytes, grace),
+            max_artifact_bytes=max_artifact_bytes,
+            clock=clock,
+            make_room=lambda: self.collect(compress=False),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Store({self.url!r})"
+
+    def session(
+        self,
+        session_id: str,
+        *,
+        parent: str | None = None,
+        ttl: float | None = _UNSET,
+        quota_bytes: int | None = _UNSET,
+    ) -> Session:
+        """The session of this id, whether it is new or not; what is not given stays as it was.
+
+        `ttl` is in seconds after the last use, None for no end. A child session reads what its `parent` can."""
+        from coatcheck.session import Session  # the layer above: this is the one place where a store hands it out
+
+        check_name(session_id, "session id")
+        if ttl is not _UNSET and ttl is not None and not ttl >= 0:
+            raise InvalidArgument(f"a time to live of {ttl!r} is no number of seconds", hint="or None for no end")
+        known, now = self._catalog.session(session_id), self._clock()
+        info = known or SessionInfo(session_id, None, self.ttl, None, now, now)
+        wanted = replace(
+            info,
+            parent=info.parent if parent is None else parent,
+            ttl=info.ttl if ttl is _UNSET else ttl,
+            quota=info.quota if quota_bytes is _UNSET else quota_bytes,
+        )
+        ancestors = self._ancestors(wanted)
+        if wanted != info and (known or parent is not None):
+            self._catalog.open_session(wanted)
+        return Session(self, Scope(wanted, ancestors))
+
+    def sessions(self) -> Iterator[SessionInfo]:
+        """Every session that the store knows, expired ones included until they are collected."""
+        return self._catalog.sessions()
+
+    def collect(
+        self,
+        *,
+        dry_run: bool = False,
+        grace: float | None = None,
+        compress: bool = True,
+        cold_after: float = COLD_AFTER,
+        progress: Progress | None = None,
+    ) -> CollectReport:
+        """Free what has expired and what crashes have left behind, and compress what has gone cold.
+
+        Expired artifacts are kept for the grace period of the store (two hours) unless `grace` says otherwise, so that
+        a clock which is off removes nothing that lives."""
+        self._uses.flush()
+        return collect(
+            self._blobs,
+            self._catalog,
+            now=self._clock(),
+            grace=self.grace if grace is None else grace,
+            dry_run=dry_run,
+            compress=compress,
+            cold_after=cold_after,
+            progress=progress,
+        )
+
+    def verify(self, *, repair: bool = False, progress: Progress | None = None) -> VerifyReport:
+        """Read everything and check it. With `repair`, set right what can be without losing what is sound."""
+        return verify(self._blobs, self._catalog, repair=repair, progress=progress)
+
+    def stats(self) -> Totals:
+        return self._catalog.totals()
+
+    def export(self, target: IO[bytes], *, progress: Progress | None = None) -> int:
+        """Write sessions, refs and blobs as JSON lines; how many refs there were."""
+        self._uses.flush()
+        return export_lines(self._blobs, self._catalog, target, progress=progress)
+
+    def import_(self, source: IO[bytes], *, progress: Progress | None = None) -> int:
+        """Take in what `export` wrote: same ids, names, sessions and expiry. What is there already is not doubled; how
+        many refs are new."""
+        return import_lines(self._blobs, self._catalog, source, progress=progress)
+
+    def close(self) -> None:
+        self._uses.flush()
+        self._catalog.close()
+        self._blobs.close()
+
+    # What a session calls
+
+    def put(self, scope: Scope, value: object, about: About) -> Ref:
+        ref = self._intake.put(scope, value, about)
+        self._uses.note(scope.lineage, self._clock(), scope.info.ttl)
+        return ref
+
+    def get(self, scope: Scope, target: Ref | str) -> Any:
+        try:
+            entry, fragment = self._lookup.resolve(scope, target, content=True)
+            entry, data = self._bytes(scope, entry)
+        except NotFound:
+            return None
+        self._note(scope, entry)
+        if not fragment:
+            return decode(entry.ref.codec, data)
+        try:
+            return follow(json.loads(data), fragment)
+        except InvalidPointer:
+            return None
+        except (ValueError, RecursionError) as error:
+            raise InvalidPointer(f"{clip(str(target))} names a part of an artifact that is not JSON", hint="") from error
+
+    def ref(self, scope: Scope, target: Ref | str) -> Ref | None:
+        try:
+            entry, _ = self._lookup.resolve(scope, target)
+        except NotFound:
+            return None
+        near = self._catalog.find(entry.ref.session_id, prefix=entry.ref.artifact_id[:12])
+        return self._lookup.told(entry, near)
+
+    def open(self, scope: Scope, target: Ref | str) -> BinaryIO:
+        entry, fragment = self._lookup.resolve(scope, target, content=True)
+        if fragment:
+            raise InvalidPointer("a stream is of the whole artifact: leave the fragment out", hint="")
+        self._note(scope, entry)
+        if entry.blob.coding == "inline":
+            return io.BytesIO(self._bytes(scope, entry)[1])
+        at = entry
+
+        def read(offset: int, length: int) -> bytes:
+            nonlocal at
+            try:
+                return self._blobs.read(at.blob, offset, length)
+            except NotFound:
+                at = self._moved(scope, at)
+                return self._blobs.read(at.blob, offset, length)
+
+        read(0, 1)
+        return cast(BinaryIO, io.BufferedReader(ArtifactStream(entry.blob.size, read), 64 * 1024))
+
+    def list(self, scope: Scope, *, name: str | None, kind: str | None, limit: int | None) -> list[Ref]:
+        return self._lookup.list(scope, name=name, kind=kind, limit=limit)
+
+    def grant(self, scope: Scope, target: Ref | str, to: str) -> Ref:
+        check_name(to, "session id")
+        known, now = self._catalog.session(to), self._clock()
+        receiver = known or SessionInfo(to, None, self.ttl, None, now, now)
+        while True:
+            entry, _ = self._lookup.resolve(scope, target)
+            granted = replace(
+                entry.ref, session_id=to, created=now, expires=None, pinned=False, granted_by=scope.session_id
+            )
+            entry = replace(entry, ref=granted, session=receiver)
+            if self._intake.add(entry):
+                return self._lookup.told(entry)
+
+    def pin(self, scope: Scope, target: Ref | str, pinned: bool) -> Ref:
+        entry, _ = self._lookup.resolve(scope, target)
+        if entry.ref.session_id != scope.session_id:
+            raise InvalidArgument(
+                f"the artifact belongs to the session {clip(entry.ref.session_id)}", hint="pin it there, or grant it first"
+            )
+        self._catalog.pin(scope.session_id, entry.ref.artifact_id, pinned)
+        return self._lookup.told(replace(entry, ref=replace(entry.ref, pinned=pinned)))
+
+    def forget(self, scope: Scope, target: Ref | str) -> bool:
+        try:
+            entry, _ = self._lookup.resolve(scope, target)
+        except NotFound:
+            return False
+        freed = self._catalog.remove(scope.session_id, entry.ref.artifact_id)
+        for blob in freed.blobs:
+            self._blobs.remove(blob)
+        return freed.refs > 0
+
+    def end(self, scope: Scope) -> int:
+        freed = self._catalog.remove(scope.session_id, end=True)
+        for blob in freed.blobs:
+            self._blobs.remove(blob)
+        self._blobs.leftovers(remove=True)
+        return freed.artifacts
+
+    def _bytes(self, scope: Scope, entry: Entry) -> tuple[Entry, bytes]:
+        """All bytes of an entry, checked against the digest."""
+        data = entry.content
+        if data is None:
+            try:
+                data = self._blobs.read(entry.blob, 0, entry.blob.size)
+            except NotFound:
+                entry = self._moved(scope, entry)
+                data = self._blobs.read(entry.blob, 0, entry.blob.size) if entry.content is None else entry.content
+        if hashlib.sha256(data).hexdigest() != entry.ref.artifact_id:
+            raise Damaged(f"the bytes of {entry.ref.pointer} do not match their digest")
+        return entry, data
+
+    def _moved(self, scope: Scope, entry: Entry) -> Entry:
+        """The entry as the catalog has it now: its copy may have been compressed or healed under our hands."""
+        now, _ = self._lookup.resolve(scope, entry.ref, content=True)
+        if now.blob.place == entry.blob.place:
+            raise NotFound(f"the bytes of {entry.ref.pointer} are gone from the store", hint="put the same content again")
+        return now
+
+    def _note(self, scope: Scope, entry: Entry) -> None:
+        digest = None if entry.blob.coding == "inline" else entry.ref.artifact_id
+        self._uses.note(scope.lineage, self._clock(), scope.info.ttl, digest)
+
+    def _ancestors(self, info: SessionInfo) -> tuple[str, ...]:
+        found: list[str] = []
+        parent = info.parent
+        while parent is not None:
+            if parent == info.session_id or parent in found:
+                raise InvalidArgument(f"session {clip(info.session_id)} would be its own ancestor")
+            check_name(parent, "session id")
+            found.append(parent)
+            above = self._catalog.session(parent)
+            parent = above.parent if above else None
+        return tuple(found)

@@ -1,0 +1,69 @@
+"""Streams in and out: pieces of a file-like object for a put, and a seekable stream over a stored artifact."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import IO, TYPE_CHECKING, TypeGuard
+
+from coatcheck.errors import UnsupportedValue
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+CHUNK = 1 << 20
+_FRAME = 256 * 1024
+
+
+def is_stream(value: object) -> TypeGuard[IO[bytes]]:
+    return callable(getattr(value, "read", None))
+
+
+def chunks_of(stream: IO[bytes]) -> Iterator[bytes]:
+    """A binary stream in pieces of a megabyte, short only at the end, whatever pieces it gives itself."""
+    while True:
+        piece = bytearray()
+        while len(piece) < CHUNK:
+            got = stream.read(CHUNK - len(piece))
+            if isinstance(got, str):
+                raise UnsupportedValue("the stream gives text, not bytes", hint="open the file in binary mode ('rb')")
+            if not got:
+                break
+            piece += got
+        if piece:
+            yield bytes(piece)
+        if len(piece) < CHUNK:
+            return
+
+
+class ArtifactStream(io.RawIOBase):
+    """Reads a stored blob by ranges, never more than one frame in memory at a time. Each frame is checked as it is read."""
+
+    def __init__(self, size: int, read: Callable[[int, int], bytes]) -> None:
+        self._size = size
+        self._read = read
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}.get(whence)
+        if base is None or base + offset < 0:
+            raise ValueError(f"cannot seek to {offset} from {whence}")
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        room = min(len(view), _FRAME - self._at % _FRAME)  # up to the frame's end: no frame is read twice
+        data = self._read(self._at, room)
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
