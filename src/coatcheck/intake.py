@@ -92,9 +92,9 @@ class Intake:
 
     def _put_bytes(self, scope: Scope, codec: Codec, data: bytes, text: str | None, about: About) -> Ref:
         self._check_size(len(data))
-        digest, info = digest_of(data), scope.info
+        info, digest = scope.info, digest_of(data)
         settled = not self._catalog.behind()
-        near = self._catalog.find(info.session_id, prefix=digest[:MIN_PREFIX], settled=False)
+        near = self._catalog.find(info.session_id, prefix=digest[:MIN_PREFIX], content=True, settled=False)
         if near and settled:
             for entry in near:
                 if self._is_repeat(entry, digest, codec, about) and self._holds(entry, data):
@@ -104,7 +104,7 @@ class Intake:
             entry = Entry(ref, Blob(digest, len(data)), info, data)
             self._add(entry)
             return self._lookup.told(entry, near)
-        known = self._catalog.blob(digest)
+        known = self._catalog.blob(digest, settled=False)
         if known and self._blob_holds(known, data):
             entry = Entry(ref, known, info)
             if self._add(entry, reuse=True):
@@ -207,14 +207,11 @@ class Intake:
         return bool(newest) and newest[0].seq == entry.seq
 
     def _holds(self, entry: Entry, data: bytes) -> bool:
-        if entry.blob.coding != "inline":
-            return self._blob_holds(entry.blob, data)
-        found = self._catalog.find(entry.ref.session_id, prefix=entry.ref.artifact_id, content=True, settled=False)
-        return bool(found) and found[0].content == data
+        return entry.content == data if entry.blob.coding == "inline" else self._blob_holds(entry.blob, data)
 
     def _blob_holds(self, blob: Blob, data: bytes) -> bool:
         try:
-            return self._blobs.read(blob, 0, blob.size) == data
+            return self._blobs.holds(blob, data)
         except (Damaged, NotFound):
             return False
 

@@ -50,11 +50,11 @@ _CODE: Final = frozenset(
 )
 _DOCS: Final = frozenset({"text/markdown", "text/x-rst", "text/html", "application/pdf"})
 
-_LOG: Final = re.compile(
-    r"^\S{0,3}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d|^\[?\d\d:\d\d:\d\d|^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d"
-    r"|\b(?:DEBUG|INFO|WARN|WARNING|ERROR|FATAL|CRITICAL)\b[\]:\s]",
-    re.MULTILINE,
+_STAMP: Final = re.compile(
+    r"\S{0,3}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d|\[?\d\d:\d\d:\d\d|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d"
 )
+_LEVELS: Final = ("DEBUG", "INFO", "WARN", "ERROR", "FATAL", "CRITICAL")
+_LEVEL: Final = re.compile(r"\b(?:DEBUG|INFO|WARN|WARNING|ERROR|FATAL|CRITICAL)\b[\]:\s]")
 _JSON_START: Final = re.compile(r'[\s\ufeff]*(?:\{\s*(?:"|\}|$)|\[\s*(?:["\[{\]\d-]|true|false|null|$))')
 _HTML_START: Final = re.compile(r"\s*(?:<!doctype html|<html|<!--[^>]*-->\s*<(?:!doctype|html))", re.IGNORECASE)
 _DIFF_START: Final = re.compile(r"(?:diff --git |--- \S.*\n\+\+\+ )")
@@ -117,8 +117,15 @@ def sniff_kind(media_type: str, head: str, *, name: str | None = None) -> str:
         return "doc"
     if media_type == TEXT:
         named_log = name is not None and name.lower().endswith(".log")
-        return "log" if named_log or _LOG.search(head) else "result"
+        return "log" if named_log or _is_log(head) else "result"
     return "data"
+
+
+def _is_log(head: str) -> bool:
+    """Whether one of the first two lines begins with a time, or a level stands somewhere. Plain searches come first."""
+    if _STAMP.match(head) or (end := head.find("\n")) >= 0 and _STAMP.match(head, end + 1):
+        return True
+    return any(level in head for level in _LEVELS) and _LEVEL.search(head) is not None
 
 
 def _named(name: str | None) -> str | None:

@@ -81,6 +81,14 @@ class Ref:
     def is_expired(self) -> bool:
         return self.expires is not None and time.time() >= self.expires
 
+    def as_told(self, expires: float | None, content_uri: str, pointer_length: int) -> Ref:
+        """This ref with what depends on the moment. Spelled out: `replace` would cost a put more than its hash."""
+        return Ref(
+            self.artifact_id, self.session_id, self.size_bytes, self.media_type, self.kind, self.codec, self.name,
+            self.tool, self.call_id, self.producer, self.parents, self.summary, self.created, expires, self.pinned,
+            self.granted_by, content_uri, pointer_length,
+        )  # fmt: skip
+
     def to_record(self) -> dict[str, Any]:
         """The registry's JSON record of this artifact."""
         return {

@@ -99,16 +99,12 @@ class Lookup:
     def told(self, entry: Entry, near: Iterable[Entry] = ()) -> Ref:
         """The ref of an entry as users see it: with its expiry, its address, and a pointer long enough to be unique
         among its neighbours."""
-        artifact_id = entry.ref.artifact_id
-        shared = max((shared_prefix(artifact_id, other.ref.artifact_id) for other in near
-                      if other.ref.artifact_id != artifact_id), default=0)  # fmt: skip
-        inline = entry.blob.coding == "inline"
-        return replace(
-            entry.ref,
-            expires=self.expires(entry),
-            content_uri=(self._catalog if inline else self._blobs).uri(entry.blob),
-            pointer_length=max(MIN_PREFIX, shared + 1),
-        )
+        artifact_id, length = entry.ref.artifact_id, MIN_PREFIX
+        for other in near:
+            if other.ref.artifact_id != artifact_id:
+                length = max(length, shared_prefix(artifact_id, other.ref.artifact_id) + 1)
+        keeper = self._catalog if entry.blob.coding == "inline" else self._blobs
+        return entry.ref.as_told(self.expires(entry), keeper.uri(entry.blob), length)
 
     def _by_prefix(self, scope: Scope, prefix: str, content: bool) -> Entry:
         dead: Entry | None = None

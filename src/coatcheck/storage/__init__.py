@@ -93,8 +93,11 @@ _NO_LIMITS = Limits()
 class Staged(Protocol):
     """Bytes that were written and hashed, but that nobody can find yet."""
 
-    digest: str
-    size: int
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
 
     def publish(self) -> Blob:
         """Make the bytes durable under their digest, at a place that no other copy has."""
@@ -109,13 +112,17 @@ class BlobStore(Protocol):
     """
 
     def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> AbstractContextManager[Staged]:
-        """Write chunks as they come, in bounded memory. On leaving the context, what was not published is gone, and
+        """Write chunks as they come, in bounded memory; a digest that is known is not computed again. On leaving the context, what was not published is gone, and
         what was published is no longer protected from `sweep`: its row must be committed before."""
         ...
 
     def read(self, blob: Blob, offset: int, length: int) -> bytes:
         """Bytes from `offset` on, fewer than `length` only at the end. Raises `Damaged` where any frame that they touch
         fails its checksum, and `NotFound` where the copy is gone."""
+        ...
+
+    def holds(self, blob: Blob, data: bytes) -> bool:
+        """Whether this copy is, byte for byte, the data. May raise what `read` raises."""
         ...
 
     def remove(self, blob: Blob) -> None:
@@ -194,7 +201,10 @@ class Catalog(Protocol):
         entries carry the inline content. With `settled=False` the answer may lack what `behind` would tell of."""
         ...
 
-    def blob(self, digest: str) -> Blob | None: ...
+    def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
+        """The blob of this digest, whoever refers to it. With `settled=False`, one that another process put a moment ago
+        may be missed."""
+        ...
 
     def touch(self, sessions: Mapping[str, float], blobs: Mapping[str, float]) -> None:
         """Count sessions and blobs as used at these times, where that is later than what is known. A crash may lose it."""

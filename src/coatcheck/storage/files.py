@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import stat
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from coatcheck.errors import NotFound, StoreUnavailable, storage_errors
 from coatcheck.refs import Blob, Coding
 from coatcheck.storage import seekable
 from coatcheck.storage.disk import Disk, open_folder
-from coatcheck.storage.frames import FRAME, Framer, check_frame
+from coatcheck.storage.frames import FRAME, Framed, Framer, check_frame
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PLACE = re.compile(r"[0-9a-f]{16}\.(raw|zst)")
@@ -32,7 +33,7 @@ class FileBlobs:
     """Blobs in a folder that one user owns."""
 
     def __init__(self, root: Path, folder: int, disk: Disk) -> None:
-        self._root = root
+        self._uri = (root / "blobs").as_uri()
         self._disk = disk
         for name in ("blobs", "tmp"):
             disk.make_folder(name, folder)
@@ -42,15 +43,14 @@ class FileBlobs:
     @contextmanager
     def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> Iterator[StagedFile]:
         framer = Framer(digest)
-
-        def framed() -> Iterator[bytes]:
-            for chunk in chunks:
-                framer.update(chunk)
-                yield chunk
-
-        with self._staged(framed(), "raw") as staged:
-            staged.digest, staged.frames = framer.finish()
-            staged.size = framer.size
+        if isinstance(chunks, list) and digest is not None:
+            with self._staged(chunks, "raw") as staged:
+                staged.unframed = framer, chunks
+                staged.framed = Framed(digest, sum(map(len, chunks)), b"")
+                yield staged
+            return
+        with self._staged(framer.through(chunks), "raw") as staged:
+            staged.framed = framer.finish()
             yield staged
 
     def compress(self, blob: Blob) -> contextlib.AbstractContextManager[StagedFile] | None:
@@ -62,7 +62,7 @@ class FileBlobs:
     def _compressed(self, blob: Blob) -> Iterator[StagedFile]:
         frames = (self.read(blob, at, FRAME) for at in range(0, blob.size, FRAME))
         with self._staged(seekable.compress(frames), "zst") as staged:
-            staged.digest, staged.frames, staged.size = blob.digest, blob.frames, blob.size
+            staged.framed = Framed(blob.digest, blob.size, blob.frames)
             yield staged
 
     @contextmanager
@@ -91,7 +91,9 @@ class FileBlobs:
                     with contextlib.suppress(FileNotFoundError), self._made(digest, fan) as (own, _):
                         self._disk.rename(staged.place, self._tmp, staged.place, own)
                         staged.published = True
-                        self._disk.sync(staged.file)
+                        # The folders' names go to disk with the file's bytes, so syncing them after costs little.
+                        with self._syncing(staged.file):
+                            staged.frame()
                         self._disk.sync(own)
                     self._disk.sync(fan)
                     if fan_is_new:
@@ -112,6 +114,17 @@ class FileBlobs:
             at = (index - first) * FRAME
             check_frame(blob.frames, index, view[at : at + FRAME], blob.digest)
         return data[offset - first * FRAME : end - first * FRAME]
+
+    def holds(self, blob: Blob, data: bytes) -> bool:
+        if blob.coding != "raw":
+            return self.read(blob, 0, blob.size) == data
+        piece = bytearray(FRAME)
+        with self._opened(blob) as file, storage_errors("reading a blob"):
+            for at in range(0, len(data), FRAME):
+                got = os.preadv(file, [piece], at)
+                if got != min(FRAME, len(data) - at) or not data.startswith(memoryview(piece)[:got], at):
+                    return False
+            return os.fstat(file).st_size == len(data)
 
     def remove(self, blob: Blob) -> None:
         with storage_errors("removing a blob"), contextlib.suppress(FileNotFoundError):
@@ -157,7 +170,7 @@ class FileBlobs:
         return total
 
     def uri(self, blob: Blob) -> str:
-        return (self._root / "blobs" / blob.digest[:2] / blob.digest / blob.place).as_uri()
+        return f"{self._uri}/{blob.digest[:2]}/{blob.digest}/{blob.place}"
 
     def close(self) -> None:
         os.close(self._blobs)
@@ -171,6 +184,29 @@ class FileBlobs:
             yield own, is_new
         finally:
             os.close(own)
+
+    @contextmanager
+    def _syncing(self, file: int) -> Iterator[None]:
+        """Sync a file while the caller does something else."""
+        if not self._disk.durable:
+            yield
+            return
+        failed: list[BaseException] = []
+
+        def sync() -> None:
+            try:
+                self._disk.sync(file)
+            except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+                failed.append(error)
+
+        thread = threading.Thread(target=sync)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
+        if failed:
+            raise failed[0]
 
     @contextmanager
     def _folders(self, blob: Blob) -> Iterator[tuple[int, int]]:
@@ -225,9 +261,25 @@ class StagedFile:
         self.file = file
         self.place = place
         self.published = False
-        self.digest = ""
-        self.size = 0
-        self.frames = b""
+        self.framed = Framed("", 0, b"")
+        self.unframed: tuple[Framer, list[bytes]] | None = None
+
+    def frame(self) -> None:
+        """Checksum what was written whole, which can wait until the disk is busy with it anyway."""
+        if self.unframed is not None:
+            framer, chunks = self.unframed
+            for chunk in chunks:
+                framer.update(chunk)
+            self.framed = framer.finish()
+            self.unframed = None
+
+    @property
+    def digest(self) -> str:
+        return self.framed.digest
+
+    @property
+    def size(self) -> int:
+        return self.framed.size
 
     @property
     def coding(self) -> Coding:
@@ -235,4 +287,4 @@ class StagedFile:
 
     def publish(self) -> Blob:
         self._blobs.publish(self)
-        return Blob(self.digest, self.size, self.coding, self.place, self.frames)
+        return Blob(self.digest, self.size, self.coding, self.place, self.framed.frames)

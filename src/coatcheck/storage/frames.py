@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import xxhash
 
@@ -18,51 +19,57 @@ FRAME = 256 * 1024
 _RECORD = struct.Struct("<QI")
 
 
+class Framed(NamedTuple):
+    """What is known of bytes that went through a `Framer`."""
+
+    digest: str
+    size: int
+    frames: bytes
+
+
 class Framer:
     """Takes bytes in pieces of any size; knows their digest, size and frames at the end."""
 
     def __init__(self, digest: str | None = None) -> None:
-        self.size = 0
-        self._known = digest
-        self._sha = hashlib.sha256() if digest is None else None
+        """With a digest that is known already, nothing is hashed again."""
+        self._size = 0
+        self._digest = digest
+        self._sha = hashlib.sha256()
         self._frames = bytearray()
-        self._hash = xxhash.xxh3_64()
+        self._check = xxhash.xxh3_64()
         self._lines = 0
         self._room = FRAME
 
+    def through(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """The same chunks, each taken in on its way."""
+        for chunk in chunks:
+            self.update(chunk)
+            yield chunk
+
     def update(self, data: bytes) -> None:
-        if self._sha is not None:
+        if self._digest is None:
             self._sha.update(data)
         view, at, size = memoryview(data), 0, len(data)
-        self.size += size
+        self._size += size
         while at < size:
             end = min(at + self._room, size)
-            self._hash.update(view[at:end])
+            self._check.update(view[at:end])
             self._lines += data.count(b"\n", at, end)
             self._room -= end - at
             at = end
             if not self._room:
                 self._close_frame()
 
-    def finish(self) -> tuple[str, bytes]:
-        """The digest, and the records of all frames."""
+    def finish(self) -> Framed:
         if self._room < FRAME:
             self._close_frame()
-        digest = self._known if self._sha is None else self._sha.hexdigest()
-        assert digest is not None
-        return digest, bytes(self._frames)
+        return Framed(self._digest or self._sha.hexdigest(), self._size, bytes(self._frames))
 
     def _close_frame(self) -> None:
-        self._frames += _RECORD.pack(self._hash.intdigest(), self._lines)
-        self._hash.reset()
+        self._frames += _RECORD.pack(self._check.intdigest(), self._lines)
+        self._check.reset()
         self._lines = 0
         self._room = FRAME
-
-
-def frames_of(data: bytes) -> bytes:
-    framer = Framer("")
-    framer.update(data)
-    return framer.finish()[1]
 
 
 def check_frame(frames: bytes, index: int, data: bytes | memoryview, what: str) -> None:
@@ -76,15 +83,3 @@ def line_counts(frames: bytes) -> Iterator[int]:
     """How many line feeds each frame has, in order."""
     for _, lines in _RECORD.iter_unpack(frames):
         yield lines
-
-
-def in_frames(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces of exactly one frame, but for the last."""
-    rest = bytearray()
-    for chunk in chunks:
-        rest += chunk
-        while len(rest) >= FRAME:
-            yield bytes(rest[:FRAME])
-            del rest[:FRAME]
-    if rest:
-        yield bytes(rest)

@@ -26,17 +26,15 @@ class MemoryBlobs:
 
     @contextmanager
     def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> Iterator[_StagedBytes]:
-        framer, held = Framer(digest), bytearray()
-        for chunk in chunks:
-            framer.update(chunk)
-            held += chunk
-        found, frames = framer.finish()
+        framer = Framer(digest)
+        held = b"".join(framer.through(chunks))
+        digest, size, frames = framer.finish()
         with self._lock:
             self._next += 1
             place = f"{self._next:016x}"
             self._staged.add(place)
         try:
-            yield _StagedBytes(self, Blob(found, len(held), "raw", place, frames), bytes(held))
+            yield _StagedBytes(self, Blob(digest, size, "raw", place, frames), held)
         finally:
             self._staged.discard(place)
 
@@ -49,6 +47,9 @@ class MemoryBlobs:
         if copy is None:
             raise NotFound(f"blob {blob.digest} is gone", hint="put the same content again")
         return copy[1][offset : offset + length]
+
+    def holds(self, blob: Blob, data: bytes) -> bool:
+        return self.read(blob, 0, blob.size) == data
 
     def remove(self, blob: Blob) -> None:
         self._copies.pop(blob.place, None)
@@ -180,7 +181,7 @@ class MemoryCatalog:
             ]
             return (found if prefix is None else newest_of_each(found))[:limit]
 
-    def blob(self, digest: str) -> Blob | None:
+    def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
         with self._open():
             return self._blobs.get(digest)
 

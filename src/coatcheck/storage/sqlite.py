@@ -49,6 +49,7 @@ class SqliteCatalog:
 
     def __init__(self, root: Path, folder: int, disk: Disk) -> None:
         self._path = root / NAME
+        self._uri = self._path.as_uri()
         self._folder = folder
         self._disk = disk
         self._mutex = threading.Lock()
@@ -56,6 +57,7 @@ class SqliteCatalog:
         self._journal = Journal(folder, disk)
         self._reserve = Reserve(folder, disk)
         self._seen = 0  # how much of the journal the database has, as far as this process knows
+        self._recent: dict[str, Blob] = {}  # large blobs that this process put since then
         self._wal_is_named = False
         self._closed = False
         self._lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
@@ -126,8 +128,14 @@ class SqliteCatalog:
         ]
         return entries if prefix is None else newest_of_each(entries)
 
-    def blob(self, digest: str) -> Blob | None:
-        found = self._query("SELECT size, coding, place, frames, used_at FROM blob WHERE digest = ?", (bytes.fromhex(digest),))
+    def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
+        if not settled and digest in self._recent:
+            return self._recent[digest]
+        found = self._query(
+            "SELECT size, coding, place, frames, used_at FROM blob WHERE digest = ?",
+            (bytes.fromhex(digest),),
+            settled=settled,
+        )
         return Blob(digest, *found[0]) if found else None
 
     def sessions(self) -> Iterator[SessionInfo]:
@@ -148,7 +156,7 @@ class SqliteCatalog:
         return Totals(*row)
 
     def uri(self, blob: Blob) -> str:
-        return f"{self._path.as_uri()}#blob={blob.digest}"
+        return f"{self._uri}#blob={blob.digest}"
 
     # Writing
 
@@ -166,6 +174,8 @@ class SqliteCatalog:
                 if guarded:
                     self._changes.check_quota(entry, limits)
             mark = self._journal.append(record)
+            if entry.content is None:
+                self._recent[entry.blob.digest] = entry.blob
             if self._journal.end > self._reserve.journal_limit:
                 self._catch_up()
                 self._settle()
@@ -311,6 +321,7 @@ class SqliteCatalog:
                 return
             raise
         self._seen = journal.end
+        self._recent.clear()
 
     def _settle(self, *, truncate: bool = False) -> None:
         """Make all that the database holds durable, start a new journal, and keep the WAL from growing."""
@@ -372,7 +383,7 @@ class SqliteCatalog:
             )
             for pragma in (
                 "synchronous = NORMAL", "wal_autocheckpoint = 0", "secure_delete = FAST", "cell_size_check = ON",
-                "trusted_schema = OFF", "temp_store = MEMORY", "cache_size = -16000", f"query_only = {int(reading)}",
+                "trusted_schema = OFF", "temp_store = MEMORY", f"query_only = {int(reading)}",
             ):  # fmt: skip
                 db.execute(f"PRAGMA {pragma}")
         except sqlite3.Error as error:

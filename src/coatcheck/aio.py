@@ -1,0 +1,148 @@
+"""The store for async callers: the same methods, each run in a worker thread.
+
+There is no logic here. A method takes what its synchronous twin takes, does what that does, and is awaited. A
+task that is cancelled stops waiting at once; the call that it made still runs to its end in its thread.
+
+    async with await coatcheck.aio.open("./.coatcheck") as store:
+        session = await store.session("fix-login-bug")
+        ref = await session.put(big_log, tool="run_tests")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+from collections.abc import Callable, Coroutine
+from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar
+
+import coatcheck
+from coatcheck.session import Session
+from coatcheck.storage import SessionInfo
+from coatcheck.store import Store
+
+P = ParamSpec("P")
+R = TypeVar("R")
+W = TypeVar("W")
+
+
+def _hop(
+    call: Callable[Concatenate[Any, P], R], wrap: Callable[[R], W]
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, W]]:
+    """A method of a wrapper that runs `call` on what it wraps, in a thread, and wraps what that answers."""
+
+    @functools.wraps(call)
+    async def hopped(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> W:
+        return wrap(await asyncio.to_thread(call, self._wrapped, *args, **kwargs))
+
+    return hopped
+
+
+def _same(answer: R) -> R:
+    return answer
+
+
+class AsyncStream:
+    """The bytes of an artifact, read in threads. An async context manager that closes."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._wrapped = stream
+
+    async def read(self, size: int = -1) -> bytes:
+        """Up to `size` bytes, all that is left without one, none at the end."""
+        return await asyncio.to_thread(self._wrapped.read, size)
+
+    async def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return await asyncio.to_thread(self._wrapped.seek, offset, whence)
+
+    async def tell(self) -> int:
+        return await asyncio.to_thread(self._wrapped.tell)
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self._wrapped.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+
+class AsyncSession:
+    """A `coatcheck.Session` whose methods are awaited."""
+
+    def __init__(self, session: Session) -> None:
+        self._wrapped = session
+
+    @property
+    def session_id(self) -> str:
+        return self._wrapped.session_id
+
+    @property
+    def parent(self) -> str | None:
+        return self._wrapped.parent
+
+    @property
+    def ttl(self) -> float | None:
+        return self._wrapped.ttl
+
+    @property
+    def store(self) -> AsyncStore:
+        return AsyncStore(self._wrapped.store)
+
+    def __repr__(self) -> str:
+        return f"Async{self._wrapped!r}"
+
+    put = _hop(Session.put, _same)
+    get = _hop(Session.get, _same)
+    open = _hop(Session.open, AsyncStream)
+    ref = _hop(Session.ref, _same)
+    list = _hop(Session.list, _same)
+    grant = _hop(Session.grant, _same)
+    pin = _hop(Session.pin, _same)
+    unpin = _hop(Session.unpin, _same)
+    forget = _hop(Session.forget, _same)
+    end = _hop(Session.end, _same)
+
+
+class AsyncStore:
+    """A `coatcheck.Store` whose methods are awaited. An async context manager that closes."""
+
+    def __init__(self, store: Store) -> None:
+        self._wrapped = store
+
+    @property
+    def url(self) -> str:
+        return self._wrapped.url
+
+    def __repr__(self) -> str:
+        return f"Async{self._wrapped!r}"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def sessions(self) -> list[SessionInfo]:
+        """Every session that the store knows, expired ones included until they are collected."""
+        return await asyncio.to_thread(lambda: list(self._wrapped.sessions()))
+
+    session = _hop(Store.session, AsyncSession)
+    collect = _hop(Store.collect, _same)
+    verify = _hop(Store.verify, _same)
+    stats = _hop(Store.stats, _same)
+    export = _hop(Store.export, _same)
+    import_ = _hop(Store.import_, _same)
+    close = _hop(Store.close, _same)
+
+
+def _opening(call: Callable[P, Store]) -> Callable[P, Coroutine[Any, Any, AsyncStore]]:
+    @functools.wraps(call)
+    async def opened(*args: P.args, **kwargs: P.kwargs) -> AsyncStore:
+        return AsyncStore(await asyncio.to_thread(call, *args, **kwargs))
+
+    return opened
+
+
+open = _opening(coatcheck.open)  # noqa: A001 - coatcheck.aio.open is the public name

@@ -1,0 +1,66 @@
+"""The command line: `coatcheck put`, `get`, `ls` and the rest. It parses, calls the store, and prints.
+
+Results go to stdout; errors, as one line each, and progress go to stderr. The exit code of an error is the one in
+`errors.CODES`. What people see passes through `terminal`, which makes hostile text harmless.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Any, Final, NoReturn
+
+import click
+
+from coatcheck import CoatcheckError, __version__, errors
+from coatcheck.cli.archive import export, import_
+from coatcheck.cli.artifacts import forget, get, ls, put, show
+from coatcheck.cli.terminal import complain
+from coatcheck.cli.upkeep import collect, stats, verify
+
+INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141  # what a shell says of a process that SIGPIPE ended
+
+
+class Commands(click.Group):
+    """A group that turns every expected failure into one line and an exit code."""
+
+    def main(self, *args: Any, **extra: Any) -> NoReturn:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        code = errors.CODES["error"].exit
+        try:
+            code = super().main(*args, **{**extra, "standalone_mode": False}) or 0
+            click.echo(nl=False)  # flushes: a pipe that broke must break here, not when the interpreter ends
+        except CoatcheckError as error:
+            complain(str(error))
+            code = errors.CODES[error.code].exit
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = BROKEN_PIPE
+        except OSError as error:
+            reason = error.strerror or str(error)
+            complain(reason if error.filename is None else f"{reason}: {error.filename}")
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            code = error.exit_code
+        except click.ClickException as error:
+            where = getattr(error, "ctx", None)
+            hint = f" (try '{where.command_path} --help')" if where else ""
+            complain(error.format_message().rstrip(".") + hint)
+            code = error.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            code = INTERRUPTED
+        sys.exit(code)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="coatcheck")
+def main() -> None:
+    """Keep large tool results in a content-addressed store, and get every byte back."""
+
+
+for command in (put, get, ls, show, forget, collect, verify, stats, export, import_):
+    main.add_command(command)

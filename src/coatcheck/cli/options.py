@@ -1,0 +1,25 @@
+"""The options that commands share, and how a command gets at its store."""
+
+from __future__ import annotations
+
+import click
+
+store_option = click.option(
+    "--store",
+    "url",
+    envvar="COATCHECK_STORE",
+    show_envvar=True,
+    metavar="FOLDER",
+    help="The store's folder; the user's data folder where none is named.",
+)
+session_option = click.option(
+    "--session",
+    "session_id",
+    envvar="COATCHECK_SESSION",
+    show_envvar=True,
+    metavar="ID",
+    default="default",
+    show_default=True,
+    help="The session to look in.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")

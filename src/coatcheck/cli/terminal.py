@@ -1,0 +1,124 @@
+"""Printing: plain text for pipes, something readable for a person, and nothing that steers a terminal.
+
+Names, summaries, tools and content are untrusted. Characters that a terminal would obey or hide (controls, escapes,
+bidirectional marks, invisible formats) are printed as the escapes a programmer would write: `\\x1b`, `\\u202e`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import IO, Any, Final
+
+import click
+
+_PIECE: Final = 64 * 1024
+_OBEYED_OR_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+class _Visible(dict[int, str]):
+    """A table for `str.translate` that fills itself: what is harmless stands for itself."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        hostile = unicodedata.category(char) in _OBEYED_OR_HIDDEN
+        self[code] = char.encode("unicode_escape").decode("ascii") if hostile else char
+        return self[code]
+
+
+_LINE: Final = _Visible()
+_TEXT: Final = _Visible({ord("\n"): "\n", ord("\t"): "\t"})
+
+
+def visible(text: str) -> str:
+    """Text that is safe on a terminal, over as many lines as it had."""
+    return text.translate(_TEXT)
+
+
+def one_line(text: str) -> str:
+    """Text that is safe on a terminal and in a tab-separated column: line ends and tabs are made visible too."""
+    return text.translate(_LINE)
+
+
+def complain(message: str) -> None:
+    click.echo(f"coatcheck: {one_line(message)}", err=True)
+
+
+def print_json(record: Any) -> None:
+    """One line of JSON in ASCII, so that nothing in it reaches a terminal as it is."""
+    click.echo(json.dumps(record))
+
+
+def print_details(record: Mapping[str, object]) -> None:
+    """What is known of one thing: names and values, aligned for a person, else with a tab between."""
+    shown = {key: "-" if value is None else one_line(str(value)) for key, value in record.items()}
+    width = max(map(len, shown)) + 2
+    for key, value in shown.items():
+        click.echo(f"{key:<{width}}{value}" if sys.stdout.isatty() else f"{key}\t{value}")
+
+
+def print_table(columns: Sequence[str], rows: Iterator[Sequence[str]]) -> None:
+    """A table on a terminal, where the last column gives way; tab-separated lines, without a head, in a pipe."""
+    if not sys.stdout.isatty():
+        for row in rows:
+            click.echo("\t".join(map(one_line, row)))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="none")
+    for column in columns:
+        last = column == columns[-1]
+        table.add_column(column, no_wrap=True, overflow="ellipsis", min_width=8 if last else None)
+    for row in rows:
+        table.add_row(*(Text(one_line(cell)) for cell in row))
+    if table.row_count:
+        Console(highlight=False, markup=False, emoji=False).print(table)
+
+
+def print_content(source: IO[bytes]) -> None:
+    """Bytes for a person: as text, with everything that is not visible made so, and the prompt on a line of its own."""
+    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+    last = "\n"
+    while True:
+        piece = source.read(_PIECE)
+        text = visible(decoder.decode(piece, final=not piece))
+        last = text[-1:] or last
+        click.echo(text, nl=False)
+        if not piece:
+            break
+    if last != "\n":
+        click.echo()
+
+
+def bytes_text(count: int) -> str:
+    """A size: in units for a person, in bytes for a pipe."""
+    if not sys.stdout.isatty():
+        return str(count)
+    from rich.filesize import decimal
+
+    return decimal(count)
+
+
+def time_text(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+@contextmanager
+def progress(doing: str, *, quiet: bool) -> Iterator[Callable[[int, int | None], None] | None]:
+    """A bar on stderr, where that is a terminal and nobody wants it quiet; else None."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(doing, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

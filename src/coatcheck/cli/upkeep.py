@@ -1,0 +1,70 @@
+"""The commands for a whole store: collect, verify and stats."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+import coatcheck
+from coatcheck import errors
+from coatcheck.cli.options import json_option, store_option
+from coatcheck.cli.terminal import bytes_text, one_line, print_details, print_json, progress
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Say what would be freed, and change nothing.")
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long expired artifacts are kept; two hours where not given.",
+)
+@store_option
+@json_option
+def collect(dry_run: bool, grace: float | None, url: str | None, as_json: bool) -> None:
+    """Free what has expired and what crashes have left behind, and compress what has gone cold."""
+    with coatcheck.open(url) as store, progress("collecting", quiet=as_json) as bar:
+        report = store.collect(dry_run=dry_run, grace=grace, progress=bar).to_record()
+    if as_json:
+        print_json(report)
+    else:
+        sizes = ("bytes", "leftover_bytes")
+        print_details(report | {name: bytes_text(report[name]) for name in sizes})
+
+
+@click.command()
+@click.option("--repair", is_flag=True, help="Set right what can be, without losing what is sound.")
+@store_option
+@json_option
+@click.pass_context
+def verify(context: click.Context, repair: bool, url: str | None, as_json: bool) -> None:
+    """Read everything and say what is not sound. Exits with 8 where problems remain."""
+    with coatcheck.open(url) as store, progress("verifying", quiet=as_json) as bar:
+        report = store.verify(repair=repair, progress=bar)
+    if as_json:
+        print_json(report.to_record())
+    else:
+        for problem in report.problems:
+            where = f"{problem.artifact_id}: " if problem.artifact_id else ""
+            done = " (repaired)" if problem.repaired else ""
+            click.echo(f"{problem.kind}: {where}{one_line(problem.message)}{done}")
+        read = f"{report.artifacts} artifacts, {report.bytes} bytes read"
+        found = f"{len(report.problems)} problems" if report.problems else "all is well"
+        click.echo(f"{read}: {found}")
+    if any(not problem.repaired for problem in report.problems):
+        context.exit(errors.CODES["damaged"].exit)
+
+
+@click.command()
+@store_option
+@json_option
+def stats(url: str | None, as_json: bool) -> None:
+    """Count sessions, artifacts and bytes."""
+    with coatcheck.open(url) as store:
+        totals = asdict(store.stats())
+    if as_json:
+        print_json(totals)
+    else:
+        sizes = ("stored_bytes", "referenced_bytes")
+        print_details(totals | {name: bytes_text(totals[name]) for name in sizes})
