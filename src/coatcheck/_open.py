@@ -20,7 +20,7 @@ _default: Store | None = None
 _default_lock = threading.Lock()
 
 
-def open(  # noqa: A001 - coatcheck.open is the public name
+def open(
     url: str | os.PathLike[str] | None = None,
     *,
     durability: Durability = "power",
@@ -33,8 +33,8 @@ def open(  # noqa: A001 - coatcheck.open is the public name
     """Open a store, making it where it is new.
 
     `url` is a folder, or `memory:`. Without one: the environment's COATCHECK_STORE, else the user's data folder.
-    `durability` is `power` (what is acknowledged survives a power cut) or `process` (it survives the process). `ttl` is the
-    time to live of new sessions; `quota_bytes` bounds the whole store, `max_artifact_bytes` one artifact."""
+    `durability` is `power` (what is acknowledged survives a power cut) or `process` (it survives the process). `ttl`
+    is the time to live of new sessions; `quota_bytes` bounds the whole store, `max_artifact_bytes` one artifact."""
     if durability not in ("power", "process"):
         raise InvalidArgument(f"durability is 'power' or 'process', not {durability!r}")
     place = os.fspath(url) if url is not None else os.environ.get("COATCHECK_STORE") or str(_data_folder())

@@ -1,8 +1,8 @@
 """Export and import: a store as JSON lines, blobs included.
 
 A file begins with a header line. Then come sessions, and for each its refs from the oldest to the newest; the bytes of
-an artifact stand before the first ref to it, in base64 lines of bounded length. What is imported is untrusted: every blob is
-hashed again, and nothing in a line is ever used as a path.
+an artifact stand before the first ref to it, in base64 lines of bounded length. What is imported is untrusted: every
+blob is hashed again, and nothing in a line is ever used as a path.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class _Lines:
 
     def wrong(self, what: str) -> InvalidArgument:
         return InvalidArgument(
-            f"line {self.number} of the export: {what}", hint="what stands before this line is imported; mend it and import again"
+            f"line {self.number} of the export: {what}",
+            hint="what stands before this line is imported; mend it and import again",
         )
 
 

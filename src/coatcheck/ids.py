@@ -1,7 +1,7 @@
 """Ids, pointers and fragments: the one door through which every name of an artifact passes.
 
-An id is 64 lower-case hex characters, the SHA-256 of the bytes. A pointer is `art:` and a prefix of it, 12 characters at
-least. With `#/a/0` behind it, a pointer names a part of a JSON artifact (RFC 6901).
+An id is 64 lower-case hex characters, the SHA-256 of the bytes. A pointer is `art:` and a prefix of it, 12 characters
+at least. With `#/a/0` behind it, a pointer names a part of a JSON artifact (RFC 6901).
 """
 
 from __future__ import annotations

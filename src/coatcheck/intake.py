@@ -1,6 +1,7 @@
 """How a value comes in: hash, describe, make durable, then name it in the catalog. In that order, always.
 
-Content that is there already is compared, not trusted: a copy that rotted is replaced by the one that was just handed in.
+Content that is there already is compared, not trusted: a copy that rotted is replaced by the one that was just handed
+in.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ class Intake:
                 with value.open("rb") as stream:
                     return self._put_stream(scope, stream, replace(about, name=about.name or value.name))
             except OSError as error:
-                raise InvalidArgument(f"cannot read {str(value)!r}: {error.strerror}", hint="name a file to store") from error
+                raise InvalidArgument(
+                    f"cannot read {str(value)!r}: {error.strerror}", hint="name a file to store"
+                ) from error
         if is_stream(value):
             return self._put_stream(scope, value, about)
         codec, data = encode(value)
@@ -160,13 +163,23 @@ class Intake:
             return self._catalog.put(entry, limits=self._limits, reuse=reuse, heal=heal)
 
     def _describe(
-        self, scope: Scope, codec: Codec, digest: str, size: int, head: bytes, tail: bytes, about: About, text: str | None
+        self,
+        scope: Scope,
+        codec: Codec,
+        digest: str,
+        size: int,
+        head: bytes,
+        tail: bytes,
+        about: About,
+        text: str | None,
     ) -> Ref:
         if text is not None:
             start = text[: media.HEAD]
             media_type = about.media_type or media.sniff_text(start, text[-_TAIL:], about.name)
         else:
-            media_type = about.media_type or (media.JSON if codec == "json" else media.sniff_bytes(head, tail, about.name))
+            media_type = about.media_type or (
+                media.JSON if codec == "json" else media.sniff_bytes(head, tail, about.name)
+            )
             start = head.decode("utf-8", "ignore") if media.is_text(media_type) else ""
         summary = about.summary
         if summary is None:

@@ -123,7 +123,7 @@ def sniff_kind(media_type: str, head: str, *, name: str | None = None) -> str:
 
 def _is_log(head: str) -> bool:
     """Whether one of the first two lines begins with a time, or a level stands somewhere. Plain searches come first."""
-    if _STAMP.match(head) or (end := head.find("\n")) >= 0 and _STAMP.match(head, end + 1):
+    if _STAMP.match(head) or ((end := head.find("\n")) >= 0 and _STAMP.match(head, end + 1)):
         return True
     return any(level in head for level in _LEVELS) and _LEVEL.search(head) is not None
 

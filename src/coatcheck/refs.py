@@ -22,9 +22,9 @@ SUMMARY_LIMIT: Final = 500
 class Blob:
     """Stored bytes: their digest and size, how and where they are kept, and a checksum for each frame.
 
-    `place` is the backend's own name for the copy that the catalog points at: a blob that is healed or compressed gets a
-    new place, so that nobody removes a copy which somebody else has just written. `used` is when it was last put or read, as
-    far as the catalog knows.
+    `place` is the backend's own name for the copy that the catalog points at: a blob that is healed or compressed gets
+    a new place, so that nobody removes a copy which somebody else has just written. `used` is when it was last put or
+    read, as far as the catalog knows.
     """
 
     digest: str

@@ -115,10 +115,15 @@ class Lookup:
                 return live[0]
             if live:
                 raise AmbiguousPointer(
-                    f"{pointer_of(prefix, 64)} fits {len(live)} artifacts", [self.told(one, live).pointer for one in live]
+                    f"{pointer_of(prefix, 64)} fits {len(live)} artifacts",
+                    [self.told(one, live).pointer for one in live],
                 )
             dead = dead or next(iter(found), None)
-        raise _gone(dead, pointer_of(prefix, 64)) if dead else NotFound(f"no artifact found for {pointer_of(prefix, 64)!r}")
+        raise (
+            _gone(dead, pointer_of(prefix, 64))
+            if dead
+            else NotFound(f"no artifact found for {pointer_of(prefix, 64)!r}")
+        )
 
     def _by_name(self, scope: Scope, name: str, content: bool) -> Entry | None:
         dead: Entry | None = None
@@ -147,7 +152,10 @@ def check_name(name: object, what: str = "name") -> None:
 def _gone(entry: Entry, asked: str) -> NotFound:
     ref = entry.ref
     created = datetime.fromtimestamp(ref.created, UTC).isoformat(timespec="seconds")
-    what = f"{asked!r} was {ref.kind} {clip(ref.name) if ref.name else ref.media_type} of {ref.size_bytes} bytes, put {created}"
+    label = clip(ref.name) if ref.name else ref.media_type
+    what = f"{asked!r} was {ref.kind} {label} of {ref.size_bytes} bytes, put {created}"
     if entry.gone == "damaged":
-        return NotFound(f"{what}; its bytes were damaged and set aside", hint="put the same content again to bring it back")
+        return NotFound(
+            f"{what}; its bytes were damaged and set aside", hint="put the same content again to bring it back"
+        )
     return Expired(f"{what}; it has expired")

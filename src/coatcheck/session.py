@@ -60,8 +60,8 @@ class Session:
     ) -> Ref:
         """Store a value: text, bytes, anything JSON can hold, a model or dataclass, a `Path`, or a binary stream.
 
-        Media type, kind and summary are found out where they are not given. `ttl` bounds this artifact's life besides the
-        session's. Returns when the value is as durable as the store was opened for."""
+        Media type, kind and summary are found out where they are not given. `ttl` bounds this artifact's life besides
+        the session's. Returns when the value is as durable as the store was opened for."""
         lineage = tuple(one.artifact_id if isinstance(one, Ref) else parse_pointer(one).prefix for one in parents)
         return self._store.put(
             self._scope, value, About(name, tool, kind, media_type, summary, producer, call_id, lineage, ttl)

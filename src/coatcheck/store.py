@@ -70,7 +70,9 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -177,7 +179,9 @@ class Store:
         except InvalidPointer:
             return None
         except (ValueError, RecursionError) as error:
-            raise InvalidPointer(f"{clip(str(target))} names a part of an artifact that is not JSON", hint="") from error
+            raise InvalidPointer(
+                f"{clip(str(target))} names a part of an artifact that is not JSON", hint=""
+            ) from error
 
     def ref(self, scope: Scope, target: Ref | str) -> Ref | None:
         try:
@@ -227,7 +231,8 @@ class Store:
         entry, _ = self._lookup.resolve(scope, target)
         if entry.ref.session_id != scope.session_id:
             raise InvalidArgument(
-                f"the artifact belongs to the session {clip(entry.ref.session_id)}", hint="pin it there, or grant it first"
+                f"the artifact belongs to the session {clip(entry.ref.session_id)}",
+                hint="pin it there, or grant it first",
             )
         self._catalog.pin(scope.session_id, entry.ref.artifact_id, pinned)
         return self._lookup.told(replace(entry, ref=replace(entry.ref, pinned=pinned)))
@@ -266,7 +271,9 @@ class Store:
         """The entry as the catalog has it now: its copy may have been compressed or healed under our hands."""
         now, _ = self._lookup.resolve(scope, entry.ref, content=True)
         if now.blob.place == entry.blob.place:
-            raise NotFound(f"the bytes of {entry.ref.pointer} are gone from the store", hint="put the same content again")
+            raise NotFound(
+                f"the bytes of {entry.ref.pointer} are gone from the store", hint="put the same content again"
+            )
         return now
 
     def _note(self, scope: Scope, entry: Entry) -> None:

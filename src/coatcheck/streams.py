@@ -24,11 +24,13 @@ def chunks_of(stream: IO[bytes]) -> Iterator[bytes]:
     while True:
         piece = bytearray()
         while len(piece) < CHUNK:
-            got = stream.read(CHUNK - len(piece))
+            got: object = stream.read(CHUNK - len(piece))
             if isinstance(got, str):
                 raise UnsupportedValue("the stream gives text, not bytes", hint="open the file in binary mode ('rb')")
             if not got:
                 break
+            if not isinstance(got, bytes | bytearray | memoryview):
+                raise UnsupportedValue(f"the stream gives a {type(got).__name__}, not bytes")
             piece += got
         if piece:
             yield bytes(piece)
@@ -37,7 +39,8 @@ def chunks_of(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 class ArtifactStream(io.RawIOBase):
-    """Reads a stored blob by ranges, never more than one frame in memory at a time. Each frame is checked as it is read."""
+    """Reads a stored blob by ranges, never more than one frame in memory at a time. Each frame is checked as it is
+    read."""
 
     def __init__(self, size: int, read: Callable[[int, int], bytes]) -> None:
         self._size = size

@@ -102,8 +102,8 @@ def collect(
 def verify(
     blobs: BlobStore, catalog: Catalog, *, repair: bool = False, progress: Progress | None = None
 ) -> VerifyReport:
-    """Read every byte. With `repair`, set right what can be: what is damaged is set aside so that the rest is sound, and
-    comes back when the same content is put again."""
+    """Read every byte. With `repair`, set right what can be: what is damaged is set aside so that the rest is sound,
+    and comes back when the same content is put again."""
     problems = [Problem("catalog", message, None, repair) for message in catalog.check(repair=repair)]
     total = catalog.totals().stored_bytes
     checked = seen = 0

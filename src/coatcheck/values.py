@@ -104,7 +104,9 @@ def _why_not(value: object) -> InvalidArgument:
         elif isinstance(at, list):
             stack.extend((item, f"{path}/{i}", depth + 1) for i, item in enumerate(at))
         elif isinstance(at, float) and not math.isfinite(at):
-            return UnsupportedValue(f"cannot store {at!r} {where}: JSON has no such number", hint="use None or a string")
+            return UnsupportedValue(
+                f"cannot store {at!r} {where}: JSON has no such number", hint="use None or a string"
+            )
         elif isinstance(at, tuple):
             return UnsupportedValue(
                 f"cannot store a tuple {where}: it would come back as a list", hint="convert it to a list"

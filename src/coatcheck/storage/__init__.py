@@ -1,7 +1,7 @@
 """The two protocols that a backend implements: `BlobStore` keeps bytes, `Catalog` keeps what is known about them.
 
-The store above orders the calls: a blob is durable before a row names it, and a row is gone before its blob is. A backend
-keeps only the promises written here; `coatcheck.testing` has a suite for each protocol that proves them.
+The store above orders the calls: a blob is durable before a row names it, and a row is gone before its blob is. A
+backend keeps only the promises written here; `coatcheck.testing` has a suite for each protocol that proves them.
 """
 
 from __future__ import annotations
@@ -112,8 +112,9 @@ class BlobStore(Protocol):
     """
 
     def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> AbstractContextManager[Staged]:
-        """Write chunks as they come, in bounded memory; a digest that is known is not computed again. On leaving the context, what was not published is gone, and
-        what was published is no longer protected from `sweep`: its row must be committed before."""
+        """Write chunks as they come, in bounded memory; a digest that is known is not computed again. On leaving the
+        context, what was not published is gone, and what was published is no longer protected from `sweep`: its row
+        must be committed before."""
         ...
 
     def read(self, blob: Blob, offset: int, length: int) -> bytes:
@@ -138,8 +139,8 @@ class BlobStore(Protocol):
         ...
 
     def sweep(self, blob: Blob, *, remove: bool = True) -> bool:
-        """Remove a copy that no row names, unless it is being published right now. Answers whether it was swept (or, with
-        `remove=False`, whether it would have been)."""
+        """Remove a copy that no row names, unless it is being published right now. Answers whether it was swept (or,
+        with `remove=False`, whether it would have been)."""
         ...
 
     def leftovers(self, *, remove: bool) -> int:
@@ -156,8 +157,8 @@ class BlobStore(Protocol):
 class Catalog(Protocol):
     """Sessions, refs and names, and the content of small blobs.
 
-    What a method has returned from is visible to every reader in every process, and as durable as the catalog was opened
-    for. Each change is all or nothing. Every method is safe to call from many threads and processes.
+    What a method has returned from is visible to every reader in every process, and as durable as the catalog was
+    opened for. Each change is all or nothing. Every method is safe to call from many threads and processes.
     """
 
     inline_limit: int
@@ -173,10 +174,10 @@ class Catalog(Protocol):
         """Add a ref, its session and its blob where they are new, and count the session as used at `ref.created`.
 
         Where the catalog has the blob already it keeps the copy that it knows, unless `heal` says that the new one
-        replaces it; the copy that lost is left to a sweep. Inline content always replaces what is stored. With `reuse` the
-        blob must be the catalog's own: False, and nothing is changed, where it is gone meanwhile. A ref that equals the
-        newest one of its artifact, under its name too, is not doubled. A session that is past its expiry by more than the
-        grace period gets tombstones for what it held before. Raises `QuotaExceeded`."""
+        replaces it; the copy that lost is left to a sweep. Inline content always replaces what is stored. With `reuse`
+        the blob must be the catalog's own: False, and nothing is changed, where it is gone meanwhile. A ref that
+        equals the newest one of its artifact, under its name too, is not doubled. A session that is past its expiry by
+        more than the grace period gets tombstones for what it held before. Raises `QuotaExceeded`."""
         ...
 
     def behind(self) -> bool:
@@ -197,17 +198,19 @@ class Catalog(Protocol):
         """Refs of one session, newest first, tombstones included.
 
         By `prefix`: of each artifact whose id begins with it, the newest ref (one that is no tombstone, where there is
-        one). By `name`: every ref that was put under it. Else all, or those with a seq `before` that one. With `content`,
-        entries carry the inline content. With `settled=False` the answer may lack what `behind` would tell of."""
+        one). By `name`: every ref that was put under it. Else all, or those with a seq `before` that one. With
+        `content`, entries carry the inline content. With `settled=False` the answer may lack what `behind` would tell
+        of."""
         ...
 
     def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
-        """The blob of this digest, whoever refers to it. With `settled=False`, one that another process put a moment ago
-        may be missed."""
+        """The blob of this digest, whoever refers to it. With `settled=False`, one that another process put a moment
+        ago may be missed."""
         ...
 
     def touch(self, sessions: Mapping[str, float], blobs: Mapping[str, float]) -> None:
-        """Count sessions and blobs as used at these times, where that is later than what is known. A crash may lose it."""
+        """Count sessions and blobs as used at these times, where that is later than what is known. A crash may lose
+        it."""
         ...
 
     def pin(self, session_id: str, digest: str, pinned: bool) -> int:
@@ -219,8 +222,8 @@ class Catalog(Protocol):
         ...
 
     def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
-        """Turn every ref that had expired at this moment into a tombstone, drop tombstones and empty sessions that expired
-        before `forget_before`, and blobs that nothing refers to."""
+        """Turn every ref that had expired at this moment into a tombstone, drop tombstones and empty sessions that
+        expired before `forget_before`, and blobs that nothing refers to."""
         ...
 
     def relocate(self, old: Blob, new: Blob) -> bool:

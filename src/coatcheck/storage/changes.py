@@ -39,7 +39,9 @@ class Changes:
         if held and held[1:] == values[:9] + values[10:] and self._is_current(session_key, ref.name, held[0]):
             return
         if held is None:
-            self._run("DELETE FROM ref WHERE session_key = ? AND digest = ? AND gone IS NOT NULL", (session_key, digest))
+            self._run(
+                "DELETE FROM ref WHERE session_key = ? AND digest = ? AND gone IS NOT NULL", (session_key, digest)
+            )
         self._run(
             "INSERT INTO ref (session_key, seq, digest, blob_key, size, name, codec, media_type, kind, tool, call_id,"
             " producer, parents, summary, created_at, expires_at, pinned, granted_by)"
@@ -67,7 +69,9 @@ class Changes:
                 (digest, session_id),
             ) or (0, 0)
             if not held[1] and held[0] + size > quota:
-                raise QuotaExceeded(f"{size} bytes more would exceed the session's quota: {held[0]} of {quota} are used")
+                raise QuotaExceeded(
+                    f"{size} bytes more would exceed the session's quota: {held[0]} of {quota} are used"
+                )
         if limits.store_quota is not None and not self._one("SELECT 1 FROM blob WHERE digest = ?", (digest,)):
             used = self._one("SELECT value FROM meta WHERE key = 'stored_bytes'")[0]
             if used + size > limits.store_quota:
@@ -78,7 +82,8 @@ class Changes:
     def open_session(self, info: SessionInfo) -> None:
         self._run(
             "INSERT INTO session (session_id, parent, ttl, quota, created_at, used_at) VALUES (?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT (session_id) DO UPDATE SET parent = excluded.parent, ttl = excluded.ttl, quota = excluded.quota",
+            " ON CONFLICT (session_id)"
+            " DO UPDATE SET parent = excluded.parent, ttl = excluded.ttl, quota = excluded.quota",
             (info.session_id, info.parent, info.ttl, info.quota, info.created, info.used),
         )
 
@@ -115,9 +120,9 @@ class Changes:
         return self._let_go(refs)
 
     def would_expire(self, at: float) -> Freed:
-        refs = self._one(
+        (refs,) = self._one(
             f"SELECT count(*) FROM ref r JOIN session s USING (session_key) WHERE {_EXPIRED}", {"at": at}
-        )[0]
+        )
         blobs = self._run(
             f"""SELECT b.digest, b.size, b.coding, b.place, b.frames FROM blob b JOIN (SELECT r.blob_key, count(*) AS n
             FROM ref r JOIN session s USING (session_key) WHERE {_EXPIRED} GROUP BY r.blob_key) dead
@@ -168,9 +173,7 @@ class Changes:
 
     def check(self, *, repair: bool) -> list[str]:
         problems = [
-            f"the database says: {message}"
-            for (message,) in self._run("PRAGMA integrity_check(20)")
-            if message != "ok"
+            f"the database says: {message}" for (message,) in self._run("PRAGMA integrity_check(20)") if message != "ok"
         ]
         stray = "gone IS NULL AND (blob_key IS NULL OR blob_key NOT IN (SELECT blob_key FROM blob))"
         for name, where, mend in (
@@ -198,7 +201,9 @@ class Changes:
 
     def _session_for(self, entry: Entry, grace: float) -> tuple[int, int]:
         info, now = entry.session, entry.ref.created
-        found = self._one("SELECT session_key, next_seq, ttl, used_at FROM session WHERE session_id = ?", (info.session_id,))
+        found = self._one(
+            "SELECT session_key, next_seq, ttl, used_at FROM session WHERE session_id = ?", (info.session_id,)
+        )
         if found is None:
             key = self._run(
                 "INSERT INTO session (session_id, parent, ttl, quota, created_at, used_at) VALUES (?, ?, ?, ?, ?, ?)",

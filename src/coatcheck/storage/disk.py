@@ -1,8 +1,8 @@
 """Every call that changes a file, in one place.
 
-The embedded backend writes through a `Disk` and nothing else, so that a test can stand in for it: crash after any step,
-run out of space, or drop what was never synced. New files are created exclusively, for the owner alone, and never through
-a symbolic link.
+The embedded backend writes through a `Disk` and nothing else, so that a test can stand in for it: crash after any
+step, run out of space, or drop what was never synced. New files are created exclusively, for the owner alone, and
+never through a symbolic link.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Large blobs as files: `blobs/<2 hex>/<sha256>/<place>`, raw while they are hot, seekable zstd once they are cold.
 
 A place is a file name that is made for one copy and never used again, so a writer and a remover of the same digest
-cannot meet in one file. While a copy is being published its file is locked: a sweep leaves it alone, and a crash unlocks it.
+cannot meet in one file. While a copy is being published its file is locked: a sweep leaves it alone, and a crash
+unlocks it.
 """
 
 from __future__ import annotations
@@ -127,10 +128,10 @@ class FileBlobs:
             return os.fstat(file).st_size == len(data)
 
     def remove(self, blob: Blob) -> None:
-        with storage_errors("removing a blob"), contextlib.suppress(FileNotFoundError):
-            with self._folders(blob) as (fan, own):
-                self._disk.remove(blob.place, own)
-                self._disk.remove_folder(blob.digest, fan)
+        gone = contextlib.suppress(FileNotFoundError)
+        with storage_errors("removing a blob"), gone, self._folders(blob) as (fan, own):
+            self._disk.remove(blob.place, own)
+            self._disk.remove_folder(blob.digest, fan)
 
     def places(self) -> Iterator[Blob]:
         with storage_errors("listing blobs"):
@@ -212,7 +213,9 @@ class FileBlobs:
     def _folders(self, blob: Blob) -> Iterator[tuple[int, int]]:
         """The folders that hold a copy: no part of the path is followed through a link, or made from a foreign name."""
         if not (_DIGEST.fullmatch(blob.digest) and _PLACE.fullmatch(blob.place)):
-            raise StoreUnavailable("the catalog names a blob by something that is no digest", hint="run 'coatcheck verify'")
+            raise StoreUnavailable(
+                "the catalog names a blob by something that is no digest", hint="run 'coatcheck verify'"
+            )
         fan = open_folder(blob.digest[:2], self._blobs)
         try:
             own = open_folder(blob.digest, fan)

@@ -1,4 +1,5 @@
-"""A store in a folder: `catalog.sqlite` and `journal` for what is small, `blobs/` for what is large, all under one lock."""
+"""A store in a folder: `catalog.sqlite` and `journal` for what is small, `blobs/` for what is large, all under one
+lock."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Frames: a checksum and a line count for every 256 KiB of a blob.
 
-They let a range read touch one or two frames, notice bit rot in what it touched, and find a line by its number. A frame's
-record is 12 bytes: XXH3-64 of its bytes, then how many line feeds it has.
+They let a range read touch one or two frames, notice bit rot in what it touched, and find a line by its number. A
+frame's record is 12 bytes: XXH3-64 of its bytes, then how many line feeds it has.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The journal: an append-only file through which puts reach the catalog.
 
-A put is acknowledged once its record is here (and synced, where durability asks for it): one write and one sync, however
-many pages of the database the row will touch. The database takes the records over in batches. The header says where
-the valid part ends: what a crash left behind that is not counted, and the next writer cuts it off.
+A put is acknowledged once its record is here (and synced, where durability asks for it): one write and one sync,
+however many pages of the database the row will touch. The database takes the records over in batches. The header says
+where the valid part ends: what a crash left behind that is not counted, and the next writer cuts it off.
 
 The caller holds the store's lock for everything but `sync` and `grown`.
 """
@@ -62,7 +62,9 @@ class Journal:
             self._reopen()
         header = os.pread(self._file, START, 0)
         if len(header) < START or header[:8] != _MAGIC:
-            raise StoreUnavailable("the journal of the store has no valid header", hint="run 'coatcheck verify --repair'")
+            raise StoreUnavailable(
+                "the journal of the store has no valid header", hint="run 'coatcheck verify --repair'"
+            )
         _, self.journal_id, self.end, strained = _HEADER.unpack(header)
         self.strained = bool(strained)
         if os.fstat(self._file).st_size > self.end:

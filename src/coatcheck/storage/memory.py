@@ -219,7 +219,9 @@ class MemoryCatalog:
                     e.ref.artifact_id for s in self._sessions.values() for e in s.live() if e not in dead[id(s)][1]
                 }
                 going = [blob for digest, blob in self._blobs.items() if digest not in staying]
-                return Freed(sum(len(refs) for _, refs in dead.values()), len(going), sum(b.size for b in going), tuple(going))
+                return Freed(
+                    sum(len(refs) for _, refs in dead.values()), len(going), sum(b.size for b in going), tuple(going)
+                )
             freed = Freed()
             for held, refs in dead.values():
                 freed += self._bury(held, refs)
@@ -308,7 +310,9 @@ class MemoryCatalog:
                 )
 
     def _same(self, held: _Session, newest: Entry, entry: Entry) -> bool:
-        current = [e for e in held.entries if e.ref.name == entry.ref.name][-1:] if entry.ref.name is not None else [newest]
+        current = (
+            [e for e in held.entries if e.ref.name == entry.ref.name][-1:] if entry.ref.name is not None else [newest]
+        )
         return current == [newest] and replace(newest.ref, created=0) == replace(entry.ref, created=0)
 
     def _bury(self, held: _Session, refs: list[Entry], why: Gone = "expired") -> Freed:
@@ -325,7 +329,8 @@ class MemoryCatalog:
     def _revive(self, digest: str) -> None:
         for held in self._sessions.values():
             held.entries = [
-                replace(e, gone=None) if e.gone == "damaged" and e.ref.artifact_id == digest else e for e in held.entries
+                replace(e, gone=None) if e.gone == "damaged" and e.ref.artifact_id == digest else e
+                for e in held.entries
             ]
 
 

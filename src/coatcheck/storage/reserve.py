@@ -1,7 +1,7 @@
 """Space kept in reserve, so that a full disk can still be read from and cleaned up.
 
-Whatever the journal holds must fit into the database later, and forgetting needs a little room before it gives any back.
-The reserve is a file of real, allocated bytes for that; while it is used up, nothing new is taken in.
+Whatever the journal holds must fit into the database later, and forgetting needs a little room before it gives any
+back. The reserve is a file of real, allocated bytes for that; while it is used up, nothing new is taken in.
 """
 
 from __future__ import annotations

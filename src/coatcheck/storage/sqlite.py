@@ -1,11 +1,12 @@
 """The embedded catalog: SQLite in WAL mode behind a journal, for many threads and processes on one machine.
 
-Who writes holds the store's lock (a file lock, fair and prompt, so SQLite never sees a contended write), and first takes
-over what the journal holds. Readers look whether the journal has grown, and take it over too if so. Only the holder of the
-lock checkpoints, and no connection does so on its own: SQLite before 3.51.3 may corrupt a WAL that two reset at once.
+Who writes holds the store's lock (a file lock, fair and prompt, so SQLite never sees a contended write), and first
+takes over what the journal holds. Readers look whether the journal has grown, and take it over too if so. Only the
+holder of the lock checkpoints, and no connection does so on its own: SQLite before 3.51.3 may corrupt a WAL that two
+reset at once.
 
-Commits are not synced by SQLite (`synchronous=NORMAL`): where durability asks for it, `_settle` syncs the WAL. Until then
-the journal holds the same records, and a power cut only means that they are taken over once more.
+Commits are not synced by SQLite (`synchronous=NORMAL`): where durability asks for it, `_settle` syncs the WAL. Until
+then the journal holds the same records, and a power cut only means that they are taken over once more.
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ class SqliteCatalog:
         limit: int | None = None,
         before: int | None = None,
     ) -> list[Entry]:
+        values: tuple[Any, ...] = ()
+        where = ""
         if prefix is not None:
             low, high = prefix_range(prefix)
             found = self._query(_NEWEST[content], (low, high, session_id), settled=settled)
@@ -109,13 +112,11 @@ class SqliteCatalog:
                 return []
             if found[0][28] is None and found[0][16] is None and found[0][13] is None:
                 return [entry_of(found[0], found[0][27])]
-            where, values = " AND r.digest BETWEEN ? AND ?", [low, high]
+            where, values = " AND r.digest BETWEEN ? AND ?", (low, high)
         elif name is not None:
-            where, values = " AND r.name = ?", [name]
+            where, values = " AND r.name = ?", (name,)
         elif before is not None:
-            where, values = " AND r.seq < ?", [before]
-        else:
-            where, values = "", []
+            where, values = " AND r.seq < ?", (before,)
         entries = [
             entry_of(row, row[27])
             for row in self._query(
@@ -139,12 +140,16 @@ class SqliteCatalog:
         return Blob(digest, *found[0]) if found else None
 
     def sessions(self) -> Iterator[SessionInfo]:
-        for row in self._pages("session", "session_key", "session_id, parent, ttl, quota, created_at, used_at, used_bytes"):
+        for row in self._pages(
+            "session", "session_key", "session_id, parent, ttl, quota, created_at, used_at, used_bytes"
+        ):
             yield SessionInfo(*row)
 
     def blobs(self) -> Iterator[tuple[Blob, bytes | None]]:
         content = "(SELECT data FROM content c WHERE c.blob_key = blob.blob_key)"
-        for digest, *rest, data in self._pages("blob", "blob_key", f"digest, size, coding, place, frames, used_at, {content}"):
+        for digest, *rest, data in self._pages(
+            "blob", "blob_key", f"digest, size, coding, place, frames, used_at, {content}"
+        ):
             yield Blob(digest.hex(), *rest), data
 
     def totals(self) -> Totals:
@@ -370,8 +375,9 @@ class SqliteCatalog:
         while page := self._query(
             f"SELECT {key}, {columns} FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT 64", (last,)
         ):
-            for last, *row in page:
-                yield tuple(row)
+            for row in page:
+                yield row[1:]
+            last = page[-1][0]
 
     def _connect(self, *, reading: bool = False) -> sqlite3.Connection:
         for suffix in ("", "-wal", "-shm"):
