@@ -96,6 +96,11 @@ def open_root(path: Path, marker: str) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
+        above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(above)
+        finally:
+            os.close(above)
     if not path.is_dir():
         raise StoreUnavailable(f"{str(path)!r} is not a folder", hint="name a folder, new or empty, for the store")
     root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -36,8 +36,8 @@ class FileBlobs:
     def __init__(self, root: Path, folder: int, disk: Disk) -> None:
         self._uri = (root / "blobs").as_uri()
         self._disk = disk
-        for name in ("blobs", "tmp"):
-            disk.make_folder(name, folder)
+        if any([disk.make_folder(name, folder) for name in ("blobs", "tmp")]):
+            disk.sync(folder)
         self._blobs = open_folder("blobs", folder)
         self._tmp = open_folder("tmp", folder)
 

@@ -32,6 +32,11 @@ class Reserve:
         """How long the journal may become before the database takes it over."""
         return START + self._size // _SHARE
 
+    def is_needed(self) -> bool:
+        """Whether so little space is left that a change might not find enough."""
+        free = os.fstatvfs(self._folder)
+        return free.f_bavail * free.f_frsize < self._size
+
     def fill(self, journal: Journal) -> None:
         """Allocate what is missing, or raise OSError (no space) and leave the store as it is."""
         file = os.open(NAME, _OPEN, 0o600, dir_fd=self._folder)

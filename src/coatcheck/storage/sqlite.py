@@ -278,9 +278,9 @@ class SqliteCatalog:
     def _change(self, doing: str, *, durable: bool = True, freeing: bool = False) -> Iterator[None]:
         """One transaction on all that was put so far. What frees space may use the space that is kept in reserve."""
         with self._exclusive(doing):
-            if freeing:
-                self._reserve.release(self._journal)
             self._refresh_and_catch_up()
+            if freeing and self._reserve.is_needed():
+                self._reserve.release(self._journal)
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -291,8 +291,8 @@ class SqliteCatalog:
                 raise
             if durable:
                 self._sync_wal()
-            if freeing:
-                with contextlib.suppress(StoreFull):
+            if self._journal.strained:
+                with contextlib.suppress(OSError):
                     self._reserve.fill(self._journal)
 
     def _refresh_and_catch_up(self) -> None:
