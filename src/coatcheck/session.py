@@ -74,7 +74,9 @@ class Session:
         return self._store.get(self._scope, target)
 
     def open(self, target: Ref | str) -> BinaryIO:
-        """A seekable binary stream over the artifact's bytes. Raises `NotFound` or `Expired`."""
+        """A seekable binary stream over the artifact's bytes, or over the JSON of the part that a fragment names.
+
+        Raises `NotFound`, `Expired`, and `InvalidPointer` where the fragment leads nowhere."""
         return self._store.open(self._scope, target)
 
     def ref(self, target: Ref | str) -> Ref | None:

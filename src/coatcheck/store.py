@@ -21,10 +21,10 @@ from coatcheck.intake import About, Intake
 from coatcheck.refs import Ref
 from coatcheck.scope import Lookup, Scope, check_name
 from coatcheck.storage import BlobStore, Catalog, Entry, Limits, SessionInfo, Totals
-from coatcheck.streams import ArtifactStream
+from coatcheck.streams import ArtifactStream, Content
 from coatcheck.upkeep import COLD_AFTER, CollectReport, Progress, VerifyReport, collect, verify
 from coatcheck.uses import Uses
-from coatcheck.values import decode
+from coatcheck.values import decode, encode_text
 
 if TYPE_CHECKING:
     from coatcheck.session import Session
@@ -174,14 +174,11 @@ class Store:
         self._note(scope, entry)
         if not fragment:
             return decode(entry.ref.codec, data)
+        whole = _parsed(data, target)
         try:
-            return follow(json.loads(data), fragment)
+            return follow(whole, fragment)
         except InvalidPointer:
             return None
-        except (ValueError, RecursionError) as error:
-            raise InvalidPointer(
-                f"{clip(str(target))} names a part of an artifact that is not JSON", hint=""
-            ) from error
 
     def ref(self, scope: Scope, target: Ref | str) -> Ref | None:
         try:
@@ -193,11 +190,25 @@ class Store:
 
     def open(self, scope: Scope, target: Ref | str) -> BinaryIO:
         entry, fragment = self._lookup.resolve(scope, target, content=True)
-        if fragment:
-            raise InvalidPointer("a stream is of the whole artifact: leave the fragment out", hint="")
         self._note(scope, entry)
+        if fragment:
+            part = follow(_parsed(self._bytes(scope, entry)[1], target), fragment)
+            return io.BytesIO(encode_text(json.dumps(part, ensure_ascii=False, separators=(",", ":"))))
         if entry.blob.coding == "inline":
             return io.BytesIO(self._bytes(scope, entry)[1])
+        return cast(BinaryIO, io.BufferedReader(ArtifactStream(self._content(scope, entry)), 64 * 1024))
+
+    def content(self, scope: Scope, target: Ref | str) -> Content:
+        """The bytes of an artifact by range. Raises what `open` raises."""
+        entry, _ = self._lookup.resolve(scope, target, content=True)
+        self._note(scope, entry)
+        return self._content(scope, entry)
+
+    def _content(self, scope: Scope, entry: Entry) -> Content:
+        ref = self._lookup.told(entry)
+        if entry.blob.coding == "inline":
+            data = self._bytes(scope, entry)[1]
+            return Content(ref, b"", lambda offset, length: data[offset : offset + length])
         at = entry
 
         def read(offset: int, length: int) -> bytes:
@@ -209,7 +220,7 @@ class Store:
                 return self._blobs.read(at.blob, offset, length)
 
         read(0, 1)
-        return cast(BinaryIO, io.BufferedReader(ArtifactStream(entry.blob.size, read), 64 * 1024))
+        return Content(ref, entry.blob.frames, read)
 
     def list(self, scope: Scope, *, name: str | None, kind: str | None, limit: int | None) -> list[Ref]:
         return self._lookup.list(scope, name=name, kind=kind, limit=limit)
@@ -291,3 +302,10 @@ class Store:
             above = self._catalog.session(parent)
             parent = above.parent if above else None
         return tuple(found)
+
+
+def _parsed(data: bytes, target: Ref | str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidPointer(f"{clip(str(target))} names a part of an artifact that is not JSON", hint="") from error

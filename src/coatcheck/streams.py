@@ -1,18 +1,44 @@
-"""Streams in and out: pieces of a file-like object for a put, and a seekable stream over a stored artifact."""
+"""Bytes in and out: pieces of a stream for a put, and a stored artifact by ranges or as a seekable stream."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, TypeGuard
 
 from coatcheck.errors import UnsupportedValue
+from coatcheck.refs import Ref
+from coatcheck.storage.frames import FRAME
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 CHUNK = 1 << 20
-_FRAME = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The bytes of a stored artifact, by range: what everything that looks inside one is given.
+
+    `read(offset, length)` answers fewer bytes only at the end, and raises `Damaged` rather than wrong ones. `frames` are
+    the records of its frames (`storage.frames.line_counts`), empty for a small artifact."""
+
+    ref: Ref
+    frames: bytes
+    read: Callable[[int, int], bytes]
+
+    @property
+    def size(self) -> int:
+        return self.ref.size_bytes
+
+    def chunks(self, start: int = 0) -> Iterator[bytes]:
+        """All bytes from an offset on, a frame at a time, cut where frames are."""
+        at = start
+        while at < self.size:
+            chunk = self.read(at, FRAME - at % FRAME)
+            yield chunk
+            at += len(chunk)
 
 
 def is_stream(value: object) -> TypeGuard[IO[bytes]]:
@@ -42,9 +68,8 @@ class ArtifactStream(io.RawIOBase):
     """Reads a stored blob by ranges, never more than one frame in memory at a time. Each frame is checked as it is
     read."""
 
-    def __init__(self, size: int, read: Callable[[int, int], bytes]) -> None:
-        self._size = size
-        self._read = read
+    def __init__(self, content: Content) -> None:
+        self._content = content
         self._at = 0
 
     def readable(self) -> bool:
@@ -57,7 +82,7 @@ class ArtifactStream(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}.get(whence)
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._content.size}.get(whence)
         if base is None or base + offset < 0:
             raise ValueError(f"cannot seek to {offset} from {whence}")
         self._at = base + offset
@@ -65,8 +90,8 @@ class ArtifactStream(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer).cast("B")
-        room = min(len(view), _FRAME - self._at % _FRAME)  # up to the frame's end: no frame is read twice
-        data = self._read(self._at, room)
+        room = min(len(view), FRAME - self._at % FRAME)  # up to the frame's end: no frame is read twice
+        data = self._content.read(self._at, room)
         view[: len(data)] = data
         self._at += len(data)
         return len(data)

@@ -42,9 +42,16 @@ class Disk:
     def truncate(self, file: int, size: int) -> None:
         os.ftruncate(file, size)
 
-    def sync(self, file: int) -> None:
-        """Make a file's bytes, or a folder's names, survive a power cut."""
-        if self.durable:
+    def allocate(self, file: int, size: int) -> None:
+        """Make a file of real, allocated bytes."""
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file, 0, size)
+        else:
+            os.pwrite(file, bytes(size), 0)
+
+    def sync(self, file: int, *, always: bool = False) -> None:
+        """Make a file's bytes, or a folder's names, survive a power cut. `always` is for what older data depends on."""
+        if self.durable or always:
             os.fsync(file)
 
     def sync_data(self, file: int) -> None:

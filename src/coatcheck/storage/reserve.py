@@ -43,7 +43,7 @@ class Reserve:
         try:
             if os.fstat(file).st_size < self._size:
                 try:
-                    self._allocate(file)
+                    self._disk.allocate(file, self._size)
                 except OSError:
                     self._disk.truncate(file, 0)
                     if not journal.strained:
@@ -66,9 +66,3 @@ class Reserve:
             finally:
                 os.close(file)
         return False
-
-    def _allocate(self, file: int) -> None:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file, 0, self._size)
-        else:
-            os.pwrite(file, bytes(self._size), 0)

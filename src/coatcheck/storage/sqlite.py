@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import os
 import sqlite3
+import struct
 import threading
 import weakref
 from collections import deque
@@ -312,7 +313,10 @@ class SqliteCatalog:
                 return
             at = start
             for at, record in journal.records(start):  # noqa: B007 - `at` is used behind the loop
-                entry, heal, grace = rows.unpack(record)
+                try:
+                    entry, heal, grace = rows.unpack(record)
+                except (ValueError, TypeError, struct.error) as error:
+                    raise Damaged("a record of the journal makes no sense", hint="restore the store") from error
                 self._changes.put(entry, heal=heal, grace=grace)
             self._writer.executemany(
                 "INSERT OR REPLACE INTO meta VALUES (?, ?)", [("journal", journal.journal_id), ("offset", at)]
