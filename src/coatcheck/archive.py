@@ -12,17 +12,18 @@ import binascii
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import IO, Any, get_args
+from typing import IO, Any, TypeVar, get_args
 
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip, digest_of, is_prefix
 from coatcheck.intake import About
-from coatcheck.refs import Blob, Codec, Ref
-from coatcheck.scope import check_name
+from coatcheck.refs import LAST_TIME, Blob, Codec, Ref
+from coatcheck.scope import check_name, is_text
 from coatcheck.storage import BlobStore, Catalog, Entry, SessionInfo
 from coatcheck.upkeep import Progress
 
 FORMAT = 1
+N = TypeVar("N", int, float)
 _PIECE = 192 * 1024
 _LONGEST_LINE = 4 * 1024 * 1024
 _REF_FIELDS = (
@@ -200,15 +201,13 @@ def _session_record(info: SessionInfo) -> dict[str, Any]:
 def _session(said: Any, lines: _Lines) -> SessionInfo:
     try:
         info = SessionInfo(
-            said["session_id"], said["parent"], _number(said["ttl"]), said["quota"],
-            float(said["created"]), float(said["used"]),
+            said["session_id"], said["parent"], _limit(said["ttl"], float), _limit(said["quota"], int),
+            _seconds(said["created"]), _seconds(said["used"]),
         )  # fmt: skip
         check_name(info.session_id, "session id")
         if info.parent is not None:
             check_name(info.parent, "session id")
-        if not (info.quota is None or isinstance(info.quota, int)):
-            raise ValueError("quota")
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise lines.wrong(f"a session that makes no sense: {clip(str(error))}") from error
     return info
 
@@ -218,18 +217,33 @@ def _ref(said: Any, session: SessionInfo, lines: _Lines) -> Ref:
         ref = Ref(
             said["artifact_id"], session.session_id, 0, said["media_type"], said["kind"], said["codec"], said["name"],
             said["tool"], said["call_id"], said["producer"], tuple(said["parents"]), said["summary"],
-            float(said["created"]), _number(said["expires"]), bool(said["pinned"]), said["granted_by"],
+            _seconds(said["created"]), _limit(said["expires"], float),
+            bool(said["pinned"]), said["granted_by"],
         )  # fmt: skip
         About(ref.name, ref.tool, ref.kind, ref.media_type, ref.summary, ref.producer, ref.call_id).check()
+        if None in (ref.media_type, ref.kind, ref.producer) or not is_text(ref.summary):
+            raise ValueError("media_type, kind, producer or summary")
         if ref.codec not in get_args(Codec) or not is_prefix(ref.artifact_id) or len(ref.artifact_id) != 64:
             raise ValueError("codec or artifact_id")
         for text in (ref.granted_by, *ref.parents):
             if text is not None:
                 check_name(text)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise lines.wrong(f"a ref that makes no sense: {clip(str(error))}") from error
     return ref
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+def _seconds(value: Any) -> float:
+    seconds = float(value)
+    if not 0 <= seconds <= LAST_TIME:
+        raise ValueError(f"{seconds} is no time")
+    return seconds
+
+
+def _limit(value: Any, kind: type[N]) -> N | None:
+    if value is None:
+        return None
+    number = kind(value)
+    if not number >= 0 or (kind is int and number >= 1 << 63):
+        raise ValueError(f"{number} is no limit")
+    return number

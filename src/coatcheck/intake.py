@@ -6,6 +6,7 @@ in.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,7 +80,7 @@ class Intake:
         if isinstance(value, Path):
             try:
                 with value.open("rb") as stream:
-                    return self._put_stream(scope, stream, replace(about, name=about.name or value.name))
+                    return self._put_stream(scope, stream, replace(about, name=about.name or _file_name(value)))
             except OSError as error:
                 raise InvalidArgument(
                     f"cannot read {str(value)!r}: {error.strerror}", hint="name a file to store"
@@ -240,3 +241,8 @@ class Intake:
                 f"the value has {size} bytes or more; this store takes at most {self._max} in one artifact",
                 hint="split it, or open the store with a larger max_artifact_bytes",
             )
+
+
+def _file_name(path: Path) -> str:
+    """The file's name as text. A file system takes any bytes; what is not UTF-8 becomes a replacement character."""
+    return os.fsencode(path.name).decode("utf-8", "replace")

@@ -16,7 +16,7 @@ Codec = Literal["text", "json", "bytes"]
 Coding = Literal["inline", "raw", "zstd"]
 PRODUCERS: Final = ("dispatcher", "executor", "planner", "system")
 SUMMARY_LIMIT: Final = 500
-_LAST: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 1  # a time to live may lie beyond every calendar
+LAST_TIME: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 1  # a time to live may lie beyond every calendar
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Ref:
     @property
     def expires_at(self) -> datetime | None:
         """When this ref expires if the session is not used before; None where it is pinned or has no time to live."""
-        return None if self.expires is None else datetime.fromtimestamp(min(self.expires, _LAST), UTC)
+        return None if self.expires is None else datetime.fromtimestamp(min(self.expires, LAST_TIME), UTC)
 
     @property
     def is_expired(self) -> bool:

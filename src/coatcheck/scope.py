@@ -58,7 +58,7 @@ class Lookup:
         if target.startswith(SCHEME):
             parsed = parse_pointer(target)
             return self._by_prefix(scope, parsed.prefix, content), parsed.fragment
-        named = self._by_name(scope, target, content)
+        named = self._by_name(scope, target, content) if is_text(target) else None
         if named is not None:
             return named, ""
         if is_prefix(target):
@@ -67,6 +67,8 @@ class Lookup:
 
     def list(self, scope: Scope, *, name: str | None, kind: str | None, limit: int | None) -> list[Ref]:
         """Live refs that the scope sees, own ones first, newest first, each artifact once under each of its names."""
+        if name is not None and not is_text(name):
+            return []
         seen: set[tuple[str, str | None]] = set()
         found: list[Ref] = []
         for session_id in scope.lineage:
@@ -91,7 +93,7 @@ class Lookup:
         """When this entry expires, as things stand now: its own time or its session's, whichever is first."""
         if entry.ref.pinned:
             return None
-        session = entry.session.expires(self._uses.last(entry.session.session_id))
+        session = entry.session.expires(max(entry.ref.created, self._uses.last(entry.session.session_id)))
         if session is None or entry.ref.expires is None:
             return entry.ref.expires if session is None else session
         return min(session, entry.ref.expires)
@@ -143,10 +145,16 @@ def check_name(name: object, what: str = "name") -> None:
         raise InvalidArgument(f"the {what} is a {type(name).__name__}, not a string")
     if not 0 < len(name) <= NAME_LIMIT:
         raise InvalidArgument(f"the {what} has {len(name)} characters; it takes 1 to {NAME_LIMIT}")
+    if not is_text(name):
+        raise InvalidArgument(f"the {what} {clip(name)} holds a lone surrogate, which no text can")
+
+
+def is_text(name: str) -> bool:
+    """Whether UTF-8 can hold it. What it cannot hold names nothing."""
     try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"the {what} {clip(name)} holds a lone surrogate, which no text can") from error
+        return name.isascii() or bool(name.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _gone(entry: Entry, asked: str) -> NotFound:

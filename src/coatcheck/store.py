@@ -94,6 +94,8 @@ class Store:
         check_name(session_id, "session id")
         if ttl is not _UNSET and ttl is not None and not ttl >= 0:
             raise InvalidArgument(f"a time to live of {ttl!r} is no number of seconds", hint="or None for no end")
+        if quota_bytes is not _UNSET and quota_bytes is not None and not 0 <= quota_bytes < 1 << 63:
+            raise InvalidArgument(f"a quota of {quota_bytes!r} is no number of bytes", hint="or None for no limit")
         known, now = self._catalog.session(session_id), self._clock()
         info = known or SessionInfo(session_id, None, self.ttl, None, now, now)
         wanted = replace(

@@ -31,12 +31,10 @@ def encode(value: object) -> tuple[Codec, bytes]:
 def decode(codec: Codec, data: bytes) -> Any:
     if codec == "bytes":
         return data
-    if codec == "text":
-        return decode_text(data)
     try:
-        return json.loads(data)
+        return decode_text(data) if codec == "text" else json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise Damaged(f"stored JSON does not parse: {error}") from error
+        raise Damaged(f"what was stored as {codec} does not read as such: {error}") from error
 
 
 def encode_text(text: str) -> bytes:
