@@ -1,7 +1,7 @@
 """The command line: `coatcheck put`, `get`, `ls` and the rest. It parses, calls the store, and prints.
 
-Results go to stdout; errors, as one line each, and progress go to stderr. The exit code of an error is the one in
-`errors.CODES`. What people see passes through `terminal`, which makes hostile text harmless.
+Results go to stdout; errors, as one line each, and progress go to stderr. The exit code of an error is the one
+in `errors.CODES`. What people see passes through `terminal`, which makes hostile text harmless.
 """
 
 from __future__ import annotations
@@ -33,13 +33,9 @@ class Commands(click.Group):
         code = errors.CODES["error"].exit
         try:
             code = super().main(*args, **{**extra, "standalone_mode": False}) or 0
-            click.echo(nl=False)  # flushes: a pipe that broke must break here, not when the interpreter ends
         except CoatcheckError as error:
             complain(str(error))
             code = errors.CODES[error.code].exit
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = BROKEN_PIPE
         except OSError as error:
             reason = error.strerror or str(error)
             complain(reason if error.filename is None else f"{reason}: {error.filename}")
@@ -54,6 +50,15 @@ class Commands(click.Group):
         except (click.Abort, KeyboardInterrupt):
             code = INTERRUPTED
         sys.exit(code)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            answer = super().invoke(ctx)
+            click.echo(nl=False)  # flushes: a pipe that broke must break here, not when the interpreter ends
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(BROKEN_PIPE)
+        return answer
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

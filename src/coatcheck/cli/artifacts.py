@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import click
 
 import coatcheck
-from coatcheck import CoatcheckError, Ref, Session, Store, errors
+from coatcheck import CoatcheckError, Ref, Session, errors
+from coatcheck.cli.files import STDIO, writing
 from coatcheck.cli.options import json_option, session_option, store_option
 from coatcheck.cli.terminal import (
-    bytes_text,
+    cell,
     complain,
+    iso_time,
     one_line,
     print_content,
     print_details,
     print_json,
     print_table,
-    time_text,
 )
 from coatcheck.media import KINDS
-
-_STDIO = "-"
+from coatcheck.storage import SessionInfo
 
 
 @click.command()
@@ -36,9 +35,7 @@ _STDIO = "-"
 @click.option("--tool", help="The tool that made it.")
 @click.option("--media-type", metavar="TYPE", help="Its media type; seen from the content where not given.")
 @click.option("--summary", help="What it says, in at most 500 characters; its beginning where not given.")
-@click.option(
-    "--ttl", type=click.FloatRange(min=0), metavar="SECONDS", help="Let it expire before its session does."
-)
+@click.option("--ttl", type=click.FloatRange(min=0), metavar="SECONDS", help="Let it expire before its session does.")
 @click.option("--pin", is_flag=True, help="Keep it whatever the time to live of its session.")
 @session_option
 @store_option
@@ -57,12 +54,10 @@ def put(
     as_json: bool,
 ) -> None:
     """Store a FILE, or stdin where it is '-', and print the pointer to it."""
-    value = click.get_binary_stream("stdin") if str(file) == _STDIO else file
+    value = sys.stdin.buffer if str(file) == STDIO else file
     with coatcheck.open(url) as store:
         session = store.session(session_id)
-        ref = session.put(
-            value, name=name, kind=kind, tool=tool, media_type=media_type, summary=summary, ttl=ttl
-        )
+        ref = session.put(value, name=name, kind=kind, tool=tool, media_type=media_type, summary=summary, ttl=ttl)
         if pin:
             ref = session.pin(ref)
     if as_json:
@@ -73,28 +68,24 @@ def put(
 
 @click.command()
 @click.argument("target")
-@click.option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout.")
+@click.option("-o", "--output", default=STDIO, metavar="FILE", help="Write to a file instead of stdout.")
 @click.option("--raw", is_flag=True, help="Write the exact bytes to a terminal too.")
 @session_option
 @store_option
-def get(target: str, output: str | None, raw: bool, session_id: str, url: str | None) -> None:
-    """Write the content of an artifact, by pointer, id or name. With a fragment ('art:…#/items/0'), write that part
-    of a JSON artifact.
+def get(target: str, output: str, raw: bool, session_id: str, url: str | None) -> None:
+    """Write the content of an artifact, by pointer, id or name.
 
-    Files and pipes get the exact bytes. On a terminal, characters that would steer it are made visible."""
+    With a fragment ('art:…#/items/0') it writes that part of a JSON artifact. Files and pipes get the exact bytes; on
+    a terminal, characters that would steer it are made visible."""
     is_part = coatcheck.is_pointer(target) and "#" in target
     with coatcheck.open(url) as store, store.session(session_id).open(target) as content:
-        if output not in (None, _STDIO):
-            with Path(output).open("wb") as file:
-                shutil.copyfileobj(content, file)
-        elif sys.stdout.isatty() and not raw:
+        if output == STDIO and sys.stdout.isatty() and not raw:
             print_content(content)
-        else:
-            out = click.get_binary_stream("stdout")
+            return
+        with writing(output) as out:
             shutil.copyfileobj(content, out)
             if is_part:
                 out.write(b"\n")
-            out.flush()
 
 
 @click.command()
@@ -114,19 +105,24 @@ def ls(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """List what a session sees, the newest first: a table on a terminal, tab-separated lines in a pipe, JSON lines
-    with --json."""
+    """List what a session sees, the newest first.
+
+    A table on a terminal, tab-separated lines in a pipe, JSON lines with --json."""
     with coatcheck.open(url) as store:
         if sessions:
-            _list_sessions(store, limit, as_json)
-            return
-        refs = store.session(session_id).list(name=name, kind=kind, limit=limit)
+            records = [_session_record(info) for info in islice(store.sessions(), limit)]
+            columns = {"used_bytes": "size", "used_at": "used", "expires_at": "expires", "session_id": "session"}
+        else:
+            refs = store.session(session_id).list(name=name, kind=kind, limit=limit)
+            records = [_record(ref) for ref in refs]
+            columns = {"pointer": "pointer", "type": "kind", "size_bytes": "size", "created_at": "created",
+                       "name": "name", "summary": "summary"}  # fmt: skip
     if as_json:
-        for ref in refs:
-            print_json(_record(ref))
-        return
-    columns = ("pointer", "kind", "size", "created", "name", "summary")
-    print_table(columns, map(_row, refs))
+        for record in records:
+            print_json(record)
+    else:
+        rows = ([cell(key, record[key]) for key in columns] for record in records)
+        print_table(list(columns.values()), rows, yielding=("name", "summary", "session"))
 
 
 @click.command()
@@ -141,13 +137,7 @@ def show(target: str, session_id: str, url: str | None, as_json: bool) -> None:
         ref = session.ref(target)
         if ref is None:
             raise _why_not(session, target)
-    record = _record(ref)
-    if as_json:
-        print_json(record)
-    else:
-        print_details(
-            record | {"parents": ", ".join(ref.parents) or None, "size_bytes": bytes_text(ref.size_bytes)}
-        )
+    (print_json if as_json else print_details)(_record(ref))
 
 
 @click.command()
@@ -193,7 +183,7 @@ def _record(ref: Ref) -> dict[str, Any]:
         "name": ref.name,
         "session_id": ref.session_id,
         **ref.to_record(),
-        "expires_at": None if ref.expires_at is None else ref.expires_at.isoformat().replace("+00:00", "Z"),
+        "expires_at": iso_time(ref.expires),
         "pinned": ref.pinned,
         "tool": ref.tool,
         "call_id": ref.call_id,
@@ -202,42 +192,17 @@ def _record(ref: Ref) -> dict[str, Any]:
     }
 
 
-def _row(ref: Ref) -> tuple[str, ...]:
-    created = time_text(ref.created_at) or ""
-    return (ref.pointer, ref.kind, bytes_text(ref.size_bytes), created, ref.name or "-", ref.summary)
-
-
-def _list_sessions(store: Store, limit: int | None, as_json: bool) -> None:
-    def rows() -> Iterator[tuple[str, ...]]:
-        for count, info in enumerate(store.sessions()):
-            if count == limit:
-                return
-            expires = info.expires(info.used)
-            record = {
-                "session_id": info.session_id,
-                "parent": info.parent,
-                "used_bytes": info.used_bytes,
-                "created_at": _moment(info.created),
-                "used_at": _moment(info.used),
-                "expires_at": None if expires is None else _moment(expires),
-                "ttl": info.ttl,
-                "quota_bytes": info.quota,
-            }
-            if as_json:
-                print_json(record)
-            else:
-                size = bytes_text(info.used_bytes)
-                yield (size, _moment(info.used), str(record["expires_at"] or "-"), info.session_id)
-
-    if as_json:
-        for _ in rows():
-            pass
-    else:
-        print_table(("size", "used", "expires", "session"), rows())
-
-
-def _moment(seconds: float) -> str:
-    return time_text(datetime.fromtimestamp(seconds, UTC)) or ""
+def _session_record(info: SessionInfo) -> dict[str, Any]:
+    return {
+        "session_id": info.session_id,
+        "parent": info.parent,
+        "used_bytes": info.used_bytes,
+        "created_at": iso_time(info.created),
+        "used_at": iso_time(info.used),
+        "expires_at": iso_time(info.expires(info.used)),
+        "ttl": info.ttl,
+        "quota_bytes": info.quota,
+    }
 
 
 def _why_not(session: Session, target: str) -> CoatcheckError:
@@ -246,6 +211,4 @@ def _why_not(session: Session, target: str) -> CoatcheckError:
         session.open(target).close()
     except CoatcheckError as error:
         return error
-    return errors.NotFound(
-        f"session {one_line(session.session_id)!r} only sees this artifact through a parent"
-    )
+    return errors.NotFound(f"session {one_line(session.session_id)!r} only sees this artifact through a parent")

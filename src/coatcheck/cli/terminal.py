@@ -1,23 +1,25 @@
 """Printing: plain text for pipes, something readable for a person, and nothing that steers a terminal.
 
-Names, summaries, tools and content are untrusted. Characters that a terminal would obey or hide (controls, escapes,
-bidirectional marks, invisible formats) are printed as the escapes a programmer would write: `\\x1b`, `\\u202e`.
+Names, summaries, tools and content are untrusted. Characters that a terminal would obey or hide (controls,
+escapes, bidirectional marks, invisible formats) are printed as a programmer would write them: `\\x1b`, `\\u202e`.
 """
 
 from __future__ import annotations
 
 import codecs
 import json
+import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import IO, Any, Final
 
 import click
 
 _PIECE: Final = 64 * 1024
+_LAST: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 1
 _OBEYED_OR_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
@@ -41,7 +43,7 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text that is safe on a terminal and in a tab-separated column: line ends and tabs are made visible too."""
+    """Text that is safe on a terminal and in a column: line ends and tabs are made visible too."""
     return text.translate(_LINE)
 
 
@@ -56,17 +58,16 @@ def print_json(record: Any) -> None:
 
 def print_details(record: Mapping[str, object]) -> None:
     """What is known of one thing: names and values, aligned for a person, else with a tab between."""
-    shown = {key: "-" if value is None else one_line(str(value)) for key, value in record.items()}
-    width = max(map(len, shown)) + 2
-    for key, value in shown.items():
-        click.echo(f"{key:<{width}}{value}" if sys.stdout.isatty() else f"{key}\t{value}")
+    width = max(map(len, record)) + 2
+    for key, value in record.items():
+        click.echo((key.ljust(width) if sys.stdout.isatty() else f"{key}\t") + cell(key, value))
 
 
-def print_table(columns: Sequence[str], rows: Iterator[Sequence[str]]) -> None:
-    """A table on a terminal, where the last column gives way; tab-separated lines, without a head, in a pipe."""
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, yielding: Collection[str]) -> None:
+    """Rows of cells: lines with tabs in a pipe; a table on a terminal, where the `yielding` columns are cut to fit."""
     if not sys.stdout.isatty():
         for row in rows:
-            click.echo("\t".join(map(one_line, row)))
+            click.echo("\t".join(row))
         return
     from rich.console import Console
     from rich.table import Table
@@ -74,16 +75,15 @@ def print_table(columns: Sequence[str], rows: Iterator[Sequence[str]]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="none")
     for column in columns:
-        last = column == columns[-1]
-        table.add_column(column, no_wrap=True, overflow="ellipsis", min_width=8 if last else None)
+        table.add_column(column, no_wrap=column not in yielding, min_width=8 if column in yielding else None)
     for row in rows:
-        table.add_row(*(Text(one_line(cell)) for cell in row))
+        table.add_row(*(Text(text, no_wrap=True, overflow="ellipsis") for text in row))
     if table.row_count:
         Console(highlight=False, markup=False, emoji=False).print(table)
 
 
 def print_content(source: IO[bytes]) -> None:
-    """Bytes for a person: as text, with everything that is not visible made so, and the prompt on a line of its own."""
+    """Bytes for a person: as text, with what is invisible made visible, and a line end after the last line."""
     decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
     last = "\n"
     while True:
@@ -97,17 +97,27 @@ def print_content(source: IO[bytes]) -> None:
         click.echo()
 
 
-def bytes_text(count: int) -> str:
-    """A size: in units for a person, in bytes for a pipe."""
-    if not sys.stdout.isatty():
-        return str(count)
-    from rich.filesize import decimal
+def cell(key: str, value: object) -> str:
+    """One value of a record as text: sizes and times in full for a pipe, in short for a person."""
+    if value is None or value == []:
+        return "-"
+    if isinstance(value, list):
+        return ", ".join(one_line(str(item)) for item in value)
+    if sys.stdout.isatty():
+        if key.endswith("bytes") and isinstance(value, int):
+            from rich.filesize import decimal
 
-    return decimal(count)
+            return decimal(value)
+        if key.endswith("_at"):
+            return re.sub(r"\.\d+", "", str(value))
+    return one_line(str(value))
 
 
-def time_text(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+def iso_time(seconds: float | None) -> str | None:
+    """A time as ISO 8601 writes it. One that lies beyond every calendar is the last that there is."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(min(seconds, _LAST), UTC).isoformat().replace("+00:00", "Z")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import click
 import coatcheck
 from coatcheck import errors
 from coatcheck.cli.options import json_option, store_option
-from coatcheck.cli.terminal import bytes_text, one_line, print_details, print_json, progress
+from coatcheck.cli.terminal import one_line, print_details, print_json, progress
 
 
 @click.command()
@@ -26,11 +26,7 @@ def collect(dry_run: bool, grace: float | None, url: str | None, as_json: bool) 
     """Free what has expired and what crashes have left behind, and compress what has gone cold."""
     with coatcheck.open(url) as store, progress("collecting", quiet=as_json) as bar:
         report = store.collect(dry_run=dry_run, grace=grace, progress=bar).to_record()
-    if as_json:
-        print_json(report)
-    else:
-        sizes = ("bytes", "leftover_bytes")
-        print_details(report | {name: bytes_text(report[name]) for name in sizes})
+    (print_json if as_json else print_details)(report)
 
 
 @click.command()
@@ -63,8 +59,4 @@ def stats(url: str | None, as_json: bool) -> None:
     """Count sessions, artifacts and bytes."""
     with coatcheck.open(url) as store:
         totals = asdict(store.stats())
-    if as_json:
-        print_json(totals)
-    else:
-        sizes = ("stored_bytes", "referenced_bytes")
-        print_details(totals | {name: bytes_text(totals[name]) for name in sizes})
+    (print_json if as_json else print_details)(totals)
