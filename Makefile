@@ -12,7 +12,7 @@ help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)  ## Put a large log, show its ref, and read it back
-	$(BIN)/python -m coatcheck.demo $(ARGS)
+	$(BIN)/python examples/demo.py $(ARGS)
 
 test: $(VENV)  ## Run the tests, with the short form of the faults (ARGS="-k session" for some)
 	$(BIN)/python -m pytest -n 2 $(ARGS)
