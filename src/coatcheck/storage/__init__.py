@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from math import inf
 from typing import Literal, Protocol
 
 from coatcheck.refs import Blob, Ref
@@ -197,10 +198,10 @@ class Catalog(Protocol):
     ) -> list[Entry]:
         """Refs of one session, newest first, tombstones included.
 
-        By `prefix`: of each artifact whose id begins with it, the newest ref (one that is no tombstone, where there is
-        one). By `name`: every ref that was put under it. Else all, or those with a seq `before` that one. With
-        `content`, entries carry the inline content. With `settled=False` the answer may lack what `behind` would tell
-        of."""
+        By `prefix`: of each artifact whose id begins with it, the newest ref (of those that live longest, and no
+        tombstone where another is there). By `name`: every ref that was put under it. Else all, or those with a seq
+        `before` that one. With `content`, entries carry the inline content. With `settled=False` the answer may lack
+        what `behind` would tell of."""
         ...
 
     def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
@@ -259,10 +260,16 @@ class Catalog(Protocol):
 
 
 def newest_of_each(entries: list[Entry]) -> list[Entry]:
-    """Of each artifact the first entry that is no tombstone, or else the first; in the order they came."""
+    """Of each artifact the entry that lives longest, the first of such; in the order they came."""
     best: dict[str, Entry] = {}
     for entry in entries:
         known = best.get(entry.ref.artifact_id)
-        if known is None or (known.gone and not entry.gone):
+        if known is None or _end(known) < _end(entry):
             best[entry.ref.artifact_id] = entry
     return list(best.values())
+
+
+def _end(entry: Entry) -> float:
+    if entry.gone:
+        return -inf
+    return inf if entry.ref.pinned or entry.ref.expires is None else entry.ref.expires

@@ -36,6 +36,8 @@ class Changes:
             (session_key, digest),
         )
         values = ref_values(ref)
+        if held and held[11]:  # a pin is on the artifact: it covers refs that come later
+            values = (*values[:11], 1, *values[12:])
         if held and held[1:] == values[:9] + values[10:] and self._is_current(session_key, ref.name, held[0]):
             return
         if held is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from coatcheck.errors import NotFound, QuotaExceeded, StoreClosed
 from coatcheck.refs import Blob
 from coatcheck.storage import _NO_LIMITS, Entry, Freed, Gone, Limits, SessionInfo, Totals, newest_of_each
-from coatcheck.storage.frames import Framer
+from coatcheck.storage.frames import FRAME, Framer, check_frame
 
 
 class MemoryBlobs:
@@ -46,7 +46,10 @@ class MemoryBlobs:
         copy = self._copies.get(blob.place)
         if copy is None:
             raise NotFound(f"blob {blob.digest} is gone", hint="put the same content again")
-        return copy[1][offset : offset + length]
+        data, end = copy[1], min(offset + length, blob.size)
+        for index in range(offset // FRAME, -(-end // FRAME)):
+            check_frame(blob.frames, index, data[index * FRAME : (index + 1) * FRAME], blob.digest)
+        return data[offset:end]
 
     def holds(self, blob: Blob, data: bytes) -> bool:
         return self.read(blob, 0, blob.size) == data
@@ -143,9 +146,11 @@ class MemoryCatalog:
                 self._bury(held, [e for e in held.live() if not e.ref.pinned])
             held.info = replace(held.info, used=max(held.info.used, now))
             if known is None or heal:
-                self._blobs[digest] = entry.blob
+                self._blobs[digest] = replace(entry.blob, used=now)
                 self._revive(digest)
             live = [e for e in held.entries if e.ref.artifact_id == digest and not e.gone]
+            if live and live[-1].ref.pinned:  # a pin is on the artifact: it covers refs that come later
+                entry = replace(entry, ref=replace(entry.ref, pinned=True))
             if live and self._same(held, live[-1], entry):
                 return True
             if not live:
@@ -190,6 +195,9 @@ class MemoryCatalog:
             for session_id, at in sessions.items():
                 if held := self._sessions.get(session_id):
                     held.info = replace(held.info, used=max(held.info.used, at))
+            for digest, at in blobs.items():
+                if blob := self._blobs.get(digest):
+                    self._blobs[digest] = replace(blob, used=max(blob.used, at))
 
     def pin(self, session_id: str, digest: str, pinned: bool) -> int:
         with self._open():
@@ -313,7 +321,8 @@ class MemoryCatalog:
         current = (
             [e for e in held.entries if e.ref.name == entry.ref.name][-1:] if entry.ref.name is not None else [newest]
         )
-        return current == [newest] and replace(newest.ref, created=0) == replace(entry.ref, created=0)
+        same = replace(newest.ref, created=0) == replace(entry.ref, created=0)
+        return current == [newest] and same and newest.ref.expires == entry.ref.expires
 
     def _bury(self, held: _Session, refs: list[Entry], why: Gone = "expired") -> Freed:
         held.entries = [replace(e, gone=why) if e in refs else e for e in held.entries]

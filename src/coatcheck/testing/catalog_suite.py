@@ -1,0 +1,547 @@
+"""What every `Catalog` must do, as tests.
+
+A catalog never looks into blobs, so most tests name copies that exist nowhere: only the rows matter here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from coatcheck.errors import QuotaExceeded, StoreClosed
+from coatcheck.ids import digest_of
+from coatcheck.refs import Blob, Ref
+from coatcheck.storage import Catalog, Entry, Freed, Limits, SessionInfo
+from coatcheck.testing._sealed import Suite
+
+
+class CatalogSuite(Suite, suite=True):
+    """Subclass it, and provide `make_catalog`."""
+
+    shared: ClassVar[bool] = True
+    """Whether `make_catalog` with the same folder opens the same catalog again, as another process would."""
+
+    def make_catalog(self, tmp_path: Path) -> Catalog:
+        raise NotImplementedError("how is your catalog made?")
+
+    @pytest.fixture
+    def catalog(self, tmp_path: Path) -> Iterator[Catalog]:
+        made = self.make_catalog(tmp_path)
+        yield made
+        made.close()
+
+    @pytest.fixture
+    def others(self, tmp_path: Path, catalog: Catalog) -> Iterator[Catalog]:
+        """The same catalog as another process has it."""
+        if not self.shared:
+            yield catalog
+            return
+        made = self.make_catalog(tmp_path)
+        yield made
+        made.close()
+
+    # Sessions
+
+    def test_a_session_that_nobody_opened_is_none(self, catalog: Catalog) -> None:
+        assert catalog.session("nobody") is None
+        assert catalog.find("nobody") == []
+        assert list(catalog.sessions()) == []
+
+    def test_an_opened_session_is_told_as_it_was_opened(self, catalog: Catalog, others: Catalog) -> None:
+        info = SessionInfo("s", "parent", 60.5, 1000, created=5.0, used=7.0)
+        catalog.open_session(info)
+        assert catalog.session("s") == others.session("s") == info
+
+    def test_opening_again_changes_parent_ttl_and_quota_alone(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", created=5.0))
+        catalog.open_session(SessionInfo("s", "p", None, 99, created=1.0, used=1.0))
+        assert catalog.session("s") == SessionInfo("s", "p", None, 99, created=5.0, used=5.0, used_bytes=1)
+
+    def test_every_session_is_listed_once(self, catalog: Catalog) -> None:
+        names = {f"session {i}" for i in range(70)}
+        for name in names:
+            catalog.open_session(SessionInfo(name))
+        assert sorted(info.session_id for info in catalog.sessions()) == sorted(names)
+
+    # Putting and finding
+
+    def test_what_was_put_is_found_with_all_that_was_said_of_it(self, catalog: Catalog, others: Catalog) -> None:
+        put = entry("x", name="n", tool="t", call_id="c", producer="planner", parents=("a" * 64, "b" * 12),
+                    summary="line ☃", created=5.25, expires=99.5, pinned=True, granted_by="g", codec="json",
+                    media_type="text/x", kind="log")  # fmt: skip
+        assert catalog.put(put)
+        for reader in (catalog, others):
+            (found,) = reader.find("s")
+            assert found.ref == put.ref
+            assert found.ref.expires == 99.5
+            assert found.blob == put.blob
+            assert found.gone is None
+
+    def test_a_put_opens_its_session_and_counts_it_as_used(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", created=5.0, ttl=60.0, parent="p", quota=100))
+        catalog.put(entry("y", created=9.0, ttl=60.0, parent="p", quota=100))
+        assert catalog.session("s") == SessionInfo("s", "p", 60.0, 100, created=5.0, used=9.0, used_bytes=2)
+
+    def test_each_artifact_counts_once_in_its_session(self, catalog: Catalog) -> None:
+        catalog.put(entry("xyz", name="one"))
+        catalog.put(entry("xyz", name="two"))
+        held = catalog.session("s")
+        assert held is not None
+        assert held.used_bytes == 3
+
+    def test_a_session_finds_only_its_own(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", session="one", name="n"))
+        assert catalog.find("two") == []
+        assert catalog.find("two", prefix=digest_of(b"x")) == []
+        assert catalog.find("two", name="n") == []
+
+    def test_all_refs_are_found_newest_first_and_page_by_page(self, catalog: Catalog) -> None:
+        for i in range(10):
+            catalog.put(entry(str(i), created=float(i)))
+        everything = catalog.find("s")
+        assert [one.ref.created for one in everything] == [float(i) for i in reversed(range(10))]
+        assert [one.seq for one in everything] == sorted({one.seq for one in everything}, reverse=True)
+        pages = [catalog.find("s", limit=4)]
+        while pages[-1]:
+            pages.append(catalog.find("s", before=pages[-1][-1].seq, limit=4))
+        assert [one.seq for page in pages for one in page] == [one.seq for one in everything]
+
+    def test_a_prefix_finds_the_newest_ref_of_each_artifact(self, catalog: Catalog) -> None:
+        first, second, apart = ("abc" * 20 + "0000", "abc" * 20 + "0001", "abc" * 20 + "1000")
+        for digest in (first, second, apart):
+            for name in ("old", "new"):
+                catalog.put(entry(digest=digest, name=name))
+        for prefix in ("abcabcabcabc", "abc" * 20 + "000", first):
+            found = catalog.find("s", prefix=prefix)
+            assert {one.ref.artifact_id for one in found} == {d for d in (first, second, apart) if d.startswith(prefix)}
+            assert {one.ref.name for one in found} == {"new"}
+        assert catalog.find("s", prefix="abd" + "0" * 9) == []
+
+    def test_of_an_artifact_the_ref_that_lives_longest_is_found(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", name="for good"))
+        catalog.put(entry("x", name="for a while", expires=50.0))
+        catalog.put(entry("x", name="briefly", expires=10.0))
+        (found,) = catalog.find("s", prefix=digest_of(b"x"))
+        assert found.ref.name == "for good"
+
+    def test_an_uneven_prefix_is_exact(self, catalog: Catalog) -> None:
+        catalog.put(entry(digest="abcdef0123457" + "0" * 51))
+        assert len(catalog.find("s", prefix="abcdef0123457")) == 1
+        assert catalog.find("s", prefix="abcdef0123456") == []
+        assert catalog.find("s", prefix="abcdef0123458") == []
+
+    def test_a_name_finds_every_ref_that_was_put_under_it(self, catalog: Catalog) -> None:
+        for content in ("a", "b", "a", "c"):
+            catalog.put(entry(content, name="n"))
+        catalog.put(entry("d", name="N"))
+        found = catalog.find("s", name="n")
+        assert [one.ref.artifact_id for one in found] == [digest_of(c.encode()) for c in "caba"]
+        assert catalog.find("s", name="n", limit=1) == found[:1]
+        assert catalog.find("s", name="") == []
+
+    def test_names_are_data_whatever_they_hold(self, catalog: Catalog) -> None:
+        names = ["../../x", "a\0b", "'; DROP TABLE ref; --", "%", "\u202egnp", "n" * 10_000, "É", "E\u0301"]
+        for i, name in enumerate(names):
+            catalog.put(entry(str(i), name=name, session=name, tool=name, call_id=name))
+        for i, name in enumerate(names):
+            (found,) = catalog.find(name, name=name)
+            assert found.ref.artifact_id == digest_of(str(i).encode())
+            assert (found.ref.name, found.ref.tool, found.ref.call_id) == (name, name, name)
+
+    def test_inline_content_comes_when_it_is_asked_for(self, catalog: Catalog) -> None:
+        data = b"x" * max(0, min(100, catalog.inline_limit))
+        if catalog.inline_limit < 0:  # this catalog holds no content itself
+            return
+        catalog.put(inline(data, name="n"))
+        ways: list[dict[str, Any]] = [{"prefix": digest_of(data)}, {"name": "n"}, {}]
+        for how in ways:
+            assert catalog.find("s", content=True, **how)[0].content == data
+            assert catalog.find("s", **how)[0].content is None
+        assert [(blob.digest, content) for blob, content in catalog.blobs()] == [(digest_of(data), data)]
+        assert digest_of(data) in catalog.uri(catalog.find("s")[0].blob)
+
+    def test_inline_content_replaces_what_is_stored(self, catalog: Catalog) -> None:
+        if catalog.inline_limit < 4:
+            return
+        catalog.put(replace(inline(b"good"), content=b"rot!"))
+        catalog.put(inline(b"good", session="other"))
+        assert catalog.find("s", content=True)[0].content == b"good"
+
+    def test_a_ref_that_says_nothing_new_is_not_doubled(self, catalog: Catalog) -> None:
+        for created in (1.0, 2.0, 3.0):
+            assert catalog.put(entry("x", name="n", created=created))
+            assert catalog.put(entry("y", created=created))
+        assert len(catalog.find("s", name="n")) == 1
+        assert len(catalog.find("s")) == 2
+        held = catalog.session("s")
+        assert held is not None
+        assert held.used == 3.0
+
+    @pytest.mark.parametrize(
+        "new",
+        [{"name": "other"}, {"codec": "json"}, {"tool": "t"}, {"summary": "s"}, {"kind": "log"}, {"expires": 50.0}],
+        ids=lambda new: next(iter(new)),
+    )
+    def test_a_ref_that_says_something_new_is_added(self, catalog: Catalog, new: dict[str, Any]) -> None:
+        catalog.put(entry("x", name="n"))
+        catalog.put(entry("x", **{"name": "n"} | new))
+        assert len(catalog.find("s")) == 2
+
+    def test_a_name_that_was_taken_meanwhile_is_taken_back(self, catalog: Catalog) -> None:
+        for content in ("x", "y", "x"):
+            catalog.put(entry(content, name="n"))
+        assert catalog.find("s", name="n", limit=1)[0].ref.artifact_id == digest_of(b"x")
+
+    def test_a_reader_that_is_not_behind_misses_nothing(self, catalog: Catalog) -> None:
+        catalog.put(entry("x"))
+        if not catalog.behind():
+            assert catalog.find("s", settled=False) == catalog.find("s")
+        assert len(catalog.find("s")) == 1
+        assert not catalog.behind(), "a settled read has taken over all there was"
+        assert len(catalog.find("s", settled=False)) == 1
+
+    # Blobs
+
+    def test_a_blob_is_known_while_a_ref_holds_it(self, catalog: Catalog, others: Catalog) -> None:
+        put = entry("x")
+        assert catalog.blob(put.blob.digest) is None
+        catalog.put(put)
+        assert catalog.blob(put.blob.digest) == others.blob(put.blob.digest) == put.blob
+        catalog.remove("s", put.blob.digest)
+        assert others.blob(put.blob.digest) is None
+
+    def test_the_copy_that_is_known_stays(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", place="first"))
+        catalog.put(entry("x", place="second", session="other"))
+        assert {one.blob.place for s in ("s", "other") for one in catalog.find(s)} == {"first"}
+
+    def test_a_healing_copy_replaces_the_one_that_is_known(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", place="first"))
+        catalog.put(entry("x", place="second", session="other"), heal=True)
+        assert {one.blob.place for s in ("s", "other") for one in catalog.find(s)} == {"second"}
+
+    def test_reuse_takes_the_catalogs_own_copy(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", place="first"))
+        assert catalog.put(entry("x", place="first", session="other"), reuse=True)
+        assert len(catalog.find("other")) == 1
+
+    def test_reuse_of_a_copy_that_is_gone_changes_nothing(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", place="second"))
+        before = catalog.totals()
+        assert not catalog.put(entry("x", place="first", session="other"), reuse=True)
+        assert not catalog.put(entry("y", place="first", session="other"), reuse=True)
+        assert catalog.totals() == before
+        assert catalog.session("other") is None
+
+    def test_every_blob_is_listed_once(self, catalog: Catalog) -> None:
+        for i in range(70):
+            catalog.put(entry(str(i), session=str(i % 3)))
+            catalog.put(entry(str(i), session="all"))
+        assert sorted(blob.digest for blob, _ in catalog.blobs()) == sorted(
+            digest_of(str(i).encode()) for i in range(70)
+        )
+
+    def test_relocating_points_at_the_new_copy(self, catalog: Catalog) -> None:
+        old = entry("x", place="first").blob
+        catalog.put(entry("x", place="first"))
+        new = replace(old, coding="zstd", place="second")
+        assert catalog.relocate(old, new)
+        assert catalog.blob(old.digest) == new
+        assert catalog.find("s")[0].blob == new
+
+    def test_relocating_loses_to_a_copy_that_came_meanwhile(self, catalog: Catalog) -> None:
+        old = entry("x", place="first").blob
+        catalog.put(entry("x", place="first"))
+        catalog.put(entry("x", place="healed", session="other"), heal=True)
+        assert not catalog.relocate(old, replace(old, place="second"))
+        assert not catalog.relocate(replace(old, digest="0" * 64), replace(old, digest="0" * 64, place="second"))
+        held = catalog.blob(old.digest)
+        assert held is not None
+        assert held.place == "healed"
+
+    def test_use_is_counted_where_it_is_later(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", created=10.0))
+        digest = digest_of(b"x")
+        for at, expected in ((5.0, 10.0), (20.0, 20.0), (15.0, 20.0)):
+            catalog.touch({"s": at, "nobody": at}, {digest: at, "0" * 64: at})
+            session, blob = catalog.session("s"), catalog.blob(digest)
+            assert session is not None
+            assert session.used == expected
+            assert blob is not None
+            assert blob.used == expected
+        assert catalog.session("nobody") is None
+
+    # Quotas
+
+    def test_a_put_over_the_sessions_quota_is_refused_and_changes_nothing(self, catalog: Catalog) -> None:
+        catalog.put(entry("12345678", quota=10))
+        before = catalog.totals()
+        with pytest.raises(QuotaExceeded):
+            catalog.put(entry("abc", quota=10))
+        assert catalog.totals() == before
+        assert catalog.put(entry("ab", quota=10))
+
+    def test_what_a_session_holds_already_needs_no_quota(self, catalog: Catalog) -> None:
+        catalog.put(entry("1234567890", quota=10))
+        assert catalog.put(entry("1234567890", quota=10, name="again"))
+
+    def test_a_put_over_the_stores_quota_is_refused_and_changes_nothing(self, catalog: Catalog) -> None:
+        limits = Limits(store_quota=10)
+        catalog.put(entry("12345678", session="one"), limits=limits)
+        before = catalog.totals()
+        with pytest.raises(QuotaExceeded):
+            catalog.put(entry("abc", session="two"), limits=limits)
+        assert catalog.totals() == before
+        assert catalog.put(entry("12345678", session="two"), limits=limits), "stored once, counted once"
+
+    def test_forgetting_gives_quota_back(self, catalog: Catalog) -> None:
+        catalog.put(entry("1234567890", quota=10), limits=Limits(10))
+        catalog.remove("s", digest_of(b"1234567890"))
+        assert catalog.put(entry("abc", quota=10), limits=Limits(10))
+
+    # Pins, removal, expiry
+
+    def test_pinning_counts_the_refs_of_the_artifact(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", name="one"))
+        catalog.put(entry("x", name="two"))
+        catalog.put(entry("x", session="other"))
+        assert catalog.pin("s", digest_of(b"x"), True) == 2
+        assert {one.ref.pinned for one in catalog.find("s")} == {True}
+        assert not catalog.find("other")[0].ref.pinned
+        assert catalog.pin("s", digest_of(b"x"), False) == 2
+        assert {one.ref.pinned for one in catalog.find("s")} == {False}
+        assert catalog.pin("s", digest_of(b"y"), True) == catalog.pin("nobody", digest_of(b"x"), True) == 0
+
+    def test_a_pin_covers_later_refs_to_the_artifact(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", name="one"))
+        catalog.pin("s", digest_of(b"x"), True)
+        catalog.put(entry("x", name="two"))
+        catalog.put(entry("x", name="one"))
+        assert {one.ref.pinned for one in catalog.find("s")} == {True}
+        assert len(catalog.find("s")) == 3
+
+    def test_removing_an_artifact_removes_all_refs_of_the_session_to_it(self, catalog: Catalog) -> None:
+        for name in ("one", "two"):
+            catalog.put(entry("xyz", name=name))
+        catalog.put(entry("other"))
+        blob = entry("xyz").blob
+        freed = catalog.remove("s", blob.digest)
+        assert freed == Freed(2, 1, 3, (blob,))
+        assert [one.ref.artifact_id for one in catalog.find("s")] == [digest_of(b"other")]
+        held = catalog.session("s")
+        assert held is not None
+        assert held.used_bytes == 5
+
+    def test_what_another_session_holds_is_not_freed(self, catalog: Catalog) -> None:
+        for session in ("one", "two"):
+            catalog.put(entry("x", session=session))
+        assert catalog.remove("one", digest_of(b"x")) == Freed(refs=1)
+        assert catalog.blob(digest_of(b"x")) is not None
+        assert catalog.remove("two", digest_of(b"x")).artifacts == 1
+
+    def test_ending_a_session_removes_it_with_its_tombstones(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", ttl=1.0, created=0.0))
+        catalog.expire(10.0, forget_before=0.0)
+        catalog.put(entry("y", ttl=1.0, created=10.0))
+        assert catalog.remove("s", end=True).refs == 1
+        assert catalog.session("s") is None
+        assert catalog.find("s") == []
+        assert catalog.totals().tombstones == 0
+
+    def test_removing_what_is_not_there_frees_nothing(self, catalog: Catalog) -> None:
+        catalog.put(entry("x"))
+        assert catalog.remove("s", digest_of(b"y")) == Freed()
+        assert catalog.remove("nobody", digest_of(b"x")) == Freed()
+        assert catalog.remove("nobody", end=True) == Freed()
+
+    def test_a_session_that_expired_leaves_tombstones(self, catalog: Catalog, others: Catalog) -> None:
+        put = entry("xyz", name="n", ttl=10.0, created=0.0)
+        catalog.put(put)
+        assert catalog.expire(9.0, forget_before=-100.0) == Freed()
+        assert catalog.expire(10.0, forget_before=-100.0) == Freed(1, 1, 3, (put.blob,))
+        assert others.blob(put.blob.digest) is None
+        ways: list[dict[str, Any]] = [{"prefix": put.blob.digest}, {"name": "n"}, {}]
+        for how in ways:
+            (found,) = others.find("s", **how)
+            assert found.gone == "expired"
+            assert found.ref == put.ref
+
+    def test_an_artifact_expires_by_its_own_time_too(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", expires=5.0, ttl=100.0, created=0.0))
+        catalog.put(entry("y", expires=5.0, ttl=None, session="endless", created=0.0))
+        catalog.put(entry("z", ttl=None, session="endless", created=0.0))
+        assert catalog.expire(5.0, forget_before=-100.0).refs == 2
+        assert [one.gone for one in catalog.find("endless")] == [None, "expired"]
+
+    def test_what_is_pinned_does_not_expire(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", ttl=1.0, expires=1.0, created=0.0))
+        catalog.pin("s", digest_of(b"x"), True)
+        assert catalog.expire(100.0, forget_before=50.0) == Freed()
+        assert catalog.find("s")[0].gone is None
+
+    def test_a_dry_expiry_tells_the_same_and_changes_nothing(self, catalog: Catalog) -> None:
+        catalog.put(entry("shared", session="dead", ttl=1.0, created=0.0))
+        catalog.put(entry("shared", session="living", ttl=None))
+        catalog.put(entry("single", session="dead", ttl=1.0, created=0.0))
+        before = catalog.totals()
+        told = catalog.expire(50.0, forget_before=-1.0, dry_run=True)
+        assert catalog.totals() == before
+        assert told == catalog.expire(50.0, forget_before=-1.0)
+        assert (told.refs, told.artifacts, told.bytes) == (2, 1, 6)
+
+    def test_old_tombstones_and_empty_sessions_are_forgotten(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", session="old", ttl=10.0, created=0.0))
+        catalog.put(entry("y", session="recent", ttl=10.0, created=20.0))
+        catalog.expire(50.0, forget_before=25.0)
+        assert catalog.session("old") is None
+        assert [one.gone for one in catalog.find("recent")] == ["expired"]
+
+    def test_a_ref_that_lives_is_found_before_a_tombstone(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", name="endless"))
+        catalog.put(entry("x", name="brief", expires=5.0))
+        catalog.expire(5.0, forget_before=-1.0)
+        (found,) = catalog.find("s", prefix=digest_of(b"x"))
+        assert (found.gone, found.ref.name) == (None, "endless")
+
+    def test_a_put_into_a_session_long_expired_buries_what_it_held(self, catalog: Catalog) -> None:
+        catalog.put(entry("old", ttl=10.0, created=0.0))
+        catalog.put(entry("kept", ttl=10.0, created=0.0))
+        catalog.pin("s", digest_of(b"kept"), True)
+        catalog.put(entry("new", ttl=10.0, created=15.0), limits=Limits(grace=5.0))
+        gone = {one.ref.artifact_id: one.gone for one in catalog.find("s")}
+        assert gone == {digest_of(b"old"): "expired", digest_of(b"kept"): None, digest_of(b"new"): None}
+
+    def test_a_put_within_the_grace_period_revives_what_the_session_held(self, catalog: Catalog) -> None:
+        catalog.put(entry("old", ttl=10.0, created=0.0))
+        catalog.put(entry("new", ttl=10.0, created=14.0), limits=Limits(grace=5.0))
+        assert {one.gone for one in catalog.find("s")} == {None}
+
+    def test_putting_what_expired_brings_it_back(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", ttl=10.0, created=0.0))
+        catalog.expire(50.0, forget_before=-1.0)
+        catalog.put(entry("x", ttl=10.0, created=50.0))
+        (found,) = catalog.find("s")
+        assert found.gone is None
+
+    # Damage
+
+    def test_a_lost_blob_leaves_tombstones_that_a_put_brings_back(self, catalog: Catalog) -> None:
+        for session in ("one", "two"):
+            catalog.put(entry("xyz", session=session, name="n"))
+        blob = entry("xyz").blob
+        assert catalog.lose(blob) == 2
+        assert catalog.blob(blob.digest) is None
+        assert [catalog.find(s)[0].gone for s in ("one", "two")] == ["damaged", "damaged"]
+        catalog.put(entry("xyz", session="three", place="new"))
+        for session in ("one", "two", "three"):
+            (found,) = catalog.find(session)
+            assert (found.gone, found.blob.place) == (None, "new")
+        held = catalog.session("one")
+        assert held is not None
+        assert held.used_bytes == 3
+        assert catalog.check(repair=False) == []
+
+    def test_losing_a_copy_that_was_replaced_changes_nothing(self, catalog: Catalog) -> None:
+        blob = entry("x", place="first").blob
+        catalog.put(entry("x", place="first"))
+        catalog.put(entry("x", place="healed", session="other"), heal=True)
+        assert catalog.lose(blob) == 0
+        assert catalog.find("s")[0].gone is None
+
+    def test_a_sound_catalog_has_no_problems(self, catalog: Catalog) -> None:
+        for i in range(6):
+            catalog.put(entry(str(i), session=str(i % 2), name=f"name {i % 3}", ttl=10.0, created=float(i)))
+            catalog.put(entry("shared", session=str(i % 2), name=str(i), ttl=10.0, created=float(i)))
+        catalog.pin("0", digest_of(b"shared"), True)
+        catalog.remove("1", digest_of(b"shared"))
+        catalog.lose(entry("2").blob)
+        catalog.expire(14.0, forget_before=0.0)
+        catalog.put(entry("2", session="new"))
+        for repair in (False, True, False):
+            assert catalog.check(repair=repair) == []
+
+    # The whole
+
+    def test_totals_count_each_blob_once_and_each_ref(self, catalog: Catalog) -> None:
+        catalog.put(entry("xyz", session="one"))
+        catalog.put(entry("xyz", session="two"))
+        catalog.put(entry("1", session="brief", ttl=1.0, created=0.0))
+        catalog.expire(5.0, forget_before=-1.0)
+        totals = catalog.totals()
+        assert (totals.sessions, totals.refs, totals.artifacts, totals.tombstones) == (3, 2, 1, 1)
+        assert (totals.stored_bytes, totals.referenced_bytes) == (3, 6)
+
+    def test_compacting_keeps_all_there_is(self, catalog: Catalog) -> None:
+        for i in range(20):
+            catalog.put(entry(str(i), name="n"))
+        catalog.remove("s", digest_of(b"3"))
+        before = catalog.find("s"), catalog.totals()
+        catalog.compact()
+        assert (catalog.find("s"), catalog.totals()) == before
+
+    def test_every_change_is_seen_by_others_at_once(self, catalog: Catalog, others: Catalog) -> None:
+        digest = digest_of(b"x")
+        catalog.put(entry("x", name="n"))
+        assert len(others.find("s", name="n")) == 1
+        others.pin("s", digest, True)
+        assert catalog.find("s")[0].ref.pinned
+        catalog.open_session(SessionInfo("s", ttl=77.0))
+        held = others.session("s")
+        assert held is not None
+        assert held.ttl == 77.0
+        others.remove("s", digest)
+        assert catalog.find("s") == []
+        catalog.put(entry("x"))
+        assert others.blob(digest) is not None
+
+    def test_many_threads_lose_and_double_nothing(self, catalog: Catalog, others: Catalog) -> None:
+        def put(number: int) -> bool:
+            return (catalog, others)[number % 2].put(entry(str(number // 2), name=f"name {number // 2}"))
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(put, range(80)))
+        found = catalog.find("s")
+        assert sorted(one.ref.artifact_id for one in found) == sorted(digest_of(str(i).encode()) for i in range(40))
+        assert len({one.seq for one in found}) == 40
+
+    def test_a_closed_catalog_says_so(self, tmp_path: Path) -> None:
+        catalog = self.make_catalog(tmp_path)
+        catalog.put(entry("x"))
+        catalog.close()
+        catalog.close()
+        for use in (
+            lambda: catalog.find("s"), lambda: catalog.session("s"), lambda: catalog.put(entry("y")),
+            lambda: catalog.totals(), lambda: catalog.remove("s"), lambda: catalog.blob("0" * 64),
+        ):  # fmt: skip
+            with pytest.raises(StoreClosed):
+                use()
+
+
+def entry(
+    content: str = "",
+    *,
+    digest: str | None = None,
+    session: str = "s",
+    place: str = "place",
+    ttl: float | None = None,
+    parent: str | None = None,
+    quota: int | None = None,
+    created: float = 1.0,
+    **about: Any,
+) -> Entry:
+    """A row about bytes that a blob store holds."""
+    data = content.encode()
+    digest = digest or digest_of(data)
+    ref = Ref(digest, session, len(data), **{"media_type": "text/plain", "kind": "result"} | about, created=created)
+    return Entry(ref, Blob(digest, len(data), "raw", place, b""), SessionInfo(session, parent, ttl, quota))
+
+
+def inline(data: bytes, **about: Any) -> Entry:
+    """A row with the content that the catalog is to hold."""
+    put = entry(data.decode(), **about)
+    return replace(put, blob=Blob(digest_of(data), len(data)), content=data)
