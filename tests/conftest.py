@@ -1,10 +1,14 @@
 """Fixtures that every test may use. Those for one area stay beside its tests."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from coatcheck import Store
+from tests.backends import Backend, Clock
 
 ROOT = Path(__file__).resolve().parent.parent
 LONG_FAULTS = os.environ.get("COATCHECK_FAULTS") == "long"
@@ -29,3 +33,30 @@ def corpus() -> Path:
         if folder and Path(folder).is_dir():
             return Path(folder)
     pytest.skip("no corpus: COATCHECK_CORPUS names no folder, and there is no ../shared/data")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Backend]:
+    """A store in a folder, for what only a folder has."""
+    made = Backend(str(tmp_path / "store"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["memory", "folder"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    """Each backend in turn."""
+    made = Backend("memory:" if request.param == "memory" else str(tmp_path / "store"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store(backend: Backend, clock: Clock) -> Store:
+    """A store of each backend in turn, whose time is the `clock`."""
+    return backend.open(clock=clock)

@@ -1,0 +1,105 @@
+"""The two backends as tests open them, and a clock that they set."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import coatcheck
+from coatcheck import Store
+
+START = 1_750_000_000.0
+
+# An artifact of this size is a file of its own in a folder store; a small one is kept in the database.
+LARGE = 300_000
+
+# Two texts whose ids have the first 12 characters in common, found by search.
+TWINS = ("coat 5287776", "coat 23863487")
+TWIN_PREFIX = "96dbffe64f9f"
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self, now: float = START) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class Backend:
+    """Opens stores at one url, and closes them in the end."""
+
+    url: str
+    opened: list[Store] = field(default_factory=list)
+
+    @property
+    def is_folder(self) -> bool:
+        return self.url != "memory:"
+
+    @property
+    def path(self) -> Path:
+        assert self.is_folder
+        return Path(self.url)
+
+    def open(self, **options: Any) -> Store:
+        store = coatcheck.open(self.url, **{"durability": "process"} | options)
+        self.opened.append(store)
+        return store
+
+    def close(self) -> None:
+        while self.opened:
+            self.opened.pop().close()
+
+
+def run_python(code: str, *args: object, **options: Any) -> str:
+    """What another Python process prints. Files of an open store are read in one: closing `catalog.sqlite` in a
+    process that has it open would drop SQLite's locks."""
+    command = [sys.executable, "-c", code, *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def digests_of_files(root: Path) -> str:
+    """The name and SHA-256 of every file of a store but SQLite's shared memory, which readers mark."""
+    return run_python(
+        "import hashlib, pathlib, sys\n"
+        "for path in sorted(pathlib.Path(sys.argv[1]).rglob('*')):\n"
+        "    if path.is_file() and not path.name.endswith('-shm'):\n"
+        "        print(path, hashlib.sha256(path.read_bytes()).hexdigest())",
+        root,
+    )
+
+
+def files_with(root: Path, needle: bytes) -> list[str]:
+    """The files below a folder that hold these bytes."""
+    return run_python(
+        "import pathlib, sys\n"
+        "for path in sorted(pathlib.Path(sys.argv[1]).rglob('*')):\n"
+        "    if path.is_file() and bytes.fromhex(sys.argv[2]) in path.read_bytes():\n"
+        "        print(path.name)",
+        root,
+        needle.hex(),
+    ).split()
+
+
+def edit_catalog(root: Path, *statements: str) -> None:
+    """Change the rows of a store behind its back, in another process."""
+    run_python(
+        "import sqlite3, sys\n"
+        "db = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "for statement in sys.argv[2:]:\n"
+        "    db.execute(statement)\n"
+        "db.close()",
+        root / "catalog.sqlite",
+        *statements,
+    )

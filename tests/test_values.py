@@ -1,0 +1,195 @@
+"""Values come back as they were put, in content and in type; what could not is refused by name."""
+
+import dataclasses
+import datetime
+import decimal
+import json
+import math
+from typing import Any
+
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coatcheck import approx_byte_size
+from coatcheck.errors import Damaged, UnsupportedValue
+from coatcheck.values import decode, encode
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()))  # lone surrogates included
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | ANY_TEXT,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(ANY_TEXT, inner, max_size=5),
+    max_leaves=20,
+)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, and of equal types all the way down: 1, 1.0 and True are three things, and so are 0.0 and -0.0."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, float):
+        return one == other and math.copysign(1, one) == math.copysign(1, other)
+    return bool(one == other)
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    label: str
+    path: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+
+
+class Job(pydantic.BaseModel):
+    name: str
+    due: datetime.date
+    tags: set[str] = set()
+    start: Point | None = None
+
+
+@given(ANY_TEXT)
+def test_text_comes_back_exactly(text: str) -> None:
+    codec, data = encode(text)
+    assert codec == "text"
+    assert same(decode(codec, data), text)
+
+
+@given(st.binary())
+def test_bytes_come_back_exactly(data: bytes) -> None:
+    assert encode(data) == ("bytes", data)
+    assert same(decode("bytes", data), data)
+
+
+@given(st.binary())
+def test_bytes_in_another_wrapping_are_the_same_bytes(data: bytes) -> None:
+    assert encode(bytearray(data)) == encode(memoryview(data)) == ("bytes", data)
+
+
+@given(JSON_VALUES.filter(lambda value: not isinstance(value, str)))
+def test_any_json_value_comes_back_exactly(value: Any) -> None:
+    codec, data = encode(value)
+    assert codec == "json"
+    assert same(decode(codec, data), value)
+
+
+def test_json_is_stored_compact_and_in_the_order_it_came() -> None:
+    assert encode({"b": 1, "a": ["ü", None]}) == ("json", '{"b":1,"a":["ü",null]}'.encode())
+
+
+def test_a_dataclass_is_stored_as_its_json() -> None:
+    assert decode(*encode(Point(1, "a", [(2, 3)]))) == {"x": 1, "label": "a", "path": [[2, 3]]}
+
+
+def test_a_model_is_stored_as_its_json() -> None:
+    job = Job(name="build", due=datetime.date(2026, 1, 31), tags={"x"}, start=Point(0, "home"))
+    stored = decode(*encode(job))
+    assert stored == json.loads(job.model_dump_json())
+    assert Job.model_validate(stored) == job
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ((1, 2), "tuple"),
+        ({1, 2}, "set"),
+        (frozenset(), "frozenset"),
+        (datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), "datetime"),
+        (decimal.Decimal("1.1"), "Decimal"),
+        (1j, "complex"),
+        (object(), "object"),
+        (Point, "type"),
+        (print, "builtin_function_or_method"),
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+        (-math.inf, "-inf"),
+        ({1: "a"}, "int"),
+        ({None: "a"}, "NoneType"),
+        ({True: "a"}, "bool"),
+        ({(1, 2): "a"}, "tuple"),
+        ({b"k": "a"}, "bytes"),
+        ({"a": [1, {"b": (1,)}]}, "tuple"),
+        ({"a": [1, {"b": math.nan}]}, "nan"),
+        ([[[{1, 2}]]], "set"),
+        ([b"bytes"], "bytes"),
+    ],
+)
+def test_what_would_come_back_different_is_refused_by_the_name_of_its_type(value: object, named: str) -> None:
+    with pytest.raises(UnsupportedValue) as refused:
+        encode(value)
+    assert named in refused.value.message
+
+
+def test_the_refusal_says_where_the_value_stands() -> None:
+    with pytest.raises(UnsupportedValue) as refused:
+        encode({"rows": [{"when": datetime.date(2026, 1, 1)}]})
+    assert "/rows/0/when" in refused.value.message
+
+
+def test_a_dataclass_that_holds_the_impossible_is_refused_by_name() -> None:
+    @dataclasses.dataclass
+    class Holder:
+        thing: object
+
+    with pytest.raises(UnsupportedValue) as refused:
+        encode(Holder(object()))
+    assert "Holder" in refused.value.message
+
+
+def test_a_value_that_holds_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(UnsupportedValue):
+        encode(loop)
+
+
+def test_nesting_beyond_all_measure_is_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(UnsupportedValue):
+        encode(deep)
+
+
+def test_an_integer_too_long_to_print_is_refused() -> None:
+    with pytest.raises(UnsupportedValue):
+        encode([10**5000])
+
+
+@pytest.mark.parametrize("data", [b"{", b"[" * 100_000, b"\xff"])
+def test_json_that_does_not_parse_is_damage(data: bytes) -> None:
+    with pytest.raises(Damaged):
+        decode("json", data)
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        ("", 0),
+        ("abc", 3),
+        ("üñ☃😀", 2 + 2 + 3 + 4),
+        ("\ud800", 3),
+        (b"\x00\xff", 2),
+        (bytearray(5), 5),
+        (memoryview(bytes(8)).cast("I"), 8),
+        (None, 4),
+        ([1, 2], len("[1, 2]")),
+        ({"ü": 1}, len('{"ü": 1}'.encode())),
+        (Point(1, "a"), len('{"x": 1, "label": "a", "path": []}')),
+    ],
+)
+def test_approximate_size_is_that_of_the_text_or_of_its_json(value: object, size: int) -> None:
+    assert approx_byte_size(value) == size
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, math.nan, {(1,): 2}, datetime.date(2026, 1, 1)])
+def test_approximate_size_is_told_of_anything(value: object) -> None:
+    assert approx_byte_size(value) > 0
+
+
+@given(ANY_TEXT)
+def test_approximate_size_of_text_is_what_is_stored(text: str) -> None:
+    assert approx_byte_size(text) == len(encode(text)[1])
