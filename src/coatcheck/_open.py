@@ -12,6 +12,8 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from coatcheck.errors import InvalidArgument, storage_errors
+from coatcheck.storage.passages import NAME as SEARCH
+from coatcheck.storage.passages import Passages
 from coatcheck.store import DEFAULT_GRACE, DEFAULT_TTL, Store
 
 Durability = Literal["power", "process"]
@@ -42,13 +44,14 @@ def open(
     if place == "memory:":
         from coatcheck.storage.memory import MemoryBlobs, MemoryCatalog
 
-        return Store(MemoryBlobs(), MemoryCatalog(), url=place, ttl=ttl, grace=grace, clock=clock, **limits)
+        return Store(MemoryBlobs(), MemoryCatalog(), Passages(None), url=place, ttl=ttl, grace=grace, clock=clock, **limits)
     from coatcheck.storage.disk import Disk
     from coatcheck.storage.folder import open_folder_store
 
+    root = _folder(place)
     with storage_errors("opening the store"):
-        blobs, catalog = open_folder_store(_folder(place), Disk(durable=durability == "power"))
-    return Store(blobs, catalog, url=place, ttl=ttl, grace=grace, clock=clock, **limits)
+        blobs, catalog = open_folder_store(root, Disk(durable=durability == "power"))
+    return Store(blobs, catalog, Passages(root / SEARCH), url=place, ttl=ttl, grace=grace, clock=clock, **limits)
 
 
 def default() -> Store:

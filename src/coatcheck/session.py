@@ -9,6 +9,7 @@ from coatcheck.ids import parse_pointer
 from coatcheck.intake import About
 from coatcheck.refs import Ref
 from coatcheck.scope import Scope
+from coatcheck.search import Hit
 
 if TYPE_CHECKING:
     from coatcheck.store import Store
@@ -82,6 +83,11 @@ class Session:
     def ref(self, target: Ref | str) -> Ref | None:
         """The ref alone, as it stands now, or None."""
         return self._store.ref(self._scope, target)
+
+    def search(self, words: str, *, limit: int = 8) -> list[Hit]:
+        """The artifacts that fit these words best: by name, tool, summary and content, each with the passage that
+        did."""
+        return self._store.search(self._scope, words, limit)
 
     def list(self, *, name: str | None = None, kind: str | None = None, limit: int | None = None) -> list[Ref]:
         """What this session sees, newest first. With `name`, every artifact that was put under that name."""

@@ -20,7 +20,9 @@ from coatcheck.ids import clip, follow
 from coatcheck.intake import About, Intake
 from coatcheck.refs import Ref
 from coatcheck.scope import Lookup, Scope, check_name
+from coatcheck.search import Hit, search
 from coatcheck.storage import BlobStore, Catalog, Entry, Limits, SessionInfo, Totals
+from coatcheck.storage.passages import Passages
 from coatcheck.streams import ArtifactStream, Content
 from coatcheck.upkeep import COLD_AFTER, CollectReport, Progress, VerifyReport, collect, verify
 from coatcheck.uses import Uses
@@ -41,6 +43,7 @@ class Store:
         self,
         blobs: BlobStore,
         catalog: Catalog,
+        passages: Passages,
         *,
         url: str,
         ttl: float | None = DEFAULT_TTL,
@@ -54,6 +57,7 @@ class Store:
         self.grace = grace
         self._blobs = blobs
         self._catalog = catalog
+        self._passages = passages
         self._clock = clock
         self._uses = Uses(catalog)
         self._lookup = Lookup(blobs, catalog, self._uses, clock)
@@ -127,7 +131,7 @@ class Store:
         Expired artifacts are kept for the grace period of the store (two hours) unless `grace` says otherwise, so that
         a clock which is off removes nothing that lives."""
         self._uses.flush()
-        return collect(
+        report = collect(
             self._blobs,
             self._catalog,
             now=self._clock(),
@@ -137,6 +141,9 @@ class Store:
             cold_after=cold_after,
             progress=progress,
         )
+        if not dry_run:
+            self._passages.keep(lambda digest: self._catalog.blob(digest) is not None)
+        return report
 
     def verify(self, *, repair: bool = False, progress: Progress | None = None) -> VerifyReport:
         """Read everything and check it. With `repair`, set right what can be without losing what is sound."""
@@ -157,6 +164,7 @@ class Store:
 
     def close(self) -> None:
         self._uses.flush()
+        self._passages.close()
         self._catalog.close()
         self._blobs.close()
 
@@ -223,6 +231,16 @@ class Store:
 
         read(0, 1)
         return Content(ref, entry.blob.frames, read)
+
+    def search(self, scope: Scope, words: str, limit: int) -> list[Hit]:
+        if not words.strip():
+            raise InvalidArgument("a search needs some words")
+        if limit < 1:
+            raise InvalidArgument(f"a search for {limit} hits finds nothing", hint="ask for one at least")
+        refs = self._lookup.list(scope, name=None, kind=None, limit=None)
+        return search(
+            self._passages, refs, scope.lineage, words[:4000], limit=limit, content=lambda ref: self.content(scope, ref)
+        )
 
     def list(self, scope: Scope, *, name: str | None, kind: str | None, limit: int | None) -> list[Ref]:
         return self._lookup.list(scope, name=name, kind=kind, limit=limit)

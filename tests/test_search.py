@@ -1,0 +1,119 @@
+"""Search: what a session may see, best first, with the passage that fits."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import coatcheck
+from coatcheck import Store
+from coatcheck.errors import InvalidArgument
+from coatcheck.storage.passages import NAME
+
+
+def test_a_hit_carries_the_passage_its_lines_and_the_call_that_reads_on(store: Store) -> None:
+    session = store.session("s")
+    log = "\n".join(f"step {i} went well" for i in range(500)) + "\nlogin timeout after 30 s\nstep 500 went well\n"
+    ref = session.put(log, name="run")
+    session.put("something else entirely")
+    hit = session.search("login timeout")[0]
+    assert hit.ref == ref
+    assert "login timeout after 30 s" in hit.passage
+    assert hit.lines is not None
+    assert hit.lines[0] <= 501 <= hit.lines[1]
+    assert log.splitlines()[hit.lines[0] - 1] == hit.passage.splitlines()[0]
+    assert ref.pointer in hit.read_on
+
+
+def test_words_inside_identifiers_and_inflections_are_found(store: Store) -> None:
+    session = store.session("s")
+    ref = session.put("def parseHttpHeaders(raw_bytes):\n    return decoded\n")
+    session.put("unrelated")
+    for words in ("http header", "parse headers", "raw bytes", "decoding"):
+        assert session.search(words)[0].ref == ref, words
+
+
+def test_names_tools_and_summaries_count_even_where_the_content_says_nothing(store: Store) -> None:
+    session = store.session("s")
+    named = session.put(b"\x00\x01\x02", name="quarterly revenue")
+    tooled = session.put(b"\x00\x01\x03", tool="weather_forecast")
+    told = session.put(b"\x00\x01\x04", summary="photo of the harbour")
+    assert [hit.ref for hit in session.search("revenue")] == [named]
+    assert [hit.ref for hit in session.search("forecast")] == [tooled]
+    hit = session.search("harbour photos")[0]
+    assert (hit.ref, hit.lines) == (told, None)
+
+
+def test_what_another_session_holds_is_neither_found_nor_hinted_at(store: Store) -> None:
+    store.session("theirs").put("the secret password is swordfish", name="swordfish")
+    mine = store.session("mine")
+    mine.put("nothing of interest")
+    store.session("theirs").search("swordfish")
+    assert mine.search("swordfish") == []
+
+
+def test_a_child_finds_what_its_parent_has(store: Store) -> None:
+    ref = store.session("parent").put("the needle in the haystack")
+    assert [hit.ref for hit in store.session("child", parent="parent").search("needle")] == [ref]
+
+
+def test_each_artifact_is_found_once_however_many_passages_and_names_fit(store: Store) -> None:
+    session = store.session("s")
+    text = "needle\n" * 5000
+    session.put(text, name="one")
+    session.put(text, name="two")
+    assert len(session.search("needle")) == 1
+
+
+def test_what_was_forgotten_is_not_found_and_its_words_leave_the_index(tmp_path: Path) -> None:
+    with coatcheck.open(tmp_path / "store") as store:
+        session = store.session("s")
+        ref = session.put("canarysecretword and more", name="canaryname")
+        assert session.search("canarysecretword")
+        session.forget(ref)
+        assert session.search("canarysecretword") == []
+        store.collect(grace=0)
+        assert b"canary" not in (tmp_path / "store" / NAME).read_bytes()
+
+
+def test_a_damaged_index_is_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with coatcheck.open(folder) as store:
+        store.session("s").put("find me again")
+        assert store.session("s").search("again")
+    (folder / NAME).write_bytes(b"this is no database, not at all" * 100)
+    with coatcheck.open(folder) as store:
+        assert store.session("s").search("again")
+
+
+@pytest.mark.parametrize(("words", "limit"), [("", 8), ("  \n", 8), ("fine", 0)])
+def test_a_search_without_words_or_room_is_a_clear_error(store: Store, words: str, limit: int) -> None:
+    with pytest.raises(InvalidArgument):
+        store.session("s").search(words, limit=limit)
+
+
+@pytest.mark.parametrize("words", ['"', "a OR", "NEAR(", "col:x", "*", "-", "^x", "'; DROP TABLE passage; --", "🦆", "\x00"])
+def test_query_syntax_in_the_words_is_data(store: Store, words: str) -> None:
+    session = store.session("s")
+    session.put("plain text")
+    assert isinstance(session.search(words), list)
+
+
+def test_the_right_chunk_is_among_the_first_eight_for_most_questions(corpus: Path) -> None:
+    documents = json.loads((corpus / "retrieval" / "codebase_chunks.json").read_text())
+    questions = [json.loads(line) for line in (corpus / "retrieval" / "queries.jsonl").read_text().splitlines()]
+    with coatcheck.open("memory:") as store:
+        session = store.session("s")
+        chunks: dict[str, set[tuple[str, int]]] = {}
+        for document in documents:
+            for chunk in document["chunks"]:
+                ref = session.put(chunk["content"], name=document["doc_id"])
+                chunks.setdefault(ref.artifact_id, set()).add((document["original_uuid"], chunk["original_index"]))
+        found = sum(
+            any(
+                chunks[hit.ref.artifact_id] & {(uuid, index) for uuid, index in question["golden_chunks"]}
+                for hit in session.search(question["query"], limit=8)
+            )
+            for question in questions
+        )
+    assert found >= 0.85 * len(questions)
