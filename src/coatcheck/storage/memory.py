@@ -178,13 +178,17 @@ class MemoryCatalog:
             if held is None:
                 return []
             found = [
-                replace(entry, blob=self._blobs.get(entry.ref.artifact_id, entry.blob), session=self._told(held))
+                entry
                 for entry in reversed(held.entries)
                 if (prefix is None or entry.ref.artifact_id.startswith(prefix))
                 and (name is None or entry.ref.name == name)
                 and (before is None or entry.seq < before)
             ]
-            return (found if prefix is None else newest_of_each(found))[:limit]
+            told = self._told(held)
+            return [
+                replace(entry, blob=self._blobs.get(entry.ref.artifact_id, entry.blob), session=told)
+                for entry in (found if prefix is None else newest_of_each(found))[:limit]
+            ]
 
     def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
         with self._open():
