@@ -10,11 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import inf
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 from coatcheck.refs import Blob, Ref
 
 Gone = Literal["expired", "damaged"]
+Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class Limits:
 
 
 _NO_LIMITS = Limits()
+_NOTHING: Mapping[tuple[str, str], Ranges] = MappingProxyType({})
 
 
 class Staged(Protocol):
@@ -209,7 +212,20 @@ class Catalog(Protocol):
         ago may be missed."""
         ...
 
-    def touch(self, sessions: Mapping[str, float], blobs: Mapping[str, float]) -> None:
+    def secret(self) -> bytes:
+        """A key that this store drew once and keeps to itself: what it signs, it recognises after a restart."""
+        ...
+
+    def shown(self, session_id: str, digest: str) -> Ranges:
+        """Which bytes of an artifact this session has seen: ranges in order that neither touch nor overlap."""
+        ...
+
+    def touch(
+        self,
+        sessions: Mapping[str, float],
+        blobs: Mapping[str, float],
+        shown: Mapping[tuple[str, str], Ranges] = _NOTHING,
+    ) -> None:
         """Count sessions and blobs as used at these times, where that is later than what is known. A crash may lose
         it."""
         ...
@@ -273,3 +289,14 @@ def _end(entry: Entry) -> float:
     if entry.gone:
         return -inf
     return inf if entry.ref.pinned or entry.ref.expires is None else entry.ref.expires
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """The same bytes in as few ranges as can be, in order."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        elif start < end:
+            found.append((start, end))
+    return tuple(found)

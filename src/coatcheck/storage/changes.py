@@ -12,7 +12,7 @@ from typing import Any
 
 from coatcheck.errors import QuotaExceeded
 from coatcheck.refs import Blob
-from coatcheck.storage import Entry, Freed, Gone, Limits, SessionInfo
+from coatcheck.storage import Entry, Freed, Gone, Limits, Ranges, SessionInfo, merged
 from coatcheck.storage.rows import Row, ref_values
 
 _BATCH = 2000
@@ -89,7 +89,9 @@ class Changes:
             (info.session_id, info.parent, info.ttl, info.quota, info.created, info.used),
         )
 
-    def touch(self, sessions: Mapping[str, float], blobs: Mapping[str, float]) -> None:
+    def touch(
+        self, sessions: Mapping[str, float], blobs: Mapping[str, float], shown: Mapping[tuple[str, str], Ranges]
+    ) -> None:
         self._db.executemany(
             "UPDATE session SET used_at = max(used_at, ?) WHERE session_id = ?",
             [(at, session_id) for session_id, at in sessions.items()],
@@ -97,6 +99,19 @@ class Changes:
         self._db.executemany(
             "UPDATE blob SET used_at = max(used_at, ?) WHERE digest = ?",
             [(at, bytes.fromhex(digest)) for digest, at in blobs.items()],
+        )
+        for (session_id, digest), ranges in shown.items():
+            session = self._one("SELECT session_key FROM session WHERE session_id = ?", (session_id,))
+            if session is not None:
+                self._show(session[0], bytes.fromhex(digest), ranges)
+
+    def _show(self, session_key: int, digest: bytes, ranges: Ranges) -> None:
+        where = "FROM shown WHERE session_key = ? AND digest = ?"
+        known = self._run(f"SELECT start, end {where}", (session_key, digest)).fetchall()
+        self._run(f"DELETE {where}", (session_key, digest))
+        self._db.executemany(
+            "INSERT INTO shown VALUES (?, ?, ?, ?)",
+            [(session_key, digest, start, end) for start, end in merged([*known, *ranges])],
         )
 
     def pin(self, session_id: str, digest: str, pinned: bool) -> int:
@@ -117,6 +132,7 @@ class Changes:
             f"SELECT session_key, digest, size, blob_key FROM ref WHERE {where} AND gone IS NULL", values
         ).fetchall()
         self._run(f"DELETE FROM ref WHERE {where}", values)
+        self._run(f"DELETE FROM shown WHERE {where}", values)
         if end:
             self._run("DELETE FROM session WHERE session_key = ?", (found[0],))
         return self._let_go(refs)

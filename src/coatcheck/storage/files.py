@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coatcheck.errors import NotFound, StoreUnavailable, storage_errors
+from coatcheck.errors import NotFound, StoreClosed, StoreUnavailable, storage_errors
 from coatcheck.refs import Blob, Coding
 from coatcheck.storage import seekable
 from coatcheck.storage.disk import Disk, open_folder
@@ -36,7 +36,9 @@ class FileBlobs:
     def __init__(self, root: Path, folder: int, disk: Disk) -> None:
         self._uri = (root / "blobs").as_uri()
         self._disk = disk
-        if any([disk.make_folder(name, folder) for name in ("blobs", "tmp")]):
+        self._named: set[str] = set()  # folders under blobs/ whose names are known to be synced
+        made = [disk.make_folder(name, folder) for name in ("blobs", "tmp")]
+        if any(made):
             disk.sync(folder)
         self._blobs = open_folder("blobs", folder)
         self._tmp = open_folder("tmp", folder)
@@ -64,16 +66,17 @@ class FileBlobs:
         frames = (self.read(blob, at, FRAME) for at in range(0, blob.size, FRAME))
         with self._staged(seekable.compress(frames), "zst") as staged:
             staged.framed = Framed(blob.digest, blob.size, blob.frames)
+            staged.replaces = True
             yield staged
 
     @contextmanager
     def _staged(self, chunks: Iterable[bytes], suffix: str) -> Iterator[StagedFile]:
-        place = f"{secrets.token_hex(8)}.{suffix}"
+        if self._tmp < 0:
+            raise StoreClosed("the store is closed")
         with storage_errors("writing a blob"):
-            file = self._disk.create(place, self._tmp)
+            file, place = self._created(suffix)
         staged = StagedFile(self, file, place)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
             for chunk in chunks:
                 with storage_errors("writing a blob"):
                     self._disk.write(file, chunk)
@@ -83,22 +86,35 @@ class FileBlobs:
                 self._disk.remove(place, self._tmp)
             os.close(file)
 
+    def _created(self, suffix: str) -> tuple[int, str]:
+        """A new file in the staging folder, locked."""
+        while True:
+            place = f"{secrets.token_hex(8)}.{suffix}"
+            file = self._disk.create(place, self._tmp)
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file).st_nlink:
+                return file, place
+            os.close(file)  # a sweep took it for a leftover before it was locked
+
     def publish(self, staged: StagedFile) -> None:
-        digest = staged.digest
+        digest, always = staged.digest, staged.replaces
         with storage_errors("publishing a blob"):
             while not staged.published:
-                with self._made(digest[:2], self._blobs) as (fan, fan_is_new):
+                with self._made(digest[:2], self._blobs) as fan:
                     # A remover may take the digest's empty folder away between our steps: then make it again.
-                    with contextlib.suppress(FileNotFoundError), self._made(digest, fan) as (own, _):
+                    with contextlib.suppress(FileNotFoundError), self._made(digest, fan) as own:
                         self._disk.rename(staged.place, self._tmp, staged.place, own)
                         staged.published = True
                         # The folders' names go to disk with the file's bytes, so syncing them after costs little.
-                        with self._syncing(staged.file):
+                        with self._syncing(staged.file, always):
                             staged.frame()
-                        self._disk.sync(own)
-                    self._disk.sync(fan)
-                    if fan_is_new:
-                        self._disk.sync(self._blobs)
+                        self._disk.sync(own, always=always)
+                    self._disk.sync(fan, always=always)
+                    # Whoever made the folder may not have synced its name yet, or have died before.
+                    if digest[:2] not in self._named:
+                        self._disk.sync(self._blobs, always=always)
+                        if always or self._disk.durable:
+                            self._named.add(digest[:2])
 
     def read(self, blob: Blob, offset: int, length: int) -> bytes:
         end = min(offset + length, blob.size)
@@ -174,29 +190,31 @@ class FileBlobs:
         return f"{self._uri}/{blob.digest[:2]}/{blob.digest}/{blob.place}"
 
     def close(self) -> None:
-        os.close(self._blobs)
-        os.close(self._tmp)
+        for folder in (self._blobs, self._tmp):
+            if folder >= 0:
+                os.close(folder)
+        self._blobs = self._tmp = -1
 
     @contextmanager
-    def _made(self, name: str, folder: int) -> Iterator[tuple[int, bool]]:
-        is_new = self._disk.make_folder(name, folder)
+    def _made(self, name: str, folder: int) -> Iterator[int]:
+        self._disk.make_folder(name, folder)
         own = open_folder(name, folder)
         try:
-            yield own, is_new
+            yield own
         finally:
             os.close(own)
 
     @contextmanager
-    def _syncing(self, file: int) -> Iterator[None]:
+    def _syncing(self, file: int, always: bool) -> Iterator[None]:
         """Sync a file while the caller does something else."""
-        if not self._disk.durable:
+        if not (always or self._disk.durable):
             yield
             return
         failed: list[BaseException] = []
 
         def sync() -> None:
             try:
-                self._disk.sync(file)
+                self._disk.sync(file, always=always)
             except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
                 failed.append(error)
 
@@ -264,6 +282,7 @@ class StagedFile:
         self.file = file
         self.place = place
         self.published = False
+        self.replaces = False  # a copy that is known to be durable: then this one must be, whatever the durability
         self.framed = Framed("", 0, b"")
         self.unframed: tuple[Framer, list[bytes]] | None = None
 

@@ -15,7 +15,11 @@ def open_folder_store(root: Path, disk: Disk) -> tuple[FileBlobs, SqliteCatalog]
     folder = open_root(root, marker="lock")
     try:
         catalog = SqliteCatalog(root, folder, disk)
-        return FileBlobs(root, folder, disk), catalog
     except BaseException:
         os.close(folder)
+        raise
+    try:
+        return FileBlobs(root, folder, disk), catalog
+    except BaseException:
+        catalog.close()
         raise

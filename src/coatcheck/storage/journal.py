@@ -9,6 +9,7 @@ The caller holds the store's lock for everything but `sync` and `grown`.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import struct
@@ -24,7 +25,7 @@ from coatcheck.storage.disk import Disk
 NAME = "journal"
 _MAGIC = b"coatchk1"
 _HEADER = struct.Struct("<8s8sQQ")
-_END = struct.Struct("<QQ")
+_END = struct.Struct("<Q")
 _RECORD = struct.Struct("<IQ")
 START = _HEADER.size
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -50,11 +51,16 @@ class Journal:
         self.journal_id = b""
         self.end = START
         self.strained = False
+        self.is_unsound = False
 
     def grown(self, seen: int) -> bool:
         """Whether the journal is not just what was seen of it: longer, shorter, or another file."""
         info = os.fstat(self._file)
         return info.st_size != seen or not info.st_nlink
+
+    def is_synced(self, end: int) -> bool:
+        """Whether this process knows the journal to be durable up to an offset."""
+        return self._synced >= end
 
     def refresh(self) -> None:
         """See the journal as it is now, and cut off what a crash left half-written."""
@@ -77,29 +83,41 @@ class Journal:
         except OSError:
             self._disk.truncate(self._file, self.end)
             raise
-        self.end += len(record)
-        self._disk.write_at(self._file, _END.pack(self.end, self.strained), 16)
-        return Mark(self.journal_id, self.end)
+        end = self.end + len(record)
+        self._disk.write_at(self._file, _END.pack(end), 16)
+        self.end = end  # last: a sync that begins now in another thread may count all of this as synced
+        return Mark(self.journal_id, end)
 
     def strain(self, strained: bool) -> None:
         """Tell all writers that the space kept in reserve is used up (or there again)."""
         self.strained = strained
-        self._disk.write_at(self._file, _END.pack(self.end, strained), 16)
+        if self._file >= 0:
+            self._disk.write_at(self._file, _END.pack(strained), 24)
 
     def sync(self, mark: Mark) -> None:
         """Return once the journal is durable up to the mark. One sync serves all threads that wait for one."""
         with self._syncing:
             if mark.journal_id != self.journal_id or self._synced >= mark.end:
                 return  # a journal is replaced only after the database has durably taken over all of it
+            if self.is_unsound:
+                raise OSError(errno.EIO, "an earlier sync of the journal failed")
             end = self.end
-            self._disk.sync_data(self._file)
+            try:
+                self._disk.sync_data(self._file)
+            except OSError:
+                # The system may have dropped what it could not write, and a second sync would not tell.
+                self.is_unsound = True
+                raise
             self._synced = end
 
     def records(self, start: int) -> Iterator[tuple[int, bytes]]:
         """Payloads from an offset on, each with the offset behind it. Ends at the first that a power cut has torn."""
         at = max(start, START)
         while at + _RECORD.size <= self.end:
-            size, checksum = _RECORD.unpack(os.pread(self._file, _RECORD.size, at))
+            head = os.pread(self._file, _RECORD.size, at)
+            if len(head) < _RECORD.size:
+                break
+            size, checksum = _RECORD.unpack(head)
             if at + _RECORD.size + size > self.end:
                 break
             payload = os.pread(self._file, size, at + _RECORD.size)
@@ -117,9 +135,9 @@ class Journal:
         file = self._disk.create(spare, self._folder)
         try:
             self._disk.write(file, _HEADER.pack(_MAGIC, secrets.token_bytes(8), START, self.strained))
-            self._disk.sync(file)
+            self._disk.sync(file, always=True)
             self._disk.rename(spare, self._folder, NAME, self._folder)
-            self._disk.sync(self._folder)
+            self._disk.sync(self._folder, always=True)
         finally:
             os.close(file)
         self._reopen()
@@ -132,7 +150,7 @@ class Journal:
 
     def _cut(self, end: int) -> None:
         self.end = end
-        self._disk.write_at(self._file, _END.pack(end, self.strained), 16)
+        self._disk.write_at(self._file, _END.pack(end), 16)
         self._disk.truncate(self._file, end)
 
     def _reopen(self) -> None:
@@ -143,8 +161,11 @@ class Journal:
             self.replace()
             return
         with self._syncing:
-            if self._file >= 0:
-                os.close(self._file)
-            self._file = file
-            self._synced = 0
+            if self._file < 0:
+                self._file = file
+            else:
+                os.dup2(file, self._file, inheritable=False)  # `grown` may be looking at it in another thread
+                os.close(file)
+            self._synced = START
             self.journal_id = b""
+            self.is_unsound = False

@@ -4,6 +4,7 @@ what tests and throw-away runs use. Nothing survives the process.
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,19 @@ from dataclasses import dataclass, field, replace
 
 from coatcheck.errors import NotFound, QuotaExceeded, StoreClosed
 from coatcheck.refs import Blob
-from coatcheck.storage import _NO_LIMITS, Entry, Freed, Gone, Limits, SessionInfo, Totals, newest_of_each
+from coatcheck.storage import (
+    _NO_LIMITS,
+    _NOTHING,
+    Entry,
+    Freed,
+    Gone,
+    Limits,
+    Ranges,
+    SessionInfo,
+    Totals,
+    merged,
+    newest_of_each,
+)
 from coatcheck.storage.frames import FRAME, Framer, check_frame
 
 
@@ -106,6 +119,7 @@ class _Session:
     info: SessionInfo
     entries: list[Entry] = field(default_factory=list)  # oldest first
     next_seq: int = 1
+    shown: dict[str, Ranges] = field(default_factory=dict)
 
     def live(self) -> list[Entry]:
         return [entry for entry in self.entries if not entry.gone]
@@ -120,6 +134,7 @@ class MemoryCatalog:
         self._lock = threading.RLock()
         self._sessions: dict[str, _Session] = {}
         self._blobs: dict[str, Blob] = {}
+        self._secret = secrets.token_bytes(16)
         self._closed = False
 
     def session(self, session_id: str) -> SessionInfo | None:
@@ -194,8 +209,24 @@ class MemoryCatalog:
         with self._open():
             return self._blobs.get(digest)
 
-    def touch(self, sessions: Mapping[str, float], blobs: Mapping[str, float]) -> None:
+    def secret(self) -> bytes:
+        return self._secret
+
+    def shown(self, session_id: str, digest: str) -> Ranges:
         with self._open():
+            held = self._sessions.get(session_id)
+            return held.shown.get(digest, ()) if held else ()
+
+    def touch(
+        self,
+        sessions: Mapping[str, float],
+        blobs: Mapping[str, float],
+        shown: Mapping[tuple[str, str], Ranges] = _NOTHING,
+    ) -> None:
+        with self._open():
+            for (session_id, digest), ranges in shown.items():
+                if held := self._sessions.get(session_id):
+                    held.shown[digest] = merged([*held.shown.get(digest, ()), *ranges])
             for session_id, at in sessions.items():
                 if held := self._sessions.get(session_id):
                     held.info = replace(held.info, used=max(held.info.used, at))
@@ -219,6 +250,7 @@ class MemoryCatalog:
                 return Freed()
             going = [e for e in held.entries if digest is None or e.ref.artifact_id == digest]
             held.entries = [e for e in held.entries if e not in going]
+            held.shown = {} if digest is None else {d: r for d, r in held.shown.items() if d != digest}
             if end:
                 del self._sessions[session_id]
             return self._freed(sum(not e.gone for e in going))

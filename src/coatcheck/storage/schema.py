@@ -61,7 +61,13 @@ _FIRST = (
     "CREATE INDEX ref_by_name ON ref (session_key, name) WHERE name IS NOT NULL",
     "CREATE INDEX ref_by_expiry ON ref (expires_at) WHERE expires_at IS NOT NULL AND gone IS NULL",
     "CREATE INDEX ref_damaged ON ref (digest) WHERE gone = 'damaged'",
-    "INSERT INTO meta VALUES ('stored_bytes', 0)",
+    """CREATE TABLE shown (
+        session_key INTEGER NOT NULL,
+        digest BLOB NOT NULL,
+        start INTEGER NOT NULL,
+        end INTEGER NOT NULL,
+        PRIMARY KEY (session_key, digest, start)) WITHOUT ROWID""",
+    "INSERT INTO meta VALUES ('stored_bytes', 0), ('secret', randomblob(16))",
     """CREATE TRIGGER blob_added AFTER INSERT ON blob
         BEGIN UPDATE meta SET value = value + new.size WHERE key = 'stored_bytes'; END""",
     """CREATE TRIGGER blob_dropped AFTER DELETE ON blob

@@ -58,6 +58,8 @@ def read(file: int, first: int, last: int, what: str) -> list[bytes]:
     at = sum(packed_sizes[:first])
     frames = []
     for packed in packed_sizes[first : last + 1]:
+        if at + packed > size:
+            raise Damaged(f"the seek table of blob {what} is damaged")
         frames.append(_unpack(os.pread(file, packed, at), what))
         at += packed
     return frames

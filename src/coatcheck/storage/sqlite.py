@@ -25,9 +25,21 @@ from pathlib import Path
 from typing import Any
 
 from coatcheck.errors import Damaged, StoreClosed, StoreError, StoreFull, StoreUnavailable, storage_error
-from coatcheck.ids import prefix_range
+from coatcheck.ids import MIN_PREFIX, prefix_range
 from coatcheck.refs import Blob
-from coatcheck.storage import _NO_LIMITS, Entry, Freed, Limits, SessionInfo, Totals, newest_of_each, rows, schema
+from coatcheck.storage import (
+    _NO_LIMITS,
+    _NOTHING,
+    Entry,
+    Freed,
+    Limits,
+    Ranges,
+    SessionInfo,
+    Totals,
+    newest_of_each,
+    rows,
+    schema,
+)
 from coatcheck.storage.changes import Changes
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.journal import START, Journal
@@ -35,6 +47,7 @@ from coatcheck.storage.reserve import Reserve
 from coatcheck.storage.rows import COLUMNS, Row, entry_of
 
 NAME = "catalog.sqlite"
+LOCK = "lock"
 INLINE_LIMIT = 128 * 1024
 _WAL_LIMIT = 16 * 1024 * 1024
 _FROM = "FROM session s JOIN ref r ON r.session_key = s.session_key LEFT JOIN blob b ON b.blob_key = r.blob_key"
@@ -60,15 +73,28 @@ class SqliteCatalog:
         self._reserve = Reserve(folder, disk)
         self._seen = 0  # how much of the journal the database has, as far as this process knows
         self._recent: dict[str, Blob] = {}  # large blobs that this process put since then
+        self._pending: dict[str, list[Entry]] = {}  # and refs, by the first characters of their ids
         self._wal_is_named = False
         self._closed = False
-        self._lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
-        with self._exclusive("opening the store"):
-            with contextlib.suppress(FileExistsError):
-                os.close(disk.create(NAME, folder))
-            self._writer = self._connect()
-            self._changes = Changes(self._writer)
-            self._prepare()
+        with contextlib.suppress(FileExistsError):
+            os.close(disk.create(LOCK, folder))
+            disk.sync(folder, always=True)  # it tells a store from a folder that holds other files: it comes first
+        self._lock = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            with self._exclusive("opening the store"):
+                with contextlib.suppress(FileExistsError):
+                    os.close(disk.create(NAME, folder))
+                self._writer = self._connect()
+                try:
+                    self._changes = Changes(self._writer)
+                    self._prepare()
+                except BaseException:
+                    self._writer.close()
+                    self._journal.close()
+                    raise
+        except BaseException:
+            os.close(self._lock)
+            raise
         _live.add(self)
 
     def _prepare(self) -> None:
@@ -77,14 +103,17 @@ class SqliteCatalog:
         self._writer.execute("PRAGMA journal_mode = WAL")
         schema.migrate(self._writer, self._disk)
         self._journal.refresh()
-        self._reserve.fill(self._journal)
+        with contextlib.suppress(OSError):
+            self._reserve.fill(self._journal)
         self._sync_wal()
         self._catch_up()
 
     # Reading
 
     def behind(self) -> bool:
-        return self._journal.grown(self._seen)
+        if self._closed:
+            raise StoreClosed("the store is closed")
+        return self._journal.grown(self._seen) or (self._disk.durable and not self._journal.is_synced(self._seen))
 
     def session(self, session_id: str) -> SessionInfo | None:
         found = self._query(
@@ -106,13 +135,15 @@ class SqliteCatalog:
     ) -> list[Entry]:
         values: tuple[Any, ...] = ()
         where = ""
+        pending: list[Entry] = []
         if prefix is not None:
             low, high = prefix_range(prefix)
             found = self._query(_NEWEST[content], (low, high, session_id), settled=settled)
+            pending = [] if settled else self._put_lately(session_id, prefix)
             if not found:
-                return []
+                return newest_of_each(pending)
             if found[0][28] is None and found[0][16] is None and found[0][13] is None:
-                return [entry_of(found[0], found[0][27])]
+                return newest_of_each([*pending, entry_of(found[0], found[0][27])])
             where, values = " AND r.digest BETWEEN ? AND ?", (low, high)
         elif name is not None:
             where, values = " AND r.name = ?", (name,)
@@ -128,17 +159,35 @@ class SqliteCatalog:
                 settled=settled,
             )
         ]
-        return entries if prefix is None else newest_of_each(entries)
+        return entries if prefix is None else newest_of_each([*pending, *entries])
+
+    def _put_lately(self, session_id: str, prefix: str) -> list[Entry]:
+        """What this process put since it last took over the journal, newest first."""
+        near = self._pending.get(prefix[:MIN_PREFIX], ())
+        return [e for e in reversed(near) if e.ref.session_id == session_id and e.ref.artifact_id.startswith(prefix)]
 
     def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
-        if not settled and digest in self._recent:
-            return self._recent[digest]
+        recent = None if settled else self._recent.get(digest)
+        if recent is not None:
+            return recent
         found = self._query(
             "SELECT size, coding, place, frames, used_at FROM blob WHERE digest = ?",
             (bytes.fromhex(digest),),
             settled=settled,
         )
         return Blob(digest, *found[0]) if found else None
+
+    def secret(self) -> bytes:
+        return bytes(self._query("SELECT value FROM meta WHERE key = 'secret'")[0][0])
+
+    def shown(self, session_id: str, digest: str) -> Ranges:
+        return tuple(
+            self._query(
+                "SELECT start, end FROM shown WHERE digest = ? AND session_key ="
+                " (SELECT session_key FROM session WHERE session_id = ?) ORDER BY start",
+                (bytes.fromhex(digest), session_id),
+            )
+        )
 
     def sessions(self) -> Iterator[SessionInfo]:
         for row in self._pages(
@@ -173,6 +222,10 @@ class SqliteCatalog:
             self._journal.refresh()
             if self._journal.strained:
                 self._reserve.fill(self._journal)
+            # Before the record is in, not after: what fails here must not fail a put that everybody can see.
+            if self._journal.end > self._reserve.journal_limit or self._journal.is_unsound:
+                self._catch_up()
+                self._settle()
             if guarded or reuse:
                 self._catch_up()
                 if reuse and not self._changes.has_copy(entry.blob):
@@ -182,9 +235,7 @@ class SqliteCatalog:
             mark = self._journal.append(record)
             if entry.content is None:
                 self._recent[entry.blob.digest] = entry.blob
-            if self._journal.end > self._reserve.journal_limit:
-                self._catch_up()
-                self._settle()
+            self._pending.setdefault(entry.ref.artifact_id[:MIN_PREFIX], []).append(entry)
         try:
             self._journal.sync(mark)
         except OSError as error:
@@ -195,9 +246,14 @@ class SqliteCatalog:
         with self._change("opening a session"):
             self._changes.open_session(info)
 
-    def touch(self, sessions: Mapping[str, float], blobs: Mapping[str, float]) -> None:
+    def touch(
+        self,
+        sessions: Mapping[str, float],
+        blobs: Mapping[str, float],
+        shown: Mapping[tuple[str, str], Ranges] = _NOTHING,
+    ) -> None:
         with self._change("noting use", durable=False):
-            self._changes.touch(sessions, blobs)
+            self._changes.touch(sessions, blobs, shown)
 
     def pin(self, session_id: str, digest: str, pinned: bool) -> int:
         with self._change("pinning"):
@@ -205,7 +261,8 @@ class SqliteCatalog:
 
     def remove(self, session_id: str, digest: str | None = None, *, end: bool = False) -> Freed:
         with self._change("forgetting", freeing=True):
-            return self._changes.remove(session_id, digest, end=end)
+            freed = self._changes.remove(session_id, digest, end=end)
+        return self._let_go(freed)
 
     def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
         if dry_run:
@@ -221,10 +278,10 @@ class SqliteCatalog:
                 break
         with self._change("expiring", freeing=True):
             self._changes.drop_tombstones(forget_before)
-        return freed
+        return self._let_go(freed)
 
     def relocate(self, old: Blob, new: Blob) -> bool:
-        with self._change("moving a blob"):
+        with self._change("moving a blob", always=True):
             return self._changes.relocate(old, new)
 
     def lose(self, blob: Blob) -> int:
@@ -254,6 +311,7 @@ class SqliteCatalog:
             self._writer.close()
             self._journal.close()
         os.close(self._lock)
+        os.close(self._folder)
         _live.discard(self)
 
     # The machinery
@@ -276,7 +334,9 @@ class SqliteCatalog:
                 raise _translated(error, doing) from error
 
     @contextmanager
-    def _change(self, doing: str, *, durable: bool = True, freeing: bool = False) -> Iterator[None]:
+    def _change(
+        self, doing: str, *, durable: bool = True, always: bool = False, freeing: bool = False
+    ) -> Iterator[None]:
         """One transaction on all that was put so far. What frees space may use the space that is kept in reserve."""
         with self._exclusive(doing):
             self._refresh_and_catch_up()
@@ -291,10 +351,17 @@ class SqliteCatalog:
                     self._writer.execute("ROLLBACK")
                 raise
             if durable:
-                self._sync_wal()
+                self._sync_wal(always=always)
             if self._journal.strained:
                 with contextlib.suppress(OSError):
                     self._reserve.fill(self._journal)
+
+    def _let_go(self, freed: Freed) -> Freed:
+        """Files may go only when no power cut can bring their rows back, whatever the durability."""
+        if freed.blobs and not self._disk.durable:
+            with self._exclusive("forgetting"):
+                self._sync_wal(always=True)
+        return freed
 
     def _refresh_and_catch_up(self) -> None:
         self._journal.refresh()
@@ -309,7 +376,11 @@ class SqliteCatalog:
             start = known.get("offset", START) if known.get("journal") == journal.journal_id else START
             if start >= journal.end:
                 self._writer.execute("ROLLBACK")
-                self._seen = journal.end
+                if start > journal.end:
+                    # A power cut took from the journal what the database kept: what is put at its end now would be
+                    # taken for known. Begin another one.
+                    self._settle()
+                self._has_seen_all()
                 return
             at = start
             for at, record in journal.records(start):  # noqa: B007 - `at` is used behind the loop
@@ -329,30 +400,34 @@ class SqliteCatalog:
                 self._catch_up()  # what was acknowledged must stay readable on a full disk: the reserve is for that
                 return
             raise
-        self._seen = journal.end
+        self._has_seen_all()
+
+    def _has_seen_all(self) -> None:
+        self._seen = self._journal.end
         self._recent.clear()
+        self._pending.clear()
 
     def _settle(self, *, truncate: bool = False) -> None:
         """Make all that the database holds durable, start a new journal, and keep the WAL from growing."""
-        self._sync_wal()
+        self._sync_wal(always=True)
         self._journal.replace()
-        self._seen = self._journal.end
+        self._has_seen_all()
         wal = self._path.with_name(NAME + "-wal")
         if truncate:
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         elif wal.stat().st_size > _WAL_LIMIT:
             self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
-    def _sync_wal(self) -> None:
+    def _sync_wal(self, *, always: bool = False) -> None:
         # Never the database file itself: closing a second descriptor of it would drop SQLite's locks.
         with contextlib.suppress(FileNotFoundError):
             file = os.open(NAME + "-wal", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
             try:
-                self._disk.sync(file)
+                self._disk.sync(file, always=always)
             finally:
                 os.close(file)
         if not self._wal_is_named:
-            self._disk.sync(self._folder)
+            self._disk.sync(self._folder, always=True)
             self._wal_is_named = True
 
     def _query(self, sql: str, values: tuple[Any, ...] = (), *, settled: bool = True) -> list[Row]:
@@ -405,10 +480,11 @@ class SqliteCatalog:
         _inherited.append((self._writer, self._readers, self._lock))
         self._mutex = threading.Lock()
         self._readers = deque()
-        self._lock = os.open("lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
+        self._lock = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
         self._journal = Journal(self._folder, self._disk)
         self._reserve = Reserve(self._folder, self._disk)
         self._seen = 0
+        self._recent, self._pending = {}, {}
         with self._exclusive("reopening the store after a fork"):
             self._writer = self._connect()
             self._changes = Changes(self._writer)

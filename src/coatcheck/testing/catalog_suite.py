@@ -276,6 +276,20 @@ class CatalogSuite(Suite, suite=True):
             assert blob.used == expected
         assert catalog.session("nobody") is None
 
+    def test_what_was_shown_adds_up_and_goes_with_the_session(self, catalog: Catalog, others: Catalog) -> None:
+        catalog.put(entry("x"))
+        digest = digest_of(b"x")
+        catalog.touch({}, {}, {("s", digest): ((10, 20), (40, 50)), ("nobody", digest): ((0, 1),)})
+        catalog.touch({}, {}, {("s", digest): ((15, 30),)})
+        assert catalog.shown("s", digest) == others.shown("s", digest) == ((10, 30), (40, 50))
+        assert catalog.shown("nobody", digest) == catalog.shown("s", "0" * 64) == ()
+        catalog.remove("s", digest)
+        assert catalog.shown("s", digest) == ()
+
+    def test_the_secret_stays_the_same(self, catalog: Catalog, others: Catalog) -> None:
+        assert len(catalog.secret()) >= 16
+        assert catalog.secret() == others.secret()
+
     # Quotas
 
     def test_a_put_over_the_sessions_quota_is_refused_and_changes_nothing(self, catalog: Catalog) -> None:
