@@ -1,0 +1,57 @@
+"""`python -m benchmarks [names…] [--quick] [--json FILE]`: run the cases and print their tables."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from benchmarks import crowd, imports, large, machine, scale, store
+from benchmarks.bench import Bench
+from benchmarks.report import Row, table
+
+CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
+    "put": store.put,
+    "get": store.get,
+    "again": store.again,
+    "scale": scale.scale,
+    "large": large.large,
+    "threads": crowd.threads,
+    "processes": crowd.processes,
+    "import": imports.imports,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks", description="Our times against the floor's, in one run.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(CASES)}; all where none is given")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rounds: to see that it works")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
+    asked = parser.parse_args(argv)
+    if unknown := [name for name in asked.names if name not in CASES]:
+        parser.error(f"no case is called {unknown[0]!r}: choose from {', '.join(CASES)}")
+    build = Path("build")  # on the disk of the working directory, and not in git
+    build.mkdir(exist_ok=True)
+    known = machine.facts(build)
+    print("  ".join(f"{what}: {fact}" for what, fact in known.items()), flush=True)
+    rows: list[Row] = []
+    for name in asked.names or CASES:
+        folder = Path(tempfile.mkdtemp(prefix="benchmarks-", dir=build)).absolute()
+        try:
+            found = list(CASES[name](Bench(folder, asked.quick)))
+        finally:
+            shutil.rmtree(folder)
+        print(f"\n{name}\n{table(found)}", flush=True)
+        rows += found
+    judged = [row for row in rows if row.limit is not None]
+    print(f"\n{sum(row.ok is True for row in judged)} of {len(judged)} rows are within their limit")
+    if asked.json:
+        told = {"machine": known, "rows": [row.to_record() for row in rows]}
+        asked.json.write_text(json.dumps(told, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

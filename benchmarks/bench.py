@@ -1,0 +1,55 @@
+"""What every case works with: a folder on the disk that is measured, how thorough to be, and text to put."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import coatcheck
+from coatcheck._open import Durability
+
+KB = 1024
+MB = 1024 * KB
+_LINE = 99
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One run of the benchmarks."""
+
+    folder: Path
+    quick: bool = False
+    _names: itertools.count[int] = field(default_factory=itertools.count)
+
+    def rounds(self, full: int) -> int:
+        return max(3, full // 10) if self.quick else full
+
+    def new_folder(self, what: str) -> Path:
+        folder = self.folder / f"{what}-{next(self._names)}"
+        folder.mkdir()
+        return folder
+
+    def new_store(self, durability: Durability = "power") -> coatcheck.Store:
+        """A store in its steady state: the 256 folders that blobs fan out to are there."""
+        folder = self.new_folder("store")
+        coatcheck.open(folder, durability=durability).close()
+        for fan in range(256):
+            (folder / "blobs" / f"{fan:02x}").mkdir(mode=0o700)
+        os.sync()
+        return coatcheck.open(folder, durability=durability)
+
+
+def text(size: int) -> str:
+    """Text of this many bytes that nobody has seen before: lines of hex digits."""
+    digits = os.urandom(size // 2 + 1).hex()
+    return "\n".join(digits[at : at + _LINE] for at in range(0, size, _LINE))[:size]
+
+
+def data(size: int) -> bytes:
+    return text(size).encode()
+
+
+def size_name(size: int) -> str:
+    return f"{size // MB} MB" if size >= MB else f"{size // KB} KB"

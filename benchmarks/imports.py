@@ -1,0 +1,41 @@
+"""What `import coatcheck` costs in a fresh interpreter, and that it loads no extra."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from benchmarks.bench import Bench
+from benchmarks.report import Row
+
+_CORE = frozenset({"annotated_types", "backports", "click", "coatcheck", "pydantic", "pydantic_core", "rich",
+                   "typing_extensions", "typing_inspection", "xxhash"})  # fmt: skip
+_STATEMENTS = ("pass", "import pydantic", "import coatcheck")
+
+
+def imports(bench: Bench) -> Iterator[Row]:
+    """Wall time of fresh interpreters in turns, less that of one that imports nothing."""
+    took: dict[str, list[float]] = {statement: [] for statement in _STATEMENTS}
+    for turn in range(bench.rounds(30) + 1):
+        for statement, samples in took.items():
+            start = time.perf_counter()
+            subprocess.run([sys.executable, "-c", statement], check=True)
+            if turn:  # the first fills the caches
+                samples.append(time.perf_counter() - start)
+    bare, peer, ours = (statistics.median(took[statement]) for statement in _STATEMENTS)
+    yield Row("import coatcheck against import pydantic", peer - bare, ours - bare, 2.0)
+    yield Row("modules of extras that it loads", None, len(_extras()), 0, "count")
+
+
+def _extras() -> set[str]:
+    """Top-level modules that `import coatcheck` adds, less the standard library and the core's dependencies."""
+    tell = "import json, sys; print(json.dumps([name.partition('.')[0] for name in sys.modules]))"
+    bare, ours = (
+        set(json.loads(subprocess.check_output([sys.executable, "-c", f"{head}; {tell}"])))
+        for head in ("pass", "import coatcheck")
+    )
+    return ours - bare - _CORE - sys.stdlib_module_names

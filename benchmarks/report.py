@@ -1,0 +1,75 @@
+"""A row of the report, and the table that people read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from benchmarks.timing import Times
+
+Unit = Literal["time", "rate", "memory", "count"]
+_HEADS = ("case", "floor", "ours", "ratio", "limit", "ok")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One comparison. Memory is judged by the difference, a count by itself, times and rates by the ratio.
+
+    `limit` is None where the row only informs; `at_least` turns it round."""
+
+    case: str
+    floor: float | None
+    ours: float
+    limit: float | None
+    unit: Unit = "time"
+    at_least: bool = False
+    times: tuple[Times, Times] | None = None
+
+    @property
+    def value(self) -> float:
+        if self.floor is None:
+            return self.ours
+        return self.ours - self.floor if self.unit == "memory" else self.ours / self.floor
+
+    @property
+    def ok(self) -> bool | None:
+        if self.limit is None:
+            return None
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+    def to_record(self) -> dict[str, Any]:
+        return {**asdict(self), "value": self.value, "ok": self.ok}
+
+
+def timed_row(case: str, times: tuple[Times, Times], limit: float | None) -> Row:
+    """A row of two medians."""
+    floor, ours = times
+    return Row(case, floor.p50, ours.p50, limit, times=times)
+
+
+def table(rows: Iterable[Row]) -> str:
+    """The rows as aligned columns."""
+    lines = [_HEADS, *(_cells(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    layout = " | ".join([f"{{:<{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])])
+    return "\n".join(layout.format(*line) for line in lines)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    limit = "" if row.limit is None else ("≥ " if row.at_least else "≤ ") + _judged(row, row.limit)
+    ok = {True: "yes", False: "NO", None: ""}[row.ok]
+    floor = "" if row.floor is None else _shown(row.unit, row.floor)
+    return row.case, floor, _shown(row.unit, row.ours), _judged(row, row.value), limit, ok
+
+
+def _judged(row: Row, value: float) -> str:
+    if row.unit == "count":
+        return f"{value:.0f}"
+    return f"{value / 2**20:+.1f} MB" if row.unit == "memory" else f"{value:.2f}×"
+
+
+def _shown(unit: Unit, value: float) -> str:
+    if unit == "time":
+        return f"{value * 1e6:.0f} µs" if value < 0.001 else f"{value * 1e3:.2f} ms"
+    return {"rate": f"{value:.0f}/s", "memory": f"{value / 2**20:.1f} MB", "count": f"{value:.0f}"}[unit]
