@@ -66,7 +66,7 @@ def run_python(code: str, *args: object, **options: Any) -> str:
     command = [sys.executable, "-c", code, *map(str, args)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return str(done.stdout)
 
 
 def digests_of_files(root: Path) -> str:

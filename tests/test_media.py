@@ -167,6 +167,8 @@ def test_real_files_are_told_by_name_and_come_back_exactly(
         ("content/html/*.html", "text/html"),
         ("content/json/*.json", "application/json"),
         ("transcripts/openai-chat/*.json", "application/json"),
+        ("transcripts/claude-code/*.jsonl", "application/x-ndjson"),
+        ("transcripts/pi/*.jsonl", "application/x-ndjson"),
     ],
 )
 def test_real_content_is_told_without_a_name(corpus: Path, pattern: str, media_type: str) -> None:

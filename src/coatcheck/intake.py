@@ -6,6 +6,7 @@ in.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -13,15 +14,16 @@ from pathlib import Path
 from typing import IO
 
 from coatcheck import media
-from coatcheck.errors import Damaged, InvalidArgument, NotFound, QuotaExceeded, TooLarge
+from coatcheck.errors import Damaged, InvalidArgument, NotFound, QuotaExceeded, StoreError, TooLarge
 from coatcheck.ids import MIN_PREFIX, clip, digest_of
 from coatcheck.refs import PRODUCERS, SUMMARY_LIMIT, Blob, Codec, Ref, summarize
-from coatcheck.scope import Lookup, Scope, check_name
+from coatcheck.scope import Lookup, Scope, check_name, is_seconds
 from coatcheck.storage import BlobStore, Catalog, Entry, Limits
 from coatcheck.streams import CHUNK, chunks_of, is_stream
 from coatcheck.values import encode
 
 _TAIL = 64
+_HEAD = 1024  # bytes that hold the 200 characters of a summary, whatever the script
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class About:
             raise InvalidArgument(f"{clip(self.producer)} is no producer", hint="one of " + ", ".join(PRODUCERS))
         if self.summary is not None and len(self.summary) > SUMMARY_LIMIT:
             raise InvalidArgument(f"the summary has {len(self.summary)} characters; at most {SUMMARY_LIMIT} are kept")
-        if self.ttl is not None and not self.ttl >= 0:
+        if self.ttl is not None and not is_seconds(self.ttl):
             raise InvalidArgument(f"a time to live of {self.ttl!r} is no number of seconds")
 
 
@@ -97,13 +99,14 @@ class Intake:
     def _put_bytes(self, scope: Scope, codec: Codec, data: bytes, text: str | None, about: About) -> Ref:
         self._check_size(len(data))
         info, digest = scope.info, digest_of(data)
-        settled = not self._catalog.behind()
         near = self._catalog.find(info.session_id, prefix=digest[:MIN_PREFIX], content=True, settled=False)
+        settled = not self._catalog.behind()  # asked after: then what was found is durable too
         if near and settled:
             for entry in near:
                 if self._is_repeat(entry, digest, codec, about) and self._holds(entry, data):
-                    return self._lookup.told(entry, near)
-        ref = self._describe(scope, codec, digest, len(data), data[: media.HEAD], data[-_TAIL:], about, text)
+                    return self._lookup.told(entry, self._all_near(scope, digest, near))
+        near = self._all_near(scope, digest, near)
+        ref = self._describe(scope, codec, digest, len(data), data[:_HEAD], data[-_TAIL:], about, text)
         if len(data) <= self._catalog.inline_limit:
             entry = Entry(ref, Blob(digest, len(data)), info, data)
             self._add(entry)
@@ -137,10 +140,11 @@ class Intake:
         with self._blobs.stage(measured()) as staged:
             digest = staged.digest
             near = self._catalog.find(info.session_id, prefix=digest[:MIN_PREFIX])
-            ref = self._describe(scope, "bytes", digest, staged.size, head[: media.HEAD], tail, about, None)
+            ref = self._describe(scope, "bytes", digest, staged.size, head[:_HEAD], tail, about, None)
+            own, near = near, self._all_near(scope, digest, near)
             known = self._catalog.blob(digest)
             if known and self._is_sound(known):
-                for entry in near:
+                for entry in own:
                     if self._is_repeat(entry, digest, "bytes", about):
                         return self._lookup.told(entry, near)
                 entry = Entry(ref, known, info)
@@ -148,11 +152,18 @@ class Intake:
                     return self._lookup.told(entry, near)
             return self._lookup.told(self._publish(Entry(ref, staged.publish(), info), heal=known is not None), near)
 
+    def _all_near(self, scope: Scope, digest: str, own: list[Entry]) -> list[Entry]:
+        """What the new pointer must be told apart from: refs of the session and of its ancestors."""
+        if not scope.ancestors:
+            return own
+        prefix = digest[:MIN_PREFIX]
+        return [*own, *(e for s in scope.ancestors for e in self._catalog.find(s, prefix=prefix, settled=False))]
+
     def _publish(self, entry: Entry, *, heal: bool) -> Entry:
         try:
             self._add(entry, heal=heal)
         except BaseException:
-            self._blobs.remove(entry.blob)
+            discard(self._blobs, self._catalog, entry.blob)
             raise
         return entry
 
@@ -179,9 +190,9 @@ class Intake:
             media_type = about.media_type or media.sniff_text(start, text[-_TAIL:], about.name)
         else:
             media_type = about.media_type or (
-                media.JSON if codec == "json" else media.sniff_bytes(head, tail, about.name)
+                media.JSON if codec == "json" else media.sniff_bytes(head[: media.HEAD], tail, about.name)
             )
-            start = head.decode("utf-8", "ignore") if media.is_text(media_type) else ""
+            start = head.decode("utf-8", "ignore")[: media.HEAD] if media.is_text(media_type) else ""
         summary = about.summary
         if summary is None:
             summary = summarize(start) if start or not size else f"{media_type}, {size} bytes"
@@ -246,3 +257,11 @@ class Intake:
 def _file_name(path: Path) -> str:
     """The file's name as text. A file system takes any bytes; what is not UTF-8 becomes a replacement character."""
     return os.fsencode(path.name).decode("utf-8", "replace")
+
+
+def discard(blobs: BlobStore, catalog: Catalog, blob: Blob) -> None:
+    """Remove a copy whose put failed, unless its row made it all the same. In doubt it stays, for a sweep to decide."""
+    with contextlib.suppress(StoreError):
+        known = catalog.blob(blob.digest)
+        if known is None or known.place != blob.place:
+            blobs.remove(blob)

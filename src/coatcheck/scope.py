@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from coatcheck.errors import AmbiguousPointer, Expired, InvalidArgument, NotFound
+from coatcheck.errors import AmbiguousPointer, Expired, InvalidArgument, InvalidPointer, NotFound
 from coatcheck.ids import MIN_PREFIX, SCHEME, clip, is_prefix, parse_pointer, pointer_of, shared_prefix
 from coatcheck.refs import Ref
 from coatcheck.storage import BlobStore, Catalog, Entry, SessionInfo
@@ -56,7 +56,13 @@ class Lookup:
         if not isinstance(target, str):
             raise InvalidArgument(f"cannot look up a {type(target).__name__}", hint="pass a pointer, a name or a Ref")
         if target.startswith(SCHEME):
-            parsed = parse_pointer(target)
+            try:
+                parsed = parse_pointer(target)
+            except InvalidPointer:
+                named = self._by_name(scope, target, content) if is_text(target) else None
+                if named is None:
+                    raise
+                return named, ""
             return self._by_prefix(scope, parsed.prefix, content), parsed.fragment
         named = self._by_name(scope, target, content) if is_text(target) else None
         if named is not None:
@@ -70,7 +76,7 @@ class Lookup:
         if name is not None and not is_text(name):
             return []
         seen: set[tuple[str, str | None]] = set()
-        found: list[Ref] = []
+        found: list[Entry] = []
         for session_id in scope.lineage:
             before: int | None = None
             while limit is None or len(found) < limit:
@@ -79,11 +85,23 @@ class Lookup:
                     key = (entry.ref.artifact_id, str(entry.seq) if name else entry.ref.name)
                     if key not in seen and kind in (None, entry.ref.kind) and self.is_live(entry):
                         seen.add(key)
-                        found.append(self.told(entry))
+                        found.append(entry)
                 if name or len(page) < 256:
                     break
                 before = page[-1].seq
-        return found[:limit]
+        whole = limit is None and name is None and kind is None
+        near: dict[str, list[Entry]] = {}
+        for entry in found if whole else ():
+            near.setdefault(entry.ref.artifact_id[:MIN_PREFIX], []).append(entry)
+        return [
+            self.told(entry, near[entry.ref.artifact_id[:MIN_PREFIX]] if whole else self.near(scope, entry))
+            for entry in found[:limit]
+        ]
+
+    def near(self, scope: Scope, entry: Entry) -> Iterable[Entry]:
+        """All that the scope sees whose ids begin like this one: what its pointer must be told apart from."""
+        prefix = entry.ref.artifact_id[:MIN_PREFIX]
+        return [one for session_id in scope.lineage for one in self._catalog.find(session_id, prefix=prefix)]
 
     def is_live(self, entry: Entry) -> bool:
         expires = self.expires(entry)
@@ -110,17 +128,22 @@ class Lookup:
 
     def _by_prefix(self, scope: Scope, prefix: str, content: bool) -> Entry:
         dead: Entry | None = None
+        live: dict[str, Entry] = {}
         for session_id in scope.lineage:
-            found = self._catalog.find(session_id, prefix=prefix, content=content)
-            live = [entry for entry in found if self.is_live(entry)]
-            if len(live) == 1:
-                return live[0]
-            if live:
-                raise AmbiguousPointer(
-                    f"{pointer_of(prefix, 64)} fits {len(live)} artifacts",
-                    [self.told(one, live).pointer for one in live],
-                )
-            dead = dead or next(iter(found), None)
+            for entry in self._catalog.find(session_id, prefix=prefix, content=content):
+                if self.is_live(entry):
+                    live.setdefault(entry.ref.artifact_id, entry)
+                else:
+                    dead = dead or entry
+            if prefix in live:  # a whole id fits one artifact, the nearest ref to it counts
+                break
+        if len(live) == 1:
+            return next(iter(live.values()))
+        if live:
+            raise AmbiguousPointer(
+                f"{pointer_of(prefix, 64)} fits {len(live)} artifacts",
+                [self.told(one, live.values()).pointer for one in live.values()],
+            )
         raise (
             _gone(dead, pointer_of(prefix, 64))
             if dead
@@ -155,6 +178,10 @@ def is_text(name: str) -> bool:
         return name.isascii() or bool(name.encode())
     except UnicodeEncodeError:
         return False
+
+
+def is_seconds(ttl: object) -> bool:
+    return isinstance(ttl, int | float) and ttl >= 0
 
 
 def _gone(entry: Entry, asked: str) -> NotFound:

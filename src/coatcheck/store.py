@@ -19,7 +19,7 @@ from coatcheck.errors import Damaged, InvalidArgument, InvalidPointer, NotFound
 from coatcheck.ids import clip, follow
 from coatcheck.intake import About, Intake
 from coatcheck.refs import Ref
-from coatcheck.scope import Lookup, Scope, check_name
+from coatcheck.scope import Lookup, Scope, check_name, is_seconds
 from coatcheck.search import Hit, search
 from coatcheck.storage import BlobStore, Catalog, Entry, Limits, SessionInfo, Totals
 from coatcheck.storage.passages import Passages
@@ -96,9 +96,10 @@ class Store:
         from coatcheck.session import Session  # the layer above: this is the one place where a store hands it out
 
         check_name(session_id, "session id")
-        if ttl is not _UNSET and ttl is not None and not ttl >= 0:
+        if ttl is not _UNSET and ttl is not None and not is_seconds(ttl):
             raise InvalidArgument(f"a time to live of {ttl!r} is no number of seconds", hint="or None for no end")
-        if quota_bytes is not _UNSET and quota_bytes is not None and not 0 <= quota_bytes < 1 << 63:
+        counted = isinstance(quota_bytes, int) and 0 <= quota_bytes < 1 << 63
+        if quota_bytes is not _UNSET and quota_bytes is not None and not counted:
             raise InvalidArgument(f"a quota of {quota_bytes!r} is no number of bytes", hint="or None for no limit")
         known, now = self._catalog.session(session_id), self._clock()
         info = known or SessionInfo(session_id, None, self.ttl, None, now, now)
@@ -109,7 +110,7 @@ class Store:
             quota=info.quota if quota_bytes is _UNSET else quota_bytes,
         )
         ancestors = self._ancestors(wanted)
-        if wanted != info and (known or parent is not None):
+        if wanted != info:
             self._catalog.open_session(wanted)
         return Session(self, Scope(wanted, ancestors))
 
@@ -195,8 +196,7 @@ class Store:
             entry, _ = self._lookup.resolve(scope, target)
         except NotFound:
             return None
-        near = self._catalog.find(entry.ref.session_id, prefix=entry.ref.artifact_id[:12])
-        return self._lookup.told(entry, near)
+        return self._lookup.told(entry, self._lookup.near(scope, entry))
 
     def open(self, scope: Scope, target: Ref | str) -> BinaryIO:
         entry, fragment = self._lookup.resolve(scope, target, content=True)
@@ -256,7 +256,7 @@ class Store:
             )
             entry = replace(entry, ref=granted, session=receiver)
             if self._intake.add(entry):
-                return self._lookup.told(entry)
+                return self._lookup.told(entry, self._catalog.find(to, prefix=granted.artifact_id[:12]))
 
     def pin(self, scope: Scope, target: Ref | str, pinned: bool) -> Ref:
         entry, _ = self._lookup.resolve(scope, target)
@@ -266,7 +266,8 @@ class Store:
                 hint="pin it there, or grant it first",
             )
         self._catalog.pin(scope.session_id, entry.ref.artifact_id, pinned)
-        return self._lookup.told(replace(entry, ref=replace(entry.ref, pinned=pinned)))
+        entry = replace(entry, ref=replace(entry.ref, pinned=pinned))
+        return self._lookup.told(entry, self._lookup.near(scope, entry))
 
     def forget(self, scope: Scope, target: Ref | str) -> bool:
         try:

@@ -53,6 +53,8 @@ def chunks_of(stream: IO[bytes]) -> Iterator[bytes]:
             got: object = stream.read(CHUNK - len(piece))
             if isinstance(got, str):
                 raise UnsupportedValue("the stream gives text, not bytes", hint="open the file in binary mode ('rb')")
+            if got is None:
+                raise UnsupportedValue("the stream has nothing to read yet", hint="pass one that waits for its bytes")
             if not got:
                 break
             if not isinstance(got, bytes | bytearray | memoryview):
