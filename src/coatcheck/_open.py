@@ -8,13 +8,16 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from coatcheck.errors import InvalidArgument, storage_errors
 from coatcheck.storage.passages import NAME as SEARCH
 from coatcheck.storage.passages import Passages
 from coatcheck.store import DEFAULT_GRACE, DEFAULT_TTL, Store
+
+if TYPE_CHECKING:
+    from coatcheck.storage.disk import Disk
 
 Durability = Literal["power", "process"]
 
@@ -46,12 +49,18 @@ def open(
 
         return Store(MemoryBlobs(), MemoryCatalog(), Passages(None), url=place, ttl=ttl, grace=grace, clock=clock, **limits)
     from coatcheck.storage.disk import Disk
+
+    disk = Disk(durable=durability == "power")
+    return open_on(_folder(place), disk, url=place, ttl=ttl, grace=grace, clock=clock, **limits)
+
+
+def open_on(root: Path, disk: Disk, **options: Any) -> Store:
+    """A store in a folder, with all its changes made through this disk."""
     from coatcheck.storage.folder import open_folder_store
 
-    root = _folder(place)
     with storage_errors("opening the store"):
-        blobs, catalog = open_folder_store(root, Disk(durable=durability == "power"))
-    return Store(blobs, catalog, Passages(root / SEARCH), url=place, ttl=ttl, grace=grace, clock=clock, **limits)
+        blobs, catalog = open_folder_store(root, disk)
+    return Store(blobs, catalog, Passages(root / SEARCH), **options)
 
 
 def default() -> Store:

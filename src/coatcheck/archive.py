@@ -16,7 +16,7 @@ from typing import IO, Any, TypeVar, get_args
 
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip, digest_of, is_prefix
-from coatcheck.intake import About
+from coatcheck.intake import About, discard
 from coatcheck.refs import LAST_TIME, Blob, Codec, Ref
 from coatcheck.scope import check_name, is_text
 from coatcheck.storage import BlobStore, Catalog, Entry, SessionInfo
@@ -155,7 +155,7 @@ def _import_blob(
         try:
             return _add(catalog, Entry(ref, blob, session), held)
         except BaseException:
-            blobs.remove(blob)
+            discard(blobs, catalog, blob)
             raise
 
 

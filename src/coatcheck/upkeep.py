@@ -128,10 +128,15 @@ def verify(
 
 
 def _orphans(blobs: BlobStore, catalog: Catalog) -> Iterator[Blob]:
-    """Copies that no row names. A copy that is being published may be among them: `sweep` knows."""
-    for copy in blobs.places():
+    """Copies that no row names, and that nobody is publishing."""
+
+    def is_named(copy: Blob) -> bool:
         known = catalog.blob(copy.digest)
-        if known is None or known.place != copy.place:
+        return known is not None and known.place == copy.place
+
+    for copy in blobs.places():
+        # The second look counts: once a copy is no longer being published, its row is there, or never will be.
+        if not is_named(copy) and blobs.sweep(copy, remove=False) and not is_named(copy):
             yield copy
 
 

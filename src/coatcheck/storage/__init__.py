@@ -185,7 +185,7 @@ class Catalog(Protocol):
         ...
 
     def behind(self) -> bool:
-        """Whether `find(settled=False)` may miss what was put a moment ago."""
+        """Whether `find(settled=False)` may miss what was put a moment ago, or tell what is not durable yet."""
         ...
 
     def find(

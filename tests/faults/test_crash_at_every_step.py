@@ -1,0 +1,205 @@
+"""A crash at every single step of every change: on reopening, the store is as it was before or as it is after.
+
+Each case first runs once to count its steps, then once for each instant before, in the middle of and after a step. The
+same with a power cut, which drops, zeroes or tears what was never synced.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import coatcheck
+from coatcheck import Store
+from coatcheck.testing.faulty import At, Crash, Cut, FaultyDisk, open_on
+from tests.faults.world import State, assert_clean, files_under, problems, state_of
+
+pytestmark = pytest.mark.faults
+
+SMALL = b"a small artifact " * 20
+LARGE = random.Random(1).randbytes(140_000)
+TEXT = b"a line that compresses well\n" * 10_000
+NOW = 1_700_000_000.0
+DAY = 86_400.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A change to a store: what stands before it, and what it does."""
+
+    name: str
+    act: Callable[[Store], object]
+    prepare: Callable[[Store], object] | None = None
+    later: float = 0.0
+    is_whole: bool = True  # one change: nothing between before and after may ever be seen
+
+
+def _put_some(store: Store) -> None:
+    kept = store.session("kept", ttl=None)
+    kept.put(SMALL, name="small")
+    kept.put(LARGE, name="large")
+    kept.put(TEXT, name="text")
+
+
+def _put_to_forget(store: Store) -> None:
+    _put_some(store)
+    gone = store.session("gone", ttl=None)
+    gone.put(b"only here", name="small")
+    gone.put(LARGE[::-1], name="large")
+    gone.put(LARGE, name="shared")
+
+
+def _put_to_expire(store: Store) -> None:
+    _put_some(store)
+    brief = store.session("brief", ttl=10)
+    brief.put(b"not for long", name="small")
+    brief.put(LARGE[::-1], name="large")
+
+
+def _damage_large(store: Store) -> None:
+    _put_some(store)
+    uri = store.session("kept").list(name="large")[0].content_uri
+    path = Path(uri.removeprefix("file://"))
+    path.write_bytes(b"\0" + path.read_bytes()[1:])
+
+
+def _leave_orphans(store: Store) -> None:
+    _put_some(store)
+    root = Path(store.url)
+    (root / "tmp" / ("0" * 16 + ".raw")).write_bytes(b"half a put")
+    for number, path in enumerate(list(files_under(root / "blobs"))):
+        path.with_name(f"{number:016x}.raw").write_bytes(path.read_bytes())
+
+
+def _exported() -> bytes:
+    target = io.BytesIO()
+    with coatcheck.open("memory:") as store:
+        _put_to_forget(store)
+        store.export(target)
+    return target.getvalue()
+
+
+CASES = [
+    Case("opening a new store", lambda store: None),
+    Case("putting a small artifact", lambda store: store.session("s").put(b"new", name="n"), _put_some),
+    Case("putting a large artifact", lambda store: store.session("s").put(LARGE[1:], name="n"), _put_some),
+    Case("putting a stream", lambda store: store.session("s").put(io.BytesIO(LARGE * 4), name="n"), _put_some),
+    Case("putting a small duplicate", lambda store: store.session("s").put(SMALL, name="n"), _put_some),
+    Case("putting a large duplicate", lambda store: store.session("s").put(LARGE, name="n"), _put_some),
+    Case("healing", lambda store: store.session("kept").put(LARGE, name="large"), _damage_large),
+    Case("forgetting a small artifact", lambda store: store.session("gone").forget("small"), _put_to_forget),
+    Case("forgetting a large artifact", lambda store: store.session("gone").forget("large"), _put_to_forget),
+    Case("ending a session", lambda store: store.session("gone").end(), _put_to_forget),
+    Case("pinning", lambda store: store.session("kept").pin("large"), _put_some),
+    Case("collecting what has expired", lambda store: store.collect(grace=0), _put_to_expire, later=1_000),
+    Case("sweeping orphans", lambda store: store.collect(grace=0), _leave_orphans),
+    Case("compressing what is cold", lambda store: store.collect(), _put_some, later=3 * DAY),
+    Case("importing", lambda store: store.import_(io.BytesIO(_exported())), is_whole=False),
+]
+
+
+@dataclass
+class Run:
+    """One run of a case on a faulty disk."""
+
+    case: Case
+    folder: Path
+    disk: FaultyDisk
+    is_done: bool = False
+
+    def go(self) -> State | None:
+        """Run the case and close the store: the state after it, or None where it crashed."""
+        store: Store | None = None
+        try:
+            store = open_on(self.folder, self.disk, clock=lambda: NOW + self.case.later)
+            self.case.act(store)
+            self.is_done = True
+            after = state_of(store)
+            store.close()
+            return after
+        except Crash:
+            self.disk.revive()
+            if store is not None:
+                store.close()
+            return None
+
+
+def _prepared(case: Case, folder: Path) -> State:
+    if case.prepare is None:
+        return frozenset()
+    with coatcheck.open(folder, durability="process", clock=lambda: NOW) as store:
+        case.prepare(store)
+        return state_of(store) if case.name != "healing" else frozenset()
+
+
+def _copied(folder: Path, target: Path) -> Path:
+    shutil.rmtree(target, ignore_errors=True)
+    if folder.exists():
+        shutil.copytree(folder, target)
+    return target
+
+
+def _instants(disk: FaultyDisk, cut: Cut | None, long_faults: bool) -> Iterator[tuple[At, int]]:
+    """Where to crash, each with a seed. The short form leaves out instants that differ little from their neighbours."""
+    for step, what in enumerate(disk.steps):
+        yield At(step, "after"), step
+        if what.startswith("write") and cut is None:
+            yield At(step, "halfway"), step
+        if long_faults:
+            yield At(step, "before"), step
+            for seed in range(12 if cut == "torn" else 0):
+                yield At(step, "before"), seed
+                yield At(step, "after"), seed
+
+
+def _check(case: Case, run: Run, image: Path, before: State, after: State) -> None:
+    """Open what the crash has left: whole, and as it was or as it should be. Then do it again, to the end."""
+    with _reopened(case, image) as store:
+        if case.name == "healing":
+            healed = not problems(store)
+            assert healed or not run.is_done
+            case.act(store)
+        assert problems(store) == []
+        found = state_of(store)
+        if run.is_done:
+            assert found == after
+        elif case.is_whole:
+            assert found in (before, after)
+        else:
+            assert before <= found <= after
+        case.act(store)
+        assert state_of(store) == after
+        assert_clean(store)
+
+
+def _reopened(case: Case, folder: Path) -> Store:
+    return open_on(folder, FaultyDisk(folder), clock=lambda: NOW + case.later)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
+@pytest.mark.parametrize("cut", [None, "dropped", "zeroed", "torn"])
+def test_a_crash_at_any_step_leaves_the_store_before_or_after(
+    case: Case, cut: Cut | None, in_memory: Path, long_faults: bool
+) -> None:
+    start = in_memory / "start"
+    before = _prepared(case, start)
+    counted = FaultyDisk(_copied(start, in_memory / "counted"))
+    after = Run(case, in_memory / "counted", counted).go()
+    assert after is not None
+    assert counted.steps
+    for at, seed in _instants(counted, cut, long_faults):
+        folder, image = _copied(start, in_memory / "store"), in_memory / "image"
+        run = Run(case, folder, FaultyDisk(folder, crash=at, image=image, cut=cut, seed=seed))
+        assert run.go() is None, f"{at} was never reached"
+        try:
+            _check(case, run, image, before, after)
+        except BaseException as error:
+            error.add_note(f"{case.name}: {cut or 'killed'} {at} ({counted.steps[at.step]}), seed {seed}")
+            raise
+        shutil.rmtree(image, ignore_errors=True)
