@@ -217,7 +217,9 @@ class Intake:
     def _is_repeat(self, entry: Entry, digest: str, codec: Codec, about: About) -> bool:
         """Whether putting this again would add nothing to what the session holds."""
         ref = entry.ref
-        if ref.artifact_id != digest or ref.codec != codec or about.ttl is not None or not self._lookup.is_live(entry):
+        if ref.artifact_id != digest or ref.codec != codec or not self._lookup.is_live(entry):
+            return False
+        if about.ttl is not None or ref.expires is not None:
             return False
         said = (about.name, about.tool, about.call_id, about.parents, None)
         if said != (ref.name, ref.tool, ref.call_id, ref.parents, ref.granted_by):

@@ -295,7 +295,7 @@ class SqliteCatalog:
     def compact(self) -> None:
         with self._exclusive("compacting the catalog"):
             self._refresh_and_catch_up()
-            self._writer.execute("PRAGMA incremental_vacuum").fetchall()
+            self._writer.executescript("PRAGMA incremental_vacuum")  # `execute` would free one page
             self._settle(truncate=True)
 
     def close(self) -> None:

@@ -1,0 +1,395 @@
+"""Upkeep: what a collection frees and compresses, and what a verification finds and repairs."""
+
+import io
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coatcheck import Ref, Store
+from coatcheck.errors import Damaged, NotFound
+from tests.backends import LARGE, Backend, Clock, edit_catalog, files_with
+
+TEXT = "".join(f"{i:06d} a line of a log that repeats itself\n" for i in range(20_000))
+NOISE = random.Random(7).randbytes(LARGE)
+
+
+def file_of(ref: Ref) -> Path:
+    assert ref.content_uri.startswith("file://")
+    return Path(ref.content_uri.removeprefix("file://"))
+
+
+# Collecting
+
+
+def test_a_dry_collection_tells_what_a_real_one_frees_and_changes_nothing(store: Store, clock: Clock) -> None:
+    dying, living = store.session("dying", ttl=10), store.session("living", ttl=None)
+    for value in ("small", "x" * LARGE, "shared"):
+        dying.put(value)
+    living.put("shared")
+    clock.advance(10)
+    before = store.stats()
+    told = store.collect(grace=0, dry_run=True)
+    assert store.stats() == before
+    done = store.collect(grace=0)
+    assert told.dry_run
+    assert not done.dry_run
+    assert (told.refs, told.artifacts, told.bytes) == (done.refs, done.artifacts, done.bytes) == (3, 2, LARGE + 5)
+    again = store.collect(grace=0)
+    assert (again.refs, again.artifacts, again.bytes) == (0, 0, 0)
+    assert store.verify().problems == []
+
+
+def test_a_collection_leaves_all_that_lives(store: Store, clock: Clock) -> None:
+    session = store.session("s", ttl=None)
+    values = ["small", "x" * LARGE, NOISE, {"a": 1}]
+    refs = [session.put(value) for value in values]
+    clock.advance(86_400 * 365)
+    store.collect(grace=0, cold_after=0)
+    assert [session.get(ref) for ref in refs] == values
+
+
+def test_orphans_and_leftovers_are_swept(folder: Backend) -> None:
+    store = folder.open()
+    store.session("s").put(NOISE)
+    orphan = folder.path / "blobs" / "ab" / ("ab" + "0" * 62) / "0123456789abcdef.raw"
+    orphan.parent.mkdir(parents=True)
+    orphan.write_bytes(b"orphan")
+    (folder.path / "tmp" / "0123456789abcdef.raw").write_bytes(b"left over")
+    told = store.collect(dry_run=True)
+    assert (told.orphans, told.leftover_bytes) == (1, 9)
+    assert orphan.exists()
+    done = store.collect()
+    assert (done.orphans, done.leftover_bytes) == (1, 9)
+    assert not orphan.exists()
+    assert os.listdir(folder.path / "tmp") == []
+    assert store.collect().orphans == 0
+    assert store.verify().problems == []
+
+
+def test_the_progress_of_a_collection_is_told(store: Store) -> None:
+    session = store.session("s")
+    for i in range(5):
+        session.put(f"{i}")
+    steps: list[tuple[int, int]] = []
+    store.collect(progress=lambda done, total: steps.append((done, total)))
+    assert steps[-1] == (5, 5)
+
+
+# Compression
+
+
+def test_what_has_gone_cold_is_compressed_and_reads_the_same(folder: Backend, clock: Clock) -> None:
+    store = folder.open(clock=clock)
+    session = store.session("s", ttl=None)
+    values = {"text": TEXT, "noise": NOISE, "small": "small", "zeros": bytes(700_000)}
+    for name, value in values.items():
+        session.put(value, name=name)
+    assert store.collect().compressed == 0, "nothing is cold yet"
+    clock.advance(86_400)
+    report = store.collect()
+    assert report.compressed == 2, "noise has nothing to gain, and what is small is in the database"
+    ref = session.ref("text")
+    assert ref is not None
+    assert file_of(ref).stat().st_size < len(TEXT) / 2
+    for name, value in values.items():
+        assert session.get(name) == value
+        data = value.encode() if isinstance(value, str) else value
+        with session.open(name) as stream:
+            for offset in (0, 1, 262_143, 262_144, 500_000, len(data) - 1, len(data)):
+                stream.seek(min(offset, len(data)))
+                assert stream.read(5000) == data[min(offset, len(data)) :][:5000]
+    assert store.verify().problems == []
+    assert store.collect(cold_after=0).compressed == 0
+
+
+def test_what_is_used_stays_raw(folder: Backend, clock: Clock) -> None:
+    store = folder.open(clock=clock)
+    session = store.session("s", ttl=None)
+    session.put(TEXT, name="n")
+    clock.advance(80_000)
+    session.get("n")
+    clock.advance(80_000)
+    assert store.collect().compressed == 0
+
+
+def test_putting_what_is_compressed_again_keeps_one_copy(folder: Backend) -> None:
+    store = folder.open()
+    session = store.session("s")
+    first = session.put(TEXT)
+    store.collect(cold_after=0)
+    session.put(TEXT, name="again")
+    session.put(io.BytesIO(TEXT.encode() * 2))
+    store.session("other").put(TEXT)
+    assert session.get(first) == TEXT
+    assert len(list((folder.path / "blobs").rglob("*.*"))) == 2
+    assert store.verify().problems == []
+
+
+def test_a_stream_stays_readable_across_compression(folder: Backend) -> None:
+    store = folder.open()
+    session = store.session("s")
+    ref = session.put(TEXT)
+    with session.open(ref) as stream:
+        head = stream.read(1000)
+        assert store.collect(cold_after=0).compressed == 1
+        assert head + stream.read() == TEXT.encode()
+
+
+def test_a_stream_stays_readable_across_healing(folder: Backend) -> None:
+    store = folder.open()
+    session = store.session("s")
+    ref = session.put(NOISE)
+    with session.open(ref) as stream:
+        head = stream.read(1000)
+        file_of(ref).unlink()
+        session.put(NOISE)
+        assert head + stream.read() == NOISE
+
+
+def test_a_compressed_copy_that_rots_is_an_error_and_heals(folder: Backend) -> None:
+    store = folder.open()
+    session = store.session("s")
+    ref = session.put(TEXT)
+    store.collect(cold_after=0)
+    moved = session.ref(ref)
+    assert moved is not None
+    flip(file_of(moved))
+    with pytest.raises(Damaged):
+        session.get(ref)
+    session.put(TEXT)
+    assert session.get(ref) == TEXT
+    assert [problem.kind for problem in store.verify(repair=True).problems] in ([], ["orphan"])
+    assert store.verify().problems == []
+
+
+# Damage
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    file.write_bytes(data)
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def zero(file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def empty(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+def lengthen(file: Path) -> None:
+    with file.open("ab") as stream:
+        stream.write(b"more")
+
+
+def remove(file: Path) -> None:
+    file.unlink()
+
+
+def remove_folder(file: Path) -> None:
+    file.unlink()
+    file.parent.rmdir()
+
+
+DAMAGE = pytest.mark.parametrize("harm", [flip, truncate, zero, empty, remove, remove_folder])
+
+
+@DAMAGE
+def test_damage_to_a_file_is_an_error_never_wrong_bytes(folder: Backend, harm: Callable[[Path], None]) -> None:
+    session = folder.open().session("s")
+    ref, other = session.put(NOISE), session.put(TEXT)
+    harm(file_of(ref))
+    if harm in (remove, remove_folder):
+        assert session.get(ref) is None
+        with pytest.raises(NotFound):
+            session.open(ref)
+    else:
+        with pytest.raises(Damaged):
+            session.get(ref)
+        with pytest.raises(Damaged), session.open(ref) as stream:
+            stream.read()
+    assert session.get(other) == TEXT
+
+
+@DAMAGE
+def test_verify_finds_damage_to_a_file(folder: Backend, harm: Callable[[Path], None]) -> None:
+    store = folder.open()
+    ref = store.session("s").put(NOISE)
+    store.session("s").put(TEXT)
+    harm(file_of(ref))
+    for _ in range(2):
+        (problem,) = store.verify().problems
+        assert problem.kind == ("missing" if harm in (remove, remove_folder) else "damaged")
+        assert problem.artifact_id == ref.artifact_id
+        assert not problem.repaired
+
+
+@DAMAGE
+def test_putting_the_same_content_heals_a_file(folder: Backend, harm: Callable[[Path], None]) -> None:
+    store = folder.open()
+    session = store.session("s")
+    for i, again in enumerate((lambda: session.put(NOISE), lambda: session.put(io.BytesIO(NOISE)),
+                               lambda: store.session("other").put(NOISE),
+                               lambda: session.put(NOISE, name="healed"))):  # fmt: skip
+        ref = session.ref(session.put(NOISE))
+        assert ref is not None
+        harm(file_of(ref))
+        again()
+        assert session.get(ref) == NOISE, i
+        store.collect()
+        assert session.get(ref) == NOISE
+        assert store.verify().problems == []
+
+
+@DAMAGE
+def test_repair_sets_damage_aside_and_putting_it_again_brings_all_refs_back(
+    folder: Backend, harm: Callable[[Path], None]
+) -> None:
+    store = folder.open()
+    one, two = store.session("one"), store.session("two")
+    ref = one.put(NOISE, name="first")
+    one.put(NOISE, name="second")
+    two.put(NOISE, name="theirs")
+    sound = one.put(TEXT)
+    harm(file_of(ref))
+    report = store.verify(repair=True)
+    assert [problem.repaired for problem in report.problems] == [True] * len(report.problems)
+    assert store.verify().problems == []
+    for target in (ref, "first", "second"):
+        assert one.get(target) is None
+        with pytest.raises(NotFound):
+            one.open(target)
+    assert one.get(sound) == TEXT
+    store.session("third").put(NOISE)
+    assert one.get("first") == one.get("second") == two.get("theirs") == one.get(ref) == NOISE
+    assert store.verify().problems == []
+
+
+def test_a_file_that_grew_is_still_read_as_it_was(folder: Backend) -> None:
+    store = folder.open()
+    session = store.session("s")
+    ref = session.put(NOISE)
+    lengthen(file_of(ref))
+    try:
+        assert session.get(ref) == NOISE
+    except Damaged:
+        session.put(NOISE)
+        assert session.get(ref) == NOISE
+
+
+def test_verify_finds_orphans_and_leftovers(folder: Backend) -> None:
+    store = folder.open()
+    orphan = folder.path / "blobs" / "ab" / ("ab" + "0" * 62) / "0123456789abcdef.raw"
+    orphan.parent.mkdir(parents=True)
+    orphan.write_bytes(b"orphan")
+    (folder.path / "tmp" / "0123456789abcdef.raw").write_bytes(b"left over")
+    assert [problem.kind for problem in store.verify().problems] == ["orphan", "orphan"]
+    assert [problem.repaired for problem in store.verify(repair=True).problems] == [True, True]
+    assert store.verify().problems == []
+    assert not orphan.exists()
+
+
+ROWS = {
+    "content that changed": ("UPDATE content SET data = CAST('rotten!' AS BLOB)", "damaged"),
+    "content that is gone": ("DELETE FROM content", "missing"),
+    "a ref without a blob": ("DELETE FROM blob", "catalog"),
+    "a ref to another blob": ("UPDATE ref SET blob_key = 999", "catalog"),
+    "a ref without a session": ("DELETE FROM session", "catalog"),
+    "a wrong count of refs": ("UPDATE blob SET refs = refs + 1", "catalog"),
+    "a wrong count of bytes": ("UPDATE session SET used_bytes = 1", "catalog"),
+    "a wrong total": ("UPDATE meta SET value = 1 WHERE key = 'stored_bytes'", "catalog"),
+}
+
+
+@pytest.mark.parametrize("harm", ROWS)
+def test_verify_finds_and_repairs_damage_to_rows(folder: Backend, harm: str) -> None:
+    statement, kind = ROWS[harm]
+    with folder.open() as store:
+        ref = store.session("s").put("content", name="n")
+    edit_catalog(folder.path, statement)
+    store = folder.open()
+    session = store.session("s")
+    assert kind in {problem.kind for problem in store.verify().problems}
+    try:
+        assert session.get(ref) in ("content", None)
+    except Damaged:
+        pass
+    assert all(problem.repaired for problem in store.verify(repair=True).problems)
+    assert store.verify().problems == []
+    again = session.put("content", name="n")
+    assert session.get(again) == session.get("n") == session.get(ref) == "content"
+    assert store.verify().problems == []
+
+
+def test_small_content_that_rots_is_an_error_and_heals(folder: Backend) -> None:
+    with folder.open() as store:
+        ref = store.session("s").put("content", name="n")
+    for again in ("s", "other"):
+        edit_catalog(folder.path, "UPDATE content SET data = CAST('rotten!' AS BLOB)")
+        with folder.open() as store:
+            with pytest.raises(Damaged):
+                store.session("s").get(ref)
+            with pytest.raises(Damaged):
+                store.session("s").open(ref)
+            store.session(again).put("content")
+            assert store.session("s").get(ref) == "content"
+            assert store.verify().problems == []
+
+
+def test_a_catalog_that_is_no_database_is_a_clear_error(folder: Backend) -> None:
+    folder.open().close()
+    for file in folder.path.glob("catalog.sqlite-*"):
+        file.unlink()
+    (folder.path / "catalog.sqlite").write_bytes(b"this is no database" * 1000)
+    with pytest.raises(Damaged):
+        folder.open()
+
+
+def test_verify_reads_everything_and_tells_its_progress(store: Store) -> None:
+    session = store.session("s")
+    session.put("small")
+    session.put(NOISE)
+    steps: list[tuple[int, int]] = []
+    report = store.verify(progress=lambda done, total: steps.append((done, total)))
+    assert (report.artifacts, report.bytes) == (2, LARGE + 5)
+    assert steps[-1] == (LARGE + 5, LARGE + 5)
+    assert report.to_record() == {"artifacts": 2, "bytes": LARGE + 5, "problems": []}
+
+
+# Purging
+
+
+@pytest.mark.parametrize("size", [10, 100_000, LARGE])
+@pytest.mark.parametrize("way", ["forget", "end", "expire"])
+def test_what_was_forgotten_and_collected_is_in_no_file(folder: Backend, clock: Clock, size: int, way: str) -> None:
+    secret, name = b"canary-" + b"7c1e" * 8, "canary-name-91f3"
+    store = folder.open(clock=clock)
+    session, other = store.session("s", ttl=100), store.session("other", ttl=None)
+    for i in range(20):
+        other.put(f"neighbour {i}")
+    ref = session.put(secret + os.urandom(size) + secret, name=name, tool=name)
+    for i in range(20):
+        other.put(f"another neighbour {i}")
+    assert session.get(ref) is not None
+    assert files_with(folder.path, secret)
+    if way == "forget":
+        session.forget(ref)
+    elif way == "end":
+        session.end()
+    else:
+        clock.advance(101)
+        store.collect(grace=0)
+        clock.advance(86_400 * 8)  # the tombstone goes too
+    store.collect(grace=0)
+    assert files_with(folder.path, secret) == []
+    assert files_with(folder.path, name.encode()) == []
+    assert store.verify().problems == []

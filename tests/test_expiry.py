@@ -1,0 +1,295 @@
+"""How long things live: time to live that slides with use, pins, tombstones, grace."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+
+from coatcheck import Store
+from coatcheck.errors import Expired, NotFound
+from tests.backends import LARGE, START, Backend, Clock, digests_of_files
+
+VALUES = pytest.mark.parametrize("value", ["small", "x" * LARGE], ids=["small", "large"])
+
+
+@VALUES
+def test_a_session_expires_its_time_to_live_after_the_last_use(store: Store, clock: Clock, value: str) -> None:
+    session = store.session("s", ttl=100)
+    ref = session.put(value, name="n")
+    assert ref.expires_at == ref.created_at + timedelta(seconds=100)
+    clock.advance(99)
+    assert session.get(ref) == value
+    clock.advance(1)
+    assert session.get(ref) == value, "the get before counted as a use"
+    clock.advance(100)
+    for target in (ref, ref.pointer, "n"):
+        assert session.get(target) is None
+        assert session.ref(target) is None
+    assert session.list() == []
+
+
+def test_every_kind_of_use_keeps_a_session_alive(store: Store, clock: Clock) -> None:
+    session = store.session("s", ttl=100)
+    ref = session.put("x")
+    for use in (lambda: session.get(ref), lambda: session.open(ref).close(), lambda: session.put("y")):
+        clock.advance(80)
+        use()
+    clock.advance(80)
+    assert session.get(ref) == "x"
+
+
+def test_looking_for_what_is_not_there_is_no_use(store: Store, clock: Clock) -> None:
+    session = store.session("s", ttl=100)
+    ref = session.put("x")
+    clock.advance(60)
+    assert session.get("art:" + "0" * 12) is None
+    clock.advance(60)
+    assert session.get(ref) is None
+
+
+def test_using_a_child_keeps_its_parents_alive(store: Store, clock: Clock) -> None:
+    parent = store.session("parent", ttl=100)
+    child = store.session("child", parent="parent", ttl=100)
+    ref = parent.put("theirs")
+    for _ in range(5):
+        clock.advance(80)
+        assert child.get(ref) == "theirs"
+    clock.advance(80)
+    assert parent.get(ref) == "theirs"
+
+
+def test_the_store_says_how_long_new_sessions_live(backend: Backend, clock: Clock) -> None:
+    store = backend.open(ttl=50, clock=clock)
+    assert store.session("default").put("x").expires == START + 50
+    assert store.session("own", ttl=70).put("x").expires == START + 70
+    assert store.session("endless", ttl=None).put("x").expires_at is None
+
+
+def test_the_default_time_to_live_is_an_hour(store: Store) -> None:
+    assert store.session("s").put("x").expires == START + 3600
+
+
+def test_an_artifact_may_live_shorter_than_its_session(store: Store, clock: Clock) -> None:
+    session = store.session("s", ttl=100)
+    brief, long = session.put("brief", ttl=10), session.put("long")
+    assert brief.expires == START + 10
+    clock.advance(9)
+    assert session.get(brief) == "brief", "use does not prolong an artifact's own time"
+    clock.advance(1)
+    assert session.get(brief) is None
+    assert session.get(long) == "long"
+
+
+def test_an_artifact_lives_as_long_as_the_put_that_gave_it_most(store: Store, clock: Clock) -> None:
+    session = store.session("s")
+    for ttl in (None, 10):
+        session.put("first without an end", ttl=ttl)
+    for ttl in (10, None):
+        session.put("first with an end", ttl=ttl)
+    for ttl in (10, 30, 20):
+        last = session.put("three times", ttl=ttl)
+    clock.advance(15)
+    assert len(session.list()) >= 2
+    for text in ("first without an end", "first with an end"):
+        assert any(session.get(ref) == text for ref in session.list())
+    assert session.get(last.pointer) == "three times"
+    clock.advance(15)
+    assert session.get(last.pointer) is None
+
+
+def test_what_has_expired_says_what_it_was(store: Store, clock: Clock) -> None:
+    session = store.session("s", ttl=100)
+    ref = session.put("2026-01-01 10:00:00 INFO x", name="build log")
+    clock.advance(100)
+    for target in (ref, ref.pointer, "build log"):
+        with pytest.raises(Expired) as gone:
+            session.open(target)
+        for part in ("log", "build log", "26 bytes", "2025-06-15"):
+            assert part in gone.value.message
+
+
+@VALUES
+def test_a_tombstone_stays_after_the_bytes_are_collected(store: Store, clock: Clock, value: str) -> None:
+    session = store.session("s", ttl=100)
+    ref = session.put(value, name="n")
+    clock.advance(100)
+    report = store.collect(grace=0)
+    assert (report.refs, report.artifacts, report.bytes) == (1, 1, len(value))
+    assert (store.stats().stored_bytes, store.stats().tombstones) == (0, 1)
+    for target in (ref, ref.pointer, "n"):
+        with pytest.raises(Expired):
+            session.open(target)
+        assert session.get(target) is None
+
+
+def test_tombstones_are_forgotten_after_a_week(store: Store, clock: Clock) -> None:
+    session = store.session("s", ttl=100)
+    ref = session.put("x")
+    clock.advance(100)
+    store.collect(grace=0)
+    clock.advance(8 * 86_400)
+    store.collect(grace=0)
+    with pytest.raises(NotFound) as missing:
+        session.open(ref)
+    assert missing.value.code == "not_found"
+    assert list(store.sessions()) == []
+
+
+def test_only_its_own_session_is_told_of_a_tombstone(store: Store, clock: Clock) -> None:
+    ref = store.session("owner", ttl=10).put("x")
+    clock.advance(10)
+    with pytest.raises(NotFound) as missing:
+        store.session("stranger").open(ref)
+    assert missing.value.code == "not_found"
+
+
+def test_the_grace_period_keeps_what_has_expired(store: Store, clock: Clock) -> None:
+    store.session("s", ttl=100).put("x")
+    clock.advance(100 + 7200 - 1)
+    assert store.collect().artifacts == 0
+    clock.advance(1)
+    assert store.collect().artifacts == 1
+
+
+def test_a_put_within_the_grace_period_revives_the_session(store: Store, clock: Clock) -> None:
+    session = store.session("s", ttl=100)
+    ref = session.put("x", name="n")
+    clock.advance(100 + 7000)
+    assert session.get(ref) is None
+    session.put("y")
+    assert session.get(ref) == session.get("n") == "x"
+
+
+def test_a_put_after_the_grace_period_revives_nothing(store: Store, clock: Clock) -> None:
+    session = store.session("s", ttl=100)
+    ref = session.put("x", name="n")
+    clock.advance(100 + 7200)
+    session.put("y")
+    assert session.get(ref) is None
+    with pytest.raises(Expired):
+        session.open("n")
+    assert [session.get(one) for one in session.list()] == ["y"]
+    store.collect()
+    assert store.verify().problems == []
+
+
+@VALUES
+def test_putting_what_has_expired_brings_it_back(store: Store, clock: Clock, value: str) -> None:
+    session = store.session("s", ttl=100)
+    session.put(value, name="n")
+    clock.advance(100)
+    store.collect(grace=0)
+    ref = session.put(value)
+    assert session.get(ref) == value
+
+
+@VALUES
+def test_what_is_pinned_outlives_its_session(store: Store, clock: Clock, value: str) -> None:
+    session = store.session("s", ttl=100)
+    kept, other = session.put(value, name="n"), session.put("other")
+    pinned = session.pin("n")
+    assert pinned.pinned
+    assert pinned.expires_at is None
+    clock.advance(86_400 * 30)
+    store.collect()
+    assert session.get(kept) == session.get("n") == value
+    assert session.get(other) is None
+    assert [ref.artifact_id for ref in session.list()] == [kept.artifact_id]
+
+
+def test_what_is_unpinned_expires_with_its_session(store: Store, clock: Clock) -> None:
+    session = store.session("s", ttl=100)
+    ref = session.put("x")
+    session.pin(ref)
+    assert not session.unpin(ref).pinned
+    clock.advance(100)
+    assert session.get(ref) is None
+
+
+def test_a_pin_covers_what_is_put_under_further_names(store: Store, clock: Clock) -> None:
+    session = store.session("s", ttl=100)
+    ref = session.put("x", name="one")
+    session.pin(ref)
+    session.put("x", name="two")
+    clock.advance(200)
+    for target in (ref, ref.pointer, "one", "two"):
+        assert session.get(target) == "x"
+
+
+def test_pinning_what_is_not_there_says_so(store: Store) -> None:
+    with pytest.raises(NotFound):
+        store.session("s").pin("art:" + "0" * 12)
+
+
+def test_a_pinned_artifact_can_be_forgotten(store: Store) -> None:
+    session = store.session("s")
+    ref = session.put("x")
+    session.pin(ref)
+    assert session.forget(ref)
+    assert session.get(ref) is None
+
+
+def test_a_grant_lives_as_long_as_the_session_that_received_it(store: Store, clock: Clock) -> None:
+    giver = store.session("giver", ttl=10)
+    store.session("receiver", ttl=1000)
+    ref = giver.put("x", ttl=5)
+    giver.grant(ref, to="receiver")
+    clock.advance(500)
+    store.collect(grace=0)
+    assert store.session("receiver").get(ref) == "x"
+    assert giver.get(ref) is None
+
+
+@VALUES
+def test_reading_writes_nothing(folder: Backend, clock: Clock, value: str) -> None:
+    store = folder.open(clock=clock)
+    session = store.session("s")
+    ref = session.put(value, name="n")
+    assert session.get(ref) == value  # takes the put over from the journal
+    before = digests_of_files(folder.path)
+    for _ in range(20):
+        clock.advance(1)
+        assert session.get(ref) == session.get("n") == value
+        session.open(ref).read()
+        session.list()
+    assert digests_of_files(folder.path) == before
+
+
+def test_uses_reach_other_processes_before_the_session_could_expire(folder: Backend, clock: Clock) -> None:
+    reader, other = folder.open(clock=clock), folder.open(clock=clock)
+    ref = reader.session("s", ttl=100).put("x")
+    clock.advance(80)
+    assert reader.session("s").get(ref) == "x"
+    reader._uses.flush()  # what a timer does in time
+    clock.advance(80)
+    assert other.session("s").get(ref) == "x"
+
+
+def test_uses_are_written_by_a_timer(folder: Backend) -> None:
+    reader, other = folder.open(), folder.open()
+    session = reader.session("s", ttl=0.4)
+    ref = session.put("x")
+    done = threading.Event()
+
+    def use() -> None:
+        while not done.wait(0.02):
+            session.get(ref)
+
+    using = threading.Thread(target=use)
+    using.start()
+    try:
+        assert not done.wait(1.0)
+        assert other.session("s").get(ref) == "x"
+    finally:
+        done.set()
+        using.join()
+
+
+def test_uses_are_written_on_close(folder: Backend, clock: Clock) -> None:
+    with folder.open(clock=clock) as store:
+        session = store.session("s", ttl=100)
+        ref = session.put("x")
+        clock.advance(80)
+        session.get(ref)
+    clock.advance(80)
+    assert folder.open(clock=clock).session("s").get(ref) == "x"
