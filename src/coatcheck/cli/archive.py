@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 
 import click
@@ -40,12 +39,11 @@ def export(file: str, url: str | None, as_json: bool) -> None:
 def import_(file: str, url: str | None, as_json: bool) -> None:
     """Take in what export wrote, from a FILE or from stdin: same ids, names, sessions and expiry."""
     with coatcheck.open(url) as store, reading(file) as source, progress("importing", quiet=as_json) as bar:
-        status = os.fstat(source.fileno())
-        size = status.st_size if stat.S_ISREG(status.st_mode) else None
+        size = os.path.getsize(file) if file != STDIO and os.path.isfile(file) else None
 
-        def so_far(done: int, total: int) -> None:
+        def so_far(refs: int, _: int) -> None:
             if bar:
-                bar(source.tell() if size else done, size)
+                bar(source.tell() if size else refs, size)
 
         count = store.import_(source, progress=so_far if bar else None)
     _tell("imported", count, as_json)

@@ -1,0 +1,535 @@
+"""The command line as people and scripts use it: real processes for pipes, terminals and signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+import coatcheck
+from coatcheck import errors
+from coatcheck.cli import main
+from coatcheck.cli.terminal import one_line, visible
+
+HOSTILE = (
+    "\x1b[31mred\x1b[0m",  # colours
+    "\x1b]0;title\x07",  # the window's title
+    "\x1b]8;;http://example.invalid\x1b\\link\x1b]8;;\x1b\\",
+    "\x1b[2J\x1b[H",  # clear the screen
+    "\x9b31m",  # a C1 control sequence, in one character
+    "\x90payload\x9c",
+    "\x08\x08\x08overwritten\r",
+    "\x7f\x00\x05\x0e",
+    "\u202egnp.exe\u202c",  # right-to-left override
+    "\u2066isolate\u2069\u200f\u061c",
+    "zero\u200bwidth\ufeff",
+    "tag\U000e0041\U000e007f",
+    "line\u2028separator\u2029",
+)
+STEERING = {char for text in HOSTILE for char in text if not char.isprintable()}
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store of its own for each test, which every command finds by itself."""
+    folder = tmp_path / "store"
+    monkeypatch.setenv("COATCHECK_STORE", str(folder))
+    monkeypatch.delenv("COATCHECK_SESSION", raising=False)
+    return folder
+
+
+def call(*args: str, stdin: bytes = b"") -> Result:
+    """A command within this process: quick, where no pipe or terminal matters."""
+    return CliRunner().invoke(main, args, input=stdin)
+
+
+def answer(*args: str, stdin: bytes = b"") -> str:
+    result = call(*args, stdin=stdin)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "coatcheck", *args]
+
+
+def run(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(command(*args), input=stdin, capture_output=True, check=False)
+
+
+def on_terminal(*args: str, stream: str = "stdout") -> tuple[int, bytes, bytes]:
+    """Run with a real terminal as stdout or stderr: exit code, what reached the terminal, and the other stream."""
+    master, slave = pty.openpty()
+    with tempfile.TemporaryFile() as other:
+        streams: dict[str, Any] = {"stdout": other, "stderr": other} | {stream: slave}
+        environment = os.environ | {"TERM": "xterm-256color"}
+        process = subprocess.Popen(command(*args), stdin=subprocess.DEVNULL, env=environment, **streams)
+        os.close(slave)
+        seen = b"".join(_chunks(master))
+        os.close(master)
+        code = process.wait()
+        other.seek(0)
+        return code, seen.replace(b"\r\n", b"\n"), other.read()
+
+
+def _chunks(handle: int) -> Iterator[bytes]:
+    while True:
+        try:
+            piece = os.read(handle, 65_536)
+        except OSError:  # how Linux says that the other side has closed
+            return
+        if not piece:
+            return
+        yield piece
+
+
+def raw_files(store: Path) -> list[Path]:
+    return sorted(store.glob("blobs/*/*/*.raw"))
+
+
+# Put and get
+
+
+def test_put_prints_the_pointer_alone_and_get_writes_the_exact_bytes(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 3000
+    (tmp_path / "content.bin").write_bytes(content)
+    put = run("put", str(tmp_path / "content.bin"))
+    assert put.returncode == 0
+    assert put.stderr == b""
+    pointer = put.stdout.decode().rstrip("\n")
+    assert coatcheck.is_pointer(pointer)
+    got = run("get", pointer)
+    assert (got.returncode, got.stdout, got.stderr) == (0, content, b"")
+
+
+def test_put_takes_stdin_where_the_file_is_a_dash() -> None:
+    pointer = run("put", "-", "--name", "piped", stdin=b"from a pipe\n").stdout.decode().strip()
+    assert run("get", pointer).stdout == b"from a pipe\n"
+    assert run("get", "piped").stdout == b"from a pipe\n"
+
+
+def test_put_as_json_prints_the_record_of_the_artifact(tmp_path: Path) -> None:
+    (tmp_path / "build.log").write_text("2026-03-01 12:00:00 INFO all is well\n")
+    options = (
+        "--kind",
+        "result",
+        "--tool",
+        "make",
+        "--media-type",
+        "text/x-log",
+        "--summary",
+        "a build",
+        "--ttl",
+        "60",
+    )
+    record = json.loads(answer("put", str(tmp_path / "build.log"), *options, "--session", "s", "--json"))
+    assert record["pointer"] == "art:" + record["artifact_id"][:12]
+    assert record["content_hash"] == "sha256:" + record["artifact_id"]
+    told = ("name", "session_id", "type", "tool", "mime", "summary", "size_bytes", "pinned")
+    assert [record[key] for key in told] == ["build.log", "s", "result", "make", "text/x-log", "a build", 37, False]
+    assert record["created_at"] < record["expires_at"]
+
+
+def test_a_pinned_artifact_does_not_expire() -> None:
+    assert json.loads(answer("put", "-", "--pin", "--json", stdin=b"keep"))["expires_at"] is None
+
+
+def test_get_writes_to_the_file_that_it_is_given(tmp_path: Path) -> None:
+    pointer = answer("put", "-", stdin=b"\x00\x1b[31m\xff").strip()
+    assert answer("get", pointer, "-o", str(tmp_path / "out")) == ""
+    assert (tmp_path / "out").read_bytes() == b"\x00\x1b[31m\xff"
+
+
+@pytest.mark.parametrize(
+    ("fragment", "part"),
+    [
+        ("/a", '[1,null,"é"]'),
+        ("/a/1", "null"),
+        ("/a/2", '"é"'),
+        ("/b~1c", "true"),
+        ("", '{"a":[1,null,"é"],"b/c":true}'),
+    ],
+)
+def test_a_fragment_writes_that_part_of_the_json(fragment: str, part: str) -> None:
+    pointer = answer("put", "-", stdin='{"a":[1,null,"é"],"b/c":true}'.encode()).strip()
+    assert answer("get", f"{pointer}#{fragment}").rstrip("\n") == part
+
+
+def test_a_fragment_that_leads_nowhere_or_into_text_is_an_error() -> None:
+    document, text = answer("put", "-", stdin=b'{"a":1}').strip(), answer("put", "-", stdin=b"no json").strip()
+    expected = errors.CODES["invalid_pointer"].exit
+    assert call("get", f"{document}#/b").exit_code == expected
+    assert call("get", f"{text}#/b").exit_code == expected
+
+
+# Listing
+
+
+def test_ls_in_a_pipe_gives_one_line_of_tab_separated_columns_for_each_artifact() -> None:
+    first = answer("put", "-", "--name", "one\ttab\nand\x1b[31mmore", stdin=b"a\tb\nc").strip()
+    second = answer("put", "-", "--kind", "plan", stdin=b"second").strip()
+    rows = [line.split("\t") for line in answer("ls").splitlines()]
+    assert [(row[0], row[1], row[2], row[4], row[5]) for row in rows] == [
+        (second, "plan", "6", "-", "second"),
+        (first, "result", "5", "one\\ttab\\nand\\x1b[31mmore", "a\\tb c"),
+    ]
+
+
+def test_ls_as_json_gives_one_line_of_ascii_json_for_each_artifact() -> None:
+    for text in (b"one", b"two"):
+        answer("put", "-", "--name", "bidi \u202e", stdin=text)
+    lines = answer("ls", "--json").splitlines()
+    assert all(line.isascii() for line in lines)
+    assert [json.loads(line)["summary"] for line in lines] == ["two", "one"]
+    assert {json.loads(line)["name"] for line in lines} == {"bidi \u202e"}
+
+
+def test_ls_can_be_narrowed_by_name_kind_and_number() -> None:
+    for number, kind in enumerate(("log", "plan", "log")):
+        answer("put", "-", "--kind", kind, "--name", f"name {number % 2}", stdin=b"%d" % number)
+
+    def sizes(*options: str) -> list[str]:
+        return [json.loads(line)["summary"] for line in answer("ls", "--json", *options).splitlines()]
+
+    assert sizes() == ["2", "1", "0"]
+    assert sizes("--kind", "log") == ["2", "0"]
+    assert sizes("--name", "name 0") == ["2", "0"]
+    assert sizes("--limit", "1") == ["2"]
+
+
+def test_ls_of_sessions_tells_what_each_holds() -> None:
+    answer("put", "-", "--session", "one", stdin=b"12345")
+    answer("put", "-", "--session", "two\n", stdin=b"123")
+    told = [json.loads(line) for line in answer("ls", "--sessions", "--json").splitlines()]
+    assert {record["session_id"]: record["used_bytes"] for record in told} == {"one": 5, "two\n": 3}
+    assert sorted(line.split("\t")[-1] for line in answer("ls", "--sessions").splitlines()) == ["one", "two\\n"]
+    assert len(answer("ls", "--sessions", "--limit", "1").splitlines()) == 1
+
+
+def test_an_empty_session_lists_nothing() -> None:
+    assert answer("ls") == ""
+    assert answer("ls", "--json") == ""
+    assert on_terminal("ls")[:2] == (0, b"")
+
+
+def test_show_tells_what_is_known_of_an_artifact() -> None:
+    pointer = answer("put", "-", "--name", "n", "--tool", "t\x1b[2J", stdin=b"hello").strip()
+    told = dict(line.split("\t") for line in answer("show", "n").splitlines())
+    assert (told["pointer"], told["name"], told["tool"], told["size_bytes"]) == (pointer, "n", "t\\x1b[2J", "5")
+    assert json.loads(answer("show", pointer, "--json"))["tool"] == "t\x1b[2J"
+
+
+def test_a_session_does_not_see_what_another_put() -> None:
+    pointer = answer("put", "-", "--session", "one", stdin=b"private").strip()
+    theirs = call("get", pointer, "--session", "two")
+    nobodys = call("get", "art:" + "0" * 12, "--session", "two")
+    assert theirs.exit_code == nobodys.exit_code == errors.CODES["not_found"].exit
+    assert theirs.stderr.replace(pointer, "") == nobodys.stderr.replace("art:" + "0" * 12, "")
+
+
+def test_the_environment_names_store_and_session_and_options_overrule_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COATCHECK_SESSION", "from the environment")
+    other = str(tmp_path / "other")
+    assert json.loads(answer("put", "-", "--json", stdin=b"1"))["session_id"] == "from the environment"
+    assert json.loads(answer("put", "-", "--json", "--session", "x", stdin=b"1"))["session_id"] == "x"
+    answer("put", "--store", other, "-", stdin=b"elsewhere")
+    assert json.loads(answer("stats", "--store", other, "--json"))["refs"] == 1
+    assert json.loads(answer("stats", "--json"))["refs"] == 2
+
+
+# Forgetting and upkeep
+
+
+def test_forget_drops_what_it_is_given_and_reports_what_is_not_there() -> None:
+    one, two = (answer("put", "-", stdin=text).strip() for text in (b"one", b"two"))
+    result = call("forget", one, "nothing", two, "--json")
+    assert result.exit_code == errors.CODES["not_found"].exit
+    assert json.loads(result.stdout) == {"forgotten": 2}
+    assert result.stderr.count("\n") == 1
+    assert answer("ls") == ""
+
+
+def test_forgetting_all_ends_the_session() -> None:
+    for text in (b"one", b"two"):
+        answer("put", "-", stdin=text)
+    answer("put", "-", "--session", "other", stdin=b"two")
+    assert json.loads(answer("forget", "--all", "--json")) == {"forgotten": 1}
+    assert answer("ls") == ""
+    assert answer("ls", "--session", "other") != ""
+
+
+def test_forget_wants_either_targets_or_all() -> None:
+    assert call("forget").exit_code == 2
+    assert call("forget", "x", "--all").exit_code == 2
+
+
+def test_collect_tells_what_it_would_free_before_it_frees_it() -> None:
+    answer("put", "-", "--ttl", "0", stdin=b"expired")
+    answer("put", "-", stdin=b"lives")
+    waiting = json.loads(answer("collect", "--json"))
+    would = json.loads(answer("collect", "--grace", "0", "--dry-run", "--json"))
+    assert json.loads(answer("stats", "--json"))["artifacts"] == 2
+    did = json.loads(answer("collect", "--grace", "0", "--json"))
+    assert (waiting["artifacts"], would["artifacts"], did["artifacts"]) == (0, 1, 1)
+    assert (would["bytes"], did["bytes"]) == (7, 7)
+    assert json.loads(answer("stats", "--json"))["artifacts"] == 1
+
+
+def test_what_has_expired_exits_like_what_was_never_there_and_says_what_it_was() -> None:
+    pointer = answer("put", "-", "--name", "old", "--ttl", "0", stdin=b"expired").strip()
+    for args in (("get", pointer), ("show", "old"), ("forget", pointer)):
+        result = call(*args)
+        assert result.exit_code == errors.CODES["expired"].exit
+        assert "7 bytes" in result.stderr
+
+
+def test_stats_count_content_once() -> None:
+    for session in ("one", "two"):
+        answer("put", "-", "--session", session, stdin=b"same")
+    told = dict(line.split("\t") for line in answer("stats").splitlines())
+    assert told == {key: str(value) for key, value in json.loads(answer("stats", "--json")).items()}
+    assert [told[key] for key in ("sessions", "refs", "artifacts", "stored_bytes", "referenced_bytes")] == list("22148")
+
+
+def test_verify_exits_with_damaged_until_all_is_repaired(store: Path) -> None:
+    content = os.urandom(300_000)
+    pointer = answer("put", "-", stdin=content).strip()
+    answer("put", "-", "--name", "sound", stdin=content[::-1])
+    assert call("verify").exit_code == 0
+    damaged = next(path for path in raw_files(store) if path.parent.name.startswith(pointer[4:]))
+    data = bytearray(damaged.read_bytes())
+    data[150_000] ^= 1
+    damaged.write_bytes(data)
+
+    expected = errors.CODES["damaged"].exit
+    assert call("get", pointer).exit_code == expected
+    found = call("verify", "--json")
+    assert found.exit_code == expected
+    assert [problem["kind"] for problem in json.loads(found.stdout)["problems"]] == ["damaged"]
+    assert call("verify", "--repair").exit_code == 0
+    assert call("verify").exit_code == 0
+    assert CliRunner().invoke(main, ["get", "sound"]).stdout_bytes == content[::-1]
+
+
+def test_an_export_comes_back_through_a_pipe_with_ids_names_and_sessions(tmp_path: Path) -> None:
+    pointer = answer("put", "-", "--name", "n", "--session", "s", stdin=b"x" * 300_000).strip()
+    answer("put", "-", stdin=b"small")
+    exported = run("export")
+    assert exported.returncode == 0
+    other = str(tmp_path / "other")
+    assert run("import", "--store", other, stdin=exported.stdout).returncode == 0
+    assert answer("ls", "--session", "s", "--store", other) == answer("ls", "--session", "s")
+    assert answer("get", pointer, "--session", "s", "--store", other) == "x" * 300_000
+    assert json.loads(answer("import", "-", "--store", other, "--json", stdin=exported.stdout)) == {"imported": 0}
+
+
+def test_an_export_to_a_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    answer("put", "-", stdin=b"secret")
+    file = tmp_path / "backup.jsonl"
+    assert json.loads(answer("export", str(file), "--json")) == {"exported": 1}
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert json.loads(answer("import", str(file), "--store", str(tmp_path / "other"), "--json")) == {"imported": 1}
+
+
+def test_a_file_that_is_no_export_is_a_clear_error(tmp_path: Path) -> None:
+    result = call("import", "-", stdin=b"no export\n")
+    assert result.exit_code == errors.CODES["invalid_argument"].exit
+    assert result.stderr.count("\n") == 1
+
+
+# Errors, pipes and signals
+
+
+@pytest.mark.parametrize("target", ["art:0123456789ab", "no such name", "0" * 64, "\x1b[31m\u202e"])
+@pytest.mark.parametrize("name", ["get", "show", "forget"])
+def test_an_unknown_artifact_is_one_line_on_stderr_and_exit_code_3(name: str, target: str) -> None:
+    result = run(name, target)
+    assert result.returncode == 3
+    assert result.stdout == b""
+    line = result.stderr.decode()
+    assert line.startswith("coatcheck: ")
+    assert line.count("\n") == 1
+    assert not STEERING & set(line)
+
+
+def test_failures_of_files_and_stores_are_one_line_and_no_traceback(tmp_path: Path, store: Path) -> None:
+    store.write_text("a file where a folder should be")
+    newer = ("put", str(tmp_path / "missing"), "--store", str(tmp_path / "good"))
+    answer("put", "-", "--name", "n", "--store", str(tmp_path / "good"), stdin=b"x")
+    for args, code in (
+        (("ls",), errors.CODES["store_unavailable"].exit),
+        (newer, errors.CODES["invalid_argument"].exit),
+        (("put", str(tmp_path), "--store", str(tmp_path / "good")), errors.CODES["invalid_argument"].exit),
+        (("get", "n", "-o", str(tmp_path / "no" / "folder"), "--store", str(tmp_path / "good")), 1),
+        (("export", str(tmp_path / "no" / "folder"), "--store", str(tmp_path / "good")), 1),
+        (("import", str(tmp_path / "missing"), "--store", str(tmp_path / "good")), 1),
+        (("ls", "--store", "ftp://example.invalid"), errors.CODES["invalid_argument"].exit),
+        (("ls", "--no-such-option"), 2),
+        (("no-such-command",), 2),
+        (("put", "-", "--ttl", "nan", "--store", str(tmp_path / "good")), errors.CODES["invalid_argument"].exit),
+    ):
+        result = run(*args)
+        assert (result.returncode, result.stdout) == (code, b""), args
+        assert result.stderr.startswith(b"coatcheck: "), args
+        assert result.stderr.count(b"\n") == 1, args
+
+
+def test_a_file_name_that_is_no_text_is_stored_under_one_that_is(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/caf\xe9.txt"
+    with open(path, "wb") as file:
+        file.write(b"coffee")
+    assert json.loads(answer("put", os.fsdecode(path), "--json"))["name"] == "caf\ufffd.txt"
+    assert answer("get", "caf\ufffd.txt") == "coffee"
+
+
+def test_a_reader_that_goes_away_is_no_noise(store: Path) -> None:
+    answer("put", "-", "--name", "big", stdin=b"0123456789abcde\n" * 500_000)
+    process = subprocess.Popen(command("get", "big"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout
+    assert process.stderr
+    assert process.stdout.read(16) == b"0123456789abcde\n"
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 141
+
+
+def test_an_interrupt_ends_quietly_and_stores_nothing() -> None:
+    process = subprocess.Popen(
+        command("put", "-"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # workers of xdist ignore it, and so would this
+    )
+    assert process.stdin
+    process.stdin.write(b"x" * 4_000_000)  # more than a pipe holds: by now it is reading
+    process.stdin.flush()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()  # ends its input, as Ctrl-C ends the writer of a pipe too
+    assert process.returncode == 130
+    assert out == b""
+    assert b"Traceback" not in err
+    assert answer("ls") == ""
+    assert call("verify").exit_code == 0
+
+
+def test_without_a_command_it_prints_its_help() -> None:
+    assert b"Commands:" in run().stderr
+    assert b"Commands:" in run("--help").stdout
+    assert run("--version").stdout.decode().strip().endswith(coatcheck.__version__)
+
+
+@pytest.mark.parametrize("args", [("ls",), ("stats",), ("get", "n"), ("verify",), ("collect",), ("show", "n")])
+def test_in_a_pipe_nothing_that_draws_is_imported(args: tuple[str, ...]) -> None:
+    answer("put", "-", "--name", "n", stdin=b"x")
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", *command(*args)[1:]], capture_output=True, text=True, check=True
+    )
+    assert "| click" in result.stderr.replace("|   ", "| ").replace("  ", " ")
+    assert "rich" not in result.stderr
+
+
+# Terminals
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_hostile_content_never_reaches_a_terminal(hostile: str) -> None:
+    answer("put", "-", "--name", "n", stdin=f"before {hostile} after\n\tindented".encode("utf-8", "surrogatepass"))
+    code, seen, _ = on_terminal("get", "n")
+    assert code == 0
+    text = seen.decode()
+    assert not STEERING & set(text)
+    assert text.startswith("before \\" if hostile[0] in STEERING else f"before {hostile[0]}")
+    assert text.endswith(" after\n\tindented\n")
+
+
+def test_hostile_names_and_summaries_never_reach_a_terminal() -> None:
+    everything = "".join(HOSTILE).replace("\0", "")  # which no argument of a process can hold
+    answer("put", "-", "--name", everything, "--tool", everything, "--summary", everything, "--session", everything,
+           stdin=b"x")  # fmt: skip
+    for args in (("ls", "--session", everything), ("ls", "--sessions"), ("show", everything, "--session", everything),
+                 ("ls", "--json", "--session", everything)):  # fmt: skip
+        code, seen, _ = on_terminal(*args)
+        assert code == 0
+        assert not STEERING & set(seen.decode()), args
+    code, seen, _ = on_terminal("get", everything, stream="stderr")
+    assert code == errors.CODES["not_found"].exit
+    assert not STEERING & set(seen.decode())
+
+
+def test_markup_in_a_name_is_only_text() -> None:
+    answer("put", "-", "--name", "[b]b[/b]:x:", stdin=b"x")
+    assert " [b]b[/b]:x: " in on_terminal("ls")[1].decode()
+
+
+def test_bytes_that_are_no_text_are_made_visible_on_a_terminal() -> None:
+    answer("put", "-", "--name", "n", stdin=b"\xff\xfeok\xc3\xa9\xc3")
+    assert on_terminal("get", "n")[1].decode() == "\\xff\\xfeoké\\xc3\n"
+
+
+def test_raw_writes_the_exact_bytes_to_a_terminal() -> None:
+    answer("put", "-", "--name", "n", stdin=b"\x1b[31m\xff\x9b")
+    assert on_terminal("get", "n", "--raw")[1] == b"\x1b[31m\xff\x9b"
+
+
+def test_a_character_that_is_split_between_reads_stays_whole_on_a_terminal() -> None:
+    text = "x" * 65_535 + "é" + "y" * 70_000
+    answer("put", "-", "--name", "n", stdin=text.encode())
+    assert on_terminal("get", "n")[1].decode() == text + "\n"
+
+
+def test_the_table_never_cuts_a_pointer() -> None:
+    pointer = answer("put", "-", "--name", "long name " * 30, stdin=b"long summary " * 100).strip()
+    head, row = on_terminal("ls")[1].decode().splitlines()
+    assert head.split() == ["pointer", "kind", "size", "created", "name", "summary"]
+    assert row.startswith(pointer + " ")
+    assert "…" in row
+
+
+def test_an_export_is_not_written_to_a_terminal() -> None:
+    code, seen, _ = on_terminal("export")
+    assert (code, seen) == (2, b"")
+
+
+@pytest.mark.parametrize("args", [("verify",), ("collect",), ("export",), ("import", "FILE")])
+def test_progress_is_drawn_on_stderr_where_that_is_a_terminal(args: tuple[str, ...], tmp_path: Path) -> None:
+    answer("put", "-", stdin=b"x" * 200_000)
+    file = tmp_path / "backup.jsonl"
+    answer("export", str(file))
+    args = tuple(str(file) if arg == "FILE" else arg for arg in args)
+    code, seen, out = on_terminal(*args, stream="stderr")
+    assert code == 0
+    assert args[0][:6].encode() in seen
+    assert b"\x1b" not in out
+    assert run(*args).stderr in (b"", b"exported 1 refs\n")
+
+
+@given(st.text())
+def test_made_visible_no_text_holds_a_character_that_a_terminal_obeys(text: str) -> None:
+    kept = set("\n\t")
+    assert all(char in kept or char.isprintable() or char.isspace() for char in visible(text) if char not in text)
+    assert not {char for char in visible(text) if ord(char) < 32 or 127 <= ord(char) < 160} - kept
+    assert not STEERING & set(visible(text)) - kept
+    assert len(one_line(text).splitlines()) <= 1
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S"])))
+def test_harmless_text_is_left_as_it_is(text: str) -> None:
+    assert visible(text) == one_line(text) == text
