@@ -237,14 +237,18 @@ def test_verify_finds_damage_to_a_file(folder: Backend, harm: Callable[[Path], N
 def test_putting_the_same_content_heals_a_file(folder: Backend, harm: Callable[[Path], None]) -> None:
     store = folder.open()
     session = store.session("s")
-    for i, again in enumerate((lambda: session.put(NOISE), lambda: session.put(io.BytesIO(NOISE)),
-                               lambda: store.session("other").put(NOISE),
-                               lambda: session.put(NOISE, name="healed"))):  # fmt: skip
+    ways: list[Callable[[], object]] = [
+        lambda: session.put(NOISE),
+        lambda: session.put(io.BytesIO(NOISE)),
+        lambda: store.session("other").put(NOISE),
+        lambda: session.put(NOISE, name="healed"),
+    ]
+    for again in ways:
         ref = session.ref(session.put(NOISE))
         assert ref is not None
         harm(file_of(ref))
         again()
-        assert session.get(ref) == NOISE, i
+        assert session.get(ref) == NOISE
         store.collect()
         assert session.get(ref) == NOISE
         assert store.verify().problems == []

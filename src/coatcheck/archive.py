@@ -221,7 +221,8 @@ def _ref(said: Any, session: SessionInfo, lines: _Lines) -> Ref:
             bool(said["pinned"]), said["granted_by"],
         )  # fmt: skip
         About(ref.name, ref.tool, ref.kind, ref.media_type, ref.summary, ref.producer, ref.call_id).check()
-        if None in (ref.media_type, ref.kind, ref.producer) or not is_text(ref.summary):
+        texts = (said["media_type"], said["kind"], said["producer"], said["summary"])
+        if not all(isinstance(text, str) for text in texts) or not is_text(ref.summary):
             raise ValueError("media_type, kind, producer or summary")
         if ref.codec not in get_args(Codec) or not is_prefix(ref.artifact_id) or len(ref.artifact_id) != 64:
             raise ValueError("codec or artifact_id")

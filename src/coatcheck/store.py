@@ -290,7 +290,9 @@ class Store:
         """All bytes of an entry, checked against the digest."""
         data = entry.content
         if data is None and entry.blob.coding == "inline":
-            raise NotFound(f"the bytes of {entry.ref.pointer} are gone from the store", hint="put the same content again")
+            raise NotFound(
+                f"the bytes of {entry.ref.pointer} are gone from the store", hint="put the same content again"
+            )
         if data is None:
             try:
                 data = self._blobs.read(entry.blob, 0, entry.blob.size)

@@ -1,0 +1,313 @@
+"""Export and import: a store as JSON lines, and back, exactly."""
+
+import base64
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import coatcheck
+from coatcheck import Store
+from coatcheck.errors import InvalidArgument
+from tests.backends import LARGE, Backend, Clock
+
+
+def fill(store: Store, clock: Clock) -> None:
+    """Something of everything that an export holds."""
+    main = store.session("main", ttl=100.0, quota_bytes=10_000_000)
+    child = store.session("child ☃", parent="main", ttl=None)
+    store.session("empty", ttl=5.0)
+    source = main.put({"rows": [1, 2]}, name="n", tool="t", call_id="c1", producer="planner")
+    for value in ("two", b"three", {"rows": [1, 2]}):
+        clock.advance(1)
+        main.put(value, name="n", parents=[source])
+    clock.advance(1)
+    main.put("x" * LARGE, name="large", kind="log", summary="many x")
+    main.put(b"x" * LARGE, name="as bytes")
+    main.put("", ttl=50)
+    child.put(bytes(range(256)) * 3000)
+    child.put("lone \ud800 surrogate", name="../../etc/passwd")
+    main.grant(source, to="child ☃")
+    child.grant(child.put("passed on"), to="stranger")
+    main.pin("large")
+
+
+def exported(store: Store) -> bytes:
+    target = io.BytesIO()
+    store.export(target)
+    return target.getvalue()
+
+
+def imported(backend: Backend, data: bytes, **options: Any) -> Store:
+    store = backend.open(**options)
+    store.import_(io.BytesIO(data))
+    return store
+
+
+@pytest.fixture
+def archive(clock: Clock) -> bytes:
+    with coatcheck.open("memory:", clock=clock) as store:
+        fill(store, clock)
+        return exported(store)
+
+
+def test_an_import_gives_the_same_store_whatever_the_backends(store: Store, tmp_path: Path, clock: Clock) -> None:
+    fill(store, clock)
+    data = exported(store)
+    for url in ("memory:", tmp_path / "copy"):
+        with coatcheck.open(url, clock=clock) as copy:
+            copy.import_(io.BytesIO(data))
+            assert exported(copy) == data
+            assert copy.stats() == store.stats()
+            assert copy.verify().problems == []
+
+
+def test_the_numbers_of_an_export_and_an_import_are_told(store: Store, backend: Backend, clock: Clock) -> None:
+    fill(store, clock)
+    steps: list[tuple[int, int]] = []
+    target = io.BytesIO()
+    count = store.export(target, progress=lambda done, total: steps.append((done, total)))
+    assert count == store.stats().refs
+    assert steps[-1] == (count, count)
+    with coatcheck.open("memory:", clock=clock) as copy:
+        assert copy.import_(io.BytesIO(target.getvalue())) == count
+
+
+def test_what_was_imported_is_as_it_was_put(backend: Backend, archive: bytes, clock: Clock) -> None:
+    store = imported(backend, archive, clock=clock)
+    main, child = store.session("main"), store.session("child ☃")
+    assert (child.parent, child.ttl, main.ttl) == ("main", None, 100)
+    assert main.get("n") == {"rows": [1, 2]}
+    assert [main.get(ref) for ref in main.list(name="n")] == [{"rows": [1, 2]}, b"three", "two", {"rows": [1, 2]}]
+    assert main.get("large") == "x" * LARGE
+    assert main.get("as bytes") == b"x" * LARGE
+    assert child.get("../../etc/passwd") == "lone \ud800 surrogate"
+    (oldest, *_) = reversed(main.list(name="n"))
+    assert (oldest.tool, oldest.call_id, oldest.producer) == ("t", "c1", "planner")
+    assert store.session("stranger").list()[0].granted_by == "child ☃"
+    assert {info.session_id: info.quota for info in store.sessions()}["main"] == 10_000_000
+
+
+def test_expiry_and_pins_are_imported(backend: Backend, archive: bytes, clock: Clock) -> None:
+    store = imported(backend, archive, clock=clock)
+    main = store.session("main")
+    large = main.ref("large")
+    assert large is not None
+    assert large.pinned
+    named = main.ref("n")
+    assert named is not None
+    assert named.expires == clock.now + 100
+    clock.advance(50)
+    assert not [ref for ref in main.list() if ref.size_bytes == 0], "the artifact with its own time"
+    clock.advance(51)
+    assert [ref.name for ref in main.list()] == ["as bytes", "large"], "a pin is on the artifact"
+    assert len(store.session("child ☃", ttl=None).list()) >= 3
+
+
+def test_an_import_into_an_expired_past_is_expired(backend: Backend, archive: bytes, clock: Clock) -> None:
+    clock.advance(1000)
+    assert imported(backend, archive, clock=clock).session("main").get("n") is None
+
+
+def test_importing_twice_changes_nothing(backend: Backend, archive: bytes, clock: Clock) -> None:
+    store = imported(backend, archive, clock=clock)
+    before = store.stats(), exported(store)
+    assert store.import_(io.BytesIO(archive)) == 0
+    assert (store.stats(), exported(store)) == before
+    store.collect()
+    assert store.verify().problems == []
+
+
+def test_an_import_adds_to_what_is_there(backend: Backend, archive: bytes, clock: Clock) -> None:
+    store = backend.open(clock=clock)
+    mine = store.session("main").put("mine", name="mine")
+    store.session("other").put("x" * LARGE)
+    store.import_(io.BytesIO(archive))
+    assert store.session("main").get(mine) == "mine"
+    assert store.session("main").get("n") == {"rows": [1, 2]}
+    assert store.session("other").list()
+    assert store.verify().problems == []
+
+
+def test_an_import_that_broke_off_anywhere_can_be_repeated(backend: Backend, archive: bytes, clock: Clock) -> None:
+    lines = archive.splitlines(keepends=True)
+    for cut in range(1, len(lines), 3):
+        url = f"{backend.url}-{cut}" if backend.is_folder else backend.url
+        with coatcheck.open(url, durability="process", clock=clock) as store:
+            with pytest.raises(InvalidArgument, match=f"line {cut + 1}"):
+                store.import_(io.BytesIO(b"".join(lines[:cut]) + lines[cut][: len(lines[cut]) // 2]))
+            store.import_(io.BytesIO(archive))
+            assert exported(store) == archive
+
+
+def test_a_source_that_fails_leaves_a_sound_store(backend: Backend, archive: bytes, clock: Clock) -> None:
+    class Broken(io.BytesIO):
+        def readline(self, size: int | None = -1) -> bytes:
+            if self.tell() > len(archive) // 2:
+                raise ConnectionResetError("the source failed")
+            return super().readline(size)
+
+    store = backend.open(clock=clock)
+    with pytest.raises(ConnectionResetError):
+        store.import_(Broken(archive))
+    assert store.verify().problems == []
+    store.import_(io.BytesIO(archive))
+    assert exported(store) == archive
+
+
+Harm = Callable[[list[Any]], int]
+"""Does something to the lines of an export; answers the number of the line that is wrong."""
+
+
+def change(sort: str, edit: Callable[[Any], Any]) -> Harm:
+    def apply(lines: list[Any]) -> int:
+        number, line = next((n, line) for n, line in enumerate(lines, 1) if sort in line)
+        line[sort] = edit(line[sort])
+        return number
+
+    return apply
+
+
+def setting(sort: str, /, **fields: Any) -> Harm:
+    return change(sort, lambda said: said | fields)
+
+
+def dropping(sort: str, field: str) -> Harm:
+    return change(sort, lambda said: {name: value for name, value in said.items() if name != field})
+
+
+def inserting(line: Callable[[list[Any]], Any]) -> Harm:
+    def apply(lines: list[Any]) -> int:
+        lines.insert(1, line(lines))
+        return 2
+
+    return apply
+
+
+NAN, INF = float("nan"), float("inf")
+WRONG: dict[str, Harm] = {
+    "an unknown line": inserting(lambda lines: {"surprise": 1}),
+    "no object": inserting(lambda lines: []),
+    "a ref before a session": inserting(lambda lines: next(one for one in lines if "ref" in one)),
+    "session: no object": change("session", lambda said: "main"),
+    "session: no id": dropping("session", "session_id"),
+    "session: id of another type": setting("session", session_id=5),
+    "session: empty id": setting("session", session_id=""),
+    "session: lone surrogate": setting("session", session_id="\ud800"),
+    "session: parent of another type": setting("session", parent=["x"]),
+    "session: ttl is text": setting("session", ttl="long"),
+    "session: ttl is nan": setting("session", ttl=NAN),
+    "session: ttl is negative": setting("session", ttl=-5),
+    "session: quota is text": setting("session", quota="much"),
+    "session: quota is huge": setting("session", quota=2**70),
+    "session: created is nothing": setting("session", created=None),
+    "session: created is nan": setting("session", created=NAN),
+    "session: used is infinite": setting("session", used=INF),
+    "blob: no object": change("blob", lambda said: 5),
+    "blob: no digest": dropping("blob", "digest"),
+    "blob: another digest": setting("blob", digest="0" * 64),
+    "blob: a path as digest": setting("blob", digest="../../../etc/passwd"),
+    "blob: size is text": setting("blob", size="much"),
+    "blob: size is negative": setting("blob", size=-1),
+    "blob: too large a size": setting("blob", size=10**12),
+    "blob: too small a size": setting("blob", size=1),
+    "data: not base64": change("data", lambda said: "%%%"),
+    "data: of another type": change("data", lambda said: 5),
+    "data: nothing": change("data", lambda said: ""),
+    "data: other bytes": change("data", lambda said: base64.b64encode(bytes(len(base64.b64decode(said)))).decode()),
+    "ref: no object": change("ref", lambda said: "x"),
+    "ref: another artifact": setting("ref", artifact_id="0" * 64),
+    "ref: a short id": setting("ref", artifact_id="0" * 12),
+    "ref: an id of another type": setting("ref", artifact_id=7),
+    "ref: no codec": dropping("ref", "codec"),
+    "ref: unknown codec": setting("ref", codec="pickle"),
+    "ref: unknown kind": setting("ref", kind="../x"),
+    "ref: kind is nothing": setting("ref", kind=None),
+    "ref: unknown producer": setting("ref", producer="me"),
+    "ref: producer is nothing": setting("ref", producer=None),
+    "ref: media type is nothing": setting("ref", media_type=None),
+    "ref: name of another type": setting("ref", name=7),
+    "ref: empty name": setting("ref", name=""),
+    "ref: tool of another type": setting("ref", tool={}),
+    "ref: call id of another type": setting("ref", call_id=[]),
+    "ref: summary is nothing": setting("ref", summary=None),
+    "ref: summary of another type": setting("ref", summary=[]),
+    "ref: summary is too long": setting("ref", summary="x" * 501),
+    "ref: summary with a lone surrogate": setting("ref", summary="\ud800"),
+    "ref: parents of another type": setting("ref", parents=7),
+    "ref: parents hold numbers": setting("ref", parents=[7]),
+    "ref: granted by a number": setting("ref", granted_by=7),
+    "ref: created is text": setting("ref", created="today"),
+    "ref: created is nan": setting("ref", created=NAN),
+    "ref: created is infinite": setting("ref", created=INF),
+    "ref: created is beyond every calendar": setting("ref", created=1e300),
+    "ref: expires is nan": setting("ref", expires=NAN),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_line_that_makes_no_sense_is_named_and_harms_nothing(backend: Backend, archive: bytes, wrong: str) -> None:
+    lines = [json.loads(line) for line in archive.splitlines()]
+    number = WRONG[wrong](lines)
+    store = backend.open()
+    session = store.session("mine")
+    mine = session.put("mine")
+    with pytest.raises(InvalidArgument) as refused:
+        store.import_(io.BytesIO(b"\n".join(json.dumps(line).encode() for line in lines)))
+    said = int(refused.value.message.split("line ")[1].split()[0])
+    assert number <= said <= number + 4, refused.value.message
+    assert session.get(mine) == "mine"
+    assert session.get(session.put("after")) == "after"
+    assert [ref.to_record() for info in store.sessions() for ref in store.session(info.session_id).list()]
+    assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"{}\n", b"[]\n", b"not json\n", b"\xff\xfe\n", b'{"session":{}}\n'])
+def test_what_is_no_export_is_refused(store: Store, data: bytes) -> None:
+    with pytest.raises(InvalidArgument):
+        store.import_(io.BytesIO(data))
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_an_export_of_another_format_is_refused(store: Store, version: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        store.import_(io.BytesIO(json.dumps({"coatcheck": version}).encode()))
+
+
+def test_a_line_without_an_end_is_refused(store: Store) -> None:
+    with pytest.raises(InvalidArgument):
+        store.import_(io.BytesIO(b'{"coatcheck":1}\n{"session":"' + b"x" * 5_000_000))
+
+
+def test_deep_nesting_is_refused(store: Store) -> None:
+    with pytest.raises(InvalidArgument):
+        store.import_(io.BytesIO(b'{"coatcheck":1}\n{"session":' + b"[" * 1_000_000))
+
+
+def test_importing_heals_what_was_damaged(folder: Backend, archive: bytes, clock: Clock) -> None:
+    store = imported(folder, archive, clock=clock)
+    main = store.session("main")
+    ref = main.ref("large")
+    assert ref is not None
+    Path(ref.content_uri.removeprefix("file://")).write_bytes(b"rot")
+    store.verify(repair=True)
+    assert main.get("large") is None
+    store.import_(io.BytesIO(archive))
+    assert main.get("large") == "x" * LARGE
+    store.collect()
+    assert store.verify().problems == []
+
+
+def test_an_export_is_in_lines_of_bounded_length(store: Store) -> None:
+    store.session("s").put(b"\xff" * 3_000_000)
+    assert max(map(len, exported(store).splitlines())) < 300_000
+
+
+def test_tombstones_are_not_exported(store: Store, clock: Clock) -> None:
+    store.session("s", ttl=10).put("gone", name="secret name")
+    clock.advance(10)
+    store.collect(grace=0)
+    assert b"secret name" not in exported(store)
