@@ -97,6 +97,7 @@ class AsyncSession:
     get = _hop(Session.get, _same)
     open = _hop(Session.open, AsyncStream)
     ref = _hop(Session.ref, _same)
+    search = _hop(Session.search, _same)
     list = _hop(Session.list, _same)
     grant = _hop(Session.grant, _same)
     pin = _hop(Session.pin, _same)

@@ -1,0 +1,193 @@
+"""The async wrapper: the same store, and an event loop that never waits for a disk."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import io
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import coatcheck
+import coatcheck.aio
+from coatcheck import errors
+
+
+@asynccontextmanager
+async def opened(tmp_path: Path) -> AsyncIterator[coatcheck.aio.AsyncStore]:
+    async with await coatcheck.aio.open(tmp_path / "store") as store:
+        yield store
+
+
+def public_methods(owner: type) -> set[str]:
+    """What users call: no dunders, no properties, and nothing that takes a scope (that is what sessions call)."""
+    return {
+        name
+        for name, member in inspect.getmembers(owner, inspect.isfunction)
+        if not name.startswith("_") and "scope" not in inspect.signature(member).parameters
+    }
+
+
+def test_every_public_method_has_an_awaitable_twin_with_the_same_parameters() -> None:
+    for plain, wrapped in (
+        (coatcheck.Session, coatcheck.aio.AsyncSession),
+        (coatcheck.Store, coatcheck.aio.AsyncStore),
+    ):
+        assert public_methods(wrapped) == public_methods(plain)
+        for name in public_methods(plain):
+            twin = getattr(wrapped, name)
+            assert inspect.iscoroutinefunction(twin), name
+            assert list(inspect.signature(twin).parameters) == list(inspect.signature(getattr(plain, name)).parameters)
+    assert inspect.signature(coatcheck.aio.open) == inspect.signature(coatcheck.open)
+
+
+def test_what_is_put_comes_back_exactly(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path) as store:
+            session = await store.session("s", ttl=60)
+            ref = await session.put({"rows": [1, 2]}, name="rows", tool="t")
+            assert await session.get("rows") == {"rows": [1, 2]}
+            assert await session.get(ref.pointer + "#/rows/1") == 2
+            assert await session.ref("rows") == ref
+            assert await session.list() == [ref]
+            assert await session.get("nothing") is None
+            assert (session.session_id, session.ttl, session.parent) == ("s", 60, None)
+            child = await store.session("child", parent="s")
+            assert child.parent == "s"
+            assert await child.get(ref) == {"rows": [1, 2]}
+
+    asyncio.run(scenario())
+
+
+def test_grants_pins_forgetting_and_ending_go_through(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path) as store:
+            one, two = await store.session("one"), await store.session("two")
+            ref = await one.put("text")
+            await one.grant(ref, to="two")
+            assert await two.get(ref) == "text"
+            assert (await one.pin(ref)).pinned
+            assert not (await one.unpin(ref)).pinned
+            assert await one.forget(ref)
+            assert not await one.forget(ref)
+            assert await two.end() == 1
+            assert [info.session_id for info in await store.sessions()] == ["one"]
+
+    asyncio.run(scenario())
+
+
+def test_upkeep_and_archives_go_through(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        archive = io.BytesIO()
+        async with opened(tmp_path) as store:
+            await (await store.session("s")).put("text")
+            assert (await store.collect(dry_run=True)).artifacts == 0
+            assert (await store.verify()).problems == []
+            assert (await store.stats()).artifacts == 1
+            assert await store.export(archive) == 1
+        archive.seek(0)
+        async with await coatcheck.aio.open("memory:") as other:
+            assert await other.import_(archive) == 1
+            assert [ref.summary for ref in await (await other.session("s")).list()] == ["text"]
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_is_read_by_pieces_and_closed_at_the_end(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 4_000
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as store:
+            session = await store.session("s")
+            ref = await session.put(content)
+            async with await session.open(ref) as stream:
+                assert await stream.read(10) == content[:10]
+                assert await stream.seek(500_000) == 500_000
+                assert await stream.tell() == 500_000
+                assert await stream.read(4) == content[500_000:500_004]
+                assert await stream.seek(-3, io.SEEK_END) == len(content) - 3
+                assert await stream.read() == content[-3:]
+                assert await stream.read() == b""
+            with pytest.raises(ValueError, match="closed"):
+                await stream.read()
+
+    asyncio.run(scenario())
+
+
+def test_errors_are_those_of_the_store(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path) as store:
+            session = await store.session("s")
+            with pytest.raises(errors.NotFound):
+                await session.open("art:000000000000")
+            with pytest.raises(errors.UnsupportedValue):
+                await session.put(object())
+        with pytest.raises(errors.StoreClosed):
+            await session.put("late")
+
+    asyncio.run(scenario())
+    with pytest.raises(errors.InvalidArgument):
+        asyncio.run(coatcheck.aio.open("ftp://example.invalid"))
+
+
+class Patient(io.RawIOBase):
+    """A stream that gives nothing before the event loop has said so: it would hang a loop that waited for it."""
+
+    def __init__(self) -> None:
+        self.started, self.go_on = threading.Event(), threading.Event()
+        self._content = io.BytesIO(b"at last")
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        self.started.set()
+        self.go_on.wait()
+        return self._content.read(size)
+
+
+def test_the_event_loop_goes_on_while_a_put_waits(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path) as store:
+            session = await store.session("s")
+            stream = Patient()
+            waiting = asyncio.create_task(session.put(stream))
+            await asyncio.to_thread(stream.started.wait)
+            assert not waiting.done()
+            quick = await session.put("meanwhile")
+            assert await session.get(quick) == "meanwhile"
+            stream.go_on.set()
+            assert await session.get(await waiting) == b"at last"
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_put_stops_waiting_and_leaves_the_store_sound(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path) as store:
+            session = await store.session("s")
+            stream = Patient()
+            waiting = asyncio.create_task(session.put(stream))
+            await asyncio.to_thread(stream.started.wait)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            stream.go_on.set()
+            assert (await store.verify()).problems == []
+
+    asyncio.run(scenario())
+
+
+def test_many_tasks_put_at_the_same_time(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path) as store:
+            session = await store.session("s")
+            refs = await asyncio.gather(*(session.put(f"value {number}") for number in range(100)))
+            values = await asyncio.gather(*(session.get(ref) for ref in refs))
+            assert values == [f"value {number}" for number in range(100)]
+
+    asyncio.run(scenario())

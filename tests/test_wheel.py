@@ -1,0 +1,68 @@
+"""The wheel as a user gets it: built from the source, installed without extras into an empty environment, and used."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TRY_IT = """
+import pathlib, sys, coatcheck
+assert pathlib.Path(coatcheck.__file__).is_relative_to(sys.prefix), coatcheck.__file__
+with coatcheck.open("store") as store:
+    session = store.session("s")
+    ref = session.put({"rows": [1, 2]}, name="rows")
+    assert session.get(ref.pointer + "#/rows/1") == 2
+    assert session.get(session.put("x" * 1_000_000).pointer) == "x" * 1_000_000
+    store.collect(cold_after=0)
+    assert session.get("rows") == {"rows": [1, 2]} and not store.verify().problems
+"""
+
+
+def run(folder: Path, *command: str) -> str:
+    """What a command prints, run in a folder with nothing of this project in its environment."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "COATCHECK"))}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(folder, sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"coatcheck/py.typed", "coatcheck/aio.py", "coatcheck/cli/__init__.py", "coatcheck/__main__.py"} <= set(
+        names
+    )
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"coatcheck"}
+    assert not [name for name in names if "__pycache__" in name]
+
+
+@pytest.mark.slow
+def test_the_wheel_works_without_extras_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    constraints = tmp_path / "constraints.txt"
+    # Constraints with hashes would ask for the hash of the wheel too, which nobody knows before it is built.
+    constraints.write_text(re.sub(r" \\\n(?: +--hash=\S+(?: \\)?\n)+", "\n", (ROOT / "constraints.txt").read_text()))
+    run(tmp_path, python, "-m", "pip", "install", "-q", "-c", str(constraints), str(wheel))
+    run(tmp_path, python, "-W", "error", "-c", TRY_IT)
+    coatcheck = str(tmp_path / "venv" / "bin" / "coatcheck")
+    (tmp_path / "file").write_bytes(b"hello")
+    pointer = run(tmp_path, coatcheck, "put", "file", "--store", "store").strip()
+    assert run(tmp_path, coatcheck, "get", pointer, "--store", "store") == "hello"
+    assert "all is well" in run(tmp_path, coatcheck, "verify", "--store", "store")
