@@ -98,7 +98,7 @@ def open_folder(name: str, folder: int | None = None) -> int:
         raise
 
 
-def open_root(path: Path, marker: str) -> int:
+def open_root(path: Path, marker: str, *others: str) -> int:
     """The descriptor of a store's folder: made if it is missing, private, ours, and either empty or a store already."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -118,7 +118,7 @@ def open_root(path: Path, marker: str) -> int:
                 f"the folder {str(path)!r} belongs to another user", hint="use a folder of your own for the store"
             )
         held = os.listdir(root)
-        if held and marker not in held:
+        if held and held != [marker] and not {marker, *others} <= set(held):  # a crash may leave the marker alone
             raise StoreUnavailable(
                 f"the folder {str(path)!r} holds other files and is no store", hint="name a new or an empty folder"
             )

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from coatcheck.storage.disk import Disk, open_root
 from coatcheck.storage.files import FileBlobs
-from coatcheck.storage.sqlite import SqliteCatalog
+from coatcheck.storage.sqlite import NAME, SqliteCatalog
 
 
 def open_folder_store(root: Path, disk: Disk) -> tuple[FileBlobs, SqliteCatalog]:
-    folder = open_root(root, marker="lock")
+    folder = open_root(root, "lock", NAME)
     try:
         catalog = SqliteCatalog(root, folder, disk)
     except BaseException:
