@@ -50,6 +50,7 @@ NAME = "catalog.sqlite"
 LOCK = "lock"
 INLINE_LIMIT = 128 * 1024
 _WAL_LIMIT = 16 * 1024 * 1024
+_PIECE = 1024 * 1024
 _FROM = "FROM session s JOIN ref r ON r.session_key = s.session_key LEFT JOIN blob b ON b.blob_key = r.blob_key"
 _BY_PREFIX = f"""SELECT {COLUMNS}, {{content}}, (SELECT o.digest FROM ref o WHERE o.session_key = r.session_key
     AND o.digest >= ?1 AND o.digest < r.digest LIMIT 1) {_FROM} LEFT JOIN content c ON c.blob_key = b.blob_key
@@ -75,6 +76,7 @@ class SqliteCatalog:
         self._recent: dict[str, Blob] = {}  # large blobs that this process put since then
         self._pending: dict[str, list[Entry]] = {}  # and refs, by the first characters of their ids
         self._wal_is_named = False
+        self._wal_is_unsound = False
         self._closed = False
         with contextlib.suppress(FileExistsError):
             os.close(disk.create(LOCK, folder))
@@ -423,7 +425,12 @@ class SqliteCatalog:
         with contextlib.suppress(FileNotFoundError):
             file = os.open(NAME + "-wal", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
             try:
+                if self._wal_is_unsound:
+                    for at in range(0, os.fstat(file).st_size, _PIECE):
+                        self._disk.write_at(file, os.pread(file, _PIECE, at), at)
+                self._wal_is_unsound = True  # a failed sync is told once: what it dropped must be written again
                 self._disk.sync(file, always=always)
+                self._wal_is_unsound = False
             finally:
                 os.close(file)
         if not self._wal_is_named:

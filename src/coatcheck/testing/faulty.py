@@ -108,6 +108,7 @@ class FaultyDisk(Disk):
         half = data[: len(data) // 2]
         with self._step("write at", lambda: super(FaultyDisk, self).write_at(file, half, offset)):
             super().write_at(file, data, offset)
+            self._held.wrote(file, offset, len(data))
 
     def truncate(self, file: int, size: int) -> None:
         with self._step("truncate"):
@@ -190,7 +191,7 @@ class _Held:
         self._numbers: dict[int, int] = {}
         self._next = 0
         self._bytes: dict[int, bytes] = {}
-        self._lost: dict[int, bytes] = {}
+        self._lost: dict[int, dict[int, bytes]] = {}
         self._names: dict[int, dict[str, int]] = {}
         if root.is_dir():
             self._take(root)
@@ -215,15 +216,25 @@ class _Held:
         """A sync failed: the system counts the bytes as clean all the same, and will not write them again."""
         info = os.fstat(file)
         if stat.S_ISREG(info.st_mode):
-            self._lost[self._number(info)] = _read(file, info.st_size)
+            number, now = self._number(info), _read(file, info.st_size)
+            held = self._bytes.get(number, b"")
+            blocks = {at: now[at : at + _BLOCK] for at in range(0, len(now), _BLOCK)}
+            lost = {at: block for at, block in blocks.items() if block != held[at : at + _BLOCK]}
+            self._lost[number] = self._lost.get(number, {}) | lost
+
+    def wrote(self, file: int, offset: int, size: int) -> None:
+        """Written again, so there is something to sync again."""
+        lost = self._lost.get(self._number(os.fstat(file)), {})
+        for at in [at for at in lost if at < offset + size and at + _BLOCK > offset]:
+            del lost[at]
 
     def _without_lost(self, number: int, now: bytes) -> bytes:
         lost = self._lost.get(number)
-        if lost is None:
+        if not lost:
             return now
         held = self._bytes.get(number, b"").ljust(len(now), b"\0")
-        blocks = [slice(at, at + _BLOCK) for at in range(0, len(now), _BLOCK)]
-        return b"".join(held[one] if now[one] == lost[one] else now[one] for one in blocks)
+        blocks = {at: now[at : at + _BLOCK] for at in range(0, len(now), _BLOCK)}
+        return b"".join(held[at : at + _BLOCK] if lost.get(at) == block else block for at, block in blocks.items())
 
     def leave(self, image: Path, cut: Cut | None, choose: random.Random) -> None:
         if cut is None:

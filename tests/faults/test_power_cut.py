@@ -1,0 +1,205 @@
+"""Power cuts that take more than one process, thread or durability to arrange."""
+
+from __future__ import annotations
+
+import errno
+import random
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import coatcheck
+from coatcheck.errors import StoreError
+from coatcheck.storage.disk import open_root
+from coatcheck.storage.journal import Journal
+from coatcheck.testing.faulty import Cut, FaultyDisk, open_on
+from tests.faults.world import assert_clean, problems, state_of
+
+pytestmark = pytest.mark.faults
+
+LARGE = random.Random(2).randbytes(200_000)
+TEXT = b"one line of many\n" * 20_000
+NOW = 1_700_000_000.0
+DAY = 86_400.0
+
+
+class Interrupted(FaultyDisk):
+    """Calls back in the middle: once, before a write at an offset, or before the journal is synced."""
+
+    before_end: Callable[[], object] | None = None
+    before_sync: Callable[[], object] | None = None
+
+    def write_at(self, file: int, data: bytes, offset: int) -> None:
+        call, self.before_end = (self.before_end, None) if offset == 16 else (None, self.before_end)
+        if call:
+            call()
+        super().write_at(file, data, offset)
+
+    def sync_data(self, file: int) -> None:
+        call, self.before_sync = self.before_sync, None
+        if call:
+            call()
+        super().sync_data(file)
+
+
+def test_a_sync_of_one_thread_does_not_count_for_a_record_that_another_is_still_writing(in_memory: Path) -> None:
+    folder, image = in_memory / "store", in_memory / "image"
+    root = open_root(folder, "lock")
+    disk = Interrupted(folder, image=image, cut="dropped")
+    journal = Journal(root, disk)
+    journal.refresh()
+    first = journal.append(b"first")
+    thread = threading.Thread(target=journal.sync, args=(first,))
+
+    def sync_first() -> None:
+        thread.start()
+        thread.join()
+
+    disk.before_end = sync_first
+    journal.sync(journal.append(b"second"))
+    disk.stop()
+    after = Journal(open_root_of(image), FaultyDisk(image))
+    after.refresh()
+    assert [record for _, record in after.records(0)] == [b"first", b"second"]
+
+
+def open_root_of(image: Path) -> int:
+    (image / "lock").touch()
+    return open_root(image, "lock")
+
+
+@pytest.mark.parametrize("cut", ["dropped", "zeroed", "torn"])
+def test_what_is_put_after_a_power_cut_that_left_the_journal_behind_the_database_is_kept(
+    cut: Cut, in_memory: Path
+) -> None:
+    folder, image = in_memory / "store", in_memory / "image"
+    disk = Interrupted(folder, image=image, cut=cut)
+    with open_on(folder, disk) as store, open_on(folder, disk) as other:
+        kept = store.session("kept", ttl=None)
+        kept.put(b"first" * 100)
+        other.session("other", ttl=None).put(b"to forget", name="it")
+
+        def forget_and_stop() -> None:
+            other.session("other").forget("it")  # syncs the WAL, with the row of the put that is under way
+            disk.stop()
+            disk.revive()
+
+        disk.before_sync = forget_and_stop
+        kept.put(b"second" * 100)
+    for round_ in range(3):
+        with coatcheck.open(image) as store:
+            store.session("kept", ttl=None).put(f"after {round_}".encode())
+    with coatcheck.open(image) as store:
+        held = {store.session("kept").get(ref) for ref in store.session("kept").list()}
+        assert {b"first" * 100, b"after 0", b"after 1", b"after 2"} <= held
+        assert_clean(store)
+
+
+def test_a_repeated_put_is_not_acknowledged_before_the_first_is_durable(in_memory: Path) -> None:
+    folder, image = in_memory / "store", in_memory / "image"
+    disk = Interrupted(folder, image=image, cut="dropped")
+    with open_on(folder, disk) as store, open_on(folder, disk) as other:
+        again = other.session("s", ttl=None)
+
+        def put_again_and_stop() -> None:
+            assert again.get("it") == b"the same"
+            again.put(b"the same", name="it")
+            disk.stop()
+            disk.revive()
+
+        disk.before_sync = put_again_and_stop
+        store.session("s", ttl=None).put(b"the same", name="it")
+    with coatcheck.open(image) as store:
+        assert store.session("s").get("it") == b"the same"
+
+
+def test_a_folder_that_somebody_else_made_is_synced_too(in_memory: Path) -> None:
+    folder, image = in_memory / "store", in_memory / "image"
+    with coatcheck.open(folder):
+        pass
+    disk = FaultyDisk(folder, image=image, cut="dropped")
+    with open_on(folder, disk) as store:
+        for number in range(256):  # what a put would leave that was killed before it synced
+            (folder / "blobs" / f"{number:02x}").mkdir(0o700)
+        ref = store.session("s", ttl=None).put(LARGE)
+        disk.stop()
+        disk.revive()
+    with coatcheck.open(image) as store:
+        assert store.session("s").get(ref) == LARGE
+
+
+def test_a_process_that_needs_no_durability_keeps_that_of_another(in_memory: Path) -> None:
+    folder, image = in_memory / "store", in_memory / "image"
+    disk = FaultyDisk(folder, image=image, cut="dropped")
+    with open_on(folder, disk) as store:
+        ref = store.session("s", ttl=None).put(b"synced when it was put")
+        disk.durable = False
+        with open_on(folder, disk) as careless:
+            assert careless.session("s").get(ref) == b"synced when it was put"
+        disk.stop()
+        disk.revive()
+    with coatcheck.open(image) as store:
+        assert store.session("s").get(ref) == b"synced when it was put"
+
+
+@pytest.mark.parametrize("cut", ["dropped", "zeroed", "torn"])
+@pytest.mark.parametrize("seed", range(4))
+def test_without_durability_a_power_cut_loses_nothing_old_and_the_store_opens(
+    cut: Cut, seed: int, in_memory: Path
+) -> None:
+    folder = in_memory / "store"
+    with coatcheck.open(folder, durability="process", clock=lambda: NOW) as store:
+        old = store.session("old", ttl=None)
+        for number in range(4):
+            old.put(TEXT + bytes([number]), name=str(number))
+        old.put(LARGE, name="large")
+        state = state_of(store)
+    counted = FaultyDisk(folder, durable=False)
+    for stop in (1, 5, 12, 20, 30, 45, 60, 90):
+        image = in_memory / f"image-{stop}"
+        disk = FaultyDisk(folder, durable=False, image=image, cut=cut, seed=seed)
+        with open_on(folder, disk, clock=lambda: NOW + 3 * DAY) as store:
+            session = store.session("new", ttl=None)
+            for number in range(3):
+                session.put(random.Random(stop + number).randbytes(500), name=str(number))
+                session.put(random.Random(stop + number).randbytes(150_000), name=f"large {number}")
+            session.forget("large 1")
+            store.collect()
+            disk.stop()
+            disk.revive()
+        with coatcheck.open(image, clock=lambda: NOW + 3 * DAY) as store:
+            held = {(one.name, one.artifact_id) for one in store.session("old").list()}
+            assert held == {(name, digest) for session_id, name, digest in state if session_id == "old"}
+            for one in store.session("old").list():
+                assert store.session("old").get(one) is not None
+            store.verify(repair=True)
+            assert problems(store, orphans=True) == []
+    assert counted.steps == []
+
+
+def test_after_a_failed_sync_nothing_is_acknowledged_until_it_is_durable(in_memory: Path) -> None:
+    folder, image = in_memory / "store", in_memory / "image"
+    with coatcheck.open(folder):
+        pass
+    counted = FaultyDisk(folder)
+    with open_on(folder, counted) as store:
+        store.session("s", ttl=None).put(b"x" * 5000)
+        at = counted.steps.index("sync data")
+    shutil.rmtree(folder)
+    with coatcheck.open(folder):
+        pass
+    disk = FaultyDisk(folder, image=image, cut="dropped", errors={at: errno.EIO})
+    with open_on(folder, disk) as store:
+        session = store.session("s", ttl=None)
+        with pytest.raises(StoreError):
+            session.put(b"y" * 5000, name="fails")
+        session.put(b"z" * 5000, name="after")
+        session.put(b"y" * 5000, name="fails")
+        disk.stop()
+        disk.revive()
+    with coatcheck.open(image) as store:
+        assert store.session("s").get("after") == b"z" * 5000
+        assert store.session("s").get("fails") == b"y" * 5000
