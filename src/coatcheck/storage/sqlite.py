@@ -52,6 +52,9 @@ INLINE_LIMIT = 128 * 1024
 _WAL_LIMIT = 16 * 1024 * 1024
 _PIECE = 1024 * 1024
 _FROM = "FROM session s JOIN ref r ON r.session_key = s.session_key LEFT JOIN blob b ON b.blob_key = r.blob_key"
+# Left to itself SQLite walks all refs of a session in the order of their seq: the index has to be named.
+_FROM_DIGEST = _FROM.replace("ref r", "ref r INDEXED BY ref_by_digest")
+_FROM_NAME = _FROM.replace("ref r", "ref r INDEXED BY ref_by_name")
 _BY_PREFIX = f"""SELECT {COLUMNS}, {{content}}, (SELECT o.digest FROM ref o WHERE o.session_key = r.session_key
     AND o.digest >= ?1 AND o.digest < r.digest LIMIT 1) {_FROM} LEFT JOIN content c ON c.blob_key = b.blob_key
     WHERE s.session_id = ?3 AND r.digest >= ?1 AND r.digest <= ?2 ORDER BY r.digest DESC, r.seq DESC LIMIT 1"""
@@ -72,8 +75,7 @@ class SqliteCatalog:
         self._readers: deque[sqlite3.Connection] = deque()
         self._journal = Journal(folder, disk)
         self._reserve = Reserve(folder, disk)
-        self._seen = 0  # how much of the journal the database has, as far as this process knows
-        self._recent: dict[str, Blob] = {}  # large blobs that this process put since then
+        self._recent: dict[str, Blob] = {}  # large blobs that this process put since it last took over the journal
         self._pending: dict[str, list[Entry]] = {}  # and refs, by the first characters of their ids
         self._wal_is_named = False
         self._wal_is_unsound = False
@@ -115,7 +117,7 @@ class SqliteCatalog:
     def behind(self) -> bool:
         if self._closed:
             raise StoreClosed("the store is closed")
-        return self._journal.grown(self._seen) or (self._disk.durable and not self._journal.is_synced(self._seen))
+        return self._journal.grown() or (self._disk.durable and not self._journal.is_synced())
 
     def session(self, session_id: str) -> SessionInfo | None:
         found = self._query(
@@ -136,7 +138,7 @@ class SqliteCatalog:
         before: int | None = None,
     ) -> list[Entry]:
         values: tuple[Any, ...] = ()
-        where = ""
+        source, where = _FROM, ""
         pending: list[Entry] = []
         if prefix is not None:
             low, high = prefix_range(prefix)
@@ -146,15 +148,15 @@ class SqliteCatalog:
                 return newest_of_each(pending)
             if found[0][28] is None and found[0][16] is None and found[0][13] is None:
                 return newest_of_each([*pending, entry_of(found[0], found[0][27])])
-            where, values = " AND r.digest BETWEEN ? AND ?", (low, high)
+            source, where, values = _FROM_DIGEST, " AND r.digest BETWEEN ? AND ?", (low, high)
         elif name is not None:
-            where, values = " AND r.name = ?", (name,)
+            source, where, values = _FROM_NAME, " AND r.name = ?", (name,)
         elif before is not None:
             where, values = " AND r.seq < ?", (before,)
         entries = [
             entry_of(row, row[27])
             for row in self._query(
-                f"SELECT {COLUMNS}, {'c.data' if content else 'NULL'} {_FROM}"
+                f"SELECT {COLUMNS}, {'c.data' if content else 'NULL'} {source}"
                 f" {'LEFT JOIN content c ON c.blob_key = b.blob_key' if content else ''}"
                 f" WHERE s.session_id = ?{where} ORDER BY r.seq DESC LIMIT ?",
                 (session_id, *values, -1 if limit is None else limit),
@@ -405,7 +407,7 @@ class SqliteCatalog:
         self._has_seen_all()
 
     def _has_seen_all(self) -> None:
-        self._seen = self._journal.end
+        self._journal.seen = self._journal.end
         self._recent.clear()
         self._pending.clear()
 
@@ -439,7 +441,7 @@ class SqliteCatalog:
 
     def _query(self, sql: str, values: tuple[Any, ...] = (), *, settled: bool = True) -> list[Row]:
         """Rows for a reader, after taking over what the journal has."""
-        if settled and not self._closed and self._journal.grown(self._seen):
+        if settled and not self._closed and self._journal.grown():
             with self._exclusive("reading the catalog"):
                 self._refresh_and_catch_up()
         try:
@@ -490,7 +492,6 @@ class SqliteCatalog:
         self._lock = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
         self._journal = Journal(self._folder, self._disk)
         self._reserve = Reserve(self._folder, self._disk)
-        self._seen = 0
         self._recent, self._pending = {}, {}
         with self._exclusive("reopening the store after a fork"):
             self._writer = self._connect()
