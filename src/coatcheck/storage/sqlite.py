@@ -75,7 +75,8 @@ class SqliteCatalog:
         self._readers: deque[sqlite3.Connection] = deque()
         self._journal = Journal(folder, disk)
         self._reserve = Reserve(folder, disk)
-        self._recent: dict[str, Blob] = {}  # large blobs that this process put since it last took over the journal
+        self._seen = 0  # how much of the journal the database has, as far as this process knows
+        self._recent: dict[str, Blob] = {}  # large blobs that this process put since then
         self._pending: dict[str, list[Entry]] = {}  # and refs, by the first characters of their ids
         self._wal_is_named = False
         self._wal_is_unsound = False
@@ -117,7 +118,7 @@ class SqliteCatalog:
     def behind(self) -> bool:
         if self._closed:
             raise StoreClosed("the store is closed")
-        return self._journal.grown() or (self._disk.durable and not self._journal.is_synced())
+        return self._journal.grown(self._seen) or (self._disk.durable and not self._journal.is_synced(self._seen))
 
     def session(self, session_id: str) -> SessionInfo | None:
         found = self._query(
@@ -407,7 +408,7 @@ class SqliteCatalog:
         self._has_seen_all()
 
     def _has_seen_all(self) -> None:
-        self._journal.seen = self._journal.end
+        self._seen = self._journal.end
         self._recent.clear()
         self._pending.clear()
 
@@ -441,7 +442,7 @@ class SqliteCatalog:
 
     def _query(self, sql: str, values: tuple[Any, ...] = (), *, settled: bool = True) -> list[Row]:
         """Rows for a reader, after taking over what the journal has."""
-        if settled and not self._closed and self._journal.grown():
+        if settled and not self._closed and self._journal.grown(self._seen):
             with self._exclusive("reading the catalog"):
                 self._refresh_and_catch_up()
         try:
@@ -492,6 +493,7 @@ class SqliteCatalog:
         self._lock = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
         self._journal = Journal(self._folder, self._disk)
         self._reserve = Reserve(self._folder, self._disk)
+        self._seen = 0
         self._recent, self._pending = {}, {}
         with self._exclusive("reopening the store after a fork"):
             self._writer = self._connect()
