@@ -143,6 +143,21 @@ def test_an_import_that_broke_off_anywhere_can_be_repeated(backend: Backend, arc
             assert exported(store) == archive
 
 
+def test_an_export_that_was_cut_off_between_two_lines_is_told(store: Store, archive: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="cut off"):
+        store.import_(io.BytesIO(b"".join(archive.splitlines(keepends=True)[:-1])))
+
+
+def test_sessions_that_are_their_own_ancestors_are_refused(store: Store, archive: bytes) -> None:
+    lines = archive.splitlines(keepends=True)
+    sessions = [json.loads(line)["session"] for line in lines if b'"session":' in line]
+    ring = [{**sessions[0], "session_id": a, "parent": b} for a, b in (("a", "b"), ("b", "a"))]
+    data = b"".join([lines[0], *(json.dumps({"session": one}).encode() + b"\n" for one in ring), lines[-1]])
+    with pytest.raises(InvalidArgument, match="line 3"):
+        store.import_(io.BytesIO(data))
+    assert store.session("a").list() == []
+
+
 def test_a_source_that_fails_leaves_a_sound_store(backend: Backend, archive: bytes, clock: Clock) -> None:
     class Broken(io.BytesIO):
         def readline(self, size: int | None = -1) -> bytes:

@@ -305,6 +305,12 @@ def test_stats_count_content_once() -> None:
     assert [told[key] for key in ("sessions", "refs", "artifacts", "stored_bytes", "referenced_bytes")] == list("22148")
 
 
+def test_looking_in_a_place_that_is_no_store_makes_none(tmp_path: Path) -> None:
+    for args in (("ls",), ("get", "x"), ("verify",), ("collect",), ("stats",), ("export", "-")):
+        assert call(*args, "--store", str(tmp_path / "typo")).exit_code == errors.CODES["store_unavailable"].exit
+    assert not (tmp_path / "typo").exists()
+
+
 def test_verify_exits_with_damaged_until_all_is_repaired(store: Path) -> None:
     content = os.urandom(300_000)
     pointer = answer("put", "-", stdin=content).strip()

@@ -92,7 +92,9 @@ def test_a_search_without_words_or_room_is_a_clear_error(store: Store, words: st
         store.session("s").search(words, limit=limit)
 
 
-@pytest.mark.parametrize("words", ['"', "a OR", "NEAR(", "col:x", "*", "-", "^x", "'; DROP TABLE passage; --", "🦆", "\x00"])
+@pytest.mark.parametrize(
+    "words", ['"', "a OR", "NEAR(", "col:x", "*", "-", "^x", "'; DROP TABLE passage; --", "🦆", "\x00"]
+)
 def test_query_syntax_in_the_words_is_data(store: Store, words: str) -> None:
     session = store.session("s")
     session.put("plain text")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from coatcheck.errors import InvalidArgument, storage_errors
+from coatcheck.errors import InvalidArgument, StoreUnavailable, storage_errors
 from coatcheck.storage.passages import NAME as SEARCH
 from coatcheck.storage.passages import Passages
 from coatcheck.store import DEFAULT_GRACE, DEFAULT_TTL, Store
@@ -29,13 +29,14 @@ def open(
     url: str | os.PathLike[str] | None = None,
     *,
     durability: Durability = "power",
+    create: bool = True,
     ttl: float | None = DEFAULT_TTL,
     grace: float = DEFAULT_GRACE,
     max_artifact_bytes: int | None = None,
     quota_bytes: int | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Store:
-    """Open a store, making it where it is new.
+    """Open a store, making it where it is new, unless `create` is False.
 
     `url` is a folder, or `memory:`. Without one: the environment's COATCHECK_STORE, else the user's data folder.
     `durability` is `power` (what is acknowledged survives a power cut) or `process` (it survives the process). `ttl`
@@ -47,11 +48,16 @@ def open(
     if place == "memory:":
         from coatcheck.storage.memory import MemoryBlobs, MemoryCatalog
 
-        return Store(MemoryBlobs(), MemoryCatalog(), Passages(None), url=place, ttl=ttl, grace=grace, clock=clock, **limits)
+        return Store(
+            MemoryBlobs(), MemoryCatalog(), Passages(None), url=place, ttl=ttl, grace=grace, clock=clock, **limits
+        )
     from coatcheck.storage.disk import Disk
 
+    root = _folder(place)
+    if not create and not (root.is_dir() and any(root.iterdir())):
+        raise StoreUnavailable(f"there is no store at {str(root)!r}", hint="check the place, or put something there")
     disk = Disk(durable=durability == "power")
-    return open_on(_folder(place), disk, url=place, ttl=ttl, grace=grace, clock=clock, **limits)
+    return open_on(root, disk, url=place, ttl=ttl, grace=grace, clock=clock, **limits)
 
 
 def open_on(root: Path, disk: Disk, **options: Any) -> Store:

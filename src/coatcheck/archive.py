@@ -1,8 +1,8 @@
 """Export and import: a store as JSON lines, blobs included.
 
-A file begins with a header line. Then come sessions, and for each its refs from the oldest to the newest; the bytes of
-an artifact stand before the first ref to it, in base64 lines of bounded length. What is imported is untrusted: every
-blob is hashed again, and nothing in a line is ever used as a path.
+A file begins with a header line and ends with one that says so. Between them come sessions, and for each its refs from
+the oldest to the newest; the bytes of an artifact stand before the first ref to it, in base64 lines of bounded length.
+What is imported is untrusted: every blob is hashed again, and nothing in a line is ever used as a path.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def export_lines(blobs: BlobStore, catalog: Catalog, target: IO[bytes], *, progr
             count += 1
             if progress:
                 progress(count, max(count, total))
+    _write(target, {"end": count})
     return count
 
 
@@ -62,10 +63,11 @@ def import_lines(blobs: BlobStore, catalog: Catalog, source: IO[bytes], *, progr
     session: SessionInfo | None = None
     held: set[tuple[Any, ...]] = set()
     count = 0
-    while (line := lines.next()) is not None:
+    while "end" not in (line := lines.must()):
         if "session" in line:
             session = _session(line["session"], lines)
             if catalog.session(session.session_id) is None:
+                _check_parent(catalog, session, lines)
                 catalog.open_session(session)
             held = {_identity(entry.ref) for entry in catalog.find(session.session_id) if not entry.gone}
             continue
@@ -103,12 +105,19 @@ class _Lines:
             raise self.wrong("not a JSON object")
         return line
 
+    def must(self) -> dict[str, Any]:
+        """The next line of an export that has not said yet that it is at its end."""
+        line = self.next()
+        if line is None:
+            raise self.wrong("the export is cut off here")
+        return line
+
     def data(self, size: int) -> Iterator[bytes]:
         left = size
         while left:
-            line = self.next()
+            line = self.must()
             try:
-                piece = base64.b64decode((line or {})["data"], validate=True)
+                piece = base64.b64decode(line["data"], validate=True)
             except (KeyError, TypeError, binascii.Error) as error:
                 raise self.wrong("the bytes of a blob are missing") from error
             left -= len(piece)
@@ -118,8 +127,7 @@ class _Lines:
 
     def ref_of(self, digest: str, session: SessionInfo) -> Ref:
         """The ref line that must follow the bytes of a blob."""
-        line = self.next()
-        ref = _ref((line or {}).get("ref"), session, self)
+        ref = _ref(self.must().get("ref"), session, self)
         if ref.artifact_id != digest:
             raise self.wrong("the first ref to a blob must follow its bytes")
         return ref
@@ -210,6 +218,16 @@ def _session(said: Any, lines: _Lines) -> SessionInfo:
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise lines.wrong(f"a session that makes no sense: {clip(str(error))}") from error
     return info
+
+
+def _check_parent(catalog: Catalog, session: SessionInfo, lines: _Lines) -> None:
+    above, seen = session.parent, {session.session_id}
+    while above is not None:
+        if above in seen:
+            raise lines.wrong(f"session {clip(session.session_id)} would be its own ancestor")
+        seen.add(above)
+        known = catalog.session(above)
+        above = known.parent if known else None
 
 
 def _ref(said: Any, session: SessionInfo, lines: _Lines) -> Ref:

@@ -21,8 +21,8 @@ CHUNK = 1 << 20
 class Content:
     """The bytes of a stored artifact, by range: what everything that looks inside one is given.
 
-    `read(offset, length)` answers fewer bytes only at the end, and raises `Damaged` rather than wrong ones. `frames` are
-    the records of its frames (`storage.frames.line_counts`), empty for a small artifact."""
+    `read(offset, length)` answers fewer bytes only at the end, and raises `Damaged` rather than wrong ones. `frames`
+    are the records of its frames (`storage.frames.line_counts`), empty for a small artifact."""
 
     ref: Ref
     frames: bytes

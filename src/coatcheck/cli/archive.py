@@ -9,7 +9,7 @@ import click
 
 import coatcheck
 from coatcheck.cli.files import STDIO, reading, writing
-from coatcheck.cli.options import json_option, store_option
+from coatcheck.cli.options import json_option, open_existing, store_option
 from coatcheck.cli.terminal import progress
 
 
@@ -24,7 +24,7 @@ def export(file: str, url: str | None, as_json: bool) -> None:
     if file == STDIO and sys.stdout.isatty():
         raise click.UsageError("an export is not for a terminal: name a file, or pipe it", click.get_current_context())
     with (
-        coatcheck.open(url) as store,
+        open_existing(url) as store,
         writing(file, private=True) as target,
         progress("exporting", quiet=as_json) as bar,
     ):

@@ -13,7 +13,7 @@ import click
 import coatcheck
 from coatcheck import CoatcheckError, Ref, Session, errors
 from coatcheck.cli.files import STDIO, writing
-from coatcheck.cli.options import json_option, session_option, store_option
+from coatcheck.cli.options import json_option, open_existing, session_option, store_option
 from coatcheck.cli.terminal import (
     cell,
     complain,
@@ -78,7 +78,7 @@ def get(target: str, output: str, raw: bool, session_id: str, url: str | None) -
     With a fragment ('art:…#/items/0') it writes that part of a JSON artifact. Files and pipes get the exact bytes; on
     a terminal, characters that would steer it are made visible."""
     is_part = coatcheck.is_pointer(target) and "#" in target
-    with coatcheck.open(url) as store, store.session(session_id).open(target) as content:
+    with open_existing(url) as store, store.session(session_id).open(target) as content:
         if output == STDIO and sys.stdout.isatty() and not raw:
             print_content(content)
             return
@@ -108,7 +108,7 @@ def ls(
     """List what a session sees, the newest first.
 
     A table on a terminal, tab-separated lines in a pipe, JSON lines with --json."""
-    with coatcheck.open(url) as store:
+    with open_existing(url) as store:
         if sessions:
             records = [_session_record(info) for info in islice(store.sessions(), limit)]
             columns = {"used_bytes": "size", "used_at": "used", "expires_at": "expires", "session_id": "session"}
@@ -132,7 +132,7 @@ def ls(
 @json_option
 def show(target: str, session_id: str, url: str | None, as_json: bool) -> None:
     """Show what is known of an artifact, by pointer, id or name."""
-    with coatcheck.open(url) as store:
+    with open_existing(url) as store:
         session = store.session(session_id)
         ref = session.ref(target)
         if ref is None:
@@ -159,7 +159,7 @@ def forget(
     if bool(targets) == everything:
         raise click.UsageError("name what to forget, or give --all", context)
     forgotten = failed = 0
-    with coatcheck.open(url) as store:
+    with open_existing(url) as store:
         session = store.session(session_id)
         if everything:
             forgotten = session.end()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import click
 
+import coatcheck
+from coatcheck import Store
+
 store_option = click.option(
     "--store",
     "url",
@@ -23,3 +26,9 @@ session_option = click.option(
     help="The session to look in.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+
+
+def open_existing(url: str | None) -> Store:
+    """The store for a command that only looks or removes: a place that somebody typed must be one already."""
+    typed = click.get_current_context().get_parameter_source("url") == click.core.ParameterSource.COMMANDLINE
+    return coatcheck.open(url, create=not typed)

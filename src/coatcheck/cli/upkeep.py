@@ -6,9 +6,8 @@ from dataclasses import asdict
 
 import click
 
-import coatcheck
 from coatcheck import errors
-from coatcheck.cli.options import json_option, store_option
+from coatcheck.cli.options import json_option, open_existing, store_option
 from coatcheck.cli.terminal import one_line, print_details, print_json, progress
 
 
@@ -24,7 +23,7 @@ from coatcheck.cli.terminal import one_line, print_details, print_json, progress
 @json_option
 def collect(dry_run: bool, grace: float | None, url: str | None, as_json: bool) -> None:
     """Free what has expired and what crashes have left behind, and compress what has gone cold."""
-    with coatcheck.open(url) as store, progress("collecting", quiet=as_json) as bar:
+    with open_existing(url) as store, progress("collecting", quiet=as_json) as bar:
         report = store.collect(dry_run=dry_run, grace=grace, progress=bar).to_record()
     (print_json if as_json else print_details)(report)
 
@@ -36,7 +35,7 @@ def collect(dry_run: bool, grace: float | None, url: str | None, as_json: bool) 
 @click.pass_context
 def verify(context: click.Context, repair: bool, url: str | None, as_json: bool) -> None:
     """Read everything and say what is not sound. Exits with 8 where problems remain."""
-    with coatcheck.open(url) as store, progress("verifying", quiet=as_json) as bar:
+    with open_existing(url) as store, progress("verifying", quiet=as_json) as bar:
         report = store.verify(repair=repair, progress=bar)
     if as_json:
         print_json(report.to_record())
@@ -57,6 +56,6 @@ def verify(context: click.Context, repair: bool, url: str | None, as_json: bool)
 @json_option
 def stats(url: str | None, as_json: bool) -> None:
     """Count sessions, artifacts and bytes."""
-    with coatcheck.open(url) as store:
+    with open_existing(url) as store:
         totals = asdict(store.stats())
     (print_json if as_json else print_details)(totals)
