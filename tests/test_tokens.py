@@ -1,0 +1,117 @@
+"""Token estimates against exact counts, and the exact counter's own edges."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coatcheck import tokens
+from coatcheck.errors import MissingExtra
+from tests.token_samples import corpus_texts, samples
+
+ANY_TEXT = st.text(st.characters(exclude_categories=[]))  # lone surrogates too
+SAMPLES = samples()
+
+
+def error(text: str) -> float:
+    known = tokens.exact(text)
+    return (tokens.estimate(text) - known) / known
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_an_estimate_is_not_more_than_5_percent_low_on(kind: str) -> None:
+    assert error(SAMPLES[kind]) > -0.05
+
+
+# Not the other languages: their samples are made of the commonest words alone, which cost far less than real prose.
+@pytest.mark.parametrize("kind", ["english", "log", "code", "csv", "indented json", "base64"])
+def test_an_estimate_is_not_more_than_half_high_on(kind: str) -> None:
+    assert error(SAMPLES[kind]) < 0.5
+
+
+@pytest.mark.slow
+def test_on_the_corpus_an_estimate_is_within_15_percent_in_the_mean_and_never_5_percent_low(corpus: Path) -> None:
+    errors = {name: error(text) for name, text in corpus_texts(corpus) if len(text.encode()) > 2_048}
+    assert sum(map(abs, errors.values())) / len(errors) < 0.15
+    assert {name: low for name, low in errors.items() if low < -0.05} == {}
+
+
+@pytest.mark.slow
+def test_on_whole_files_of_the_corpus_an_estimate_is_within_15_percent_in_the_mean(corpus: Path) -> None:
+    errors = [error(path.read_bytes().decode()) for path in corpus.rglob("*") if path.is_file()]
+    assert sum(map(abs, errors)) / len(errors) < 0.15
+
+
+@given(ANY_TEXT)
+def test_an_estimate_never_fails_and_is_zero_for_the_empty_text_alone(text: str) -> None:
+    assert (tokens.estimate(text) == 0) == (text == "")
+
+
+@given(ANY_TEXT, ANY_TEXT)
+def test_two_texts_together_cost_little_more_than_apart(one: str, other: str) -> None:
+    assert tokens.estimate(one + other) <= tokens.estimate(one) + tokens.estimate(other) + 12
+
+
+@pytest.mark.parametrize("text", ["\x00", "\ud800", "\udc00\ud800", " " * 1_000_000, "\n" * 1_000_000, "a" * 1_000_000])
+def test_odd_texts_are_estimated_without_being_low(text: str) -> None:
+    assert tokens.estimate(text) >= tokens.exact(text)
+
+
+def test_a_long_text_is_sampled_close_to_what_all_of_it_would_give() -> None:
+    mixed = "".join(samples(seed, 30_000)[kind] for seed in range(4) for kind in ("english", "base64", "log", "csv"))
+    assert len(mixed) > 262_144
+    parts = [mixed[start : start + 100_000] for start in range(0, len(mixed), 100_000)]
+    assert tokens.estimate(mixed) == pytest.approx(sum(map(tokens.estimate, parts)), rel=0.02)
+
+
+def test_a_media_type_that_runs_low_is_corrected_and_any_other_changes_nothing() -> None:
+    text = SAMPLES["xml"]
+    assert tokens.estimate(text, media_type="Application/XML; charset=utf-8") > tokens.estimate(text)
+    assert (
+        tokens.estimate(text, media_type="x/unknown") == tokens.estimate(text, media_type="") == tokens.estimate(text)
+    )
+
+
+def test_an_exact_count_reads_special_tokens_as_plain_text() -> None:
+    assert tokens.exact("hello world") == 2
+    assert tokens.exact("<|endoftext|>") == 7
+    assert tokens.exact("") == 0
+
+
+@given(ANY_TEXT)
+def test_an_exact_count_never_fails(text: str) -> None:
+    assert tokens.exact(text) >= (text != "")
+
+
+@given(st.lists(st.sampled_from(["a", "Bc", "12", " ", "\n", "\r", "/", ".", "'s", "é", "你", "\t", "_"]), max_size=60))
+def test_an_exact_count_is_the_same_in_parts_as_in_one(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    cuts = [match.start() for match in tokens._CUT.finditer(text)]
+    parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert sum(map(tokens.exact, parts)) == tokens.exact(text)
+
+
+@pytest.mark.parametrize("unit", [" ", "a", "=", "ab", "你"])
+def test_an_exact_count_of_one_long_run_is_bounded(unit: str) -> None:
+    text = unit * (3_000_000 // len(unit))
+    assert max(map(len, tokens._parts(text))) <= 2 * tokens._PART
+    assert tokens.exact(text) == pytest.approx(3 * tokens.exact(text[:1_000_000]), rel=0.01)
+
+
+def test_without_the_extra_exact_says_what_to_install_and_count_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = SAMPLES["log"]
+    assert tokens.count(text) == tokens.exact(text) != tokens.estimate(text)
+    monkeypatch.setitem(sys.modules, "splintr", None)
+    tokens._tokenizer.cache_clear()
+    with pytest.raises(MissingExtra, match=r"coatcheck\[tokens\]"):
+        tokens.exact(text)
+    assert tokens.count(text) == tokens.estimate(text)
+
+
+def test_estimate_exact_and_count_are_token_counters() -> None:
+    counters: list[tokens.TokenCounter] = [tokens.estimate, tokens.exact, tokens.count]
+    assert [counter("") for counter in counters] == [0, 0, 0]
