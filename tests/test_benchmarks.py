@@ -1,0 +1,56 @@
+"""The benchmarks run and compare. How fast anything is, no test says."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.report import Row, table
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run_benchmarks(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *args],
+        cwd=folder, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_a_quick_case_prints_ratios_writes_its_figures_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    done = run_benchmarks(tmp_path, "get", "--quick", "--json", "figures.json")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"get 20 KB +\|.*\| +\d+\.\d\d× \| +≤ 2\.00× \|", done.stdout)
+    assert re.search(r"\d of 3 rows are within their limit", done.stdout)
+    told = json.loads((tmp_path / "figures.json").read_text())
+    assert all(row["value"] == row["ours"] / row["floor"] for row in told["rows"])
+    assert list((tmp_path / "build").iterdir()) == []
+
+
+def test_the_report_names_neither_the_host_nor_a_path(tmp_path: Path) -> None:
+    done = run_benchmarks(tmp_path, "get", "--quick")
+    assert os.uname().nodename not in done.stdout
+    assert str(tmp_path) not in done.stdout
+
+
+def test_an_unknown_case_is_a_usage_error_that_names_the_known_ones(tmp_path: Path) -> None:
+    done = run_benchmarks(tmp_path, "nonsense")
+    assert done.returncode == 2
+    assert "processes" in done.stderr
+
+
+def test_a_row_is_judged_by_ratio_by_difference_or_by_count() -> None:
+    assert Row("slow", 1.0, 3.0, 2.0).ok is False
+    assert Row("parallel", 100.0, 250.0, 2.0, "rate", at_least=True).ok is True
+    assert Row("memory", 20.0, 70.0, 64.0, "memory").value == 50.0
+    assert Row("errors", None, 1, 0, "count").ok is False
+    assert Row("informs", 1.0, 9.0, None).ok is None
+
+
+def test_a_table_has_a_line_for_each_row_and_marks_what_is_over_its_limit() -> None:
+    head, line = table([Row("put", 0.001, 0.003, 2.0)]).splitlines()
+    assert head.split() == ["case", "|", "floor", "|", "ours", "|", "ratio", "|", "limit", "|", "ok"]
+    assert line.split(" | ")[-1].strip() == "NO"
