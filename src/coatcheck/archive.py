@@ -28,7 +28,7 @@ _PIECE = 192 * 1024
 _LONGEST_LINE = 4 * 1024 * 1024
 _REF_FIELDS = (
     "media_type", "kind", "codec", "name", "tool", "call_id", "producer", "summary", "created", "expires", "pinned",
-    "granted_by",
+    "granted_by", "request",
 )  # fmt: skip
 
 
@@ -237,6 +237,7 @@ def _ref(said: Any, session: SessionInfo, lines: _Lines) -> Ref:
             said["tool"], said["call_id"], said["producer"], tuple(said["parents"]), said["summary"],
             _seconds(said["created"]), _limit(said["expires"], float),
             bool(said["pinned"]), said["granted_by"],
+            said["request"],
         )  # fmt: skip
         About(ref.name, ref.tool, ref.kind, ref.media_type, ref.summary, ref.producer, ref.call_id).check()
         texts = (said["media_type"], said["kind"], said["producer"], said["summary"])
@@ -244,7 +245,7 @@ def _ref(said: Any, session: SessionInfo, lines: _Lines) -> Ref:
             raise ValueError("media_type, kind, producer or summary")
         if ref.codec not in get_args(Codec) or not is_prefix(ref.artifact_id) or len(ref.artifact_id) != 64:
             raise ValueError("codec or artifact_id")
-        for text in (ref.granted_by, *ref.parents):
+        for text in (ref.granted_by, ref.request, *ref.parents):
             if text is not None:
                 check_name(text)
     except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -39,10 +39,11 @@ class About:
     call_id: str | None = None
     parents: tuple[str, ...] = ()
     ttl: float | None = None
+    request: str | None = None
 
     def check(self) -> None:
         for what, text in (("name", self.name), ("tool name", self.tool), ("call id", self.call_id),
-                           ("media type", self.media_type)):  # fmt: skip
+                           ("media type", self.media_type), ("request", self.request)):  # fmt: skip
             if text is not None:
                 check_name(text, what)
         if self.kind is not None and self.kind not in media.KINDS:
@@ -212,6 +213,7 @@ class Intake:
             summary if summary.isascii() else summary.encode("utf-8", "replace").decode(),
             now,
             None if about.ttl is None else now + about.ttl,
+            request=about.request,
         )
 
     def _is_repeat(self, entry: Entry, digest: str, codec: Codec, about: About) -> bool:
@@ -221,8 +223,8 @@ class Intake:
             return False
         if about.ttl is not None or ref.expires is not None:
             return False
-        said = (about.name, about.tool, about.call_id, about.parents, None)
-        if said != (ref.name, ref.tool, ref.call_id, ref.parents, ref.granted_by):
+        said = (about.name, about.tool, about.call_id, about.parents, about.request, None)
+        if said != (ref.name, ref.tool, ref.call_id, ref.parents, ref.request, ref.granted_by):
             return False
         guessed = ((about.kind, ref.kind), (about.media_type, ref.media_type), (about.summary, ref.summary),
                    (about.producer, ref.producer))  # fmt: skip

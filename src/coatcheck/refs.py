@@ -40,7 +40,7 @@ class Blob:
 class Ref:
     """What a pointer stands for: one artifact, as one session holds it.
 
-    Two refs are equal where they are the same put: what time does to one (expiry, address) does not count."""
+    `request` is what was asked of its parents, where it was derived from them. Two refs are equal where they are the same put: what time does to one (expiry, address) does not count."""
 
     artifact_id: str
     session_id: str
@@ -58,6 +58,7 @@ class Ref:
     expires: float | None = field(default=None, compare=False)
     pinned: bool = False
     granted_by: str | None = None
+    request: str | None = None
     content_uri: str = field(default="", compare=False)
     pointer_length: int = field(default=12, compare=False)
 
@@ -87,7 +88,7 @@ class Ref:
         return Ref(
             self.artifact_id, self.session_id, self.size_bytes, self.media_type, self.kind, self.codec, self.name,
             self.tool, self.call_id, self.producer, self.parents, self.summary, self.created, expires, self.pinned,
-            self.granted_by, content_uri, pointer_length,
+            self.granted_by, self.request, content_uri, pointer_length,
         )  # fmt: skip
 
     def to_record(self) -> dict[str, Any]:

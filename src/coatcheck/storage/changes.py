@@ -32,7 +32,8 @@ class Changes:
         blob_key = self._blob_for(entry, digest, heal)
         held = self._one(
             "SELECT seq, name, codec, media_type, kind, tool, call_id, producer, parents, summary, expires_at, pinned,"
-            " granted_by FROM ref WHERE session_key = ? AND digest = ? AND gone IS NULL ORDER BY seq DESC LIMIT 1",
+            " granted_by, request FROM ref WHERE session_key = ? AND digest = ? AND gone IS NULL"
+            " ORDER BY seq DESC LIMIT 1",
             (session_key, digest),
         )
         values = ref_values(ref)
@@ -46,8 +47,8 @@ class Changes:
             )
         self._run(
             "INSERT INTO ref (session_key, seq, digest, blob_key, size, name, codec, media_type, kind, tool, call_id,"
-            " producer, parents, summary, created_at, expires_at, pinned, granted_by)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " producer, parents, summary, created_at, expires_at, pinned, granted_by, request)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (session_key, seq, digest, blob_key, ref.size_bytes, *values),
         )
         self._run("UPDATE blob SET refs = refs + 1 WHERE blob_key = ?", (blob_key,))

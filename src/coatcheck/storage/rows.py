@@ -12,8 +12,10 @@ from coatcheck.storage import Entry, SessionInfo
 Row = tuple[Any, ...]
 
 COLUMNS = """r.seq, r.digest, r.size, r.name, r.codec, r.media_type, r.kind, r.tool, r.call_id, r.producer, r.parents,
-    r.summary, r.created_at, r.expires_at, r.pinned, r.granted_by, r.gone, b.coding, b.place, b.frames,
+    r.summary, r.created_at, r.expires_at, r.pinned, r.granted_by, r.request, r.gone, b.coding, b.place, b.frames,
     s.session_id, s.parent, s.ttl, s.quota, s.created_at, s.used_at, s.used_bytes"""
+
+EXPIRES, GONE, WIDTH = 13, 17, 28  # where a row has these, and how long it is
 
 _SIZES = struct.Struct("<II")
 
@@ -21,13 +23,14 @@ _SIZES = struct.Struct("<II")
 def entry_of(row: Row, content: bytes | None = None) -> Entry:
     """An entry from a row of `COLUMNS`."""
     (seq, digest, size, name, codec, media_type, kind, tool, call_id, producer, parents,
-     summary, created, expires, pinned, granted_by, gone, coding, place, frames,
-     session_id, parent, ttl, quota, session_created, used, used_bytes) = row[:27]  # fmt: skip
+     summary, created, expires, pinned, granted_by, request, gone, coding, place, frames,
+     session_id, parent, ttl, quota, session_created, used, used_bytes) = row[:WIDTH]  # fmt: skip
     artifact_id = digest.hex()
     return Entry(
         Ref(
             artifact_id, session_id, size, media_type, kind, codec, name, tool, call_id, producer,
             tuple(json.loads(parents)) if parents else (), summary, created, expires, bool(pinned), granted_by,
+            request,
         ),
         Blob(artifact_id, size, coding or "inline", place or "", frames or b""),
         SessionInfo(session_id, parent, ttl, quota, session_created, used, used_bytes),
@@ -38,11 +41,11 @@ def entry_of(row: Row, content: bytes | None = None) -> Entry:
 
 
 def ref_values(ref: Ref) -> Row:
-    """The columns of a ref that a put decides, in the order of `ref_columns`."""
+    """The columns of a ref that a put decides, in the order of the table."""
     return (
         ref.name, ref.codec, ref.media_type, ref.kind, ref.tool, ref.call_id, ref.producer,
         json.dumps(ref.parents) if ref.parents else "", ref.summary, ref.created, ref.expires, int(ref.pinned),
-        ref.granted_by,
+        ref.granted_by, ref.request,
     )  # fmt: skip
 
 
@@ -64,12 +67,13 @@ def unpack(record: bytes) -> tuple[Entry, bool, float]:
     digest, size, values, coding, place, *session, heal, grace, whole = json.loads(record[_SIZES.size : at])
     session_id, parent, ttl, quota = session
     (name, codec, media_type, kind, tool, call_id, producer, parents, summary, created, expires, pinned,
-     granted_by) = values  # fmt: skip
+     granted_by, request) = values  # fmt: skip
     frames, content = record[at : at + frames_size], record[at + frames_size :]
     entry = Entry(
         Ref(
             digest, session_id, size, media_type, kind, codec, name, tool, call_id, producer,
             tuple(json.loads(parents)) if parents else (), summary, created, expires, bool(pinned), granted_by,
+            request,
         ),
         Blob(digest, size, coding, place, frames),
         SessionInfo(session_id, parent, ttl, quota, created, created),

@@ -55,6 +55,7 @@ _FIRST = (
         expires_at REAL,
         pinned INTEGER NOT NULL,
         granted_by TEXT,
+        request TEXT,
         gone TEXT,
         PRIMARY KEY (session_key, seq)) WITHOUT ROWID""",
     "CREATE INDEX ref_by_digest ON ref (session_key, digest)",

@@ -44,7 +44,7 @@ from coatcheck.storage.changes import Changes
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.journal import START, Journal
 from coatcheck.storage.reserve import Reserve
-from coatcheck.storage.rows import COLUMNS, Row, entry_of
+from coatcheck.storage.rows import COLUMNS, EXPIRES, GONE, WIDTH, Row, entry_of
 
 NAME = "catalog.sqlite"
 LOCK = "lock"
@@ -75,8 +75,7 @@ class SqliteCatalog:
         self._readers: deque[sqlite3.Connection] = deque()
         self._journal = Journal(folder, disk)
         self._reserve = Reserve(folder, disk)
-        self._seen = 0  # how much of the journal the database has, as far as this process knows
-        self._recent: dict[str, Blob] = {}  # large blobs that this process put since then
+        self._recent: dict[str, Blob] = {}  # large blobs that this process put since it last took over the journal
         self._pending: dict[str, list[Entry]] = {}  # and refs, by the first characters of their ids
         self._wal_is_named = False
         self._wal_is_unsound = False
@@ -118,7 +117,7 @@ class SqliteCatalog:
     def behind(self) -> bool:
         if self._closed:
             raise StoreClosed("the store is closed")
-        return self._journal.grown(self._seen) or (self._disk.durable and not self._journal.is_synced(self._seen))
+        return self._journal.grown() or (self._disk.durable and not self._journal.is_synced())
 
     def session(self, session_id: str) -> SessionInfo | None:
         found = self._query(
@@ -147,15 +146,15 @@ class SqliteCatalog:
             pending = [] if settled else self._put_lately(session_id, prefix)
             if not found:
                 return newest_of_each(pending)
-            if found[0][28] is None and found[0][16] is None and found[0][13] is None:
-                return newest_of_each([*pending, entry_of(found[0], found[0][27])])
+            if found[0][WIDTH + 1] is None and found[0][GONE] is None and found[0][EXPIRES] is None:
+                return newest_of_each([*pending, entry_of(found[0], found[0][WIDTH])])
             source, where, values = _FROM_DIGEST, " AND r.digest BETWEEN ? AND ?", (low, high)
         elif name is not None:
             source, where, values = _FROM_NAME, " AND r.name = ?", (name,)
         elif before is not None:
             where, values = " AND r.seq < ?", (before,)
         entries = [
-            entry_of(row, row[27])
+            entry_of(row, row[WIDTH])
             for row in self._query(
                 f"SELECT {COLUMNS}, {'c.data' if content else 'NULL'} {source}"
                 f" {'LEFT JOIN content c ON c.blob_key = b.blob_key' if content else ''}"
@@ -408,7 +407,7 @@ class SqliteCatalog:
         self._has_seen_all()
 
     def _has_seen_all(self) -> None:
-        self._seen = self._journal.end
+        self._journal.seen = self._journal.end
         self._recent.clear()
         self._pending.clear()
 
@@ -442,7 +441,7 @@ class SqliteCatalog:
 
     def _query(self, sql: str, values: tuple[Any, ...] = (), *, settled: bool = True) -> list[Row]:
         """Rows for a reader, after taking over what the journal has."""
-        if settled and not self._closed and self._journal.grown(self._seen):
+        if settled and not self._closed and self._journal.grown():
             with self._exclusive("reading the catalog"):
                 self._refresh_and_catch_up()
         try:
@@ -493,7 +492,6 @@ class SqliteCatalog:
         self._lock = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
         self._journal = Journal(self._folder, self._disk)
         self._reserve = Reserve(self._folder, self._disk)
-        self._seen = 0
         self._recent, self._pending = {}, {}
         with self._exclusive("reopening the store after a fork"):
             self._writer = self._connect()
