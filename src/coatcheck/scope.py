@@ -77,16 +77,17 @@ class Lookup:
             return []
         seen: set[tuple[str, str | None]] = set()
         found: list[Entry] = []
+        size = 256 if limit is None or kind else min(256, max(16, limit))
         for session_id in scope.lineage:
             before: int | None = None
             while limit is None or len(found) < limit:
-                page = self._catalog.find(session_id, name=name, before=before, limit=None if name else 256)
+                page = self._catalog.find(session_id, name=name, before=before, limit=None if name else size)
                 for entry in page:
                     key = (entry.ref.artifact_id, str(entry.seq) if name else entry.ref.name)
                     if key not in seen and kind in (None, entry.ref.kind) and self.is_live(entry):
                         seen.add(key)
                         found.append(entry)
-                if name or len(page) < 256:
+                if name or len(page) < size:
                     break
                 before = page[-1].seq
         whole = limit is None and name is None and kind is None
