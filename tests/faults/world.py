@@ -10,6 +10,7 @@ import coatcheck
 from coatcheck import Store
 from coatcheck.errors import Damaged
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 State = frozenset[tuple[str, str | None, str]]
 """What a store holds, to the eye of a user: session, name and digest of every artifact whose bytes are right."""
 

@@ -50,17 +50,18 @@ class Journal:
         self._synced = 0
         self.journal_id = b""
         self.end = START
+        self.seen = 0  # how much of it the database has, as far as this process knows
         self.strained = False
         self.is_unsound = False
 
-    def grown(self, seen: int) -> bool:
+    def grown(self) -> bool:
         """Whether the journal is not just what was seen of it: longer, shorter, or another file."""
         info = os.fstat(self._file)
-        return info.st_size != seen or not info.st_nlink
+        return info.st_size != self.seen or not info.st_nlink
 
-    def is_synced(self, end: int) -> bool:
-        """Whether this process knows the journal to be durable up to an offset."""
-        return self._synced >= end
+    def is_synced(self) -> bool:
+        """Whether this process knows what was seen of the journal to be durable."""
+        return self._synced >= self.seen
 
     def refresh(self) -> None:
         """See the journal as it is now, and cut off what a crash left half-written."""
@@ -161,6 +162,7 @@ class Journal:
             self.replace()
             return
         with self._syncing:
+            self.seen = 0  # first: another journal may be just as long
             if self._file < 0:
                 self._file = file
             else:

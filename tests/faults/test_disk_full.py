@@ -1,0 +1,214 @@
+"""A disk that is full, on a real file system that is small."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import coatcheck
+from coatcheck import Ref, Session, Store
+from coatcheck.errors import StoreError, StoreFull
+from tests.faults.world import assert_clean, files_under, problems, state_of
+
+pytestmark = pytest.mark.faults
+
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture(params=["tmpfs", "ext4"])
+def small_disk(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder on a file system of its own, of 24 MB."""
+    with tempfile.TemporaryDirectory(prefix="coatcheck-full-") as base, contextlib.ExitStack() as stack:
+        disk = Path(base, "disk")
+        disk.mkdir()
+        if request.param == "tmpfs":
+            _mount(["-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], stack, disk)
+        else:
+            file = Path(base, "file")
+            with file.open("wb") as made:
+                made.truncate(24 * MEGABYTE)
+            _try(["mkfs.ext4", "-q", "-m", "0", str(file)])
+            _mount(["-o", "loop", str(file), str(disk)], stack, disk)
+        yield disk
+
+
+def _mount(arguments: list[str], stack: contextlib.ExitStack, disk: Path) -> None:
+    _try(["mount", *arguments])
+    stack.callback(subprocess.run, ["umount", "-l", str(disk)], check=True)
+
+
+def _try(command: list[str]) -> None:
+    """Run a command that needs rights. Where we do not have them: no test, but in CI that is a failure."""
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = f"{command[0]} is not possible here: {getattr(error, 'stderr', b'') or error!r}"
+        if command[0] == "mount" and "tmpfs" in command and os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
+def _filled(session: Session, make: Callable[[], bytes]) -> dict[Ref, bytes]:
+    """Put until nothing more fits. Every error on the way is the one that says so."""
+    held: dict[Ref, bytes] = {}
+    for _ in range(200_000):
+        data = make()
+        try:
+            held[session.put(data)] = data
+        except StoreFull:
+            return held
+    raise AssertionError("the disk never filled up")
+
+
+def _assert_held(store: Store, held: dict[Ref, bytes]) -> None:
+    for ref, data in held.items():
+        assert store.session(ref.session_id).get(ref) == data
+    assert {digest for _, _, digest in state_of(store)} == {ref.artifact_id for ref in held}
+    assert problems(store) == []
+
+
+SIZES = {
+    "tiny": lambda rng: rng.randint(1, 200),
+    "small": lambda rng: rng.randint(1_000, 128 * 1024),
+    "large": lambda rng: rng.randint(129 * 1024, 3 * MEGABYTE),
+    "mixed": lambda rng: rng.choice((10, 3_000, 100_000, 400_000, 2 * MEGABYTE)),
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_a_full_disk_is_a_typed_error_and_the_store_lives_on(
+    sizes: str, small_disk: Path, long_faults: bool
+) -> None:
+    rng = random.Random(sizes)
+    folder = small_disk / "store"
+    held: dict[Ref, bytes] = {}
+    store = coatcheck.open(folder, durability="process")
+    for round_ in range(10 if long_faults or sizes != "tiny" else 3):
+        session = store.session(f"round {round_}", ttl=None)
+        held |= _filled(session, lambda: rng.randbytes(SIZES[sizes](rng)))
+        assert held
+        _assert_held(store, held)
+        if round_ % 2:
+            store.close()
+            store = coatcheck.open(folder, durability="process")
+            _assert_held(store, held)
+        for ref in rng.sample(sorted(held, key=lambda ref: ref.artifact_id), max(1, len(held) // 3)):
+            assert store.session(ref.session_id).forget(ref)
+            del held[ref]
+        store.collect(grace=0)
+        _assert_held(store, held)
+        after = store.session(f"round {round_}").put(b"again" * 10)
+        held[after] = b"again" * 10
+        if round_ % 3 == 2:
+            for info in list(store.sessions()):
+                store.session(info.session_id).end()
+            held.clear()
+            store.collect(grace=0)
+    _assert_held(store, held)
+    assert_clean(store)
+    store.close()
+
+
+def _eat(disk: Path, leave: int = 0) -> Path:
+    """Another program fills the disk to the last byte."""
+    path = disk / "eaten"
+    with path.open("ab", buffering=0) as file:
+        for size in (MEGABYTE, 4096, 512, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+        if leave:
+            file.truncate(max(0, file.tell() - leave))
+    return path
+
+
+@pytest.mark.parametrize("count", [1, 40, 400])
+def test_what_was_put_can_be_read_though_another_program_filled_the_disk_before_it_was_taken_over(
+    count: int, small_disk: Path
+) -> None:
+    folder = small_disk / "store"
+    rng = random.Random(count)
+    with coatcheck.open(folder, durability="process") as store:
+        session = store.session("s", ttl=None)
+        held = {}
+        for _ in range(count):
+            data = rng.randbytes(rng.choice((1, 300, 40_000)) if count > 1 else 128 * 1024)
+            held[session.put(data)] = data
+            if sum(map(len, held.values())) > 4 * MEGABYTE:
+                break
+        _eat(small_disk)
+        _assert_held(store, held)
+        with pytest.raises(StoreFull):
+            _filled(session, lambda: rng.randbytes(100_000))
+            raise StoreFull("it filled up, as it should")
+        ref = next(iter(held))
+        assert session.forget(ref)
+        del held[ref]
+        store.collect(grace=0)
+        _assert_held(store, held)
+
+
+def test_a_full_disk_can_be_opened_read_and_cleaned_up_by_a_new_process(small_disk: Path) -> None:
+    folder = small_disk / "store"
+    rng = random.Random(5)
+    with coatcheck.open(folder, durability="process") as store:
+        session = store.session("s", ttl=None)
+        held = {ref: data for data in (rng.randbytes(size) for size in (10, 50_000, 500_000) * 4) for ref in [session.put(data)]}
+    _eat(small_disk)
+    with coatcheck.open(folder, durability="process") as store:
+        _assert_held(store, held)
+    _eat(small_disk)
+    with coatcheck.open(folder, durability="process") as store:
+        _assert_held(store, held)
+        for ref in list(held)[::2]:
+            assert store.session("s").forget(ref)
+            del held[ref]
+        store.collect(grace=0)
+        _assert_held(store, held)
+    (small_disk / "eaten").unlink()
+    with coatcheck.open(folder, durability="process") as store:
+        store.session("s").put(b"again")
+        assert_clean(store)
+
+
+def test_many_small_puts_to_a_large_catalog_can_be_taken_over_on_a_full_disk(small_disk: Path) -> None:
+    """Each record touches pages of its own: then the WAL needs many times what the journal holds."""
+    folder = small_disk / "store"
+    rng = random.Random(6)
+    held: dict[Ref, bytes] = {}
+    with coatcheck.open(folder, durability="process") as store:
+        for number in range(4_000):
+            data = rng.randbytes(8)
+            ref = store.session(f"s{number % 50}", ttl=None).put(data)
+            if number % 100 == 0:
+                held[ref] = data
+        store.collect()
+        late = {}
+        for number in range(450):
+            data = rng.randbytes(8)
+            late[store.session(f"s{number % 50}").put(data)] = data
+        _eat(small_disk)
+        for ref, data in (held | late).items():
+            assert store.session(ref.session_id).get(ref) == data
+    with coatcheck.open(folder, durability="process") as store:
+        for ref, data in (held | late).items():
+            assert store.session(ref.session_id).get(ref) == data
+        assert problems(store) == []
+
+
+def test_a_store_cannot_be_made_on_a_full_disk_and_can_be_later(small_disk: Path) -> None:
+    eaten = _eat(small_disk)
+    with pytest.raises(StoreError):
+        coatcheck.open(small_disk / "store").session("s").put(b"x")
+    eaten.unlink()
+    with coatcheck.open(small_disk / "store") as store:
+        store.session("s").put(b"x")
+        assert_clean(store)
+    assert not list(files_under(small_disk / "store" / "tmp"))

@@ -1,0 +1,147 @@
+"""A process that uses a store without rest, until somebody kills it. Run as a module, by the fault tests alone.
+
+What it was promised is written to its log, one JSON line each, once the call has returned. Before each call it writes
+what it is about to do: if no line follows, nobody knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import coatcheck
+from coatcheck import Session, Store
+from coatcheck.errors import NotFound
+
+COMMON = 12
+
+
+def content(rng: random.Random) -> bytes:
+    """Mostly small, at times up to 20 MB; at times what every other process puts too."""
+    if rng.random() < 0.25:
+        number = rng.randrange(COMMON)
+        return random.Random(number).randbytes(200 if number % 2 else 200_000)
+    size = rng.choices(
+        (rng.randint(1, 2_000), rng.randint(2_000, 120_000), rng.randint(130_000, 1_000_000), 20_000_000),
+        (70, 20, 9.4, 0.6),
+    )[0]
+    return rng.randbytes(size)
+
+
+class Worker:
+    """One process's sessions, and the log of what it was promised."""
+
+    def __init__(self, store: Store, log: Path, name: str, rng: random.Random) -> None:
+        self.store = store
+        self.name = name
+        self.rng = rng
+        self.log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self.held: dict[str, list[str]] = {}
+
+    def tell(self, **line: Any) -> None:
+        os.write(self.log, json.dumps(line).encode() + b"\n")
+
+    def session(self) -> Session:
+        return self.store.session(f"{self.name}/{self.rng.randrange(3)}")
+
+    def put(self) -> None:
+        session, data = self.session(), content(self.rng)
+        self.tell(about_to="put", session=session.session_id, id=hashlib.sha256(data).hexdigest())
+        ref = session.put(data, name=f"n{self.rng.randrange(50)}")
+        self.tell(did="put", session=session.session_id, id=ref.artifact_id)
+        self.held.setdefault(session.session_id, []).append(ref.artifact_id)
+
+    def read(self) -> None:
+        session = self.session()
+        held = self.held.get(session.session_id)
+        if held:
+            wanted = self.rng.choice(held)
+            assert session.get(wanted) is not None, f"{wanted} is lost"
+
+    def forget(self) -> None:
+        session = self.session()
+        held = self.held.get(session.session_id)
+        if held:
+            wanted = self.rng.choice(held)
+            self.held[session.session_id] = [one for one in held if one != wanted]
+            self.tell(about_to="forget", session=session.session_id, id=wanted)
+            session.forget(wanted)
+            self.tell(did="forget", session=session.session_id, id=wanted)
+
+    def end(self) -> None:
+        session = self.session()
+        self.held.pop(session.session_id, None)
+        self.tell(about_to="end", session=session.session_id)
+        session.end()
+        self.tell(did="end", session=session.session_id)
+
+    def collect(self) -> None:
+        self.store.collect(grace=0, cold_after=self.rng.choice((0, 86_400)))
+
+    def work(self) -> None:
+        self.tell(did="start")
+        doings = (self.put, self.read, self.forget, self.end, self.collect)
+        while True:
+            self.rng.choices(doings, (60, 15, 18, 3, 4))[0]()
+
+
+def race(store: Store, seed: int, seconds: float) -> None:
+    """Put and forget what everybody puts and forgets, while collections run. A ref must have its bytes."""
+    rng, stop = random.Random(seed), time.monotonic() + seconds
+    session = store.session(f"racer {seed}")
+    while time.monotonic() < stop:
+        number = rng.randrange(4)
+        data = random.Random(number).randbytes(140_000 if number % 2 else 3_000)
+        if rng.random() < 0.15:
+            store.collect(grace=0, cold_after=0)
+            continue
+        ref = session.put(data)
+        assert session.get(ref) == data, f"{ref.pointer} dangles right after it was put"
+        with session.open(ref) as stream:
+            assert stream.read(1000) == data[:1000]
+        if rng.random() < 0.5:
+            session.forget(ref)
+
+
+def live(store: Store, seed: int, seconds: float) -> None:
+    """Hold artifacts in sessions with the default time to live, and read them again and again."""
+    rng, stop = random.Random(seed), time.monotonic() + seconds
+    session = store.session(f"live {seed}")
+    held = {session.put(rng.randbytes(size)): size for size in (10, 5_000, 200_000)}
+    while time.monotonic() < stop:
+        for ref, size in held.items():
+            got = session.get(ref)
+            assert got is not None, f"{ref.pointer} was removed while it lived"
+            assert len(got) == size
+        try:
+            ref = session.put(rng.randbytes(rng.choice((100, 150_000))))
+            assert session.ref(ref) is not None
+            session.open(ref).close()
+        except NotFound as error:
+            raise AssertionError("what was put a moment ago is gone") from error
+
+
+def main() -> None:
+    doing, folder, seed, *rest = sys.argv[1:]
+    number = int(seed)
+    if doing == "kill":
+        store = coatcheck.open(folder, durability="process" if number % 2 else "power")
+        Worker(store, Path(rest[0]), rest[1], random.Random(number)).work()
+    elif doing == "collect with a clock that is off":
+        with coatcheck.open(folder, clock=lambda: time.time() + 3600) as store:
+            stop = time.monotonic() + float(rest[0])
+            while time.monotonic() < stop:
+                store.collect()
+    else:
+        with coatcheck.open(folder, durability="process" if number % 2 else "power") as store:
+            (race if doing == "race" else live)(store, number, float(rest[0]))
+
+
+if __name__ == "__main__":
+    main()
