@@ -1,0 +1,176 @@
+"""Binary content: what its header tells, and its size. Never a byte of it as text."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from itertools import islice
+from typing import Final
+
+from coatcheck import media
+
+from .sample import Preview, Sample
+from .text import line, pack, some
+
+_PAGES: Final = re.compile(rb"/Type[ \r\n]{0,4}/Pages\b")
+_COUNT: Final = re.compile(rb"/Count (\d{1,7})")
+_LINEAR: Final = re.compile(rb"/Linearized[^<>]{0,200}/N (\d{1,7})")
+_MACHINES: Final = {3: "x86", 40: "ARM", 62: "x86-64", 183: "AArch64", 243: "RISC-V"}
+_OFFICE: Final = {"word/": "Word document", "xl/": "Excel workbook", "ppt/": "PowerPoint presentation",
+                  "META-INF/MANIFEST.MF": "Java archive", "AndroidManifest.xml": "Android package"}  # fmt: skip
+
+
+def binary(sample: Sample, media_type: str, limit: int) -> Preview:
+    """Type, size and header. The bytes count more than the media type that somebody gave them."""
+    sniffed = media.sniff_bytes(sample.head[: media.HEAD], b"")
+    essence = sniffed if sniffed in _READERS and sniffed != media.BINARY else media_type
+    reader = _READERS.get(essence)
+    told = ""
+    if reader is not None:
+        try:
+            told = reader(sample)
+        except (struct.error, IndexError, ValueError):
+            told = ""
+    named = line(essence, 60)
+    name = told or (f"binary data, though named {named}" if media.is_text(essence) else f"{named} content")
+    shape = f"{name}, {some(sample.size, 'byte')}"
+    names = _entries(sample) if essence == "application/zip" else []
+    if names and len(shape) + 2 < limit:
+        total = _count_entries(sample)
+        shape, _ = pack(shape + ": ", [line(each, 60) for each in names], max(total, len(names)), limit)
+    if len(shape) > limit:
+        shape = line(name, limit)
+    return Preview(shape, f"what the header tells of {some(sample.size, 'byte')}")
+
+
+def _png(sample: Sample) -> str:
+    width, height = struct.unpack_from(">II", sample.head, 16)
+    return f"PNG image, {width} × {height} pixels"
+
+
+def _gif(sample: Sample) -> str:
+    width, height = struct.unpack_from("<HH", sample.head, 6)
+    return f"GIF image, {width} × {height} pixels"
+
+
+def _jpeg(sample: Sample) -> str:
+    head, at = sample.head, 2
+    while at + 9 < len(head):
+        if head[at] != 0xFF:
+            break
+        kind = head[at + 1]
+        if kind == 0xFF:
+            at += 1
+            continue
+        if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
+            height, width = struct.unpack_from(">HH", head, at + 5)
+            return f"JPEG image, {width} × {height} pixels"
+        at += 2 if kind == 0x01 or 0xD0 <= kind <= 0xD8 else 2 + max(2, int(struct.unpack_from(">H", head, at + 2)[0]))
+    return "JPEG image, dimensions not near its beginning"
+
+
+def _webp(sample: Sample) -> str:
+    head, form = sample.head, sample.head[12:16]
+    if form == b"VP8X":
+        width, height = (int.from_bytes(head[at : at + 3], "little") + 1 for at in (24, 27))
+    elif form == b"VP8L":
+        bits = struct.unpack_from("<I", head, 21)[0]
+        width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    elif form == b"VP8 ":
+        width, height = (each & 0x3FFF for each in struct.unpack_from("<HH", head, 26))
+    else:
+        return "WebP image"
+    return f"WebP image, {width} × {height} pixels"
+
+
+def _wav(sample: Sample) -> str:
+    channels, rate, per_second = struct.unpack_from("<HII", sample.head, 22)
+    length = f", about {sample.size / per_second:.1f} s" if per_second else ""
+    return f"WAV audio, {channels} channel{'s' if channels != 1 else ''}, {rate} Hz{length}"
+
+
+def _pdf(sample: Sample) -> str:
+    version = re.match(rb"%PDF-(\d\.\d)", sample.head)
+    held = sample.head + sample.tail
+    counts = []
+    for match in islice(_PAGES.finditer(held), 200):
+        before = held[max(0, match.start() - 400) : match.start()].rpartition(b"<<")[2]
+        behind = held[match.end() : match.end() + 400].partition(b">>")[0]
+        counts += [int(count) for count in _COUNT.findall(before + b" " + behind)]
+    linear = _LINEAR.search(sample.head, 0, 1_024)
+    pages = int(linear.group(1)) if linear else max(counts, default=0)
+    least = "" if linear or sample.is_whole else "at least "
+    return f"PDF {version.group(1).decode() if version else ''}".rstrip() + (f", {least}{pages} pages" if pages else "")
+
+
+def _zip(sample: Sample) -> str:
+    count = _count_entries(sample)
+    names = _entries(sample)
+    kind = next((kind for mark, kind in _OFFICE.items() if any(name.startswith(mark) for name in names)), "zip archive")
+    return f"{kind}, {count} entries" if count else kind
+
+
+def _directory(sample: Sample) -> tuple[bytes, int]:
+    """The last bytes of an archive, and where the record that ends it stands in them."""
+    end = sample.tail if len(sample.tail) > 1_024 or not sample.is_whole else sample.head + sample.tail
+    return end, end.rfind(b"PK\x05\x06")
+
+
+def _count_entries(sample: Sample) -> int:
+    end, at = _directory(sample)
+    return int(struct.unpack_from("<H", end, at + 10)[0]) if 0 <= at <= len(end) - 22 else 0
+
+
+def _entries(sample: Sample) -> list[str]:
+    """Names in the central directory, where all of that lies in the last bytes."""
+    end, record = _directory(sample)
+    if not 0 <= record <= len(end) - 22:
+        return []
+    size = struct.unpack_from("<I", end, record + 12)[0]
+    at = record - size
+    names: list[str] = []
+    while 0 <= at <= record - 46 and end[at : at + 4] == b"PK\x01\x02" and len(names) < 200:
+        length, extra, comment = struct.unpack_from("<HHH", end, at + 28)
+        names.append(end[at + 46 : at + 46 + length].decode("utf-8", "replace"))
+        at += 46 + length + extra + comment
+    return names
+
+
+def _gzip(sample: Sample) -> str:
+    flags = sample.head[3]
+    name = ""
+    if flags & 0x08 and not flags & 0x04:
+        name = sample.head[10 : sample.head.index(b"\x00", 10)].decode("latin-1")
+    return "gzip" + (f" of {line(name, 60)}" if name else " compressed data")
+
+
+def _sqlite(sample: Sample) -> str:
+    page_size = struct.unpack_from(">H", sample.head, 16)[0]
+    pages = struct.unpack_from(">I", sample.head, 28)[0]
+    return f"SQLite database, {pages} pages of {65_536 if page_size == 1 else page_size} bytes"
+
+
+def _elf(sample: Sample) -> str:
+    order = "<" if sample.head[5] == 1 else ">"
+    machine = struct.unpack_from(order + "H", sample.head, 18)[0]
+    return f"ELF {64 if sample.head[4] == 2 else 32}-bit binary, {_MACHINES.get(machine, f'machine {machine}')}"
+
+
+def _mp4(sample: Sample) -> str:
+    brand = sample.head[8:12].decode("ascii", "replace").strip()
+    names = {"qt": "QuickTime video", "M4A": "M4A audio", "heic": "HEIC image", "avif": "AVIF image"}
+    return names.get(brand, f"MP4 video ({line(brand, 8)})")
+
+
+_READERS: Final[dict[str, Callable[[Sample], str]]] = {
+    "image/png": _png, "image/jpeg": _jpeg, "image/gif": _gif, "image/webp": _webp, "audio/wav": _wav,
+    "application/pdf": _pdf, "application/zip": _zip, "application/gzip": _gzip, "application/vnd.sqlite3": _sqlite,
+    "application/x-elf": _elf, "video/mp4": _mp4,
+    "application/vnd.apache.parquet": lambda sample: "Parquet table",
+    "application/zstd": lambda sample: "zstd compressed data",
+    "audio/ogg": lambda sample: "Ogg audio or video",
+    "audio/mpeg": lambda sample: "MP3 audio",
+    "video/x-msvideo": lambda sample: "AVI video",
+    media.BINARY: lambda sample: "binary data",
+}  # fmt: skip

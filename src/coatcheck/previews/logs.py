@@ -1,0 +1,114 @@
+"""Logs: which levels, how often, from when to when, and the first error."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from itertools import islice
+from typing import Final
+
+from .sample import Preview, Text
+from .text import ends, line, uncolour
+
+_STAMP: Final = re.compile(
+    r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,]\d{1,9})?)?(?:Z|[+-]\d\d:?\d\d)?"
+    r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d"
+    r"|\d\d/(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)/\d{4}:\d\d:\d\d:\d\d"
+    r"|\b\d\d:\d\d:\d\d(?:[.,]\d{1,6})?\b"
+)
+_LEVEL: Final = re.compile(
+    r"\b(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|FATAL|CRITICAL|PANIC)\b"
+    r"|(?<=\[)(?:trace|debug|info|notice|warn(?:ing)?|error|fatal|critical|crit)(?=\])"
+    r"|(?<=level=)\"?(?:trace|debug|info|notice|warn(?:ing)?|error|fatal|critical|panic)\b"
+)
+_FAILURE: Final = re.compile(
+    r"^[ \t]{0,8}(?:--- FAIL: |FAILED[ :]|FAIL: |ERROR[ :]|E {3}|error(?:\[\w{1,8}\])?: |fatal: |panic: |Traceback \(|"
+    r"[A-Z]\w{0,40}(?:Error|Exception): |npm ERR! |✖ |✗ |not ok |##\[error\]"
+    r"|[\w./\-]{1,120}[:(]\d{1,6}[:,)][^\n]{0,12}\berror\b)[^\n]{0,300}",
+    re.MULTILINE,
+)
+_FOLDERS: Final = re.compile(r"^[\w.\-]{0,60}(?:/[\w.\-]{1,60}){1,12}/")
+_RANK: Final = ("PANIC", "FATAL", "CRITICAL", "ERROR", "WARN", "NOTICE", "INFO", "DEBUG", "TRACE")
+_BAD: Final = frozenset(_RANK[:4])
+_SHORTER: Final = {"WARNING": "WARN", "CRIT": "CRITICAL"}
+_PEEK: Final = 60
+_NEAR: Final = 200
+_MANY: Final = 1_000
+_ROOMY: Final = 160
+
+
+def looks_like(text: Text) -> bool:
+    """Whether half of the first lines begin with a time or name a level near their beginning."""
+    lines = [each for each in uncolour(text.head[:16_384]).split("\n", _PEEK)[:_PEEK] if each.strip()]
+    hits = sum(bool(_STAMP.search(each, 0, 48) or _LEVEL.search(each, 0, 60)) for each in lines)
+    return len(lines) >= 3 and hits * 2 >= len(lines)
+
+
+def log(text: Text, limit: int) -> Preview:
+    head, tail = uncolour(text.head), uncolour(text.tail)
+    levels, first_bad = _levels(head)
+    if tail:
+        in_tail, bad_in_tail = _levels(tail)
+        levels += in_tail
+        first_bad = first_bad or (bad_in_tail and (0, bad_in_tail[1]))
+    least = "" if text.is_whole else "≥"
+    counts = " ".join(f"{name} {least}{levels[name]}" for name in _RANK if levels[name])
+    span = _span(head, tail or head)
+    if not counts and not span:
+        return ends(text, limit)
+    total = f"{text.lines} lines" if text.lines is not None else f"{text.size} bytes"
+    parts = [part for part in (total, counts, span) if part]
+    while len(shape := " · ".join(parts)) > limit:
+        parts.pop()
+    if first_bad is not None and limit - len(shape) > 40:
+        number, content = first_bad
+        lead = f"\nfirst error, line {number}: " if number else "\nan error near the end: "
+        shape += lead + line(content, limit - len(shape) - len(lead))
+    scope = text.scope_of_both.removeprefix(", ")
+    return Preview(shape, f"levels and times of {scope.removeprefix('in ') or f'all {total}'}")
+
+
+def _levels(text: str) -> tuple[Counter[str], tuple[int, str] | None]:
+    """One level for each line that names one, and the first line that is bad, with its number."""
+    counts: Counter[str] = Counter()
+    bad: tuple[int, str] | None = None
+    end = -1
+    for match in _LEVEL.finditer(text):
+        if match.start() < end:
+            continue
+        start = text.rfind("\n", max(0, match.start() - _NEAR - 1), match.start())
+        if start < 0 and match.start() > _NEAR:
+            continue
+        end = text.find("\n", match.end())
+        end = len(text) if end < 0 else end
+        name = match.group().strip('"').upper()
+        name = _SHORTER.get(name, name)
+        counts[name] += 1
+        if bad is None and name in _BAD:
+            bad = text.count("\n", 0, match.start()) + 1, text[start + 1 : min(end, start + 2_000)]
+    return counts, bad
+
+
+def _span(head: str, tail: str) -> str:
+    """The first and the last time. Times of day alone count only near the beginning of a line."""
+    first = _STAMP.search(head, 0, 16_384)
+    last = next(iter(deque(_STAMP.finditer(tail, max(0, len(tail) - 16_384)), maxlen=1)), None)
+    if first is None or last is None:
+        return ""
+    return first.group() if first.group() == last.group() else f"{first.group()} to {last.group()}"
+
+
+def output(text: Text, limit: int) -> Preview:
+    """What a program printed: its ends, and between them the first line that says that something failed."""
+    plain = uncolour(text.head)
+    failures = list(islice(_FAILURE.finditer(plain), _MANY))
+    if not failures or limit < _ROOMY:
+        return ends(text, limit)
+    first = failures[0]
+    number = plain.count("\n", 0, first.start()) + 1
+    least = "at least " if len(failures) == _MANY or not text.is_whole else ""
+    found = f"; {least}{len(failures)} failure line{'s' if len(failures) > 1 else ''}, first at {number}"
+    if first.end() < limit // 4:
+        return ends(text, limit, found, mark=found)
+    told = line(_FOLDERS.sub("…/", first.group().strip(), count=1), limit // 3)
+    return ends(text, limit, found, mark=found, middle=told)

@@ -1,0 +1,326 @@
+"""Outlines: what a source file defines, what a diff touches, which headings a document has.
+
+Light patterns and no parser: a name that is missed costs a glance, never a failure. Every pattern is linear on hostile
+text: each repetition is bounded, or cannot match what follows it.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from itertools import islice
+from typing import Final, NamedTuple
+
+from .sample import Preview, Text
+from .text import ends, line, pack, visible
+
+_NUMBERED: Final = re.compile(r"[ \t]{0,8}(\d{1,7})(?:→|\t|[:|] ?|-)")
+_DEFINITION: Final = re.compile(
+    r"^([ \t]{0,12})"
+    r"(?:(?:export|default|declare|public|private|protected|internal|static|final|abstract|async|pub|pub\(crate\)|unsafe"
+    r"|override|open|sealed|data|inline|virtual|extern|partial|local)[ \t]{1,4}){0,5}"
+    r"(def|class|func|function|fn|interface|struct|enum|trait|impl|type|module|namespace|object|record|message|service"
+    r"|protocol|extension|CREATE TABLE|CREATE VIEW|create table|create view)[*]?(?:<[^<>\n]{0,40}>)?[ \t]{1,4}"
+    r"(?:\([^()\n]{0,80}\)[ \t]{0,4})?([A-Za-z_$\"`][\w$.\"`]{0,80})",
+    re.MULTILINE,
+)
+_METHOD: Final = re.compile(
+    r"^((?:\t| {2,4}))(?:(?:public|private|protected|static|final|async|override|abstract|get|set)[ \t]{1,4}){0,4}"
+    r"(?:[A-Z][\w<>\[\],]{0,40} )?([A-Za-z_$][\w$]{0,80})\([^\n;{}]{0,200}\)[^\n;{}()]{0,80}\{$",
+    re.MULTILINE,
+)
+_CONSTANT: Final = re.compile(
+    r"^()(?:export )?(const|let|var) ([A-Za-z_$][\w$]{0,80})[^\n=]{0,80}= ?(?:async )?[(f]", re.M
+)
+_C_FUNCTION: Final = re.compile(
+    r"^()()(?:[A-Za-z_][\w:<>]{0,40}[ \t*&]{1,4}){1,4}([A-Za-z_][\w:]{0,80})\(", re.MULTILINE
+)
+_SHELL: Final = re.compile(r"^()()([A-Za-z_][\w-]{0,60})[ ]?\(\)[ ]?\{", re.MULTILINE)
+_KEYWORDS: Final = frozenset({"if", "for", "while", "switch", "catch", "function", "return", "with", "else", "do"})
+_IMPORT: Final = re.compile(
+    r"^(?:import[ \t(]|from [\w.]{1,80} import |package \w|#include[ \t]*[<\"]|use [\w:]{1,80}|using [\w.]{1,80};"
+    r"|(?:const|let|var) [^\n]{0,80}require\(|export |module |#!/)",
+    re.MULTILINE,
+)
+_LANGUAGES: Final = tuple(
+    (name, re.compile(pattern, re.MULTILINE))
+    for name, pattern in (
+        ("go", r"^package [a-z]\w{0,60}$|^func (?:\([^()\n]{0,80}\) )?\w{1,80}\("),
+        ("rust", r"^(?:pub )?(?:use [a-z_]{1,40}::|fn \w{1,80}[(<]|impl\b)"),
+        ("python", r"^(?:from [\w.]{1,80} import |def \w{1,80}\([^\n]{0,200}:$|class \w{1,80}[(:])"),
+        ("java", r"^package [a-z][\w.]{0,80};|^import java\."),
+        ("typescript", r"^(?:import type |(?:export )?(?:interface|type) \w{1,80}|[^\n]{0,80}\): (?:void|Promise<))"),
+        ("javascript", r"^(?:import [^\n]{0,200} from |(?:const|let|var) \w|(?:async )?function )"),
+        ("c", r"^#include\b"),
+    )
+)
+_HEADING: Final = re.compile(r"^(#{1,6})[ \t]{1,4}(\S[^\n]{0,300})", re.MULTILINE)
+_FENCE: Final = re.compile(r"^[ ]{0,3}(```|~~~)", re.MULTILINE)
+_UNDERLINED: Final = re.compile(r"^(\S[^\n]{0,200})\n([=\-~^\"'*+#])\2{2,200}$", re.MULTILINE)
+_HUNK: Final = re.compile(r"@@ -\d{1,9}(?:,(\d{1,9}))? \+\d{1,9}(?:,(\d{1,9}))? @@")
+_TAG: Final = re.compile(r"<(title|p|h[1-6])\b[^<>]{0,500}>", re.IGNORECASE)
+_ANY_TAG: Final = re.compile(r"<[^<>]{0,500}>")
+_ELEMENT: Final = re.compile(r"<([A-Za-z_][\w.:-]{0,60})([^<>]{0,1000})>")
+_SILENT: Final = re.compile(r"<(script|style|!--)", re.IGNORECASE)
+
+
+_SOME: Final = 20
+_MANY: Final = 1_000
+
+
+class Entry(NamedTuple):
+    """One line of an outline: how deep it stands, what it says, and the word before it, said once for many in a row."""
+
+    level: int
+    text: str
+    word: str = ""
+
+
+def outline(lead: str, entries: list[Entry], limit: int, *, sep: str = "; ") -> tuple[str, int]:
+    """As many entries as fit, the upper levels first, in the order of the document. Also how many."""
+    by_level = sorted(range(len(entries)), key=lambda index: entries[index].level)
+    low, high = 0, min(len(entries), limit)
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = len(_join(lead, entries, by_level[:middle], sep)) <= limit
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return _join(lead, entries, by_level[:low], sep), low
+
+
+def _at_least(entries: list[Entry]) -> str:
+    return f"at least {len(entries)}" if len(entries) >= _MANY else str(len(entries))
+
+
+def _join(lead: str, entries: list[Entry], chosen: list[int], sep: str) -> str:
+    parts, before = [], ""
+    for index in sorted(chosen):
+        entry = entries[index]
+        parts.append(f"{entry.word} {entry.text}" if entry.word and entry.word != before else entry.text)
+        before = entry.word
+    if len(chosen) < len(entries):
+        parts.append(f"+{len(entries) - len(chosen)} more")
+    return lead + sep.join(parts)
+
+
+def unnumber(text: Text) -> tuple[str, int] | None:
+    """The text without the line numbers that a tool put before each line, and the first number; None without them."""
+    first = text.head[:4_096].split("\n", 9)[:8]
+    found = [int(match.group(1)) for each in first if (match := _NUMBERED.match(each)) is not None]
+    if len(found) < 3 or len(found) < len(first) - 2 or found != list(range(found[0], found[0] + len(found))):
+        return None
+    lines = text.head.split("\n")
+    while _NUMBERED.match(lines[0]) is None:
+        del lines[0]
+    return "\n".join(each[match.end() :] if (match := _NUMBERED.match(each)) else each for each in lines), found[0]
+
+
+def code(text: Text, limit: int, *, language: str = "", body: str | None = None, start: int = 1) -> Preview:
+    """What a source file defines, each with its line number."""
+    body = text.head if body is None else body
+    definitions = _definitions(body)
+    if not definitions:
+        return ends(text, limit)
+    entries: list[Entry] = []
+    number, at = start, 0
+    for offset, level, keyword, name in definitions:
+        number += body.count("\n", at, offset)
+        at = offset
+        entries.append(Entry(level, f"{visible(name)}:{number}", keyword))
+    size = f"{text.lines} lines" if text.lines is not None else f"{text.size} bytes"
+    shape, kept = outline(f"{language or _language(body)}, {size}: ", entries, limit, sep=", ")
+    if not kept:
+        return ends(text, limit)
+    return Preview(shape, f"{kept} of {_at_least(entries)} definitions with their lines{text.scope}")
+
+
+def looks_like_code(body: str) -> bool:
+    look = body[:16_384]
+    definitions = len(_definitions(look))
+    return definitions >= 2 and (definitions >= 6 or _IMPORT.search(look) is not None)
+
+
+def _language(body: str) -> str:
+    return next((name for name, pattern in _LANGUAGES if pattern.search(body, 0, 16_384)), "code")
+
+
+def _definitions(body: str) -> list[tuple[int, int, str, str]]:
+    found: dict[int, tuple[int, str, str]] = {}
+    for match in islice(_DEFINITION.finditer(body), _MANY):
+        found[match.start()] = (len(match.group(1).expandtabs(4)), match.group(2), match.group(3))
+    for pattern in (_CONSTANT, _SHELL) if found else (_CONSTANT, _SHELL, _C_FUNCTION):
+        for match in islice(pattern.finditer(body), _MANY):
+            found.setdefault(match.start(), (0, match.group(2), match.group(3)))
+    for match in islice(_METHOD.finditer(body), _MANY):
+        if match.group(2) not in _KEYWORDS:
+            found.setdefault(match.start(), (4, "", match.group(2)))
+    return [(at, *found[at]) for at in sorted(found)[:_MANY]]
+
+
+def diff(text: Text, limit: int) -> Preview:
+    """Which files a diff touches, and how many lines each gains and loses."""
+    files: dict[str, list[int]] = {}
+    name = ""
+    old = new = 0
+    for each in text.head.split("\n"):
+        if not each:
+            old, new = max(0, old - 1), max(0, new - 1)
+        elif old > 0 or new > 0:
+            mark = each[:1]
+            new -= mark in "+ "
+            old -= mark in "- "
+            if mark in ("+", "-"):
+                files.setdefault(name, [0, 0])["+-".index(mark)] += 1
+        elif each[0] not in "@d+-":
+            continue
+        elif (hunk := _HUNK.match(each)) is not None:
+            old, new = int(hunk.group(1) or 1), int(hunk.group(2) or 1)
+        elif each.startswith("diff --git "):
+            name = each.rpartition(" b/")[2]
+            files.setdefault(name, [0, 0])
+        elif each.startswith("+++ ") and not each.startswith("+++ /dev/null"):
+            name = each[4:].split("\t")[0].removeprefix("b/")
+            files.setdefault(name, [0, 0])
+        elif each.startswith("--- ") and not each.startswith("--- /dev/null"):
+            name = each[4:].split("\t")[0].removeprefix("a/")
+    if not files:
+        return ends(text, limit)
+    added, removed = (sum(counts[side] for counts in files.values()) for side in (0, 1))
+    folder = _common_folder(list(files))
+    items = [f"{line(path.removeprefix(folder), 80)} +{plus} -{minus}" for path, (plus, minus) in _largest(files)]
+    least = "" if text.is_whole else "at least "
+    noun = "file" if len(files) == 1 else "files"
+    lead = f"diff of {least}{len(files)} {noun}, +{added} -{removed}"
+    lead += f", in {line(folder, 60)}: " if folder else ": "
+    shape, kept = pack(lead, items, len(items), limit)
+    return Preview(shape, f"{kept} of {least}{len(files)} {noun}{text.scope}")
+
+
+def _largest(files: dict[str, list[int]]) -> list[tuple[str, list[int]]]:
+    return sorted(files.items(), key=lambda file: -sum(file[1]))
+
+
+def _common_folder(paths: list[str]) -> str:
+    if len(paths) < 2:
+        return ""
+    low, high = min(paths), max(paths)
+    same = next((at for at, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), len(low))
+    return low[: low.rfind("/", 0, same) + 1]
+
+
+def markdown(text: Text, limit: int, *, body: str | None = None) -> Preview:
+    body = text.head if body is None else body
+    return _headings(text, _markdown_headings(body), limit, "")
+
+
+def restructured(text: Text, limit: int) -> Preview:
+    seen: list[str] = []
+    entries = []
+    for match in islice(_UNDERLINED.finditer(text.head), _MANY):
+        if match.group(2) not in seen:
+            seen.append(match.group(2))
+        entries.append(Entry(seen.index(match.group(2)), line(match.group(1), 60)))
+    return _headings(text, entries, limit, "")
+
+
+def looks_like_markdown(body: str) -> bool:
+    levels = [entry.level for entry in _markdown_headings(body[:16_384])]
+    return len(levels) >= 2 and max(levels) >= 2
+
+
+def _markdown_headings(body: str) -> list[Entry]:
+    fences = [match.start() for match in _FENCE.finditer(body)]
+    entries, passed = [], 0
+    for match in islice(_HEADING.finditer(body), _MANY):
+        while passed < len(fences) and fences[passed] < match.start():
+            passed += 1
+        if passed % 2 == 0:
+            title = match.group(2).rstrip("# \t\r")
+            entries.append(Entry(len(match.group(1)), f"{match.group(1)} {line(title, 60)}"))
+    return entries
+
+
+def _headings(text: Text, entries: list[Entry], limit: int, lead: str, *, sep: str = "\n") -> Preview:
+    shape, kept = outline(lead, entries, limit, sep=sep)
+    if not kept:
+        return ends(text, limit)
+    size = f" of {text.lines} lines" if text.lines is not None and text.is_whole else ""
+    return Preview(shape, f"{kept} of {_at_least(entries)} headings{size}{text.scope}")
+
+
+def page(text: Text, limit: int) -> Preview:
+    """The title of an HTML page, and its headings."""
+    title, first, entries = _titles(_without_scripts(text.head))
+    if text.tail:
+        entries += _titles(_without_scripts(text.tail))[2]
+    lead = f"HTML “{title}”" if title else "HTML"
+    shape, kept = outline(lead + "\n", entries, limit, sep="; ") if entries else (lead, 0)
+    if (not kept and not title) or len(shape) > limit:
+        return ends(text, limit)
+    if first and kept == len(entries) and limit - len(shape) > 40:
+        shape += "\n" + line(first, limit - len(shape) - 1)
+    return Preview(shape, f"{'title and ' if title else ''}{kept} of {_at_least(entries)} headings{text.scope_of_both}")
+
+
+def _titles(source: str) -> tuple[str, str, list[Entry]]:
+    """The title, the first real paragraph, and the headings."""
+    title, first = "", ""
+    entries: list[Entry] = []
+    paragraphs = 0
+    for match in _TAG.finditer(source):
+        tag = match.group(1).lower()
+        paragraphs += tag == "p"
+        if (tag == "p" and (first or paragraphs > _SOME)) or len(entries) == _MANY:
+            continue
+        end = _closing(source, tag, match.end(), match.end() + 400)
+        said = line(html.unescape(_ANY_TAG.sub("", source[match.end() : max(end, match.end())])), 400)
+        if tag == "title":
+            title = title or line(said, 80)
+        elif tag == "p":
+            first = said if len(said) >= 100 else ""
+        else:
+            entries.append(Entry(int(tag[1]), f"{tag} {line(said, 60)}".rstrip()))
+    return title, first, entries
+
+
+def _closing(source: str, tag: str, start: int, stop: int) -> int:
+    """Where the closing tag stands, or -1."""
+    end = source.find("</", start, stop)
+    while end >= 0 and source[end + 2 : end + 2 + len(tag)].lower() != tag:
+        end = source.find("</", end + 2, stop)
+    return end
+
+
+def _without_scripts(source: str) -> str:
+    kept, at = [], 0
+    for match in _SILENT.finditer(source):
+        if match.start() < at:
+            continue
+        name = match.group(1).lower()
+        if name == "!--":
+            end = source.find("-->", match.end())
+        else:
+            end = _closing(source, name, match.end(), len(source))
+        kept.append(source[at : match.start()])
+        at = end if end >= 0 else len(source)
+    return "".join([*kept, source[at:]])
+
+
+def tree(text: Text, limit: int) -> Preview:
+    """The root of an XML document, and which elements it has most of."""
+    names: Counter[str] = Counter()
+    root = None
+    for match in _ELEMENT.finditer(text.head):
+        if root is None:
+            root = match
+        else:
+            names[match.group(1)] += 1
+    if root is None:
+        return ends(text, limit)
+    attributes = line(root.group(2).strip().rstrip("/"), max(limit // 3, 10))
+    start = f"<{root.group(1)} {attributes}>" if attributes else f"<{root.group(1)}>"
+    if not names or len(start) + 16 > limit:
+        return Preview(start, f"the root element{text.scope}") if len(start) <= limit else ends(text, limit)
+    items = [f"{name} ×{count}" if count > 1 else name for name, count in names.most_common()]
+    shape, kept = pack(f"XML {start}: ", items, len(items), limit)
+    return Preview(shape, f"the root and {kept} of {len(items)} names of elements{text.scope}")

@@ -1,0 +1,524 @@
+"""What a preview says about content, that it is true, and that nothing in the content can make it misbehave."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import struct
+import unicodedata
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coatcheck import media
+from coatcheck.previews import EDGE, LEAST, Preview, Sample, preview
+
+JSON, JSONL, TEXT = media.JSON, media.JSONL, media.TEXT
+TYPES = [
+    JSON, JSONL, TEXT, "text/csv", "text/tab-separated-values", "text/html", "application/xml", "image/svg+xml",
+    "text/markdown", "text/x-rst", "text/x-diff", "text/x-python", "text/javascript", "application/yaml", "image/png",
+    "image/jpeg", "image/gif", "image/webp", "audio/wav", "video/mp4", "application/pdf", "application/zip",
+    "application/gzip", "application/vnd.sqlite3", "application/x-elf", media.BINARY, "application/x-unheard-of", "",
+]  # fmt: skip
+
+
+def look(content: str | bytes, media_type: str = TEXT, limit: int = 200) -> Preview:
+    data = content.encode() if isinstance(content, str) else content
+    return preview(Sample.of(data), media_type=media_type, limit=limit)
+
+
+def large(line: str, *, size: int = 4 * EDGE) -> str:
+    return line * (size // len(line) + 1)
+
+
+# JSON
+
+
+def test_json_shows_keys_types_and_array_lengths() -> None:
+    document = {"total": 512, "items": [{"id": n, "tags": ["a"] * n, "owner": {"name": "x" * 50}} for n in range(40)]}
+    found = look(json.dumps(document), JSON)
+    assert found.text == '{total: 512, items: [40 × {id: int, tags: [0-39 × "a"], owner: {name: str}}]}'
+    assert found.shown == "shape: all 2 keys"
+
+
+def test_a_key_that_not_every_row_has_is_marked() -> None:
+    rows = [{"id": n} | ({"error": None} if n % 2 else {}) for n in range(100)]
+    assert look(json.dumps(rows), JSON).text == "[100 × {id: int, error?: null}]"
+
+
+def test_objects_and_arrays_in_one_place_are_told_apart() -> None:
+    rows = [{"a": {"x": n}} if n % 2 else {"a": [n, n, n]} for n in range(100)]
+    assert look(json.dumps(rows), JSON).text == "[100 × {a: [3]|{x: int}}]"
+
+
+def test_few_values_that_repeat_are_named() -> None:
+    rows = [{"state": "open" if n % 3 else "closed", "n": n} for n in range(100)]
+    assert 'state: "closed"|"open"' in look(json.dumps(rows), JSON).text
+
+
+def test_more_keys_than_fit_are_counted() -> None:
+    found = look(json.dumps({f"some_long_key_{n:03}": n for n in range(100)}), JSON)
+    missing = int(re.search(r"\+(\d+) more", found.text)[1])  # type: ignore[index]
+    assert found.shown == f"shape: {100 - missing} of 100 keys"
+    assert found.text.count("some_long_key_") == 100 - missing
+
+
+def test_the_heaviest_part_and_the_type_come_before_addresses() -> None:
+    row = {f"{name}_url": "https://example.org/" * 3 for name in "abcdefghijklmnopqrstuvwxyz"}
+    row |= {"type": "issue", "labels": ["bug"] * 30}  # type: ignore[dict-item]
+    assert look(json.dumps(row), JSON).text.startswith('{type: "issue", labels: [30')
+
+
+def test_json_that_goes_on_beyond_the_sample_says_at_least() -> None:
+    rows = [{"id": n, "text": "word " * 10} for n in range(5_000)]
+    found = look(json.dumps({"rows": rows, "after": 1}), JSON)
+    count = int(re.search(r"rows: \[≥(\d+) × \{id: int, text: str\}\], …", found.text.replace(
+        '"word word word word word word word word …"', "str"))[1])  # type: ignore[index]  # fmt: skip
+    assert 0 < count < 5_000
+    assert (
+        found.shown
+        == f"shape: the first 1 key, in the first {EDGE} of {len(json.dumps({'rows': rows, 'after': 1}))} bytes"
+    )
+
+
+def test_a_row_cut_in_the_middle_does_not_make_keys_look_optional() -> None:
+    rows = [{"first": n, "second": "x" * 977, "third": n} for n in range(500)]
+    assert "?" not in look(json.dumps(rows), JSON).text
+
+
+def test_one_huge_string_inside_json_shows_its_beginning() -> None:
+    found = look(json.dumps({"stdout": "Compiling the world. " * 20_000, "code": 0}), JSON)
+    assert found.text.startswith('{stdout: "Compiling the world. ')
+    assert "(≥" in found.text
+
+
+@pytest.mark.parametrize("depth", [50_000, 100_000, 1_000_000])
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_deep_nesting_is_said_and_not_followed(depth: int, opening: str) -> None:
+    closing = "]" if opening == "[" else "}"
+    for text in (opening * depth, opening * depth + closing * depth):
+        assert "nested too deep" in look(text, JSON).shown
+
+
+def test_brackets_inside_strings_are_not_nesting() -> None:
+    assert look(json.dumps({"a": "[" * 5_000, "b": "}" * 5_000}), JSON).text.startswith('{a: "[[[')
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, ' * 50, "[1, 2" + " " * 300, "{'a': 1}" * 50, '{"a" 1}' + " " * 300])
+def test_broken_json_is_shown_as_text_that_is_not_json(text: str) -> None:
+    found = look(text, JSON)
+    assert found.shown.endswith("not valid JSON")
+    assert found.text.startswith(text[:40])
+
+
+def test_json_texts_one_behind_another_are_counted() -> None:
+    found = look("\n".join(json.dumps({"id": n, "body": "long " * 30}, indent=2) for n in range(5)), JSON)
+    assert found.text == "5 JSON values × {id: int, body: str}" or found.text.startswith("5 JSON values × {id: int")
+    assert found.shown == "shape of all 5 values"
+
+
+def test_numbers_of_thousands_of_digits_do_no_harm() -> None:
+    assert "number" in look(json.dumps([1])[:-1] + ", " + "9" * 6_000 + "]", JSON).text
+
+
+def test_half_of_a_surrogate_pair_in_json_is_escaped() -> None:
+    found = look('{"a": "\\ud800 and more", "b": "' + "x" * 300 + '"}', JSON)
+    found.text.encode()
+    assert "\\ud800" in found.text
+
+
+def test_json_lines_are_counted_and_their_shape_shown() -> None:
+    lines = "".join(json.dumps({"level": "info" if n % 2 else "error", "n": n}) + "\n" for n in range(300))
+    found = look(lines, JSONL)
+    assert found.text == '300 records × {level: "error"|"info", n: int}'
+    assert found.shown == "shape of all 300 records"
+
+
+def test_json_lines_of_any_size_are_counted_by_their_lines() -> None:
+    found = look(large('{"level":"info","n":1}\n'), JSONL)
+    total = len(large('{"level":"info","n":1}\n')) // 23
+    assert found.text.startswith(f"{total} records × {{level: ")
+    assert re.fullmatch(rf"shape of the first \d+ of {total} records", found.shown)
+
+
+def test_lines_that_are_not_json_are_counted_apart() -> None:
+    assert look('{"a":1}\n' * 50 + "oops\n", JSONL).shown == "shape of all 50 records; 1 line not JSON"
+
+
+# Tables
+
+
+def test_a_table_shows_its_columns_first_rows_and_number_of_rows() -> None:
+    rows = "".join(f"{n},Person {n},{n % 90}\n" for n in range(1_000))
+    found = look("id,name,age\n" + rows, "text/csv", limit=82)
+    assert found.text == "1000 rows × 3 columns: id, name, age\n0, Person 0, 0\n1, Person 1, 1\n2, Person 2, 2"
+    assert found.shown == "3 of 1000 rows"
+
+
+def test_a_line_feed_inside_quotes_makes_no_row() -> None:
+    found = look("id,text\n" + '1,"two\nlines"\n' * 50, "text/csv")
+    assert found.text.startswith("50 rows × 2 columns: id, text\n1, two lines\n")
+
+
+def test_rows_beyond_the_sample_are_counted_by_lines_and_it_says_so() -> None:
+    found = look("id,name,age\n" + "1,Someone,44\n" * 30_000, "text/csv")
+    assert found.text.startswith("30000 rows × 3 columns: id, name, age\n")
+    assert found.shown.endswith("of 30000 rows (rows by line count)")
+
+
+def test_rows_that_nobody_counted_are_at_least() -> None:
+    data = ("id,name\n" + "1,x\n" * 60_000).encode()
+    found = preview(Sample(data[:EDGE], data[-EDGE:], len(data)), media_type="text/csv")
+    assert "at least" in found.shown
+    assert f"in the first {EDGE} of {len(data)} bytes" in found.shown
+
+
+def test_a_table_without_a_header_says_so() -> None:
+    assert look("1,2,3\n" * 100, "text/csv").text.startswith("100 rows × 3 columns, no header:\n1, 2, 3\n")
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_table_that_nobody_named_is_recognized(separator: str) -> None:
+    rows = "".join(separator.join((str(n), "name", "x")) + "\n" for n in range(100))
+    assert look(separator.join(("id", "what", "why")) + "\n" + rows).text.startswith(
+        "100 rows × 3 columns: id, what, why"
+    )
+
+
+def test_prose_with_commas_is_no_table() -> None:
+    prose = "One, two, three.\nThen, nothing.\nFive words, and, a, few, more.\nNone here.\nYes, no.\n" * 20
+    assert look(prose).shown.startswith("first ")
+
+
+# Logs and what programs print
+
+
+def test_a_log_shows_levels_times_and_its_first_error() -> None:
+    lines = [f"2031-05-06 10:{n // 60:02}:{n % 60:02} INFO request {n} served" for n in range(600)]
+    lines[40] = "2031-05-06 10:00:40 ERROR the database is away"
+    lines[41] = "2031-05-06 10:00:41 WARNING trying again"
+    found = look("\n".join(lines))
+    assert found.text == (
+        "600 lines · ERROR 1 WARN 1 INFO 598 · 2031-05-06 10:00:00 to 2031-05-06 10:09:59\n"
+        "first error, line 41: 2031-05-06 10:00:40 ERROR the database is away"
+    )
+    assert found.shown == "levels and times of all 600 lines"
+
+
+def test_levels_of_a_large_log_are_at_least_and_its_last_time_is_the_real_one() -> None:
+    text = (
+        "2031-05-06T10:00:00Z INFO start\n"
+        + large("2031-05-06T10:00:01Z DEBUG tick\n")
+        + "2031-05-07T00:00:00Z INFO end\n"
+    )
+    found = look(text)
+    assert "DEBUG ≥" in found.text
+    assert "2031-05-06T10:00:00Z to 2031-05-07T00:00:00Z" in found.text
+    assert f"the first and last {EDGE} of {len(text)} bytes" in found.shown
+
+
+def test_an_error_behind_the_part_that_was_not_seen_is_not_called_the_first() -> None:
+    text = large("2031-05-06T10:00:01Z DEBUG tick\n") + "2031-05-07T00:00:00Z ERROR gone\n"
+    assert "an error near the end: 2031-05-07T00:00:00Z ERROR gone" in look(text).text
+
+
+def test_colours_of_a_log_do_not_hide_its_levels() -> None:
+    assert "ERROR 100" in look("\x1b[31mERROR\x1b[0m it failed again and again\n" * 100).text
+
+
+def test_the_first_failure_in_a_long_output_is_shown() -> None:
+    output = "running tests\n" + "ok  some/package\n" * 200 + "--- FAIL: TestLogin (0.02s)\n" + "ok  other\n" * 200
+    found = look(output + "exit code 1")
+    assert "--- FAIL: TestLogin" in found.text
+    assert found.shown.endswith("; 1 failure line, first at 202")
+
+
+# Code, diffs and documents
+
+
+def test_python_shows_what_it_defines_with_line_numbers() -> None:
+    code = (
+        "import os\n\n\nclass Store:\n    def put(self):\n        pass\n\n\nasync def main():\n    pass\n"
+        + "# end\n" * 60
+    )
+    found = look(code, "text/x-python")
+    assert found.text == "python, 70 lines: class Store:4, def put:5, main:9"
+    assert found.shown == "3 of 3 definitions with their lines"
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("package shop\n\ntype Cart struct {\n}\n\nfunc (c *Cart) Add(x int) {\n}\n",
+         "go, 67 lines: type Cart:3, func Add:6"),
+        ("use std::io;\n\npub fn main() {\n}\n\nimpl<T> Cart<T> {\n}\n", "rust, 67 lines: fn main:3, impl Cart:6"),
+        ("import x from 'y';\nexport class Cart {\n\tadd(x) {\n\t}\n}\nexport const sum = (a) => a;\n",
+         "javascript, 66 lines: class Cart:2, add:3, const sum:6"),
+    ],
+)  # fmt: skip
+def test_code_that_nobody_named_is_outlined(code: str, names: str) -> None:
+    assert look(code + "// a comment\n" * 60).text == names
+
+
+def test_line_numbers_that_a_tool_added_are_the_ones_shown() -> None:
+    code = ["package shop", "", 'import "fmt"', "", "func Buy() {", "}", "func Sell() {", "}"] + ["// more"] * 40
+    numbered = "\n".join(f"{number:6}→{line}" for number, line in enumerate(code, 200))
+    assert look(numbered).text == "go, 48 lines: func Buy:204, Sell:206"
+
+
+def test_upper_levels_come_first_where_not_all_fits() -> None:
+    code = "".join(f"class Number{n}:\n" + "    def method(self): ...\n" * 30 for n in range(5))
+    found = look(code, "text/x-python", limit=120)
+    assert all(f"Number{n}:" in found.text for n in range(5))
+    assert found.text.endswith("more")
+
+
+def test_a_diff_shows_its_files_and_how_much_each_changes() -> None:
+    hunk = "@@ -1,3 +1,4 @@\n one\n--- gone\n+new\n+newer\n three\n"
+    text = "".join(
+        f"diff --git a/src/{f} b/src/{f}\n--- a/src/{f}\n+++ b/src/{f}\n{hunk}" for f in ("a.py", "b.py", "c.py")
+    )
+    found = look(text, "text/x-diff", limit=90)
+    assert found.text == "diff of 3 files, +6 -3, in src/: a.py +2 -1, b.py +2 -1, c.py +2 -1"
+    assert found.shown == "3 of 3 files"
+
+
+def test_markdown_shows_its_headings_and_not_comments_in_code() -> None:
+    text = "# Title\n\ntext\n\n```sh\n# no heading\n```\n\n## Part\n\n" + "words " * 100
+    assert look(text, "text/markdown") == Preview("# Title\n## Part", "2 of 2 headings of 11 lines")
+
+
+def test_html_shows_title_and_headings_without_scripts() -> None:
+    text = (
+        "<!doctype html><html><head><title>A &amp; B</title><script>'<h1>no</h1>'</script></head>"
+        "<body><h1 class='x'>Wel<b>come</b></h1><h2>News</h2>" + "<div></div>" * 50
+    )
+    found = look(text, "text/html")
+    assert found.text == "HTML “A & B”\nh1 Welcome; h2 News"
+    assert found.shown == "title and 2 of 2 headings"
+
+
+def test_xml_shows_its_root_and_what_it_has_most_of() -> None:
+    text = '<?xml version="1.0"?><feed lang="en">' + "<entry><id>1</id></entry>" * 20 + "</feed>"
+    assert look(text, "application/xml").text == 'XML <feed lang="en">: entry ×20, id ×20'
+
+
+# Images and other bytes
+
+
+def png(width: int, height: int) -> bytes:
+    return b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + struct.pack(">II", width, height) + bytes(50)
+
+
+def jpeg(width: int, height: int) -> bytes:
+    exif = b"\xff\xe1" + struct.pack(">H", 1_002) + bytes(1_000)
+    return b"\xff\xd8" + exif + b"\xff\xc2\x00\x11\x08" + struct.pack(">HH", height, width) + bytes(20)
+
+
+def webp(width: int, height: int) -> bytes:
+    sizes = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    return b"RIFF\x00\x00\x00\x00WEBPVP8X" + bytes(8) + sizes + bytes(20)
+
+
+@pytest.mark.parametrize(
+    ("data", "format_"),
+    [
+        (png(640, 480), "PNG"),
+        (jpeg(640, 480), "JPEG"),
+        (b"GIF89a" + struct.pack("<HH", 640, 480) + bytes(20), "GIF"),
+        (webp(640, 480), "WebP"),
+        (b"RIFF\x00\x00\x00\x00WEBPVP8L" + bytes(5) + struct.pack("<I", 639 | 479 << 14) + bytes(9), "WebP"),
+        (b"RIFF\x00\x00\x00\x00WEBPVP8 " + bytes(10) + struct.pack("<HH", 640, 480) + bytes(9), "WebP"),
+    ],
+)
+def test_an_image_shows_its_format_and_dimensions(data: bytes, format_: str) -> None:
+    for named in ("image/" + format_.lower(), media.BINARY, TEXT if b"\x00" * 9 in data else "image/x-other"):
+        assert look(data, named).text == f"{format_} image, 640 × 480 pixels, {len(data)} bytes"
+
+
+def test_a_zip_shows_how_many_entries_and_their_names() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for n in range(40):
+            archive.writestr(f"folder/file-{n}.txt", b"x" * 5_000)
+    found = look(buffer.getvalue(), "application/zip")
+    assert found.text.startswith(f"zip archive, 40 entries, {len(buffer.getvalue())} bytes: folder/file-0.txt, folder/")
+    assert found.text.endswith("more")
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"%PDF-1.7\n1 0 obj << /Type /Pages /Kids [] /Count 12 >> endobj", "PDF 1.7, 12 pages"),
+        (gzip.compress(b"x" * 900, mtime=0), "gzip compressed data"),
+        (b"SQLite format 3\x00\x10\x00" + bytes(10) + b"\x00\x00\x00\x07" + bytes(80),
+         "SQLite database, 7 pages of 4096 bytes"),
+        (b"PAR1" + bytes(99), "Parquet table"),
+        (b"\x00\x01\x02" * 99, "application/x-unheard-of content"),
+    ],
+)  # fmt: skip
+def test_bytes_are_described_and_never_shown(data: bytes, told: str) -> None:
+    assert look(data, "application/x-unheard-of").text == f"{told}, {len(data)} bytes"
+
+
+def test_bytes_that_somebody_called_text_are_described() -> None:
+    assert look(bytes(range(32)) * 50, TEXT).text == "binary data, though named text/plain, 1600 bytes"
+
+
+# Anything else
+
+
+def test_small_text_is_shown_whole_whatever_it_is() -> None:
+    for named in (TEXT, JSON, "text/csv", "text/html"):
+        assert look('{"a": 1}', named) == Preview('{"a": 1}', "all 8 characters")
+
+
+@pytest.mark.parametrize("named", TYPES)
+def test_empty_content_says_that_it_is_empty(named: str) -> None:
+    assert look(b"", named) == Preview("(empty)", "all 0 characters")
+
+
+def test_large_text_shows_both_ends_and_how_much_is_left_out() -> None:
+    text = "beginning " + "middle " * 1_000 + "end"
+    found = look(text)
+    first, last = map(int, re.fullmatch(rf"first (\d+) and last (\d+) of {len(text)} characters", found.shown).groups())  # type: ignore[union-attr]
+    assert found.text == text[:first] + f" …[{len(text) - first - last} characters left out]… " + text[-last:]
+
+
+def test_text_beyond_the_sample_is_measured_in_bytes() -> None:
+    text = "é" * 300_000
+    found = look(text)
+    first, last = map(int, re.fullmatch(r"first (\d+) and last (\d+) characters of 600000 bytes", found.shown).groups())  # type: ignore[union-attr]
+    assert found.text == "é" * first + f" …[{600_000 - 2 * (first + last)} bytes left out]… " + "é" * last
+
+
+def test_text_of_invalid_utf8_is_shown_with_replacements() -> None:
+    assert "caf\ufffd au lait" in look(b"caf\xe9 au lait, " * 50).text
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("times", [30, 60_000])
+def test_text_with_a_byte_order_mark_is_decoded(encoding: str, times: int) -> None:
+    found = look(("\ufeff" + "a\U0001f600é" * times).encode(encoding))
+    assert found.text.startswith("a😀éa😀é")
+    assert "\ufffd" not in found.text
+    assert "\\u" not in found.text
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_no_character_is_cut_in_half_at_any_edge_of_a_sample(encoding: str) -> None:
+    data = ("word 😀 é 漢 " * 200).encode(encoding)
+    for edge in range(100, 130):
+        for named in (TEXT, "text/markdown"):
+            found = preview(Sample(data[:edge], data[-edge:], len(data)), media_type=named)
+            assert "\ufffd" not in found.text
+
+
+@pytest.mark.parametrize(
+    "hidden", ["\x1b[2J", "\x07", "\x00", "\x9b", "\u202e", "\u2066", "\u200b", "\u2028", "\U000e0041", "\r"]
+)
+@pytest.mark.parametrize("named", [TEXT, JSON, JSONL, "text/csv", "text/html", "text/markdown", "text/x-python"])
+def test_what_would_move_a_cursor_or_hide_is_made_visible(hidden: str, named: str) -> None:
+    forms = {
+        JSON: json.dumps({f"k{hidden}": f"v{hidden}", "b": "x" * 300}),
+        JSONL: json.dumps({f"k{hidden}": f"v{hidden}"}) + "\n" + "{}\n" * 100,
+        "text/html": f"<title>a{hidden}</title><h1>b{hidden}</h1>" + " " * 300,
+        "text/markdown": f"# a{hidden}b\n## c\n" + "words " * 60,
+    }
+    text = look(forms.get(named, f"a{hidden}b,c,d\n" + "1,2,3\n" * 80), named).text
+    assert all(
+        character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Zl", "Zp") for character in text
+    )
+
+
+def test_windows_line_ends_become_plain_ones() -> None:
+    assert "\\r" not in look("one line\r\n" * 100).text
+
+
+def test_a_limit_too_small_for_a_preview_shows_nothing_and_says_so() -> None:
+    assert look("x" * 999, limit=LEAST - 1) == Preview("", "nothing of 999 bytes")
+
+
+# For all content
+
+
+def test_a_sample_is_the_same_from_memory_and_from_its_ends() -> None:
+    for size in (0, 1, EDGE, EDGE + 1, 2 * EDGE, 2 * EDGE + 1, 5 * EDGE):
+        data = (b"line of text\n" * (size // 13 + 1))[:size]
+        ends = Sample(data[:EDGE], data[-EDGE:], size, data.count(b"\n") + (not data.endswith(b"\n") if data else 0))
+        assert ends == Sample.of(data)
+
+
+def test_a_sample_larger_than_its_content_is_refused() -> None:
+    with pytest.raises(ValueError):
+        Sample(b"abc", b"", 2)
+
+
+PIECES = st.one_of(
+    st.binary(max_size=40),
+    st.text(max_size=40).map(lambda text: text.encode("utf-8", "surrogatepass")),
+    st.sampled_from(
+        [b"{", b"}", b"[", b"]", b'"', b":", b",", b"\n", b"\r\n", b"\\", b"\t", b"# ", b"<h1>", b"</h1>", b"<title>",
+         b"<!--", b"def f", b"func (", b"diff --git a/x b/x\n", b"@@ -1,9 +1,9 @@\n", b"+++ b/", b"ERROR ",
+         b"2031-01-01 00:00:00 ", b'{"a":1}', b"null", b"PK\x05\x06", b"PK\x01\x02", b"%PDF-", b"\x89PNG\r\n\x1a\n",
+         b"\xff\xd8\xff\xc0", b"RIFF", b"WEBP", b"GIF89a", b"\x1f\x8b\x08\x08", b"\xff\xfe", b"\xef\xbb\xbf",
+         b"     1\xe2\x86\x92", b"--- FAIL: "]
+    ),
+)  # fmt: skip
+
+
+@given(
+    pieces=st.lists(PIECES, max_size=30),
+    times=st.sampled_from([1, 1, 1, 20, 500]),
+    media_type=st.one_of(st.sampled_from(TYPES), st.text(max_size=30)),
+    limit=st.one_of(st.integers(0, 300), st.integers(0, 6_000)),
+    edge=st.one_of(st.none(), st.integers(0, 400)),
+    counted=st.booleans(),
+)
+def test_any_content_gets_a_preview_within_the_limit(
+    pieces: list[bytes], times: int, media_type: str, limit: int, edge: int | None, counted: bool
+) -> None:
+    data = (b"".join(pieces) * times)[: 4 * EDGE]
+    sample = Sample.of(data)
+    if edge is not None:
+        edge = min(edge, len(data))
+        sample = Sample(data[:edge], data[len(data) - edge :], len(data), sample.lines if counted else None)
+    found = preview(sample, media_type=media_type, limit=limit)
+    assert len(found.text) <= limit
+    assert found == preview(sample, media_type=media_type, limit=limit)
+    assert found.text or limit < LEAST
+    found.text.encode()
+    assert all(c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs", "Zl", "Zp") for c in found.text)
+    assert found.shown
+    assert len(found.shown) < 160
+    assert found.shown.isascii()
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["[", '{"a":', "[],", '"', '\\"', ",", "1\n", "\n", "\t", "<h1", "<h1>", "<h1></", "<p></", "<!--", "<script",
+     "# a\n", "```\n", "def a\n", "public static ", "\ta(b) {\n", "int a(", "ERROR\n", "@@ -1,99999 +1,99999 @@\n",
+     "\x1b[", "\u202e", "a/b/", "E   ", "/Count 1 ", "/Type /Pages "],
+)  # fmt: skip
+def test_hostile_repetition_ends(unit: str) -> None:
+    """Quadratic work on a sample of this size would take minutes, and the run's time limit ends it."""
+    for named in TYPES:
+        assert len(look(large(unit, size=2 * EDGE - 99), named).text) <= 200
+        assert len(look(large(unit), named).text) <= 200
+
+
+def test_every_file_of_the_corpus_has_a_preview_with_its_form(corpus: Path) -> None:
+    forms = {".csv": " rows × ", ".jsonl": " records × ", ".json": "{", ".html": "HTML “", ".md": "# "}
+    for path in sorted(corpus.rglob("*.*")):
+        if path.suffix in forms:
+            data = path.read_bytes()
+            named = media.sniff_bytes(data[: media.HEAD], data[-64:], path.name)
+            found = preview(Sample.of(data), media_type=named)
+            assert forms[path.suffix] in found.text, path.name
+            assert len(found.text) <= 200
+            assert "left out" not in found.text
