@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Iterator
+import sys
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import xxhash
@@ -79,7 +81,9 @@ def check_frame(frames: bytes, index: int, data: bytes | memoryview, what: str) 
         raise Damaged(f"frame {index} of blob {what} does not match its checksum")
 
 
-def line_counts(frames: bytes) -> Iterator[int]:
-    """How many line feeds each frame has, in order."""
-    for _, lines in _RECORD.iter_unpack(frames):
-        yield lines
+def line_counts(frames: bytes) -> Sequence[int]:
+    """How many line feeds each frame has, in order. Every third word of them: a gigabyte has 4,096 frames."""
+    words = array("I", frames)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words[2::3]

@@ -1,0 +1,345 @@
+"""grep: every line that matches, its number, its context, and a count that is true."""
+
+import codecs
+import re
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coatcheck.errors import InvalidArgument, LimitExceeded
+from coatcheck.reading import Page, Request, grep, scanning
+from coatcheck.storage.frames import FRAME
+from tests.reading.framed import content_of, pages, read
+
+LOG = "".join(f"line {number}{' ERROR' if number % 100 == 0 else ''}\n" for number in range(1, 12_032))
+
+WORDS = st.sampled_from(["a", "ab", "ERROR", "error", "x" * 30, "x" * 700, "é", "語", " ", "", "\r", "a.c", "42"])
+LINES = st.lists(st.lists(WORDS, max_size=4).map("".join), max_size=60)
+TEXTS = st.tuples(LINES, st.sampled_from(["\n", "\r\n"]), st.booleans()).map(
+    lambda drawn: drawn[1].join(drawn[0]) + (drawn[1] if drawn[2] and drawn[0] else "")
+)
+PATTERNS = st.sampled_from(
+    [
+        "a",
+        "^a",
+        "a$",
+        "^$",
+        "",
+        "x*",
+        "ERROR|42",
+        "[^a]",
+        r"\d",
+        r"\bab\b",
+        ".",
+        "é",
+        r"\s",
+        "a.c",
+        "(a|b)+",
+        r"\Aab",
+        "b\\z",
+    ]
+).filter(bool)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unhurried() -> Iterator[None]:
+    """Counts are exact here, however busy the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("COUNT_SECONDS", "DENSE_SECONDS", "SEARCH_SECONDS"):
+            patch.setattr(grep, name, 300.0)
+        yield
+
+
+def found_by_hand(text: str, request: Request) -> list[int]:
+    """The numbers of the lines that match, by Python's `re` and one line at a time."""
+    source = re.escape(request.grep or "") if request.literal else (request.grep or "").replace("\\z", "\\Z")
+    pattern = re.compile(source, (re.IGNORECASE if request.ignore_case else 0) | re.ASCII)
+    lines = text.replace("\r\n", "\n").split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return [number for number, line in enumerate(lines, 1) if (pattern.search(line) is None) is request.invert]
+
+
+def numbers(found: list[Page], mark: str) -> list[int]:
+    return [
+        int(match[1])
+        for page in found
+        for line in page.text.split("\n")
+        if (match := re.match(rf"(\d+){mark}", line)) is not None
+    ]
+
+
+@given(
+    TEXTS,
+    st.builds(
+        Request,
+        grep=PATTERNS,
+        context=st.integers(0, 4),
+        ignore_case=st.booleans(),
+        invert=st.booleans(),
+        literal=st.booleans(),
+        max_chars=st.integers(200, 1_500),
+    ),
+)
+def test_all_pages_have_every_line_that_matches_once_with_its_context(text: str, request: Request) -> None:
+    found = list(pages(content_of(text), request))
+    wanted = found_by_hand(text, request)
+    assert numbers(found, ":") == wanted
+    total = len(text.split("\n")) - (text.endswith("\n") or not text)
+    around = {
+        near
+        for number in wanted
+        for near in range(number - request.context, number + request.context + 1)
+        if 1 <= near <= total
+    }
+    assert numbers(found, "-") == sorted(around.difference(wanted))
+    assert all(page.matches == len(wanted) and page.matches_exact for page in found)
+    assert all(len(page.text) <= request.max_chars for page in found)
+
+
+@given(TEXTS, st.builds(Request, grep=PATTERNS, invert=st.booleans(), lines=st.sampled_from(["3:9", "-5:", "4"])))
+def test_a_grep_of_some_lines_looks_at_those_alone(text: str, request: Request) -> None:
+    total = len(text.split("\n")) - (text.endswith("\n") or not text)
+    if total < 5:
+        return
+    first, last = {"3:9": (3, 9), "-5:": (total - 4, total), "4": (4, 4)}[request.lines or ""]
+    wanted = [number for number in found_by_hand(text, request) if first <= number <= last]
+    assert numbers(list(pages(content_of(text), request)), ":") == wanted
+
+
+def test_a_page_looks_like_grep_with_line_numbers() -> None:
+    content = content_of("one\ntwo\nthree\nfour\nfive\nsix\nseven\neight\n")
+    page = read(content, Request(grep="two|three|seven", context=1))
+    assert page.text == "1-one\n2:two\n3:three\n4-four\n--\n6-six\n7:seven\n8-eight"
+    assert (page.shown, page.matches, page.matches_exact) == ("matches 1-3 of 3 in 8 lines", 3, True)
+    assert page.cursor is None
+
+
+def test_no_match_says_so_and_in_how_many_lines() -> None:
+    page = read(content_of(LOG), Request(grep="panic"))
+    assert (page.text, page.shown, page.matches, page.cursor) == ("", "no match in 12,031 lines", 0, None)
+    assert read(content_of(LOG), Request(grep="ERROR", lines="1:99")).shown == "no match in lines 1-99 of 12,031"
+    assert read(content_of(""), Request(grep="x")).shown == "no match: the artifact is empty"
+
+
+def test_all_matches_are_counted_where_few_are_shown() -> None:
+    first, second = list(pages(content_of(LOG), Request(grep="ERROR", max_chars=1_000)))[:2]
+    assert first.shown == "matches 1-48 of 120 in 12,031 lines"
+    assert second.shown == "matches 49-95 of 120 in 12,031 lines"
+    assert (first.matches, second.matches) == (120, 120)
+
+
+def test_a_count_that_takes_too_long_says_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grep, "DENSE_SECONDS", -1.0)
+    found = list(pages(content_of(LOG), Request(grep="line")))
+    first, second, *_, last = found
+    assert not first.matches_exact
+    assert first.matches is not None
+    assert first.matches < 12_031
+    assert "of at least " in first.shown
+    assert second.matches is not None
+    assert second.matches >= first.matches
+    assert (last.matches, last.matches_exact) == (12_031, True)
+    assert numbers(found, ":") == list(range(1, 12_032))
+
+
+def test_a_search_that_takes_too_long_goes_on_by_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ("x" * 99 + "\n") * 40_000 + "needle\n"
+    monkeypatch.setattr(grep, "SEARCH_SECONDS", 0.0)
+    first = read(content_of(text), Request(grep="needle"))
+    assert first.text == ""
+    assert not first.matches_exact
+    assert re.search(r"searched up to line \d+ so far, the cursor goes on", first.shown)
+    monkeypatch.setattr(grep, "SEARCH_SECONDS", 10.0)
+    second = read(content_of(text), cursor=first.cursor)
+    assert (second.text, second.matches, second.matches_exact) == ("40001:needle", 1, True)
+
+
+def test_matches_are_counted_by_runs_and_one_by_one_alike() -> None:
+    text = "".join(f"{'hit' if number % 7 and number % 1000 < 900 else 'miss'} {number}\n" for number in range(50_000))
+    for invert in (False, True):
+        request = Request(grep="hit", invert=invert, max_chars=200)
+        assert read(content_of(text), request).matches == len(found_by_hand(text, request))
+
+
+def test_lines_and_context_that_reach_over_pieces_are_whole() -> None:
+    filler = "y" * 99 + "\n"
+    text = (
+        filler * (4 * FRAME // 100) + "a" * 300 + "\nneedle one\n" + "b" * 200 + "\n" + filler * 30_000 + "needle two"
+    )
+    page = read(content_of(text), Request(grep="needle", context=2))
+    line = 4 * FRAME // 100 + 2
+    assert (
+        f"{line - 2}-{filler.strip()}\n{line - 1}-{'a' * 300}\n{line}:needle one\n{line + 1}-{'b' * 200}\n" in page.text
+    )
+    assert page.text.endswith(f"{line + 30_002}:needle two")
+    assert page.matches == 2
+
+
+@pytest.mark.parametrize("offset", range(-3, 4))
+def test_a_match_at_the_border_of_two_pieces_is_found(offset: int) -> None:
+    text = "y" * (4 * FRAME - 3 + offset) + "needle\nnext\n"
+    page = read(content_of(text), Request(grep="needle$"))
+    assert page.text.startswith("1:[")
+    assert "needle" in page.text
+    assert page.matches == 1
+
+
+def test_the_dollar_matches_before_a_carriage_return() -> None:
+    page = read(content_of("foo\r\nbar\r\nfoo"), Request(grep="foo$"))
+    assert page.text == "1:foo\n3:foo"
+
+
+def test_invalid_bytes_match_a_dot_and_are_shown() -> None:
+    page = read(content_of(b"caf\xe9!\nother\n"), Request(grep="caf.!"))
+    assert page.text == "1:caf\ufffd!"
+    assert page.shown == "match 1 of 1 in 2 lines; invalid bytes are shown as U+FFFD"
+
+
+def test_text_that_was_put_with_lone_surrogates_can_be_searched() -> None:
+    assert read(content_of("a\ud800b\nb\n".encode("utf-8", "surrogatepass")), Request(grep="b")).matches == 2
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_other_encodings_are_searched_as_text(encoding: str) -> None:
+    text = "\ufeff" + LOG + "größe 😀\n"
+    page = read(content_of(text.encode(encoding)), Request(grep="gr.ße .$"))
+    assert page.text == "12032:größe 😀"
+    assert "decoded from UTF-" in page.shown
+    found = list(pages(content_of(text.encode(encoding)), Request(grep="ERROR", context=1, max_chars=900)))
+    assert numbers(found, ":") == list(range(100, 12_001, 100))
+
+
+def test_the_byte_order_mark_is_not_part_of_the_first_line() -> None:
+    assert read(content_of(codecs.BOM_UTF8 + b"abc\n"), Request(grep="^abc$")).text == "1:abc"
+
+
+def test_a_long_line_shows_the_part_around_the_match() -> None:
+    page = read(content_of("x" * 10_000 + "needle" + "é" * 10_000 + "\n"), Request(grep="needle"))
+    match = re.fullmatch(r"1:\[([\d,]+) characters left out](.*)\[([\d,]+) characters left out]", page.text)
+    assert match is not None
+    left, middle, right = match.groups()
+    assert "needle" in middle
+    assert int(left.replace(",", "")) + len(middle) + int(right.replace(",", "")) == 20_006
+    assert 'lines="N"' in page.shown
+
+
+def test_lines_too_long_to_hold_are_searched_in_parts() -> None:
+    giant = "x" * 3_000_000 + "needle" + "x" * 3_000_000
+    content = content_of("before\n" + giant + "\nafter needle\n" + giant.replace("needle", "nothing"))
+    page = read(content, Request(grep="needle", context=1))
+    first, second, third, fourth = page.text.split("\n")
+    assert (first, third) == ("1-before", "3:after needle")
+    assert re.fullmatch(r"2:\[[\d,]+ bytes left out\]x+needlex+\[[\d,]+ bytes left out\]", second)
+    assert re.fullmatch(r"4-x+\[[\d,]+ bytes left out\]", fourth)
+    assert page.matches == 2
+    assert "lines over 2 MiB were searched in parts" in page.shown
+    for pattern, matches in (("^x", 2), ("x$", 2), ("^needle", 0), ("needle$", 1), (r"\bneedle", 1)):
+        assert read(content, Request(grep=pattern)).matches == matches
+    assert read(content, Request(grep="needle", invert=True)).matches == 2
+
+
+def test_a_match_at_the_border_of_two_parts_of_a_line_is_found() -> None:
+    for offset in (-6, -3, 0, 3):
+        content = content_of("x" * ((1 << 20) + offset) + "needle" + "x" * (3 << 20) + "\r\n")
+        page = read(content, Request(grep="xneedlex"))
+        assert page.matches == 1
+        assert "needle" in page.text
+        assert read(content, Request(grep="x$")).matches == 1
+
+
+def test_a_line_that_takes_too_long_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning, "LINE_SECONDS", -1.0)
+    with pytest.raises(LimitExceeded, match="line 2 has 4,194,304 bytes, too many for this pattern"):
+        read(content_of("short\n" + "x" * (4 << 20)), Request(grep="needle"))
+
+
+def test_a_match_never_reaches_over_a_line_end() -> None:
+    page = read(content_of("a\nb\n"), Request(grep=r"a\sb|a[^c]b|a\nb|(?s)a.b|a\Cb"))
+    assert page.matches == 0
+    assert "\\n never matches" in page.shown
+
+
+@pytest.mark.parametrize("pattern", [r"\Ab", r"b\z", r"(?-m)^b$", r"(?i-m:^B$)"])
+def test_anchors_of_the_whole_text_are_those_of_a_line(pattern: str) -> None:
+    assert read(content_of("a\nb\nab a\n"), Request(grep=pattern, lines="2:3")).text == "2:b"
+
+
+def test_ignore_case_and_literal_do_as_they_say() -> None:
+    content = content_of("a.c\nabc\nA.C\n")
+    assert read(content, Request(grep="a.c")).matches == 2
+    assert read(content, Request(grep="a.c", literal=True)).text == "1:a.c"
+    assert read(content, Request(grep="a.c", literal=True, ignore_case=True)).matches == 2
+    assert read(content, Request(grep="(unbalanced[", literal=True)).matches == 0
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said", "hint"),
+    [
+        ("foo(?=bar)", "no look-ahead", "second grep"),
+        ("foo(?!bar)", "no look-ahead", "invert"),
+        ("(?<=foo)bar", "no look-behind", "match the text before it"),
+        ("(?<!foo)bar", "no look-behind", "match the text before it"),
+        (r"(a)\1", "no back-references", "spell"),
+        (r"(?P<x>a)(?P=x)", "no back-references", "spell"),
+        ("(?>a)", "atomic groups", "spell"),
+        ("a{1001}", "at most 1,000 times", "use + or *"),
+        ("(a{100}){100}", "at most 1,000 times", "use + or *"),
+        (r"\pL{500}", "compiles to too much", "shorter"),
+        ("a++", "possessive", "alone"),
+        (r"foo\Z", "anchor", "$"),
+        (r"\u00e9", "escape", "x{00e9}"),
+        ("(", "missing )", "literal=true"),
+        ("a)|(b", "unexpected )", "literal=true"),
+        ("[", "missing ]", "literal=true"),
+        ("*a", "no argument for repetition", "literal=true"),
+        ("x" * 1_001, "1,001 characters", "at most 1,000"),
+    ],
+)
+def test_a_pattern_that_is_refused_says_why_and_what_to_write(pattern: str, said: str, hint: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        read(content_of("x"), Request(grep=pattern))
+    assert said in caught.value.message
+    assert hint in caught.value.hint
+    assert len(str(caught.value)) < 300
+
+
+@given(st.text(max_size=60))
+def test_any_pattern_answers_or_is_refused_in_words(pattern: str) -> None:
+    answer: Page | InvalidArgument
+    try:
+        answer = read(content_of(LOG), Request(grep=pattern, max_chars=200))
+    except InvalidArgument as error:
+        answer = error
+    if isinstance(answer, InvalidArgument):
+        assert answer.hint
+        assert len(str(answer)) < 400
+    else:
+        assert len(answer.text) <= 200
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+$", "(.*a){20}b", "(x+x+)+y", "(a|a?)+b"])
+def test_patterns_that_would_backtrack_answer(pattern: str) -> None:
+    content = content_of("a" * 1_000_000 + "!\n" + "tail\n")
+    assert read(content, Request(grep=pattern)).matches == 0
+
+
+def test_others_are_served_while_a_pattern_is_searched() -> None:
+    content = content_of("some line of text that does not match\n" * 400_000)
+    done = threading.Event()
+
+    def search() -> None:
+        read(content, Request(grep="[a-z ]+Q"))
+        done.set()
+
+    searching = threading.Thread(target=search)
+    searching.start()
+    steps = 0
+    while not done.is_set():
+        steps += 1
+    searching.join()
+    assert steps > 100
