@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.reading import Page, Request, grep, scanning
-from coatcheck.storage.frames import FRAME
+from coatcheck.reading.decoding import PIECE
 from tests.reading.framed import content_of, pages, read
 
 LOG = "".join(f"line {number}{' ERROR' if number % 100 == 0 else ''}\n" for number in range(1, 12_032))
@@ -167,11 +167,9 @@ def test_matches_are_counted_by_runs_and_one_by_one_alike() -> None:
 
 def test_lines_and_context_that_reach_over_pieces_are_whole() -> None:
     filler = "y" * 99 + "\n"
-    text = (
-        filler * (4 * FRAME // 100) + "a" * 300 + "\nneedle one\n" + "b" * 200 + "\n" + filler * 30_000 + "needle two"
-    )
+    text = filler * (PIECE // 100) + "a" * 300 + "\nneedle one\n" + "b" * 200 + "\n" + filler * 30_000 + "needle two"
     page = read(content_of(text), Request(grep="needle", context=2))
-    line = 4 * FRAME // 100 + 2
+    line = PIECE // 100 + 2
     assert (
         f"{line - 2}-{filler.strip()}\n{line - 1}-{'a' * 300}\n{line}:needle one\n{line + 1}-{'b' * 200}\n" in page.text
     )
@@ -181,7 +179,7 @@ def test_lines_and_context_that_reach_over_pieces_are_whole() -> None:
 
 @pytest.mark.parametrize("offset", range(-3, 4))
 def test_a_match_at_the_border_of_two_pieces_is_found(offset: int) -> None:
-    text = "y" * (4 * FRAME - 3 + offset) + "needle\nnext\n"
+    text = "y" * (PIECE - 3 + offset) + "needle\nnext\n"
     page = read(content_of(text), Request(grep="needle$"))
     assert page.text.startswith("1:[")
     assert "needle" in page.text

@@ -75,7 +75,11 @@ def test_all_pages_of_some_characters_are_those_characters(data: bytes, cap: int
         assert all(len(page.text) <= cap for page in found)
 
 
-@given(st.text(max_size=2_000), st.sampled_from(["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]), CAPS)
+@given(
+    st.text(max_size=2_000).filter(lambda text: text[:1] != "\0"),  # a NUL there makes the mark of UTF-16 one of UTF-32
+    st.sampled_from(["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]),
+    CAPS,
+)
 def test_pages_of_text_in_another_encoding_are_the_text(text: str, encoding: str, cap: int) -> None:
     content = content_of(("\ufeff" + text).encode(encoding))
     found = list(pages(content, Request(max_chars=cap)))
