@@ -106,6 +106,26 @@ class Ref:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Which bytes of an artifact a session has been shown: ranges in order, of how many bytes."""
+
+    ranges: tuple[tuple[int, int], ...]
+    size: int
+
+    @property
+    def shown(self) -> int:
+        return sum(end - start for start, end in self.ranges)
+
+    @property
+    def share(self) -> float:
+        """From 0.0, nothing, to 1.0, all of it."""
+        return self.shown / self.size if self.size else 1.0
+
+    def __str__(self) -> str:
+        return f"{self.shown:,} of {self.size:,} bytes shown"
+
+
 def summarize(text: str, limit: int = 200) -> str:
     """The first characters of a text on one line: every line end becomes a blank."""
     return " ".join(text[: limit + 1].splitlines())[:limit] if text else ""

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from coatcheck.ids import parse_pointer
 from coatcheck.intake import About
-from coatcheck.refs import Ref
+from coatcheck.refs import Coverage, Ref
 from coatcheck.scope import Scope
 from coatcheck.search import Hit
 
 if TYPE_CHECKING:
+    from coatcheck.previews import Preview
+    from coatcheck.reading import Page
     from coatcheck.store import Store
 
 
@@ -83,6 +85,47 @@ class Session:
     def ref(self, target: Ref | str) -> Ref | None:
         """The ref alone, as it stands now, or None."""
         return self._store.ref(self._scope, target)
+
+    def read(
+        self,
+        target: Ref | str,
+        *,
+        lines: str | None = None,
+        chars: str | None = None,
+        grep: str | None = None,
+        context: int = 0,
+        ignore_case: bool = False,
+        invert: bool = False,
+        literal: bool = False,
+        query: str | None = None,
+        diff: str | None = None,
+        cursor: str | None = None,
+        max_chars: int = 8_000,
+    ) -> Page:
+        """Look inside an artifact: one page of at most `max_chars` characters, with a cursor for the next.
+
+        `lines="4100:4160"` or `"-50:"` and `chars="0:2000"` are slices. `grep` is a regular expression in RE2's syntax
+        (or `literal` text), with `context` lines around each match. `query` is `"shape"`, a JSONPath, or SQL on the
+        table `artifact`. `diff` is another artifact: what changed since it. Raises `NotFound`, `Expired` and
+        `InvalidArgument`, in words that a model can act on."""
+        from coatcheck.reading import Request  # here and below, so that importing coatcheck stays quick
+        from coatcheck.reading.reader import read
+
+        request = Request(
+            lines=lines, chars=chars, grep=grep, context=context, ignore_case=ignore_case, invert=invert,
+            literal=literal, query=query, diff=diff, max_chars=max_chars,
+        )  # fmt: skip
+        return read(self._store, self._scope, target, request, cursor)
+
+    def coverage(self, target: Ref | str) -> Coverage:
+        """Which part of an artifact this session has been shown by `read`."""
+        return self._store.coverage(self._scope, target)
+
+    def preview(self, target: Ref | str, *, limit: int = 200) -> Preview:
+        """What is inside an artifact, at a glance: its shape, columns, levels, outline or size, else head and tail."""
+        from coatcheck.reading.reader import preview_of
+
+        return preview_of(self._store.content(self._scope, target), limit=limit)
 
     def search(self, words: str, *, limit: int = 8) -> list[Hit]:
         """The artifacts that fit these words best: by name, tool, summary and content, each with the passage that

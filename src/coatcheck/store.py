@@ -18,10 +18,10 @@ from coatcheck.archive import export_lines, import_lines
 from coatcheck.errors import Damaged, InvalidArgument, InvalidPointer, NotFound
 from coatcheck.ids import clip, follow
 from coatcheck.intake import About, Intake
-from coatcheck.refs import Ref
+from coatcheck.refs import Coverage, Ref
 from coatcheck.scope import Lookup, Scope, check_name, is_seconds
 from coatcheck.search import Hit, search
-from coatcheck.storage import BlobStore, Catalog, Entry, Limits, SessionInfo, Totals
+from coatcheck.storage import BlobStore, Catalog, Entry, Limits, Ranges, SessionInfo, Totals, merged
 from coatcheck.storage.passages import Passages
 from coatcheck.streams import ArtifactStream, Content
 from coatcheck.upkeep import COLD_AFTER, CollectReport, Progress, VerifyReport, collect, verify
@@ -59,6 +59,7 @@ class Store:
         self._catalog = catalog
         self._passages = passages
         self._clock = clock
+        self._secret: bytes | None = None
         self._uses = Uses(catalog)
         self._lookup = Lookup(blobs, catalog, self._uses, clock)
         self._intake = Intake(
@@ -231,6 +232,24 @@ class Store:
 
         read(0, 1)
         return Content(ref, entry.blob.frames, read)
+
+    @property
+    def secret(self) -> bytes:
+        """The key with which this store signs what it must recognise later."""
+        if self._secret is None:
+            self._secret = self._catalog.secret()
+        return self._secret
+
+    def note_shown(self, scope: Scope, ref: Ref, ranges: Ranges) -> None:
+        """The session has been shown these bytes of an artifact."""
+        for start, end in ranges:
+            self._uses.show(scope.session_id, ref.artifact_id, start, end)
+
+    def coverage(self, scope: Scope, target: Ref | str) -> Coverage:
+        entry, _ = self._lookup.resolve(scope, target)
+        session_id, digest = scope.session_id, entry.ref.artifact_id
+        known = (*self._catalog.shown(session_id, digest), *self._uses.shown(session_id, digest))
+        return Coverage(merged(known), entry.ref.size_bytes)
 
     def search(self, scope: Scope, words: str, limit: int) -> list[Hit]:
         if not words.strip():

@@ -27,4 +27,5 @@ def read_text(content: Content, request: Request, *, key: bytes, position: tuple
         part = by_lines(text, request.lines, request.max_chars, position)
     ref = content.ref
     cursor = None if part.position is None else cursors.seal(key, ref.artifact_id, request, part.position)
-    return Page(part.text, part.shown, ref.pointer, cursor, matches=part.matches, matches_exact=part.matches_exact)
+    spans = () if part.span is None else (text.bytes_of(*part.span),)
+    return Page(part.text, part.shown, ref.pointer, cursor, None, part.matches, part.matches_exact, spans)

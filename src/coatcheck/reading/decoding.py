@@ -68,6 +68,14 @@ class Text:
             return [f"decoded from {self.encoding}"]
         return ["a byte-order mark was left out"] if self.has_mark and at <= self.start else []
 
+    def bytes_of(self, start: int, end: int) -> tuple[int, int]:
+        """The stored bytes that a range of the text stands for: exact in UTF-8, in proportion where it was transcoded."""
+        if start <= self.start:
+            start = 0
+        if not self.is_scanned or not self.end:
+            return start, end
+        return start * self._content.size // self.end, end * self._content.size // self.end
+
     def read(self, offset: int, length: int) -> bytes:
         """UTF-8 from an offset on, short only at the end. The blocks that it touches are kept for a while."""
         end = min(offset + length, self.end)

@@ -29,7 +29,8 @@ class Page:
 
     `shown` says what part of the whole the text is, and what was left out of it. `cursor` reads on, None at the end.
     `derived` is the pointer of the whole result where it was too large for a page. `matches` counts the lines that a
-    grep found, shown or not: at least so many where `matches_exact` is False."""
+    grep found, shown or not: at least so many where `matches_exact` is False. `spans` are the bytes of the artifact that
+    a slice has shown."""
 
     text: str
     shown: str
@@ -38,16 +39,19 @@ class Page:
     derived: str | None = None
     matches: int | None = None
     matches_exact: bool = True
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 class Part(NamedTuple):
-    """A page before its cursor is sealed: `position` is where the next one begins, None at the end."""
+    """A page before its cursor is sealed: `position` is where the next one begins, None at the end, and `span` where a
+    slice began and ended in the text."""
 
     text: str
     shown: str
     position: tuple[int, ...] | None = None
     matches: int | None = None
     matches_exact: bool = True
+    span: tuple[int, int] | None = None
 
 
 class Span(NamedTuple):

@@ -34,7 +34,8 @@ def by_lines(text: Text, spec: str | None, cap: int, position: tuple[int, ...] |
         body, lost = visible(got[:cut])
         lines = body.count("\n") + (not body.endswith("\n"))
         shown = [_lines(number, number + lines - 1, text.lines)]
-        return Part(body, _shown(shown, text, at, lost), None if whole else (at + width(got[:cut]),))
+        after = at + width(got[:cut])
+        return Part(body, _shown(shown, text, at, lost), None if whole else (after,), span=(at, after))
     return _inside(text, number, at, got[: cut or len(got)], position if inside else None, whole)
 
 
@@ -68,7 +69,7 @@ def by_chars(text: Text, spec: str, cap: int, position: tuple[int, ...] | None =
     else:
         shown = [f"characters {begin}-{upto}", f"bytes {at}-{end} of {text.end:,}"]
     following = None if whole else (end, end - text.start - upto, counted)
-    return Part(body, _shown(shown, text, at, lost), following)
+    return Part(body, _shown(shown, text, at, lost), following, span=(at, end))
 
 
 def _inside(text: Text, number: int, at: int, got: str, position: tuple[int, ...] | None, whole: bool) -> Part:
@@ -94,7 +95,7 @@ def _inside(text: Text, number: int, at: int, got: str, position: tuple[int, ...
         following = (after,)
     else:
         following = (after, after - begin - start - len(rest), counted)
-    return Part(body, _shown(shown, text, at, lost), following)
+    return Part(body, _shown(shown, text, at, lost), following, span=(at, after))
 
 
 def _after_feed(got: str, nth: int) -> int | None:
