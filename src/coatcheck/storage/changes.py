@@ -17,6 +17,8 @@ from coatcheck.storage.rows import Row, ref_values
 
 _BATCH = 2000
 _DEAD = "(s.ttl IS NOT NULL AND s.used_at + s.ttl <= :at OR r.expires_at IS NOT NULL AND r.expires_at <= :at)"
+# Left to itself SQLite looks for a digest by walking all refs of the session: the index has to be named.
+_REF = "ref INDEXED BY ref_by_digest"
 _EXPIRED = f"r.gone IS NULL AND r.pinned = 0 AND {_DEAD}"
 
 
@@ -32,7 +34,7 @@ class Changes:
         blob_key = self._blob_for(entry, digest, heal)
         held = self._one(
             "SELECT seq, name, codec, media_type, kind, tool, call_id, producer, parents, summary, expires_at, pinned,"
-            " granted_by, request FROM ref WHERE session_key = ? AND digest = ? AND gone IS NULL"
+            f" granted_by, request FROM {_REF} WHERE session_key = ? AND digest = ? AND gone IS NULL"
             " ORDER BY seq DESC LIMIT 1",
             (session_key, digest),
         )
@@ -43,7 +45,7 @@ class Changes:
             return
         if held is None:
             self._run(
-                "DELETE FROM ref WHERE session_key = ? AND digest = ? AND gone IS NOT NULL", (session_key, digest)
+                f"DELETE FROM {_REF} WHERE session_key = ? AND digest = ? AND gone IS NOT NULL", (session_key, digest)
             )
         self._run(
             "INSERT INTO ref (session_key, seq, digest, blob_key, size, name, codec, media_type, kind, tool, call_id,"
@@ -67,8 +69,9 @@ class Changes:
         session_id, quota = entry.session.session_id, entry.session.quota
         if quota is not None:
             held = self._one(
-                "SELECT s.used_bytes, EXISTS (SELECT 1 FROM ref r WHERE r.session_key = s.session_key AND r.digest = ?"
-                " AND r.gone IS NULL) FROM session s WHERE s.session_id = ?",
+                "SELECT s.used_bytes, EXISTS (SELECT 1 FROM ref r INDEXED BY ref_by_digest"
+                " WHERE r.session_key = s.session_key AND r.digest = ? AND r.gone IS NULL)"
+                " FROM session s WHERE s.session_id = ?",
                 (digest, session_id),
             ) or (0, 0)
             if not held[1] and held[0] + size > quota:
@@ -117,7 +120,7 @@ class Changes:
 
     def pin(self, session_id: str, digest: str, pinned: bool) -> int:
         return self._run(
-            "UPDATE ref SET pinned = ? WHERE gone IS NULL AND digest = ?"
+            f"UPDATE {_REF} SET pinned = ? WHERE gone IS NULL AND digest = ?"
             " AND session_key = (SELECT session_key FROM session WHERE session_id = ?)",
             (int(pinned), bytes.fromhex(digest), session_id),
         ).rowcount
@@ -126,13 +129,13 @@ class Changes:
         found = self._one("SELECT session_key FROM session WHERE session_id = ?", (session_id,))
         if found is None:
             return Freed()
-        where, values = "session_key = ?", [found[0]]
+        source, where, values = "ref", "session_key = ?", [found[0]]
         if digest is not None:
-            where, values = where + " AND digest = ?", [found[0], bytes.fromhex(digest)]
+            source, where, values = _REF, where + " AND digest = ?", [found[0], bytes.fromhex(digest)]
         refs = self._run(
-            f"SELECT session_key, digest, size, blob_key FROM ref WHERE {where} AND gone IS NULL", values
+            f"SELECT session_key, digest, size, blob_key FROM {source} WHERE {where} AND gone IS NULL", values
         ).fetchall()
-        self._run(f"DELETE FROM ref WHERE {where}", values)
+        self._run(f"DELETE FROM {source} WHERE {where}", values)
         self._run(f"DELETE FROM shown WHERE {where}", values)
         if end:
             self._run("DELETE FROM session WHERE session_key = ?", (found[0],))
@@ -302,7 +305,7 @@ class Changes:
         self._db.executemany("UPDATE blob SET refs = refs - 1 WHERE blob_key = ?", [ref[3:] for ref in refs])
         self._db.executemany(
             "UPDATE session SET used_bytes = used_bytes - ?3 WHERE session_key = ?1 AND NOT EXISTS"
-            " (SELECT 1 FROM ref WHERE session_key = ?1 AND digest = ?2 AND gone IS NULL)",
+            f" (SELECT 1 FROM {_REF} WHERE session_key = ?1 AND digest = ?2 AND gone IS NULL)",
             {ref[:3] for ref in refs},
         )
         return _freed(len(refs), self._drop_unreferenced())

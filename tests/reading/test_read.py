@@ -1,0 +1,202 @@
+"""`session.read` as a whole: which part answers, what becomes of a large result, and what is noted as shown."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import coatcheck
+from coatcheck import Session, Store
+from coatcheck.errors import AmbiguousPointer, CoatcheckError, Expired, InvalidArgument, InvalidPointer, NotFound
+from coatcheck.reading import Page
+from tests.backends import Clock
+
+LOG = "".join(f"2026-01-01 12:00:{i % 60:02} INFO request {i} served\n" for i in range(12_031))
+ROWS = [{"id": i, "price": i / 2, "name": f"item {i}"} for i in range(500)]
+
+
+@pytest.fixture
+def session(store: Store) -> Session:
+    return store.session("s")
+
+
+def pages(session: Session, target: str, **request: str | int) -> Iterator[Page]:
+    page = session.read(target, **request)  # type: ignore[arg-type]
+    yield page
+    while page.cursor is not None:
+        page = session.read(target, cursor=page.cursor, max_chars=int(request.get("max_chars", 8_000)))
+        yield page
+
+
+def test_a_read_answers_a_bounded_page_and_says_what_part_it_is(session: Session) -> None:
+    ref = session.put(LOG)
+    page = session.read(ref, lines="4100:4160")
+    assert page.text == "".join(LOG.splitlines(keepends=True)[4099:4160])
+    assert page.shown == "lines 4100-4160 of 12,031"
+    assert page.pointer == ref.pointer
+    assert page.cursor is None
+
+
+def test_all_pages_together_are_the_artifact(session: Session) -> None:
+    ref = session.put(LOG)
+    found = list(pages(session, ref.pointer))
+    assert "".join(page.text for page in found) == LOG
+    assert all(len(page.text) <= 8_000 for page in found)
+
+
+def test_a_cursor_works_in_another_process_and_after_a_restart(tmp_path: Path) -> None:
+    with coatcheck.open(tmp_path / "store") as store:
+        ref = store.session("s").put(LOG)
+        first = store.session("s").read(ref)
+    with coatcheck.open(tmp_path / "store") as store:
+        second = store.session("s").read(ref.pointer, cursor=first.cursor)
+    assert LOG.startswith(first.text + second.text)
+
+
+def test_a_cursor_of_another_artifact_or_store_is_a_clear_error(session: Session) -> None:
+    one, other = session.put(LOG), session.put(LOG + "more")
+    cursor = session.read(one).cursor
+    with pytest.raises(InvalidArgument, match="cursor"):
+        session.read(other, cursor=cursor)
+    with coatcheck.open("memory:") as elsewhere, pytest.raises(InvalidArgument, match="cursor"):
+        elsewhere.session("s").read(elsewhere.session("s").put(LOG), cursor=cursor)
+
+
+def test_grep_finds_with_line_numbers_and_counts_all(session: Session) -> None:
+    page = session.read(session.put(LOG), grep=r"request 77\b", context=1)
+    assert page.text.splitlines()[1].startswith("78:")
+    assert page.matches == 1
+    assert page.matches_exact
+
+
+def test_a_path_a_shape_and_sql_are_told_apart(session: Session) -> None:
+    ref = session.put(ROWS)
+    assert session.read(ref, query="$[1].name").text == '"item 1"'
+    assert "price" in session.read(ref, query="shape").text
+    assert session.read(ref, query="SELECT count(*) AS n FROM artifact").text.split() == ["n", "500"]
+    with pytest.raises(InvalidArgument, match="JSONPath"):
+        session.read(ref, query="cheapest item")
+
+
+def test_sql_joins_other_artifacts_of_the_session_and_no_others(store: Store, session: Session) -> None:
+    items, names = session.put(ROWS), session.put("id,owner\n3,ann\n4,bob\n", name="owners.csv")
+    page = session.read(items, query=f'SELECT owner, price FROM artifact JOIN "{names.pointer}" USING (id) ORDER BY id')
+    assert page.text.split() == ["owner,price", "ann,1.5", "bob,2.0"]
+    secret = store.session("other").put("id,secret\n1,x\n", name="secret.csv")
+    with pytest.raises(NotFound):
+        session.read(items, query=f'SELECT * FROM "{secret.pointer}"')
+
+
+def test_a_fragment_is_read_as_an_artifact_of_its_own(session: Session) -> None:
+    ref = session.put({"log": LOG, "rows": ROWS})
+    assert json.loads(session.read(ref.pointer + "#/rows/3").text) == ROWS[3]
+    assert session.read(ref.pointer + "#/rows", query="$[2].id").text == "2"
+    found = list(pages(session, ref.pointer + "#/log"))
+    assert json.loads("".join(page.text for page in found)) == LOG
+    assert found[0].pointer == ref.pointer + "#/log"
+    with pytest.raises(InvalidPointer):
+        session.read(ref.pointer + "#/nothing")
+
+
+def test_a_diff_tells_what_changed_since_another_artifact(session: Session) -> None:
+    old, new = session.put(LOG), session.put(LOG.replace("request 500 ", "REQUEST 500 "))
+    changed = [line for line in session.read(new, diff=old.pointer).text.splitlines() if line[:1] in "+-"][2:]
+    assert [line[:1] for line in changed] == ["-", "+"]
+    assert "REQUEST 500" in changed[1]
+
+
+def test_a_result_over_the_cap_becomes_an_artifact_with_its_parent_and_request_on_record(session: Session) -> None:
+    ref = session.put(ROWS)
+    page = session.read(ref, query="$[*].name", max_chars=1_000)
+    assert len(page.text) <= 1_000
+    assert page.derived is not None
+    assert page.derived in page.shown
+    derived = session.ref(page.derived)
+    assert derived is not None
+    assert derived.parents == (ref.artifact_id,)
+    assert json.loads(derived.request or "") == {"query": "$[*].name", "max_chars": 1_000}
+    assert session.get(page.derived) == "\n".join(json.dumps(row["name"]) for row in ROWS)
+    assert session.read(ref, query="$[*].name", max_chars=1_000) == page
+    assert len(session.list()) == 2
+
+
+def test_what_is_no_text_is_described_and_never_dumped(session: Session) -> None:
+    png = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x01\x00\x00\x00\x00\x80" + bytes(50)
+    page = session.read(session.put(png))
+    assert "256 x 128" in page.text
+    assert "PNG\r" not in page.text
+
+
+def test_coverage_adds_up_what_slices_have_shown(store: Store, session: Session) -> None:
+    ref = session.put(LOG)
+    assert session.coverage(ref).share == 0.0
+    session.read(ref, lines="1:10")
+    session.read(ref, lines="5:20")
+    shown = len("".join(LOG.splitlines(keepends=True)[:20]))
+    assert session.coverage(ref).ranges == ((0, shown),)
+    assert store.session("other", parent="s").coverage(ref).share == 0.0
+    for _ in pages(session, ref.pointer):
+        pass
+    assert session.coverage(ref).share == 1.0
+
+
+def test_coverage_survives_a_restart(tmp_path: Path) -> None:
+    with coatcheck.open(tmp_path / "store") as store:
+        ref = store.session("s").put(LOG)
+        store.session("s").read(ref, lines="1:10")
+    with coatcheck.open(tmp_path / "store") as store:
+        assert store.session("s").coverage(ref).shown == len("".join(LOG.splitlines(keepends=True)[:10]))
+
+
+def test_a_read_keeps_the_session_alive(store: Store, clock: Clock) -> None:
+    session = store.session("s", ttl=100)
+    ref = session.put(LOG)
+    for _ in range(3):
+        clock.advance(90)
+        session.read(ref, lines="1")
+    clock.advance(101)
+    with pytest.raises(Expired):
+        session.read(ref)
+
+
+def test_what_is_missing_is_told_in_words(session: Session) -> None:
+    with pytest.raises(NotFound):
+        session.read("art:000000000000")
+    with pytest.raises(NotFound):
+        session.read("no such name")
+
+
+def test_a_preview_is_the_same_for_the_same_content_wherever_it_is_stored(tmp_path: Path) -> None:
+    found = []
+    for url in ("memory:", tmp_path / "store"):
+        with coatcheck.open(url) as store:
+            session = store.session("s")
+            found.append([session.preview(session.put(value)) for value in (LOG, LOG[:500], ROWS, "", b"\x00\x01")])
+    assert found[0] == found[1]
+    assert "empty" in found[0][3].text
+    assert all(len(preview.text) <= 200 for preview in found[0])
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"grep": "(" * 5_000}, {"grep": "(?=" + "x" * 9_000}, {"query": "$" + "[" * 100_000}, {"query": "x" * 100_000},
+        {"query": "SELECT " + "(" * 40_000}, {"query": "SELECT * FROM " + "y" * 40_000}, {"lines": "9" * 50_000},
+        {"chars": "z" * 50_000}, {"cursor": "c" * 50_000}, {"diff": "art:" + "0" * 50_000}, {"diff": "d" * 50_000},
+        {"max_chars": -1}, {"max_chars": 10**30}, {"context": -5}, {"lines": "1:5", "query": "$"},
+    ],
+)  # fmt: skip
+def test_every_error_is_ours_and_no_longer_than_a_page(session: Session, request_: dict) -> None:
+    ref = session.put(ROWS)
+    try:
+        page = session.read(ref, **request_)
+    except CoatcheckError as error:
+        assert len(str(error)) <= 8_000
+    else:
+        assert len(page.text) <= max(8_000, request_.get("max_chars", 0))
+
+
+def test_an_ambiguous_pointer_in_a_diff_is_an_error_too(session: Session) -> None:
+    with pytest.raises((NotFound, AmbiguousPointer)):
+        session.read(session.put(LOG), diff="art:ffffffffffff")
