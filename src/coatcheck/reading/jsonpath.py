@@ -1,0 +1,287 @@
+"""JSONPath (RFC 9535) on JSON and JSONL, safe against hostile paths and hostile documents.
+
+In JSONL each line is a document of its own: `$` is the line, and memory holds one line at a time. What is found comes
+as JSON, one value per line if there are several. `match` and `search` run on RE2, which does not backtrack; a deadline
+is checked at every step of the evaluation, filters included.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import re2  # type: ignore[import-untyped]  # it ships no types
+from iregexp_check import check as is_iregexp
+from jsonpath_rfc9535 import JSONPathEnvironment, JSONPathError, JSONPathNode, JSONPathQuery
+from jsonpath_rfc9535.exceptions import JSONPathRecursionError, JSONPathTypeError
+from jsonpath_rfc9535.filter_expressions import FilterContext, FilterExpression, StringLiteral
+from jsonpath_rfc9535.function_extensions import ExpressionType, FilterFunction
+from jsonpath_rfc9535.parse import Parser
+from jsonpath_rfc9535.segments import JSONPathChildSegment, JSONPathRecursiveDescentSegment, JSONPathSegment
+from jsonpath_rfc9535.selectors import FilterSelector
+from jsonpath_rfc9535.tokens import Token, TokenStream
+
+from coatcheck.errors import InvalidArgument, LimitExceeded
+from coatcheck.ids import clip
+from coatcheck.media import JSON, JSONL, TEXT
+from coatcheck.reading.answer import LIMIT, Answer, Gathering, count
+from coatcheck.reading.documents import is_jsonl, lines, load, parse
+from coatcheck.streams import Content
+from coatcheck.values import MAX_DEPTH
+
+SECONDS: Final = 10.0
+MAX_PATH: Final = 4_000
+MAX_PATTERN: Final = 1_000
+_EXAMPLE: Final = "a path is like $.items[0].name, $..id or $.items[?@.price < 10]"
+_TOLD_LINES: Final = 20
+
+
+class _OutOfTime(Exception):
+    pass
+
+
+@dataclass(slots=True)
+class _Skipped:
+    lines: int = 0
+    first: int = 0
+
+    def add(self, number: int) -> None:
+        self.lines += 1
+        self.first = self.first or number
+
+
+def find(content: Content, path: str, *, limit: int = LIMIT, seconds: float = SECONDS) -> Answer:
+    """The values that a path selects. The text is cut off at `limit` characters, the count goes on."""
+    query = _compile(path, seconds)
+    gathering = Gathering(limit)
+    matches = 0
+    where: dict[int, None] = {}
+    skipped = _Skipped()
+    counted = True
+    try:
+        for number, value in _matches(content, query, skipped):
+            matches += 1
+            if not gathering.full and gathering.add(_dump(value)) and len(where) <= _TOLD_LINES:
+                where[number] = None
+    except _OutOfTime:
+        if not gathering.full:
+            raise LimitExceeded(
+                f"the path took more than {seconds:g} s (after {count(matches, 'result')})",
+                hint="name the keys on the way rather than '..', or narrow the filter",
+            ) from None
+        counted = False
+    except JSONPathRecursionError as error:
+        raise LimitExceeded(f"the document is nested deeper than {MAX_DEPTH} levels", hint="do not use '..'") from error
+    except RecursionError as error:
+        raise LimitExceeded("the path or what it selects is nested too deeply", hint="use a shorter path") from error
+    whole = not gathering.full and not skipped.lines
+    total = count(matches, "result")
+    return Answer(
+        text=gathering.text,
+        media_type=TEXT if gathering.cut else JSON if matches == 1 else JSONL,
+        shown=total if not gathering.full else f"{len(gathering):,} of {'' if counted else 'at least '}{total}",
+        complete=whole,
+        note=_note(gathering, matches, list(where) if is_jsonl(content.ref.media_type) else [], skipped),
+    )
+
+
+def _matches(content: Content, query: JSONPathQuery, skipped: _Skipped) -> Iterator[tuple[int, Any]]:
+    """What the query selects, each with the number of its line (1 in a document that is no JSONL)."""
+    if not is_jsonl(content.ref.media_type):
+        for node in query.finditer(load(content)):
+            yield 1, node.value
+        return
+    clock = query.env
+    assert isinstance(clock, _Environment)
+    for number, line in lines(content):
+        clock.check()
+        try:
+            document = parse(line, f"line {number}") if line is not None else None
+        except (InvalidArgument, LimitExceeded):
+            document = line = None
+        if line is None:
+            skipped.add(number)
+            continue
+        for node in query.finditer(document):
+            yield number, node.value
+
+
+def _note(gathering: Gathering, matches: int, where: list[int], skipped: _Skipped) -> str:
+    said = []
+    if not matches:
+        said.append("nothing matches; query='shape' shows which keys there are")
+    if gathering.cut:
+        said.append(f"the first result is cut: it has {gathering.cut:,} characters; select less of it")
+    elif gathering.full:
+        said.append("the results after that are left out; narrow the path")
+    if where:
+        told = ", ".join(map(str, where[:_TOLD_LINES]))
+        said.append(f"from line{'s' if len(where) > 1 else ''} {told}{', …' if len(where) > _TOLD_LINES else ''}")
+    if skipped.lines:
+        said.append(f"{count(skipped.lines, 'line')} skipped as no readable JSON, the first is line {skipped.first}")
+    return "; ".join(said)
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _compile(path: str, seconds: float) -> JSONPathQuery:
+    if len(path) > MAX_PATH:
+        raise InvalidArgument(f"the path has {len(path):,} characters, {MAX_PATH:,} are allowed", hint=_EXAMPLE)
+    try:
+        return _Environment(seconds).compile(path)
+    except JSONPathError as error:
+        said = str(error.args[0]) if error.args else "it does not parse"
+        at = error.token.index if error.token is not None else 0
+        near = f" near {clip(path[at : at + 20])}" if at < len(path) else " at its end"
+        raise InvalidArgument(
+            f"not a JSONPath: {clip(path)}: {said}, at character {at + 1}{near}", hint=_EXAMPLE
+        ) from error
+    except RecursionError as error:
+        raise InvalidArgument("not a JSONPath: too many brackets inside one another", hint=_EXAMPLE) from error
+    except (ValueError, ArithmeticError, LookupError) as error:  # numbers out of range, escapes cut short
+        raise InvalidArgument(f"not a JSONPath: {clip(path)}: {clip(str(error))}", hint=_EXAMPLE) from error
+
+
+@functools.lru_cache(maxsize=64)
+def _regex(pattern: str) -> Any:
+    """A compiled pattern, None where RE2 rejects it. I-Regexp's dot matches no line end; RE2's own syntax passes."""
+    options = re2.Options()
+    options.log_errors = False
+    if len(pattern) > MAX_PATTERN:
+        return None
+    try:
+        return re2.compile(_dots(pattern) if is_iregexp(pattern) else pattern, options)
+    except re2.error:
+        return None
+
+
+def _dots(pattern: str) -> str:
+    out = []
+    escaped = inside = False
+    for char in pattern:
+        out.append(r"[^\n\r]" if char == "." and not escaped and not inside else char)
+        if escaped:
+            escaped = False
+        elif char == "\\":
+            escaped = True
+        elif char in "[]":
+            inside = char == "["
+    return "".join(out)
+
+
+class _Regular(FilterFunction):
+    """`match` (the whole string) or `search` (anywhere in it)."""
+
+    arg_types = [ExpressionType.VALUE, ExpressionType.VALUE]  # noqa: RUF012 - the library's own declaration
+    return_type = ExpressionType.LOGICAL
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+
+    def __call__(self, string: object, pattern: object) -> bool:
+        if not isinstance(string, str) or not isinstance(pattern, str):
+            return False
+        regex = _regex(pattern)
+        try:
+            return regex is not None and getattr(regex, self._method)(string) is not None
+        except UnicodeEncodeError:  # a lone surrogate
+            return False
+
+
+class _Environment(JSONPathEnvironment):
+    """RFC 9535 with a deadline. One is made for each query: it keeps that query's time."""
+
+    max_recursion_depth = MAX_DEPTH
+
+    def __init__(self, seconds: float) -> None:
+        self.parser_class = _Parser
+        super().__init__()
+        self._deadline = time.monotonic() + seconds
+        self._ticks = 0
+
+    def tick(self) -> None:
+        self._ticks += 1
+        if self._ticks & 0xFF == 0:
+            self.check()
+
+    def check(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise _OutOfTime
+
+    def setup_function_extensions(self) -> None:
+        super().setup_function_extensions()
+        self.function_extensions["match"] = _Regular("fullmatch")
+        self.function_extensions["search"] = _Regular("search")
+
+    def validate_function_extension_signature(self, token: Token, args: list[Any]) -> list[Any]:
+        checked = super().validate_function_extension_signature(token, args)
+        literal = args[1] if token.value in ("match", "search") else None
+        if isinstance(literal, StringLiteral) and _regex(literal.value) is None:
+            raise JSONPathTypeError(
+                f"{token.value}() cannot use the pattern {clip(literal.value)}: regular expressions are RE2's, "
+                f"{MAX_PATTERN:,} characters at most, without look-around and back-references",
+                token=token,
+            )
+        return checked
+
+
+class _Child(JSONPathChildSegment):
+    def resolve(self, nodes: Iterable[JSONPathNode]) -> Iterable[JSONPathNode]:
+        return _ticking(self.env, super().resolve(nodes))
+
+
+class _Descent(JSONPathRecursiveDescentSegment):
+    def resolve(self, nodes: Iterable[JSONPathNode]) -> Iterable[JSONPathNode]:
+        return _ticking(self.env, super().resolve(nodes))
+
+    def _visit(self, node: JSONPathNode, depth: int = 1) -> Iterable[JSONPathNode]:
+        """Depth first as the library's own, without its recursion."""
+        assert isinstance(self.env, _Environment)
+        stack = [(node, depth)]
+        while stack:
+            node, depth = stack.pop()
+            self.env.tick()
+            if depth > self.env.max_recursion_depth:
+                raise JSONPathRecursionError("nested too deeply", token=self.token)
+            yield node
+            value = node.value
+            items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+            below = [
+                (node.new_child(item, key, node), depth + 1) for key, item in items if isinstance(item, dict | list)
+            ]
+            stack.extend(reversed(below))
+
+
+class _Filter(FilterExpression):
+    def evaluate(self, context: FilterContext) -> bool:
+        assert isinstance(context.env, _Environment)
+        context.env.tick()
+        return super().evaluate(context)
+
+
+class _Parser(Parser):
+    """Builds the same query out of the parts above."""
+
+    def parse_query(self, stream: TokenStream, *, in_filter: bool = False) -> Iterable[JSONPathSegment]:
+        for segment in super().parse_query(stream, in_filter=in_filter):
+            made = _Descent if isinstance(segment, JSONPathRecursiveDescentSegment) else _Child
+            yield made(env=segment.env, token=segment.token, selectors=segment.selectors)
+
+    def parse_filter_selector(self, stream: TokenStream) -> FilterSelector:
+        selector = super().parse_filter_selector(stream)
+        inner = selector.expression
+        selector.expression = _Filter(token=inner.token, expression=inner.expression)
+        return selector
+
+
+def _ticking(env: JSONPathEnvironment, nodes: Iterable[JSONPathNode]) -> Iterator[JSONPathNode]:
+    assert isinstance(env, _Environment)
+    for node in nodes:
+        env.tick()
+        yield node

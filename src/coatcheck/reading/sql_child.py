@@ -1,0 +1,297 @@
+"""Inside the child process that runs SQL: load the tables, shut the database off, and only then look at the statement.
+
+Three walls, each enough by itself: the statement's own tree names nothing but the given tables and harmless functions;
+the database has no files, network, extensions or settings any more, in a transaction that cannot write; and the
+process is confined. A database that was loaded is kept for the next call on the same contents.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import threading
+from typing import Any, Final
+
+import duckdb
+
+from coatcheck.reading.confined import Message, Refused, allow, serve
+
+_LOADING: Final = (
+    "temp_directory=''",
+    "max_temp_directory_size='0KiB'",
+    "autoinstall_known_extensions=false",
+    "autoload_known_extensions=false",
+    "allow_community_extensions=false",
+    "allow_persistent_secrets=false",
+    "python_enable_replacements=false",
+    "enable_external_file_cache=false",
+)
+_LOCKING: Final = ("disabled_filesystems='LocalFileSystem'", "enable_external_access=false", "lock_configuration=true")
+_TABLE_FUNCTIONS: Final = frozenset(
+    {"range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree"}
+)
+_FORBIDDEN: Final = frozenset(
+    {"getenv", "current_setting", "getvariable", "write_log", "parse_duckdb_log_message", "sleep_ms", "pg_sleep",
+     "nextval", "currval", "setval", "json_serialize_plan", "json_execute_serialized_sql", "query", "query_table"}
+)  # fmt: skip
+_MACHINE: Final = (
+    "/proc/self/cgroup",
+    "/sys/fs/cgroup",
+    "/sys/devices/system/cpu",
+)  # it aborts where it cannot read them
+_NESTED: Final = frozenset({"list", "array", "struct", "map", "union", "variant"})
+_QUOTED: Final = re.compile(r'[",\r\n]')
+_MARGIN: Final = 1 << 30  # address space beside the database's memory: code, stacks, what the allocator holds
+_BATCH: Final = 1_000
+_ONE_SELECT: Final = "write one SELECT statement, e.g. SELECT count(*) FROM artifact"
+
+
+class _Held:
+    """The one database that this process keeps."""
+
+    def __init__(self) -> None:
+        self.key = ""
+        self.database: duckdb.DuckDBPyConnection | None = None
+        self.note = ""
+
+    def drop(self) -> None:
+        if self.database is not None:
+            self.database.close()
+        self.key, self.database, self.note = "", None, ""
+
+
+_held = _Held()
+
+
+def main(folder: str) -> None:
+    _warm()
+    serve(folder, lambda message: answer(message, folder), _held.drop, also=_MACHINE)
+
+
+def _warm() -> None:
+    """Ask something once: what the library imports on demand must be there before files are out of reach."""
+    database = duckdb.connect(":memory:")
+    database.execute("SELECT CAST($text AS VARCHAR), to_json([1])", {"text": ""}).fetchmany(1)
+    database.close()  # and with it its threads, which would not be confined
+
+
+def answer(message: Message, folder: str) -> Message:
+    limits = message["limits"]
+    allow(limits["memory"] + _MARGIN, limits["seconds"], limits["threads"])
+    if _held.key != message["holds"] or _held.database is None:
+        if not message["files"]:
+            return {"need": True}
+        _held.drop()
+        try:
+            _held.database, _held.note = _load(message["tables"], limits, folder)
+            _held.key = message["holds"]
+        except duckdb.Error as error:
+            raise _refusal(error, folder, "the content is not readable as a table: ") from error
+    connection = _held.database.cursor()
+    timer = threading.Timer(limits["seconds"], connection.interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        return _run(connection, message["sql"], message["tables"], limits) | {"holds": _held.key}
+    except duckdb.BinderException as error:
+        raise _refusal(error, folder, hint=_columns(_held.database)) from error
+    except duckdb.Error as error:
+        raise _refusal(error, folder, hint=_ONE_SELECT) from error
+    finally:
+        timer.cancel()
+        connection.close()
+
+
+def _load(tables: list[Message], limits: Message, folder: str) -> tuple[duckdb.DuckDBPyConnection, str]:
+    """A database with the tables in memory, and nothing else within its reach."""
+    database = duckdb.connect(":memory:")
+    try:
+        for setting in (*_LOADING, f"memory_limit='{limits['memory']}B'", f"threads={limits['threads']}"):
+            database.execute("SET " + setting)
+        notes = [_load_one(database, table, folder) for table in tables]
+        for setting in _LOCKING:
+            database.execute("SET " + setting)
+    except BaseException:
+        database.close()
+        raise
+    return database, "; ".join(filter(None, notes))
+
+
+def _load_one(database: duckdb.DuckDBPyConnection, table: Message, folder: str) -> str:
+    name = _name(table["name"])
+    if table["same_as"]:
+        database.execute(f"CREATE VIEW {name} AS FROM {_name(table['same_as'])}")
+        return ""
+    path = os.path.join(folder, table["file"])
+    try:
+        for attempt, (reader, note) in enumerate(_readers(table["format"])):
+            try:
+                database.execute(f"CREATE TABLE {name} AS FROM {reader}", {"path": path})
+            except (duckdb.ConversionException, duckdb.InvalidInputException):
+                if attempt + 1 == len(_readers(table["format"])):
+                    raise
+            else:
+                return note
+    finally:
+        os.unlink(path)
+    raise AssertionError("a format has at least one reader")
+
+
+def _readers(form: str) -> list[tuple[str, str]]:
+    """Ways to read a format, the strict one first."""
+    kind, _, encoding = form.partition(" ")
+    if kind == "parquet":
+        return [("read_parquet($path)", "")]
+    if kind in ("array", "newline_delimited"):
+        return [
+            (f"read_json($path, format='{kind}')", ""),
+            (f"read_json($path, format='{kind}', sample_size=-1)", ""),
+            (
+                f"read_json($path, format='{kind}', sample_size=-1, ignore_errors=true)",
+                "records that do not fit are NULL",
+            )
+            if kind == "newline_delimited"
+            else (f"read_json($path, format='{kind}', sample_size=-1, maximum_depth=1)", "nested values are JSON text"),
+        ]
+    options = ", delim='\t'" if kind == "tsv" else ""
+    options += f", encoding='{encoding}'" if encoding else ""
+    return [
+        (f"read_csv($path{options})", ""),
+        (f"read_csv($path{options}, sample_size=-1)", ""),
+        (
+            f"read_csv($path{options}, sample_size=-1, all_varchar=true, strict_mode=false, null_padding=true)",
+            "irregular rows: every column is text, short rows are filled with NULL",
+        ),
+    ]
+
+
+def _run(connection: duckdb.DuckDBPyConnection, sql: str, tables: list[Message], limits: Message) -> Message:
+    statements = connection.extract_statements(sql)
+    if len(statements) != 1:
+        raise Refused("invalid", f"this is {len(statements)} statements, not one", _ONE_SELECT)
+    statement = statements[0]
+    if statement.type != duckdb.StatementType.SELECT:
+        said = str(statement.type).rpartition(".")[2]
+        wanted = "; a PIVOT needs its values: ON column IN ('a', 'b')" if said == "MULTI" else ""
+        raise Refused("invalid", f"only SELECT is allowed here, this is {said}", _ONE_SELECT + wanted)
+    if statement.named_parameters:
+        raise Refused("invalid", "the statement has parameters, and there are no values for them", _ONE_SELECT)
+    bare = statement.query.strip().rstrip(";")
+    known = {table["name"].casefold() for table in tables}
+    _inspect(connection, bare, known)
+    connection.execute("BEGIN TRANSACTION READ ONLY")
+    relation = connection.query(bare)
+    columns, types = relation.columns, relation.types
+    # Every value comes as text: Python has no type for some of them, and text is what is wanted.
+    places = [f"c{index}" for index in range(len(columns))]
+    texts = ", ".join(
+        f"CAST(to_json({place}) AS VARCHAR)" if kind.id in _NESTED else f"CAST({place} AS VARCHAR)"
+        for place, kind in zip(places, types, strict=True)
+    )
+    wrapped = f"SELECT {texts} FROM ({bare}\n) AS answer({', '.join(places)})"  # noqa: S608 - it is inspected next
+    _inspect(connection, wrapped, known)
+    return _gather(connection.execute(wrapped), columns, limits) | {"note": _held.note}
+
+
+def _inspect(connection: duckdb.DuckDBPyConnection, sql: str, known: set[str]) -> None:
+    """Refuse a statement whose tree names a table that was not given, or a function that is none of its business."""
+    row = connection.execute("SELECT json_serialize_sql(CAST($sql AS VARCHAR))", {"sql": sql}).fetchone()
+    tree = json.loads(row[0]) if row else {}
+    if tree.get("error", True) or len(tree.get("statements", ())) != 1:
+        raise Refused("invalid", f"only SELECT is allowed here: {tree.get('error_message', '')}"[:300], _ONE_SELECT)
+    nodes = list(_nodes(tree["statements"]))
+    local = {str(entry["key"]).casefold() for node in nodes for entry in _entries(node)}
+    for node in nodes:
+        kind = node.get("type")
+        if kind == "TABLE_FUNCTION":
+            called = str(node["function"].get("function_name", "")).casefold()
+            if called not in _TABLE_FUNCTIONS:
+                raise Refused(
+                    "invalid", f"{called}() is not allowed here: only the given tables can be read", _told(known)
+                )
+        elif kind == "BASE_TABLE":
+            wanted = str(node.get("table_name", ""))
+            qualified = node.get("schema_name") or node.get("catalog_name")
+            if qualified or wanted.casefold() not in known | local:
+                full = ".".join(filter(None, [node.get("catalog_name"), node.get("schema_name"), wanted]))
+                raise Refused("invalid", f"there is no table {full[:80]!r}", _told(known))
+        elif kind == "SHOW_REF" and not node.get("query"):
+            raise Refused("invalid", "SHOW is not allowed here", _told(known))
+        elif str(kind).endswith("_QUERY_NODE") or kind in ("INSERT_NODE", "UPDATE_NODE", "DELETE_NODE"):
+            raise Refused("invalid", "only SELECT is allowed here, in WITH too", _ONE_SELECT)
+        if str(node.get("function_name", "")).casefold() in _FORBIDDEN:
+            raise Refused("invalid", f"{node['function_name']}() is not allowed here", _ONE_SELECT)
+
+
+def _nodes(tree: Any) -> Any:
+    stack = [tree]
+    while stack:
+        at = stack.pop()
+        if isinstance(at, dict):
+            yield at
+            stack.extend(at.values())
+        elif isinstance(at, list):
+            stack.extend(at)
+
+
+def _entries(node: Message) -> list[Message]:
+    """The names that WITH gives, of a node that has any."""
+    found = node.get("cte_map")
+    names = list(found.get("map", ())) if isinstance(found, dict) else []
+    return names + ([{"key": node["cte_name"]}] if node.get("cte_name") else [])
+
+
+def _told(known: set[str]) -> str:
+    return "tables here: " + ", ".join(name if name.isidentifier() else f'"{name}"' for name in sorted(known))[:300]
+
+
+def _gather(result: Any, columns: list[str], limits: Message) -> Message:
+    """The result as CSV: NULL is empty, an empty text is `\"\"`. Whole rows only, as many as fit."""
+    lines = [",".join(map(_cell, columns))]
+    size, rows, more, widest = len(lines[0]), 0, False, 0
+    while not more and (batch := result.fetchmany(_BATCH)):
+        for row in batch:
+            line = ",".join(map(_cell, row))
+            if rows == limits["rows"] or size + len(line) + 1 > limits["chars"]:
+                more, widest = True, len(line)
+                break
+            lines.append(line)
+            size += len(line) + 1
+            rows += 1
+    return {"text": "\n".join(lines), "rows": rows, "columns": len(columns), "more": more, "widest": widest}
+
+
+def _cell(value: str | None) -> str:
+    if value is None:
+        return ""
+    if not value or _QUOTED.search(value):
+        return '"' + value.replace('"', '""') + '"'
+    return value
+
+
+def _name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _columns(database: duckdb.DuckDBPyConnection) -> str:
+    """The columns that a statement could have meant."""
+    rows = (
+        database.cursor().execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
+    )
+    several = len({table for table, _ in rows}) > 1
+    told = ", ".join(_name(table) * several + "." * several + _name(column) for table, column in rows)
+    return "columns here: " + (told if len(told) <= 400 else told[:400] + "…")
+
+
+def _refusal(error: duckdb.Error, folder: str, lead: str = "", hint: str = "") -> Refused:
+    said = " ".join(str(error).replace(folder + os.sep, "").split())
+    said = said if len(said) <= 600 else said[:600] + "…"
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return Refused("limit", "this takes more memory than is allowed", "filter or aggregate before you join or sort")
+    if isinstance(error, duckdb.InterruptException):
+        return Refused("limit", "this took more time than is allowed", "filter or aggregate before you join or sort")
+    if isinstance(error, duckdb.FatalException | duckdb.InternalException):
+        sys.exit(3)  # the database is of no more use, and neither is this process
+    return Refused("invalid", lead + said, hint)

@@ -1,0 +1,450 @@
+"""SQL on artifacts: what it answers, and forty ways out of its sandbox that lead nowhere."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded, MissingExtra, TooLarge
+from coatcheck.reading import sql
+from coatcheck.reading.child import MOST, Pool
+from coatcheck.reading.sql import SqlLimits, is_sql, pointers_in, run_sql
+from coatcheck.streams import Content
+from tests.reading.conftest import make_content
+
+CSV = b"id,name,price\n1,apple,1.5\n2,pear,\n3,,2.25\n"
+SHORT = SqlLimits(seconds=2, memory=256 << 20, threads=2)
+SECRET = "canary-4711"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def children() -> Iterator[None]:
+    yield
+    sql.pool.close()
+
+
+def table(data: bytes = CSV, media_type: str = "text/csv") -> dict[str, Content]:
+    return {"artifact": make_content(data, media_type)}
+
+
+def test_a_select_answers_csv_where_null_is_empty_and_an_empty_text_is_two_quotes() -> None:
+    answer = run_sql("SELECT id, name, price, '' AS nothing FROM artifact ORDER BY id DESC", table())
+    assert answer.text == 'id,name,price,nothing\n3,,2.25,""\n2,pear,,""\n1,apple,1.5,""'
+    assert (answer.media_type, answer.shown, answer.complete) == ("text/csv", "3 rows, 4 columns", True)
+
+
+@pytest.mark.parametrize(
+    ("data", "media_type"),
+    [
+        (b"id\tname\n1\tapple\n2\tpear\n", "text/tab-separated-values"),
+        (b"id,name\r\n1,apple\r\n2,pear\r\n", "text/csv; charset=utf-8"),
+        (b"\xef\xbb\xbfid,name\n1,apple\n2,pear\n", "text/csv"),
+        ("\ufeffid,name\n1,apple\n2,pear\n".encode("utf-16-le"), "text/csv"),
+        (b'[{"id": 1, "name": "apple"}, {"id": 2, "name": "pear"}]', "application/json"),
+        (b'{"id": 1, "name": "apple"}\n{"id": 2, "name": "pear"}\n', "application/x-ndjson"),
+    ],
+)
+def test_every_tabular_format_is_a_table(data: bytes, media_type: str) -> None:
+    assert (
+        run_sql("SELECT id, name FROM artifact ORDER BY id", table(data, media_type)).text == "id,name\n1,apple\n2,pear"
+    )
+
+
+def test_parquet_is_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    duckdb.execute("COPY (SELECT range AS n FROM range(1000)) TO $path (FORMAT parquet)", {"path": str(path)})
+    answer = run_sql("SELECT sum(n) AS s FROM artifact", table(path.read_bytes(), "application/vnd.apache.parquet"))
+    assert answer.text == "s\n499500"
+
+
+def test_nested_values_come_as_json_and_odd_types_as_text() -> None:
+    answer = run_sql(
+        "SELECT [1, 2] AS l, {'a': 'x'} AS s, DATE 'infinity' AS d, 170141183460469231731::HUGEINT AS h", table()
+    )
+    assert answer.text == 'l,s,d,h\n"[1,2]","{""a"":""x""}",infinity,170141183460469231731'
+
+
+def test_other_artifacts_join_under_their_pointers() -> None:
+    other = make_content(b'[{"id": 1, "qty": 10}, {"id": 3, "qty": 30}]', "application/json")
+    question = 'SELECT name, qty FROM artifact JOIN "art:0123456789ab" AS o USING (id) ORDER BY id'
+    assert pointers_in(question) == ["art:0123456789ab"]
+    assert run_sql(question, table() | {"art:0123456789ab": other}).text == "name,qty\napple,10\n,30"
+
+
+def test_one_content_under_two_names_is_loaded_once() -> None:
+    given = table()
+    answer = run_sql(
+        'SELECT count(*) AS n FROM artifact, "art:0123456789ab"', given | {"art:0123456789ab": given["artifact"]}
+    )
+    assert answer.text == "n\n9"
+
+
+def test_pointers_in_texts_and_comments_are_none() -> None:
+    question = """SELECT 'in "art:aaaaaaaaaaaa"' -- "art:bbbbbbbbbbbb"
+        /* "art:cccccccccccc" */ FROM "art:dddddddddddd", "art:dddddddddddd", "art:short" """
+    assert pointers_in(question) == ["art:dddddddddddd"]
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [("SELECT 1", True), ("  -- x\n with a as (select 1) from a", True), ("(select 1)", True),
+     ("describe artifact", True), ("$.items[0]", False), ("shape", False), ("selection", False), ("page 3", False)],
+)  # fmt: skip
+def test_sql_is_told_from_other_queries(query: str, told: bool) -> None:
+    assert is_sql(query) is told
+
+
+@pytest.mark.parametrize("question", ["DESCRIBE artifact", "SUMMARIZE artifact", "FROM artifact", "TABLE artifact;"])
+def test_looking_around_is_a_select(question: str) -> None:
+    assert run_sql(question, table()).text.count("\n") == 3
+
+
+def test_irregular_rows_are_read_as_text_and_the_note_says_so() -> None:
+    data = b"a,b\n" + b"1,2\n" * 3000 + b"x,y,z\n" + b"5\n"
+    answer = run_sql("SELECT count(*) AS n FROM artifact", table(data))
+    assert answer.text.startswith("n\n300")
+
+
+def test_rows_over_the_limit_are_left_out_and_the_answer_says_so() -> None:
+    answer = run_sql("SELECT * FROM range(1000)", table(), limits=SqlLimits(rows=10))
+    assert (answer.shown, answer.complete) == ("the first 10 rows, 1 column", False)
+    assert answer.text.count("\n") == 10
+    assert "left out" in answer.note
+
+
+def test_characters_over_the_limit_are_left_out_by_whole_rows() -> None:
+    answer = run_sql("SELECT repeat('x', 100) AS t FROM range(1000)", table(), limits=SqlLimits(chars=1000))
+    assert len(answer.text) <= 1000
+    assert set(map(len, answer.text.split("\n")[1:])) == {100}
+    assert not answer.complete
+
+
+def test_one_row_over_the_limit_is_an_error_that_says_how_to_shorten_it() -> None:
+    with pytest.raises(LimitExceeded, match=r"2,000 characters.*substr"):
+        run_sql("SELECT repeat('x', 2000)", table(), limits=SqlLimits(chars=1000))
+
+
+def test_an_unknown_column_is_told_with_those_that_there_are() -> None:
+    with pytest.raises(InvalidArgument, match=r"cost.*price"):
+        run_sql("SELECT cost FROM artifact", table())
+
+
+def test_an_unknown_table_is_told_with_those_that_there_are() -> None:
+    with pytest.raises(InvalidArgument, match=r"no table 'sales'.*tables here: artifact"):
+        run_sql("SELECT * FROM sales", table())
+
+
+@pytest.mark.parametrize(
+    ("data", "media_type", "said"),
+    [
+        (b'{"items": []}', "application/json", "JSONPath"),
+        (b"", "text/csv", "empty"),
+        (b"\x89PNG", "image/png", "not a table"),
+        (b"PAR1 is not all of it", "application/vnd.apache.parquet", "not readable as a table"),
+        (b"[1, 2", "application/json", "not readable as a table"),
+        (b"[" * 100_000, "application/json", "not readable as a table"),
+    ],
+)
+def test_what_is_no_table_is_an_error_that_says_why(data: bytes, media_type: str, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        run_sql("SELECT * FROM artifact", table(data, media_type))
+
+
+def test_tables_over_the_size_limit_are_refused_before_they_are_read() -> None:
+    with pytest.raises(TooLarge):
+        run_sql("SELECT 1", table(), limits=SqlLimits(input_bytes=10))
+
+
+def test_a_missing_extra_is_told() -> None:
+    with pytest.raises(MissingExtra, match=r"coatcheck\[sql\]"):
+        Pool("coatcheck.reading.sql_child", "sql", "no_such_package_here").ask(
+            {}, {}, holds="", seconds=1, most_chars=1
+        )
+
+
+WAYS_OUT = {
+    "read_csv": "SELECT * FROM read_csv('{file}')",
+    "read_csv_auto": "SELECT * FROM read_csv_auto('{file}')",
+    "sniff_csv": "SELECT * FROM sniff_csv('{file}')",
+    "read_text": "SELECT content FROM read_text('{file}')",
+    "read_blob": "SELECT content FROM read_blob('{file}')",
+    "read_json": "SELECT * FROM read_json('{file}')",
+    "read_json_objects": "SELECT * FROM read_json_objects('{file}')",
+    "read_ndjson": "SELECT * FROM read_ndjson('{file}')",
+    "read_parquet": "SELECT * FROM read_parquet('{file}')",
+    "parquet_metadata": "SELECT * FROM parquet_metadata('{file}')",
+    "read_duckdb": "SELECT * FROM read_duckdb('{file}')",
+    "glob": "SELECT * FROM glob('{folder}/*')",
+    "a reader in a subquery": "SELECT (SELECT count(*) FROM read_text('{file}'))",
+    "a reader in WITH": "WITH t AS (FROM read_text('{file}')) SELECT * FROM t",
+    "a reader behind a lateral join": "SELECT * FROM artifact, LATERAL (SELECT * FROM read_text('{file}'))",
+    "a file's name as a table": "SELECT * FROM '{file}'",
+    "a quoted name of a file": 'SELECT * FROM "{file}"',
+    "a file under the home folder": "SELECT * FROM '~/.bashrc'",
+    "a process's files": "SELECT * FROM '/proc/self/environ'",
+    "a url": "SELECT * FROM 'https://127.0.0.1:9/x.csv'",
+    "a bucket": "SELECT * FROM read_parquet('s3://bucket/key.parquet')",
+    "COPY to a file": "COPY artifact TO '{folder}/out.csv'",
+    "COPY from a file": "COPY artifact FROM '{file}'",
+    "EXPORT": "EXPORT DATABASE '{folder}/out'",
+    "IMPORT": "IMPORT DATABASE '{folder}'",
+    "ATTACH": "ATTACH '{folder}/new.db' AS other",
+    "ATTACH of SQLite": "ATTACH '{file}' AS other (TYPE sqlite)",
+    "ATTACH of PostgreSQL": "ATTACH 'host=127.0.0.1 dbname=postgres' AS other (TYPE postgres)",
+    "INSTALL": "INSTALL httpfs",
+    "LOAD": "LOAD '{file}'",
+    "CREATE TABLE": "CREATE TABLE t AS SELECT * FROM read_text('{file}')",
+    "CREATE VIEW": "CREATE VIEW v AS SELECT * FROM '{file}'",
+    "CREATE SECRET": "CREATE SECRET s (TYPE s3, KEY_ID 'a', SECRET 'b')",
+    "CREATE MACRO": "CREATE MACRO m() AS TABLE SELECT * FROM read_text('{file}')",
+    "getenv": "SELECT getenv('CANARY')",
+    "PRAGMA": "PRAGMA database_list",
+    "PRAGMA with a value": "PRAGMA memory_limit='100GB'",
+    "SET": "SET enable_external_access=true",
+    "RESET": "RESET lock_configuration",
+    "CALL": "CALL pragma_version()",
+    "settings": "SELECT * FROM duckdb_settings()",
+    "settings as a view": "SELECT * FROM pg_catalog.pg_settings",
+    "one setting": "SELECT current_setting('secret_directory')",
+    "secrets": "SELECT * FROM duckdb_secrets()",
+    "logging": "CALL enable_logging(storage => 'file', storage_path => '{folder}/log')",
+    "logging from SELECT": "SELECT * FROM enable_logging()",
+    "query()": "SELECT * FROM query('SELECT * FROM read_text(''{file}'')')",
+    "query_table()": "SELECT * FROM query_table('{file}')",
+    "a serialized statement": "SELECT * FROM json_execute_serialized_sql('{{}}')",
+    "the catalog": "SELECT * FROM information_schema.tables",
+    "tables of the system": "SELECT * FROM system.main.duckdb_tables",
+    "SHOW": "SHOW ALL TABLES",
+    "two statements": "SELECT 1; SELECT * FROM read_text('{file}')",
+    "a closed bracket": "SELECT 1) AS x; COPY artifact TO '{folder}/out.csv'; SELECT * FROM (SELECT 1",
+    "a comment": "SELECT 1 -- \n; COPY artifact TO '{folder}/out.csv' --",
+    "DELETE": "DELETE FROM artifact",
+    "DELETE in WITH": "WITH gone AS (DELETE FROM artifact RETURNING *) SELECT * FROM gone",
+    "INSERT": "INSERT INTO artifact SELECT * FROM artifact",
+    "DROP": "DROP TABLE artifact",
+    "EXPLAIN ANALYZE": "EXPLAIN ANALYZE SELECT 1",
+    "PREPARE": "PREPARE p AS SELECT 1",
+    "a parameter": "SELECT $1",
+    "a huge cross join": "SELECT count(*) FROM range(10000000) a, range(10000000) b WHERE hash(a.range, b.range) = 1",
+    "an endless recursion": "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT count(*) FROM t",
+    "a giant text": "SELECT length(repeat('x', 3000000000))",
+    "many large texts": "SELECT string_agg(repeat('x', 100000000), '') FROM range(1000)",
+    "a giant list": "SELECT len(list(range)) FROM range(100000000000)",
+    "a giant sort": "SELECT * FROM range(10000000000) ORDER BY hash(range) LIMIT 1 OFFSET 1000000000",
+    "waiting": "SELECT sleep_ms(100000)",
+    "brackets": "SELECT " + "(" * 20_000 + "1" + ")" * 20_000,
+    "a long sum": "SELECT " + "1+" * 20_000 + "1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_no_way_leads_out(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CANARY", SECRET)
+    secret = tmp_path / "secret.csv"
+    secret.write_text(f"word\n{SECRET}\n")
+    question = WAYS_OUT[way].format(file=secret, folder=tmp_path)
+    with pytest.raises(CoatcheckError) as raised:
+        run_sql(question, table(), limits=SHORT)
+    assert isinstance(raised.value, InvalidArgument | LimitExceeded)
+    assert SECRET not in str(raised.value)
+    assert len(str(raised.value)) < 1500
+    assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
+    assert secret.read_text() == f"word\n{SECRET}\n"
+    assert run_sql("SELECT count(*) AS n FROM artifact", table(), limits=SHORT).text == "n\n3"
+
+
+def test_the_walls_hold_one_by_one(tmp_path: Path) -> None:
+    """The database refuses a file by itself, without the look at the statement's tree."""
+    script = f"""
+import os, sys
+from coatcheck.reading import sql_child
+open({str(tmp_path / "0.data")!r}, "w").write("a\\n1\\n")
+given = [{{"name": "artifact", "format": "csv", "file": "0.data", "same_as": ""}}]
+database, _ = sql_child._load(given, {{"memory": 1 << 28, "threads": 1}}, {str(tmp_path)!r})
+database.execute("BEGIN TRANSACTION READ ONLY")
+for statement in ("SELECT * FROM read_text('/etc/hostname')", "SET threads=8", "COPY artifact TO '/tmp/x'",
+                  "LOAD httpfs", "SELECT getenv('PATH')", "FROM glob('/*')", "ATTACH '/tmp/x.db'",
+                  "DELETE FROM artifact"):
+    try:
+        database.execute(statement).fetchall()
+    except Exception:
+        database.execute("ROLLBACK; BEGIN TRANSACTION READ ONLY")
+    else:
+        sys.exit("allowed: " + statement)
+print("held", flush=True)
+os._exit(0)
+"""
+    ran = _python(script)
+    assert ran.stdout.strip() == "held", ran.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
+def test_a_confined_process_opens_no_file_and_no_connection(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("ours")
+    script = f"""
+import ctypes, os, socket, sys
+from coatcheck.reading.confined import confine
+if ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint32(1)) < 4:
+    print("no landlock"); os._exit(0)
+listening = socket.create_server(("127.0.0.1", 0))
+confine({str(tmp_path)!r})
+assert open({str(tmp_path / "mine")!r}).read() == "ours"
+for attempt in (lambda: open("/etc/passwd"), lambda: os.listdir("/"), lambda: open({str(tmp_path / "new")!r}, "w"),
+                lambda: os.open("/dev/null", os.O_WRONLY), lambda: os.execv("/bin/true", ["true"]),
+                lambda: socket.create_connection(listening.getsockname(), 2)):
+    try:
+        attempt()
+    except OSError:
+        continue
+    os._exit(3)
+print("held", flush=True)
+os._exit(0)
+"""
+    ran = _python(script)
+    assert ran.stdout.strip() in ("held", "no landlock"), ran.stderr
+
+
+def _python(script: str) -> "subprocess.CompletedProcess[str]":
+    path = os.pathsep.join(filter(None, sys.path))
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": path},
+        check=False,
+        timeout=60,
+    )
+
+
+def test_an_idle_child_that_was_killed_is_replaced_unseen() -> None:
+    run_sql("SELECT 1", table())
+    killed = sql.pool._idle[:]
+    for child in killed:
+        os.kill(child.pid, signal.SIGKILL)
+        child._process.wait()
+    assert run_sql("SELECT 1 AS one", table()).text == "one\n1"
+    assert not {child.pid for child in killed} & set(sql.pool.pids())
+
+
+def test_a_child_that_overstays_is_killed_and_the_next_call_is_served() -> None:
+    described, contents = sql._describe(table())
+    limits = asdict(SqlLimits(seconds=600))
+    message = {"sql": WAYS_OUT["an endless recursion"], "tables": described, "limits": limits}
+    with pytest.raises(LimitExceeded, match="stopped"):
+        sql.pool.ask(message, contents, holds="x", seconds=-0.5, most_chars=1000)
+    assert run_sql("SELECT 1 AS one", table()).text == "one\n1"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the child in /proc")
+def test_a_child_that_crashes_at_work_is_a_clear_error() -> None:
+    sql.pool.close()
+    threading.Timer(1, _crash_children).start()
+    with pytest.raises(LimitExceeded, match="crashed"):
+        run_sql(WAYS_OUT["an endless recursion"], table(), limits=SqlLimits(seconds=30))
+    assert run_sql("SELECT 1 AS one", table()).text == "one\n1"
+
+
+def _crash_children() -> None:
+    """Crash the children of this process that run SQL."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"sql_child" in (entry / "cmdline").read_bytes():
+                os.kill(int(entry.name), signal.SIGSEGV)
+        except OSError:
+            continue
+
+
+def test_the_child_sees_no_environment() -> None:
+    run_sql("SELECT 1", table())
+    (pid, *_) = sql.pool.pids()
+    environ = Path(f"/proc/{pid}/environ")
+    if not environ.exists():
+        pytest.skip("no /proc")
+    assert [entry.partition(b"=")[0] for entry in environ.read_bytes().split(b"\0") if entry] == [b"LC_ALL"]
+
+
+def test_nothing_of_the_content_stays_on_disk() -> None:
+    run_sql("SELECT 1", table())
+    for child in sql.pool._idle:
+        assert os.listdir(child.folder) == []
+        assert os.stat(child.folder).st_mode & 0o777 == 0o700
+        folder = child.folder
+    sql.pool.close()
+    assert not os.path.exists(folder)
+
+
+def test_the_second_call_finds_its_tables_loaded() -> None:
+    reads: list[int] = []
+    data = b"n\n" + b"1\n" * 1000
+    content = make_content(data, "text/csv")
+
+    def read(offset: int, length: int) -> bytes:
+        reads.append(length)
+        return data[offset : offset + length]
+
+    watched = Content(content.ref, b"", read)
+    first = run_sql("SELECT sum(n) AS s FROM artifact", {"artifact": watched})
+    reads.clear()
+    assert run_sql("SELECT sum(n) AS s FROM artifact", {"artifact": watched}) == first
+    assert reads == [4096]  # the head, for the format
+
+
+def test_a_statement_cannot_change_what_the_next_one_sees() -> None:
+    for question in ("SELECT setseed(0.5)", "WITH x AS (DELETE FROM artifact RETURNING *) FROM x"):
+        with pytest.raises(InvalidArgument) if "DELETE" in question else nullcontext():
+            run_sql(question, table())
+        assert run_sql("SELECT count(*) AS n FROM artifact", table()).text == "n\n3"
+
+
+def test_concurrent_calls_each_get_their_own_answer() -> None:
+    answers: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        given = table(f"n\n{number}\n".encode())
+        answers[number] = run_sql("SELECT n + 0 AS n FROM artifact", given).text
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(3 * MOST)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {number: f"n\n{number}" for number in range(3 * MOST)}
+
+
+def test_a_statement_that_runs_on_does_not_hold_up_another() -> None:
+    failed: list[BaseException] = []
+
+    def run_on() -> None:
+        try:
+            run_sql(WAYS_OUT["an endless recursion"], table(), limits=SHORT)
+        except CoatcheckError as error:
+            failed.append(error)
+
+    slow = threading.Thread(target=run_on)
+    slow.start()
+    quick = run_sql("SELECT count(*) AS n FROM artifact", table())
+    assert quick.text == "n\n3"
+    assert not failed
+    slow.join()
+    assert len(failed) == 1
+
+
+def test_real_data_answers(corpus: Path) -> None:
+    heroes = make_content((corpus / "content/csv/marvel-wikia-data.csv").read_bytes(), "text/csv")
+    answer = run_sql(
+        'SELECT "ALIGN", count(*) AS n FROM artifact GROUP BY ALL ORDER BY n DESC LIMIT 2', {"artifact": heroes}
+    )
+    assert answer.shown == "2 rows, 2 columns"
+    chunks = make_content((corpus / "retrieval/codebase_chunks.json").read_bytes(), "application/json")
+    rows = json.loads((corpus / "retrieval/codebase_chunks.json").read_bytes())
+    assert run_sql("SELECT count(*) AS n FROM artifact", {"artifact": chunks}).text == f"n\n{len(rows)}"
