@@ -44,12 +44,14 @@ class Lookup:
         self._uses = uses
         self._clock = clock
 
-    def resolve(self, scope: Scope, target: Ref | str, *, content: bool = False) -> tuple[Entry, str]:
+    def resolve(
+        self, scope: Scope, target: Ref | str, *, content: bool = False, brief: bool = False
+    ) -> tuple[Entry, str]:
         """The live entry behind a ref, pointer, id or name, and the fragment that was asked for.
 
         Raises `NotFound`, `Expired`, `AmbiguousPointer`, `InvalidPointer`."""
         if isinstance(target, Ref):
-            entry = self._by_prefix(scope, target.artifact_id, content)
+            entry = self._by_prefix(scope, target.artifact_id, content, brief)
             if entry.ref.codec != target.codec:
                 entry = replace(entry, ref=replace(entry.ref, codec=target.codec))
             return entry, ""
@@ -63,12 +65,12 @@ class Lookup:
                 if named is None:
                     raise
                 return named, ""
-            return self._by_prefix(scope, parsed.prefix, content), parsed.fragment
+            return self._by_prefix(scope, parsed.prefix, content, brief), parsed.fragment
         named = self._by_name(scope, target, content) if is_text(target) else None
         if named is not None:
             return named, ""
         if is_prefix(target):
-            return self._by_prefix(scope, target, content), ""
+            return self._by_prefix(scope, target, content, brief), ""
         raise NotFound(f"no artifact found for {clip(target)}")
 
     def list(self, scope: Scope, *, name: str | None, kind: str | None, limit: int | None) -> list[Ref]:
@@ -127,11 +129,11 @@ class Lookup:
         keeper = self._catalog if entry.blob.coding == "inline" else self._blobs
         return entry.ref.as_told(self.expires(entry), keeper.uri(entry.blob), length)
 
-    def _by_prefix(self, scope: Scope, prefix: str, content: bool) -> Entry:
+    def _by_prefix(self, scope: Scope, prefix: str, content: bool, brief: bool) -> Entry:
         dead: Entry | None = None
         live: dict[str, Entry] = {}
         for session_id in scope.lineage:
-            for entry in self._catalog.find(session_id, prefix=prefix, content=content):
+            for entry in self._catalog.find(session_id, prefix=prefix, content=content, brief=brief):
                 if self.is_live(entry):
                     live.setdefault(entry.ref.artifact_id, entry)
                 else:

@@ -179,7 +179,7 @@ class Store:
 
     def get(self, scope: Scope, target: Ref | str) -> Any:
         try:
-            entry, fragment = self._lookup.resolve(scope, target, content=True)
+            entry, fragment = self._lookup.resolve(scope, target, content=True, brief=True)
             entry, data = self._bytes(scope, entry)
         except NotFound:
             return None

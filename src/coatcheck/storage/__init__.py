@@ -195,6 +195,7 @@ class Catalog(Protocol):
         prefix: str | None = None,
         name: str | None = None,
         content: bool = False,
+        brief: bool = False,
         settled: bool = True,
         limit: int | None = None,
         before: int | None = None,
@@ -203,8 +204,8 @@ class Catalog(Protocol):
 
         By `prefix`: of each artifact whose id begins with it, the newest ref (of those that live longest, and no
         tombstone where another is there). By `name`: every ref that was put under it. Else all, or those with a seq
-        `before` that one. With `content`, entries carry the inline content. With `settled=False` the answer may lack
-        what `behind` would tell of."""
+        `before` that one. With `content`, entries carry the inline content; with `brief` too, their refs may lack all
+        that was said of them. With `settled=False` the answer may lack what `behind` would tell of."""
         ...
 
     def blob(self, digest: str, *, settled: bool = True) -> Blob | None:

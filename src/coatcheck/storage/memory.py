@@ -184,6 +184,7 @@ class MemoryCatalog:
         prefix: str | None = None,
         name: str | None = None,
         content: bool = False,
+        brief: bool = False,
         settled: bool = True,
         limit: int | None = None,
         before: int | None = None,

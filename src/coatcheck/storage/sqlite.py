@@ -44,21 +44,25 @@ from coatcheck.storage.changes import Changes
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.journal import START, Journal
 from coatcheck.storage.reserve import Reserve
-from coatcheck.storage.rows import COLUMNS, EXPIRES, GONE, WIDTH, Row, entry_of
+from coatcheck.storage.rows import BRIEF, COLUMNS, EXPIRES, GONE, WIDTH, Row, brief_entry_of, entry_of
 
 NAME = "catalog.sqlite"
 LOCK = "lock"
 INLINE_LIMIT = 128 * 1024
-_WAL_LIMIT = 16 * 1024 * 1024
+_PAGES = 64  # given back in one step of compacting
 _PIECE = 1024 * 1024
 _FROM = "FROM session s JOIN ref r ON r.session_key = s.session_key LEFT JOIN blob b ON b.blob_key = r.blob_key"
 # Left to itself SQLite walks all refs of a session in the order of their seq: the index has to be named.
 _FROM_DIGEST = _FROM.replace("ref r", "ref r INDEXED BY ref_by_digest")
 _FROM_NAME = _FROM.replace("ref r", "ref r INDEXED BY ref_by_name")
-_BY_PREFIX = f"""SELECT {COLUMNS}, {{content}}, (SELECT o.digest FROM ref o WHERE o.session_key = r.session_key
+_BY_PREFIX = f"""SELECT {{columns}}, {{content}}, (SELECT o.digest FROM ref o WHERE o.session_key = r.session_key
     AND o.digest >= ?1 AND o.digest < r.digest LIMIT 1) {_FROM} LEFT JOIN content c ON c.blob_key = b.blob_key
     WHERE s.session_id = ?3 AND r.digest >= ?1 AND r.digest <= ?2 ORDER BY r.digest DESC, r.seq DESC LIMIT 1"""
-_NEWEST = {True: _BY_PREFIX.format(content="c.data"), False: _BY_PREFIX.format(content="NULL")}
+_NEWEST = {
+    True: _BY_PREFIX.format(columns=COLUMNS, content="c.data"),
+    False: _BY_PREFIX.format(columns=COLUMNS, content="NULL"),
+}
+_NEWEST_BRIEF = _BY_PREFIX.format(columns=BRIEF, content="c.data")
 
 
 class SqliteCatalog:
@@ -86,6 +90,8 @@ class SqliteCatalog:
         self._lock = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         try:
             with self._exclusive("opening the store"):
+                if self._reserve.is_needed():  # what SQLite makes beside the database has to fit
+                    self._reserve.release(self._journal)
                 with contextlib.suppress(FileExistsError):
                     os.close(disk.create(NAME, folder))
                 self._writer = self._connect()
@@ -133,6 +139,7 @@ class SqliteCatalog:
         prefix: str | None = None,
         name: str | None = None,
         content: bool = False,
+        brief: bool = False,
         settled: bool = True,
         limit: int | None = None,
         before: int | None = None,
@@ -142,6 +149,12 @@ class SqliteCatalog:
         pending: list[Entry] = []
         if prefix is not None:
             low, high = prefix_range(prefix)
+            if brief and content and settled:
+                (row,) = self._query(_NEWEST_BRIEF, (low, high, session_id)) or (None,)
+                if row is None:
+                    return []
+                if row[13] is None and row[5] is None and row[3] is None:
+                    return [brief_entry_of(row)]
             found = self._query(_NEWEST[content], (low, high, session_id), settled=settled)
             pending = [] if settled else self._put_lately(session_id, prefix)
             if not found:
@@ -299,8 +312,16 @@ class SqliteCatalog:
     def compact(self) -> None:
         with self._exclusive("compacting the catalog"):
             self._refresh_and_catch_up()
-            self._writer.executescript("PRAGMA incremental_vacuum")  # `execute` would free one page
-            self._settle(truncate=True)
+            with self._roomy():
+                before, free = -1, self._free_pages()
+                while free and free != before:
+                    self._writer.executescript(f"PRAGMA incremental_vacuum({_PAGES})")  # `execute` would free one page
+                    self._bound_wal()
+                    before, free = free, self._free_pages()
+                self._settle(truncate=True)
+
+    def _free_pages(self) -> int:
+        return int(self._writer.execute("PRAGMA freelist_count").fetchone()[0])
 
     def close(self) -> None:
         if self._closed:
@@ -313,6 +334,9 @@ class SqliteCatalog:
             while self._readers:
                 self._readers.pop().close()
             self._writer.close()
+            if self._journal.strained:
+                with contextlib.suppress(OSError):
+                    self._reserve.fill(self._journal)
             self._journal.close()
         os.close(self._lock)
         os.close(self._folder)
@@ -344,18 +368,27 @@ class SqliteCatalog:
         """One transaction on all that was put so far. What frees space may use the space that is kept in reserve."""
         with self._exclusive(doing):
             self._refresh_and_catch_up()
-            if freeing and self._reserve.is_needed():
-                self._reserve.release(self._journal)
-            self._writer.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._disk.commit(self._writer)
-            except BaseException:
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
-                raise
-            if durable:
-                self._sync_wal(always=always)
+            with self._roomy() if freeing else contextlib.nullcontext():
+                self._writer.execute("BEGIN IMMEDIATE")
+                try:
+                    yield
+                    self._disk.commit(self._writer)
+                except BaseException:
+                    if self._writer.in_transaction:
+                        self._writer.execute("ROLLBACK")
+                    raise
+                if durable:
+                    self._sync_wal(always=always)
+                self._bound_wal()
+
+    @contextmanager
+    def _roomy(self) -> Iterator[None]:
+        """With the space that is kept in reserve, where the disk is full."""
+        if self._reserve.is_needed():
+            self._reserve.release(self._journal)
+        try:
+            yield
+        finally:
             if self._journal.strained:
                 with contextlib.suppress(OSError):
                     self._reserve.fill(self._journal)
@@ -372,7 +405,24 @@ class SqliteCatalog:
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Take over from the journal what the database does not have yet. The caller holds the lock."""
+        """Take over from the journal what the database does not have yet. The caller holds the lock.
+
+        In batches that fit into the reserve: what was acknowledged must stay readable on a full disk."""
+        while self._take_over():
+            self._bound_wal()
+        self._has_seen_all()
+
+    def _take_over(self) -> bool:
+        """Take over a batch; whether there may be more."""
+        try:
+            return self._take_over_batch()
+        except sqlite3.OperationalError:
+            self._reserve.release(self._journal)
+            with contextlib.suppress(sqlite3.OperationalError):
+                self._checkpoint("TRUNCATE")
+            return self._take_over_batch()
+
+    def _take_over_batch(self) -> bool:
         journal = self._journal
         self._writer.execute("BEGIN IMMEDIATE")
         try:
@@ -383,28 +433,28 @@ class SqliteCatalog:
                 if start > journal.end:
                     # A power cut took from the journal what the database kept: what is put at its end now would be
                     # taken for known. Begin another one.
-                    self._settle()
-                self._has_seen_all()
-                return
+                    self._sync_wal(always=True)
+                    journal.replace()
+                return False
+            most, size = self._reserve.batch
             at = start
-            for at, record in journal.records(start):  # noqa: B007 - `at` is used behind the loop
+            for count, (at, record) in enumerate(journal.records(start), 1):
                 try:
                     entry, heal, grace = rows.unpack(record)
                 except (ValueError, TypeError, struct.error) as error:
                     raise Damaged("a record of the journal makes no sense", hint="restore the store") from error
                 self._changes.put(entry, heal=heal, grace=grace)
+                if count >= most or at - start >= size:
+                    break
             self._writer.executemany(
                 "INSERT OR REPLACE INTO meta VALUES (?, ?)", [("journal", journal.journal_id), ("offset", at)]
             )
             self._disk.commit(self._writer)
-        except BaseException as error:
+        except BaseException:
             if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
-            if isinstance(error, sqlite3.OperationalError) and self._reserve.release(journal):
-                self._catch_up()  # what was acknowledged must stay readable on a full disk: the reserve is for that
-                return
             raise
-        self._has_seen_all()
+        return at < journal.end
 
     def _has_seen_all(self) -> None:
         self._journal.seen = self._journal.end
@@ -414,13 +464,26 @@ class SqliteCatalog:
     def _settle(self, *, truncate: bool = False) -> None:
         """Make all that the database holds durable, start a new journal, and keep the WAL from growing."""
         self._sync_wal(always=True)
-        self._journal.replace()
+        if self._journal.end > START or self._journal.is_unsound:
+            self._journal.replace()
         self._has_seen_all()
-        wal = self._path.with_name(NAME + "-wal")
         if truncate:
-            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        elif wal.stat().st_size > _WAL_LIMIT:
-            self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            self._checkpoint("TRUNCATE")
+        else:
+            self._bound_wal()
+
+    def _bound_wal(self) -> None:
+        """Keep the WAL from growing beyond what the reserve has room for in the database."""
+        if self._path.with_name(NAME + "-wal").stat().st_size > self._reserve.wal_limit:
+            try:
+                self._checkpoint("PASSIVE")
+            except sqlite3.OperationalError:
+                self._reserve.release(self._journal)
+                with contextlib.suppress(sqlite3.OperationalError):  # then it grows: what is in it stays readable
+                    self._checkpoint("TRUNCATE")
+
+    def _checkpoint(self, mode: str) -> None:
+        self._writer.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
 
     def _sync_wal(self, *, always: bool = False) -> None:
         # Never the database file itself: closing a second descriptor of it would drop SQLite's locks.
@@ -477,7 +540,7 @@ class SqliteCatalog:
             )
             for pragma in (
                 "synchronous = NORMAL", "wal_autocheckpoint = 0", "secure_delete = FAST", "cell_size_check = ON",
-                "trusted_schema = OFF", "temp_store = MEMORY", f"query_only = {int(reading)}",
+                "trusted_schema = OFF", "temp_store = MEMORY", "journal_size_limit = 0", f"query_only = {int(reading)}",
             ):  # fmt: skip
                 db.execute(f"PRAGMA {pragma}")
         except sqlite3.Error as error:
