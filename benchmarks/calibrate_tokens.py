@@ -48,7 +48,7 @@ def show(name: str, text: str) -> float:
 
 
 def fit(corpus: list[str], generated: list[str]) -> None:
-    from scipy.optimize import linprog
+    from scipy.optimize import linprog  # type: ignore[import-untyped]  # by hand only; it is no dependency
 
     names = [*tokens._BY_CLASS, *tokens._BY_LETTER]
     shares, needs, weights = [], [], []

@@ -40,7 +40,8 @@ class Blob:
 class Ref:
     """What a pointer stands for: one artifact, as one session holds it.
 
-    `request` is what was asked of its parents, where it was derived from them. Two refs are equal where they are the same put: what time does to one (expiry, address) does not count."""
+    `request` is what was asked of its parents, where it was derived from them. Two refs are equal where they are the
+    same put: what time does to one (expiry, address) does not count."""
 
     artifact_id: str
     session_id: str

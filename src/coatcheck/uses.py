@@ -7,7 +7,9 @@ the session could expire for want of them, and on close.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
+import weakref
 from collections.abc import Iterable
 
 from coatcheck.errors import StoreError
@@ -29,6 +31,7 @@ class Uses:
         self._last: dict[str, float] = {}
         self._timer: threading.Timer | None = None
         self._due = 0.0
+        _live.add(self)
 
     def note(self, lineage: Iterable[str], now: float, ttl: float | None, digest: str | None = None) -> None:
         """A session and its ancestors were used, and perhaps a blob."""
@@ -75,3 +78,20 @@ class Uses:
             self._timer = threading.Timer(delay, self.flush)
             self._timer.daemon = True
             self._timer.start()
+
+    def _after_fork(self) -> None:
+        """In a child: a thread of the parent that held the lock is not there to give it back, and neither is the
+        timer."""
+        self._lock = threading.Lock()
+        self._timer = None
+
+
+_live: weakref.WeakSet[Uses] = weakref.WeakSet()
+
+
+def _renew_all() -> None:
+    for uses in list(_live):
+        uses._after_fork()
+
+
+os.register_at_fork(after_in_child=_renew_all)

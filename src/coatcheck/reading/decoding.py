@@ -69,7 +69,8 @@ class Text:
         return ["a byte-order mark was left out"] if self.has_mark and at <= self.start else []
 
     def bytes_of(self, start: int, end: int) -> tuple[int, int]:
-        """The stored bytes that a range of the text stands for: exact in UTF-8, in proportion where it was transcoded."""
+        """The stored bytes that a range of the text stands for: exact in UTF-8, in proportion where it was
+        transcoded."""
         if start <= self.start:
             start = 0
         if not self.is_scanned or not self.end:

@@ -29,8 +29,8 @@ class Page:
 
     `shown` says what part of the whole the text is, and what was left out of it. `cursor` reads on, None at the end.
     `derived` is the pointer of the whole result where it was too large for a page. `matches` counts the lines that a
-    grep found, shown or not: at least so many where `matches_exact` is False. `spans` are the bytes of the artifact that
-    a slice has shown."""
+    grep found, shown or not: at least so many where `matches_exact` is False. `spans` are the bytes of the artifact
+    that a slice has shown."""
 
     text: str
     shown: str

@@ -1,7 +1,7 @@
 """`read`: one request on one artifact of a session, answered by a page.
 
-It finds the content, goes on from a cursor, and asks whichever part of this package answers such a request. A result that
-is too large for a page is put as an artifact of its own, with its parents and the request on record, and the page
+It finds the content, goes on from a cursor, and asks whichever part of this package answers such a request. A result
+that is too large for a page is put as an artifact of its own, with its parents and the request on record, and the page
 points at it. Which bytes of an artifact were shown is noted for the session.
 """
 
@@ -33,7 +33,9 @@ from coatcheck.streams import Content
 TOOL: Final = "read"
 _SHAPE: Final = "shape"
 _PDF: Final = "application/pdf"
-_QUERIES: Final = 'a query is "shape", a JSONPath like "$.items[0]", SQL like "SELECT * FROM artifact", or "page 3" of a PDF'
+_QUERIES: Final = (
+    'a query is "shape", a JSONPath like "$.items[0]", SQL like "SELECT * FROM artifact", or "page 3" of a PDF'
+)
 
 
 def read(store: Store, scope: Scope, target: Ref | str, request: Request, cursor: str | None = None) -> Page:
@@ -115,6 +117,5 @@ def _fit(store: Store, scope: Scope, content: Content, request: Request, answer:
         ),
     )
     first = read_text(store.content(scope, ref), Request(max_chars=request.max_chars), key=store.secret)
-    return Page(first.text, f"{shown}; {first.shown} of the result, the whole is {ref.pointer}", pointer, None, ref.pointer)
-
-
+    shown = f"{shown}; {first.shown} of the result, the whole is {ref.pointer}"
+    return Page(first.text, shown, pointer, None, ref.pointer)
