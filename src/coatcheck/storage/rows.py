@@ -45,7 +45,7 @@ BRIEF = """r.digest, r.size, r.codec, r.expires_at, r.pinned, r.gone, b.coding, 
 
 
 def brief_entry_of(row: Row) -> Entry:
-    """An entry from a row of `BRIEF`, its content and another digest: enough to hand the value out, in half the time."""
+    """An entry from a row of `BRIEF`, its content and another digest: enough to hand a value out, in half the time."""
     digest, size, codec, expires, pinned, _, coding, place, frames, session_id, ttl, used, content, _ = row
     artifact_id = digest.hex()
     return Entry(
