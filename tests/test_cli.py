@@ -181,9 +181,9 @@ def test_ls_in_a_pipe_gives_one_line_of_tab_separated_columns_for_each_artifact(
     first = answer("put", "-", "--name", "one\ttab\nand\x1b[31mmore", stdin=b"a\tb\nc").strip()
     second = answer("put", "-", "--kind", "plan", stdin=b"second").strip()
     rows = [line.split("\t") for line in answer("ls").splitlines()]
-    assert [(row[0], row[1], row[2], row[4], row[5]) for row in rows] == [
-        (second, "plan", "6", "-", "second"),
-        (first, "result", "5", "one\\ttab\\nand\\x1b[31mmore", "a\\tb c"),
+    assert [(*row[:4], *row[5:]) for row in rows] == [
+        (second, "plan", "6", "0%", "-", "second"),
+        (first, "result", "5", "0%", "one\\ttab\\nand\\x1b[31mmore", "a\\tb c"),
     ]
 
 
@@ -504,7 +504,7 @@ def test_a_character_that_is_split_between_reads_stays_whole_on_a_terminal() -> 
 def test_the_table_never_cuts_a_pointer() -> None:
     pointer = answer("put", "-", "--name", "long name " * 30, stdin=b"long summary " * 100).strip()
     head, row = on_terminal("ls")[1].decode().splitlines()
-    assert head.split() == ["pointer", "kind", "size", "created", "name", "summary"]
+    assert head.split() == ["pointer", "kind", "size", "seen", "created", "name", "summary"]
     assert row.startswith(pointer + " ")
     assert "…" in row
 

@@ -17,12 +17,14 @@ from coatcheck.cli.options import json_option, open_existing, session_option, st
 from coatcheck.cli.terminal import (
     cell,
     complain,
+    is_terminal,
     iso_time,
     one_line,
     print_content,
     print_details,
     print_json,
     print_table,
+    print_text,
 )
 from coatcheck.media import KINDS
 from coatcheck.storage import SessionInfo
@@ -113,12 +115,14 @@ def ls(
             records = [_session_record(info) for info in islice(store.sessions(), limit)]
             columns = {"used_bytes": "size", "used_at": "used", "expires_at": "expires", "session_id": "session"}
         else:
-            refs = store.session(session_id).list(name=name, kind=kind, limit=limit)
-            records = [_record(ref) for ref in refs]
-            columns = {"pointer": "pointer", "type": "kind", "size_bytes": "size", "created_at": "created",
-                       "name": "name", "summary": "summary"}  # fmt: skip
+            session = store.session(session_id)
+            refs = session.list(name=name, kind=kind, limit=limit)
+            records = [_record(ref) | _coverage(session, ref) for ref in refs]
+            columns = {"pointer": "pointer", "type": "kind", "size_bytes": "size", "seen": "seen",
+                       "created_at": "created", "name": "name", "summary": "summary"}  # fmt: skip
     if as_json:
         for record in records:
+            record.pop("seen", None)
             print_json(record)
     else:
         rows = ([cell(key, record[key]) for key in columns] for record in records)
@@ -131,13 +135,28 @@ def ls(
 @store_option
 @json_option
 def show(target: str, session_id: str, url: str | None, as_json: bool) -> None:
-    """Show what is known of an artifact, by pointer, id or name."""
+    """Show what is known of an artifact, by pointer, id or name: its record, how much of it was read, a preview."""
     with open_existing(url) as store:
         session = store.session(session_id)
         ref = session.ref(target)
         if ref is None:
             raise _why_not(session, target)
-    (print_json if as_json else print_details)(_record(ref))
+        record = _record(ref) | _coverage(session, ref)
+        try:
+            preview = session.preview(ref)
+        except CoatcheckError as error:  # what is known of damaged content is told all the same
+            complain(str(error))
+            preview = None
+    seen, coverage = record.pop("seen"), record.pop("coverage")
+    if as_json:
+        told = {"text": preview.text, "shown": preview.shown} if preview else None
+        print_json({**record, "coverage": coverage, "preview": told})
+        return
+    text, shown = (preview.text, preview.shown) if preview else (None, None)
+    print_details({**record, "seen": seen, "preview_shown": shown} | ({} if is_terminal() else {"preview": text}))
+    if text and is_terminal():
+        click.echo()
+        print_text(text)
 
 
 @click.command()
@@ -190,6 +209,16 @@ def _record(ref: Ref) -> dict[str, Any]:
         "parents": list(ref.parents),
         "granted_by": ref.granted_by,
     }
+
+
+def _coverage(session: Session, ref: Ref) -> dict[str, Any]:
+    """How much of an artifact the session has been shown, for scripts and for people. 100% is all of it."""
+    try:
+        coverage = session.coverage(ref)
+    except errors.NotFound:  # it expired a moment ago
+        return {"coverage": None, "seen": None}
+    percent = f"{int(coverage.share * 100)}%" if coverage.share >= 0.01 or not coverage.shown else "<1%"
+    return {"coverage": {"shown_bytes": coverage.shown, "size_bytes": coverage.size}, "seen": percent}
 
 
 def _session_record(info: SessionInfo) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from typing import Final
+
 import click
 
 import coatcheck
@@ -27,8 +30,19 @@ session_option = click.option(
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
+_TOLD: Final = {"--session": "session_id", "--store": "url"}
+
 
 def open_existing(url: str | None) -> Store:
     """The store for a command that only looks or removes: a place that somebody typed must be one already."""
     typed = click.get_current_context().get_parameter_source("url") == click.core.ParameterSource.COMMANDLINE
     return coatcheck.open(url, create=not typed)
+
+
+def command_line(*words: str) -> str:
+    """A command that somebody can copy: it looks in the store and session that this one was told of."""
+    context = click.get_current_context()
+    for option, name in _TOLD.items():
+        if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
+            words = (*words, option, str(context.params[name]))
+    return shlex.join(("coatcheck", *words))

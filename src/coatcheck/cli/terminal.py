@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import re
 import sys
 import unicodedata
@@ -18,7 +19,10 @@ from typing import IO, Any, Final
 
 import click
 
+from coatcheck.cli.files import STDIO, writing
+
 _PIECE: Final = 64 * 1024
+_MOST_STYLED: Final = 200_000
 _LAST: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 1
 _OBEYED_OR_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
@@ -47,6 +51,11 @@ def one_line(text: str) -> str:
     return text.translate(_LINE)
 
 
+def is_terminal() -> bool:
+    """Whether a person reads stdout."""
+    return sys.stdout.isatty()
+
+
 def complain(message: str) -> None:
     click.echo(f"coatcheck: {one_line(message)}", err=True)
 
@@ -60,12 +69,12 @@ def print_details(record: Mapping[str, object]) -> None:
     """What is known of one thing: names and values, aligned for a person, else with a tab between."""
     width = max(map(len, record)) + 2
     for key, value in record.items():
-        click.echo((key.ljust(width) if sys.stdout.isatty() else f"{key}\t") + cell(key, value))
+        click.echo((key.ljust(width) if is_terminal() else f"{key}\t") + cell(key, value))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, yielding: Collection[str]) -> None:
     """Rows of cells: lines with tabs in a pipe; a table on a terminal, where the `yielding` columns are cut to fit."""
-    if not sys.stdout.isatty():
+    if not is_terminal():
         for row in rows:
             click.echo("\t".join(row))
         return
@@ -97,19 +106,51 @@ def print_content(source: IO[bytes]) -> None:
         click.echo()
 
 
+def print_text(text: str, pieces: Iterable[tuple[str, str]] | None = None, *, raw: bool = False) -> None:
+    """Text as it is for a pipe, or where somebody wants it `raw`. A terminal gets it made visible, with a line end
+    after the last line, and with the styles of its pieces where they are given and colours are wanted."""
+    if raw or not is_terminal():
+        with writing(STDIO) as out:
+            out.write(text.encode("utf-8", "backslashreplace"))
+        return
+    if pieces is None or len(text) > _MOST_STYLED:
+        click.echo(visible(text), nl=False)
+    else:
+        print_pieces(pieces)
+    if text and not text.endswith("\n"):
+        click.echo()
+
+
+def print_pieces(pieces: Iterable[tuple[str, str]]) -> None:
+    """Untrusted text in pieces with a style each, for a terminal: made visible first, then styled."""
+    from rich.console import Console
+    from rich.segment import Segment, Segments
+
+    console = Console()
+    plain = console.no_color
+    segments = (Segment(visible(text), None if plain else console.get_style(style)) for text, style in pieces)
+    console.print(Segments(segments), crop=False, end="")
+
+
+def note(message: str) -> None:
+    """One line for a person beside the result: faint, where stderr is a terminal that has colours."""
+    text = one_line(message)
+    click.echo(click.style(text, dim=True) if sys.stderr.isatty() and "NO_COLOR" not in os.environ else text, err=True)
+
+
 def cell(key: str, value: object) -> str:
     """One value of a record as text: sizes and times in full for a pipe, in short for a person."""
     if value is None or value == []:
         return "-"
     if isinstance(value, list):
         return ", ".join(one_line(str(item)) for item in value)
-    if sys.stdout.isatty():
+    if is_terminal():
         if key.endswith("bytes") and isinstance(value, int):
             from rich.filesize import decimal
 
             return decimal(value)
         if key.endswith("_at"):
-            return re.sub(r"\.\d+", "", str(value))
+            return re.sub(r":\d\d(\.\d+)?Z$", "Z", str(value))
     return one_line(str(value))
 
 
