@@ -31,6 +31,8 @@ def sections(page: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
+    if page.name == "reading.md":
+        pytest.importorskip("duckdb", reason="its SQL needs the extra 'sql'")
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks(page, "python")))
     subprocess.run([sys.executable, "-W", "error", str(script)], cwd=tmp_path, check=True)
@@ -38,7 +40,7 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path
 
 def test_the_shell_commands_of_the_readme_run(tmp_path: Path) -> None:
     (script,) = blocks(ROOT / "README.md", "sh")
-    assert len(script.strip().splitlines()) == 10
+    assert len(script.strip().splitlines()) == 14
     scripts = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
@@ -48,7 +50,8 @@ def test_the_shell_commands_of_the_readme_run(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == 3  # what part of an artifact each read has shown
     assert "\n100000\n" in "\n" + done.stdout
     assert "all is well" in done.stdout
 
