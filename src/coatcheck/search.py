@@ -97,11 +97,12 @@ def _hit(ref: Ref, match: Match, words: str, content: Callable[[Ref], Content]) 
 
 
 def _densest(lines: list[str], words: str) -> tuple[int, str]:
-    """The run of lines, of bounded length, that has most of the words; the index of its first line."""
+    """The run of lines, of bounded length, that begins with some of the words and has most; the index of its first
+    line."""
     wanted = {word.lower()[:6] for word in _WORDS.findall(words)}
     weights = [len({word.lower()[:6] for word in _WORDS.findall(line)} & wanted) for line in lines]
     best, at = -1, 0
-    for i in range(len(lines)):
+    for i in [i for i, weight in enumerate(weights) if weight] or range(1):
         size = score = 0
         for j in range(i, min(i + 12, len(lines))):
             size += len(lines[j]) + 1

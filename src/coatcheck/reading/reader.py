@@ -117,5 +117,6 @@ def _fit(store: Store, scope: Scope, content: Content, request: Request, answer:
         ),
     )
     first = read_text(store.content(scope, ref), Request(max_chars=request.max_chars), key=store.secret)
+    store.note_shown(scope, ref, first.spans)
     shown = f"{shown}; {first.shown} of the result, the whole is {ref.pointer}"
     return Page(first.text, shown, pointer, None, ref.pointer)
