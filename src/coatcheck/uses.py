@@ -7,13 +7,12 @@ the session could expire for want of them, and on close.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
-import weakref
 from collections.abc import Iterable
 
 from coatcheck.errors import StoreError
 from coatcheck.storage import Catalog, Ranges, merged
+from coatcheck.storage.forks import watch
 
 _SLOWEST = 30.0
 _QUICKEST = 0.05
@@ -21,6 +20,8 @@ _QUICKEST = 0.05
 
 class Uses:
     """The uses that the catalog does not know of yet."""
+
+    rank = 0
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -31,7 +32,7 @@ class Uses:
         self._last: dict[str, float] = {}
         self._timer: threading.Timer | None = None
         self._due = 0.0
-        _live.add(self)
+        watch(self)
 
     def note(self, lineage: Iterable[str], now: float, ttl: float | None, digest: str | None = None) -> None:
         """A session and its ancestors were used, and perhaps a blob."""
@@ -79,19 +80,12 @@ class Uses:
             self._timer.daemon = True
             self._timer.start()
 
-    def _after_fork(self) -> None:
-        """In a child: a thread of the parent that held the lock is not there to give it back, and neither is the
-        timer."""
-        self._lock = threading.Lock()
-        self._timer = None
+    def pause(self) -> None:
+        self._lock.acquire()
 
+    def resume(self) -> None:
+        self._lock.release()
 
-_live: weakref.WeakSet[Uses] = weakref.WeakSet()
-
-
-def _renew_all() -> None:
-    for uses in list(_live):
-        uses._after_fork()
-
-
-os.register_at_fork(after_in_child=_renew_all)
+    def renew(self) -> None:
+        self._timer = None  # its thread is the parent's
+        self._lock.release()

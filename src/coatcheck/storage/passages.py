@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from coatcheck.errors import StoreUnavailable
+from coatcheck.storage.forks import watch
 
 NAME = "search.sqlite"
 _VERSION = 1
@@ -65,10 +66,13 @@ class Match(NamedTuple):
 class Passages:
     """The index of one store; in memory where it has no path."""
 
+    rank = 1
+
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._lock = threading.Lock()
         self._db: sqlite3.Connection | None = None
+        watch(self)
 
     def missing(self, digests: Iterable[str]) -> list[str]:
         """Those artifacts whose content is not indexed yet."""
@@ -160,6 +164,18 @@ class Passages:
                 self._db.close()
                 self._db = None
 
+    def pause(self) -> None:
+        self._lock.acquire()
+
+    def resume(self) -> None:
+        self._lock.release()
+
+    def renew(self) -> None:
+        if self._path is not None:
+            _inherited.append(self._db)  # the parent's, and not to be closed here
+            self._db = None
+        self._lock.release()
+
     def _run(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
         """One transaction; an index that is damaged is made anew, since all of it can be."""
         with self._lock:
@@ -218,6 +234,9 @@ class Passages:
             self._db = None
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+
+_inherited: list[object] = []
 
 
 def _spread(text: str) -> str:

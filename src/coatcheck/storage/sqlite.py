@@ -17,7 +17,7 @@ import os
 import sqlite3
 import struct
 import threading
-import weakref
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +42,7 @@ from coatcheck.storage import (
 )
 from coatcheck.storage.changes import Changes
 from coatcheck.storage.disk import Disk
+from coatcheck.storage.forks import unwatch, watch
 from coatcheck.storage.journal import START, Journal
 from coatcheck.storage.reserve import Reserve
 from coatcheck.storage.rows import BRIEF, COLUMNS, EXPIRES, GONE, WIDTH, Row, brief_entry_of, entry_of
@@ -69,6 +70,7 @@ class SqliteCatalog:
     """Sessions, refs and small blobs in one SQLite file."""
 
     inline_limit = INLINE_LIMIT
+    rank = 2
 
     def __init__(self, root: Path, folder: int, disk: Disk) -> None:
         self._path = root / NAME
@@ -77,6 +79,9 @@ class SqliteCatalog:
         self._disk = disk
         self._mutex = threading.Lock()
         self._readers: deque[sqlite3.Connection] = deque()
+        self._reader_count = 0
+        self._making_reader = threading.Lock()
+        self._is_forked = False
         self._journal = Journal(folder, disk)
         self._reserve = Reserve(folder, disk)
         self._recent: dict[str, Blob] = {}  # large blobs that this process put since it last took over the journal
@@ -105,7 +110,7 @@ class SqliteCatalog:
         except BaseException:
             os.close(self._lock)
             raise
-        _live.add(self)
+        watch(self)
 
     def _prepare(self) -> None:
         if self._writer.execute("PRAGMA user_version").fetchone()[0] == 0:
@@ -123,7 +128,7 @@ class SqliteCatalog:
     def behind(self) -> bool:
         if self._closed:
             raise StoreClosed("the store is closed")
-        return self._journal.grown() or (self._disk.durable and not self._journal.is_synced())
+        return self._is_forked or self._journal.grown() or (self._disk.durable and not self._journal.is_synced())
 
     def session(self, session_id: str) -> SessionInfo | None:
         found = self._query(
@@ -331,6 +336,7 @@ class SqliteCatalog:
                 self._refresh_and_catch_up()
                 self._settle()
             self._closed = True
+            self._reader_count = 0
             while self._readers:
                 self._readers.pop().close()
             self._writer.close()
@@ -340,7 +346,7 @@ class SqliteCatalog:
             self._journal.close()
         os.close(self._lock)
         os.close(self._folder)
-        _live.discard(self)
+        unwatch(self)
 
     # The machinery
 
@@ -351,8 +357,12 @@ class SqliteCatalog:
             if self._closed:
                 raise StoreClosed("the store is closed")
             try:
+                if self._is_forked:
+                    self._take_own_files()
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
                 try:
+                    if self._is_forked:
+                        self._take_own_connections()
                     yield
                 finally:
                     fcntl.flock(self._lock, fcntl.LOCK_UN)
@@ -504,15 +514,17 @@ class SqliteCatalog:
 
     def _query(self, sql: str, values: tuple[Any, ...] = (), *, settled: bool = True) -> list[Row]:
         """Rows for a reader, after taking over what the journal has."""
-        if settled and not self._closed and self._journal.grown():
+        if self._is_forked or (settled and not self._closed and self._journal.grown()):
             with self._exclusive("reading the catalog"):
                 self._refresh_and_catch_up()
         try:
             reader = self._readers.pop()
         except IndexError:
-            if self._closed:
-                raise StoreClosed("the store is closed") from None
-            reader = self._connect(reading=True)
+            with self._making_reader:
+                if self._closed:
+                    raise StoreClosed("the store is closed") from None
+                reader = self._connect(reading=True)
+                self._reader_count += 1
         try:
             return reader.execute(sql, values).fetchall()
         except sqlite3.Error as error:
@@ -547,19 +559,45 @@ class SqliteCatalog:
             raise _translated(error, "opening the catalog") from error
         return db
 
-    def _after_fork(self) -> None:
-        """In a child: drop, without closing, what belongs to the parent, and start with connections of our own."""
-        _inherited.append((self._writer, self._readers, self._lock))
-        self._mutex = threading.Lock()
-        self._readers = deque()
+    def pause(self) -> None:
+        """Before a fork: wait until no thread is inside SQLite, and keep them all out."""
+        self._mutex.acquire()
+        self._making_reader.acquire()
+        idle: deque[sqlite3.Connection] = deque()
+        while len(idle) < self._reader_count:
+            try:
+                idle.append(self._readers.pop())
+            except IndexError:
+                time.sleep(0.0005)
+        self._idle = idle
+
+    def resume(self) -> None:
+        self._readers.extend(self._idle)
+        self._making_reader.release()
+        self._mutex.release()
+
+    def renew(self) -> None:
+        """In a child: leave the connections to the parent, without closing them. Our own are opened on first use."""
+        if not self._closed:
+            _inherited.append((self._writer, self._idle))
+            self._reader_count = 0
+            self._is_forked = True
+            os.close(self._lock)  # else it would stay locked for as long as we live, were the parent to die with it
+            self._journal.close()
+        self._making_reader.release()
+        self._mutex.release()
+
+    def _take_own_files(self) -> None:
         self._lock = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
         self._journal = Journal(self._folder, self._disk)
         self._reserve = Reserve(self._folder, self._disk)
         self._recent, self._pending = {}, {}
-        with self._exclusive("reopening the store after a fork"):
-            self._writer = self._connect()
-            self._changes = Changes(self._writer)
-            self._refresh_and_catch_up()
+
+    def _take_own_connections(self) -> None:
+        self._writer = self._connect()
+        self._changes = Changes(self._writer)
+        self._is_forked = False
+        self._refresh_and_catch_up()
 
 
 def _translated(error: sqlite3.Error, doing: str) -> StoreError:
@@ -571,13 +609,4 @@ def _translated(error: sqlite3.Error, doing: str) -> StoreError:
     return StoreUnavailable(f"the catalog failed while {doing}: {error}", hint="check the folder and try again")
 
 
-_live: weakref.WeakSet[SqliteCatalog] = weakref.WeakSet()
 _inherited: list[object] = []
-
-
-def _reopen_all() -> None:
-    for catalog in list(_live):
-        catalog._after_fork()
-
-
-os.register_at_fork(after_in_child=_reopen_all)

@@ -1,0 +1,323 @@
+"""A store against a model made of dicts: whatever is done to both, they answer the same.
+
+The machine reopens the store, and abandons it as a crash would: without close, its journal not taken over, its uses not
+written. It knows nothing of blobs, rows or files.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import coatcheck
+from coatcheck import Store
+from coatcheck.errors import InvalidArgument, NotFound
+from coatcheck.ids import digest_of
+from coatcheck.values import encode
+from tests.backends import LARGE, Clock
+from tests.conftest import LONG_FAULTS
+
+TTL, GRACE = 100.0, 50.0
+SESSIONS = ("one", "two", "child of one", "grandchild")
+PARENTS = {"child of one": "one", "grandchild": "child of one"}
+
+VALUES = st.sampled_from(
+    ["", "a", "[1]", [1], b"[1]", b"a", {"k": "v"}, None, "x" * LARGE, b"x" * LARGE, "y" * LARGE, bytes(LARGE)]
+) | st.text(max_size=20)
+NAMES = st.sampled_from([None, "n", "m", "../n"])
+WHICH = st.sampled_from(SESSIONS)
+
+
+@dataclass
+class Held:
+    """A ref of the model."""
+
+    digest: str
+    value: Any
+    name: str | None
+    own_end: float | None
+    pinned: bool = False
+
+
+@dataclass
+class Model:
+    """A session of the model: its refs from the oldest to the newest, and when it was last used."""
+
+    used: float
+    refs: list[Held] = field(default_factory=list)
+
+    def expires(self) -> float:
+        return self.used + TTL
+
+
+class Machine(RuleBasedStateMachine):
+    """Everything that a session can do, on one backend."""
+
+    folder: Path | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.sessions: dict[str, Model] = {}
+        self.abandoned: list[Store] = []
+        self.store = self.opened()
+
+    def opened(self) -> Store:
+        url = "memory:" if self.folder is None else str(self.folder / "store")
+        return coatcheck.open(url, durability="process", ttl=TTL, grace=GRACE, clock=self.clock)
+
+    # The model
+
+    def lineage(self, name: str) -> list[str]:
+        return [name, *self.lineage(PARENTS[name])] if name in PARENTS else [name]
+
+    def lives(self, model: Model, held: Held) -> bool:
+        ends = [model.expires()] + ([] if held.own_end is None else [held.own_end])
+        return held.pinned or self.clock.now < min(ends)
+
+    def seen(self, name: str) -> list[tuple[str, Held]]:
+        """Live refs that a session sees: own before inherited, newest first."""
+        return [
+            (one, held)
+            for one in self.lineage(name)
+            if one in self.sessions
+            for held in reversed(self.sessions[one].refs)
+            if self.lives(self.sessions[one], held)
+        ]
+
+    def use(self, name: str) -> None:
+        for one in self.lineage(name):
+            if one in self.sessions:
+                self.sessions[one].used = max(self.sessions[one].used, self.clock.now)
+
+    def by_name(self, session: str, name: str) -> Held | None:
+        for one in self.lineage(session):
+            model = self.sessions.get(one)
+            named = [held for held in model.refs if held.name == name] if model else []
+            if model and named and self.lives(model, named[-1]):
+                return named[-1]
+        return None
+
+    def hold(self, session: str, held: Held) -> None:
+        model = self.sessions.setdefault(session, Model(self.clock.now))
+        if model.expires() + GRACE <= self.clock.now:
+            model.refs = [one for one in model.refs if one.pinned]
+        model.used = max(model.used, self.clock.now)
+        same = [one for one in model.refs if one.digest == held.digest]
+        held.pinned = bool(same) and same[-1].pinned
+        model.refs.append(held)
+
+    # What can be done
+
+    @initialize()
+    def family(self) -> None:
+        for child, parent in PARENTS.items():
+            self.store.session(child, parent=parent)
+            self.sessions[child] = Model(self.clock.now)
+
+    def session(self, name: str) -> coatcheck.Session:
+        return self.store.session(name, parent=PARENTS.get(name))
+
+    @rule(which=WHICH, value=VALUES, name=NAMES, ttl=st.sampled_from([None, None, 10.0, 500.0]), stream=st.booleans())
+    def put(self, which: str, value: Any, name: str | None, ttl: float | None, stream: bool) -> None:
+        streamed = stream and isinstance(value, bytes)
+        ref = self.session(which).put(io.BytesIO(value) if streamed else value, name=name, ttl=ttl)
+        digest = digest_of(encode(value)[1])
+        assert ref.artifact_id == digest
+        self.hold(which, Held(digest, value, name, None if ttl is None else self.clock.now + ttl))
+        self.use(which)
+        assert same(self.session(which).get(ref), value)
+
+    @rule(which=WHICH, name=st.sampled_from(["n", "m", "../n"]))
+    def get_by_name(self, which: str, name: str) -> None:
+        expected = self.by_name(which, name)
+        found = self.session(which).get(name)
+        if expected is None:
+            assert found is None
+        else:
+            assert same(found, expected.value)
+            self.use(which)
+
+    @rule(which=WHICH, value=VALUES, length=st.sampled_from([12, 64]))
+    def get_by_pointer(self, which: str, value: Any, length: int) -> None:
+        data = encode(value)[1]
+        held = [one for _, one in self.seen(which) if one.digest == digest_of(data)]
+        pointer = "art:" + digest_of(data)[:length]
+        found = self.session(which).get(pointer)
+        if held:
+            assert any(same(found, one.value) for one in held)
+            self.use(which)
+            with self.session(which).open(pointer) as stream:
+                assert stream.read() == data
+        else:
+            assert found is None
+            assert self.session(which).ref(pointer) is None
+
+    @rule(which=WHICH)
+    def list_all(self, which: str) -> None:
+        expected = {(held.digest, held.name) for _, held in self.seen(which)}
+        refs = self.session(which).list()
+        assert sorted({(ref.artifact_id, ref.name or "") for ref in refs}) == sorted((d, n or "") for d, n in expected)
+        assert len(refs) == len(expected)
+
+    @rule(which=WHICH, name=st.sampled_from(["n", "m"]))
+    def list_history(self, which: str, name: str) -> None:
+        expected = [held.digest for _, held in self.seen(which) if held.name == name]
+        found = [ref.artifact_id for ref in self.session(which).list(name=name)]
+        assert [one for one, before in zip(found, [None, *found], strict=False) if one != before] == [
+            one for one, before in zip(expected, [None, *expected], strict=False) if one != before
+        ]
+
+    @rule(which=WHICH, value=VALUES)
+    def forget(self, which: str, value: Any) -> None:
+        digest = digest_of(encode(value)[1])
+        sees = any(held.digest == digest for _, held in self.seen(which))
+        model = self.sessions.get(which)
+        own = [held for held in model.refs if held.digest == digest] if model else []
+        done = self.session(which).forget("art:" + digest)
+        assert done == (sees and bool(own)) or not any(self.lives(model, one) for one in own if model)
+        if sees and model:
+            model.refs = [held for held in model.refs if held.digest != digest]
+
+    @rule(which=WHICH, value=VALUES, pinned=st.booleans())
+    def pin(self, which: str, value: Any, pinned: bool) -> None:
+        digest = digest_of(encode(value)[1])
+        owners = [owner for owner, held in self.seen(which) if held.digest == digest]
+        change = self.session(which).pin if pinned else self.session(which).unpin
+        if not owners:
+            refused: type[Exception] = NotFound
+        elif owners[0] != which:
+            refused = InvalidArgument
+        else:
+            assert change("art:" + digest).pinned == pinned
+            for held in self.sessions[which].refs:
+                if held.digest == digest:
+                    held.pinned = pinned
+            return
+        try:
+            change("art:" + digest)
+        except refused:
+            return
+        raise AssertionError("pinned what is not its own")
+
+    @rule(giver=WHICH, to=st.sampled_from(["one", "two"]), value=VALUES)
+    def grant(self, giver: str, to: str, value: Any) -> None:
+        digest = digest_of(encode(value)[1])
+        held = [one for _, one in self.seen(giver) if one.digest == digest]
+        try:
+            ref = self.session(giver).grant("art:" + digest, to=to)
+        except NotFound:
+            assert not held
+            return
+        assert held
+        source = next(one for one in held if one.name == ref.name)
+        self.hold(to, Held(digest, source.value, ref.name, None))
+
+    @rule(which=WHICH)
+    def end(self, which: str) -> None:
+        model = self.sessions.pop(which, None)
+        alone = {held.digest for held in model.refs} if model else set()
+        for other in self.sessions.values():
+            alone -= {held.digest for held in other.refs}
+        ended = self.session(which).end()
+        assert ended <= len(alone), "what expired may be gone already"
+        if model and all(self.lives(model, held) for held in model.refs):
+            assert ended == len(alone)
+        assert self.session(which).list() == [] or which in PARENTS
+        if which in PARENTS:
+            self.session(which)
+            self.sessions[which] = Model(self.clock.now)
+
+    @rule(seconds=st.sampled_from([0.5, 5.0, 30.0, 101.0, 400.0]))
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @rule(grace=st.sampled_from([None, 0.0]))
+    def collect(self, grace: float | None) -> None:
+        told = self.store.collect(dry_run=True, grace=grace, cold_after=0)
+        done = self.store.collect(grace=grace, cold_after=0)
+        assert (told.refs, told.artifacts, told.bytes) == (done.refs, done.artifacts, done.bytes)
+        at = self.clock.now - (GRACE if grace is None else grace)
+        for model in self.sessions.values():
+            model.refs = [
+                held
+                for held in model.refs
+                if held.pinned or not (model.expires() <= at or (held.own_end is not None and held.own_end <= at))
+            ]
+
+    @rule()
+    def verify(self) -> None:
+        self.collect(None)  # what lost to another copy is swept
+        assert self.store.verify().problems == []
+
+    @precondition(lambda self: self.folder is not None)
+    @rule()
+    def reopen(self) -> None:
+        self.store.close()
+        self.store = self.opened()
+
+    @precondition(lambda self: self.folder is not None)
+    @rule()
+    def crash(self) -> None:
+        self.store._uses.flush()  # a crash may lose uses; the model does not follow that
+        self.abandoned.append(self.store)
+        self.store = self.opened()
+
+    @precondition(lambda self: self.folder is None)
+    @rule()
+    def move(self) -> None:
+        """What reopening is to a folder, an export and an import are to memory."""
+        target = io.BytesIO()
+        self.store.export(target)
+        self.store.close()
+        self.store = self.opened()
+        self.store.import_(io.BytesIO(target.getvalue()))
+
+    @invariant()
+    def nothing_is_lost_or_made_up(self) -> None:
+        for name, model in self.sessions.items():
+            for held in model.refs:
+                if self.lives(model, held):
+                    assert self.store.session(name).ref(held.digest) is not None
+
+    def teardown(self) -> None:
+        try:
+            self.collect(None)
+            assert self.store.verify().problems == []
+            for name in SESSIONS:
+                self.list_all(name)
+        finally:
+            for store in (self.store, *self.abandoned):
+                store.close()
+
+
+def same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
+
+
+class FolderMachine(Machine):
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        super().__init__()
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            assert self.folder is not None
+            shutil.rmtree(self.folder)
+
+
+SETTINGS = settings(max_examples=500 if LONG_FAULTS else 12, stateful_step_count=40, deadline=None)
+TestMemoryStore = Machine.TestCase
+TestMemoryStore.settings = SETTINGS
+TestFolderStore = FolderMachine.TestCase
+TestFolderStore.settings = SETTINGS
