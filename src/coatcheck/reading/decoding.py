@@ -20,7 +20,7 @@ from coatcheck.storage.frames import FRAME, line_counts
 from coatcheck.streams import Content
 
 REPLACEMENT: Final = "\ufffd"
-PIECE: Final = 2 * FRAME  # it stays in a cache of the processor from the read to the end of a search
+PIECE: Final = 4 * FRAME  # it stays in a cache of the processor from the read to the end of a search
 _KEPT: Final = 4
 _MARKS: Final = (  # UTF-32 first: its little-endian mark begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "UTF-32LE", 4),

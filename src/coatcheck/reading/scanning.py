@@ -1,7 +1,7 @@
 """A text as groups of whole lines, a piece at a time in bounded memory: what a grep runs its pattern over.
 
 Lines are handed on as they lie in a piece, without a copy. A line that reaches over pieces is put together up to a
-limit; beyond it, only where it lies is told. While one piece is being searched, the next is read.
+limit; beyond it, only where it lies is told. Where reading is slow, the next piece is read while one is being searched.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ LONG_LINE: Final = 2 << 20
 OVERLAP: Final = 64 << 10
 LINE_SECONDS: Final = 30.0
 _STEP: Final = 1 << 20
+_QUICK: Final = 1e-9  # seconds for each byte that is read
+_PATIENCE: Final = 0.008
 _AROUND: Final = 8  # bytes left on either side of a window, so that `^`, `$` and `\b` see what is there
 
 
@@ -127,15 +129,17 @@ def _joined(text: Text, at: int, end: int, number: int) -> Generator[Lines | Gia
 
 
 def _ahead(text: Text, at: int, end: int) -> Iterator[tuple[bytes, int]]:
-    """The pieces of a text, each read while the one before it is in use."""
+    """The pieces of a text. Where reading takes its time (a slow disk, compressed content), each is read while the one
+    before it is in use; where it is quick, passing pieces between threads would cost more than that saves."""
     pieces = text.pieces(at, end)
-    first = next(pieces, None)
-    if first is None:
-        return
-    yield first
-    if text.is_scanned:  # its blocks are kept and found in one place, for one thread
-        yield from pieces
-        return
+    spent, allowed = 0.0, _PATIENCE
+    while text.is_scanned or spent <= allowed:  # blocks of a scanned text are kept and found in one place, by one thread
+        began = monotonic()
+        piece = next(pieces, None)
+        if piece is None:
+            return
+        spent, allowed = spent + monotonic() - began, allowed + _QUICK * len(piece[0])
+        yield piece
     with ThreadPoolExecutor(1, "coatcheck-read-ahead") as reader:
         reading = reader.submit(next, pieces, None)
         while (piece := reading.result()) is not None:
