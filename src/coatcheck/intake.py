@@ -100,7 +100,7 @@ class Intake:
     def _put_bytes(self, scope: Scope, codec: Codec, data: bytes, text: str | None, about: About) -> Ref:
         self._check_size(len(data))
         info, digest = scope.info, digest_of(data)
-        near = self._catalog.find(info.session_id, prefix=digest[:MIN_PREFIX], content=True, settled=False)
+        near = self._near(info.session_id, digest[:MIN_PREFIX])
         settled = not self._catalog.behind()  # asked after: then what was found is durable too
         if near and settled:
             for entry in near:
@@ -152,6 +152,13 @@ class Intake:
                 if self._add(entry, reuse=True):
                     return self._lookup.told(entry, near)
             return self._lookup.told(self._publish(Entry(ref, staged.publish(), info), heal=known is not None), near)
+
+    def _near(self, session_id: str, prefix: str) -> list[Entry]:
+        """What the session holds under a prefix, with content where that can be read: else it is about to be healed."""
+        try:
+            return self._catalog.find(session_id, prefix=prefix, content=True, settled=False)
+        except Damaged:
+            return self._catalog.find(session_id, prefix=prefix, settled=False)
 
     def _all_near(self, scope: Scope, digest: str, own: list[Entry]) -> list[Entry]:
         """What the new pointer must be told apart from: refs of the session and of its ancestors."""

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from coatcheck.errors import QuotaExceeded
@@ -16,6 +16,7 @@ from coatcheck.storage import Entry, Freed, Gone, Limits, Ranges, SessionInfo, m
 from coatcheck.storage.rows import Row, ref_values
 
 _BATCH = 2000
+_STRAY_CONTENT = "content without a blob row"
 _DEAD = "(s.ttl IS NOT NULL AND s.used_at + s.ttl <= :at OR r.expires_at IS NOT NULL AND r.expires_at <= :at)"
 # Left to itself SQLite looks for a digest by walking all refs of the session: the index has to be named.
 _REF = "ref INDEXED BY ref_by_digest"
@@ -25,8 +26,11 @@ _EXPIRED = f"r.gone IS NULL AND r.pinned = 0 AND {_DEAD}"
 class Changes:
     """The statements behind each change, on one connection."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, is_readable: Callable[[int], bool]) -> None:
+        """`is_readable` tells on another connection whether a blob's content can be read at all: on this one, finding
+        out would spoil the transaction."""
         self._db = db
+        self._is_readable = is_readable
 
     def put(self, entry: Entry, *, heal: bool, grace: float) -> None:
         ref, digest = entry.ref, bytes.fromhex(entry.ref.artifact_id)
@@ -194,17 +198,21 @@ class Changes:
         return len(lost)
 
     def check(self, *, repair: bool) -> list[str]:
-        problems = [
-            f"the database says: {message}" for (message,) in self._run("PRAGMA integrity_check(20)") if message != "ok"
-        ]
+        try:
+            said = [message for (message,) in self._run("PRAGMA integrity_check(20)") if message != "ok"]
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            said = [str(error)]
+        problems = [f"the database says: {message}" for message in said]
         stray = "gone IS NULL AND (blob_key IS NULL OR blob_key NOT IN (SELECT blob_key FROM blob))"
         for name, where, mend in (
             ("refs without a blob row", f"FROM ref WHERE {stray}",
              f"UPDATE ref SET gone = 'damaged', blob_key = NULL WHERE {stray}"),
             ("refs without a session", "FROM ref WHERE session_key NOT IN (SELECT session_key FROM session)",
              "DELETE FROM ref WHERE session_key NOT IN (SELECT session_key FROM session)"),
-            ("content without a blob row", "FROM content WHERE blob_key NOT IN (SELECT blob_key FROM blob)",
-             "DELETE FROM content WHERE blob_key NOT IN (SELECT blob_key FROM blob)"),
+            (_STRAY_CONTENT, "FROM content WHERE blob_key NOT IN (SELECT blob_key FROM blob)",
+             ""),
             ("blobs with a wrong count of refs", f"FROM {_MISCOUNTED}",
              f"UPDATE blob SET refs = {_COUNTED} WHERE blob_key IN {_MISCOUNTED}"),
             ("sessions with a wrong count of bytes", f"FROM session WHERE used_bytes <> {_USED}",
@@ -212,10 +220,17 @@ class Changes:
             ("wrong total of stored bytes", f"FROM meta WHERE key = 'stored_bytes' AND value <> {_STORED}",
              f"UPDATE meta SET value = {_STORED} WHERE key = 'stored_bytes'"),
         ):  # fmt: skip
-            count = self._one(f"SELECT count(*) {where}")[0]
+            try:
+                count = self._one(f"SELECT count(*) {where}")[0]
+            except sqlite3.DatabaseError as error:
+                if not said or not is_damage(error):
+                    raise
+                continue  # said already: no more can be told of these tables
             if count:
                 problems.append(f"{count} {name}" + (": set right" if repair else ""))
-                if repair:
+                if repair and name == _STRAY_CONTENT:
+                    self._drop_content(self._run(f"SELECT blob_key {where}").fetchall())
+                elif repair:
                     self._run(mend)
         if repair:
             self._drop_unreferenced()
@@ -256,7 +271,10 @@ class Changes:
             ).lastrowid
             assert key is not None
             if entry.content is not None:
-                self._run("INSERT INTO content VALUES (?, ?)", (key, entry.content))
+                try:
+                    self._run("INSERT INTO content VALUES (?, ?)", (key, entry.content))
+                except sqlite3.IntegrityError:  # damaged content was left behind under this key
+                    key = self._keep_content(key, entry.content)
             self._revive(digest, key)
             return key
         key = found[0]
@@ -266,12 +284,27 @@ class Changes:
                 (blob.coding, blob.place, blob.frames, key, blob.place),
             )
         if entry.content is not None:
-            self._run(
-                "INSERT INTO content VALUES (?, ?) ON CONFLICT (blob_key) DO UPDATE SET data = excluded.data"
-                " WHERE data <> excluded.data",
-                (key, entry.content),
-            )
+            key = self._keep_content(key, entry.content)
         return int(key)
+
+    def _keep_content(self, key: int, data: bytes) -> int:
+        """Content in place of what is there. Where the pages of that are damaged, they are left alone and it moves to a
+        new key: one artifact's damage must not stop the others."""
+        if not self._is_readable(key):
+            new = self._one("SELECT 1 + max((SELECT max(blob_key) FROM blob), (SELECT max(blob_key) FROM content))")[0]
+            self._run("UPDATE blob SET blob_key = ? WHERE blob_key = ?", (new, key))
+            self._run("UPDATE ref SET blob_key = ? WHERE blob_key = ?", (new, key))
+            key = int(new)
+        self._run(
+            "INSERT INTO content VALUES (?, ?) ON CONFLICT (blob_key) DO UPDATE SET data = excluded.data"
+            " WHERE data <> excluded.data",
+            (key, data),
+        )
+        return key
+
+    def _drop_content(self, keys: list[Row]) -> None:
+        """Remove content, but for what cannot be read: to free damaged pages would damage others."""
+        self._db.executemany("DELETE FROM content WHERE blob_key = ?", [key for key in keys if self._is_readable(*key)])
 
     def _revive(self, digest: bytes, blob_key: int) -> None:
         """Bring back the refs that lost their bytes to damage, now that the bytes are here again."""
@@ -313,7 +346,7 @@ class Changes:
     def _drop_unreferenced(self) -> list[Row]:
         blobs = self._run("SELECT digest, size, coding, place, frames FROM blob WHERE refs = 0").fetchall()
         if blobs:
-            self._run("DELETE FROM content WHERE blob_key IN (SELECT blob_key FROM blob WHERE refs = 0)")
+            self._drop_content(self._run("SELECT blob_key FROM blob WHERE refs = 0 AND coding = 'inline'").fetchall())
             self._run("DELETE FROM blob WHERE refs = 0")
         return blobs
 
@@ -341,3 +374,8 @@ def _freed(refs: int, blobs: list[Row]) -> Freed:
         sum(size for _, size, *_ in blobs),
         tuple(Blob(digest.hex(), *rest) for digest, *rest in blobs if rest[1] != "inline"),
     )
+
+
+def is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Whether SQLite says that its file is damaged, and not that it is busy, full or misused."""
+    return (getattr(error, "sqlite_errorname", "") or "").startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))

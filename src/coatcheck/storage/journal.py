@@ -70,7 +70,8 @@ class Journal:
         header = os.pread(self._file, START, 0)
         if len(header) < START or header[:8] != _MAGIC:
             raise StoreUnavailable(
-                "the journal of the store has no valid header", hint="run 'coatcheck verify --repair'"
+                "the journal of the store has no valid header",
+                hint="move the file 'journal' away: all is there but what was put last",
             )
         _, self.journal_id, self.end, strained = _HEADER.unpack(header)
         self.strained = bool(strained)

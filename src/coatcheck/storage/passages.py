@@ -152,10 +152,15 @@ class Passages:
 
         if self._db is None and (self._path is None or not self._path.exists()):
             return 0
-        count = self._run(drop)
-        if count:
+        try:
+            count = self._run(drop)
+            if count:
+                with self._lock:
+                    self._opened().execute("VACUUM")
+        except (StoreUnavailable, sqlite3.Error):  # no space, or worse: what is thrown away leaves no trace either
             with self._lock:
-                self._opened().execute("VACUUM")
+                self._discard()
+            return 0
         return count
 
     def close(self) -> None:

@@ -1,7 +1,9 @@
 """Space kept in reserve, so that a full disk can still be read from and cleaned up.
 
 Whatever the journal holds must fit into the database later, and forgetting needs a little room before it gives any
-back. The reserve is a file of real, allocated bytes for that; while it is used up, nothing new is taken in.
+back. The reserve is a file of real, allocated bytes for that; while it is used up, or not whole again, nothing new is
+taken in. The sizes below keep what one step can need within what the reserve can give: a WAL at its limit and a batch
+on top of it, once as they are and once more in the database.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from coatcheck.storage.journal import START, Journal
 
 NAME = "reserve"
 _FULL_SIZE = 8 * 1024 * 1024
-_SHARE = 4  # a record of the journal may need its size in the WAL and in the database, and pages around it
+_SMALLEST = 64 * 1024
+_PAGES_OF_A_RECORD = 32 * 1024  # one row in each table and index, each on a page of its own
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -30,7 +33,17 @@ class Reserve:
     @property
     def journal_limit(self) -> int:
         """How long the journal may become before the database takes it over."""
-        return START + self._size // _SHARE
+        return START + self._size // 4
+
+    @property
+    def wal_limit(self) -> int:
+        """How long the WAL may become before it goes into the database."""
+        return self._size // 2
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        """How many records, and how many bytes of them, the database may take over in one transaction."""
+        return max(1, self._size // 4 // _PAGES_OF_A_RECORD), self._size // 8
 
     def is_needed(self) -> bool:
         """Whether so little space is left that a change might not find enough."""
@@ -38,14 +51,14 @@ class Reserve:
         return free.f_bavail * free.f_frsize < self._size
 
     def fill(self, journal: Journal) -> None:
-        """Allocate what is missing, or raise OSError (no space) and leave the store as it is."""
+        """Allocate what is missing, or take what is left, tell all writers, and raise OSError (no space)."""
         file = os.open(NAME, _OPEN, 0o600, dir_fd=self._folder)
         try:
             if os.fstat(file).st_size < self._size:
                 try:
                     self._disk.allocate(file, self._size)
                 except OSError:
-                    self._disk.truncate(file, 0)
+                    self._take_what_is_left(file)
                     if not journal.strained:
                         journal.strain(True)
                     raise
@@ -66,3 +79,15 @@ class Reserve:
             finally:
                 os.close(file)
         return False
+
+    def _take_what_is_left(self, file: int) -> None:
+        size = self._size // 2
+        while size >= _SMALLEST:
+            self._disk.truncate(file, 0)
+            try:
+                self._disk.allocate(file, size)
+            except OSError:
+                size //= 2
+            else:
+                return
+        self._disk.truncate(file, 0)

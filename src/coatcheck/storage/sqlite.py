@@ -40,7 +40,7 @@ from coatcheck.storage import (
     rows,
     schema,
 )
-from coatcheck.storage.changes import Changes
+from coatcheck.storage.changes import Changes, is_damage
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.forks import unwatch, watch
 from coatcheck.storage.journal import START, Journal
@@ -101,7 +101,7 @@ class SqliteCatalog:
                     os.close(disk.create(NAME, folder))
                 self._writer = self._connect()
                 try:
-                    self._changes = Changes(self._writer)
+                    self._changes = Changes(self._writer, self._is_readable)
                     self._prepare()
                 except BaseException:
                     self._writer.close()
@@ -218,11 +218,26 @@ class SqliteCatalog:
             yield SessionInfo(*row)
 
     def blobs(self) -> Iterator[tuple[Blob, bytes | None]]:
-        content = "(SELECT data FROM content c WHERE c.blob_key = blob.blob_key)"
-        for digest, *rest, data in self._pages(
-            "blob", "blob_key", f"digest, size, coding, place, frames, used_at, {content}"
+        for key, digest, *rest in self._pages(
+            "blob", "blob_key", "blob_key, digest, size, coding, place, frames, used_at"
         ):
-            yield Blob(digest.hex(), *rest), data
+            blob = Blob(digest.hex(), *rest)
+            yield blob, self._content(key) if blob.coding == "inline" else None
+
+    def _is_readable(self, blob_key: int) -> bool:
+        try:
+            self._query("SELECT data FROM content WHERE blob_key = ?", (blob_key,), settled=False)
+        except Damaged:
+            return False
+        return True
+
+    def _content(self, blob_key: int) -> bytes | None:
+        """Inline content as it is in the database: nothing right, where the pages that hold it are damaged."""
+        try:
+            found = self._query("SELECT data FROM content WHERE blob_key = ?", (blob_key,))
+        except Damaged:
+            return b""
+        return found[0][0] if found else None
 
     def totals(self) -> Totals:
         row = self._query(
@@ -595,7 +610,7 @@ class SqliteCatalog:
 
     def _take_own_connections(self) -> None:
         self._writer = self._connect()
-        self._changes = Changes(self._writer)
+        self._changes = Changes(self._writer, self._is_readable)
         self._is_forked = False
         self._refresh_and_catch_up()
 
@@ -604,7 +619,7 @@ def _translated(error: sqlite3.Error, doing: str) -> StoreError:
     name = getattr(error, "sqlite_errorname", "") or ""
     if name.startswith("SQLITE_FULL"):
         return StoreFull(f"no space left while {doing}")
-    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+    if isinstance(error, sqlite3.DatabaseError) and is_damage(error):
         return Damaged(f"the catalog is damaged: {error}", hint="restore it from an export, or open a new store")
     return StoreUnavailable(f"the catalog failed while {doing}: {error}", hint="check the folder and try again")
 
