@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import crowd, imports, large, machine, scale, store
+from benchmarks import crowd, imports, large, machine, quality, reading, scale, store
 from benchmarks.bench import Bench
 from benchmarks.report import Row, table
 
@@ -22,6 +22,11 @@ CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "threads": crowd.threads,
     "processes": crowd.processes,
     "import": imports.imports,
+    "lines": reading.lines,
+    "grep": reading.grep,
+    "sql": reading.sql,
+    "search": quality.search,
+    "tokens": quality.estimates,
 }
 
 
@@ -44,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             found = list(CASES[name](Bench(folder, asked.quick)))
         finally:
             shutil.rmtree(folder)
-        print(f"\n{name}\n{table(found)}", flush=True)
+        if found:
+            print(f"\n{name}\n{table(found)}", flush=True)
         rows += found
     judged = [row for row in rows if row.limit is not None]
     print(f"\n{sum(row.ok is True for row in judged)} of {len(judged)} rows are within their limit")

@@ -51,5 +51,24 @@ def data(size: int) -> bytes:
     return text(size).encode()
 
 
+def write_data(path: Path, size: int) -> int:
+    """The same in a file of so many megabytes; how many lines it has."""
+    lines = 1
+    with path.open("wb") as file:
+        for _ in range(size // MB):
+            piece = data(MB)
+            file.write(piece)
+            lines += piece.count(b"\n")
+    return lines
+
+
+def corpus() -> Path | None:
+    """The folder with real data, as tests find it: `COATCHECK_CORPUS`, else `../shared/data`; None where it is not."""
+    for folder in (os.environ.get("COATCHECK_CORPUS"), Path(__file__).resolve().parents[2] / "shared" / "data"):
+        if folder and Path(folder).is_dir():
+            return Path(folder)
+    return None
+
+
 def size_name(size: int) -> str:
     return f"{size // MB} MB" if size >= MB else f"{size // KB} KB"

@@ -7,9 +7,9 @@ Prints a line for each text of the corpus and each generated sample (exact, esti
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
+from benchmarks.bench import corpus
 from coatcheck import tokens
 from tests.token_samples import corpus_texts, samples
 
@@ -19,17 +19,14 @@ LOWEST = 0.967  # of the exact count: what --fit grants to no text
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="calibrate_tokens", description="Token estimates against exact counts.")
-    default = os.environ.get("COATCHECK_CORPUS") or Path(__file__).resolve().parents[2] / "shared" / "data"
-    parser.add_argument("--corpus", type=Path, default=Path(default))
+    parser.add_argument("--corpus", type=Path, default=corpus())
     parser.add_argument("--fit", action="store_true", help="solve for the rates of the ASCII classes (needs scipy)")
     options = parser.parse_args()
 
-    corpus = (
-        [(n, t) for n, t in corpus_texts(options.corpus) if len(t.encode()) > SMALL] if options.corpus.is_dir() else []
-    )
+    real = [(n, t) for n, t in corpus_texts(options.corpus) if len(t.encode()) > SMALL] if options.corpus else []
     generated = list(samples().items())
     print(f"{'exact':>9} {'estimate':>9} {'error':>7}  text")
-    for title, texts in (("corpus", corpus), ("samples", generated)):
+    for title, texts in (("corpus", real), ("samples", generated)):
         errors = [show(name, text) for name, text in texts]
         if errors:
             mean = sum(map(abs, errors)) / len(errors)
@@ -37,7 +34,7 @@ def main() -> None:
             print(f"{title}: {len(errors)} texts, mean error {mean:.1%}, lowest {min(errors):+.1%}, "
                   f"highest {max(errors):+.1%}, {low} more than 5% low\n")  # fmt: skip
     if options.fit:
-        fit([text for _, text in corpus], [text for _, text in generated])
+        fit([text for _, text in real], [text for _, text in generated])
 
 
 def show(name: str, text: str) -> float:
@@ -47,12 +44,12 @@ def show(name: str, text: str) -> float:
     return error
 
 
-def fit(corpus: list[str], generated: list[str]) -> None:
+def fit(real: list[str], generated: list[str]) -> None:
     from scipy.optimize import linprog  # type: ignore[import-untyped]  # by hand only; it is no dependency
 
     names = [*tokens._BY_CLASS, *tokens._BY_LETTER]
     shares, needs, weights = [], [], []
-    for text in corpus + generated:
+    for text in real + generated:
         data, exact = tokens._encoded(text), tokens.exact(text)
         classes = data.translate(tokens._CLASS_OF, tokens._CONTINUATION)
         letters = data.translate(tokens._LETTER_OF, tokens._CONTINUATION)
@@ -62,7 +59,7 @@ def fit(corpus: list[str], generated: list[str]) -> None:
         fixed = tokens._weigh(text) / exact - sum(rate * share for rate, share in zip(now, row, strict=True))
         shares.append(row)
         needs.append(LOWEST - fixed)
-        weights.append(1.0 if len(shares) <= len(corpus) else 0.05)
+        weights.append(1.0 if len(shares) <= len(real) else 0.05)
     cost = [sum(w * row[column] for w, row in zip(weights, shares, strict=True)) for column in range(len(names))]
     limits = [(0, 10 if len(name) == 24 else 2) for name in names]
     solved = linprog(cost, A_ub=[[-x for x in row] for row in shares], b_ub=[-n for n in needs], bounds=limits)

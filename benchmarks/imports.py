@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -18,13 +19,16 @@ _STATEMENTS = ("pass", "import pydantic", "import coatcheck")
 
 
 def imports(bench: Bench) -> Iterator[Row]:
-    """Wall time of fresh interpreters in turns, less that of one that imports nothing."""
+    """Wall time of fresh interpreters in turns, less that of one that imports nothing. All find compiled bytecode,
+    whatever the environment says of writing it."""
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(bench.new_folder("bytecode"))}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     took: dict[str, list[float]] = {statement: [] for statement in _STATEMENTS}
     for turn in range(bench.rounds(30) + 1):
         for statement, samples in took.items():
             start = time.perf_counter()
-            subprocess.run([sys.executable, "-c", statement], check=True)
-            if turn:  # the first fills the caches
+            subprocess.run([sys.executable, "-c", statement], check=True, env=environment)
+            if turn:  # the first compiles, and fills the caches
                 samples.append(time.perf_counter() - start)
     bare, peer, ours = (statistics.median(took[statement]) for statement in _STATEMENTS)
     yield Row("import coatcheck against import pydantic", peer - bare, ours - bare, 2.0)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import coatcheck
-from benchmarks.bench import MB, Bench, data
+from benchmarks.bench import MB, Bench, data, write_data
+from benchmarks.machine import peak
 from benchmarks.report import Row, timed_row
 from benchmarks.timing import Side, interleaved
 
@@ -24,9 +25,7 @@ _READ = 4096
 def large(bench: Bench) -> Iterator[Row]:
     size = _QUICK if bench.quick else _FULL
     source, folder = bench.new_folder("source") / "large.txt", bench.new_folder("store")
-    with source.open("wb") as file:
-        for _ in range(size // MB):
-            file.write(data(MB))
+    write_data(source, size)
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.large", str(folder), str(source)], check=True, capture_output=True, text=True
     )
@@ -51,32 +50,20 @@ def _reader(session: coatcheck.Session, pointer: str, size: int) -> Side[int]:
     return Side(lambda: random.randrange(size - _READ), read)
 
 
-def _peak() -> int:
-    """The most memory that this process has had resident so far, in bytes."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-
-
 def _through(folder: str, source: str) -> None:
     """In a process of its own: put the file, read it back, and say how much memory each took at most."""
     with coatcheck.open(folder) as store:
         session = store.session("bench")
         session.get(session.put("so that everything is loaded"))
-        before = _peak()
+        before = peak()
         ref = session.put(Path(source))
-        put = _peak()
+        put = peak()
         running = hashlib.sha256()
         with session.open(ref) as stream:
             while piece := stream.read(256 * 1024):
                 running.update(piece)
         assert running.hexdigest() == ref.artifact_id
-        print(json.dumps({"before": before, "put": put, "read": _peak(), "pointer": ref.pointer}))
+        print(json.dumps({"before": before, "put": put, "read": peak(), "pointer": ref.pointer}))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sqlite3
+import sys
 from pathlib import Path
 
 
@@ -32,3 +33,15 @@ def file_system(folder: Path) -> str:
         if fields.split()[2] == wanted:
             return rest.split()[0]
     return "unknown"
+
+
+def peak() -> int:
+    """The most memory that this process has had resident so far, in bytes."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        import resource
+
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))

@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 from benchmarks.timing import Times
 
-Unit = Literal["time", "rate", "memory", "count"]
+Unit = Literal["time", "over", "rate", "memory", "share", "count"]
 _HEADS = ("case", "floor", "ours", "ratio", "limit", "ok")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One comparison. Memory is judged by the difference, a count by itself, times and rates by the ratio.
+    """One comparison. Times and rates are judged by the ratio, memory and a time that may be so much over by the
+    difference, and whatever has no floor by itself.
 
     `limit` is None where the row only informs; `at_least` turns it round."""
 
@@ -30,7 +31,7 @@ class Row:
     def value(self) -> float:
         if self.floor is None:
             return self.ours
-        return self.ours - self.floor if self.unit == "memory" else self.ours / self.floor
+        return self.ours - self.floor if self.unit in ("memory", "over") else self.ours / self.floor
 
     @property
     def ok(self) -> bool | None:
@@ -64,12 +65,15 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _judged(row: Row, value: float) -> str:
-    if row.unit == "count":
-        return f"{value:.0f}"
-    return f"{value / 2**20:+.1f} MB" if row.unit == "memory" else f"{value:.2f}×"
+    if row.floor is None:
+        return _shown(row.unit, value)
+    if row.unit in ("memory", "over"):
+        return ("+" if value >= 0 else "") + _shown(row.unit, value)
+    return f"{value:.2f}×"
 
 
 def _shown(unit: Unit, value: float) -> str:
-    if unit == "time":
-        return f"{value * 1e6:.0f} µs" if value < 0.001 else f"{value * 1e3:.2f} ms"
-    return {"rate": f"{value:.0f}/s", "memory": f"{value / 2**20:.1f} MB", "count": f"{value:.0f}"}[unit]
+    if unit in ("time", "over"):
+        return f"{value * 1e6:.0f} µs" if abs(value) < 0.001 else f"{value * 1e3:.2f} ms"
+    shown = {"rate": f"{value:.0f}/s", "memory": f"{value / 2**20:.1f} MB", "share": f"{value:.1%}"}
+    return shown.get(unit, f"{value:.0f}")

@@ -7,7 +7,7 @@ import os
 import random
 from collections.abc import Iterator
 
-from benchmarks.bench import KB, MB, Bench, data, size_name, text
+from benchmarks.bench import KB, MB, Bench, data, size_name
 from benchmarks.floors import Files, Index, Writer
 from benchmarks.report import Row, timed_row
 from benchmarks.timing import Side, interleaved
@@ -32,7 +32,7 @@ def put(bench: Bench) -> Iterator[Row]:
                 os.sync()
                 times = interleaved(
                     Side(functools.partial(data, size), floor.put),
-                    Side(functools.partial(text, size), session.put),
+                    Side(functools.partial(data, size), session.put),
                     bench.rounds(rounds),
                 )
                 yield timed_row(f"put {size_name(size)}, {durability}", times, limit)
@@ -45,7 +45,7 @@ def get(bench: Bench) -> Iterator[Row]:
         session = store.session("bench")
         for size, rounds, limit in _GET:
             count = 20 if size >= MB else 100
-            pointers = [session.put(text(size)).pointer for _ in range(count)]
+            pointers = [session.put(data(size)).pointer for _ in range(count)]
             floor = Files(bench.new_folder("floor"), [data(size) for _ in range(count)])
             os.sync()
             times = interleaved(
@@ -62,15 +62,14 @@ def again(bench: Bench) -> Iterator[Row]:
         session = store.session("bench")
         for size, rounds, limit in _AGAIN:
             count = 1 if size > MB else 20
-            texts = [text(size) for _ in range(count)]
-            for one in texts:
+            contents = [data(size) for _ in range(count)]
+            for one in contents:
                 session.put(one)
             session.list(limit=1)  # a read: what was put is in the catalog after
-            contents = [one.encode() for one in texts]
             floor = Index(bench.new_folder("floor") / "index.sqlite", contents)
             times = interleaved(
                 Side(functools.partial(random.choice, contents), floor.find),
-                Side(functools.partial(random.choice, texts), session.put),
+                Side(functools.partial(random.choice, contents), session.put),
                 bench.rounds(rounds),
             )
             floor.close()

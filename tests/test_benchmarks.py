@@ -5,8 +5,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
+from benchmarks import quality
+from benchmarks.bench import Bench
 from benchmarks.report import Row, table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,6 +52,8 @@ def test_a_row_is_judged_by_ratio_by_difference_or_by_count() -> None:
     assert Row("parallel", 100.0, 250.0, 2.0, "rate", at_least=True).ok is True
     assert Row("memory", 20.0, 70.0, 64.0, "memory").value == 50.0
     assert Row("errors", None, 1, 0, "count").ok is False
+    assert Row("extra", 0.001, 0.004, 0.005, "over").value == 0.003
+    assert Row("hits", None, 0.9, 0.85, "share", at_least=True).ok is True
     assert Row("informs", 1.0, 9.0, None).ok is None
 
 
@@ -54,3 +61,23 @@ def test_a_table_has_a_line_for_each_row_and_marks_what_is_over_its_limit() -> N
     head, line = table([Row("put", 0.001, 0.003, 2.0)]).splitlines()
     assert head.split() == ["case", "|", "floor", "|", "ours", "|", "ratio", "|", "limit", "|", "ok"]
     assert line.split(" | ")[-1].strip() == "NO"
+
+
+def test_a_table_shows_what_has_no_floor_by_itself() -> None:
+    _, page, hits, extra = table([
+        Row("first page", None, 0.01, 0.02), Row("hits", None, 0.9, 0.85, "share", at_least=True),
+        Row("extra", 0.001, 0.004, 0.005, "over"),
+    ]).splitlines()  # fmt: skip
+    assert re.search(r"\| +10\.00 ms \| +≤ 20\.00 ms \| yes$", page)
+    assert re.search(r"\| +90\.0% \| +≥ 85\.0% \| yes$", hits)
+    assert re.search(r"\| +\+3\.00 ms \| +≤ \+5\.00 ms \| yes$", extra)
+
+
+@pytest.mark.parametrize("case", [quality.search, quality.estimates])
+def test_a_case_that_needs_the_corpus_says_that_it_is_skipped_without(
+    case: Callable[[Bench], Iterator[Row]], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(quality, "corpus", lambda: None)
+    assert list(case(Bench(tmp_path))) == []
+    assert "skipped: there is no corpus" in capsys.readouterr().out
