@@ -70,7 +70,7 @@ def _filled(session: Session, make: Callable[[], bytes]) -> dict[Ref, bytes]:
 def _assert_held(store: Store, held: dict[Ref, bytes]) -> None:
     for ref, data in held.items():
         assert store.session(ref.session_id).get(ref) == data
-    assert {digest for _, _, digest in state_of(store)} == {ref.artifact_id for ref in held}
+    assert {digest for _, _, digest, _ in state_of(store)} == {ref.artifact_id for ref in held}
     assert problems(store) == []
 
 

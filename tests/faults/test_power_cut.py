@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 import shutil
@@ -15,7 +16,7 @@ import coatcheck
 from coatcheck.errors import StoreError
 from coatcheck.storage.disk import open_root
 from coatcheck.storage.journal import Journal
-from coatcheck.testing.faulty import Cut, FaultyDisk, open_on
+from coatcheck.testing.faulty import At, Crash, Cut, FaultyDisk, open_on
 from tests.faults.world import assert_clean, problems, state_of
 
 pytestmark = pytest.mark.faults
@@ -157,7 +158,6 @@ def test_without_durability_a_power_cut_loses_nothing_old_and_the_store_opens(
             old.put(TEXT + bytes([number]), name=str(number))
         old.put(LARGE, name="large")
         state = state_of(store)
-    counted = FaultyDisk(folder, durable=False)
     for stop in (1, 5, 12, 20, 30, 45, 60, 90):
         image = in_memory / f"image-{stop}"
         disk = FaultyDisk(folder, durable=False, image=image, cut=cut, seed=seed)
@@ -172,12 +172,39 @@ def test_without_durability_a_power_cut_loses_nothing_old_and_the_store_opens(
             disk.revive()
         with coatcheck.open(image, clock=lambda: NOW + 3 * DAY) as store:
             held = {(one.name, one.artifact_id) for one in store.session("old").list()}
-            assert held == {(name, digest) for session_id, name, digest in state if session_id == "old"}
+            assert held == {(name, digest) for session_id, name, digest, _ in state if session_id == "old"}
             for one in store.session("old").list():
                 assert store.session("old").get(one) is not None
             store.verify(repair=True)
             assert problems(store, orphans=True) == []
-    assert counted.steps == []
+
+
+@pytest.mark.parametrize("cut", ["dropped", "zeroed", "torn"])
+def test_without_durability_compressing_never_loses_what_was_there_before(cut: Cut, in_memory: Path) -> None:
+    start = in_memory / "start"
+    with coatcheck.open(start, clock=lambda: NOW) as store:
+        for number in range(2):
+            store.session("old", ttl=None).put(TEXT + bytes([number]))
+        state = state_of(store)
+    step = 0
+    while True:
+        folder, image = in_memory / f"store-{step}", in_memory / f"image-{step}"
+        shutil.copytree(start, folder)
+        disk = FaultyDisk(folder, durable=False, crash=At(step), image=image, cut=cut, seed=step)
+        opened: list[coatcheck.Store] = []
+        with contextlib.suppress(Crash):
+            opened.append(open_on(folder, disk, clock=lambda: NOW + 3 * DAY))
+            assert opened[0].collect().compressed == 2
+        is_done = not disk.crashed
+        disk.revive()
+        for store in opened:
+            store.close()
+        if is_done:
+            break
+        with coatcheck.open(image) as store:
+            assert state_of(store) == state, f"step {step}: {disk.steps[step]}"
+        step += 1
+    assert step > 20
 
 
 def test_after_a_failed_sync_nothing_is_acknowledged_until_it_is_durable(in_memory: Path) -> None:
@@ -186,7 +213,7 @@ def test_after_a_failed_sync_nothing_is_acknowledged_until_it_is_durable(in_memo
         pass
     counted = FaultyDisk(folder)
     with open_on(folder, counted) as store:
-        store.session("s", ttl=None).put(b"x" * 5000)
+        store.session("s", ttl=None).put(b"x" * 50_000)
         at = counted.steps.index("sync data")
     shutil.rmtree(folder)
     with coatcheck.open(folder):
@@ -195,11 +222,11 @@ def test_after_a_failed_sync_nothing_is_acknowledged_until_it_is_durable(in_memo
     with open_on(folder, disk) as store:
         session = store.session("s", ttl=None)
         with pytest.raises(StoreError):
-            session.put(b"y" * 5000, name="fails")
-        session.put(b"z" * 5000, name="after")
-        session.put(b"y" * 5000, name="fails")
+            session.put(b"y" * 50_000, name="fails")
+        session.put(b"z" * 50_000, name="after")
+        session.put(b"y" * 50_000, name="fails")
         disk.stop()
         disk.revive()
     with coatcheck.open(image) as store:
-        assert store.session("s").get("after") == b"z" * 5000
-        assert store.session("s").get("fails") == b"y" * 5000
+        assert store.session("s").get("after") == b"z" * 50_000
+        assert store.session("s").get("fails") == b"y" * 50_000

@@ -11,8 +11,8 @@ from coatcheck import Store
 from coatcheck.errors import Damaged
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-State = frozenset[tuple[str, str | None, str]]
-"""What a store holds, to the eye of a user: session, name and digest of every artifact whose bytes are right."""
+State = frozenset[tuple[str, str | None, str, bool]]
+"""What a store holds, to the eye of a user: session, name and digest of every artifact, and whether it is pinned."""
 
 
 def state_of(store: Store) -> State:
@@ -25,7 +25,7 @@ def state_of(store: Store) -> State:
             assert data is not None, f"{ref.pointer} of {info.session_id} has no bytes"
             raw = data.encode() if isinstance(data, str) else data
             assert hashlib.sha256(raw).hexdigest() == ref.artifact_id
-            held.add((info.session_id, ref.name, ref.artifact_id))
+            held.add((info.session_id, ref.name, ref.artifact_id, ref.pinned))
     return frozenset(held)
 
 
