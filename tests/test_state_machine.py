@@ -26,13 +26,12 @@ from tests.backends import LARGE, Clock
 from tests.conftest import LONG_FAULTS
 
 TTL, GRACE = 100.0, 50.0
-SESSIONS = ("one", "two", "child of one", "grandchild")
-PARENTS = {"child of one": "one", "grandchild": "child of one"}
+SESSIONS = ("one", "two", "child of one")
+PARENTS = {"child of one": "one"}
 
-VALUES = st.sampled_from(
-    ["", "a", "[1]", [1], b"[1]", b"a", {"k": "v"}, None, "x" * LARGE, b"x" * LARGE, "y" * LARGE, bytes(LARGE)]
-) | st.text(max_size=20)
-NAMES = st.sampled_from([None, "n", "m", "../n"])
+# Few enough to meet again, and some the same bytes in another type.
+VALUES = st.sampled_from(["a", "[1]", [1], b"[1]", "x" * LARGE, b"x" * LARGE])
+NAMES = st.sampled_from([None, "n", "m"])
 WHICH = st.sampled_from(SESSIONS)
 
 
@@ -136,7 +135,7 @@ class Machine(RuleBasedStateMachine):
         self.use(which)
         assert same(self.session(which).get(ref), value)
 
-    @rule(which=WHICH, name=st.sampled_from(["n", "m", "../n"]))
+    @rule(which=WHICH, name=st.sampled_from(["n", "m"]))
     def get_by_name(self, which: str, name: str) -> None:
         expected = self.by_name(which, name)
         found = self.session(which).get(name)
@@ -236,7 +235,7 @@ class Machine(RuleBasedStateMachine):
             self.session(which)
             self.sessions[which] = Model(self.clock.now)
 
-    @rule(seconds=st.sampled_from([0.5, 5.0, 30.0, 101.0, 400.0]))
+    @rule(seconds=st.sampled_from([1.0, 30.0, 101.0, 400.0]))
     def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
