@@ -133,7 +133,7 @@ def _ahead(text: Text, at: int, end: int) -> Iterator[tuple[bytes, int]]:
     before it is in use; where it is quick, passing pieces between threads would cost more than that saves."""
     pieces = text.pieces(at, end)
     spent, allowed = 0.0, _PATIENCE
-    while text.is_scanned or spent <= allowed:  # blocks of a scanned text are kept and found in one place, by one thread
+    while text.is_scanned or spent <= allowed:  # blocks of a scanned text are kept in one place, for one thread
         began = monotonic()
         piece = next(pieces, None)
         if piece is None:
