@@ -322,6 +322,15 @@ def test_the_newest_put_under_a_name_wins_and_the_others_stay_in_its_history(sto
     assert [ref.created for ref in session.list(name="n")] == [START + i for i in (3, 2, 1, 0)]
 
 
+def test_the_history_of_a_name_holds_what_the_parent_put_under_it_too(store: Store) -> None:
+    parent, child = store.session("parent"), store.session("child", parent="parent")
+    parent.put("same", name="n")
+    parent.put("other", name="n")
+    child.put("same", name="n")
+    assert [child.get(ref) for ref in child.list(name="n")] == ["same", "other", "same"]
+    assert len(child.list()) == 2
+
+
 def test_forgetting_the_newest_gives_the_name_back_to_the_one_before(store: Store) -> None:
     session = store.session("s")
     session.put("one", name="n")

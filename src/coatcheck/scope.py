@@ -85,8 +85,8 @@ class Lookup:
             while limit is None or len(found) < limit:
                 page = self._catalog.find(session_id, name=name, before=before, limit=None if name else size)
                 for entry in page:
-                    key = (entry.ref.artifact_id, str(entry.seq) if name else entry.ref.name)
-                    if key not in seen and kind in (None, entry.ref.kind) and self.is_live(entry):
+                    key = (entry.ref.artifact_id, entry.ref.name)
+                    if (name or key not in seen) and kind in (None, entry.ref.kind) and self.is_live(entry):
                         seen.add(key)
                         found.append(entry)
                 if name or len(page) < size:
