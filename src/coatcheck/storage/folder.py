@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from coatcheck.storage.database import NAME
 from coatcheck.storage.disk import Disk, open_root
 from coatcheck.storage.files import FileBlobs
-from coatcheck.storage.sqlite import NAME, SqliteCatalog
+from coatcheck.storage.sqlite import SqliteCatalog
 
 
 def open_folder_store(root: Path, disk: Disk) -> tuple[FileBlobs, SqliteCatalog]:
