@@ -397,3 +397,13 @@ def test_what_was_forgotten_and_collected_is_in_no_file(folder: Backend, clock: 
     assert files_with(folder.path, secret) == []
     assert files_with(folder.path, name.encode()) == []
     assert store.verify().problems == []
+
+
+def test_healing_leaves_nothing_to_sweep(folder: Backend) -> None:
+    store = folder.open()
+    data = "x" * LARGE
+    ref = store.session("s").put(data)
+    file_of(ref).write_bytes(b"y" * LARGE)
+    store.session("other").put(data)
+    assert store.session("s").get(ref) == data
+    assert store.verify().problems == []

@@ -118,7 +118,7 @@ class Intake:
             if self._add(entry, reuse=True):
                 return self._lookup.told(entry, near)
         with self._blobs.stage([data], digest) as staged:
-            return self._lookup.told(self._publish(Entry(ref, staged.publish(), info), heal=known is not None), near)
+            return self._lookup.told(self._publish(Entry(ref, staged.publish(), info), instead_of=known), near)
 
     def _put_stream(self, scope: Scope, stream: IO[bytes], about: About) -> Ref:
         chunks = chunks_of(stream)
@@ -151,7 +151,7 @@ class Intake:
                 entry = Entry(ref, known, info)
                 if self._add(entry, reuse=True):
                     return self._lookup.told(entry, near)
-            return self._lookup.told(self._publish(Entry(ref, staged.publish(), info), heal=known is not None), near)
+            return self._lookup.told(self._publish(Entry(ref, staged.publish(), info), instead_of=known), near)
 
     def _near(self, session_id: str, prefix: str) -> list[Entry]:
         """What the session holds under a prefix, with content where that can be read: else it is about to be healed."""
@@ -167,12 +167,15 @@ class Intake:
         prefix = digest[:MIN_PREFIX]
         return [*own, *(e for s in scope.ancestors for e in self._catalog.find(s, prefix=prefix, settled=False))]
 
-    def _publish(self, entry: Entry, *, heal: bool) -> Entry:
+    def _publish(self, entry: Entry, *, instead_of: Blob | None) -> Entry:
+        """Name a new copy in the catalog. One that it replaces, since that did not hold the data, goes after."""
         try:
-            self._add(entry, heal=heal)
+            self._add(entry, heal=instead_of is not None)
         except BaseException:
             discard(self._blobs, self._catalog, entry.blob)
             raise
+        if instead_of is not None and instead_of.coding != "inline":
+            self._blobs.remove(instead_of)
         return entry
 
     def _add(self, entry: Entry, *, reuse: bool = False, heal: bool = False) -> bool:

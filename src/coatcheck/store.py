@@ -174,7 +174,8 @@ class Store:
 
     def put(self, scope: Scope, value: object, about: About) -> Ref:
         ref = self._intake.put(scope, value, about)
-        self._uses.note(scope.lineage, self._clock(), scope.info.ttl)
+        large = ref.artifact_id if ref.size_bytes > self._catalog.inline_limit else None
+        self._uses.note(scope.lineage, self._clock(), scope.info.ttl, large)
         return ref
 
     def get(self, scope: Scope, target: Ref | str) -> Any:
