@@ -75,7 +75,7 @@ def _assert_held(store: Store, held: dict[Ref, bytes]) -> None:
 
 
 SIZES = {
-    "tiny": lambda rng: rng.randint(1, 200),
+    "tiny": lambda rng: rng.randint(8, 200),
     "small": lambda rng: rng.randint(1_000, 128 * 1024),
     "large": lambda rng: rng.randint(129 * 1024, 3 * MEGABYTE),
     "mixed": lambda rng: rng.choice((10, 3_000, 100_000, 400_000, 2 * MEGABYTE)),

@@ -71,6 +71,7 @@ class Database:
                     self._reserve.release(self._journal)
                 with contextlib.suppress(FileExistsError):
                     os.close(disk.create(NAME, folder))
+                    disk.sync(folder, always=True)  # before SQLite makes files beside it, which alone are no store
                 self._writer = self._connect()
                 try:
                     self._changes = Changes(self._writer, self._is_readable)
