@@ -33,6 +33,7 @@ _MAGIC: Final = (
     (b"OggS", "audio/ogg"),
     (b"ID3", "audio/mpeg"),
 )
+_MAGICS: Final = tuple(magic for magic, _ in _MAGIC)
 _RIFF: Final = {b"WEBP": "image/webp", b"WAVE": "audio/wav", b"AVI ": "video/x-msvideo"}
 _BY_SUFFIX: Final = {
     "csv": "text/csv", "tsv": "text/tab-separated-values", "json": JSON, "jsonl": JSONL, "ndjson": JSONL,
@@ -91,9 +92,8 @@ def sniff_text(head: str, tail: str, name: str | None = None) -> str:
 
 def sniff_bytes(head: bytes, tail: bytes, name: str | None = None) -> str:
     """The media type of bytes. Magic numbers count more than the name; a name counts more than a look at the text."""
-    for magic, media in _MAGIC:
-        if head.startswith(magic):
-            return media
+    if head.startswith(_MAGICS):
+        return next(media for magic, media in _MAGIC if head.startswith(magic))
     if head[:4] == b"RIFF" and head[8:12] in _RIFF:
         return _RIFF[head[8:12]]
     if head[4:8] == b"ftyp":
@@ -103,7 +103,7 @@ def sniff_bytes(head: bytes, tail: bytes, name: str | None = None) -> str:
     if b"\x00" in head:
         return BINARY
     try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(head)
+        text = head.decode("ascii") if head.isascii() else codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
         return BINARY
     return sniff_text(text, tail.decode("utf-8", "ignore"), name)
