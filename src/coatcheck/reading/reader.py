@@ -57,13 +57,17 @@ def read(store: Store, scope: Scope, target: Ref | str, request: Request, cursor
 
 def preview_of(content: Content, *, limit: int) -> Preview:
     """The preview of a stored artifact: the same for the same content, wherever and however it is stored."""
+    return preview(sample_of(content), media_type=content.ref.media_type, limit=limit)
+
+
+def sample_of(content: Content) -> Sample:
+    """The two ends of a stored artifact, with its lines counted: what `Sample.of` makes of the same bytes."""
     size = content.size
     head = content.read(0, EDGE)
     tail = content.read(max(len(head), size - EDGE), EDGE)
     feeds = sum(line_counts(content.frames)) if content.frames else (head + tail).count(b"\n")
     ends = (tail or head)[-1:]
-    sample = Sample(head, tail, size, feeds + (ends not in (b"", b"\n")))
-    return preview(sample, media_type=content.ref.media_type, limit=limit)
+    return Sample(head, tail, size, feeds + (ends not in (b"", b"\n")))
 
 
 def _content(store: Store, scope: Scope, target: Ref | str) -> tuple[Content, str]:
