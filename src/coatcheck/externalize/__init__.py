@@ -19,7 +19,7 @@ from coatcheck.externalize.plain import as_text, described, kept
 from coatcheck.externalize.policy import Limit, Policy, sampled
 from coatcheck.externalize.stub import LEAD, SHORTENED, Facts, facts, is_stub, media_type_of, stub, words_of
 from coatcheck.intake import About
-from coatcheck.previews import Preview, Sample
+from coatcheck.previews import Preview
 from coatcheck.reading.reader import sample_of
 from coatcheck.redaction import mask, mask_value
 from coatcheck.refs import Ref, summarize
@@ -115,10 +115,10 @@ class _Result:
             if policy.redact == "store":
                 value = _redacted(value)
                 text = as_text(value)
-            value, data = kept(value, text)
-            media_type, kind = described(value, data, claimed)
-            about = facts(Sample.of(data), media_type, kind, policy.preview_chars)
-            ref = self._store.put(self._scope, value, self._about(media_type, kind, data))
+            value, sample = kept(value, text)
+            media_type, kind = described(value, sample, claimed)
+            about = facts(sample, media_type, kind, policy.preview_chars)
+            ref = self._store.put(self._scope, value, self._about(media_type, kind, sample.head))
         except Exception as error:  # noqa: BLE001 - a third party's backend raises what it likes; the agent goes on
             return self._failed(value, text, error)
         if shown is not None:
@@ -130,11 +130,11 @@ class _Result:
         tokens = round(sampled(text)) if about.tokens is None else about.tokens
         return Outcome(said, said, ref, (ref,), True, None, max(0, tokens - estimate(said)))
 
-    def _about(self, media_type: str | None = None, kind: str | None = None, data: bytes = b"") -> About:
+    def _about(self, media_type: str | None = None, kind: str | None = None, head: bytes = b"") -> About:
         """What the store is told. It makes a summary of its own; here one is made where that would hold a secret."""
-        head = data[:_SUMMARIZED].decode("utf-8", "ignore") if media_type and media.is_text(media_type) else ""
-        safe = mask(head)
-        summary = summarize(safe) if safe != head else None
+        start = head[:_SUMMARIZED].decode("utf-8", "ignore") if media_type and media.is_text(media_type) else ""
+        safe = mask(start)
+        summary = summarize(safe) if safe != start else None
         return About(tool=self._tool, call_id=self._call_id, media_type=media_type, kind=kind, summary=summary)
 
     def _failed(self, value: object, text: str, error: Exception) -> Outcome:

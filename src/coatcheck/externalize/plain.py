@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from coatcheck import media
 from coatcheck.errors import InvalidArgument
+from coatcheck.previews import EDGE, Sample
 from coatcheck.values import encode, encode_text
 
 
@@ -31,20 +32,29 @@ def as_text(value: object) -> str:
         return _nearest(value)
 
 
-def kept(value: object, text: str) -> tuple[object, bytes]:
-    """The value that is stored for one whose text is this, and its bytes there."""
+def kept(value: object, text: str) -> tuple[object, Sample]:
+    """The value that is stored for one whose text is this, and the ends of its bytes there."""
     if isinstance(value, str):
-        return value, encode_text(value)
+        return value, _ends(value)
     for candidate in (lambda: value, lambda: json.loads(text, parse_constant=str)):
         try:
             found = candidate()
-            return found, encode(found)[1]
+            return found, Sample.of(encode(found)[1])
         except (InvalidArgument, ValueError, RecursionError):
             continue
-    return text, encode_text(text)
+    return text, _ends(text)
 
 
-def described(value: object, data: bytes, claimed: str | None) -> tuple[str, str]:
+def _ends(text: str) -> Sample:
+    """The sample of a text's bytes. Where a character is a byte, the rest need not be encoded for it."""
+    if not text.isascii():
+        return Sample.of(encode_text(text))
+    tail = text[max(EDGE, len(text) - EDGE) :]
+    lines = text.count("\n") + (not text.endswith("\n") if text else 0)
+    return Sample(text[:EDGE].encode(), tail.encode(), len(text), lines)
+
+
+def described(value: object, sample: Sample, claimed: str | None) -> tuple[str, str]:
     """The media type and kind of what is stored. A magic number counts more than what somebody claims."""
     if isinstance(value, str):
         media_type = (
@@ -53,8 +63,8 @@ def described(value: object, data: bytes, claimed: str | None) -> tuple[str, str
         return media_type, media.sniff_kind(media_type, value[: media.HEAD])
     if not isinstance(value, bytes | bytearray | memoryview):
         return media.JSON, "data"
-    head = data[: media.HEAD]
-    media_type = media.sniff_bytes(head, data[-64:])
+    head = sample.head[: media.HEAD]
+    media_type = media.sniff_bytes(head, (sample.head + sample.tail)[-64:])
     if claimed and (media_type == media.BINARY or media.is_text(media_type)):
         media_type = claimed
     start = head.decode("utf-8", "ignore") if media.is_text(media_type) else ""

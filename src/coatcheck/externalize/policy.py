@@ -23,7 +23,7 @@ COSTLIEST: Final = 5
 
 _NAMED: Final = ("max_tokens", "max_chars", "max_bytes")
 _UTF8: Final = 4  # bytes of a character at most
-_PIECES, _PIECE = 32, 128  # what is looked at of a long text before all of it is
+_PIECES, _PIECE = 32, 64  # what is looked at of a long text before all of it is
 _CLEARLY: Final = 1.5  # an estimate from pieces counts where it is over the limit by so much
 
 Shrink = Callable[[Any], Any]

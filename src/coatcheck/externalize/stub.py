@@ -26,6 +26,8 @@ _AGAIN: Final = "repeating the call gives this stub again"
 _SUMMARY: Final = 80
 _START: Final = 1_024
 _FURTHER: Final = 512
+_EDGE: Final = 8 * 1_024
+_JSON_EDGE: Final = 32 * 1_024
 _SUMMARY_TOKENS: Final = 25
 _BEGINNING: Final = '{"stub":"'
 _TABLES: Final = frozenset({"text/csv", "text/tab-separated-values", media.JSONL, "application/vnd.apache.parquet"})
@@ -55,7 +57,7 @@ def facts(sample: Sample, media_type: str, kind: str, limit: int, *, summary: st
         lines = text.lines
         shown = _masked(sample, text, limit)
         note = "; secrets masked" if shown is not sample else ""
-    found = preview(shown, media_type=media_type, limit=limit)
+    found = preview(_ends(shown, media_type), media_type=media_type, limit=limit)
     safe = mask(found.text)
     if len(safe) > max(limit, len(found.text)):
         safe = safe[: max(0, limit - 1)] + "…"
@@ -116,6 +118,15 @@ def words_of(ref: Ref, head: bytes) -> str:
     start = head[:_START].decode("utf-8", "ignore")
     made = {summarize(start[: media.HEAD]), summarize(mask(start)), f"{ref.media_type}, {ref.size_bytes} bytes"}
     return "" if ref.summary in made else ref.summary
+
+
+def _ends(sample: Sample, media_type: str) -> Sample:
+    """As much of a sample as a stub looks at: a result must not wait long for its preview. JSON is worth more."""
+    edge = _JSON_EDGE if media_type == media.JSON else _EDGE
+    if sample.size <= 2 * edge:
+        return sample
+    end = sample.head + sample.tail if len(sample.tail) < edge else sample.tail
+    return Sample(sample.head[:edge], end[-edge:], sample.size, sample.lines)
 
 
 def _masked(sample: Sample, text: Text, limit: int) -> Sample:
