@@ -17,12 +17,12 @@ from coatcheck.externalize.failures import FAILURES, head_and_tail, nothing_show
 from coatcheck.externalize.marks import is_ours
 from coatcheck.externalize.plain import as_text, described, kept
 from coatcheck.externalize.policy import Limit, Policy, sampled
-from coatcheck.externalize.stub import LEAD, SHORTENED, Facts, facts, is_stub, media_type_of, stub, words_of
+from coatcheck.externalize.stub import LEAD, SHORTENED, Facts, facts, is_stub, media_type_of, stub_of, words_of
 from coatcheck.intake import About
 from coatcheck.previews import Preview
 from coatcheck.reading.reader import sample_of
 from coatcheck.redaction import mask, mask_value
-from coatcheck.refs import Ref, summarize
+from coatcheck.refs import Ref
 from coatcheck.scope import Scope
 from coatcheck.store import Store
 from coatcheck.streams import is_stream
@@ -33,7 +33,6 @@ __all__ = ["FAILURES", "Limit", "Outcome", "Policy", "externalize"]
 DEFAULT: Final = Policy()
 _TOGETHER: Final = 4  # blocks that stay inline have so many times the limit of one between them
 _SMALL: Final = 500  # characters of a block that is shown as it is in a text
-_SUMMARIZED: Final = 1_024
 _HELD: Final = 1 << 20  # an artifact up to this size is judged like the value it was
 
 
@@ -118,7 +117,7 @@ class _Result:
             value, sample = kept(value, text)
             media_type, kind = described(value, sample, claimed)
             about = facts(sample, media_type, kind, policy.preview_chars)
-            ref = self._store.put(self._scope, value, self._about(media_type, kind, sample.head))
+            ref = self._store.put(self._scope, value, self._about(media_type, kind))
         except Exception as error:  # noqa: BLE001 - a third party's backend raises what it likes; the agent goes on
             return self._failed(value, text, error)
         if shown is not None:
@@ -126,16 +125,12 @@ class _Result:
         return self._stub(ref, about, text, LEAD if shown is None else SHORTENED)
 
     def _stub(self, ref: Ref, about: Facts, text: str, lead: str = LEAD) -> Outcome:
-        said = stub(ref.pointer, about, self._policy, lead=lead)
+        said = stub_of(ref.pointer, about, self._policy, lead=lead)
         tokens = round(sampled(text)) if about.tokens is None else about.tokens
         return Outcome(said, said, ref, (ref,), True, None, max(0, tokens - estimate(said)))
 
-    def _about(self, media_type: str | None = None, kind: str | None = None, head: bytes = b"") -> About:
-        """What the store is told. It makes a summary of its own; here one is made where that would hold a secret."""
-        start = head[:_SUMMARIZED].decode("utf-8", "ignore") if media_type and media.is_text(media_type) else ""
-        safe = mask(start)
-        summary = summarize(safe) if safe != start else None
-        return About(tool=self._tool, call_id=self._call_id, media_type=media_type, kind=kind, summary=summary)
+    def _about(self, media_type: str | None = None, kind: str | None = None) -> About:
+        return About(tool=self._tool, call_id=self._call_id, media_type=media_type, kind=kind)
 
     def _failed(self, value: object, text: str, error: Exception) -> Outcome:
         FAILURES.note(self._store, error)

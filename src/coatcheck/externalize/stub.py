@@ -14,9 +14,9 @@ from typing import Final
 from coatcheck import media
 from coatcheck.externalize.policy import Policy, sampled
 from coatcheck.previews import Preview, Sample, preview
-from coatcheck.previews.sample import Text, decode
+from coatcheck.previews.sample import decode
 from coatcheck.previews.text import line
-from coatcheck.redaction import mask
+from coatcheck.redaction import MARK, mask
 from coatcheck.refs import Ref, summarize
 from coatcheck.tokens import estimate
 
@@ -24,8 +24,7 @@ LEAD: Final = "the result is stored whole, not shown here; preview is only a gla
 SHORTENED: Final = "the result was shortened for you; the whole is stored"
 _AGAIN: Final = "repeating the call gives this stub again"
 _SUMMARY: Final = 80
-_START: Final = 1_024
-_FURTHER: Final = 512
+_REPEATED: Final = 40
 _EDGE: Final = 8 * 1_024
 _JSON_EDGE: Final = 32 * 1_024
 _SUMMARY_TOKENS: Final = 25
@@ -49,25 +48,19 @@ class Facts:
 
 def facts(sample: Sample, media_type: str, kind: str, limit: int, *, summary: str = "") -> Facts:
     """What there is to say of content, from its two ends."""
-    lines, tokens, shown, note = None, None, sample, ""
+    lines = tokens = None
     if media.is_text(media_type):
         text = decode(sample)
-        seen = text.head + text.tail
-        tokens = round(sampled(seen) * sample.size / max(1, len(sample.head) + len(sample.tail)))
         lines = text.lines
-        shown = _masked(sample, text, limit)
-        note = "; secrets masked" if shown is not sample else ""
-    found = preview(_ends(shown, media_type), media_type=media_type, limit=limit)
-    safe = mask(found.text)
-    if len(safe) > max(limit, len(found.text)):
-        safe = safe[: max(0, limit - 1)] + "…"
+        tokens = round(sampled(text.head + text.tail) * sample.size / max(1, len(sample.head) + len(sample.tail)))
     said = line(mask(summary), _SUMMARY) if summary else ""
     while estimate(said) > _SUMMARY_TOKENS:
         said = said[: len(said) * 3 // 4].rstrip() + "…"
-    return Facts(kind, media_type, sample.size, lines, tokens, Preview(safe, found.shown + note), said)
+    glance = preview(_ends(sample, media_type), media_type=media_type, limit=limit)
+    return Facts(kind, media_type, sample.size, lines, tokens, glance, said)
 
 
-def stub(pointer: str, about: Facts, policy: Policy, *, lead: str = LEAD) -> str:
+def stub_of(pointer: str, about: Facts, policy: Policy, *, lead: str = LEAD) -> str:
     said: dict[str, object] = {
         "stub": lead,
         "artifact": pointer,
@@ -115,9 +108,9 @@ def _hint(pointer: str, media_type: str, tool: str | None) -> str:
 
 def words_of(ref: Ref, head: bytes) -> str:
     """A ref's summary where it is somebody's words, and does not just repeat how the content begins."""
-    start = head[:_START].decode("utf-8", "ignore")
-    made = {summarize(start[: media.HEAD]), summarize(mask(start)), f"{ref.media_type}, {ref.size_bytes} bytes"}
-    return "" if ref.summary in made else ref.summary
+    begins = ref.summary.partition(MARK)[0][:_REPEATED]
+    repeats = summarize(head[:1_024].decode("utf-8", "ignore")).startswith(begins)
+    return "" if repeats or ref.summary == f"{ref.media_type}, {ref.size_bytes} bytes" else ref.summary
 
 
 def _ends(sample: Sample, media_type: str) -> Sample:
@@ -127,21 +120,3 @@ def _ends(sample: Sample, media_type: str) -> Sample:
         return sample
     end = sample.head + sample.tail if len(sample.tail) < edge else sample.tail
     return Sample(sample.head[:edge], end[-edge:], sample.size, sample.lines)
-
-
-def _masked(sample: Sample, text: Text, limit: int) -> Sample:
-    """The sample with the secrets of its ends masked, a little further than a preview reaches: one that is cut would
-    not be known by its rest. The very same where there are none."""
-    room = limit + _FURTHER
-    head, tail = text.head, text.tail
-    if len(head) + len(tail) <= 2 * room:
-        head, tail = mask(head), mask(tail)
-    elif text.is_whole:
-        head = mask(head[:room]) + head[room:-room] + mask(head[-room:])
-    else:
-        head, tail = mask(head[:room]) + head[room:], tail[:-room] + mask(tail[-room:])
-    if head == text.head and tail == text.tail:
-        return sample
-    first, last = head.encode("utf-8", "replace"), tail.encode("utf-8", "replace")
-    size = sample.size - len(sample.head) - len(sample.tail) + len(first) + len(last)
-    return Sample(first, last, size, sample.lines)
