@@ -24,6 +24,7 @@ from coatcheck.reading.page import Page, Request
 from coatcheck.reading.pdf import pages_in, pdf_text
 from coatcheck.reading.shape import shape
 from coatcheck.reading.sql import TABLE, is_sql, pointers_in, run_sql
+from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.scope import Scope
 from coatcheck.storage.frames import line_counts
@@ -115,7 +116,7 @@ def _fit(store: Store, scope: Scope, content: Content, request: Request, answer:
             media_type=answer.media_type,
             summary=clip(next(iter(asked.values()), ""), 200) + f" of {pointer}: {answer.shown}"[:250],
             parents=(content.ref.artifact_id,),
-            request=json.dumps({**asked, "max_chars": request.max_chars}, ensure_ascii=False),
+            request=mask(json.dumps({**asked, "max_chars": request.max_chars}, ensure_ascii=False)),
         ),
     )
     first = read_text(store.content(scope, ref), Request(max_chars=request.max_chars), key=store.secret)
