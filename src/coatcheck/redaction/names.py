@@ -31,7 +31,7 @@ _SUFFIX: Final = r"(?:[ _.-]?(?:value|text|string|plain|base64|b64|prod|dev|test
 NAME: Final = re.compile(
     rf"(?P<word>{_WORD_OF_NAME}){_SUFFIX}"
     r"(?:(?:\\{0,4}[\"'`]\]?)?[ \t]{0,8}"
-    r"(?:(?P<sep>:[ \t]?[a-z][\w.\[\]?]{0,24}(?: \| [\w.\[\]]{1,24}){0,2}[ \t]{0,2}=(?=[ \t]{0,4}\\{0,4}[\"'])"
+    r"(?:(?P<sep>:[ \t]?[a-z][\w.\[\]?]{0,24}+(?: \| [\w.\[\]]{1,24}+){0,2}+[ \t]{0,2}=(?=[ \t]{0,4}\\{0,4}[\"'])"
     r"|=>|:=|==?|:|>)|(?P<comma>(?<=[\"'`]),(?=[ \t]{0,4}\\{0,4}[\"'])"
     r"(?:[ \t]{0,4}\\{0,4}[\"']value\\{0,4}[\"'][ \t]{0,4}:)?))[ \t]{0,8}"
     r"|(?P<blank>[ \t]{1,4}))(?P<open>\\{0,4}[\"'`])?"
@@ -135,10 +135,9 @@ def _authorization(text: str, low: str, at: int, *, is_header: bool) -> Span | N
 
 def _is_named_secret(low: str, word: str, start: int) -> bool:
     """Whether what stands before a word leaves it the name of a secret: `api_key` but not `cache_key`."""
-    before = low[max(0, start - 16) : start]
     if word == "key":
-        return before.rstrip("_-. ").endswith(_KEYS)
-    return word != "ken" or not before.removesuffix("to").rstrip("_-. ").endswith(_DULL_BEFORE)
+        return low[max(0, start - 16) : start].rstrip("_-. ").endswith(_KEYS)
+    return word != "ken" or not low[max(0, start - 16) : start - 2].rstrip("_-. ").endswith(_DULL_BEFORE)
 
 
 def _label(name: str) -> str:
@@ -189,17 +188,17 @@ def is_secret(name: str, value: str, *, quoted: bool, tight: bool = False) -> bo
     if len(value) < 4 or MARK in value:
         return False
     low = value.lower()
+    odd = _ODD.search(low) is not None
+    if " " in value or "\t" in value:
+        return name == "passphrase" and len(value) >= 8 and not _NO_SECRET.match(low)
+    if not odd and ("token" in low or "passw" in low or "secret" in low or "key" in low):
+        return False
     if _NO_SECRET.match(low):
         return False
-    if " " in value or "\t" in value:
-        return name == "passphrase" and len(value) >= 8
     is_password = name in _PASSWORDS
-    odd = _ODD.search(low) is not None
     if _NUMBER.match(low):
         return is_password and len(value) >= (4 if quoted else 6)
     if not quoted and (_MEMBER.match(low) or _CALL.match(low)):
-        return False
-    if not odd and ("passw" in low or "secret" in low or "token" in low or "key" in low):
         return False
     if is_password:
         return quoted or (odd and len(value) >= 6) or (tight and len(value) >= 6) or len(value) >= 16
