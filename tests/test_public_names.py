@@ -11,7 +11,8 @@ import coatcheck
 from coatcheck import errors
 
 PUBLIC = {
-    "CoatcheckError", "Ref", "Session", "Store", "approx_byte_size", "default", "errors", "is_pointer", "open",
+    "CoatcheckError", "Limit", "Policy", "Ref", "Session", "Store", "ToolCall", "ToolExecutor", "approx_byte_size",
+    "default", "errors", "is_pointer", "open", "toolkit",
 }  # fmt: skip
 
 # What only the command line, an extra or a caller's own models need: importing coatcheck must not pay for it.
@@ -29,6 +30,18 @@ def test_the_public_names_are_these() -> None:
     assert set(coatcheck.__all__) == PUBLIC
     assert all(hasattr(coatcheck, name) for name in coatcheck.__all__)
     assert sorted(coatcheck.__all__) == coatcheck.__all__
+
+
+def test_toolkit_is_the_function_whatever_was_imported_before() -> None:
+    source = "import coatcheck._toolkit; from coatcheck import toolkit; print(toolkit.__name__)"
+    assert (
+        subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout == "toolkit\n"
+    )
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError):
+        coatcheck.nothing  # noqa: B018
 
 
 @pytest.mark.parametrize("cls", error_classes())

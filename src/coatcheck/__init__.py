@@ -1,5 +1,7 @@
 """Coatcheck: large tool results stay out of an agent's context, and every byte can be had back exactly."""
 
+from typing import TYPE_CHECKING, Any
+
 from coatcheck import errors
 from coatcheck._open import default, open
 from coatcheck.errors import CoatcheckError
@@ -9,5 +11,31 @@ from coatcheck.session import Session
 from coatcheck.store import Store
 from coatcheck.values import approx_byte_size
 
+if TYPE_CHECKING:
+    from coatcheck._toolkit import toolkit
+    from coatcheck.executor import ToolCall, ToolExecutor
+    from coatcheck.externalize import Limit, Policy
+
 __version__ = "0.1.0"
-__all__ = ["CoatcheckError", "Ref", "Session", "Store", "approx_byte_size", "default", "errors", "is_pointer", "open"]
+__all__ = [
+    "CoatcheckError", "Limit", "Policy", "Ref", "Session", "Store", "ToolCall", "ToolExecutor", "approx_byte_size",
+    "default", "errors", "is_pointer", "open", "toolkit",
+]  # fmt: skip
+
+_LATER = {
+    "Limit": "coatcheck.externalize",
+    "Policy": "coatcheck.externalize",
+    "ToolCall": "coatcheck.executor",
+    "ToolExecutor": "coatcheck.executor",
+    "toolkit": "coatcheck._toolkit",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What the agent side needs is imported when it is first asked for."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    globals()[name] = found = getattr(import_module(_LATER[name]), name)
+    return found

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import io
 from collections.abc import Callable, Coroutine
 from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar
 
 import coatcheck
+from coatcheck.externalize import Policy
 from coatcheck.session import Session
 from coatcheck.storage import SessionInfo
 from coatcheck.store import Store
@@ -40,6 +42,14 @@ def _hop(
 
 def _same(answer: R) -> R:
     return answer
+
+
+def _threaded(call: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
+    @functools.wraps(call)
+    async def hopped(*args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.to_thread(call, *args, **kwargs)
+
+    return hopped
 
 
 class AsyncStream:
@@ -100,6 +110,8 @@ class AsyncSession:
     read = _hop(Session.read, _same)
     coverage = _hop(Session.coverage, _same)
     preview = _hop(Session.preview, _same)
+    externalize = _hop(Session.externalize, _same)
+    materialize = _hop(Session.materialize, _same)
     search = _hop(Session.search, _same)
     list = _hop(Session.list, _same)
     grant = _hop(Session.grant, _same)
@@ -107,6 +119,16 @@ class AsyncSession:
     unpin = _hop(Session.unpin, _same)
     forget = _hop(Session.forget, _same)
     end = _hop(Session.end, _same)
+
+    def offload(
+        self, call: Callable[..., Any] | None = None, *, tool: str | None = None, policy: Policy | None = None
+    ) -> Callable[..., Any]:
+        """`Session.offload`, as a decorator that is not awaited itself: the function that it gives is. A plain function
+        runs in a thread."""
+        if call is None:
+            return lambda function: self.offload(function, tool=tool, policy=policy)
+        offloaded = self._wrapped.offload(call, tool=tool, policy=policy)
+        return offloaded if inspect.iscoroutinefunction(offloaded) else _threaded(offloaded)
 
 
 class AsyncStore:

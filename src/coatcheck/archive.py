@@ -17,7 +17,8 @@ from typing import IO, Any, TypeVar, get_args
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip, digest_of, is_prefix
 from coatcheck.intake import About, discard
-from coatcheck.refs import LAST_TIME, Blob, Codec, Ref
+from coatcheck.redaction import mask
+from coatcheck.refs import LAST_TIME, SUMMARY_LIMIT, Blob, Codec, Ref
 from coatcheck.scope import check_name, is_text
 from coatcheck.storage import BlobStore, Catalog, Entry, SessionInfo
 from coatcheck.upkeep import Progress
@@ -250,7 +251,7 @@ def _ref(said: Any, session: SessionInfo, lines: _Lines) -> Ref:
                 check_name(text)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise lines.wrong(f"a ref that makes no sense: {clip(str(error))}") from error
-    return ref
+    return replace(ref, summary=mask(ref.summary)[:SUMMARY_LIMIT])
 
 
 def _seconds(value: Any) -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coatcheck.errors import InvalidPointer
+from coatcheck.redaction import CONTEXT, mask
 
 SCHEME = "art:"
 MIN_PREFIX = 12
@@ -86,8 +87,9 @@ def follow(value: Any, fragment: str) -> Any:
 
 
 def clip(text: str, limit: int = 80) -> str:
-    """A quoted, bounded, printable form of untrusted text for an error."""
-    return repr(text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)")
+    """A quoted, bounded, printable form of untrusted text for an error, with secrets masked."""
+    shown = mask(text[: limit + CONTEXT])
+    return repr(shown if max(len(text), len(shown)) <= limit else f"{shown[:limit]}… ({len(text)} characters)")
 
 
 def _shape(value: object) -> str:

@@ -16,6 +16,7 @@ from typing import IO
 from coatcheck import media
 from coatcheck.errors import Damaged, InvalidArgument, NotFound, QuotaExceeded, StoreError, TooLarge
 from coatcheck.ids import MIN_PREFIX, clip, digest_of
+from coatcheck.redaction import mask
 from coatcheck.refs import PRODUCERS, SUMMARY_LIMIT, Blob, Codec, Ref, summarize
 from coatcheck.scope import Lookup, Scope, check_name, is_seconds
 from coatcheck.storage import BlobStore, Catalog, Entry, Limits
@@ -23,6 +24,7 @@ from coatcheck.streams import CHUNK, chunks_of, is_stream
 from coatcheck.values import encode
 
 _TAIL = 64
+_SUMMARIZED, _LOOKED_AT = 201, 320  # characters; those beyond a summary show a secret that it would cut
 _HEAD = 1024  # bytes that hold the 200 characters of a summary, whatever the script
 
 
@@ -80,6 +82,8 @@ class Intake:
 
     def put(self, scope: Scope, value: object, about: About) -> Ref:
         about.check()
+        if about.summary is not None and (summary := mask(about.summary)) != about.summary:
+            about = replace(about, summary=summary[:SUMMARY_LIMIT])
         if isinstance(value, Path):
             try:
                 with value.open("rb") as stream:
@@ -203,10 +207,11 @@ class Intake:
             media_type = about.media_type or (
                 media.JSON if codec == "json" else media.sniff_bytes(head[: media.HEAD], tail, about.name)
             )
-            start = head.decode("utf-8", "ignore")[: media.HEAD] if media.is_text(media_type) else ""
+            start = media.decode_head(head)[: media.HEAD] if media.is_text(media_type) else ""
         summary = about.summary
         if summary is None:
-            summary = summarize(start) if start or not size else f"{media_type}, {size} bytes"
+            shown = mask(start[:_LOOKED_AT], 0, _SUMMARIZED)
+            summary = summarize(shown) if start or not size else f"{media_type}, {size} bytes"
         now = self._clock()
         return Ref(
             digest,

@@ -109,6 +109,12 @@ def sniff_bytes(head: bytes, tail: bytes, name: str | None = None) -> str:
     return sniff_text(text, tail.decode("utf-8", "ignore"), name)
 
 
+def decode_head(head: bytes) -> str:
+    """The first characters of text: UTF-16 where a byte-order mark says so, else UTF-8."""
+    is_wide = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return head.decode("utf-16" if is_wide else "utf-8", "ignore")
+
+
 def sniff_kind(media_type: str, head: str, *, name: str | None = None) -> str:
     """The kind that fits: what somebody would file it under."""
     if media_type in _CODE:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from coatcheck import media
+from coatcheck.redaction import CONTEXT, mask
 from coatcheck.refs import Ref
 from coatcheck.storage.passages import Match, Passage, Passages
 from coatcheck.streams import Content
@@ -90,10 +91,22 @@ def _hit(ref: Ref, match: Match, words: str, content: Callable[[Ref], Content]) 
     if match.first == 0:
         shown = " · ".join(text for text in (ref.name, ref.tool, ref.summary) if text)
         return Hit(ref, shown[:SHOWN_CHARS], None, match.score, f'read("{ref.pointer}")')
-    text = content(ref).read(match.start, match.end - match.start).decode("utf-8", "ignore")
-    first, shown = _densest(text.split("\n"), words)
+    before, text, after = _around(content(ref), match)
+    within = text.split("\n")
+    first, shown = _densest(within, words)
     lines = (match.first + first, min(match.last, match.first + first + shown.count("\n")))
-    return Hit(ref, shown, lines, match.score, f'read("{ref.pointer}", lines="{lines[0]}:")')
+    begin = len(before) + sum(len(line) + 1 for line in within[:first])
+    passage = mask(before + text + after, begin, begin + len(shown))
+    return Hit(ref, passage[:SHOWN_CHARS], lines, match.score, f'read("{ref.pointer}", lines="{lines[0]}:")')
+
+
+def _around(content: Content, match: Match) -> tuple[str, str, str]:
+    """A passage, and what stands before and behind it: a secret may begin or end there."""
+    start = max(0, match.start - CONTEXT)
+    data = content.read(start, match.end + CONTEXT - start)
+    at, end = match.start - start, match.end - start
+    text = data[at:end].decode("utf-8", "ignore") if match.start else media.decode_head(data[:end])
+    return data[:at].decode("utf-8", "ignore"), text, data[end:].decode("utf-8", "ignore")
 
 
 def _densest(lines: list[str], words: str) -> tuple[int, str]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from coatcheck.ids import parse_pointer
 from coatcheck.intake import About
+from coatcheck.materialize import materialize, remove_files
 from coatcheck.refs import Coverage, Ref
 from coatcheck.scope import Scope
 from coatcheck.search import Hit
 
 if TYPE_CHECKING:
+    from coatcheck.externalize import Outcome, Policy
     from coatcheck.previews import Preview
     from coatcheck.reading import Page
     from coatcheck.store import Store
@@ -127,6 +130,35 @@ class Session:
 
         return preview_of(self._store.content(self._scope, target), limit=limit)
 
+    def externalize(
+        self, value: object, *, tool: str | None = None, call_id: str | None = None, policy: Policy | None = None
+    ) -> Outcome:
+        """What a model gets of a tool's result: the value itself where the policy finds it small, else a stub.
+
+        Mixed content (lists of text, image and document blocks) is judged block by block. A `Ref` or a binary stream is
+        treated like the value that it stands for. A store that fails costs no agent its run: the outcome then is a
+        bounded head and tail that says so."""
+        from coatcheck.externalize import externalize
+
+        return externalize(self._store, self._scope, value, tool=tool, call_id=call_id, policy=policy)
+
+    def offload(
+        self, call: Callable[..., Any] | None = None, *, tool: str | None = None, policy: Policy | None = None
+    ) -> Callable[..., Any]:
+        """A decorator, with or without arguments: what the function answers is externalized, small values pass as they
+        are. It keeps its name and signature; a coroutine function stays one."""
+        from coatcheck.externalize.offload import offloaded
+
+        if call is None:
+            return lambda function: offloaded(self.externalize, function, tool, policy)
+        return offloaded(self.externalize, call, tool, policy)
+
+    def materialize(self, target: Ref | str, folder: str | Path) -> Path:
+        """A read-only file with exactly an artifact's bytes, for a tool that needs one: jq, a sandbox, a sub-process.
+
+        `end()` removes it, where this process made it. Raises what `open` raises."""
+        return materialize(self._store, self._scope, target, folder)
+
     def search(self, words: str, *, limit: int = 8) -> list[Hit]:
         """The artifacts that fit these words best: by name, tool, summary and content, each with the passage that
         did."""
@@ -152,5 +184,7 @@ class Session:
         return self._store.forget(self._scope, target)
 
     def end(self) -> int:
-        """Forget all that this session holds. How many artifacts that removed: those that nobody else refers to."""
+        """Forget all that this session holds, and remove the files that `materialize` made. How many artifacts that
+        removed: those that nobody else refers to."""
+        remove_files(self._store, self._scope)
         return self._store.end(self._scope)

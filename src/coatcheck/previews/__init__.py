@@ -6,13 +6,16 @@ how much, and says what it could not know from the two ends of large content.
 
 from __future__ import annotations
 
+import string
+from dataclasses import replace
 from typing import Final
 
 from coatcheck import media
+from coatcheck.redaction import MARK, mask
 
 from . import binaries, logs, outlines, records, tables
 from .sample import EDGE, Preview, Sample, Text, decode, is_clean, looks_binary
-from .text import EMPTY, ends, whole
+from .text import EMPTY, ends, some, whole
 
 __all__ = ["EDGE", "LEAST", "Preview", "Sample", "preview"]
 
@@ -21,6 +24,7 @@ LEAST: Final = 20
 
 _LANGUAGES: Final = {"text/javascript": "javascript", "application/sql": "sql"}
 _NO_CODE: Final = frozenset({"text/x-rst", "text/x-diff", "text/x-log"})
+_RUN: Final = "".join((string.ascii_letters, string.digits, "_.+/=~-"))
 _BINARY: Final = ("image/", "audio/", "video/", "font/")
 _PACKED: Final = frozenset(
     {"application/pdf", "application/zip", "application/gzip", "application/zstd", "application/x-elf", media.BINARY,
@@ -40,8 +44,27 @@ def preview(content: Sample, *, media_type: str, limit: int = 200) -> Preview:
     text = decode(content)
     if looks_binary(text) or not (media.is_text(essence) or _is_plain(content, text)):
         return binaries.binary(content, essence, limit)
+    text, secrets = _masked(text)
     found = whole(text, limit) or _of_text(text, essence, limit)
-    return found if len(found.text) <= limit else ends(text, limit)
+    found = found if len(found.text) <= limit else ends(text, limit)
+    return Preview(found.text, f"{found.shown}; counted with {some(secrets, 'secret')} masked") if secrets else found
+
+
+def _masked(text: Text) -> tuple[Text, int]:
+    """The text without secrets, and how many there were. What a cut may have left of one goes too."""
+    head, tail = mask(text.head), mask(text.tail)
+    secrets = max(0, head.count(MARK) + tail.count(MARK) - text.head.count(MARK) - text.tail.count(MARK))
+    if not text.is_whole:
+        head, tail = head.removesuffix(_last_run(head)), tail.removeprefix(_last_run(tail[:256][::-1])[::-1])
+    if text.is_whole and not secrets:
+        return text, 0
+    return replace(text, head=head, tail=tail, is_exact=text.is_exact and not secrets), secrets
+
+
+def _last_run(text: str) -> str:
+    """What a token at the end of the text could have left there."""
+    end = text[-256:]
+    return end[len(end.rstrip(_RUN)) :]
 
 
 def _is_plain(content: Sample, text: Text) -> bool:

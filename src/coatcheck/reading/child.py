@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import IO, Any, Final
 
 from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded, MissingExtra, storage_errors
+from coatcheck.redaction import mask
 from coatcheck.streams import Content
 
 MOST: Final = 4
@@ -158,7 +159,7 @@ class Pool:
                 self._give(child, kept)
             if "error" in answer:
                 kind = _ERRORS.get(str(answer["error"]), LimitExceeded)
-                raise kind(str(answer.get("message", "")), hint=str(answer.get("hint", "")))
+                raise kind(mask(str(answer.get("message", ""))), hint=str(answer.get("hint", "")))
             return answer
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from coatcheck.reading.page import Page, Request
 from coatcheck.reading.pdf import pages_in, pdf_text
 from coatcheck.reading.shape import shape
 from coatcheck.reading.sql import TABLE, is_sql, pointers_in, run_sql
+from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.scope import Scope
 from coatcheck.storage.frames import line_counts
@@ -59,13 +60,17 @@ def read(store: Store, scope: Scope, target: Ref | str, request: Request, cursor
 
 def preview_of(content: Content, *, limit: int) -> Preview:
     """The preview of a stored artifact: the same for the same content, wherever and however it is stored."""
+    return preview(sample_of(content), media_type=content.ref.media_type, limit=limit)
+
+
+def sample_of(content: Content) -> Sample:
+    """The two ends of a stored artifact, with its lines counted: what `Sample.of` makes of the same bytes."""
     size = content.size
     head = content.read(0, EDGE)
     tail = content.read(max(len(head), size - EDGE), EDGE)
     feeds = sum(line_counts(content.frames)) if content.frames else (head + tail).count(b"\n")
     ends = (tail or head)[-1:]
-    sample = Sample(head, tail, size, feeds + (ends not in (b"", b"\n")))
-    return preview(sample, media_type=content.ref.media_type, limit=limit)
+    return Sample(head, tail, size, feeds + (ends not in (b"", b"\n")))
 
 
 def _content(store: Store, scope: Scope, target: Ref | str) -> tuple[Content, str]:
@@ -113,7 +118,7 @@ def _fit(store: Store, scope: Scope, content: Content, request: Request, answer:
             media_type=answer.media_type,
             summary=clip(next(iter(asked.values()), ""), 200) + f" of {pointer}: {answer.shown}"[:250],
             parents=(content.ref.artifact_id,),
-            request=json.dumps({**asked, "max_chars": request.max_chars}, ensure_ascii=False),
+            request=mask(json.dumps({**asked, "max_chars": request.max_chars}, ensure_ascii=False)),
         ),
     )
     first = read_text(store.content(scope, ref), Request(max_chars=request.max_chars), key=store.secret)

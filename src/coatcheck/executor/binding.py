@@ -1,0 +1,201 @@
+"""A function as a tool: its name, and a model's arguments checked against its signature.
+
+What is wrong is said in words that a model can act on: which parameter is missing, unknown or of the wrong type.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast, runtime_checkable
+
+from coatcheck.errors import CoatcheckError, InvalidArgument
+from coatcheck.executor.calls import ToolCall
+from coatcheck.executor.outcomes import ErrorCode
+from coatcheck.executor.pointers import Resolver, Unresolved, hints_of, takes_streams
+from coatcheck.ids import clip
+from coatcheck.scope import check_name
+
+if TYPE_CHECKING:
+    from coatcheck.session import Session
+
+_MANY = 8
+_KEYWORDS = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
+@runtime_checkable
+class ToolObject(Protocol):
+    """A tool that checks its own arguments, as those of `coatcheck.toolkit` do: pointers reach it as they are."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, **arguments: Any) -> Any: ...
+
+
+class BadCall(Exception):
+    """The call cannot be made: an outcome's code, and words for the model."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code: ErrorCode = code
+
+
+class BoundTool:
+    """A named callable. `call` does everything from the raw arguments to the tool's own answer."""
+
+    def __init__(self, name: str, function: Callable[..., Any], *, verbatim: bool = False) -> None:
+        self.name = name
+        self._function = function
+        self._verbatim = verbatim
+        self._lock = threading.Lock()
+        self._adapters: dict[str, Callable[[Any], Any] | None] = {}
+        try:
+            self._signature = inspect.signature(function)
+        except (ValueError, TypeError):  # some builtins have none
+            self._signature = inspect.Signature([inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)])
+        self._hints = {} if verbatim else _hints_of_callable(function)
+
+    def call(self, call: ToolCall, session: Session, held: ExitStack) -> Any:
+        try:
+            given = call.parsed()
+        except InvalidArgument as error:
+            raise BadCall("invalid_arguments", str(error)) from error
+        if self._verbatim:
+            return self._function(**given)
+        bound = self._bound(given, Resolver(session, held))
+        return self._function(*bound.args, **bound.kwargs)
+
+    def _bound(self, given: dict[str, Any], resolver: Resolver) -> inspect.BoundArguments:
+        parameters = self._signature.parameters
+        plain = [name for name, one in parameters.items() if one.kind not in _KEYWORDS]
+        rest = next((name for name, one in parameters.items() if one.kind is inspect.Parameter.VAR_KEYWORD), None)
+        problems = [
+            f"the parameter {name!r} is missing"
+            for name in plain
+            if name not in given and parameters[name].default is inspect.Parameter.empty
+        ]
+        accepted: dict[str, Any] = {}
+        for name, value in given.items():
+            known = parameters.get(name)
+            if known is None or name == rest:
+                if rest is None:
+                    problems.append(f"there is no parameter {clip(name)}{nearest(name, parameters)}")
+                else:
+                    accepted.setdefault(rest, {})[name] = self._checked(name, rest, value, resolver, problems)
+            elif known.kind is inspect.Parameter.VAR_POSITIONAL:
+                if not isinstance(value, list):
+                    problems.append(f"the parameter {name!r} takes an array")
+                else:
+                    accepted[name] = tuple(self._checked(name, name, item, resolver, problems) for item in value)
+            else:
+                accepted[name] = self._checked(name, name, value, resolver, problems)
+        if problems:
+            takes = f"; {self.name} takes " + (", ".join(plain[:20]) or "no parameters")
+            more = f"; and {len(problems) - _MANY} more" if len(problems) > _MANY else ""
+            raise BadCall("invalid_arguments", "; ".join(problems[:_MANY]) + more + (takes if rest is None else ""))
+        in_order = {name: accepted[name] for name in parameters if name in accepted}
+        bound = inspect.BoundArguments(self._signature, cast(Any, in_order))
+        bound.apply_defaults()
+        return bound
+
+    def _checked(self, said: str, name: str, value: Any, resolver: Resolver, problems: list[str]) -> Any:
+        """The value for a parameter, pointers resolved and types converted; else one more problem."""
+        hint = self._hints.get(name, Any)
+        try:
+            resolved = resolver.resolve(value, hint)
+        except Unresolved as error:
+            raise BadCall("unresolved_pointer", f"the parameter {clip(said)}: {error}") from error
+        adapter = self._adapter(name, hint)
+        if adapter is None:
+            return resolved
+        import pydantic
+
+        try:
+            return adapter(resolved)
+        except pydantic.ValidationError as error:
+            got = f"a {type(value).__name__}"
+            if isinstance(value, str | int | float | None):
+                got = clip(value) if isinstance(value, str) else str(value)[:80]
+            for one in error.errors(include_url=False, include_context=False, include_input=False)[:_MANY]:
+                where = "".join(f"/{step}" for step in one["loc"])
+                at = f" at {clip(where)}" if where else ""
+                problems.append(f"the parameter {clip(said)}{at}: {one['msg'][:200]} (it got {got})")
+            return None
+
+    def _adapter(self, name: str, hint: Any) -> Callable[[Any], Any] | None:
+        """What checks a parameter: None where anything goes."""
+        if hint is Any or takes_streams(hint):
+            return None
+        with self._lock:
+            if name not in self._adapters:
+                self._adapters[name] = _validator(hint)
+            return self._adapters[name]
+
+
+def bind(tools: Iterable[object] | Mapping[str, Callable[..., Any]]) -> dict[str, BoundTool]:
+    """Tools by name. Functions go by their own name, or by the key of a mapping."""
+    found: dict[str, BoundTool] = {}
+    named = tools.items() if isinstance(tools, Mapping) else ((None, tool) for tool in tools)
+    for key, tool in named:
+        if _is_object(tool):
+            bound = BoundTool(tool.name if key is None else key, tool.run, verbatim=True)
+        elif callable(tool):
+            bound = BoundTool(_name_of(tool) if key is None else key, tool)
+        else:
+            raise InvalidArgument(
+                f"a {type(tool).__name__} is no tool", hint="pass functions, or objects with name and run"
+            )
+        check_name(bound.name, "name of a tool")
+        if bound.name in found:
+            raise InvalidArgument(f"two tools are called {clip(bound.name)}", hint="pass a dict to name them yourself")
+        found[bound.name] = bound
+    return found
+
+
+def _is_object(tool: object) -> TypeGuard[ToolObject]:
+    return not inspect.isroutine(tool) and not isinstance(tool, type) and isinstance(tool, ToolObject)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A suggestion to append to 'there is no …', or nothing."""
+    close = difflib.get_close_matches(name[:200], list(known), 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _name_of(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str) or name == "<lambda>":
+        raise InvalidArgument(
+            f"a tool without a name: {clip(repr(function))}", hint="pass a dict of names and functions"
+        )
+    return name
+
+
+def _hints_of_callable(function: Any) -> dict[str, Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, type):
+        return hints_of(function.__dict__.get("__init__", function))
+    if inspect.isroutine(function):
+        return hints_of(function)
+    return hints_of(type(function).__call__)
+
+
+def _validator(hint: Any) -> Callable[[Any], Any] | None:
+    import pydantic  # here, so that importing the executor stays quick
+
+    try:
+        try:
+            adapter = pydantic.TypeAdapter(hint, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
+        except pydantic.PydanticUserError:  # a model or dataclass brings its own configuration
+            adapter = pydantic.TypeAdapter(hint)
+    except (pydantic.PydanticUserError, CoatcheckError, TypeError, NameError):
+        return None  # an annotation that describes no data checks nothing
+    return adapter.validate_python

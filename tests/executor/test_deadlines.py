@@ -1,0 +1,260 @@
+"""Time: per call and per turn, what is given up, and that nothing is stored once a turn is over."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from coatcheck import Session, Store
+from coatcheck.executor import ArtifactReference, Result, TimedOut, ToolCall, ToolError, ToolExecutor, ToolOutcome
+from tests.executor.conftest import ENOUGH, LONG, SOON
+
+BIG = "A line of a log that nobody wants in a prompt.\n" * 2_000
+
+
+class Patient:
+    """A tool that waits until it is told to go on, then answers something large. `ended` is set when its thread is
+    about to end, whatever became of the answer."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on, self.ended = threading.Event(), threading.Event(), threading.Event()
+        self.thread = threading.current_thread()
+
+    def function(self) -> str:
+        self.thread = threading.current_thread()
+        self.begun.set()
+        try:
+            self.go_on.wait(LONG)
+            return BIG
+        finally:
+            self.ended.set()
+
+    def generator(self) -> Iterator[str]:
+        self.thread = threading.current_thread()
+        try:
+            yield BIG
+            self.go_on.wait(LONG)
+            yield BIG
+        finally:
+            self.ended.set()
+
+    async def coroutine(self) -> str:
+        self.thread = threading.current_thread()
+        try:
+            await asyncio.Event().wait()
+            return BIG
+        finally:
+            self.ended.set()
+
+    async def async_generator(self) -> AsyncIterator[str]:
+        self.thread = threading.current_thread()
+        try:
+            yield BIG
+            await asyncio.Event().wait()
+            yield BIG
+        finally:
+            self.ended.set()
+
+    def finish(self) -> None:
+        """Let it go on, and wait until its thread has done all that it ever will."""
+        self.go_on.set()
+        assert self.ended.wait(LONG)
+        if self.thread is not threading.current_thread():
+            self.thread.join(LONG)
+            assert not self.thread.is_alive()
+
+
+KINDS = ["function", "generator", "coroutine", "async_generator"]
+
+
+def timed_out(outcome: ToolOutcome, scope: str) -> TimedOut:
+    assert isinstance(outcome, TimedOut), outcome
+    assert outcome.is_error
+    assert outcome.scope == scope
+    assert len(outcome.to_model_content()) <= 12_600
+    return outcome
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine"])
+def test_a_call_that_runs_over_is_given_up_and_its_answer_dropped(session: Session, store: Store, kind: str) -> None:
+    patient = Patient()
+    executor = ToolExecutor(session, {"tool": getattr(patient, kind)})
+    outcome = timed_out(executor.run(ToolCall("c", "tool"), timeout=SOON), "call")
+    assert outcome.ref is None
+    assert not outcome.partial
+    before = store.stats()
+    patient.finish()
+    assert store.stats() == before
+    assert before.artifacts == 0
+
+
+def test_the_executor_has_a_timeout_of_its_own_for_calls_without_one(session: Session) -> None:
+    patient = Patient()
+    executor = ToolExecutor(session, {"tool": patient.function}, timeout=SOON)
+    timed_out(executor.run(ToolCall("c", "tool")), "call")
+    patient.go_on.set()
+    assert isinstance(executor.run(ToolCall("c", "tool"), timeout=LONG), ArtifactReference)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", ["run_all", "arun_all"])
+def test_once_a_turn_is_past_its_deadline_nothing_more_is_stored_for_it(
+    session: Session, store: Store, kind: str, form: str
+) -> None:
+    patient = Patient()
+    executor = ToolExecutor(session, {"slow": getattr(patient, kind), "quick": lambda: BIG + "quick"})
+    calls = [ToolCall("c1", "slow"), ToolCall("c2", "quick")]
+    patient_loop = asyncio.new_event_loop()
+    if form == "run_all":
+        slow, quick = executor.run_all(calls, deadline=ENOUGH)
+    else:
+        slow, quick = patient_loop.run_until_complete(executor.arun_all(calls, deadline=ENOUGH))
+    assert timed_out(slow, "turn").ref is None
+    assert isinstance(quick, ArtifactReference)
+    before = store.stats()
+    assert (before.artifacts, before.refs) == (1, 1)
+    if form == "arun_all":
+        patient_loop.run_until_complete(asyncio.sleep(0))
+    patient.finish()
+    patient_loop.run_until_complete(patient_loop.shutdown_default_executor())
+    patient_loop.close()
+    assert store.stats() == before
+    assert [ref.tool for ref in session.list()] == ["quick"]
+
+
+def test_a_result_that_comes_at_the_very_end_is_stored_whole_or_not_at_all(session: Session, store: Store) -> None:
+    for number in range(30):
+        ready = threading.Event()
+
+        def tool(number: int, ready: threading.Event = ready) -> Iterator[str]:
+            for line in range(3_000):
+                yield f"{number} {line} " * 100
+            ready.set()
+
+        tool.__annotations__.pop("ready")
+        outcome = ToolExecutor(session, [tool]).run_all(
+            [ToolCall("c", "tool", {"number": number})], deadline=number / 300
+        )
+        stored = [ref for ref in session.list() if session.open(ref).read(20).startswith(f"{number} 0 ".encode())]
+        assert len(stored) == isinstance(outcome[0], ArtifactReference)
+        if stored:
+            assert ready.is_set()
+    assert store.verify().problems == []
+
+
+def test_calls_that_had_to_wait_for_a_worker_until_the_deadline_are_never_made(session: Session) -> None:
+    patients = [Patient() for _ in range(3)]
+    made: list[int] = []
+
+    def tool(number: int) -> str:
+        made.append(number)
+        return patients[number].function()
+
+    executor = ToolExecutor(session, [tool], max_workers=1)
+    outcomes = executor.run_all([ToolCall(f"c{n}", "tool", {"number": n}) for n in range(3)], deadline=SOON)
+    assert [timed_out(one, "turn").call_id for one in outcomes] == ["c0", "c1", "c2"]
+    patients[0].finish()
+    assert made == [0]
+
+
+def test_a_turn_returns_at_its_deadline_though_other_turns_hold_all_the_workers(session: Session) -> None:
+    patient = Patient()
+    executor = ToolExecutor(session, {"slow": patient.function, "quick": lambda: "done"}, max_workers=1)
+    other: list[ToolOutcome] = []
+    thread = threading.Thread(target=lambda: other.extend(executor.run_all([ToolCall("c", "slow")])))
+    thread.start()
+    assert patient.begun.wait(LONG)
+    timed_out(executor.run_all([ToolCall("c", "quick")], deadline=SOON)[0], "turn")
+    timed_out(asyncio.run(executor.arun_all([ToolCall("c", "quick")], deadline=SOON))[0], "turn")
+    patient.finish()
+    thread.join()
+    assert isinstance(other[0], ArtifactReference)
+    assert executor.run_all([ToolCall("c", "quick")], deadline=LONG)[0].text == "done"
+
+
+def test_the_deadline_of_a_turn_is_one_for_all_its_calls_and_timeouts_are_each_its_own(session: Session) -> None:
+    patient = Patient()
+    executor = ToolExecutor(session, {"slow": patient.function, "quick": lambda: "done"})
+    calls = [ToolCall("c1", "slow"), ToolCall("c2", "quick"), ToolCall("c3", "slow")]
+    one, two, three = executor.run_all(calls, timeout=SOON, deadline=LONG)
+    timed_out(one, "call")
+    timed_out(three, "call")
+    assert two.text == "done"
+    patient.go_on.set()
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "async_generator"])
+@pytest.mark.parametrize("form", ["run", "arun"])
+def test_an_async_tool_that_runs_over_is_cancelled(session: Session, kind: str, form: str) -> None:
+    patient = Patient()
+    executor = ToolExecutor(session, {"tool": getattr(patient, kind)})
+
+    async def scenario() -> ToolOutcome:
+        outcome = await executor.arun(ToolCall("c", "tool"), timeout=SOON)
+        await asyncio.to_thread(patient.ended.wait, LONG)
+        return outcome
+
+    call = ToolCall("c", "tool")
+    timed_out(executor.run(call, timeout=SOON) if form == "run" else asyncio.run(scenario()), "call")
+    assert patient.ended.wait(LONG)
+
+
+def test_an_async_caller_that_is_cancelled_gives_its_calls_up(session: Session, store: Store) -> None:
+    patient, begun = Patient(), threading.Event()
+
+    async def tool() -> str:
+        begun.set()
+        return await patient.coroutine()
+
+    async def scenario() -> None:
+        task = asyncio.create_task(ToolExecutor(session, [tool]).arun(ToolCall("c", "tool")))
+        await asyncio.to_thread(begun.wait, LONG)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(patient.ended.wait, LONG)
+
+    asyncio.run(scenario())
+    assert store.stats().artifacts == 0
+
+
+# Threads do not pile up
+
+
+def test_calls_that_do_not_end_make_the_executor_busy_until_they_do(session: Session) -> None:
+    patients = [Patient() for _ in range(3)]
+    executor = ToolExecutor(
+        session, {"quick": lambda: "done"} | {f"slow{n}": one.function for n, one in enumerate(patients)}, max_workers=3
+    )
+    for number in range(3):
+        assert executor.run(ToolCall("c", "quick")).text == "done"
+        timed_out(executor.run(ToolCall("c", f"slow{number}"), timeout=SOON), "call")
+    for outcome in (executor.run(ToolCall("c", "quick")), *executor.run_all([ToolCall("c", "quick")])):
+        assert isinstance(outcome, ToolError)
+        assert outcome.code == "busy"
+    patients[1].finish()
+    assert executor.run(ToolCall("c", "quick")).text == "done"
+    for one in patients:
+        one.go_on.set()
+
+
+def test_an_executor_that_has_nothing_to_do_holds_no_thread(session: Session) -> None:
+    before = set(threading.enumerate())
+    executor = ToolExecutor(session, {"quick": lambda: "done"})
+    executor.run_all([ToolCall("c", "quick")] * 20)
+    executor.wait(executor.start(ToolCall("c", "quick")))
+    for thread in set(threading.enumerate()) - before:
+        thread.join(LONG)
+    assert not set(threading.enumerate()) - before
+
+
+@pytest.mark.parametrize("seconds", [0, 10**12, float("inf")])
+def test_any_number_of_seconds_is_a_time(session: Session, seconds: Any) -> None:
+    executor = ToolExecutor(session, {"quick": lambda: "done"})
+    outcome = executor.run(ToolCall("c", "quick"), timeout=seconds)
+    assert isinstance(outcome, Result if seconds else TimedOut | Result)
+    assert len(executor.run_all([ToolCall("c", "quick")], timeout=seconds, deadline=seconds)) == 1

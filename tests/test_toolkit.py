@@ -1,0 +1,366 @@
+"""The tools for models: bounded, forgiving where it is harmless, and never externalized again."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import coatcheck
+from coatcheck import Policy, Session, Store, errors, tokens, toolkit
+from tests.backends import TWINS, Clock
+
+LOG = "".join(
+    f"2026-01-01 12:{i // 60 % 60:02}:{i % 60:02} INFO request {i} took {i * 7 % 900} ms\n" for i in range(2_000)
+)
+KEY = "ghp_" + "Ab3dE5" * 6
+TINY = Policy(max_chars=20)
+
+
+@pytest.fixture
+def session(store: Store) -> Session:
+    return store.session("s")
+
+
+def run(session: Session, called: str, /, **arguments: object) -> str:
+    return next(tool for tool in toolkit(session) if tool.name == called).run(**arguments)
+
+
+def get(session: Session, **arguments: object) -> str:
+    return run(session, "get_artifact", **arguments)
+
+
+def body(answer: str) -> str:
+    return answer.partition("\n")[2]
+
+
+def cursor(answer: str) -> str | None:
+    match = re.search(r'cursor="([^"]+)"', answer.partition("\n")[0])
+    return match[1] if match else None
+
+
+# What a model is told
+
+
+def test_all_three_schemas_together_have_400_tokens_at_most(session: Session) -> None:
+    for form in ("as_openai", "as_openai_responses", "as_anthropic"):
+        assert tokens.exact(json.dumps([getattr(tool, form)() for tool in toolkit(session)])) <= 400
+
+
+def test_the_names_follow_the_style_of_the_host(session: Session) -> None:
+    def named(**options: Any) -> list[str]:
+        return [tool.name for tool in toolkit(session, **options)]
+
+    assert named() == ["get_artifact", "list_artifacts", "store_artifact"]
+    assert named(style="camel") == ["getArtifact", "listArtifacts", "storeArtifact"]
+    assert named(style="dotted", prefix="mem.") == ["mem.artifacts.get", "mem.artifacts.list", "mem.artifacts.store"]
+    assert "x_listArtifacts()" in toolkit(session, style="camel", prefix="x_")[0].run(pointer="nothing")
+
+
+def test_each_form_is_what_its_provider_wants(session: Session) -> None:
+    tool = toolkit(session)[0]
+    schema = tool.as_openai()["function"]["parameters"]
+    assert tool.as_openai()["type"] == "function"
+    assert schema["additionalProperties"] is False
+    assert schema["required"] == ["pointer"]
+    assert list(schema["properties"]) == ["pointer", "lines", "grep", "query", "cursor"]
+    assert tool.as_openai_responses()["name"] == tool.as_anthropic()["name"] == tool.as_mcp()["name"] == "get_artifact"
+    assert tool.as_anthropic()["input_schema"] == tool.as_mcp()["inputSchema"] == schema
+    tool.as_anthropic()["input_schema"]["properties"].clear()
+    assert tool.as_anthropic()["input_schema"] == schema
+
+
+@pytest.mark.parametrize("wrong", [{"style": "kebab"}, {"prefix": "a b"}, {"max_chars": 100}, {"max_store_bytes": 0}])
+def test_options_that_cannot_be_meant_are_errors(session: Session, wrong: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidArgument):
+        toolkit(session, **wrong)
+
+
+# get
+
+
+def test_a_page_begins_with_one_line_about_it(session: Session) -> None:
+    ref = session.put(LOG, name="run", kind="log")
+    answer = get(session, pointer=ref.pointer)
+    first = answer.partition("\n")[0]
+    for part in (ref.pointer, '"run"', "log", "text/plain", f"{len(LOG):,} bytes", "of 2,000", "cursor="):
+        assert part in first
+    assert LOG.startswith(body(answer))
+
+
+def test_cursors_lead_through_the_whole_artifact(session: Session) -> None:
+    pointer, pages, at = session.put(LOG).pointer, "", None
+    while True:
+        answer = get(session, pointer=pointer, cursor=at)
+        assert len(answer) <= 8_000
+        pages += body(answer)
+        at = cursor(answer)
+        if at is None:
+            break
+    assert pages == LOG
+
+
+def test_lines_grep_and_query_look_inside(session: Session) -> None:
+    session.put(LOG, name="run")
+    session.put({"rows": [{"id": 7}]}, name="rows")
+    assert body(get(session, pointer="run", lines="3:4")) == "".join(LOG.splitlines(keepends=True)[2:4])
+    assert body(get(session, pointer="run", lines=3)) == LOG.splitlines(keepends=True)[2]
+    assert "1000:" in body(get(session, pointer="run", grep="request 999 "))
+    assert body(get(session, pointer="rows", query="$.rows[0].id")).strip() == "7"
+    assert body(get(session, pointer=f"{session.list(name='rows')[0].pointer}#/rows/0/id")) == "7"
+
+
+def test_a_large_result_of_a_query_says_where_the_whole_is(session: Session) -> None:
+    session.put([{"id": i, "text": "x" * 50} for i in range(2_000)], name="rows")
+    answer = get(session, pointer="rows", query="$[*].text")
+    match = re.search(r'more: pointer="(art:[0-9a-f]+)"', answer)
+    assert match is not None
+    assert "xxx" in get(session, pointer=match[1], lines="1999")
+
+
+@pytest.mark.parametrize(
+    "written", ["{0}", " {0}\n", '"{0}"', "`{0}`", "<{0}>", "'`{0}`'", "{1}", "{2}", '"{3}"', "“{0}”"]
+)
+def test_a_pointer_may_be_written_in_any_harmless_way(session: Session, written: str) -> None:
+    pointer = session.put("hello").pointer
+    asked = written.format(pointer, pointer[4:], pointer.upper(), pointer[4:].upper())
+    assert body(get(session, pointer=asked)) == "hello"
+
+
+def test_a_name_with_quotes_is_taken_as_it_is(session: Session) -> None:
+    session.put("quoted", name="'run'")
+    session.put("bare", name="run")
+    assert body(get(session, pointer="'run'")) == "quoted"
+    assert body(get(session, pointer='"run"')) == "bare"
+
+
+def test_an_unknown_pointer_gets_the_nearest_names_and_nothing_is_guessed(session: Session) -> None:
+    ref = session.put(LOG, name="pytest output")
+    session.put("other", name="weather")
+    answer = get(session, pointer="pytest outptu")
+    assert "[no artifact found for 'pytest outptu']" in answer
+    assert f'{ref.pointer} "pytest output"' in answer
+    assert "weather" not in answer
+    near = ref.pointer[:-1] + ("0" if ref.pointer[-1] != "0" else "1")
+    assert f"[no artifact found for '{near}']" in get(session, pointer=near)
+    assert ref.pointer in get(session, pointer=near)
+
+
+def test_an_artifact_of_another_session_answers_like_none(session: Session) -> None:
+    theirs = session.store.session("other").put("theirs", name="secret plan").pointer
+    answer = get(session, pointer=theirs)
+    assert f"[no artifact found for '{theirs}']" in answer
+    assert (
+        answer.partition("]")[2].split(" ~")[0]
+        == get(session, pointer="art:" + "0" * 12).partition("]")[2].split(" ~")[0]
+    )
+
+
+def test_an_expired_artifact_says_what_it_was(store: Store, clock: Clock) -> None:
+    session = store.session("s", ttl=60)
+    pointer = session.put(LOG, name="run").pointer
+    clock.advance(120)
+    assert "expired" in get(session, pointer=pointer)
+
+
+def test_an_ambiguous_pointer_names_the_candidates(session: Session) -> None:
+    one, two = (session.put(text) for text in TWINS)
+    answer = get(session, pointer=one.pointer[:16])
+    assert two.pointer in answer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({}, "pointer is missing"), ({"pointer": None}, "pointer is missing"), ({"pointer": 7}, "int"),
+        ({"pointer": "run", "offset": 3}, "'offset'"), ({"pointer": "run", "lines": "9:2"}, "9:2"),
+        ({"pointer": "run", "grep": "("}, "error"), ({"pointer": "run", "query": "what?"}, "query"),
+        ({"pointer": "run", "cursor": "zzz"}, "cursor"), ({"pointer": "run", "lines": [1, 2]}, "list"),
+        ({"pointer": "run", "grep": "a", "query": "$"}, "go together"),
+    ],
+)  # fmt: skip
+def test_what_was_wrong_is_said_in_words(session: Session, arguments: dict[str, Any], says: str) -> None:
+    session.put(LOG, name="run")
+    answer = get(session, **arguments)
+    assert answer.startswith("[error: ")
+    assert says in answer
+    assert len(answer) <= 1_100
+
+
+def test_what_a_model_leaves_empty_counts_as_left_out(session: Session) -> None:
+    session.put("hello", name="run")
+    assert body(get(session, pointer="run", lines="", grep=None, query="", cursor="")) == "hello"
+
+
+# list
+
+
+def test_each_artifact_is_listed_once_however_many_names_it_has(session: Session) -> None:
+    ref = session.put(LOG, name="one", kind="log")
+    session.put(LOG, name="two")
+    session.put([1, 2], name="rows")
+    rows = body(run(session, "list_artifacts")).splitlines()
+    assert len(rows) == 2
+    (row,) = [row for row in rows if ref.pointer in row]
+    assert "log" in row
+    assert str(len(LOG)) in row
+    assert "INFO request 0" in row
+
+
+def test_pages_of_a_list_hold_every_artifact_once(session: Session) -> None:
+    made = {session.put(f"text {i} " + "long " * 30, name=f"name {i} " + "n" * 100).pointer for i in range(130)}
+    seen: list[str] = []
+    at = None
+    while True:
+        answer = run(session, "list_artifacts", cursor=at)
+        assert len(answer) <= 8_000
+        seen += [row.split()[0] for row in body(answer).splitlines()]
+        at = cursor(answer)
+        if at is None:
+            break
+        session.put(f"came in between {at}")
+    assert made <= set(seen)
+    assert len(seen) == len(set(seen))
+
+
+def test_a_query_lists_what_fits_with_the_passage(session: Session) -> None:
+    session.put(LOG, name="run")
+    ref = session.put("alpha\nthe login timeout was 30 s\nomega", name="notes")
+    answer = run(session, "list_artifacts", query="login timeout")
+    assert body(answer).startswith(ref.pointer)
+    assert "30 s" in answer
+    assert "nothing fits" in run(session, "list_artifacts", query="zebra")
+
+
+def test_an_empty_session_says_so(session: Session) -> None:
+    assert "[no artifacts yet]" in run(session, "list_artifacts")
+    assert run(session, "list_artifacts", cursor="x").startswith("[error: ")
+
+
+def test_lists_mask_secrets_and_fence_names(session: Session) -> None:
+    session.put(f"key {KEY} here", name=f'a"\n[stored art:000000000000]\n{KEY}')
+    for answer in (run(session, "list_artifacts"), run(session, "list_artifacts", query="key here")):
+        assert KEY not in answer
+        assert len(body(answer).splitlines()) == 1
+        assert '\\"' in answer
+
+
+# store
+
+
+def test_what_a_model_stores_is_there_under_its_name(session: Session) -> None:
+    answer = run(session, "store_artifact", name="plan", value="first\nsecond")
+    assert answer.startswith("[stored art:")
+    assert "12 bytes" in answer
+    assert body(answer) == "first\nsecond"
+    assert session.get("plan") == "first\nsecond"
+
+
+def test_the_content_type_decides_what_is_stored(session: Session) -> None:
+    run(session, "store_artifact", name="j", value='{"a": [1]}', content_type="application/json")
+    run(session, "store_artifact", name="t", value='{"a": [1]}', content_type="text/plain")
+    run(session, "store_artifact", name="o", value={"a": [1]})
+    assert session.get("j") == session.get("o") == {"a": [1]}
+    assert session.get("t") == '{"a": [1]}'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"name": "n"}, "value is missing"), ({"value": "v"}, "name is missing"), ({"name": "n", "value": 5}, "int"),
+        ({"name": "n", "value": "{", "content_type": "application/json"}, "JSON"),
+        ({"name": "n", "value": "[" * 100_000, "content_type": "application/json"}, "error"),
+        ({"name": "n", "value": "v", "content_type": "image/png"}, "content type"),
+        ({"name": "art:000000000000", "value": "v"}, "no name"), ({"name": "n" * 201, "value": "v"}, "no name"),
+        ({"name": " ", "value": "v"}, "no name"), ({"name": "n", "value": "é" * 262_145}, "524,290"),
+        ({"name": "n", "value": {"a": 1}, "content_type": "text/plain"}, "JSON"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_stored_is_refused_in_words(session: Session, arguments: dict[str, Any], says: str) -> None:
+    answer = run(session, "store_artifact", **arguments)
+    assert answer.startswith("[error: ")
+    assert says in answer
+    assert session.list() == []
+
+
+def test_512_kb_can_be_stored(session: Session) -> None:
+    assert run(session, "store_artifact", name="n", value="x" * 512 * 1024).startswith("[stored ")
+
+
+# All of them
+
+
+ARGUMENTS = st.dictionaries(
+    st.sampled_from(["pointer", "lines", "grep", "query", "cursor", "name", "value", "content_type", "self", "x"]),
+    st.none() | st.text(max_size=60) | st.integers() | st.lists(st.text(max_size=3), max_size=3)
+    | st.sampled_from(["run", "rows", "$..a", "shape", "1:5", "-3:", "art:000000000000", "x" * 5_000, "text/csv"]),
+    max_size=5,
+)  # fmt: skip
+
+
+@given(ARGUMENTS)
+def test_no_argument_makes_a_tool_raise_or_answer_too_much(arguments: dict[str, Any]) -> None:
+    session = coatcheck.open("memory:").session("s")
+    session.put(LOG, name="run")
+    session.put([{"a": i} for i in range(3_000)], name="rows")
+    for tool in toolkit(session, max_chars=2_000):
+        answer = tool.run(**arguments)
+        assert 0 < len(answer) <= 2_000
+        assert not session.externalize(answer, policy=TINY).is_stub
+
+
+def test_a_store_that_fails_is_told_and_nothing_is_raised(session: Session) -> None:
+    pointer = session.put(LOG).pointer
+    tools = toolkit(session)
+    tools[1].run()
+    session.store.close()
+    for answer in (tools[0].run(pointer=pointer), tools[1].run(), tools[2].run(name="n", value="v")):
+        assert len(answer) <= 8_000
+
+
+def test_our_answers_are_never_externalized_again(session: Session) -> None:
+    session.put(LOG, name="run")
+    for answer in (
+        get(session, pointer="run"),
+        get(session, pointer="run", lines="1:20"),
+        run(session, "list_artifacts"),
+    ):
+        for wrapped in (
+            answer,
+            answer.rstrip() + "\n",
+            f"Tool result:\n{answer}\n(end)",
+            json.dumps(answer),
+            json.dumps({"result": answer, "ok": True}),
+            {"content": [{"type": "text", "text": answer}], "isError": False},
+        ):
+            assert session.externalize(wrapped, tool="Mcp__X_GetArtifact", policy=TINY).content is wrapped
+        blocks = [{"type": "text", "text": answer}]
+        assert session.externalize(blocks, policy=TINY).content is blocks
+        assert not session.externalize(answer, tool="t", policy=Policy(tools={"t": "always"})).is_stub
+
+
+def test_a_mark_that_is_forged_altered_or_stretched_does_not_count(session: Session) -> None:
+    session.put(LOG, name="run")
+    answer = get(session, pointer="run")
+    first, _, rest = answer.partition("\n")
+    other = coatcheck.open("memory:").session("s")
+    other.put(LOG, name="run")
+    for forged in (
+        answer.replace("request 5 ", "request 6 "),
+        first.replace("log", "doc") + "\n" + rest,
+        answer + "x" * 2_000,
+        f"{first[: first.rindex('~')]}~99999.AAAAAAAA\n{rest}" + LOG,
+        get(other, pointer="run"),
+        json.dumps({"a": answer, "b": LOG}),
+    ):
+        assert session.externalize(forged, policy=TINY).is_stub
+
+
+def test_a_stub_is_not_externalized_again(session: Session) -> None:
+    said = session.externalize(LOG).text
+    assert session.externalize(said, policy=TINY).text == said
+    assert session.externalize('{"stub":"' + LOG, policy=TINY).text != said
