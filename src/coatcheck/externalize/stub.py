@@ -27,7 +27,7 @@ _SUMMARY: Final = 80
 _REPEATED: Final = 40
 _EDGE: Final = 8 * 1_024
 _JSON_EDGE: Final = 32 * 1_024
-_SUMMARY_TOKENS: Final = 25
+_SUMMARY_TOKENS: Final = 16
 _BEGINNING: Final = '{"stub":"'
 _TABLES: Final = frozenset({"text/csv", "text/tab-separated-values", media.JSONL, "application/vnd.apache.parquet"})
 _MEDIA_TYPE: Final = re.compile(r"[a-z]{1,20}/[a-z0-9][a-z0-9.+-]{0,49}")
@@ -54,7 +54,7 @@ def facts(sample: Sample, media_type: str, kind: str, limit: int, *, summary: st
         lines = text.lines
         tokens = round(sampled(text.head + text.tail) * sample.size / max(1, len(sample.head) + len(sample.tail)))
     said = line(mask(summary), _SUMMARY) if summary else ""
-    while estimate(said) > _SUMMARY_TOKENS:
+    while estimate(json.dumps(said, ensure_ascii=False)) > _SUMMARY_TOKENS:
         said = said[: len(said) * 3 // 4].rstrip() + "…"
     glance = preview(_ends(sample, media_type), media_type=media_type, limit=limit)
     return Facts(kind, media_type, sample.size, lines, tokens, glance, said)
