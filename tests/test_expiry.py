@@ -2,9 +2,11 @@
 
 import threading
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
+import coatcheck
 from coatcheck import Store
 from coatcheck.errors import Expired, NotFound
 from tests.backends import LARGE, START, Backend, Clock, digests_of_files
@@ -293,3 +295,12 @@ def test_uses_are_written_on_close(folder: Backend, clock: Clock) -> None:
         session.get(ref)
     clock.advance(80)
     assert folder.open(clock=clock).session("s").get(ref) == "x"
+
+
+def test_a_ref_knows_when_it_has_expired_and_a_pinned_one_never_has(tmp_path: Path) -> None:
+    with coatcheck.open(tmp_path / "store") as store:
+        session = store.session("s", ttl=3600)
+        assert not session.put("lives").is_expired
+        assert session.put("is over at once", ttl=0).is_expired
+        pinned = session.pin(session.put("stays"))
+        assert (pinned.expires_at, pinned.is_expired) == (None, False)
