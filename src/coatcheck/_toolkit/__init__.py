@@ -6,7 +6,6 @@ again. It raises nothing: what was wrong is said in words that a model can act o
 
 from __future__ import annotations
 
-import copy
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from coatcheck._toolkit.runs import Runs
+from coatcheck.descriptions import Description
 from coatcheck.errors import CoatcheckError, Damaged, InvalidArgument, StoreError
 from coatcheck.ids import clip
 from coatcheck.session import Session
@@ -33,13 +33,9 @@ _LOG: Final = logging.getLogger("coatcheck")
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(Description):
     """One tool: what a model is told of it, in the form that its provider wants, and `run`."""
 
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-    read_only: bool
     _answer: Callable[[dict[str, Any]], str] = field(repr=False)
     _failed: Callable[[str], str] = field(repr=False)
 
@@ -57,23 +53,6 @@ class Tool:
         except Exception:  # noqa: BLE001 - a tool never raises, whatever is wrong below
             _LOG.exception("%s failed", self.name)
             return self._failed(f"{self.name} failed. The fault is not in the arguments; go on without it.")
-
-    def as_openai(self) -> dict[str, Any]:
-        """For chat completions."""
-        return {"type": "function", "function": self._described("parameters")}
-
-    def as_openai_responses(self) -> dict[str, Any]:
-        """For the Responses API. Not strict: that would want every argument in every call."""
-        return {"type": "function", **self._described("parameters"), "strict": False}
-
-    def as_anthropic(self) -> dict[str, Any]:
-        return self._described("input_schema")
-
-    def as_mcp(self) -> dict[str, Any]:
-        return {**self._described("inputSchema"), "annotations": {"readOnlyHint": self.read_only}}
-
-    def _described(self, schema: str) -> dict[str, Any]:
-        return {"name": self.name, "description": self.description, schema: copy.deepcopy(dict(self.parameters))}
 
     def _checked(self, arguments: dict[str, object]) -> dict[str, Any]:
         """The arguments that say something: models send null and "" for what they leave out."""

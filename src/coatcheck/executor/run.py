@@ -18,6 +18,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from coatcheck.descriptions import Description
 from coatcheck.errors import InvalidArgument, NotFound
 from coatcheck.executor.attempt import Attempt
 from coatcheck.executor.binding import bind, nearest
@@ -78,6 +79,13 @@ class ToolExecutor:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._tools)
+
+    @functools.cached_property
+    def tools(self) -> tuple[Description, ...]:
+        """What to tell a model of the tools, in their order: `[tool.as_openai() for tool in executor.tools]`.
+
+        A function is described by its docstring, annotations and defaults."""
+        return tuple(tool.description() for tool in self._tools.values())
 
     def run(self, call: ToolCall, *, timeout: float | None = None) -> ToolOutcome:
         """Run one call and wait for it. Whatever the tool does, the answer is an outcome."""
