@@ -7,14 +7,13 @@ in a store make the same preview.
 from __future__ import annotations
 
 import codecs
-import re
 from dataclasses import dataclass
 from typing import Final
 
 EDGE: Final = 64 * 1024
 """How many bytes of the head, and of the tail, a sample holds: content up to twice this is held whole."""
 
-_CONTROL: Final = re.compile("[\x00-\x06\x0e-\x1a\x1c-\x1f]")
+_CONTROL: Final = bytes([*range(7), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
 _LOOK: Final = 4_096
 
 
@@ -98,13 +97,18 @@ def decode(sample: Sample) -> Text:
 def looks_binary(text: Text) -> bool:
     """Whether these "characters" are other bytes: one in ten is a control character, or one in three no character."""
     look = text.head[:_LOOK]
-    return len(_CONTROL.findall(look)) * 10 > len(look) or look.count("\ufffd") * 3 > len(look)
+    return _controls(look) * 10 > len(look) or look.count("\ufffd") * 3 > len(look)
 
 
 def is_clean(text: Text) -> bool:
     """Whether nothing in the beginning speaks against text."""
     look = text.head[:_LOOK]
-    return "\ufffd" not in look and _CONTROL.search(look) is None
+    return "\ufffd" not in look and not _controls(look)
+
+
+def _controls(look: str) -> int:
+    data = look.encode("utf-8", "surrogatepass")
+    return len(data) - len(data.translate(None, _CONTROL))
 
 
 def _encoding(head: bytes) -> tuple[str, int, int]:
