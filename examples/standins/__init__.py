@@ -6,6 +6,6 @@ counts the tokens that it was sent. For demonstrations and tests, without a netw
 """
 
 from examples.standins.script import Call, Fault, Heard, Received, Reply, Result, Step, Usage
-from examples.standins.server import StandIn
+from examples.standins.server import StandIn, prompt_tokens
 
-__all__ = ["Call", "Fault", "Heard", "Received", "Reply", "Result", "StandIn", "Step", "Usage"]
+__all__ = ["Call", "Fault", "Heard", "Received", "Reply", "Result", "StandIn", "Step", "Usage", "prompt_tokens"]

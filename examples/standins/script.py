@@ -82,13 +82,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One request as it came: its path, its bytes, what they say, the answer's status, and what it cost."""
+    """One request as it came: its path, its bytes, what they say; the answer's status; the reply, and what it cost."""
 
     path: str
     raw: bytes
     body: dict[str, Any]
     status: int
-    usage: Usage | None
+    reply: Reply | None = None
+    usage: Usage | None = None
 
 
 def pieces(text: str) -> Iterator[str]:

@@ -81,10 +81,10 @@ class StandIn:
                 body, reply, turn, usage = self._heard(wire, path, headers, raw)
             except Exception as error:  # noqa: BLE001 - a script may raise anything: whoever wrote it wants to see it
                 refused = error if isinstance(error, Refused) else Refused(500, f"failed with {error!r}", "api_error")
-                self.requests.append(Received(path, raw, body, refused.status, None))
+                self.requests.append(Received(path, raw, body, refused.status))
                 send.error(refused.status, wire.error(refused), self._faults.get(len(self.requests) - 1))
                 return
-            self.requests.append(Received(path, raw, body, 200, usage))
+            self.requests.append(Received(path, raw, body, 200, reply, usage))
         if body.get("stream"):
             send.events(wire.events(body, reply, turn, usage))
         else:
@@ -124,6 +124,11 @@ class StandIn:
         cached = cached // wire.CACHE_STEP * wire.CACHE_STEP if cached >= _LEAST_CACHED else 0
         self._known.append(parts)
         return Usage(prompt, cached, prompt - cached if prompt >= _LEAST_CACHED else 0, output)
+
+
+def prompt_tokens(path: str, body: dict[str, Any]) -> int:
+    """What a request of this API costs as a prompt, counted as a stand-in counts."""
+    return sum(map(_cost, _WIRES[path].prompt(body)))
 
 
 def _cost(part: str) -> int:
