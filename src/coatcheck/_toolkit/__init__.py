@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -16,6 +17,7 @@ from coatcheck._toolkit.runs import Runs
 from coatcheck.descriptions import Description
 from coatcheck.errors import CoatcheckError, Damaged, InvalidArgument, StoreError
 from coatcheck.ids import clip
+from coatcheck.redaction import mask
 from coatcheck.session import Session
 
 MAX_CHARS: Final = 8_000
@@ -28,6 +30,9 @@ _STYLES: Final[dict[str, tuple[str, str, str]]] = {
     "camel": ("getArtifact", "listArtifacts", "storeArtifact"),
     "dotted": ("artifacts.get", "artifacts.list", "artifacts.store"),
 }
+_TYPES: Final[dict[type, str]] = {
+    bool: "a boolean", int: "a number", float: "a number", list: "an array", dict: "an object",
+}  # fmt: skip
 _PREFIX: Final = re.compile(r"[\w.:/-]{0,40}", re.ASCII)
 _LOG: Final = logging.getLogger("coatcheck")
 
@@ -38,6 +43,11 @@ class Tool(Description):
 
     _answer: Callable[[dict[str, Any]], str] = field(repr=False)
     _failed: Callable[[str], str] = field(repr=False)
+
+    @property
+    def reads(self) -> bool:
+        """Whether this is the one that reads artifacts: stubs name it."""
+        return "pointer" in self.parameters["properties"]
 
     def run(self, /, **arguments: object) -> str:
         """The tool's answer to what a model sent."""
@@ -50,8 +60,8 @@ class Tool(Description):
             return self._failed(f"{self.name} failed: {error.code}. The store cannot answer just now; try once more.")
         except CoatcheckError as error:
             return self._failed(str(error))
-        except Exception:  # noqa: BLE001 - a tool never raises, whatever is wrong below
-            _LOG.exception("%s failed", self.name)
+        except Exception as error:  # noqa: BLE001 - a tool never raises, whatever is wrong below
+            _LOG.error("%s failed: %s", self.name, mask("".join(traceback.format_exception(error))))
             return self._failed(f"{self.name} failed. The fault is not in the arguments; go on without it.")
 
     def _checked(self, arguments: dict[str, object]) -> dict[str, Any]:
@@ -73,7 +83,8 @@ class Tool(Description):
             if name == "lines" and isinstance(value, int) and not isinstance(value, bool):
                 given[name] = str(value)
             elif not isinstance(value, str) and not (name == "value" and isinstance(value, dict | list)):
-                raise InvalidArgument(f"{name} is a {type(value).__name__}, not a string", hint=f'write {name}="…"')
+                what = _TYPES.get(type(value), f"a {type(value).__name__}")
+                raise InvalidArgument(f"{name} is {what}, not a string", hint=f'write {name}="…"')
         return given
 
 
@@ -89,6 +100,10 @@ def toolkit(
 
     `style` names them `get_artifact`, `getArtifact` or `artifacts.get`, with a `prefix` before. No answer has more than
     `max_chars` characters; what a model stores has `max_store_bytes` at most."""
+    if not isinstance(session, Session):
+        raise InvalidArgument(
+            f"a {type(session).__name__} is no session", hint="coatcheck.aio has a toolkit for its own"
+        )
     if style not in _STYLES:
         raise InvalidArgument(f"{clip(str(style))} is no style", hint="one of " + ", ".join(_STYLES))
     if not _PREFIX.fullmatch(prefix):

@@ -62,6 +62,11 @@ class BoundTool:
             self._signature = inspect.Signature([inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)])
         self._hints = {} if itself is not None else _hints_of_callable(function)
 
+    @property
+    def reads(self) -> bool:
+        """Whether this is the tool that reads artifacts for a model."""
+        return getattr(self._object, "reads", False) is True
+
     def description(self) -> Description:
         if self._object is not None:
             return description_of_object(self.name, self._object)

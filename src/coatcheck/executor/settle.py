@@ -86,15 +86,22 @@ class Incoming:
         return head
 
     @property
+    def is_text(self) -> bool:
+        """Whether all of it was text, as far as it went: what the store asks at the end of a stream."""
+        return self._attempt.is_text
+
+    @property
     def is_over(self) -> bool:
         return self._over and not self._left
 
     def read(self, size: int = -1) -> bytes:
+        if size < 0:
+            return b"".join(iter(lambda: self.read(BUFFER), b""))
         self._check()
         if not self._left and not self._over:
             self._left = memoryview(self._next())
             self._check()
-        piece = self._left if size < 0 else self._left[:size]
+        piece = self._left[:size]
         self._left = self._left[len(piece) :]
         return bytes(piece)
 
