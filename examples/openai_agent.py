@@ -16,7 +16,7 @@ from openai import OpenAI
 import coatcheck
 from coatcheck import Session, ToolCall, ToolExecutor, toolkit
 
-MODEL = os.environ.get("OPENAI_MODEL", "gpt-5.2")
+MODEL = os.environ.get("OPENAI_MODEL", "gpt-5.5")
 TURNS = 20
 SYSTEM = (
     "You answer questions about files. A large result comes as a stub with a pointer (art:...): look inside with "

@@ -71,6 +71,11 @@ def check_tools(functions: list[Any]) -> None:
             )  # fmt: skip
         if odd := set(function) - {"name", "description", "parameters", "strict", "type"}:
             raise _wrong(f"Unknown parameter: '{where}.{min(odd)}'.", f"{where}.{min(odd)}", "unknown_parameter")
+        if len(function.get("description") or "") > 1_024:
+            raise _wrong(
+                f"Invalid '{where}.description': string too long. Expected a string with maximum length 1024.",
+                f"{where}.description", "string_above_max_length",
+            )  # fmt: skip
         schema = function.get("parameters", {"type": "object", "properties": {}})
         fault = schema_fault(schema) or _strictly(schema, bool(function.get("strict")))
         if fault:

@@ -95,6 +95,7 @@ WRONG = [
     ("chat", "stream_options", {"include_usage": True}, "only allowed when 'stream' is enabled"),
     ("chat", "tools/0/function/name", "artifacts.get", "does not match pattern"),
     ("chat", "tools/0/function/parameters/type", "text", "Invalid schema for function 'search'"),
+    ("chat", "tools/0/function/description", "x" * 1_025, "string too long"),
     ("chat", "tools/0/function/strict", True, "'additionalProperties' is required"),
     ("responses", "input", [USER, CALLED], "No tool output found for function call c1."),
     ("responses", "input", [USER, OUTPUT], "No tool call found for function call output with call_id c1."),

@@ -49,6 +49,19 @@ def test_a_function_is_described_by_its_docstring_annotations_and_defaults(sessi
     }
 
 
+@pytest.mark.parametrize("doc", ["A sentence of a docstring.\n" * 100, "word " * 1_000, "x" * 1_000])
+def test_a_long_docstring_is_cut_to_what_providers_take_and_pointers_are_still_told_of(
+    session: Session, doc: str
+) -> None:
+    def tool(text: str) -> None: ...
+
+    tool.__doc__ = doc
+    (told,) = ToolExecutor(session, [tool]).tools
+    assert len(told.description) <= 1_024
+    assert told.description.startswith(doc[:500].rstrip())
+    assert told.description.endswith("… Arguments may be pointers (art:...).")
+
+
 def test_what_may_be_large_may_be_sent_as_a_pointer(session: Session) -> None:
     def tool(rows: list[dict[str, int]], item: Item, either: dict[str, int] | None = None, many: int = 3) -> None: ...
 

@@ -21,6 +21,7 @@ _WANTED: Final[dict[Want, str]] = {
     "stream": "a pointer (art:...) to the content",
     "path": "a path, or a pointer (art:...) to the content",
 }
+_LONGEST: Final = 1_024  # characters of a description: OpenAI takes no more
 _LARGE: Final = ("array", "object")
 _BY_NAME: Final = ("properties", "$defs", "patternProperties", "dependentSchemas")
 _DATA: Final = ("default", "enum", "const", "examples")
@@ -46,8 +47,9 @@ def description_of(
         "additionalProperties": len(named) < len(parameters),
         **({"$defs": shared} if shared else {}),
     }
-    said = [inspect.getdoc(function) or "", _POINTERS if any(map(_takes_pointers, properties.values())) else ""]
-    return Description(name, " ".join(filter(None, said)), schema, None)
+    takes = _POINTERS if any(map(_takes_pointers, properties.values())) else ""
+    said = _cut(inspect.getdoc(function) or "", _LONGEST - len(takes) - 1)
+    return Description(name, " ".join(filter(None, [said, takes])), schema, None)
 
 
 def description_of_object(name: str, tool: object) -> Description:
@@ -60,6 +62,14 @@ def description_of_object(name: str, tool: object) -> Description:
         schema if isinstance(schema, Mapping) else {"type": "object", "properties": {}, "additionalProperties": True},
         getattr(tool, "read_only", None),
     )
+
+
+def _cut(text: str, limit: int) -> str:
+    """As many whole lines of a docstring as fit, else as many characters."""
+    if len(text) <= limit:
+        return text
+    whole = text[: limit - 1].rpartition("\n")[0].rstrip()
+    return f"{whole or text[: limit - 1]}…"
 
 
 def _hint(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
