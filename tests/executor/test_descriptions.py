@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
+import re
+from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
+from uuid import UUID
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
 
+import coatcheck
 from coatcheck import Ref, Session, ToolCall, ToolExecutor, toolkit
 from coatcheck.executor import Pointer
+from examples.standins.checks import schema_fault
 
 
 class Item(BaseModel):
     title: str
     amount: int = 1
+
+
+class Node(BaseModel):
+    name: str
+    children: list[Node] = []
+
+
+@dataclasses.dataclass
+class Point:
+    x: float
+    y: float
+
+
+class Options(TypedDict, total=False):
+    deep: bool
+
+
+class Colour(Enum):
+    RED = "red"
 
 
 def schema(session: Session, tool: Any) -> dict[str, Any]:
@@ -117,6 +149,34 @@ def test_objects_describe_themselves_and_keep_their_place(session: Session) -> N
     assert "annotations" not in executor.tools[0].as_mcp()
     assert executor.tools[0].description == "First."
     assert executor.tools[-1].parameters["additionalProperties"] is True
+
+
+HINTS = (
+    Any, str, int, float, bool, None, bytes, str | None, list, list[int], dict, dict[str, Any], tuple[int, str],
+    set[str], Literal["a", 1, None], Item, list[Item], dict[str, Item], Item | None, Item | str, Path, list[Path],
+    BinaryIO, list[BinaryIO], Ref, Pointer, list[Pointer], Point, Options, Colour, datetime, UUID, Decimal, re.Pattern,
+    type, object, Annotated[int, Field(gt=3)], Node, Callable[[int], str], Session,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.sampled_from(HINTS), st.booleans()), max_size=4))
+@settings(max_examples=60)
+def test_whatever_the_annotations_the_schema_is_one_that_providers_take(parameters: dict[str, Any]) -> None:
+    def tool(**given: Any) -> None: ...
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    signature = [
+        inspect.Parameter(name, kind, annotation=hint, default=None if optional else inspect.Parameter.empty)
+        for name, (hint, optional) in parameters.items()
+    ]
+    tool.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+    tool.__annotations__ = {name: hint for name, (hint, _) in parameters.items()}
+    with coatcheck.open("memory:") as store:
+        (told,) = ToolExecutor(store.session("s"), [tool]).tools
+    assert schema_fault(told.parameters) is None
+    assert list(told.parameters["properties"]) == list(parameters)
+    assert told.parameters.get("required", []) == [name for name, (_, optional) in parameters.items() if not optional]
+    json.dumps(told.as_openai(), allow_nan=False)
 
 
 @pytest.mark.parametrize("form", ["as_openai", "as_openai_responses", "as_anthropic", "as_mcp"])
