@@ -26,7 +26,7 @@ from coatcheck.storage.passages import Passages
 from coatcheck.streams import ArtifactStream, Content
 from coatcheck.upkeep import COLD_AFTER, CollectReport, Progress, VerifyReport, collect, verify
 from coatcheck.uses import Uses
-from coatcheck.values import decode, encode_text
+from coatcheck.values import Encoded, decode, encode_text
 
 if TYPE_CHECKING:
     from coatcheck.session import Session
@@ -173,7 +173,13 @@ class Store:
     # What a session calls
 
     def put(self, scope: Scope, value: object, about: About) -> Ref:
-        ref = self._intake.put(scope, value, about)
+        return self._noted(scope, self._intake.put(scope, value, about))
+
+    def put_encoded(self, scope: Scope, value: Encoded, about: About) -> Ref:
+        """Put what the caller has encoded, and perhaps hashed, already."""
+        return self._noted(scope, self._intake.put_encoded(scope, value, about))
+
+    def _noted(self, scope: Scope, ref: Ref) -> Ref:
         large = ref.artifact_id if ref.size_bytes > self._catalog.inline_limit else None
         self._uses.note(scope.lineage, self._clock(), scope.info.ttl, large)
         return ref

@@ -49,7 +49,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A sample, decoded. Whole content is all in `head`. No character at a cut edge is a broken half."""
+    """A sample, decoded. Whole content is all in `head`. No character at a cut edge is a broken half.
+
+    `seen` and `seen_last` are how many bytes the head and the tail had."""
 
     head: str
     tail: str
@@ -59,6 +61,7 @@ class Text:
     lines: int | None
     is_exact: bool
     encoding: str
+    seen_last: int = 0
 
     @property
     def scope(self) -> str:
@@ -68,7 +71,10 @@ class Text:
     @property
     def scope_of_both(self) -> str:
         """The same for a count over head and tail."""
-        return "" if self.is_whole else f", in the first and last {self.seen} of {self.size} bytes"
+        if self.is_whole:
+            return ""
+        ends = f"{self.seen}" if self.seen == self.seen_last else f"{self.seen} and last {self.seen_last}"
+        return f", in the first {'and last ' if self.seen == self.seen_last else ''}{ends} of {self.size} bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,12 @@ def decode(sample: Sample) -> Text:
     if whole and (lines is None or unit > 1):
         lines = head.count("\n") + (not head.endswith("\n") if head else 0)
     exact = "\ufffd" not in head and "\ufffd" not in tail
-    return Text(head, tail, whole, sample.size, len(sample.head), lines, exact, encoding)
+    return Text(head, tail, whole, sample.size, len(sample.head), lines, exact, encoding, len(sample.tail))
+
+
+def is_wide(head: bytes) -> bool:
+    """Whether a byte-order mark says that a character takes more than a byte, whatever it is."""
+    return _encoding(head)[1] > 1
 
 
 def looks_binary(text: Text) -> bool:
