@@ -272,7 +272,8 @@ def test_the_content_type_decides_what_is_stored(session: Session) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"name": "n"}, "value is missing"), ({"value": "v"}, "name is missing"), ({"name": "n", "value": 5}, "a number"),
+        ({"name": "n"}, "value is missing"), ({"value": "v"}, "name is missing"),
+        ({"name": "n", "value": 5}, "a number"),
         ({"name": "n", "value": "{", "content_type": "application/json"}, "JSON"),
         ({"name": "n", "value": "[" * 100_000, "content_type": "application/json"}, "error"),
         ({"name": "n", "value": "v", "content_type": "image/png"}, "content type"),
