@@ -1,0 +1,1 @@
+"""A session's messages on disk, holding refs where payloads were: slim on disk, exact on demand."""

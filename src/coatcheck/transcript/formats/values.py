@@ -1,0 +1,134 @@
+"""Parsed JSON by path, and where in it payloads can be. Pure: nothing here raises on odd input or changes its own.
+
+Words stay inline: what people and models said, thinking with its signatures, summaries. Everything else that is large
+may go: results of tools, arguments of calls, images, details, and fields that nobody told us of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+Path = tuple[str | int, ...]
+"""Keys and indices from a parsed line down to a value."""
+
+REFS_KEY: Final = "artifactRefs"
+"""The key that a slim line holds its refs under: a host that reads the file meets one unknown key."""
+
+_SPEAKERS: Final = frozenset({"user", "assistant", "system", "developer", "human", "ai", "model"})
+_SPOKEN: Final = frozenset(
+    {"human", "ai", "system", "HumanMessage", "AIMessage", "SystemMessage", "HumanMessageChunk", "AIMessageChunk"}
+)
+_WORDS: Final = frozenset({"text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text"})
+_WHOLE: Final = frozenset({"thinking", "redacted_thinking", "reasoning", "compaction", "branch_summary", "summary"})
+_KEPT_KEYS: Final = frozenset(
+    {"signature", "thinkingSignature", "textSignature", "thoughtSignature", "thought_signature", "encrypted_content",
+     "reasoning_content", "thinking", "summary", REFS_KEY}
+)  # fmt: skip
+_OPAQUE: Final = frozenset(
+    {"toolUseResult", "structuredContent", "structured_content", "details", "arguments", "input", "args", "parameters",
+     "artifact", "metadata", "response_metadata", "additional_kwargs", "_meta", "extra"}
+)  # fmt: skip
+_DEEPEST: Final = 400
+_SCALAR: Final = 6  # characters that a number or a word of JSON takes, about
+
+
+def at(value: Any, path: Path) -> Any:
+    """The value at a path, or None where it leads nowhere."""
+    for step in path:
+        if isinstance(value, dict):
+            value = value.get(step)
+        elif isinstance(value, list) and isinstance(step, int) and -len(value) <= step < len(value):
+            value = value[step]
+        else:
+            return None
+    return value
+
+
+def replaced(value: Any, path: Path, new: Any) -> Any:
+    """A copy with another value at a path; what lies beside the path is shared with the original."""
+    if not path:
+        return new
+    step, rest = path[0], path[1:]
+    if isinstance(value, dict) and step in value:
+        return {**value, step: replaced(value[step], rest, new)}
+    if isinstance(value, list) and isinstance(step, int) and 0 <= step < len(value):
+        return [*value[:step], replaced(value[step], rest, new), *value[step + 1 :]]
+    return value
+
+
+def size_of(value: object) -> int:
+    """About how many characters a value has as compact JSON. Escapes do not count."""
+    total, stack = 0, [value]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, str):
+            total += len(one) + 2
+        elif isinstance(one, dict):
+            total += sum(map(len, one)) + 4 * len(one) + 2
+            stack.extend(one.values())
+        elif isinstance(one, list):
+            total += len(one) + 2
+            stack.extend(one)
+        else:
+            total += _SCALAR
+    return total
+
+
+def places(value: object, least: int, *, opaque: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Where payloads of `least` characters or more stand, in the order of the text.
+
+    Strings go for themselves. A container goes whole where it is one that nobody looks into (arguments, details,
+    structured content, and the keys that `opaque` adds) and is large for more than a few strings in it: those would go
+    for themselves."""
+    yield from _places(value, (), max(1, least), _OPAQUE | opaque, False, False)
+
+
+def _places(
+    value: object, path: Path, least: int, opaque: frozenset[str], inside: bool, spoken: bool
+) -> Iterator[Path]:
+    """`inside`: below a container that may go whole. `spoken`: the content of somebody's message."""
+    if len(path) > _DEEPEST:
+        return
+    if isinstance(value, str):
+        if len(value) >= least and not spoken:
+            yield path
+        return
+    if inside and _is_bulk(value, least):
+        yield path
+        return
+    if isinstance(value, dict):
+        if not inside and (value.get("type") in _WHOLE or (spoken and value.get("type") in _WORDS)):
+            return
+        says = not inside and _is_spoken(value)
+        for key, one in value.items():
+            if isinstance(one, str):
+                words = says and key == "content"
+                if len(one) >= least and not words and (inside or key not in _KEPT_KEYS):
+                    yield (*path, key)
+            elif isinstance(one, dict | list) and one and (inside or key not in _KEPT_KEYS):
+                yield from _places(one, (*path, key), least, opaque, inside or key in opaque, says and key == "content")
+    elif isinstance(value, list):
+        for index, one in enumerate(value):
+            if isinstance(one, str | dict | list):
+                yield from _places(one, (*path, index), least, opaque, inside, spoken)
+
+
+def _is_spoken(value: Mapping[str, Any]) -> bool:
+    """Whether the content of this object is what a person or a model said."""
+    role, kind = value.get("role"), value.get("type")
+    if isinstance(role, str):
+        return role in _SPEAKERS
+    return isinstance(kind, str) and kind in _SPOKEN
+
+
+def _is_bulk(value: object, least: int) -> bool:
+    """Whether a container is large by the sum of its small parts."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    rest = 0
+    for key, one in parts:
+        size = size_of(one)
+        rest += (size if size < least else 0) + (len(key) + 4 if isinstance(key, str) else 1)
+        if rest >= least:
+            return True
+    return False
