@@ -117,6 +117,10 @@ class AsyncSession:
     grant = _hop(Session.grant, _same)
     pin = _hop(Session.pin, _same)
     unpin = _hop(Session.unpin, _same)
+    claim = _hop(Session.claim, _same)
+    claimant = _hop(Session.claimant, _same)
+    record = _hop(Session.record, _same)
+    records = _hop(Session.records, _same)
     forget = _hop(Session.forget, _same)
     end = _hop(Session.end, _same)
 

@@ -15,13 +15,26 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, Self, cast
 
 from coatcheck.archive import export_lines, import_lines
+from coatcheck.config import DEFAULTS, Settings
 from coatcheck.errors import Damaged, InvalidArgument, InvalidPointer, NotFound
 from coatcheck.ids import clip, follow
 from coatcheck.intake import About, Intake
+from coatcheck.records import Records
 from coatcheck.refs import Coverage, Ref
 from coatcheck.scope import Lookup, Scope, check_name, is_seconds
 from coatcheck.search import Hit, search
-from coatcheck.storage import BlobStore, Catalog, Entry, Limits, Ranges, SessionInfo, Totals, merged
+from coatcheck.storage import (
+    BlobStore,
+    Catalog,
+    Claimant,
+    Entry,
+    Limits,
+    Ranges,
+    Record,
+    SessionInfo,
+    Totals,
+    merged,
+)
 from coatcheck.storage.passages import Passages
 from coatcheck.streams import ArtifactStream, Content
 from coatcheck.upkeep import COLD_AFTER, CollectReport, Progress, VerifyReport, collect, verify
@@ -31,8 +44,6 @@ from coatcheck.values import decode, encode_text
 if TYPE_CHECKING:
     from coatcheck.session import Session
 
-DEFAULT_TTL: Final = 3600.0
-DEFAULT_GRACE: Final = 7200.0
 _UNSET: Final[Any] = object()
 
 
@@ -46,13 +57,15 @@ class Store:
         passages: Passages,
         *,
         url: str,
-        ttl: float | None = DEFAULT_TTL,
-        grace: float = DEFAULT_GRACE,
+        ttl: float | None = DEFAULTS["session.ttl"],
+        grace: float = DEFAULTS["store.grace"],
         max_artifact_bytes: int | None = None,
         quota_bytes: int | None = None,
+        settings: Settings = DEFAULTS,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.url = url
+        self.settings = settings
         self.ttl = ttl
         self.grace = grace
         self._blobs = blobs
@@ -62,6 +75,7 @@ class Store:
         self._secret: bytes | None = None
         self._uses = Uses(catalog)
         self._lookup = Lookup(blobs, catalog, self._uses, clock)
+        self._records = Records(catalog, self._uses, grace=grace, clock=clock)
         self._intake = Intake(
             blobs,
             catalog,
@@ -261,6 +275,20 @@ class Store:
         return search(
             self._passages, refs, scope.lineage, words[:4000], limit=limit, content=lambda ref: self.content(scope, ref)
         )
+
+    def claim(self, scope: Scope, holder: str, instead_of: int | None) -> int:
+        return self._records.claim(scope, holder, instead_of)
+
+    def claimant(self, scope: Scope) -> Claimant | None:
+        return self._records.claimant(scope)
+
+    def record(self, scope: Scope, series: str, body: bytes, token: int | None, keep: int | None) -> int:
+        return self._records.add(scope, series, body, token, keep)
+
+    def records(
+        self, scope: Scope, series: str, *, after: int, before: int | None, limit: int | None, newest: bool
+    ) -> list[Record]:
+        return self._records.find(scope, series, after=after, before=before, limit=limit, newest=newest)
 
     def list(self, scope: Scope, *, name: str | None, kind: str | None, limit: int | None) -> list[Ref]:
         return self._lookup.list(scope, name=name, kind=kind, limit=limit)

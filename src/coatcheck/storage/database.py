@@ -31,6 +31,7 @@ from coatcheck.storage.changes import Changes, is_damage
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.forks import unwatch, watch
 from coatcheck.storage.journal import START, Journal
+from coatcheck.storage.records import Records
 from coatcheck.storage.reserve import Reserve
 from coatcheck.storage.rows import Row
 
@@ -75,6 +76,7 @@ class Database:
                 self._writer = self._connect()
                 try:
                     self._changes = Changes(self._writer, self._is_readable)
+                    self._records = Records(self._writer, self._changes)
                     self._prepare()
                 except BaseException:
                     self._writer.close()
@@ -362,6 +364,7 @@ class Database:
     def _take_own_connections(self) -> None:
         self._writer = self._connect()
         self._changes = Changes(self._writer, self._is_readable)
+        self._records = Records(self._writer, self._changes)
         self._is_forked = False
         self._refresh_and_catch_up()
 

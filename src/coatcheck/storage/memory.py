@@ -15,17 +15,22 @@ from coatcheck.refs import Blob
 from coatcheck.storage import (
     _NO_LIMITS,
     _NOTHING,
+    Claimant,
     Entry,
     Freed,
     Gone,
     Limits,
     Ranges,
+    Record,
     SessionInfo,
     Totals,
+    fenced,
     merged,
     newest_of_each,
 )
 from coatcheck.storage.frames import FRAME, Framer, check_frame
+
+_UNCLAIMED = Claimant(0, "")
 
 
 class MemoryBlobs:
@@ -120,6 +125,8 @@ class _Session:
     entries: list[Entry] = field(default_factory=list)  # oldest first
     next_seq: int = 1
     shown: dict[str, Ranges] = field(default_factory=dict)
+    claim: Claimant = _UNCLAIMED
+    records: dict[str, list[Record]] = field(default_factory=dict)  # oldest first
 
     def live(self) -> list[Entry]:
         return [entry for entry in self.entries if not entry.gone]
@@ -134,6 +141,7 @@ class MemoryCatalog:
         self._lock = threading.RLock()
         self._sessions: dict[str, _Session] = {}
         self._blobs: dict[str, Blob] = {}
+        self._fence = 0
         self._secret = secrets.token_bytes(16)
         self._closed = False
 
@@ -154,12 +162,7 @@ class MemoryCatalog:
             if reuse and (known is None or known.place != entry.blob.place):
                 return False
             self._check_quota(entry, limits)
-            held = self._sessions.setdefault(
-                entry.session.session_id, _Session(replace(entry.session, created=now, used=now, used_bytes=0))
-            )
-            if held.info.ttl is not None and held.info.used + held.info.ttl + limits.grace <= now:
-                self._bury(held, [e for e in held.live() if not e.ref.pinned])
-            held.info = replace(held.info, used=max(held.info.used, now))
+            held = self._used(entry.session, now, limits.grace)
             if known is None or heal:
                 self._blobs[digest] = replace(entry.blob, used=now)
                 self._revive(digest)
@@ -235,6 +238,61 @@ class MemoryCatalog:
                 if blob := self._blobs.get(digest):
                     self._blobs[digest] = replace(blob, used=max(blob.used, at))
 
+    def claim(
+        self, session: SessionInfo, holder: str, *, at: float, instead_of: int | None = None, grace: float = 0.0
+    ) -> int:
+        with self._open():
+            self._check_fence(session.session_id, instead_of)
+            held = self._used(session, at, grace)
+            self._fence += 1
+            held.claim = Claimant(self._fence, holder, at)
+            return self._fence
+
+    def claimant(self, session_id: str) -> Claimant | None:
+        with self._open():
+            held = self._sessions.get(session_id)
+            return held.claim if held and held.claim.holder else None
+
+    def record(
+        self,
+        session: SessionInfo,
+        series: str,
+        body: bytes,
+        *,
+        at: float,
+        token: int | None = None,
+        keep: int | None = None,
+        grace: float = 0.0,
+    ) -> int:
+        with self._open():
+            self._check_fence(session.session_id, token)
+            records = self._used(session, at, grace).records.setdefault(series, [])
+            records.append(Record(records[-1].seq + 1 if records else 1, at, token, body))
+            if keep is not None:
+                del records[:-keep]
+            return records[-1].seq
+
+    def records(
+        self,
+        session_id: str,
+        series: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        newest: bool = False,
+    ) -> list[Record]:
+        with self._open():
+            held = self._sessions.get(session_id)
+            records = held.records.get(series, []) if held else []
+            found = [one for one in records if one.seq > after and (before is None or one.seq < before)]
+            return (found[::-1] if newest else found)[:limit]
+
+    def series(self, session_id: str) -> list[str]:
+        with self._open():
+            held = self._sessions.get(session_id)
+            return sorted(held.records) if held else []
+
     def pin(self, session_id: str, digest: str, pinned: bool) -> int:
         with self._open():
             held = self._sessions.get(session_id)
@@ -272,9 +330,11 @@ class MemoryCatalog:
                 freed += self._bury(held, refs)
             for held in list(self._sessions.values()):
                 expires = held.info.expires(0)
+                if expires is not None and expires <= at:
+                    held.records.clear()
                 if expires is not None and expires < forget_before:
                     held.entries = held.live()
-                    if not held.entries:
+                    if not held.entries and not held.records:
                         del self._sessions[held.info.session_id]
             return freed
 
@@ -337,6 +397,21 @@ class MemoryCatalog:
 
     def _told(self, held: _Session) -> SessionInfo:
         return replace(held.info, used_bytes=sum({e.ref.artifact_id: e.ref.size_bytes for e in held.live()}.values()))
+
+    def _used(self, info: SessionInfo, now: float, grace: float) -> _Session:
+        """The session, which is being used now."""
+        held = self._sessions.setdefault(info.session_id, _Session(replace(info, created=now, used=now, used_bytes=0)))
+        if held.info.ttl is not None and held.info.used + held.info.ttl + grace <= now:
+            self._bury(held, [e for e in held.live() if not e.ref.pinned])
+            held.records.clear()
+        held.info = replace(held.info, used=max(held.info.used, now))
+        return held
+
+    def _check_fence(self, session_id: str, token: int | None) -> None:
+        held = self._sessions.get(session_id)
+        newest = held.claim if held else _UNCLAIMED
+        if token is not None and token != newest.token:
+            raise fenced(token, newest)
 
     def _check_quota(self, entry: Entry, limits: Limits) -> None:
         digest, size = entry.ref.artifact_id, entry.ref.size_bytes

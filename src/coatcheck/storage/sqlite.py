@@ -11,19 +11,23 @@ from coatcheck.refs import Blob
 from coatcheck.storage import (
     _NO_LIMITS,
     _NOTHING,
+    Claimant,
     Entry,
     Freed,
     Limits,
     Ranges,
+    Record,
     SessionInfo,
     Totals,
     newest_of_each,
+    records,
     rows,
 )
 from coatcheck.storage.database import Database
 from coatcheck.storage.rows import BRIEF, COLUMNS, EXPIRES, GONE, WIDTH, brief_entry_of, entry_of
 
 INLINE_LIMIT = 128 * 1024
+_LAST = (1 << 63) - 1
 _PAGES = 64  # given back in one step of compacting
 _FROM = "FROM session s JOIN ref r ON r.session_key = s.session_key LEFT JOIN blob b ON b.blob_key = r.blob_key"
 # Left to itself SQLite walks all refs of a session in the order of their seq: the index has to be named.
@@ -136,6 +140,29 @@ class SqliteCatalog(Database):
             )
         )
 
+    def claimant(self, session_id: str) -> Claimant | None:
+        found = self._query(records.CLAIMANT, (session_id,))
+        return Claimant(*found[0]) if found and found[0][1] else None
+
+    def records(
+        self,
+        session_id: str,
+        series: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        newest: bool = False,
+    ) -> list[Record]:
+        found = self._query(
+            records.NEWEST_FIRST if newest else records.OLDEST_FIRST,
+            (session_id, series, after, _LAST if before is None else before, -1 if limit is None else limit),
+        )
+        return [records.record_of(row, series) for row in found]
+
+    def series(self, session_id: str) -> list[str]:
+        return [series for (series,) in self._query(records.SERIES, (session_id,))]
+
     def sessions(self) -> Iterator[SessionInfo]:
         for row in self._pages(
             "session", "session_key", "session_id, parent, ttl, quota, created_at, used_at, used_bytes"
@@ -210,6 +237,26 @@ class SqliteCatalog(Database):
         with self._change("noting use", durable=False):
             self._changes.touch(sessions, blobs, shown)
 
+    def claim(
+        self, session: SessionInfo, holder: str, *, at: float, instead_of: int | None = None, grace: float = 0.0
+    ) -> int:
+        with self._change("claiming a session"):
+            return self._records.claim(session, holder, at, instead_of, grace)
+
+    def record(
+        self,
+        session: SessionInfo,
+        series: str,
+        body: bytes,
+        *,
+        at: float,
+        token: int | None = None,
+        keep: int | None = None,
+        grace: float = 0.0,
+    ) -> int:
+        with self._change("writing a record"):
+            return self._records.add(session, series, body, at, token, keep, grace)
+
     def pin(self, session_id: str, digest: str, pinned: bool) -> int:
         with self._change("pinning"):
             return self._changes.pin(session_id, digest, pinned)
@@ -231,6 +278,10 @@ class SqliteCatalog(Database):
             freed += batch
             if not batch.refs:
                 break
+        dropped = 1
+        while dropped:
+            with self._change("expiring", freeing=True):
+                dropped = self._records.expire(at)
         with self._change("expiring", freeing=True):
             self._changes.drop_tombstones(forget_before)
         return self._let_go(freed)
@@ -245,7 +296,7 @@ class SqliteCatalog(Database):
 
     def check(self, *, repair: bool) -> list[str]:
         with self._change("checking the catalog"):
-            return self._changes.check(repair=repair)
+            return [*self._changes.check(repair=repair), *self._records.check(repair=repair)]
 
     def compact(self) -> None:
         with self._exclusive("compacting the catalog"):
