@@ -18,9 +18,7 @@ from coatcheck.errors import CoatcheckError, Damaged, InvalidArgument, StoreErro
 from coatcheck.ids import clip
 from coatcheck.session import Session
 
-MAX_CHARS: Final = 8_000
 LEAST_CHARS: Final = 1_500
-MAX_STORE_BYTES: Final = 512 * 1024
 
 Style = Literal["snake", "camel", "dotted"]
 _STYLES: Final[dict[str, tuple[str, str, str]]] = {
@@ -103,13 +101,16 @@ def toolkit(
     *,
     style: Style = "snake",
     prefix: str = "",
-    max_chars: int = MAX_CHARS,
-    max_store_bytes: int = MAX_STORE_BYTES,
+    max_chars: int | None = None,
+    max_store_bytes: int | None = None,
 ) -> list[Tool]:
     """The three tools of a session: get, list, store.
 
     `style` names them `get_artifact`, `getArtifact` or `artifacts.get`, with a `prefix` before. No answer has more than
-    `max_chars` characters; what a model stores has `max_store_bytes` at most."""
+    `max_chars` characters; what a model stores has `max_store_bytes` at most. By default they are what the store's
+    settings say: 8,000 characters and 512 KiB."""
+    max_chars = session.store.settings["page.max_chars"] if max_chars is None else max_chars
+    max_store_bytes = session.store.settings["tools.max_store_bytes"] if max_store_bytes is None else max_store_bytes
     if style not in _STYLES:
         raise InvalidArgument(f"{clip(str(style))} is no style", hint="one of " + ", ".join(_STYLES))
     if not _PREFIX.fullmatch(prefix):

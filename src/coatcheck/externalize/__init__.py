@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import IO, Any, Final
 
 from coatcheck import media
+from coatcheck.config import Settings
 from coatcheck.errors import StoreError, UnsupportedValue
 from coatcheck.externalize import blocks
 from coatcheck.externalize.failures import FAILURES, head_and_tail, nothing_shown, reason
@@ -28,9 +30,8 @@ from coatcheck.store import Store
 from coatcheck.streams import is_stream
 from coatcheck.tokens import estimate
 
-__all__ = ["FAILURES", "Limit", "Outcome", "Policy", "externalize"]
+__all__ = ["FAILURES", "Limit", "Outcome", "Policy", "configured", "externalize"]
 
-DEFAULT: Final = Policy()
 _TOGETHER: Final = 4  # blocks that stay inline have so many times the limit of one between them
 _SMALL: Final = 500  # characters of a block that is shown as it is in a text
 _HELD: Final = 1 << 20  # an artifact up to this size is judged like the value it was
@@ -57,10 +58,18 @@ def externalize(
     store: Store, scope: Scope, value: object, *, tool: str | None, call_id: str | None, policy: Policy | None
 ) -> Outcome:
     """The outcome for a tool's result. Raises nothing where the store fails."""
-    policy = policy or DEFAULT
+    policy = policy or configured(store.settings)
     if type(value) is str and len(value) <= policy.safe_chars and not policy.tools:
         return Outcome(value, value)
     return _Result(store, scope, policy, _label(tool), _label(call_id)).outcome(value)
+
+
+@lru_cache(maxsize=64)
+def configured(settings: Settings) -> Policy:
+    """The policy that settings ask for, where code gives none."""
+    said = settings.section("policy")
+    rules = {tool: rule if isinstance(rule, str) else Limit(**rule) for tool, rule in said["tools"].items()}
+    return Policy(**said | {"tools": rules})
 
 
 def _label(text: str | None) -> str | None:

@@ -1,0 +1,64 @@
+"""The command that shows the settings: each value, and where it came from."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from coatcheck.cli.options import json_option
+from coatcheck.cli.terminal import complain, is_terminal, note, one_line, print_json, print_table
+from coatcheck.config import SETTINGS, VARIABLE, Settings, load, unknown
+
+
+@click.command()
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@json_option
+def config(keys: tuple[str, ...], as_json: bool) -> None:
+    """Show the settings that hold here, and where each value came from: a file, the environment, or the default.
+
+    With KEYs, or the beginnings of some ('policy'), only those. Passwords are masked."""
+    settings = load()
+    chosen = [setting for setting in SETTINGS if not keys or any(_is_under(setting.key, key) for key in keys)]
+    for key in keys:
+        if not any(_is_under(setting.key, key) for setting in chosen):
+            settings[key]  # raises, and names the nearest
+    records = [
+        {
+            "key": setting.key,
+            "value": _told(settings, setting.key),
+            "source": settings.origin(setting.key).source,
+            "where": settings.origin(setting.key).where or None,
+            "default": setting.default,
+            "variable": setting.variable,
+            "about": setting.about,
+        }
+        for setting in chosen
+    ]
+    if as_json:
+        for record in records:
+            print_json(record)
+        return
+    rows = (
+        (
+            record["key"],
+            one_line(settings.shown(record["key"])),
+            one_line(str(settings.origin(record["key"]))),
+            record["about"],
+        )
+        for record in records
+    )
+    print_table(("key", "value", "from", "meaning"), rows, yielding=("value", "from", "meaning"))
+    if is_terminal():
+        note(f"file: {settings.file or f'none; coatcheck.toml here or above, or {VARIABLE}'}")
+    for name, meant in unknown(os.environ).items():
+        complain(f"{name} is no setting; the nearest is {meant}")
+
+
+def _is_under(key: str, asked: str) -> bool:
+    return key == asked or key.startswith(f"{asked}.")
+
+
+def _told(settings: Settings, key: str) -> object:
+    """A value for scripts: as it is, but for secrets."""
+    return settings.shown(key) if isinstance(settings[key], str) else settings[key]
