@@ -167,16 +167,23 @@ class Session:
         did."""
         return self._store.search(self._scope, words, limit)
 
-    def claim(self, holder: str, *, instead_of: int | None = None) -> int:
+    def versions(self, name: str) -> int:
+        """How many artifacts were put under this name, those that have expired since included: the newest is version so
+        many."""
+        return self._store.versions(self._scope, name)
+
+    def claim(self, holder: str, *, idle: float = 0, instead_of: int | None = None) -> int:
         """Claim this session for a dispatcher: a fencing token, larger than every one before. From now on only `record`
         with this token passes for the claim's; whoever claimed before is fenced off.
 
-        With `instead_of`, only where that is still the newest token (0: nobody has claimed it), else `Fenced`. An empty
-        holder gives the claim up. For the hot state, use `coatcheck.context.claim`."""
-        return self._store.claim(self._scope, holder, instead_of)
+        With `idle`, only where no other holder has claimed or written for so many seconds, else `Fenced`; the same
+        holder may claim again at any time. With `instead_of`, only where that is still the newest token (0: nobody has
+        claimed it). An empty holder gives the claim up. For the hot state, use `coatcheck.context.claim`."""
+        return self._store.claim(self._scope, holder, idle, instead_of)
 
     def claimant(self) -> Claimant | None:
-        """Who holds the claim of this session: token, holder and since when; None where nobody does."""
+        """Who holds the claim of this session: token, holder, and when it last claimed or wrote; None where nobody
+        does."""
         return self._store.claimant(self._scope)
 
     def record(self, series: str, body: bytes, *, token: int | None = None, keep: int | None = None) -> int:

@@ -17,11 +17,11 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, Self, cast
 from coatcheck.archive import export_lines, import_lines
 from coatcheck.config import DEFAULTS, Settings
 from coatcheck.errors import Damaged, InvalidArgument, InvalidPointer, NotFound
-from coatcheck.ids import clip, follow
+from coatcheck.ids import SCHEME, clip, follow
 from coatcheck.intake import About, Intake
 from coatcheck.records import Records
 from coatcheck.refs import Coverage, Ref
-from coatcheck.scope import Lookup, Scope, check_name, is_seconds
+from coatcheck.scope import Lookup, Scope, check_name, is_seconds, is_text
 from coatcheck.search import Hit, search
 from coatcheck.storage import (
     BlobStore,
@@ -271,13 +271,22 @@ class Store:
             raise InvalidArgument("a search needs some words")
         if limit < 1:
             raise InvalidArgument(f"a search for {limit} hits finds nothing", hint="ask for one at least")
-        refs = self._lookup.list(scope, name=None, kind=None, limit=None)
         return search(
-            self._passages, refs, scope.lineage, words[:4000], limit=limit, content=lambda ref: self.content(scope, ref)
+            self._passages,
+            scope.lineage,
+            words[:4000],
+            limit=limit,
+            find=lambda session_id, before, size: self._catalog.find(session_id, before=before, limit=size),
+            ref=lambda digest: self.ref(scope, SCHEME + digest),
+            content=lambda ref: self.content(scope, ref),
         )
 
-    def claim(self, scope: Scope, holder: str, instead_of: int | None) -> int:
-        return self._records.claim(scope, holder, instead_of)
+    def versions(self, scope: Scope, name: str) -> int:
+        counts = (self._catalog.versions(session_id, name) for session_id in scope.lineage if is_text(name))
+        return next(filter(None, counts), 0)
+
+    def claim(self, scope: Scope, holder: str, idle: float, instead_of: int | None) -> int:
+        return self._records.claim(scope, holder, idle, instead_of)
 
     def claimant(self, scope: Scope) -> Claimant | None:
         return self._records.claimant(scope)
@@ -323,12 +332,14 @@ class Store:
         except NotFound:
             return False
         freed = self._catalog.remove(scope.session_id, entry.ref.artifact_id)
+        self._passages.leave(scope.session_id, entry.ref.artifact_id)
         for blob in freed.blobs:
             self._blobs.remove(blob)
         return freed.refs > 0
 
     def end(self, scope: Scope) -> int:
         freed = self._catalog.remove(scope.session_id, end=True)
+        self._passages.leave(scope.session_id)
         for blob in freed.blobs:
             self._blobs.remove(blob)
         self._blobs.leftovers(remove=True)

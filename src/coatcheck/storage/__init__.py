@@ -94,7 +94,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who claimed a session last. Only a write with this very token passes for the claim's."""
+    """Who claimed a session last, and when it last claimed or wrote. Only this very token passes for the claim's."""
 
     token: int
     holder: str
@@ -230,6 +230,10 @@ class Catalog(Protocol):
         that was said of them. With `settled=False` the answer may lack what `behind` would tell of."""
         ...
 
+    def versions(self, session_id: str, name: str) -> int:
+        """How many refs of this session were put under this name, tombstones included."""
+        ...
+
     def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
         """The blob of this digest, whoever refers to it. With `settled=False`, one that another process put a moment
         ago may be missed."""
@@ -281,7 +285,8 @@ class Catalog(Protocol):
 
         Adds the session where it is new, and counts it as used, as `put` does; where it is past its expiry by more than
         the grace period, its older records go first. With a `token` that is not that of the session's newest claim it
-        raises `Fenced`, and nothing is changed. With `keep`, only so many of the newest stay."""
+        raises `Fenced`, and nothing is changed; else the claim counts as used. With `keep`, only so many of the newest
+        stay."""
         ...
 
     def records(

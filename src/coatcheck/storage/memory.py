@@ -209,6 +209,11 @@ class MemoryCatalog:
                 for entry in (found if prefix is None else newest_of_each(found))[:limit]
             ]
 
+    def versions(self, session_id: str, name: str) -> int:
+        with self._open():
+            held = self._sessions.get(session_id)
+            return sum(entry.ref.name == name for entry in held.entries) if held else 0
+
     def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
         with self._open():
             return self._blobs.get(digest)
@@ -266,8 +271,11 @@ class MemoryCatalog:
     ) -> int:
         with self._open():
             self._check_fence(session.session_id, token)
-            records = self._used(session, at, grace).records.setdefault(series, [])
+            held = self._used(session, at, grace)
+            records = held.records.setdefault(series, [])
             records.append(Record(records[-1].seq + 1 if records else 1, at, token, body))
+            if token is not None:
+                held.claim = replace(held.claim, at=max(held.claim.at, at))
             if keep is not None:
                 del records[:-keep]
             return records[-1].seq

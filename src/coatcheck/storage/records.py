@@ -60,6 +60,8 @@ class Records:
         self._db.execute(
             "INSERT INTO record VALUES (?, ?, ?, ?, ?, ?, ?)", (key, series, last + 1, at, token, _checksum(body), body)
         )
+        if token is not None:
+            self._db.execute("UPDATE session SET claimed_at = max(claimed_at, ?) WHERE session_key = ?", (at, key))
         if keep is not None:
             self._db.execute(
                 "DELETE FROM record WHERE session_key = ? AND series = ? AND seq <= ?", (key, series, last + 1 - keep)

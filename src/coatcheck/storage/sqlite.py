@@ -112,6 +112,14 @@ class SqliteCatalog(Database):
         ]
         return entries if prefix is None else newest_of_each([*pending, *entries])
 
+    def versions(self, session_id: str, name: str) -> int:
+        (count,) = self._query(
+            "SELECT count(*) FROM ref INDEXED BY ref_by_name WHERE name = ?"
+            " AND session_key = (SELECT session_key FROM session WHERE session_id = ?)",
+            (name, session_id),
+        )[0]
+        return int(count)
+
     def _put_lately(self, session_id: str, prefix: str) -> list[Entry]:
         """What this process put since it last took over the journal, newest first."""
         near = self._pending.get(prefix[:MIN_PREFIX], ())

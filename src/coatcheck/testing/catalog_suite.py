@@ -442,6 +442,15 @@ class CatalogSuite(Suite, suite=True):
         (found,) = catalog.find("s")
         assert found.gone is None
 
+    def test_versions_counts_what_was_put_under_a_name(self, catalog: Catalog, others: Catalog) -> None:
+        for i in range(3):
+            catalog.put(entry(str(i), name="n"))
+        catalog.put(entry("0", name="m"))
+        catalog.put(entry("9", name="n", session="other"))
+        catalog.lose(entry("1").blob)
+        assert [others.versions("s", name) for name in ("n", "m", "nothing")] == [3, 1, 0]
+        assert catalog.versions("nobody", "n") == 0
+
     # Claims and records
 
     def test_each_claim_has_a_larger_token_and_the_newest_is_told(self, catalog: Catalog, others: Catalog) -> None:
@@ -529,8 +538,11 @@ class CatalogSuite(Suite, suite=True):
         held = catalog.session("s")
         assert held is not None
         assert held.used == 3.0
+        assert catalog.claimant("s") == Claimant(new, "b", 3.0)
         others.record(SessionInfo("s"), "hot", b"second", at=4.0, token=new)
-        assert [one.token for one in catalog.records("s", "hot")] == [old, new]
+        others.record(SessionInfo("s"), "hot", b"not the claim's", at=5.0, keep=3)
+        assert catalog.claimant("s") == Claimant(new, "b", 4.0)
+        assert [one.token for one in catalog.records("s", "hot")] == [old, new, None]
 
     def test_a_claim_or_record_makes_and_uses_its_session(self, catalog: Catalog) -> None:
         info = SessionInfo("s", "parent", 60.0, 99)
@@ -550,7 +562,8 @@ class CatalogSuite(Suite, suite=True):
         catalog.remove("s")
         assert len(others.records("s", "hot")) == 1
         catalog.remove("s", end=True)
-        assert others.records("s", "hot") == others.series("s") == []
+        assert others.records("s", "hot") == []
+        assert others.series("s") == []
         catalog.open_session(SessionInfo("s"))
         assert others.records("s", "hot") == []
         assert others.claimant("s") is None
