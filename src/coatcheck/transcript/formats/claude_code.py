@@ -6,11 +6,12 @@ more. A tool's result stands twice: as the model saw it, and as `toolUseResult`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from coatcheck.transcript.formats.anthropic import Anthropic
 from coatcheck.transcript.formats.format import Message, without_refs
+from coatcheck.transcript.formats.values import Path
 
 _OWN: Final = frozenset(
     {"file-history-snapshot", "queue-operation", "progress", "pr-link", "attachment", "last-prompt", "custom-title",
@@ -36,6 +37,14 @@ class ClaudeCode(Anthropic):
             return None
         found = line.get("message")
         return found if isinstance(found, dict) and isinstance(found.get("role"), str) else None
+
+    def messages(self, line: object) -> Iterator[tuple[Path, Message]]:
+        found = self.message(line)
+        if found is not None:
+            yield ("message",), found
+
+    def is_shown(self, path: Path) -> bool:
+        return path[:2] == ("message", "content")
 
     def for_model(self, lines: Iterable[object], *, compacted: bool = True) -> list[Message]:
         """The main conversation since the last compaction: side chains and the host's own errors are left out."""

@@ -18,6 +18,7 @@ from coatcheck.transcript.formats.values import REFS_KEY, Path, at, places, repl
 Message = dict[str, Any]
 _STUBS = Policy(preview_chars=2_000)
 _DEEPEST = 8
+_UNSEEN = frozenset({"artifact", "details", "toolUseResult", "additional_kwargs", "response_metadata", "_meta"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,14 @@ class Format:
         """Every message of a line or a document, in order, with where it stands."""
         yield from _messages(self, line, ())
 
-    def places(self, line: object, least: int = 0) -> Iterator[Path]:
-        """Where payloads of `least` characters or more can be: strings, and containers that may go whole."""
-        return places(line, least, opaque=self.opaque)
+    def places(self, line: object, least: int = 0, bulk: int | None = None) -> Iterator[Path]:
+        """Where payloads can be, in the order of the text: strings of `least` characters or more, and containers that
+        may go whole, where they have `bulk` characters or more beside what goes for itself."""
+        return places(line, least, least if bulk is None else bulk, opaque=self.opaque)
+
+    def is_shown(self, path: Path) -> bool:
+        """Whether a model is sent what stands at this path of a line. A host keeps more than that."""
+        return not _UNSEEN.intersection(step for step in path if isinstance(step, str))
 
     def role(self, message: Message) -> str:
         """Who speaks: "user", "assistant", "system" or "tool", else what the message says."""

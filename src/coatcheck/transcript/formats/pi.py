@@ -6,10 +6,11 @@ says from which entry on messages are kept, by index or by id.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from coatcheck.transcript.formats.format import Call, Format, Message, Result, text, without_refs
+from coatcheck.transcript.formats.values import Path
 
 _ENTRIES: Final = frozenset(
     {"thinking_level_change", "model_change", "compaction", "branch_summary", "custom", "custom_message", "label",
@@ -42,6 +43,14 @@ class Pi(Format):
             found = line.get("message")
             return found if isinstance(found, dict) and isinstance(found.get("role"), str) else None
         return line if "type" not in line and line.get("role") in _ROLES else None
+
+    def messages(self, line: object) -> Iterator[tuple[Path, Message]]:
+        found = self.message(line)
+        if found is not None:
+            yield (() if found is line else ("message",)), found
+
+    def is_shown(self, path: Path) -> bool:
+        return path[:2] in (("message", "content"), ("message", "output")) or path[:1] == ("content",)
 
     def role(self, message: Message) -> str:
         role = text(message.get("role"))

@@ -75,17 +75,17 @@ def size_of(value: object) -> int:
     return total
 
 
-def places(value: object, least: int, *, opaque: frozenset[str] = frozenset()) -> Iterator[Path]:
-    """Where payloads of `least` characters or more stand, in the order of the text.
+def places(value: object, least: int, bulk: int, *, opaque: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Where payloads can be, in the order of the text: strings of `least` characters or more, and containers.
 
-    Strings go for themselves. A container goes whole where it is one that nobody looks into (arguments, details,
-    structured content, and the keys that `opaque` adds) and is large for more than a few strings in it: those would go
-    for themselves."""
-    yield from _places(value, (), max(1, least), _OPAQUE | opaque, False, False)
+    A container goes whole where it is one that nobody looks into (arguments, details, structured content, and the keys
+    that `opaque` adds) and has `bulk` characters or more in parts that are smaller than that: larger ones go for
+    themselves."""
+    yield from _places(value, (), max(1, least), max(1, bulk), _OPAQUE | opaque, False, False)
 
 
 def _places(
-    value: object, path: Path, least: int, opaque: frozenset[str], inside: bool, spoken: bool
+    value: object, path: Path, least: int, bulk: int, opaque: frozenset[str], inside: bool, spoken: bool
 ) -> Iterator[Path]:
     """`inside`: below a container that may go whole. `spoken`: the content of somebody's message."""
     if len(path) > _DEEPEST:
@@ -94,7 +94,7 @@ def _places(
         if len(value) >= least and not spoken:
             yield path
         return
-    if inside and _is_bulk(value, least):
+    if inside and _is_bulk(value, bulk):
         yield path
         return
     if isinstance(value, dict):
@@ -107,11 +107,13 @@ def _places(
                 if len(one) >= least and not words and (inside or key not in _KEPT_KEYS):
                     yield (*path, key)
             elif isinstance(one, dict | list) and one and (inside or key not in _KEPT_KEYS):
-                yield from _places(one, (*path, key), least, opaque, inside or key in opaque, says and key == "content")
+                yield from _places(
+                    one, (*path, key), least, bulk, opaque, inside or key in opaque, says and key == "content"
+                )
     elif isinstance(value, list):
         for index, one in enumerate(value):
             if isinstance(one, str | dict | list):
-                yield from _places(one, (*path, index), least, opaque, inside, spoken)
+                yield from _places(one, (*path, index), least, bulk, opaque, inside, spoken)
 
 
 def _is_spoken(value: Mapping[str, Any]) -> bool:
@@ -122,13 +124,13 @@ def _is_spoken(value: Mapping[str, Any]) -> bool:
     return isinstance(kind, str) and kind in _SPOKEN
 
 
-def _is_bulk(value: object, least: int) -> bool:
+def _is_bulk(value: object, bulk: int) -> bool:
     """Whether a container is large by the sum of its small parts."""
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     rest = 0
     for key, one in parts:
         size = size_of(one)
-        rest += (size if size < least else 0) + (len(key) + 4 if isinstance(key, str) else 1)
-        if rest >= least:
+        rest += (size if size < bulk else 0) + (len(key) + 4 if isinstance(key, str) else 1)
+        if rest >= bulk:
             return True
     return False
