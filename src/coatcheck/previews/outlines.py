@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
+from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -16,8 +17,9 @@ from .sample import Preview, Text
 from .text import ends, line, pack, visible
 
 _NUMBERED: Final = re.compile(r"[ \t]{0,8}(\d{1,7})(?:→|\t|[:|] ?|-)")
+# These begin with the line feed before a line, not with "^": that is searched for many times as fast.
 _DEFINITION: Final = re.compile(
-    r"^([ \t]{0,12})"
+    r"\n([ \t]{0,12})"
     r"(?:(?:export|default|declare|public|private|protected|internal|static|final|abstract|async|pub|pub\(crate\)|unsafe"
     r"|override|open|sealed|data|inline|virtual|extern|partial|local)[ \t]{1,4}){0,5}"
     r"(def|class|func|function|fn|interface|struct|enum|trait|impl|type|module|namespace|object|record|message|service"
@@ -26,17 +28,17 @@ _DEFINITION: Final = re.compile(
     re.MULTILINE,
 )
 _METHOD: Final = re.compile(
-    r"^((?:\t| {2,4}))(?:(?:public|private|protected|static|final|async|override|abstract|get|set)[ \t]{1,4}){0,4}"
+    r"\n((?:\t| {2,4}))(?:(?:public|private|protected|static|final|async|override|abstract|get|set)[ \t]{1,4}){0,4}"
     r"(?:[A-Z][\w<>\[\],]{0,40} )?([A-Za-z_$][\w$]{0,80})\([^\n;{}]{0,200}\)[^\n;{}()]{0,80}\{$",
     re.MULTILINE,
 )
 _CONSTANT: Final = re.compile(
-    r"^()(?:export )?(const|let|var) ([A-Za-z_$][\w$]{0,80})[^\n=]{0,80}= ?(?:async )?[(f]", re.M
+    r"\n()(?:export )?(const|let|var) ([A-Za-z_$][\w$]{0,80})[^\n=]{0,80}= ?(?:async )?[(f]", re.M
 )
 _C_FUNCTION: Final = re.compile(
-    r"^()()(?:[A-Za-z_][\w:<>]{0,40}[ \t*&]{1,4}){1,4}([A-Za-z_][\w:]{0,80})\(", re.MULTILINE
+    r"\n()()(?:[A-Za-z_][\w:<>]{0,40}[ \t*&]{1,4}){1,4}([A-Za-z_][\w:]{0,80})\(", re.MULTILINE
 )
-_SHELL: Final = re.compile(r"^()()([A-Za-z_][\w-]{0,60})[ ]?\(\)[ ]?\{", re.MULTILINE)
+_SHELL: Final = re.compile(r"\n()()([A-Za-z_][\w-]{0,60})[ ]?\(\)[ ]?\{", re.MULTILINE)
 _KEYWORDS: Final = frozenset({"if", "for", "while", "switch", "catch", "function", "return", "with", "else", "do"})
 _IMPORT: Final = re.compile(
     r"^(?:import[ \t(]|from [\w.]{1,80} import |package \w|#include[ \t]*[<\"]|use [\w:]{1,80}|using [\w.]{1,80};"
@@ -144,7 +146,10 @@ def _language(body: str) -> str:
     return next((name for name, pattern in _LANGUAGES if pattern.search(body, 0, 16_384)), "code")
 
 
-def _definitions(body: str) -> list[tuple[int, int, str, str]]:
+@lru_cache(maxsize=2)
+def _definitions(body: str) -> tuple[tuple[int, int, str, str], ...]:
+    """What is defined: where, how deep, the keyword and the name. Kept a moment: whether it is code is asked first."""
+    body = "\n" + body  # so that a match begins at the offset of its line
     found: dict[int, tuple[int, str, str]] = {}
     for match in islice(_DEFINITION.finditer(body), _MANY):
         found[match.start()] = (len(match.group(1).expandtabs(4)), match.group(2), match.group(3))
@@ -154,7 +159,7 @@ def _definitions(body: str) -> list[tuple[int, int, str, str]]:
     for match in islice(_METHOD.finditer(body), _MANY):
         if match.group(2) not in _KEYWORDS:
             found.setdefault(match.start(), (4, "", match.group(2)))
-    return [(at, *found[at]) for at in sorted(found)[:_MANY]]
+    return tuple((at, *found[at]) for at in sorted(found)[:_MANY])
 
 
 def diff(text: Text, limit: int) -> Preview:
