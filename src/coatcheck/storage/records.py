@@ -13,7 +13,7 @@ import xxhash
 from coatcheck.errors import Damaged
 from coatcheck.ids import clip
 from coatcheck.storage import Claimant, Record, SessionInfo, fenced
-from coatcheck.storage.changes import Changes
+from coatcheck.storage.changes import Changes, is_damage
 from coatcheck.storage.rows import Row
 
 _BATCH = 500
@@ -78,8 +78,17 @@ class Records:
         ).rowcount
 
     def check(self, *, repair: bool) -> list[str]:
-        """What is not sound; with `repair`, damaged and stray records go."""
-        problems = []
+        """What is not sound; with `repair`, damaged and stray records go. Where pages of the database are damaged, that
+        is told already, and no more can be."""
+        problems: list[str] = []
+        try:
+            self._check(problems, repair=repair)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+        return problems
+
+    def _check(self, problems: list[str], *, repair: bool) -> None:
         stray = "FROM record WHERE session_key NOT IN (SELECT session_key FROM session)"
         (count,) = self._db.execute(f"SELECT count(*) {stray}").fetchone()
         if count:
@@ -99,7 +108,6 @@ class Records:
             problems.append("claims beyond the store's own count" + (": set right" if repair else ""))
             if repair:
                 self._db.execute(f"UPDATE meta SET value = {behind} WHERE key = 'fence'")
-        return problems
 
     def _all(self) -> Iterator[Row]:
         at: tuple[int, str, int] = (-1, "", 0)

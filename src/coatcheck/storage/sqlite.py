@@ -282,14 +282,10 @@ class SqliteCatalog(Database):
         freed = Freed()
         while True:
             with self._change("expiring", freeing=True):
-                batch = self._changes.expire(at)
+                batch, records_dropped = self._changes.expire(at), self._records.expire(at)
             freed += batch
-            if not batch.refs:
+            if not batch.refs and not records_dropped:
                 break
-        dropped = 1
-        while dropped:
-            with self._change("expiring", freeing=True):
-                dropped = self._records.expire(at)
         with self._change("expiring", freeing=True):
             self._changes.drop_tombstones(forget_before)
         return self._let_go(freed)
