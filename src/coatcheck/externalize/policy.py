@@ -24,7 +24,9 @@ COSTLIEST: Final = 5
 _NAMED: Final = ("max_tokens", "max_chars", "max_bytes")
 _UTF8: Final = 4  # bytes of a character at most
 _PIECES, _PIECE = 32, 64  # what is looked at of a long text before all of it is
-_CLEARLY: Final = 1.5  # an estimate from pieces counts where it is over the limit by so much
+CLEARLY: Final = 1.5
+"""An estimate from pieces counts where it is off the limit by so much."""
+
 
 Shrink = Callable[[Any], Any]
 """Makes of a tool's result what the model is shown of it. What it answers unchanged is judged like any other result."""
@@ -64,7 +66,9 @@ class Limit:
             return False
         if count is not None:
             return not _counted(count, text) <= most
-        return sampled(text) > most * _CLEARLY or estimate(text) > most
+        if len(text) > 2 * _PIECES * _PIECE and sampled(text) > most * CLEARLY:
+            return True
+        return estimate(text) > most
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,14 @@ from typing import Any, Final
 from coatcheck.errors import InvalidArgument, StoreError
 from coatcheck.externalize.marks import is_ours
 from coatcheck.externalize.plain import described, kept
-from coatcheck.externalize.policy import Policy
+from coatcheck.externalize.policy import CLEARLY, Policy
 from coatcheck.externalize.stub import facts, is_stub, stub_of
 from coatcheck.refs import Ref
 from coatcheck.scope import is_text
 from coatcheck.session import Session
 from coatcheck.store import Store
-from coatcheck.transcript.formats import Format
+from coatcheck.tokens import estimate
+from coatcheck.transcript.formats import Format, Message
 from coatcheck.transcript.refs import PREFIX
 from coatcheck.transcript.scan import parse
 from coatcheck.transcript.splice import Fetch, Payload
@@ -27,6 +28,12 @@ from coatcheck.values import encode
 DEFAULT: Final = Policy()
 _LABEL: Final = 1_000
 _CHARS: Final = 2  # of JSON in a token, at the least
+_PIECES, _PIECE = 16, 64  # what is looked at of a text before all of it is
+# No text of ASCII costs more tokens a character than the first; letters like these and controls, the second besides.
+_DEAREST: Final = 1.53
+_RAREST: Final = 2.0
+_RARE: Final = b"jkqwxz" + bytes(code for code in range(32) if code not in b"\t\n\r") + b"\x7f"
+_ENDS: Final = 16
 _NAMES: Final = 10_000  # calls whose tool is remembered until their result comes
 
 
@@ -51,7 +58,11 @@ class Keeper:
         self._agent = session
         self._own = store.session(session_id, ttl=None)
         self._known = {session_id}
+        self._least = self._policy.safe_chars + 1 if self._policy.enabled else 1 << 62
+        bounds = (self._policy.max_chars, self._policy.max_bytes, (self._policy.tokens or 0) * _CHARS)
+        self._bulk = min((bound for bound in bounds if bound), default=1)
         self._tools: dict[str, str] = {}
+        self._last: Message | None = None
 
     @property
     def session_id(self) -> str:
@@ -59,25 +70,27 @@ class Keeper:
 
     @property
     def least(self) -> int:
-        return self._policy.safe_chars + 1 if self._policy.enabled else 1 << 62
+        return self._least
 
     @property
     def bulk(self) -> int:
-        policy = self._policy
-        bounds = (policy.max_chars, policy.max_bytes, policy.tokens and policy.tokens * _CHARS)
-        return min((bound for bound in bounds if bound), default=1)
+        return self._bulk
 
     def learn(self, known: Format, line: Any) -> None:
-        for _, message in known.messages(line):
-            for call in known.calls(message):
-                if call.id and call.name:
-                    self._tools[call.id] = call.name
+        message = known.message(line)
+        if message is not None:
+            self._learn(known, message)
+
+    def _learn(self, known: Format, message: Message) -> None:
+        for call in known.calls(message):
+            if call.id and call.name:
+                self._tools[call.id] = call.name
         while len(self._tools) > _NAMES:
             del self._tools[next(iter(self._tools))]
 
     def leaves(self, payload: Payload) -> bool:
         policy, text = self._policy, payload.text
-        if not policy.enabled or not policy.exceeded(text, policy.count) or is_stub(text, policy):
+        if not policy.enabled or not self._exceeds(text) or is_stub(text, policy):
             return False
         try:
             return not is_ours(self._store.secret, text)
@@ -104,9 +117,29 @@ class Keeper:
             self._known |= {one.session_id for one in self._store.sessions() if one.session_id.startswith(PREFIX)}
         return wanted <= self._known
 
+    def _exceeds(self, text: str) -> bool:
+        """Whether a text is over the policy. Most are far from it, and a bound or a few pieces tell: counting costs
+        more than parsing does."""
+        policy = self._policy
+        most = policy.tokens
+        if most is None or policy.count is not None or policy.max_chars is not None or policy.max_bytes is not None:
+            return policy.exceeded(text, policy.count)
+        if len(text) * _DEAREST <= most and text.isascii():
+            data = text.encode()
+            rare = len(data) - len(data.translate(None, _RARE))
+            if len(data) * _DEAREST + rare * _RAREST + _ENDS <= most:
+                return False
+        about = _glimpsed(text)
+        return about > most if not most / CLEARLY <= about <= most * CLEARLY else policy.exceeded(text)
+
     def _about(self, known: Format, payload: Payload) -> tuple[str | None, str | None]:
         """The tool and the call that a payload belongs to, where the line tells."""
-        for base, message in known.messages(payload.line):
+        messages = list(known.messages(payload.line))
+        if messages and messages[0][1] is not self._last:  # a document: its calls are not known yet
+            self._last = messages[0][1]
+            for _, message in messages:
+                self._learn(known, message)
+        for base, message in messages:
             if payload.path[: len(base)] != base:
                 continue
             inside = payload.path[len(base) :]
@@ -143,6 +176,14 @@ def _value(payload: Payload) -> object:
         except InvalidArgument:
             pass
     return payload.value
+
+
+def _glimpsed(text: str) -> float:
+    """About how many tokens a text has, from a few pieces of it where it is longer than those."""
+    if len(text) <= 2 * _PIECES * _PIECE:
+        return estimate(text)
+    starts = (number * (len(text) - _PIECE) // (_PIECES - 1) for number in range(_PIECES))
+    return estimate("".join([text[at : at + _PIECE] for at in starts])) * len(text) / (_PIECES * _PIECE)
 
 
 def _note(ref: Ref) -> str:

@@ -104,9 +104,11 @@ def slim(text: bytes, known: Format, keeper: Keeps) -> Slimmed:
     source, value, start = opened
     keeper.learn(known, value)
     held = dict(_holdings(source, value, start)) if _MARK in text else {}
-    ours = {path for path, holding in held.items() if keeper.is_ours(holding.sessions)}
-    payloads = [one for one in _payloads(known, value, keeper) if _holder(value, one.path) not in (None, *ours)]
-    cuts = _cuts(source, value, start, payloads)
+    ours = {path for path, holding in held.items() if keeper.is_ours(holding.sessions)} if held else set()
+    payloads = _payloads(known, value, keeper)
+    if ours or isinstance(value, list):
+        payloads = [one for one in payloads if _holder(value, one.path) not in (None, *ours)]
+    cuts = _cuts(source, value, start, payloads) if payloads else []
     foreign = held.keys() - ours
     if not cuts and not foreign:
         return Slimmed(text)
@@ -156,17 +158,19 @@ def _opened(text: bytes) -> tuple[str, Any, int] | None:
     return source, found[0], found[1]
 
 
-def _payloads(known: Format, value: Any, keeper: Keeps) -> Iterator[Payload]:
+def _payloads(known: Format, value: Any, keeper: Keeps) -> list[Payload]:
     """Strings that are over the policy, and containers that may be: only their raw text decides."""
+    payloads = []
     for path in known.places(value, keeper.least, keeper.bulk):
         found = at(value, path)
         if not isinstance(found, str):
-            yield Payload("", "", path, value, is_json=True)
+            payloads.append(Payload("", "", path, value, is_json=True))
             continue
         carried = binary(found)
         payload = Payload(found if carried is None else carried[1], found, path, value)
         if keeper.leaves(payload):
-            yield payload
+            payloads.append(payload)
+    return payloads
 
 
 @dataclass(frozen=True, slots=True)

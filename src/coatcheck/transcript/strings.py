@@ -50,9 +50,9 @@ def styled(text: str, token: str) -> str | None:
 
 
 def tokens_of(value: object) -> Iterator[tuple[str, str]]:
-    """How the commonest writers write a value: styles and tokens."""
+    """How the commonest writers write a value: styles and tokens. A token with half a pair in it stands in no text."""
     if isinstance(value, str):
-        yield "utf8", utf8(value)
+        yield "utf8", encode_basestring(value)
         yield "ascii", ascii_(value)
         return
     for is_ascii in (False, True):

@@ -68,7 +68,7 @@ class Format:
         """Every message of a line or a document, in order, with where it stands."""
         yield from _messages(self, line, ())
 
-    def places(self, line: object, least: int = 0, bulk: int | None = None) -> Iterator[Path]:
+    def places(self, line: object, least: int = 0, bulk: int | None = None) -> list[Path]:
         """Where payloads can be, in the order of the text: strings of `least` characters or more, and containers that
         may go whole, where they have `bulk` characters or more beside what goes for itself."""
         return places(line, least, least if bulk is None else bulk, opaque=self.opaque)

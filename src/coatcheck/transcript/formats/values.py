@@ -6,7 +6,7 @@ may go: results of tools, arguments of calls, images, details, and fields that n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 Path = tuple[str | int, ...]
@@ -75,45 +75,58 @@ def size_of(value: object) -> int:
     return total
 
 
-def places(value: object, least: int, bulk: int, *, opaque: frozenset[str] = frozenset()) -> Iterator[Path]:
+def places(value: object, least: int, bulk: int, *, opaque: frozenset[str] = frozenset()) -> list[Path]:
     """Where payloads can be, in the order of the text: strings of `least` characters or more, and containers.
 
     A container goes whole where it is one that nobody looks into (arguments, details, structured content, and the keys
     that `opaque` adds) and has `bulk` characters or more in parts that are smaller than that: larger ones go for
     themselves."""
-    yield from _places(value, (), max(1, least), max(1, bulk), _OPAQUE | opaque, False, False)
+    found: list[Path] = []
+    if isinstance(value, dict | list):
+        _look(value, (), found, max(1, least), max(1, bulk), _OPAQUE | opaque, False, False)
+    return found
 
 
-def _places(
-    value: object, path: Path, least: int, bulk: int, opaque: frozenset[str], inside: bool, spoken: bool
-) -> Iterator[Path]:
-    """`inside`: below a container that may go whole. `spoken`: the content of somebody's message."""
-    if len(path) > _DEEPEST:
-        return
-    if isinstance(value, str):
-        if len(value) >= least and not spoken:
-            yield path
-        return
-    if inside and _is_bulk(value, bulk):
-        yield path
-        return
-    if isinstance(value, dict):
-        if not inside and (value.get("type") in _WHOLE or (spoken and value.get("type") in _WORDS)):
+def _look(
+    value: dict[str, Any] | list[Any],
+    path: Path,
+    found: list[Path],
+    least: int,
+    bulk: int,
+    opaque: frozenset[str],
+    inside: bool,
+    spoken: bool,
+) -> None:
+    """Note the places below a container. `inside`: it, or one around it, may go whole. `spoken`: it is the content of
+    somebody's message. Written for speed: lines have many small parts."""
+    if inside and bulk:
+        if size_of(value) < bulk:
+            bulk = 0  # then nothing below is large by its small parts either
+        elif _is_bulk(value, bulk):
+            found.append(path)
             return
-        says = not inside and _is_spoken(value)
+    says = False
+    if isinstance(value, dict):
+        if not inside:
+            kind = value.get("type")
+            if isinstance(kind, str) and (kind in _WHOLE or (spoken and kind in _WORDS)):
+                return
+            says = "content" in value and _is_spoken(value)
         for key, one in value.items():
             if isinstance(one, str):
+                if len(one) < least or (not inside and (key in _KEPT_KEYS or (says and key == "content"))):
+                    continue
+                found.append((*path, key))
+            elif isinstance(one, dict | list) and one and (inside or key not in _KEPT_KEYS) and len(path) < _DEEPEST:
                 words = says and key == "content"
-                if len(one) >= least and not words and (inside or key not in _KEPT_KEYS):
-                    yield (*path, key)
-            elif isinstance(one, dict | list) and one and (inside or key not in _KEPT_KEYS):
-                yield from _places(
-                    one, (*path, key), least, bulk, opaque, inside or key in opaque, says and key == "content"
-                )
-    elif isinstance(value, list):
-        for index, one in enumerate(value):
-            if isinstance(one, str | dict | list):
-                yield from _places(one, (*path, index), least, bulk, opaque, inside, spoken)
+                _look(one, (*path, key), found, least, bulk, opaque, inside or key in opaque, words)
+        return
+    for index, one in enumerate(value):
+        if isinstance(one, str):
+            if len(one) >= least and not spoken:
+                found.append((*path, index))
+        elif isinstance(one, dict | list) and one and len(path) < _DEEPEST:
+            _look(one, (*path, index), found, least, bulk, opaque, inside, spoken)
 
 
 def _is_spoken(value: Mapping[str, Any]) -> bool:
