@@ -113,6 +113,7 @@ class AsyncSession:
     externalize = _hop(Session.externalize, _same)
     materialize = _hop(Session.materialize, _same)
     search = _hop(Session.search, _same)
+    count = _hop(Session.count, _same)
     list = _hop(Session.list, _same)
     grant = _hop(Session.grant, _same)
     pin = _hop(Session.pin, _same)

@@ -15,7 +15,7 @@ from coatcheck.errors import Damaged, NotFound
 from coatcheck.redaction import CONTEXT, mask
 from coatcheck.refs import Ref
 from coatcheck.storage import Entry
-from coatcheck.storage.passages import Mark, Match, Passage, Passages
+from coatcheck.storage.passages import Held, Mark, Match, Passage, Passages
 from coatcheck.streams import Content
 
 PASSAGE_CHARS = 2000
@@ -25,7 +25,8 @@ _WORDS = re.compile(r"\w{3,}")
 _GLANCE, _PAGE = 16, 256
 _BATCH_BYTES = 8 * 1024 * 1024
 
-Find = Callable[[str, int | None, int], list[Entry]]
+Entries = list[Entry]
+Find = Callable[[str, int | None, int], Entries]
 """So many refs of a session, newest first, that are older than a seq."""
 
 
@@ -86,20 +87,25 @@ def follow(passages: Passages, session_id: str, find: Find, content: Callable[[R
         fresh, _ = _since(session_id, None, find)
     if not fresh and (known is not None or passages.followed(session_id) is None):
         return
-    labels: dict[str, list[str]] = {}
+    holds: dict[str, Held] = {}
     refs: dict[str, Ref] = {}
     for entry in fresh:
         if not entry.gone:
             ref = entry.ref
             refs.setdefault(ref.artifact_id, ref)
-            labels.setdefault(ref.artifact_id, []).extend(each for each in (ref.name, ref.tool, ref.summary) if each)
+            ends = None if ref.pinned else ref.expires
+            held = holds.get(ref.artifact_id, Held([], ends))
+            held.said.extend(each for each in (ref.name, ref.tool, ref.summary) if each)
+            last = None if ends is None or held.expires is None else max(ends, held.expires)
+            holds[ref.artifact_id] = held._replace(expires=last)
     unread = _index(passages, refs, content)
     mark = known
     for entry in reversed(fresh):
         if entry.gone == "damaged" or entry.ref.artifact_id in unread:
             break  # it may be healed: the next search looks again from here on
-        mark = Mark(entry.session.created, entry.seq, entry.ref.artifact_id)
-    passages.hold(session_id, labels, mark, anew=known is None)
+        if not entry.gone:
+            mark = Mark(entry.session.created, entry.seq, entry.ref.artifact_id)
+    passages.hold(session_id, holds, mark, anew=known is None)
 
 
 def _since(session_id: str, mark: Mark | None, find: Find) -> tuple[list[Entry], bool]:
@@ -110,7 +116,8 @@ def _since(session_id: str, mark: Mark | None, find: Find) -> tuple[list[Entry],
         page = find(session_id, before, size)
         for entry in page:
             if mark is not None and entry.seq <= mark.seq:
-                return found, Mark(entry.session.created, entry.seq, entry.ref.artifact_id) == mark
+                same = Mark(entry.session.created, entry.seq, entry.ref.artifact_id) == mark
+                return found, same and not entry.gone  # a session that expired and came back lost what it had
             found.append(entry)
         if len(page) < size:
             return found, mark is None

@@ -208,6 +208,10 @@ class Session:
         They can be read until the session is ended, or collected after its expiry."""
         return self._store.records(self._scope, series, after=after, before=before, limit=limit, newest=newest)
 
+    def count(self) -> int:
+        """How many artifacts this session sees, from the search index: it costs what is new, not what is there."""
+        return self._store.count(self._scope)
+
     def list(self, *, name: str | None = None, kind: str | None = None, limit: int | None = None) -> list[Ref]:
         """What this session sees, newest first. With `name`, every artifact that was put under that name."""
         return self._store.list(self._scope, name=name, kind=kind, limit=limit)

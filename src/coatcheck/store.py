@@ -22,7 +22,8 @@ from coatcheck.intake import About, Intake
 from coatcheck.records import Records
 from coatcheck.refs import Coverage, Ref
 from coatcheck.scope import Lookup, Scope, check_name, is_seconds, is_text
-from coatcheck.search import Hit, search
+from coatcheck.search import Entries, Hit, search
+from coatcheck.search import follow as follow_session
 from coatcheck.storage import (
     BlobStore,
     Catalog,
@@ -276,7 +277,7 @@ class Store:
             scope.lineage,
             words[:4000],
             limit=limit,
-            find=lambda session_id, before, size: self._catalog.find(session_id, before=before, limit=size),
+            find=self._entries,
             ref=lambda digest: self.ref(scope, SCHEME + digest),
             content=lambda ref: self.content(scope, ref),
         )
@@ -284,6 +285,12 @@ class Store:
     def versions(self, scope: Scope, name: str) -> int:
         counts = (self._catalog.versions(session_id, name) for session_id in scope.lineage if is_text(name))
         return next(filter(None, counts), 0)
+
+    def count(self, scope: Scope) -> int:
+        for session_id in scope.lineage:
+            follow_session(self._passages, session_id, self._entries, lambda ref: self.content(scope, ref))
+        alive = [each for each in scope.lineage if self._is_alive(each)]
+        return self._passages.count(alive, self._clock()) if alive else 0
 
     def claim(self, scope: Scope, holder: str, idle: float, instead_of: int | None) -> int:
         return self._records.claim(scope, holder, idle, instead_of)
@@ -370,6 +377,14 @@ class Store:
                 f"the bytes of {entry.ref.pointer} are gone from the store", hint="put the same content again"
             )
         return now
+
+    def _entries(self, session_id: str, before: int | None, size: int) -> Entries:
+        return self._catalog.find(session_id, before=before, limit=size)
+
+    def _is_alive(self, session_id: str) -> bool:
+        info = self._catalog.session(session_id)
+        expires = info.expires(self._uses.last(session_id)) if info else None
+        return expires is None or self._clock() < expires
 
     def _note(self, scope: Scope, entry: Entry) -> None:
         digest = None if entry.blob.coding == "inline" else entry.ref.artifact_id

@@ -21,7 +21,7 @@ from coatcheck.storage.forks import watch
 
 NAME = "search.sqlite"
 _VERSION = 2
-_POSTINGS = 2_000
+_POSTINGS = 1_000
 """So many occurrences of its words a search ranks: where there are more, the words that tell least are left out."""
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORD = re.compile(r"\w+")
@@ -39,7 +39,7 @@ _TABLES = (
     "CREATE INDEX passage_by_digest ON passage (digest, session)",
     "CREATE VIRTUAL TABLE words USING fts5 (text, tokenize = 'porter unicode61')",
     "CREATE TABLE indexed (digest TEXT PRIMARY KEY) WITHOUT ROWID",
-    """CREATE TABLE held (session TEXT, digest TEXT, label TEXT, PRIMARY KEY (session, digest))
+    """CREATE TABLE held (session TEXT, digest TEXT, label TEXT, expires REAL, PRIMARY KEY (session, digest))
         WITHOUT ROWID""",
     "CREATE TABLE followed (session TEXT PRIMARY KEY, created REAL, seq INTEGER, digest TEXT) WITHOUT ROWID",
 )
@@ -72,6 +72,13 @@ class Match(NamedTuple):
     start: int
     end: int
     score: float
+
+
+class Held(NamedTuple):
+    """What a session says of an artifact that it holds, and when its own time to live is over."""
+
+    said: list[str]
+    expires: float | None
 
 
 class Mark(NamedTuple):
@@ -121,23 +128,25 @@ class Passages:
 
         self._run(insert)
 
-    def hold(self, session_id: str, labels: Mapping[str, Iterable[str]], mark: Mark | None, *, anew: bool) -> None:
-        """Note what a session holds, what it says of each artifact, and how far it was followed. With `anew` that is
-        all that it holds, else it is added to what is known."""
+    def hold(self, session_id: str, holds: Mapping[str, Held], mark: Mark | None, *, anew: bool) -> None:
+        """Note what a session holds, by digest, and how far it was followed. With `anew` that is all that it holds,
+        else it is added to what is known."""
 
         def note(db: sqlite3.Connection) -> None:
             if anew:
                 for (digest,) in db.execute("SELECT digest FROM held WHERE session = ?", (session_id,)).fetchall():
-                    if digest not in labels:
+                    if digest not in holds:
                         _leave(db, session_id, digest)
-            for digest, said in labels.items():
-                row = _one(db, "SELECT label FROM held WHERE session = ? AND digest = ?", session_id, digest)
-                known = None if row is None else str(row[0])
+            for digest, held in holds.items():
+                row = _one(db, "SELECT label, expires FROM held WHERE session = ? AND digest = ?", session_id, digest)
+                known, ends = (None, None) if row is None else row
                 before = [] if anew or not known else known.split(_APART)
-                text = _APART.join(dict.fromkeys([*before, *said]))
+                text = _APART.join(dict.fromkeys([*before, *held.said]))
+                both = (held.expires,) if anew or row is None else (held.expires, ends)
+                ends = None if None in both else max(both)
+                db.execute("INSERT OR REPLACE INTO held VALUES (?, ?, ?, ?)", (session_id, digest, text, ends))
                 if text == known:
                     continue
-                db.execute("INSERT OR REPLACE INTO held VALUES (?, ?, ?)", (session_id, digest, text))
                 if known:
                     _delete(db, "digest = ? AND session = ?", digest, session_id)
                 if text:
@@ -146,6 +155,15 @@ class Passages:
                 db.execute("INSERT OR REPLACE INTO followed VALUES (?, ?, ?, ?)", (session_id, *mark))
 
         self._run(note)
+
+    def count(self, sessions: Iterable[str], at: float) -> int:
+        """How many artifacts these sessions hold together that do not expire before this moment."""
+        wanted = list(sessions)
+        marks = ", ".join("?" * len(wanted))
+        sql = f"SELECT count(DISTINCT digest) FROM held WHERE session IN ({marks}) AND coalesce(expires, ?) >= ?"
+        if len(wanted) == 1:
+            sql = sql.replace("DISTINCT digest", "*")
+        return self._run(lambda db: int(db.execute(sql, (*wanted, at, at)).fetchone()[0]))
 
     def leave(self, session_id: str, digest: str | None = None) -> None:
         """A session holds an artifact no more, or has ended."""
@@ -326,7 +344,8 @@ def _telling(db: sqlite3.Connection, terms: list[str]) -> list[str]:
         if row[0]:
             counts.append((row[0], quoted))
     counts.sort(key=lambda each: each[0])
-    total, kept = 0, []
+    total = 0
+    kept: list[str] = []
     for count, quoted in counts:
         total += count
         if kept and total > _POSTINGS:
