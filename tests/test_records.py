@@ -141,15 +141,16 @@ def test_a_record_has_a_megabyte_at_most(store: Store) -> None:
     assert len(session.records("x")) == 1
 
 
-def test_how_often_a_name_was_put_is_counted_where_the_session_sees_it(store: Store) -> None:
+def test_a_version_is_told_of_what_the_session_sees_alone(store: Store) -> None:
     parent = store.session("parent")
-    for number in range(3):
-        parent.put(f"text {number}", name="n")
+    refs = [parent.put(f"text {number}", name="n") for number in range(3)]
     child = store.session("child", parent="parent")
-    assert child.versions("n") == 3
-    child.put("own", name="n")
-    assert child.versions("n") == 1
-    assert store.session("stranger").versions("n") == child.versions("\ud800") == 0
+    own = child.put("own", name="n")
+    assert [child.version(ref) for ref in refs] == [1, 2, 3]
+    assert child.version(own) == 1
+    assert child.version(child.put("without a name")) == 1
+    with pytest.raises(errors.NotFound):
+        store.session("stranger").version(refs[0])
 
 
 # Damage

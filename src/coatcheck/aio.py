@@ -118,7 +118,7 @@ class AsyncSession:
     grant = _hop(Session.grant, _same)
     pin = _hop(Session.pin, _same)
     unpin = _hop(Session.unpin, _same)
-    versions = _hop(Session.versions, _same)
+    version = _hop(Session.version, _same)
     claim = _hop(Session.claim, _same)
     claimant = _hop(Session.claimant, _same)
     record = _hop(Session.record, _same)

@@ -167,10 +167,9 @@ class Session:
         did."""
         return self._store.search(self._scope, words, limit)
 
-    def versions(self, name: str) -> int:
-        """How many artifacts were put under this name, those that have expired since included: the newest is version so
-        many."""
-        return self._store.versions(self._scope, name)
+    def version(self, ref: Ref) -> int:
+        """The how-many-th put under its name a ref is, counted from 1; what has expired since counts too."""
+        return self._store.version(self._scope, ref)
 
     def claim(self, holder: str, *, idle: float = 0, instead_of: int | None = None) -> int:
         """Claim this session for a dispatcher: a fencing token, larger than every one before. From now on only `record`

@@ -10,6 +10,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, Self, cast
@@ -21,7 +22,7 @@ from coatcheck.ids import SCHEME, clip, follow
 from coatcheck.intake import About, Intake
 from coatcheck.records import Records
 from coatcheck.refs import Coverage, Ref
-from coatcheck.scope import Lookup, Scope, check_name, is_seconds, is_text
+from coatcheck.scope import Lookup, Scope, check_name, is_seconds
 from coatcheck.search import Entries, Hit, search
 from coatcheck.search import follow as follow_session
 from coatcheck.storage import (
@@ -129,6 +130,12 @@ class Store:
         if wanted != info:
             self._catalog.open_session(wanted)
         return Session(self, Scope(wanted, ancestors))
+
+    @property
+    def batching(self) -> AbstractContextManager[None]:
+        """A context for many puts of one thread: each returns at once, and all are as durable as the store was opened
+        for when it is left, at the cost of one sync. What an error leaves early was not acknowledged."""
+        return self._catalog.batch()
 
     def sessions(self) -> Iterator[SessionInfo]:
         """Every session that the store knows, expired ones included until they are collected."""
@@ -282,9 +289,13 @@ class Store:
             content=lambda ref: self.content(scope, ref),
         )
 
-    def versions(self, scope: Scope, name: str) -> int:
-        counts = (self._catalog.versions(session_id, name) for session_id in scope.lineage if is_text(name))
-        return next(filter(None, counts), 0)
+    def version(self, scope: Scope, ref: Ref) -> int:
+        if ref.name is None:
+            return 1
+        for session_id in scope.lineage:
+            if found := self._catalog.version(session_id, ref.name, ref.artifact_id):
+                return found
+        raise NotFound(f"no artifact {ref.pointer} found under the name {clip(ref.name)}")
 
     def count(self, scope: Scope) -> int:
         for session_id in scope.lineage:

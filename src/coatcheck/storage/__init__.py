@@ -206,6 +206,12 @@ class Catalog(Protocol):
         `QuotaExceeded`."""
         ...
 
+    def batch(self) -> AbstractContextManager[None]:
+        """Puts of this thread inside are acknowledged together: each is visible at once and survives this process, and
+        all are as durable as the catalog was opened for when the context is left. Leaving it by an error is no
+        acknowledgement."""
+        ...
+
     def behind(self) -> bool:
         """Whether `find(settled=False)` may miss what was put a moment ago, or tell what is not durable yet."""
         ...
@@ -230,8 +236,9 @@ class Catalog(Protocol):
         that was said of them. With `settled=False` the answer may lack what `behind` would tell of."""
         ...
 
-    def versions(self, session_id: str, name: str) -> int:
-        """How many refs of this session were put under this name, tombstones included."""
+    def version(self, session_id: str, name: str, digest: str) -> int:
+        """The how-many-th of this session's refs under a name is the newest to this artifact, tombstones counted; 0
+        where there is none."""
         ...
 
     def blob(self, digest: str, *, settled: bool = True) -> Blob | None:

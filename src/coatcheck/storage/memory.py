@@ -7,7 +7,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -142,6 +142,9 @@ class MemoryCatalog:
             held = self._sessions.setdefault(info.session_id, Holdings(info))
             held.info = replace(held.info, parent=info.parent, ttl=info.ttl, quota=info.quota)
 
+    def batch(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def put(self, entry: Entry, *, limits: Limits = _NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
         with self._open():
             digest, now = entry.ref.artifact_id, entry.ref.created
@@ -195,10 +198,11 @@ class MemoryCatalog:
                 replace(entry, blob=self._blobs.get(entry.ref.artifact_id, entry.blob), session=told) for entry in found
             ]
 
-    def versions(self, session_id: str, name: str) -> int:
+    def version(self, session_id: str, name: str, digest: str) -> int:
         with self._open():
             held = self._sessions.get(session_id)
-            return len(held.named(name)) if held else 0
+            named = [entry.ref.artifact_id for entry in held.named(name)] if held else []
+            return len(named) - named[::-1].index(digest) if digest in named else 0
 
     def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
         with self._open():

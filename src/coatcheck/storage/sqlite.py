@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from coatcheck.errors import Damaged, StoreClosed, storage_error
@@ -24,6 +27,8 @@ from coatcheck.storage import (
     rows,
 )
 from coatcheck.storage.database import Database
+from coatcheck.storage.disk import Disk
+from coatcheck.storage.journal import Mark
 from coatcheck.storage.rows import BRIEF, COLUMNS, EXPIRES, GONE, WIDTH, brief_entry_of, entry_of
 
 INLINE_LIMIT = 128 * 1024
@@ -48,6 +53,10 @@ class SqliteCatalog(Database):
     """Sessions, refs and small blobs in one SQLite file."""
 
     inline_limit = INLINE_LIMIT
+
+    def __init__(self, root: Path, folder: int, disk: Disk) -> None:
+        super().__init__(root, folder, disk)
+        self._batch = threading.local()
 
     # Reading
 
@@ -112,11 +121,12 @@ class SqliteCatalog(Database):
         ]
         return entries if prefix is None else newest_of_each([*pending, *entries])
 
-    def versions(self, session_id: str, name: str) -> int:
+    def version(self, session_id: str, name: str, digest: str) -> int:
         (count,) = self._query(
-            "SELECT count(*) FROM ref INDEXED BY ref_by_name WHERE name = ?"
-            " AND session_key = (SELECT session_key FROM session WHERE session_id = ?)",
-            (name, session_id),
+            "SELECT count(*) FROM session s JOIN ref r INDEXED BY ref_by_name ON r.session_key = s.session_key"
+            " WHERE s.session_id = ?1 AND r.name = ?2 AND r.seq <= (SELECT max(o.seq) FROM ref o INDEXED BY"
+            " ref_by_digest WHERE o.session_key = s.session_key AND o.digest = ?3 AND o.name = ?2)",
+            (session_id, name, bytes.fromhex(digest)),
         )[0]
         return int(count)
 
@@ -226,11 +236,30 @@ class SqliteCatalog(Database):
             if entry.content is None:
                 self._recent[entry.blob.digest] = entry.blob
             self._pending.setdefault(entry.ref.artifact_id[:MIN_PREFIX], []).append(entry)
+        if getattr(self._batch, "is_open", False):
+            self._batch.mark = mark
+        else:
+            self._sync_journal(mark)
+        return True
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        if getattr(self._batch, "is_open", False):
+            yield  # the outer one acknowledges
+            return
+        self._batch.is_open, self._batch.mark = True, None
+        try:
+            yield
+        finally:
+            self._batch.is_open = False
+        if self._batch.mark is not None:
+            self._sync_journal(self._batch.mark)
+
+    def _sync_journal(self, mark: Mark) -> None:
         try:
             self._journal.sync(mark)
         except OSError as error:
             raise storage_error(error, "syncing the journal") from error
-        return True
 
     def open_session(self, info: SessionInfo) -> None:
         with self._change("opening a session"):

@@ -442,14 +442,20 @@ class CatalogSuite(Suite, suite=True):
         (found,) = catalog.find("s")
         assert found.gone is None
 
-    def test_versions_counts_what_was_put_under_a_name(self, catalog: Catalog, others: Catalog) -> None:
-        for i in range(3):
-            catalog.put(entry(str(i), name="n"))
-        catalog.put(entry("0", name="m"))
+    def test_a_version_is_the_how_many_th_put_under_a_name(self, catalog: Catalog, others: Catalog) -> None:
+        for i in (0, 1, 2, 0):
+            catalog.put(entry(str(i), name="n", call_id="c"))
+            catalog.put(entry(str(i), name="m"))
         catalog.put(entry("9", name="n", session="other"))
         catalog.lose(entry("1").blob)
-        assert [others.versions("s", name) for name in ("n", "m", "nothing")] == [3, 1, 0]
-        assert catalog.versions("nobody", "n") == 0
+
+        def versions(reader: Catalog, name: str) -> list[int]:
+            return [reader.version("s", name, digest_of(str(i).encode())) for i in (0, 1, 2, 9)]
+
+        for reader in (catalog, others):
+            assert versions(reader, "n") == versions(reader, "m") == [4, 2, 3, 0]
+            assert versions(reader, "nothing") == [0, 0, 0, 0]
+        assert catalog.version("nobody", "n", digest_of(b"0")) == 0
 
     # Claims and records
 
@@ -632,6 +638,18 @@ class CatalogSuite(Suite, suite=True):
         assert catalog.records("1", "x") == before
 
     # Damage
+
+    def test_puts_of_a_batch_are_seen_at_once_and_stay(self, catalog: Catalog, others: Catalog) -> None:
+        with catalog.batch():
+            catalog.put(entry("x"))
+            with catalog.batch():
+                catalog.put(entry("y"))
+            assert len(others.find("s")) == 2
+        with pytest.raises(ZeroDivisionError), catalog.batch():
+            catalog.put(entry("z"))
+            _ = 1 // 0
+        catalog.put(entry("w"))
+        assert len(others.find("s")) == 4
 
     def test_a_lost_blob_leaves_tombstones_that_a_put_brings_back(self, catalog: Catalog) -> None:
         for session in ("one", "two"):
