@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from coatcheck.context.hot_state import HotState, compact
 from coatcheck.errors import Damaged, Fenced, InvalidArgument
 from coatcheck.ids import clip
+from coatcheck.redaction import mask
 from coatcheck.refs import LAST_TIME
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Snapshot:
         return {
             "number": self.number,
             "written_at": self.written_at.isoformat().replace("+00:00", "Z"),
-            "holder": self.holder,
+            "holder": mask(self.holder),
             "token": self.token,
             "state": self.state.shown(),
         }
