@@ -26,6 +26,13 @@ _STYLES: Final[dict[str, tuple[str, str, str]]] = {
     "camel": ("getArtifact", "listArtifacts", "storeArtifact"),
     "dotted": ("artifacts.get", "artifacts.list", "artifacts.store"),
 }
+DESCRIPTIONS: Final = (
+    "Read a stored artifact, a page per call. Large results come as a stub with a pointer (art:...).",
+    "List stored artifacts, or search their names and content.",
+    "Store a text or JSON under a name for later. Answers its pointer.",
+)
+"""What the tools say of themselves, by which they are known under any name."""
+
 _PREFIX: Final = re.compile(r"[\w.:/-]{0,40}", re.ASCII)
 _LOG: Final = logging.getLogger("coatcheck")
 
@@ -127,7 +134,7 @@ def toolkit(
     return [
         Tool(
             get,
-            "Read a stored artifact, a page per call. Large results come as a stub with a pointer (art:...).",
+            DESCRIPTIONS[0],
             _schema(
                 ["pointer"],
                 pointer="or a name",
@@ -142,7 +149,7 @@ def toolkit(
         ),
         Tool(
             listing,
-            "List stored artifacts, or search their names and content.",
+            DESCRIPTIONS[1],
             _schema([], query="words to search for", cursor="given by the last page"),
             True,
             run.list,
@@ -150,7 +157,7 @@ def toolkit(
         ),
         Tool(
             store,
-            "Store a text or JSON under a name for later. Answers its pointer.",
+            DESCRIPTIONS[2],
             _schema(["name", "value"], name="", value="", content_type="e.g. application/json"),
             False,
             run.store,

@@ -152,6 +152,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("metrics.opentelemetry", "switch", True, "whether OpenTelemetry gets them, where the host has it"),
     Setting("metrics.keep", "whole", 10_000, "the most model calls that are kept for a session"),
     Setting("metrics.release", "text", None, "the release that figures are compared and kept under", optional=True),
+    Setting("metrics.baseline", "place", None, "a file with the figures of the release before", optional=True),
     Setting("metrics.warn_hot_state_tokens", "whole", 800, "warn of a hot state with more tokens"),
     Setting("metrics.warn_index_entries", "whole", 15, "warn of an index with more artifacts"),
     Setting("metrics.warn_prompt_tokens", "whole", 6_000, "warn of a prompt with more tokens"),
