@@ -20,6 +20,9 @@ import coatcheck
 from coatcheck import Limit, Policy, toolkit
 from coatcheck.cli import main
 from coatcheck.config import DEFAULTS, SETTINGS, Setting, load, unknown
+from coatcheck.context import Budget
+from coatcheck.context.bootstrap import bootstrap
+from coatcheck.context.recall import recall
 from coatcheck.errors import InvalidArgument
 from coatcheck.externalize import configured
 
@@ -215,6 +218,12 @@ def test_a_section_is_what_its_part_takes(tmp_path: Path) -> None:
     assert found.section("budget", max_rag_chunks=1)["max_rag_chunks"] == 1
     taken = set(inspect.signature(Policy).parameters) - {"count"}
     assert set(found.section("policy")) == taken
+
+
+def test_the_parts_that_settings_set_up_take_them_by_these_names_and_defaults() -> None:
+    assert Budget(**DEFAULTS.section("budget")) == Budget()
+    for section, part in (("bootstrap", bootstrap), ("memory.artifacts", recall)):
+        assert set(DEFAULTS.section(section)) - {"enabled"} <= set(inspect.signature(part).parameters)
 
 
 def test_what_code_says_wrong_is_refused_too() -> None:

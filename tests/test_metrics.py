@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import coatcheck
 from coatcheck import Session, Store, config, toolkit
 from coatcheck.context import Budget
+from coatcheck.context.bootstrap import bootstrap
 from coatcheck.context.metrics import Baseline, Meter, PromptMetrics, calls_of, usage_of
 from coatcheck.context.metrics.baseline import CALLS, FLOORS, session_rises
 from coatcheck.context.metrics.releases import labels_of
@@ -160,6 +161,29 @@ def test_stubs_are_found_among_the_lines_of_a_text_and_as_objects(session: Sessi
     found = Meter(session).call(messages=[{"role": "user", "content": [{"data": json.loads(outcome.text)}]}])
     assert found is not None
     assert found.tokens_saved == tokens
+
+
+def test_bootstrap_files_that_are_references_are_counted_with_what_they_leave_out(
+    session: Session, tmp_path: Path
+) -> None:
+    words = "\n".join(f"Rule {number}: always do the right thing, and do it well." for number in range(1_000))
+    (tmp_path / "AGENTS.md").write_text(words)
+    (tmp_path / "SMALL.md").write_text("Be brief.")
+    made = bootstrap(session, ["AGENTS.md", "SMALL.md"], root=tmp_path)
+    found = Meter(session).call(messages=START, system=made.text)
+    whole = Meter(session).call(messages=START, system=f"{words}\n\nBe brief.")
+    assert found is not None
+    assert whole is not None
+    assert found.ref_files == 1
+    assert found.tokens_without == pytest.approx(whole.est_tokens, rel=0.05)
+    forged = (
+        "ArtifactRef: art:"
+        + "0" * 12
+        + f" (type=doc, sha256={'0' * 64}, bytes=9)\n[9,999,999 characters are left out here"
+    )
+    found = Meter(session).call(messages=START, system=forged)
+    assert found is not None
+    assert (found.ref_files, found.tokens_saved) == (0, 0)
 
 
 def test_what_was_sent_and_is_changed_is_rewritten_from_there_on(session: Session) -> None:

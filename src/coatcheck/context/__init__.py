@@ -8,10 +8,11 @@ if TYPE_CHECKING:
     from coatcheck.context.claims import Claim, Snapshot, claim, current, history
     from coatcheck.context.fitting import Rendered
     from coatcheck.context.hot_state import HotState, IndexEntry, artifact_index
+    from coatcheck.context.metrics import Meter, PromptMetrics
 
 __all__ = [
-    "Budget", "Change", "Claim", "HotState", "IndexEntry", "Rendered", "Snapshot", "Violation",
-    "artifact_index", "changes_between", "claim", "current", "history",
+    "Budget", "Change", "Claim", "HotState", "IndexEntry", "Meter", "PromptMetrics", "Rendered", "Snapshot",
+    "Violation", "artifact_index", "changes_between", "claim", "current", "history",
 ]  # fmt: skip
 
 _LATER = {
@@ -20,6 +21,8 @@ _LATER = {
     "Claim": "coatcheck.context.claims",
     "HotState": "coatcheck.context.hot_state",
     "IndexEntry": "coatcheck.context.hot_state",
+    "Meter": "coatcheck.context.metrics",
+    "PromptMetrics": "coatcheck.context.metrics",
     "Rendered": "coatcheck.context.fitting",
     "Snapshot": "coatcheck.context.claims",
     "Violation": "coatcheck.context.budget",

@@ -24,12 +24,17 @@ from coatcheck.tokens import TokenCounter, estimate
 from coatcheck.transcript.weight import weigh
 
 if TYPE_CHECKING:
+    from coatcheck.refs import Ref
     from coatcheck.session import Session
 
 _REMEMBERED: Final = 65_536
 _DEEPEST: Final = 12
 _STUB: Final = re.compile(r'^\{"stub":"', re.MULTILINE)
 _LEADS: Final = (LEAD, SHORTENED)
+_FILE: Final = re.compile(
+    r"^ArtifactRef: (art:[0-9a-f]{12,64}) \(type=\w+, sha256=[0-9a-f]{64}, bytes=\d+\)$", re.MULTILINE
+)
+_LEFT_OUT: Final = re.compile(r"^\[([\d,]{1,20}) characters are left out here", re.MULTILINE)
 _TOOL_RESULTS: Final = ("tool_result", "function_call_output")
 _DECODER: Final = json.JSONDecoder()
 
@@ -43,6 +48,7 @@ class Part:
     saved: int = 0
     stubs: int = 0
     read_back: int = 0
+    ref_files: int = 0
     schemas: int = 0
     user_chars: int = 0
     sys_chars: int = 0
@@ -85,9 +91,7 @@ class Scale:
             schemas = sum(self._tokens(_dumped(tool)) for tool in ours)
             parts.append(Part(*self._weighed(described), schemas=schemas))
         if system:
-            text = _joined(system)
-            digest, tokens = self._weighed({"role": "system", "content": text})
-            parts.append(Part(digest, tokens, sys_chars=len(text)))
+            parts.append(self._part({"role": "system", "content": _joined(system)}, names))
         parts += [self._part(message, names) for message in messages]
         return Measured(tuple(parts))
 
@@ -102,7 +106,7 @@ class Scale:
         return known
 
     def _measured(self, message: Any, digest: bytes, names: frozenset[str]) -> Part:
-        saved = stubs = read_back = 0
+        saved = stubs = read_back = files = 0
         for text in _texts(message, 0):
             if self._was_read(text):
                 read_back += self._tokens(text)
@@ -110,6 +114,9 @@ class Scale:
             for stub, said in _stubs(text):
                 stubs += self._tokens(said)
                 saved += self._whole(stub)
+            found, left_out = self._files(text)
+            files += found
+            saved += left_out
         for stub in _stub_objects(message, 0):
             stubs += self._tokens(_dumped(stub))
             saved += self._whole(stub)
@@ -117,18 +124,31 @@ class Scale:
         role = message.get("role") if isinstance(message, Mapping) else None
         chars = sum(map(len, _spoken(message))) if role in ("user", "system", "developer") else 0
         user_chars, sys_chars = (chars, 0) if role == "user" else (0, chars)
-        return Part(digest, self._weight(message), saved, stubs, read_back, user_chars=user_chars, sys_chars=sys_chars)
+        weight = self._weight(message)
+        return Part(digest, weight, saved, stubs, read_back, files, user_chars=user_chars, sys_chars=sys_chars)
 
     def _whole(self, stub: Mapping[str, Any]) -> int:
         """The tokens of what a stub stands for, as it says, where that can be so: it may be somebody else's words."""
         tokens = stub.get("tokens")
         if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
             return 0
-        try:
-            ref = self._session.ref(str(stub["artifact"]))
-        except CoatcheckError:
-            return 0
+        ref = self._ref(str(stub["artifact"]))
         return min(tokens, ref.size_bytes) if ref is not None else 0
+
+    def _files(self, text: str) -> tuple[int, int]:
+        """The bootstrap files of a text that are references, and about how many tokens they leave out."""
+        if "ArtifactRef: " not in text:
+            return 0, 0
+        refs = [ref for match in _FILE.finditer(text) if (ref := self._ref(match[1])) is not None]
+        said = sum(int(match[1].replace(",", "") or 0) for match in _LEFT_OUT.finditer(text))
+        chars = min(said, sum(ref.size_bytes for ref in refs))
+        return len(refs), round(chars * self._tokens(text) / len(text))
+
+    def _ref(self, pointer: str) -> Ref | None:
+        try:
+            return self._session.ref(pointer)
+        except CoatcheckError:
+            return None
 
     def _was_read(self, text: str) -> bool:
         try:

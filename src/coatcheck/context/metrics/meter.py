@@ -78,7 +78,6 @@ class Meter:
         hot_state: Any = None,
         usage: object = None,
         model: str | None = None,
-        ref_files: int = 0,
     ) -> PromptMetrics | None:
         """Take note of one model call; its figures, or None where they cannot be told.
 
@@ -87,7 +86,7 @@ class Meter:
         `usage`: what it counted. Call it once for each model call, in the call's span where there is one."""
         with self._lock:
             try:
-                call = self._measured(prompt, messages, system, tools, hot_state, usage, model, ref_files)
+                call = self._measured(prompt, messages, system, tools, hot_state, usage, model)
             except Exception as error:  # noqa: BLE001 - figures are never worth a run
                 self._failed("measuring a prompt", error)
                 return None
@@ -104,7 +103,6 @@ class Meter:
         hot_state: Any,
         usage: object,
         model: str | None,
-        ref_files: int,
     ) -> PromptMetrics:
         if prompt is not None:
             messages, system = prompt.messages, prompt.system
@@ -123,7 +121,7 @@ class Meter:
             sys_chars=measured.total("sys_chars"),
             user_chars=measured.total("user_chars"),
             est_tokens=measured.tokens,
-            ref_files=ref_files,
+            ref_files=measured.total("ref_files"),
             budget_tokens=self._budget.max_prompt_tokens,
             tokens_saved=measured.total("saved"),
             tokens_read_back=measured.total("read_back"),
