@@ -17,6 +17,7 @@ _ENTRIES: Final = frozenset(
      "session_info"}
 )  # fmt: skip
 _ROLES: Final = frozenset({"user", "assistant", "toolResult", "bashExecution", "custom", "hookMessage"})
+_SENT: Final = ("role", "content", "toolCallId", "toolName", "isError")
 _COMPACTED: Final = "The conversation before this point was compacted into this summary:\n\n"
 _LEFT: Final = "The conversation came back from another branch, of which this is the summary:\n\n"
 
@@ -98,7 +99,7 @@ class Pi(Format):
             return None
         if message.get("role") == "bashExecution":
             return None if message.get("excludeFromContext") is True else _words(_ran(message))
-        return without_refs(message)
+        return without_refs({key: message[key] for key in _SENT if key in message})
 
 
 def _branch(entries: list[Message]) -> list[Message]:
