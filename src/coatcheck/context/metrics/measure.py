@@ -34,7 +34,7 @@ _LEADS: Final = (LEAD, SHORTENED)
 _FILE: Final = re.compile(
     r"^ArtifactRef: (art:[0-9a-f]{12,64}) \(type=\w+, sha256=[0-9a-f]{64}, bytes=\d+\)$", re.MULTILINE
 )
-_LEFT_OUT: Final = re.compile(r"^\[([\d,]{1,20}) characters are left out here", re.MULTILINE)
+_LEFT_OUT: Final = re.compile(r"^\[([\d,]{1,20}) characters are left out here.*", re.MULTILINE)
 _TOOL_RESULTS: Final = ("tool_result", "function_call_output")
 _DECODER: Final = json.JSONDecoder()
 
@@ -142,7 +142,8 @@ class Scale:
         refs = [ref for match in _FILE.finditer(text) if (ref := self._ref(match[1])) is not None]
         said = sum(int(match[1].replace(",", "") or 0) for match in _LEFT_OUT.finditer(text))
         chars = min(said, sum(ref.size_bytes for ref in refs))
-        return len(refs), round(chars * self._tokens(text) / len(text))
+        shown = _LEFT_OUT.sub("", _FILE.sub("", text))
+        return len(refs), round(chars * self._tokens(shown) / max(1, len(shown)))
 
     def _ref(self, pointer: str) -> Ref | None:
         try:
