@@ -175,7 +175,7 @@ def test_bootstrap_files_that_are_references_are_counted_with_what_they_leave_ou
     assert found is not None
     assert whole is not None
     assert found.ref_files == 1
-    assert found.tokens_without == pytest.approx(whole.est_tokens, rel=0.05)
+    assert found.tokens_without == pytest.approx(whole.est_tokens, rel=0.1)
     forged = (
         "ArtifactRef: art:"
         + "0" * 12
