@@ -203,6 +203,17 @@ def test_what_was_sent_and_is_changed_is_rewritten_from_there_on(session: Sessio
     assert cut.tokens_rewritten == pytest.approx((edited.est_tokens or 0) - 2 * one, abs=4)
 
 
+def test_where_a_cache_ends_is_no_part_of_what_was_sent(session: Session) -> None:
+    meter = Meter(session)
+    turns = [{"role": "user", "content": [{"type": "text", "text": f"message {number}"}]} for number in range(4)]
+    mark = {"cache_control": {"type": "ephemeral"}}
+    for end in (2, 3):
+        marked = [{**turns[end - 1], "content": [{**turns[end - 1]["content"][0], **mark}]}]  # type: ignore[dict-item]
+        found = meter.call(messages=[*turns[: end - 1], *marked])
+        assert found is not None
+        assert found.tokens_rewritten == 0
+
+
 def test_cached_prefixes_cost_a_tenth_and_what_is_new_a_quarter_more(session: Session) -> None:
     meter = Meter(session)
     first = meter.call(messages=START)

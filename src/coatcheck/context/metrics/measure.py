@@ -277,10 +277,22 @@ def _plain(message: Any) -> tuple[Any, str]:
     """A message as JSON has it, and that JSON: providers' libraries answer objects, which hosts send back as they
     are."""
     try:
-        return message, json.dumps(message, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
     except TypeError:
         text = _dumped(message)
-        return json.loads(text), text
+        message = json.loads(text)
+    if '"cache_control"' in text:  # where a cache ends is not sent to the model, and moves with every turn
+        message = _unmarked(message, 0)
+        text = _dumped(message)
+    return message, text
+
+
+def _unmarked(value: Any, depth: int) -> Any:
+    if depth >= _DEEPEST or not isinstance(value, dict | list):
+        return value
+    if isinstance(value, list):
+        return [_unmarked(one, depth + 1) for one in value]
+    return {key: _unmarked(one, depth + 1) for key, one in value.items() if key != "cache_control"}
 
 
 def _dumped(value: Any) -> str:
