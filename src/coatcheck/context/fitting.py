@@ -102,7 +102,8 @@ class _Ladder:
         lists = [(name, len(shown.get(name, ()))) for name in _LISTS]
         texts = [(name, len(shown.get(name, ""))) for name in _TEXTS]
         self._cuts = [
-            _Cut("summaries", _lengths(longest), longest),
+            _Cut("summaries", _lengths(longest)[:-1], longest),
+            _Cut("summarized", range(len(self._index) - 1, -1, -1) if longest else range(0), len(self._index)),
             _Cut("artifact_index", range(len(self._index) - 1, -1, -1), self._all_entries),
             *(_Cut(name, range(size - 1, -1, -1), size) for name, size in lists),
             *(_Cut(name, _lengths(size), size) for name, size in texts),
@@ -124,14 +125,16 @@ class _Ladder:
                 left = len(index) if len(index) < cut.whole else None
             elif left is None:
                 continue
+            elif cut.field == "summaries":
+                index = [_with_summary(entry, left) for entry in index]
+            elif cut.field == "summarized":
+                index = [*index[:left], *(_with_summary(entry, 0) for entry in index[left:])]
+                taken = taken if left else []  # how long they were tells nothing where there are none
             elif cut.field in _LISTS:
                 said[cut.field] = said[cut.field][cut.whole - left :]
             else:
                 left = left if left >= _SHORTEST else 0
-                if cut.field == "summaries":
-                    index = [_with_summary(entry, left) for entry in index]
-                else:
-                    said[cut.field] = _cut(said[cut.field], left)
+                said[cut.field] = _cut(said[cut.field], left)
             if left is not None:
                 taken.append(_Taken(cut.field, left, cut.whole))
         said = {name: value for name, value in said.items() if value or name in _IDS}
@@ -150,17 +153,18 @@ class _Taken(NamedTuple):
 
     def __str__(self) -> str:
         if self.field == "summaries":
-            return f"summaries: {self.left} characters at most" if self.left else "summaries: none"
+            return f"summaries: {self.left} characters at most"
+        if self.field == "summarized":
+            return f"summaries: {self.left or 'none'} of {self.whole}"
         how = "newest " if self.field in _LISTS else ""
         return f"{self.field}: {how}{self.left} of {self.whole}" + (" characters" if self.field in _TEXTS else "")
 
     @property
     def gone(self) -> str:
         """The field that it left nothing of, in as few words as say it."""
-        counted = self.field in _LISTS or self.field == "artifact_index"
-        return (
-            f"{self.whole} {'artifacts' if self.field == 'artifact_index' else self.field}" if counted else self.field
-        )
+        if self.field in _LISTS:
+            return f"{self.whole} {self.field}"
+        return {"summarized": "summaries", "artifact_index": f"{self.whole} artifacts"}.get(self.field, self.field)
 
 
 def _told(taken: list[_Taken]) -> list[str]:
