@@ -9,11 +9,16 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from coatcheck.errors import InvalidArgument, StoreError
+from coatcheck.externalize import configured
 from coatcheck.externalize.marks import is_ours
 from coatcheck.externalize.plain import described, kept
-from coatcheck.externalize.policy import CLEARLY, Policy
+from coatcheck.externalize.policy import CLEARLY, Limit, Policy
 from coatcheck.externalize.stub import facts, is_stub, stub_of
-from coatcheck.refs import Ref
+from coatcheck.ids import digest_of
+from coatcheck.media import JSON
+from coatcheck.media import is_text as is_text_type
+from coatcheck.redaction import mask
+from coatcheck.refs import Ref, summarize
 from coatcheck.scope import is_text
 from coatcheck.session import Session
 from coatcheck.store import Store
@@ -25,7 +30,6 @@ from coatcheck.transcript.splice import Fetch, Payload
 from coatcheck.transcript.strings import utf8
 from coatcheck.values import encode
 
-DEFAULT: Final = Policy()
 _LABEL: Final = 1_000
 _CHARS: Final = 2  # of JSON in a token, at the least
 _PIECES, _PIECE = 16, 64  # what is looked at of a text before all of it is
@@ -43,30 +47,44 @@ def new_session_id() -> str:
 
 
 class Keeper:
-    """Takes a transcript's payloads in, by a policy. What the agent's `session` puts is its own; with None, only the
-    transcript holds them."""
+    """Takes a transcript's payloads in, by a policy: the one of the store's settings where none is given.
+
+    Without a `session_id`, it is that of the first refs of ours which the transcript turns out to have, else a new
+    one. What a model is shown goes to the agent's `session` as well, where there is one. `stored` and `tokens_saved`
+    count what went, and what a model need not be sent for it."""
 
     def __init__(
-        self, store: Store, session_id: str, *, session: Session | None = None, policy: Policy | None = None
+        self,
+        store: Store,
+        session_id: str | None = None,
+        *,
+        session: Session | None = None,
+        policy: Policy | None = None,
     ) -> None:
-        self._policy = policy or DEFAULT
-        if self._policy.redact is not None:
+        self.policy = policy or configured(store.settings)
+        if self.policy.redact is not None:
             raise InvalidArgument(
                 "a transcript keeps every byte, and this policy masks some", hint="use a policy without redact"
             )
-        self._store = store
+        self.store = store
+        self.stored: set[str] = set()
+        self.tokens_saved = 0
+        self._session_id = session_id
         self._agent = session
-        self._own = store.session(session_id, ttl=None)
-        self._known = {session_id}
-        self._least = self._policy.safe_chars + 1 if self._policy.enabled else 1 << 62
-        bounds = (self._policy.max_chars, self._policy.max_bytes, (self._policy.tokens or 0) * _CHARS)
+        self._own: Session | None = None
+        self._known = set() if session_id is None else {session_id}
+        self._least = self.policy.safe_chars + 1 if self.policy.enabled else 1 << 62
+        bounds = (self.policy.max_chars, self.policy.max_bytes, (self.policy.tokens or 0) * _CHARS)
         self._bulk = min((bound for bound in bounds if bound), default=1)
         self._tools: dict[str, str] = {}
         self._last: Message | None = None
 
     @property
     def session_id(self) -> str:
-        return self._own.session_id
+        if self._session_id is None:
+            self._session_id = new_session_id()
+            self._known.add(self._session_id)
+        return self._session_id
 
     @property
     def least(self) -> int:
@@ -81,56 +99,66 @@ class Keeper:
         if message is not None:
             self._learn(known, message)
 
+    def leaves(self, known: Format, payload: Payload) -> bool:
+        policy, text = self.policy, payload.text
+        if not policy.enabled or is_stub(text, policy):
+            return False
+        limit: Limit = policy
+        if policy.tools:
+            tool = self._about(known, payload)[0]
+            rule = policy.tools.get(tool) if tool else None
+            if rule in ("always", "never"):
+                return rule == "always"
+            limit = rule if isinstance(rule, Limit) else policy
+        if not _exceeds(limit, policy, text):
+            return False
+        try:
+            return not is_ours(self.store.secret, text)
+        except StoreError:
+            return True  # then storing fails too, and says so
+
+    def put(self, known: Format, payload: Payload) -> tuple[Ref, str]:
+        value, sample = kept(_value(payload), payload.text)
+        media_type, kind = described(value, sample, JSON if payload.is_json else None)
+        tool, call_id = self._about(known, payload)
+        is_shown = known.is_shown(payload.path)
+        ref = self._put(value, is_shown, tool=tool, call_id=call_id, media_type=media_type, kind=kind)
+        self.stored.add(ref.artifact_id)
+        if not is_shown:
+            return ref, _note(ref)
+        about = facts(sample, media_type, kind, self.policy.preview_chars)
+        stub = stub_of(ref.pointer, about, self.policy)
+        if isinstance(payload.value, str):  # what an image costs, providers tell: not what its base64 would
+            self.tokens_saved += max(0, (about.tokens or round(_glimpsed(payload.text))) - estimate(stub))
+        return ref, stub
+
+    def put_raw(self, token: str) -> Ref:
+        return self._put(
+            token, False, media_type="text/plain", kind="data", summary="a JSON string just as it was written"
+        )
+
+    def is_ours(self, sessions: Iterable[str]) -> bool:
+        wanted = set(sessions)
+        if not wanted <= self._known:
+            self._known |= {one.session_id for one in self.store.sessions() if one.session_id.startswith(PREFIX)}
+        if self._session_id is None and wanted and wanted <= self._known:
+            self._session_id = min(wanted)
+        return wanted <= self._known
+
+    def _put(self, value: object, is_shown: bool, **about: Any) -> Ref:
+        if self._own is None:
+            self._own = self.store.session(self.session_id, ttl=None)
+        ref = self._own.put(value, **about)
+        if is_shown and self._agent is not None:
+            self._agent.put(value, **about)
+        return ref
+
     def _learn(self, known: Format, message: Message) -> None:
         for call in known.calls(message):
             if call.id and call.name:
                 self._tools[call.id] = call.name
         while len(self._tools) > _NAMES:
             del self._tools[next(iter(self._tools))]
-
-    def leaves(self, payload: Payload) -> bool:
-        policy, text = self._policy, payload.text
-        if not policy.enabled or not self._exceeds(text) or is_stub(text, policy):
-            return False
-        try:
-            return not is_ours(self._store.secret, text)
-        except StoreError:
-            return True  # then storing fails too, and says so
-
-    def put(self, known: Format, payload: Payload) -> tuple[Ref, str]:
-        tool, call_id = self._about(known, payload)
-        value, sample = kept(_value(payload), payload.text)
-        media_type, kind = described(value, sample, "application/json" if payload.is_json else None)
-        ref = self._own.put(value, tool=tool, call_id=call_id, media_type=media_type, kind=kind)
-        if not known.is_shown(payload.path):
-            return ref, _note(ref)
-        if self._agent is not None:
-            self._agent.put(value, tool=tool, call_id=call_id, media_type=media_type, kind=kind)
-        return ref, stub_of(ref.pointer, facts(sample, media_type, kind, self._policy.preview_chars), self._policy)
-
-    def put_raw(self, token: str) -> Ref:
-        return self._own.put(token, media_type="text/plain", kind="data", summary="a JSON string as it was written")
-
-    def is_ours(self, sessions: Iterable[str]) -> bool:
-        wanted = set(sessions)
-        if not wanted <= self._known:
-            self._known |= {one.session_id for one in self._store.sessions() if one.session_id.startswith(PREFIX)}
-        return wanted <= self._known
-
-    def _exceeds(self, text: str) -> bool:
-        """Whether a text is over the policy. Most are far from it, and a bound or a few pieces tell: counting costs
-        more than parsing does."""
-        policy = self._policy
-        most = policy.tokens
-        if most is None or policy.count is not None or policy.max_chars is not None or policy.max_bytes is not None:
-            return policy.exceeded(text, policy.count)
-        if len(text) * _DEAREST <= most and text.isascii():
-            data = text.encode()
-            rare = len(data) - len(data.translate(None, _RARE))
-            if len(data) * _DEAREST + rare * _RAREST + _ENDS <= most:
-                return False
-        about = _glimpsed(text)
-        return about > most if not most / CLEARLY <= about <= most * CLEARLY else policy.exceeded(text)
 
     def _about(self, known: Format, payload: Payload) -> tuple[str | None, str | None]:
         """The tool and the call that a payload belongs to, where the line tells."""
@@ -150,6 +178,17 @@ class Keeper:
                 if inside[: len(call.path)] == call.path:
                     return _label(call.name), _label(call.id)
         return None, None
+
+
+class Weigher(Keeper):
+    """A keeper that stores nothing: it tells what would go."""
+
+    def _put(self, value: object, is_shown: bool, **about: Any) -> Ref:
+        codec, data = encode(value)
+        media_type = about["media_type"]
+        start = data[:1_024].decode("utf-8", "ignore") if is_text_type(media_type) else ""
+        summary = summarize(mask(start)) if start else f"{media_type}, {len(data)} bytes"
+        return Ref(digest_of(data), self.session_id, len(data), media_type, about["kind"], codec, summary=summary)
 
 
 def fetch_from(store: Store) -> Fetch:
@@ -176,6 +215,21 @@ def _value(payload: Payload) -> object:
         except InvalidArgument:
             pass
     return payload.value
+
+
+def _exceeds(limit: Limit, policy: Policy, text: str) -> bool:
+    """Whether a text is over a limit. Most are far from it, and a bound or a few pieces tell: counting costs more than
+    parsing does."""
+    most = limit.tokens
+    if most is None or policy.count is not None or limit.max_chars is not None or limit.max_bytes is not None:
+        return limit.exceeded(text, policy.count)
+    if len(text) * _DEAREST <= most and text.isascii():
+        data = text.encode()
+        rare = len(data) - len(data.translate(None, _RARE))
+        if len(data) * _DEAREST + rare * _RAREST + _ENDS <= most:
+            return False
+    about = _glimpsed(text)
+    return about > most if not most / CLEARLY <= about <= most * CLEARLY else limit.exceeded(text)
 
 
 def _glimpsed(text: str) -> float:

@@ -66,7 +66,7 @@ class Keeps(Protocol):
         """See a parsed line, before its payloads are asked about."""
         ...
 
-    def leaves(self, payload: Payload) -> bool:
+    def leaves(self, known: Format, payload: Payload) -> bool:
         """Whether a payload is over the policy."""
         ...
 
@@ -147,6 +147,12 @@ def refs_of(text: bytes) -> tuple[ArtifactRef, ...]:
     return tuple(replace(ref, path=(*holder, *ref.path)) for holder, holding in held for ref in holding.refs)
 
 
+def sessions_in(text: bytes) -> list[str]:
+    """The sessions that a slim text names, in order: those of its refs, and those that only say what is not ours."""
+    opened = _opened(text) if _MARK in text else None
+    return [] if opened is None else [one for _, held in _holdings(*opened) for one in sorted(held.sessions)]
+
+
 def _opened(text: bytes) -> tuple[str, Any, int] | None:
     try:
         source = text.decode()
@@ -168,7 +174,7 @@ def _payloads(known: Format, value: Any, keeper: Keeps) -> list[Payload]:
             continue
         carried = binary(found)
         payload = Payload(found if carried is None else carried[1], found, path, value)
-        if keeper.leaves(payload):
+        if keeper.leaves(known, payload):
             payloads.append(payload)
     return payloads
 
@@ -234,7 +240,7 @@ def _slimmed(
         if payload.is_json:
             payload = replace(payload, value=token, text=token)
         holder = _holder(value, payload.path)
-        if holder is None or len(token) < _LEAST_GAIN or (payload.is_json and not keeper.leaves(payload)):
+        if holder is None or len(token) < _LEAST_GAIN or (payload.is_json and not keeper.leaves(known, payload)):
             continue
         ref, stub = keeper.put(known, payload)
         about = ArtifactRef.of(ref, payload.path[len(holder) :], keeper.session_id, "json")

@@ -1,0 +1,64 @@
+"""What a slim file is known for: the sessions that its refs name, and the manifest that fits its bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from coatcheck.store import Store
+from coatcheck.transcript.formats.values import REFS_KEY
+from coatcheck.transcript.lines import opened, parts
+from coatcheck.transcript.manifest import Manifest, recall
+from coatcheck.transcript.place import pieces
+from coatcheck.transcript.splice import sessions_in
+
+_MARK: Final = REFS_KEY.encode()
+
+
+def known_manifest(store: Store, handle: int, *, is_document: bool) -> tuple[str, Manifest] | None:
+    """The session and the manifest of a file that was made slim before, if its bytes are still those; else None."""
+    first = next(sessions_of_file(handle, is_document=is_document), None)
+    if first is None:
+        return None
+    for manifest in recall(store, first):
+        if fits(handle, manifest):
+            return first, manifest
+    return None
+
+
+def fits(handle: int, manifest: Manifest) -> bool:
+    """Whether a file begins with the slim bytes of a manifest."""
+    start = 0
+    for segment in manifest.segments:
+        digest = hashlib.sha256()
+        for piece in pieces(handle, start, start + segment.size):
+            digest.update(piece)
+        if digest.hexdigest() != segment.sha256:
+            return False
+        start += segment.size
+    return bool(manifest.segments)
+
+
+def sessions_of_file(handle: int, *, is_document: bool) -> Iterator[str]:
+    """The sessions that the refs of a file name, each once, in the order of the file."""
+    seen: set[str] = set()
+    if not _is_marked(handle):
+        return
+    for part in parts(opened(handle), 0, None, is_document=is_document):
+        if _MARK in part:
+            for session_id in sessions_in(part):
+                if session_id not in seen:
+                    seen.add(session_id)
+                    yield session_id
+
+
+def _is_marked(handle: int) -> bool:
+    """Whether our key stands anywhere in a file: most have none, and this is quick to tell."""
+    tail = b""
+    for piece in pieces(handle, 0, os.fstat(handle).st_size):
+        if _MARK in tail + piece:
+            return True
+        tail = piece[-len(_MARK) :]
+    return False
