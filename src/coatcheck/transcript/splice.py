@@ -153,6 +153,32 @@ def sessions_in(text: bytes) -> list[str]:
     return [] if opened is None else [one for _, held in _holdings(*opened) for one in sorted(held.sessions)]
 
 
+def bare(text: bytes) -> bytes:
+    """A slim text without our key, stubs where payloads were. Any other text is as it was."""
+    opened = _opened(text) if _MARK in text else None
+    if opened is None:
+        return text
+    source, value, start = opened
+    holders = [holder for holder, _ in _holdings(source, value, start)]
+    ours = (last_value(source, begin, REFS_KEY) for begin, _ in spans(source, start, holders).values())
+    return _edited(source, [(*last[1], "") for last in ours if last]).encode()
+
+
+def holding(text: bytes, refs: Sequence[ArtifactRef], session_id: str) -> bytes:
+    """A line, which is an object with members, with refs to payloads whose stubs it was given with. `whole` puts them
+    in like any other."""
+    opened = _opened(text)
+    if opened is None or not isinstance(opened[1], dict) or not opened[1]:
+        return text
+    source, value, start = opened
+    earlier = dict(_holdings(source, value, start)).get(()) if _MARK in text else None
+    if earlier is not None and (last := last_value(source, start, REFS_KEY)) is not None:
+        source = _edited(source, [(*last[1], "")])
+    behind = last_member(source, spans(source, start, [()])[()][1])
+    known = earlier.refs if earlier is not None else ()
+    return _edited(source, [(behind, behind, _KEY + written([*known, *refs], session_id))]).encode()
+
+
 def _opened(text: bytes) -> tuple[str, Any, int] | None:
     try:
         source = text.decode()
