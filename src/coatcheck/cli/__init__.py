@@ -21,6 +21,7 @@ from coatcheck.cli.hot import hot
 from coatcheck.cli.looking import read, search
 from coatcheck.cli.metrics import metrics
 from coatcheck.cli.terminal import complain
+from coatcheck.cli.transcript import transcript
 from coatcheck.cli.upkeep import collect, stats, verify
 
 INTERRUPTED: Final = 130
@@ -72,6 +73,6 @@ def main() -> None:
 
 
 for command in (
-    put, get, read, search, ls, show, forget, collect, verify, stats, export, import_, hot, metrics, config,
+    put, get, read, search, ls, show, forget, collect, verify, stats, export, import_, transcript, hot, metrics, config,
 ):  # fmt: skip
     main.add_command(command)

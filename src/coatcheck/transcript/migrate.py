@@ -18,10 +18,13 @@ from coatcheck.ids import clip
 from coatcheck.session import Session
 from coatcheck.store import Store
 from coatcheck.transcript.formats import FORMATS, Format
+from coatcheck.transcript.lines import layout_of, opened, parts
 from coatcheck.transcript.place import Place, is_own, write_all
+from coatcheck.transcript.refs import ArtifactRef
 from coatcheck.transcript.report import FileReport, Report
 from coatcheck.transcript.restoring import Restoring, forget_file
 from coatcheck.transcript.slimming import Progress, Wanted, slim_file
+from coatcheck.transcript.splice import refs_of
 
 Paths = str | os.PathLike[str]
 _SUFFIXES: Final = (".jsonl", ".json", ".ndjson")
@@ -124,6 +127,16 @@ def files_in(paths: Iterable[Paths]) -> Iterator[Path]:
                 found = Path(folder, name)
                 if name.lower().endswith(_SUFFIXES) and not is_own(name) and not found.is_symlink():
                     yield found
+
+
+def refs_in(path: Paths) -> Iterator[tuple[int, ArtifactRef]]:
+    """The refs of a file as it is, each with the number of its line; 1 for all in a document."""
+    with Place(path) as place, place.reading() as handle:
+        file = opened(handle)
+        layout = layout_of(file)
+        for number, part in enumerate(parts(file, 0, None, is_document=layout.is_document), 1):
+            for ref in refs_of(part):
+                yield number, ref
 
 
 def failed(path: Paths, error: Exception) -> FileReport:
