@@ -141,11 +141,14 @@ class Database:
 
     @contextmanager
     def _change(
-        self, doing: str, *, durable: bool = True, always: bool = False, freeing: bool = False
+        self, doing: str, *, durable: bool = True, always: bool = False, freeing: bool = False, adding: bool = False
     ) -> Iterator[None]:
-        """One transaction on all that was put so far. What frees space may use the space that is kept in reserve."""
+        """One transaction on all that was put so far. What frees space may use the space that is kept in reserve; what
+        adds to the store waits until that is whole again."""
         with self._exclusive(doing):
             self._refresh_and_catch_up()
+            if adding and self._journal.strained:
+                self._reserve.fill(self._journal)
             with self._roomy() if freeing else contextlib.nullcontext():
                 self._writer.execute("BEGIN IMMEDIATE")
                 try:

@@ -277,7 +277,7 @@ class SqliteCatalog(Database):
     def claim(
         self, session: SessionInfo, holder: str, *, at: float, instead_of: int | None = None, grace: float = 0.0
     ) -> int:
-        with self._change("claiming a session"):
+        with self._change("claiming a session", adding=True):
             return self._records.claim(session, holder, at, instead_of, grace)
 
     def record(
@@ -291,7 +291,7 @@ class SqliteCatalog(Database):
         keep: int | None = None,
         grace: float = 0.0,
     ) -> int:
-        with self._change("writing a record"):
+        with self._change("writing a record", adding=True):
             return self._records.add(session, series, body, at, token, keep, grace)
 
     def pin(self, session_id: str, digest: str, pinned: bool) -> int:
