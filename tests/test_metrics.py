@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 import coatcheck
 from coatcheck import Session, Store, config, toolkit
-from coatcheck.context import Budget
+from coatcheck.context import Budget, HotState, artifact_index
 from coatcheck.context.bootstrap import bootstrap
 from coatcheck.context.metrics import Baseline, Meter, PromptMetrics, calls_of, usage_of
 from coatcheck.context.metrics.baseline import CALLS, FLOORS, session_rises
 from coatcheck.context.metrics.releases import labels_of
+from coatcheck.context.prompt import PromptBuilder
 from coatcheck.tokens import estimate
 from tests.backends import Backend
 
@@ -286,6 +287,53 @@ def test_a_prompt_that_cannot_be_counted_is_a_violation(session: Session, count:
     assert all(one["ambiguous"] for one in found.budget_violations)
     assert {one.reason for one in found.warnings} == {"violation"}
     assert found.est_tokens is found.tokens_without is found.cost is None
+
+
+def test_what_a_builder_answered_is_measured_by_its_own_figures(session: Session) -> None:
+    tools = toolkit(session)
+    meter = Meter(session, budget=Budget(max_prompt_tokens=6_000))
+    builder = PromptBuilder(
+        session, provider="anthropic", system="Be brief.", tools=tools, budget=Budget(max_prompt_tokens=6_000)
+    )
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Find it."}]
+    for turn in range(3):
+        call_id = f"t{turn}"
+        messages += [
+            {"role": "assistant", "content": [{"type": "tool_use", "id": call_id, "name": "grep", "input": {}}]},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": call_id, "content": f"{turn} {RESULT}"}],
+            },
+        ]
+        state = HotState(session_id="s", objective=f"turn {turn}", artifact_index=artifact_index(session))
+        prompt = builder.build(messages, hot_state=state)
+        found = meter.call(prompt)
+        assert found is not None
+        assert (found.est_tokens, found.hs_tokens, found.hs_bytes) == (
+            prompt.est_tokens, prompt.hs_tokens, prompt.hs_bytes,
+        )  # fmt: skip
+        assert found.artifacts == prompt.artifacts == sum(found.artifact_types.values())
+        assert found.tokens_saved > (turn + 1) * 20_000
+        assert found.tokens_rewritten == 0
+        assert found.tokens_schemas > 300
+        assert found.budget_ok
+        assert found.cost is not None
+        assert found.cost_without is not None
+        assert found.cost < found.cost_without / 10
+    assert meter.failures == 0
+
+
+def test_a_prompt_that_was_refused_is_a_violation_to_be_warned_of(session: Session) -> None:
+    meter = Meter(session)
+    builder = PromptBuilder(session, provider="openai", budget=Budget(max_prompt_tokens=50), policy=None)
+    with pytest.raises(coatcheck.errors.BudgetExceeded) as caught:
+        builder.build([{"role": "user", "content": "word " * 500}])
+    found = meter.call(caught.value)
+    assert found is not None
+    assert not found.budget_ok
+    assert found.est_tokens is not None
+    assert found.est_tokens > 50
+    assert {one.reason for one in found.warnings} == {"violation"}
 
 
 # Warnings

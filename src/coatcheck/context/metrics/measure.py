@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from coatcheck._toolkit import DESCRIPTIONS
 from coatcheck.context.counting import counted
+from coatcheck.context.prefix import Sent
 from coatcheck.errors import CoatcheckError
 from coatcheck.externalize.marks import is_ours
 from coatcheck.externalize.stub import LEAD, SHORTENED
@@ -37,6 +38,7 @@ _FILE: Final = re.compile(
 _LEFT_OUT: Final = re.compile(r"^\[([\d,]{1,20}) characters are left out here.*", re.MULTILINE)
 _TOOL_RESULTS: Final = ("tool_result", "function_call_output")
 _DECODER: Final = json.JSONDecoder()
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A whole prompt: its parts in the order in which a provider reads them."""
+    """A whole prompt: its parts in the order in which a provider reads them. The last may be a tail, which is made anew
+    for every call."""
 
     parts: tuple[Part, ...]
+    has_tail: bool = False
+
+    @property
+    def sent(self) -> Sent:
+        """What the next prompt is compared with."""
+        parts = self.parts[:-1] if self.has_tail else self.parts
+        return Sent(tuple((part.digest, part.tokens or 0) for part in parts), 0)
 
     @property
     def tokens(self) -> int | None:
@@ -81,7 +91,9 @@ class Scale:
         self._count = count
         self._known: OrderedDict[tuple[bytes, frozenset[str]], Part] = OrderedDict()
 
-    def measure(self, *, messages: Iterable[Any], system: object = None, tools: Sequence[Any] = ()) -> Measured:
+    def measure(
+        self, *, messages: Iterable[Any], system: object = None, tools: Sequence[Any] = (), tail: str = ""
+    ) -> Measured:
         """The prompt of these messages. `tools` are as a provider takes them, or the toolkit's own."""
         described = [_described(tool) for tool in tools]
         ours = [tool for tool in described if _is_ours(tool)]
@@ -93,7 +105,9 @@ class Scale:
         if system:
             parts.append(self._part({"role": "system", "content": _joined(system)}, names))
         parts += [self._part(message, names) for message in messages]
-        return Measured(tuple(parts))
+        if tail:
+            parts.append(self._part({"role": "user", "content": tail}, names))
+        return Measured(tuple(parts), bool(tail))
 
     def _part(self, message: Any, names: frozenset[str]) -> Part:
         message, text = _plain(message)
@@ -172,21 +186,16 @@ class Scale:
         return estimate(text) if found is None else found
 
 
-def standing(before: Sequence[Part], now: Sequence[Part]) -> int:
-    """How many parts of a prompt stand as they stood in the one before: where a provider's cache ends."""
-    pairs = zip(before, now, strict=False)
-    return next((at for at, (old, new) in enumerate(pairs) if old.digest != new.digest), min(len(before), len(now)))
-
-
-def costs(parts: Sequence[Part], stand: int, cached: float, written: float, *, without: bool = False) -> int | None:
-    """What a prompt costs, in tokens that are not cached, where those that stand are read from a cache and all others
-    are written to it; or what it would cost `without` stubs and pages."""
+def costs(measured: Measured, stand: int, cached: float, written: float, *, without: bool = False) -> int | None:
+    """What a prompt costs, in tokens that are not cached, where the first so many parts are read from a cache, the
+    others are written to it, and the tail is neither; or what it would cost `without` stubs, pages and our tools."""
     total = 0.0
-    for at, part in enumerate(parts):
+    for at, part in enumerate(measured.parts):
         if part.tokens is None:
             return None
         tokens = part.tokens + (part.saved - part.stubs - part.read_back - part.schemas if without else 0)
-        total += max(0, tokens) * (cached if at < stand else written)
+        price = cached if at < stand else written
+        total += max(0, tokens) * (1 if measured.has_tail and at == len(measured.parts) - 1 else price)
     return round(total)
 
 
@@ -277,7 +286,7 @@ def _plain(message: Any) -> tuple[Any, str]:
     """A message as JSON has it, and that JSON: providers' libraries answer objects, which hosts send back as they
     are."""
     try:
-        text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
+        text = _ENCODER.encode(message)
     except TypeError:
         text = _dumped(message)
         message = json.loads(text)

@@ -15,14 +15,17 @@ from coatcheck.context.counting import counted
 from coatcheck.context.metrics import outlets
 from coatcheck.context.metrics.baseline import Baseline, session_rises
 from coatcheck.context.metrics.figures import SERIES, Notice, PromptMetrics
-from coatcheck.context.metrics.measure import Part, Scale, costs, standing
+from coatcheck.context.metrics.measure import Measured, Scale, costs
 from coatcheck.context.metrics.notices import notices_of, ratio_of
 from coatcheck.context.metrics.releases import Release
-from coatcheck.context.metrics.usage import usage_of
+from coatcheck.context.metrics.usage import Usage, usage_of
+from coatcheck.context.prefix import Sent, compared
+from coatcheck.errors import BudgetExceeded
 from coatcheck.redaction import mask
 from coatcheck.tokens import TokenCounter, estimate
 
 if TYPE_CHECKING:
+    from coatcheck.context.prompt import Prompt
     from coatcheck.session import Session
 
 _LOG: Final = logging.getLogger("coatcheck")
@@ -62,7 +65,7 @@ class Meter:
         self._baseline = baseline
         self._scale = Scale(session, count)
         self._lock = threading.Lock()
-        self._before: tuple[Part, ...] = ()
+        self._before: Sent | None = None
         self._calls: list[PromptMetrics] | None = None
         self._release: Release | None = None
         self._said: set[str] = set()
@@ -70,7 +73,7 @@ class Meter:
 
     def call(
         self,
-        prompt: Any = None,
+        prompt: Prompt | BudgetExceeded | None = None,
         *,
         messages: Iterable[Any] = (),
         system: object = None,
@@ -81,9 +84,10 @@ class Meter:
     ) -> PromptMetrics | None:
         """Take note of one model call; its figures, or None where they cannot be told.
 
-        `prompt` is what a `PromptBuilder` answered. Without one: the `messages` as the provider gets them, the `system`
-        text where it is not among them, the `tools` and the `hot_state`. `usage` is the provider's answer, or its
-        `usage`: what it counted. Call it once for each model call, in the call's span where there is one."""
+        `prompt` is what a `PromptBuilder` answered, or the `BudgetExceeded` with which it refused. Without one: the
+        `messages` as the provider gets them, the `system` text where it is not among them, `tools` and `hot_state`.
+        `usage` is the provider's answer, or its `usage`: what it counted. Call it once for each model call, in the
+        call's span where there is one."""
         with self._lock:
             try:
                 call = self._measured(prompt, messages, system, tools, hot_state, usage, model)
@@ -96,7 +100,7 @@ class Meter:
 
     def _measured(
         self,
-        prompt: Any,
+        prompt: Prompt | BudgetExceeded | None,
         messages: Iterable[Any],
         system: object,
         tools: Sequence[Any] | None,
@@ -104,38 +108,51 @@ class Meter:
         usage: object,
         model: str | None,
     ) -> PromptMetrics:
-        if prompt is not None:
-            messages, system = prompt.messages, prompt.system
-        measured = self._scale.measure(messages=messages, system=system, tools=self._tools if tools is None else tools)
-        before, parts = self._before, measured.parts
-        self._before = parts
-        stand = standing(before, parts)
         used = usage_of(usage)
-        prices = (self._settings["metrics.price_cached"], self._settings["metrics.price_cache_write"])
         call = PromptMetrics(
             session=self._session.session_id,
             run=self._run,
             at=round(time.time(), 3),
             release=self._label,
             model=model or self._model,
-            sys_chars=measured.total("sys_chars"),
-            user_chars=measured.total("user_chars"),
-            est_tokens=measured.tokens,
-            ref_files=measured.total("ref_files"),
             budget_tokens=self._budget.max_prompt_tokens,
-            tokens_saved=measured.total("saved"),
-            tokens_read_back=measured.total("read_back"),
-            tokens_stubs=measured.total("stubs"),
-            tokens_schemas=measured.total("schemas"),
-            tokens_rewritten=sum(part.tokens or 0 for part in before[stand:]),
-            cost=used.cost(*prices) or costs(parts, stand, *prices),
-            cost_without=costs(parts, stand, *prices, without=True),
             input_tokens=used.input_tokens,
             output_tokens=used.output_tokens,
             cached_tokens=used.cached_tokens,
             cache_write_tokens=used.cache_write_tokens,
         )
-        return self._with_state(call, hot_state)
+        if isinstance(prompt, BudgetExceeded):
+            return _refused(call, prompt)
+        if prompt is not None:
+            measured = self._scale.measure(
+                messages=prompt.messages, system=prompt.system, tools=prompt.tools, tail=prompt.tail
+            )
+            return _built(self._with_parts(call, measured, used), prompt)
+        tools = self._tools if tools is None else tools
+        measured = self._scale.measure(messages=messages, system=system, tools=tools)
+        return self._with_state(self._with_parts(call, measured, used), hot_state)
+
+    def _with_parts(self, call: PromptMetrics, measured: Measured, used: Usage) -> PromptMetrics:
+        """The call with what its prompt holds, and what of it the call before did not."""
+        sent = measured.sent
+        standing = compared(self._before, sent)
+        self._before = sent
+        prices = (self._settings["metrics.price_cached"], self._settings["metrics.price_cache_write"])
+        exact = used.cost(*prices)
+        return replace(
+            call,
+            est_tokens=measured.tokens,
+            sys_chars=measured.total("sys_chars"),
+            user_chars=measured.total("user_chars"),
+            ref_files=measured.total("ref_files"),
+            tokens_saved=measured.total("saved"),
+            tokens_read_back=measured.total("read_back"),
+            tokens_stubs=measured.total("stubs"),
+            tokens_schemas=measured.total("schemas"),
+            tokens_rewritten=standing.rewritten,
+            cost=costs(measured, standing.stable.messages, *prices) if exact is None else exact,
+            cost_without=costs(measured, standing.stable.messages, *prices, without=True),
+        )
 
     def _with_state(self, call: PromptMetrics, hot_state: Any) -> PromptMetrics:
         """The call with its hot state, and with what does not keep to the budget."""
@@ -235,11 +252,39 @@ def calls_of(session: Session, *, limit: int | None = None) -> Iterator[PromptMe
         yield replace(found, session=session.session_id).numbered(record.seq, record.at)
 
 
+def _built(call: PromptMetrics, prompt: Prompt) -> PromptMetrics:
+    """The call with what the builder of its prompt knows better: what it counted, and what it made of the state."""
+    return replace(
+        call,
+        hs_tokens=prompt.hs_tokens,
+        hs_bytes=prompt.hs_bytes,
+        hs_steps=tuple(prompt.hs_truncated),
+        artifacts=prompt.artifacts,
+        artifact_types=_counts(prompt.artifact_types),
+        sys_chars=prompt.sys_chars,
+        user_chars=prompt.user_chars,
+        est_tokens=prompt.est_tokens,
+        ref_files=prompt.ref_files,
+        tokens_rewritten=prompt.rewritten_tokens,
+        budget_violations=tuple(one.to_record() for one in prompt.violations),
+    )
+
+
+def _refused(call: PromptMetrics, error: BudgetExceeded) -> PromptMetrics:
+    """A call that was not made: nothing was sent, and the prompt is as large as its violation says."""
+    tokens = next((one.actual for one in error.violations if one.field == "max_prompt_tokens"), None)
+    violations = tuple(one.to_record() for one in error.violations)
+    return replace(call, est_tokens=None if tokens is None else int(tokens), budget_violations=violations)
+
+
 def _types(text: str | None) -> Mapping[str, int]:
     """How many entries of each type an index has."""
     try:
         entries = json.loads(text or "{}").get("artifact_index", ())
-        names = [str(one.get("type")) for one in entries]
+        return _counts([str(one.get("type")) for one in entries])
     except (ValueError, AttributeError, TypeError, RecursionError):
         return {}
+
+
+def _counts(names: Sequence[str]) -> Mapping[str, int]:
     return {name: names.count(name) for name in sorted(set(names))}
