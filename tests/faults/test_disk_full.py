@@ -125,11 +125,15 @@ def test_records_that_fit_no_more_are_a_typed_error_and_those_that_did_stay(smal
         token = session.claim("dispatcher")
         bodies: list[bytes] = []
         rng = random.Random(1)
-        with pytest.raises(StoreFull):
+
+        def fill() -> None:
             while len(bodies) < 10_000:
                 body = rng.randbytes(60_000)
                 session.record("hot", body, token=token)
                 bodies.append(body)
+
+        with pytest.raises(StoreFull):
+            fill()
         assert len(bodies) > 10
         assert [one.body for one in session.records("hot")] == bodies
         store.session("other").end()

@@ -11,6 +11,7 @@ from coatcheck import Session, errors
 from coatcheck.cli.options import json_option, open_existing, store_option
 from coatcheck.cli.terminal import cell, is_terminal, iso_time, note, one_line, print_json, print_pieces, print_table
 from coatcheck.ids import clip
+from coatcheck.redaction import mask
 
 if TYPE_CHECKING:  # no other command should wait for what comes with these
     from coatcheck.cli.highlight import Piece
@@ -122,7 +123,7 @@ def _history(session: Session, limit: int) -> Iterator[dict[str, Any]]:
         changed = [one.field for one in changes_between(before.state, now.state)] if before else []
         index = now.state.artifact_index
         yield row | {
-            "holder": now.holder, "risk_level": now.state.risk_level, "artifacts": len(index), "changed": changed,
+            "holder": mask(now.holder), "risk_level": now.state.risk_level, "artifacts": len(index), "changed": changed,
         }  # fmt: skip
 
 
@@ -186,7 +187,7 @@ def _lines(value: Any) -> list[str]:
 
 
 def _state_pieces(snapshot: Snapshot, lines: list[tuple[str, str]]) -> Iterator[Piece]:
-    written = f"{snapshot.written_at:%Y-%m-%d %H:%M:%S}Z by {one_line(snapshot.holder)}"
+    written = f"{snapshot.written_at:%Y-%m-%d %H:%M:%S}Z by {one_line(mask(snapshot.holder))}"
     yield f"state {snapshot.number}", _HEAD
     yield f", written {written}\n", _FAINT
     last = ""
