@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import coatcheck
-from coatcheck import Session, Store, config, toolkit
+from coatcheck import Policy, Session, Store, config, toolkit
 from coatcheck.context import Budget, HotState, artifact_index
 from coatcheck.context.bootstrap import bootstrap
 from coatcheck.context.metrics import Baseline, Meter, PromptMetrics, calls_of, usage_of
@@ -21,6 +21,7 @@ from coatcheck.context.metrics.baseline import CALLS, FLOORS, session_rises
 from coatcheck.context.metrics.releases import labels_of
 from coatcheck.context.prompt import PromptBuilder
 from coatcheck.tokens import estimate
+from coatcheck.transcript.formats import FORMATS
 from tests.backends import Backend
 
 RESULT = "a line of a large tool result, and another word or two\n" * 2_000
@@ -263,6 +264,29 @@ def test_the_usage_of_anthropics_library_is_read() -> None:
     types = pytest.importorskip("anthropic.types", reason="needs the library of a provider")
     said = types.Usage(input_tokens=9, output_tokens=2, cache_read_input_tokens=5, cache_creation_input_tokens=None)
     assert (usage_of(said).input_tokens, usage_of(said).cached_tokens) == (14, 5)
+
+
+@pytest.mark.parametrize("name", ["13da966e", "189d8afc", "b6b83817"])
+def test_what_real_sessions_would_have_sent_is_never_overstated(corpus: Path, name: str) -> None:
+    text = (corpus / "transcripts" / "claude-code" / f"{name}.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    whole = FORMATS["claude-code"].for_model(lines)
+    with coatcheck.open("memory:") as store:
+        session = store.session("s")
+        slim = json.loads(json.dumps(whole))
+        for message in slim:
+            for block in message["content"] if isinstance(message["content"], list) else ():
+                if block.get("type") == "tool_result":
+                    outcome = session.externalize(block["content"], policy=Policy(max_tokens=500))
+                    block["content"] = outcome.content
+        found, really = Meter(session).call(messages=slim), Meter(session).call(messages=whole)
+    assert found is not None
+    assert really is not None
+    assert found.est_tokens is not None
+    assert found.tokens_without is not None
+    assert really.est_tokens is not None
+    assert found.est_tokens < 0.8 * really.est_tokens
+    assert 0.85 * really.est_tokens < found.tokens_without <= 1.01 * really.est_tokens
 
 
 # The hot state and the budget

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from coatcheck import __version__
 from coatcheck.context.budget import Budget, Violation, rendered
 from coatcheck.context.counting import counted
 from coatcheck.context.metrics import outlets
@@ -61,7 +62,7 @@ class Meter:
         self._count = count
         self._provider = provider
         self._model = model
-        self._label = release or self._settings["metrics.release"]
+        self._label: str = release or self._settings["metrics.release"] or f"coatcheck {__version__}"
         self._baseline = baseline
         self._scale = Scale(session, count)
         self._lock = threading.Lock()
@@ -192,19 +193,11 @@ class Meter:
         return self._calls
 
     def _release_rises(self, call: PromptMetrics, percent: float) -> list[Notice]:
-        if self._label is None and self._baseline is None and self._settings["metrics.baseline"] is None:
-            return []
-        if self._baseline is None and self._settings["metrics.baseline"] is not None:
-            self._baseline = Baseline.read(self._settings["metrics.baseline"])
-        if self._label is not None:
-            if self._release is None:
-                self._release = Release(self._session.store, self._label, self._baseline)
-            return self._release.rises(call, percent)
-        known = [*(self._calls or []), call]
-        told = {
-            one.figure: one.actual for old in known for one in old.warnings if one.reason == "release" and one.actual
-        }
-        return self._baseline.rises(known, percent, told) if self._baseline is not None else []
+        if self._release is None:
+            file = self._settings["metrics.baseline"]
+            before = Baseline.read(file) if self._baseline is None and file is not None else self._baseline
+            self._release = Release(self._session.store, self._label, before)
+        return self._release.rises(call, percent)
 
     def _kept(self, call: PromptMetrics) -> PromptMetrics:
         """Keep a call and send it on; each on its own, so that one that fails takes nothing from the others."""
