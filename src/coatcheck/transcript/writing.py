@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded, NotFound, StoreError
 from coatcheck.externalize.policy import Policy
@@ -29,6 +29,7 @@ from coatcheck.values import encode
 _MARK: Final = REFS_KEY.encode()
 _STUB: Final = (b'{\\"stub\\":\\"', b'{\\u0022stub')  # how a stub looks inside a JSON string
 _STUBS: Final = Policy(preview_chars=2_000)
+_CALLS: Final = (b"tool_use", b"tool_call", b"toolCall", b"function_call", b"tools/call")
 _LOOKED_AT: Final = 8 << 20  # bytes at the end of a file where its session is looked for
 
 
@@ -80,9 +81,9 @@ class Writer:
         self._looked = False
 
     def slim(self, lines: Sequence[bytes], known: Format) -> list[Written]:
-        if not any(self._may_change(line) for line in lines):
-            return [Written(line) for line in lines]
         with self._mutex:
+            if not any(self._may_change(line) for line in lines):
+                return [self._small(line, known) for line in lines]
             try:
                 with self._session.store.batching:
                     return [self._line(line, known) for line in lines]
@@ -92,9 +93,15 @@ class Writer:
     def _may_change(self, line: bytes) -> bool:
         return len(line) >= self._keeper.least or _MARK in line or any(one in line for one in _STUB)
 
+    def _small(self, line: bytes, known: Format) -> Written:
+        """A line that stays as it is. The calls in it tell which tool a later result is of."""
+        if any(one in line for one in _CALLS) and (found := parse(line.decode())) is not None:
+            self._keeper.learn(known, found[0])
+        return Written(line)
+
     def _line(self, line: bytes, known: Format) -> Written:
         if not self._may_change(line):
-            return Written(line)
+            return self._small(line, known)
         if not self._looked:
             self._looked = True
             self._keeper.resume(known)
@@ -123,7 +130,7 @@ class Writer:
                 for path, text in _texts(at(found[0], where), where):
                     ref = self._stubbed(text)
                     if ref is not None:
-                        self._keeper.hold(ref)
+                        self._keeper.take(ref)
                         refs.append(ArtifactRef.of(ref, path, self._keeper.session_id, self._encoding(ref)))
         return refs
 
@@ -176,20 +183,17 @@ class _FileKeeper(Keeper):
                 self._recorded = True
                 return
 
-    def hold(self, ref: Ref) -> None:
+    def take(self, ref: Ref) -> None:
         """Let the transcript hold what the agent's session has."""
-        self._record()
+        self.hold()
         self._from.grant(ref, to=self.session_id)
 
-    def _put(self, value: object, is_shown: bool, **about: Any) -> Ref:
-        self._record()
-        return super()._put(value, is_shown, **about)
-
-    def _record(self) -> None:
+    def hold(self) -> None:
         if not self._recorded:
             self._recorded = True
             where = os.path.join(os.path.realpath(self._path.parent), self._path.name)
             remember(self.store, self.session_id, Manifest(where, self._format))
+        super().hold()
 
 
 def _sessions_near_the_end(path: Path) -> Iterator[str]:

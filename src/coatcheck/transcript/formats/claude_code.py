@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from coatcheck.transcript.formats.anthropic import Anthropic
-from coatcheck.transcript.formats.format import Message, without_refs
+from coatcheck.transcript.formats.format import Message, text, without_refs
 from coatcheck.transcript.formats.values import Path
 
 _OWN: Final = frozenset(
@@ -27,13 +27,13 @@ class ClaudeCode(Anthropic):
     def fits(self, line: object) -> bool:
         if not isinstance(line, dict):
             return False
-        kind = line.get("type")
+        kind = text(line.get("type"))
         if kind in ("user", "assistant", "system"):
             return "uuid" in line and ("parentUuid" in line or "sessionId" in line)
         return kind in _OWN or (kind == "summary" and "leafUuid" in line)
 
     def message(self, line: object) -> Message | None:
-        if not isinstance(line, dict) or line.get("type") not in ("user", "assistant"):
+        if not isinstance(line, dict) or text(line.get("type")) not in ("user", "assistant"):
             return None
         found = line.get("message")
         return found if isinstance(found, dict) and isinstance(found.get("role"), str) else None
@@ -49,34 +49,42 @@ class ClaudeCode(Anthropic):
     def for_model(self, lines: Iterable[object], *, compacted: bool = True) -> list[Message]:
         """The main conversation since the last compaction: side chains and the host's own errors are left out."""
         sent: list[Message] = []
-        last_id: object = None
+        answer, answer_id = -1, None  # the model's last message, and its id
         for line in lines:
             if not isinstance(line, dict):
                 continue
             if line.get("subtype") == _BOUNDARY and line.get("type") == "system":
-                sent, last_id = [] if compacted else sent, None
+                sent, answer_id = [] if compacted else sent, None
                 continue
             found = self.message(line)
             if found is None or line.get("isSidechain") is True or line.get("isApiErrorMessage") is True:
                 continue
             shown = without_refs({"role": found["role"], "content": found.get("content")})
-            message_id = found.get("id") if found["role"] == "assistant" else None
-            if sent and _continues(sent[-1], shown, last_id, message_id):
-                sent[-1] = {**sent[-1], "content": [*sent[-1]["content"], *shown["content"]]}
-            else:
-                sent.append(shown)
-            last_id = message_id
+            is_answer = found["role"] == "assistant"
+            if is_answer and answer_id is not None and found.get("id") == answer_id and _joins(sent[answer], shown):
+                # Results of its first calls may stand before the rest of an answer.
+                if all(_joins(one, one) and _has_results(one["content"]) for one in sent[answer + 1 :]):
+                    sent[answer] = _joined(sent[answer], shown)
+                    continue
+            if not is_answer and sent and _joins(sent[-1], shown) and _are_results(sent[-1], shown):
+                sent[-1] = _joined(sent[-1], shown)
+                continue
+            sent.append(shown)
+            if is_answer:
+                answer, answer_id = len(sent) - 1, found.get("id")
         return sent
 
 
-def _continues(before: Message, now: Message, last_id: object, now_id: object) -> bool:
-    """Whether two lines are one message: parts of one answer, or results of calls that were made together."""
-    if before["role"] != now["role"] or not isinstance(now["content"], list):
-        return False
-    if not isinstance(before["content"], list):
-        return False
-    if now["role"] == "assistant":
-        return now_id is not None and now_id == last_id
+def _joins(before: Message, now: Message) -> bool:
+    return before["role"] == now["role"] and isinstance(before["content"], list) and isinstance(now["content"], list)
+
+
+def _joined(before: Message, now: Message) -> Message:
+    return {**before, "content": [*before["content"], *now["content"]]}
+
+
+def _are_results(before: Message, now: Message) -> bool:
+    """Whether both are results: of calls that were made together."""
     return _has_results(before["content"]) and _has_results(now["content"])
 
 
