@@ -90,6 +90,12 @@ def test_what_is_no_hot_state_is_refused(said: dict[str, Any]) -> None:
     assert len(str(caught.value)) < 600
 
 
+@pytest.mark.parametrize("said", [{}, {"artifact_id": "a" * 64}, {"artifact_id": "a" * 64, "type": "log", "x": 1}])
+def test_what_is_no_index_entry_is_refused(said: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidArgument):
+        IndexEntry(**said)
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "7", "null", '{"objective":"x"}', "[" * 100_000, b"\xff", '{"session_id":NaN}']
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -63,6 +63,12 @@ class IndexEntry(BaseModel):
     version: int = Field(default=1, ge=1, le=1 << 53)
     summary: str = ""
 
+    def __init__(self, **said: Any) -> None:
+        try:
+            super().__init__(**said)
+        except ValidationError as error:
+            raise InvalidArgument(_wrong("an index entry", error), hint="") from error
+
 
 class HotState(BaseModel):
     """Where a session stands. Immutable; lists run from the oldest to the newest, but `artifact_index` begins with
@@ -106,7 +112,7 @@ class HotState(BaseModel):
                 artifact_index=artifact_index, **unknown,
             )  # fmt: skip
         except ValidationError as error:
-            _refuse(error)
+            raise InvalidArgument(_wrong("a hot state", error), hint="its fields are " + ", ".join(ORDER)) from error
 
     @classmethod
     def parse(cls, said: str | bytes | Mapping[str, Any]) -> Self:
@@ -165,18 +171,23 @@ def artifact_index(session: Session, *, limit: int = 20, words: str | None = Non
     With `words`, what fits them best comes before that. `limit` is how many entries it may have."""
     if limit < 1:
         return ()
-    found = [hit.ref for hit in session.search(words, limit=limit)] if words and words.strip() else []
-    known = {ref.artifact_id for ref in found}
-    names = {ref.name for ref in found if ref.name}
-    for ref in session.list(limit=limit * _LOOKED_AT):
-        if len(found) >= limit:
-            break
-        if ref.artifact_id not in known and ref.name not in names:
-            found.append(ref)
-            known.add(ref.artifact_id)
-            if ref.name:
-                names.add(ref.name)
+    best = [hit.ref for hit in session.search(words, limit=limit)] if words and words.strip() else []
+    found = _first_of_each(best, session.list(limit=limit), limit)
+    if len(found) < limit:
+        found = _first_of_each(best, session.list(limit=limit * _LOOKED_AT), limit)
     return tuple(entry for entry in (_entry(session, ref) for ref in found) if entry is not None)
+
+
+def _first_of_each(best: list[Ref], rest: list[Ref], limit: int) -> list[Ref]:
+    """The best, then of the rest the first of each artifact and each name."""
+    found = list(best)
+    ids, names = {ref.artifact_id for ref in best}, {ref.name for ref in best}
+    for ref in rest:
+        if ref.artifact_id not in ids and (ref.name is None or ref.name not in names):
+            found.append(ref)
+            ids.add(ref.artifact_id)
+            names.add(ref.name)
+    return found[:limit]
 
 
 def _entry(session: Session, ref: Ref) -> IndexEntry | None:
@@ -186,7 +197,7 @@ def _entry(session: Session, ref: Ref) -> IndexEntry | None:
         return None
     label = _clipped(ref.name or ref.tool or "", _LABEL)
     said = {"artifact_id": ref.pointer, "type": ref.kind, "label": label, "version": version, "summary": ref.summary}
-    return IndexEntry.model_validate(said)
+    return IndexEntry(**said)
 
 
 def compact(value: Mapping[str, Any]) -> str:
@@ -228,14 +239,12 @@ def _clipped(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _refuse(error: ValidationError) -> NoReturn:
+def _wrong(what: str, error: ValidationError) -> str:
     """What is wrong, field by field, in our own words and in bounds: the values may be anything."""
     wrong = error.errors(include_url=False, include_context=False, include_input=False)
-    said = [f"{_place(one['loc'])}: {one['msg'].removeprefix('Value error, ')}" for one in wrong[:_SHOWN_ERRORS]]
+    said = [": ".join(filter(None, (_place(one["loc"]), one["msg"].removeprefix("Value error, ")))) for one in wrong]
     more = f"; and {len(wrong) - _SHOWN_ERRORS} more" if len(wrong) > _SHOWN_ERRORS else ""
-    raise InvalidArgument(
-        f"this is no hot state: {'; '.join(said)}{more}", hint="its fields are " + ", ".join(ORDER)
-    ) from error
+    return f"this is not {what}: {'; '.join(said[:_SHOWN_ERRORS])}{more}"
 
 
 def _place(location: tuple[int | str, ...]) -> str:
