@@ -8,7 +8,9 @@ import click
 
 from coatcheck.cli.options import json_option
 from coatcheck.cli.terminal import complain, is_terminal, note, one_line, print_json, print_table
-from coatcheck.config import SETTINGS, VARIABLE, Settings, load, unknown
+from coatcheck.config import FILE, SETTINGS, VARIABLE, Settings, load, unknown
+
+_WIDE = 40
 
 
 @click.command()
@@ -39,24 +41,27 @@ def config(keys: tuple[str, ...], as_json: bool) -> None:
         for record in records:
             print_json(record)
         return
-    rows = (
-        (
-            record["key"],
-            one_line(settings.shown(record["key"])),
-            one_line(str(settings.origin(record["key"]))),
-            record["about"],
-        )
-        for record in records
-    )
-    print_table(("key", "value", "from", "meaning"), rows, yielding=("value", "from", "meaning"))
+    rows = ((one.key, _value(settings, one.key), _source(settings, one.key), one.about) for one in chosen)
+    print_table(("key", "value", "from", "meaning"), rows, yielding=("meaning",))
     if is_terminal():
-        note(f"file: {settings.file or f'none; coatcheck.toml here or above, or {VARIABLE}'}")
+        note(f"file: {settings.file or f'none; {FILE} here or above, or {VARIABLE}'}")
     for name, meant in unknown(os.environ).items():
         complain(f"{name} is no setting; the nearest is {meant}")
 
 
 def _is_under(key: str, asked: str) -> bool:
     return key == asked or key.startswith(f"{asked}.")
+
+
+def _value(settings: Settings, key: str) -> str:
+    text = one_line(settings.shown(key))
+    return text if len(text) <= _WIDE or not is_terminal() else f"{text[:_WIDE]}…"
+
+
+def _source(settings: Settings, key: str) -> str:
+    """Where a value came from. A person reads which file that is below the table."""
+    origin = settings.origin(key)
+    return FILE if origin.source == "file" and is_terminal() else one_line(str(origin))
 
 
 def _told(settings: Settings, key: str) -> object:
