@@ -61,7 +61,9 @@ def _value(settings: Settings, key: str) -> str:
 def _source(settings: Settings, key: str) -> str:
     """Where a value came from. A person reads which file that is below the table."""
     origin = settings.origin(key)
-    return FILE if origin.source == "file" and is_terminal() else one_line(str(origin))
+    if origin.source == "file" and settings.file is not None and is_terminal():
+        return one_line(settings.file.name)
+    return one_line(str(origin))
 
 
 def _told(settings: Settings, key: str) -> object:
