@@ -137,6 +137,14 @@ class Keeper:
             token, False, media_type="text/plain", kind="data", summary="a JSON string just as it was written"
         )
 
+    def hold(self) -> None:
+        self._held()
+
+    def _held(self) -> Session:
+        if self._own is None:
+            self._own = self.store.session(self.session_id, ttl=None)
+        return self._own
+
     def is_ours(self, sessions: Iterable[str]) -> bool:
         wanted = set(sessions)
         if not wanted <= self._known:
@@ -146,9 +154,7 @@ class Keeper:
         return wanted <= self._known
 
     def _put(self, value: object, is_shown: bool, **about: Any) -> Ref:
-        if self._own is None:
-            self._own = self.store.session(self.session_id, ttl=None)
-        ref = self._own.put(value, **about)
+        ref = self._held().put(value, **about)
         if is_shown and self._agent is not None:
             self._agent.put(value, **about)
         return ref
@@ -182,6 +188,9 @@ class Keeper:
 
 class Weigher(Keeper):
     """A keeper that stores nothing: it tells what would go."""
+
+    def hold(self) -> None:
+        pass
 
     def _put(self, value: object, is_shown: bool, **about: Any) -> Ref:
         codec, data = encode(value)

@@ -78,6 +78,10 @@ class Keeps(Protocol):
         """Store how something was written, where that cannot be told in short."""
         ...
 
+    def hold(self) -> None:
+        """See to it that the store knows the session, though nothing may be put into it."""
+        ...
+
     def is_ours(self, sessions: Iterable[str]) -> bool:
         """Whether these are sessions of transcripts that this store knows."""
         ...
@@ -261,6 +265,8 @@ def _slimmed(
 ) -> Slimmed:
     edits: list[tuple[int, int, str]] = []
     refs: dict[Path, list[ArtifactRef]] = {path: [] for path in foreign}
+    if refs:
+        keeper.hold()
     for cut in cuts:
         payload, token = cut.payload, source[slice(*cut.span)]
         if payload.is_json:

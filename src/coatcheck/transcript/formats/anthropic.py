@@ -14,19 +14,20 @@ class Anthropic(Format):
     name = "anthropic"
 
     def fits(self, line: object) -> bool:
-        if not isinstance(line, dict) or line.get("role") not in ("user", "assistant"):
+        if not isinstance(line, dict) or text(line.get("role")) not in ("user", "assistant"):
             return False
         content = line.get("content")
         return isinstance(content, list) and any(isinstance(one, dict) and _is_own(one) for one in content)
 
     def is_message(self, value: Message) -> bool:
-        return value.get("role") in ("user", "assistant", "system") and isinstance(value.get("content"), str | list)
+        spoken = text(value.get("role")) in ("user", "assistant", "system")
+        return spoken and isinstance(value.get("content"), str | list)
 
     def calls(self, message: Message) -> tuple[Call, ...]:
         return tuple(
             Call(text(one.get("id")), text(one.get("name")), ("content", index))
             for index, one in _blocks(message)
-            if one.get("type") in _CALLS
+            if text(one.get("type")) in _CALLS
         )
 
     def results(self, message: Message) -> tuple[Result, ...]:
@@ -44,8 +45,8 @@ class Anthropic(Format):
 
 
 def _is_own(block: dict[str, Any]) -> bool:
-    kind = block.get("type")
-    if kind in _OWN or (isinstance(kind, str) and kind.endswith("tool_result") and "tool_use_id" in block):
+    kind = text(block.get("type"))
+    if kind in _OWN or (kind.endswith("tool_result") and "tool_use_id" in block):
         return True
     return kind in ("image", "document") and isinstance(block.get("source"), dict)
 

@@ -142,7 +142,7 @@ def _shown(block: Any) -> Any:
         shown = [_shown(one) for one in inner]
         changed = any(new is not old for new, old in zip(shown, inner, strict=True))
         return {**block, "content": shown} if changed else block
-    carried = blocks.payload(block)
+    carried = blocks.payload(block) if isinstance(block.get("type"), str) else None
     if carried is None or not carried.is_base64 or not is_stub(carried.written, _STUBS):
         return block
     return carried.replace(carried.written)
@@ -150,9 +150,9 @@ def _shown(block: Any) -> Any:
 
 def _block_text(block: Message) -> str:
     inner = block.get("content")
-    if isinstance(inner, list | str) and block.get("type") in ("tool_result", "search_result"):
+    if isinstance(inner, list | str) and text(block.get("type")) in ("tool_result", "search_result"):
         return text_of(inner)
-    carried = blocks.payload(block)
+    carried = blocks.payload(block) if isinstance(block.get("type"), str) else None
     if carried is not None and not carried.is_base64:
         return carried.written
     if carried is not None:

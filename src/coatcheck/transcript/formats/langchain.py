@@ -81,12 +81,12 @@ class LangChain(Format):
 
 def _fields(line: Message) -> Message | None:
     """The fields of a message, wherever the form keeps them; None where it is no message of LangChain."""
-    kind = line.get("type")
+    kind = text(line.get("type"))
     if line.get("lc") == 1 and kind == "constructor":
         names, kwargs = line.get("id"), line.get("kwargs")
         is_message = isinstance(names, list) and names and isinstance(names[-1], str) and names[-1] in _CHUNKS
         return kwargs if is_message and isinstance(kwargs, dict) else None
-    if not isinstance(kind, str) or (kind not in _TYPES and kind not in _CHUNKS):
+    if kind not in _TYPES and kind not in _CHUNKS:
         return None
     data = line.get("data")
     if isinstance(data, dict):
@@ -101,7 +101,7 @@ def _prefix(message: Message) -> Path:
 
 
 def _kind(message: Message) -> str:
-    kind = message.get("type")
+    kind = text(message.get("type"))
     if message.get("lc") == 1:
         names = message.get("id")
         kind = names[-1] if isinstance(names, list) and names else ""

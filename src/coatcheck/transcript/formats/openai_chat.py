@@ -14,14 +14,17 @@ class OpenAIChat(Format):
     name = "openai-chat"
 
     def fits(self, line: object) -> bool:
-        if not isinstance(line, dict) or line.get("role") not in _ROLES:
+        if not isinstance(line, dict) or text(line.get("role")) not in _ROLES:
             return False
         if isinstance(line.get("tool_calls"), list) or isinstance(line.get("tool_call_id"), str):
             return True
-        return line.get("role") in ("tool", "function", "developer") or isinstance(line.get("function_call"), dict)
+        if isinstance(line.get("function_call"), dict):
+            return True
+        return text(line.get("role")) in ("tool", "function", "developer")
 
     def is_message(self, value: Message) -> bool:
-        return value.get("role") in _ROLES and ("content" in value or "tool_calls" in value or "function_call" in value)
+        says = "content" in value or "tool_calls" in value or "function_call" in value
+        return says and text(value.get("role")) in _ROLES
 
     def role(self, message: Message) -> str:
         role = text(message.get("role"))
@@ -40,7 +43,7 @@ class OpenAIChat(Format):
         return tuple(found)
 
     def results(self, message: Message) -> tuple[Result, ...]:
-        if message.get("role") not in ("tool", "function"):
+        if text(message.get("role")) not in ("tool", "function"):
             return ()
         name = message.get("name")
         is_error = message.get("is_error") is True or message.get("status") == "error"

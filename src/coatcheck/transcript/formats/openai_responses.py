@@ -26,7 +26,7 @@ class OpenAIResponses(Format):
     def fits(self, line: object) -> bool:
         if not isinstance(line, dict):
             return False
-        kind = line.get("type")
+        kind = text(line.get("type"))
         if kind in _CALLS or kind in _OUTPUTS:
             return "call_id" in line
         if kind == "message":
@@ -37,21 +37,21 @@ class OpenAIResponses(Format):
         return self.fits(value) or (isinstance(value.get("role"), str) and "content" in value and "type" not in value)
 
     def role(self, message: Message) -> str:
-        kind = message.get("type")
+        kind = text(message.get("type"))
         if kind in _OUTPUTS:
             return "tool"
         role = text(message.get("role")) or "assistant"
         return "system" if role == "developer" else role
 
     def calls(self, message: Message) -> tuple[Call, ...]:
-        kind = message.get("type")
+        kind = text(message.get("type"))
         if kind not in _CALLS:
             return ()
         name = text(message.get("name")) or _NAMED.get(str(kind), "")
         return (Call(text(message.get("call_id")), name, ()),)
 
     def results(self, message: Message) -> tuple[Result, ...]:
-        kind = message.get("type")
+        kind = text(message.get("type"))
         if kind == "mcp_call" and message.get("output") is not None:  # call and result in one item: it has no call id
             return (Result("", text(message.get("name")) or None, (), ("output",), bool(message.get("error"))),)
         if kind not in _OUTPUTS:

@@ -29,7 +29,7 @@ class Pi(Format):
     def fits(self, line: object) -> bool:
         if not isinstance(line, dict):
             return False
-        kind = line.get("type")
+        kind = text(line.get("type"))
         if kind == "message":
             found = line.get("message")
             return isinstance(found, dict) and isinstance(found.get("role"), str)
@@ -43,7 +43,7 @@ class Pi(Format):
         if line.get("type") == "message":
             found = line.get("message")
             return found if isinstance(found, dict) and isinstance(found.get("role"), str) else None
-        return line if "type" not in line and line.get("role") in _ROLES else None
+        return line if "type" not in line and text(line.get("role")) in _ROLES else None
 
     def messages(self, line: object) -> Iterator[tuple[Path, Message]]:
         found = self.message(line)
@@ -88,7 +88,7 @@ class Pi(Format):
         return sent
 
     def _shown(self, entry: Message) -> Message | None:
-        kind = entry.get("type")
+        kind = text(entry.get("type"))
         if kind == "branch_summary":
             return _words(_LEFT + text(entry.get("summary")))
         if kind == "custom_message":
