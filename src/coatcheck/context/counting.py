@@ -6,17 +6,12 @@ cannot be counted is a budget that is violated.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections import OrderedDict
 from operator import index
-from typing import Final
 
-from coatcheck.tokens import TokenCounter, estimate
+from coatcheck.tokens import TokenCounter
 
-__all__ = ["Tally", "counted"]
-
-_REMEMBERED: Final = 65_536
+__all__ = ["counted"]
 
 
 def counted(count: TokenCounter, text: str) -> int | None:
@@ -30,27 +25,3 @@ def counted(count: TokenCounter, text: str) -> int | None:
     except Exception:  # noqa: BLE001 - whatever a host's counter raises: no count is no count
         return None
     return None if tokens < 0 or (tokens == 0 and text) else tokens
-
-
-class Tally:
-    """A counter that remembers what it counted, by digest: a conversation is counted once, not once a turn.
-
-    What could not be counted is not remembered. May be shared between threads: the worst is a text counted twice."""
-
-    __slots__ = ("_count", "_known")
-
-    def __init__(self, count: TokenCounter = estimate) -> None:
-        self._count = count
-        self._known: OrderedDict[bytes, int] = OrderedDict()
-
-    def tokens(self, text: str) -> int | None:
-        key = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        known = self._known.get(key)
-        if known is not None:
-            return known
-        tokens = counted(self._count, text)
-        if tokens is not None:
-            self._known[key] = tokens
-            while len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-        return tokens

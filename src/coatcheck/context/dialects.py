@@ -39,6 +39,8 @@ class Dialect:
     format: Format = FORMATS["openai-chat"]
     writes_marks = False
     """Whether breakpoints are written into the request. OpenAI caches prefixes by itself."""
+    alternates = False
+    """Whether messages of the user must not follow one another."""
 
     def request(
         self,
@@ -66,6 +68,10 @@ class Dialect:
     def own_marks(self, messages: Sequence[Message], tools: Sequence[Any]) -> int:
         """How many breakpoints the host has set itself."""
         return 0
+
+    def joined(self, one: Message, other: Message) -> Message:
+        """Two messages of the user as one."""
+        return {**one, "content": [*_blocks(one), *_blocks(other)]}
 
     def tool(self, tool: Any) -> Any:
         """A tool as the provider is told of it."""
@@ -103,6 +109,7 @@ class Anthropic(Dialect):
     name = "anthropic"
     format = FORMATS["anthropic"]
     writes_marks = True
+    alternates = True
 
     def request(
         self,

@@ -6,16 +6,15 @@ for every turn, and stands behind all that could be cached.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from coatcheck.context.dialects import MOST_BREAKPOINTS, Breakpoint, Dialect
+from coatcheck.context.weights import Weighed
 from coatcheck.transcript.formats import Message
 
-__all__ = ["Prefix", "Sent", "Standing", "breakpoints", "compared", "digest"]
+__all__ = ["Prefix", "Sent", "Standing", "breakpoints", "compared"]
 
 SMALLEST: Final = 1_024
 """Tokens: what is shorter, most models cache silently not at all."""
@@ -31,9 +30,9 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a prompt had before its tail: a digest and the tokens of each part; tools and system text come first."""
+    """What a prompt had before its tail, part by part; how many of them, the first, are tools and system text."""
 
-    parts: tuple[tuple[bytes, int], ...]
+    parts: tuple[Weighed, ...]
     lead: int
 
 
@@ -51,11 +50,11 @@ def compared(before: Sent | None, now: Sent) -> Standing:
         return Standing(Prefix(0, 0))
     same = 0
     for old, new in zip(before.parts, now.parts, strict=False):
-        if old[0] != new[0]:
+        if old.digest != new.digest:
             break
         same += 1
-    stable = Prefix(max(0, same - now.lead), sum(tokens for _, tokens in now.parts[:same]))
-    return Standing(stable, sum(tokens for _, tokens in before.parts[same:]))
+    stable = Prefix(max(0, same - now.lead), sum(one.tokens for one in now.parts[:same]))
+    return Standing(stable, sum(one.tokens for one in before.parts[same:]))
 
 
 def breakpoints(
@@ -67,26 +66,8 @@ def breakpoints(
     found: dict[tuple[str | int, ...], Breakpoint] = {}
     for number in ends[: None if dialect.writes_marks else 1]:
         path = dialect.end(system, messages[:number])
-        tokens = sum(tokens for _, tokens in sent.parts[: sent.lead + number])
+        tokens = sum(one.tokens for one in sent.parts[: sent.lead + number])
         if path is not None and tokens >= smallest:
             found.setdefault(path, Breakpoint(path, number, tokens))
     most = max(0, MOST_BREAKPOINTS - own) if dialect.writes_marks else 1
     return tuple(sorted(list(found.values())[:most], key=lambda one: one.tokens))
-
-
-def digest(value: Any) -> bytes:
-    """What a part is known by. A host's cache breakpoints move from turn to turn, and are no content."""
-    text = _dumped(value)
-    if '"cache_control"' in text:
-        text = _dumped(_unmarked(value))
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _dumped(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _unmarked(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _unmarked(each) for key, each in value.items() if key != "cache_control"}
-    return [_unmarked(each) for each in value] if isinstance(value, list) else value

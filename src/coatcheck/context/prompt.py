@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from coatcheck.context.bootstrap import Bootstrapped, bootstrap
 from coatcheck.context.budget import Budget, Violation
-from coatcheck.context.counting import Tally
+from coatcheck.context.conversation import Conversation, Told
 from coatcheck.context.dialects import Breakpoint, Dialect, dialect
-from coatcheck.context.mending import mended
-from coatcheck.context.prefix import SMALLEST, Prefix, Sent, breakpoints, compared, digest
+from coatcheck.context.prefix import SMALLEST, Prefix, Sent, breakpoints, compared
+from coatcheck.context.recall import Recalled
 from coatcheck.context.references import refusal
-from coatcheck.context.slimming import Slimmer
 from coatcheck.context.tail import Tail, Volatile
+from coatcheck.context.weights import Tally, Weighed
 from coatcheck.errors import BudgetExceeded, InvalidArgument, LimitExceeded
 from coatcheck.externalize import Policy, configured
 from coatcheck.ids import clip
@@ -29,8 +29,7 @@ from coatcheck.refs import Ref
 from coatcheck.tokens import TokenCounter, estimate
 from coatcheck.transcript.formats import Message
 from coatcheck.transcript.formats.format import text_of
-from coatcheck.transcript.prune import Pruned, prune
-from coatcheck.transcript.weight import weigh
+from coatcheck.transcript.prune import Pruned
 
 if TYPE_CHECKING:
     from coatcheck.session import Session
@@ -73,7 +72,7 @@ class Prompt:
     violations: tuple[Violation, ...] = ()
     bootstrapped: Bootstrapped | None = None
     pruned: Pruned | None = None
-    recalled: int = 0
+    recalled: Recalled | None = None
     refs: tuple[Ref, ...] = ()
     changes: tuple[str, ...] = ()
 
@@ -118,11 +117,17 @@ class PromptBuilder:
         self._root = root
         self._tools = tuple(self._dialect.tool(tool) for tool in tools)
         self._budget = Budget(**settings.section("budget")) if budget is None else budget
-        self._slimmer = Slimmer(session, configured(settings) if policy is _UNSET else policy)
         self._recalls = settings["memory.artifacts.enabled"] if recall is None else recall
         self._count = count
         self._tally = Tally(count)
-        self._keep_turns = keep_turns
+        self._conversation = Conversation(
+            session,
+            self._dialect,
+            self._tally,
+            policy=configured(settings) if policy is _UNSET else policy,
+            keep_turns=keep_turns,
+            read_tool=read_tool,
+        )
         self._smallest = smallest_cache
         self._read_tool = read_tool
         self._reserve = self._reserved(settings) if reserve_tokens is None else reserve_tokens
@@ -143,15 +148,14 @@ class PromptBuilder:
         `hot_state` is a `HotState`, `chunks` are what was retrieved: texts, search hits, or mappings with a `text`.
         Recall goes by `message`, by default the last that the user said. The given messages are not changed."""
         given = [_plain(one) for one in messages]
-        told = (
-            bootstrap(self._session, self._files, root=self._root, read_tool=self._read_tool) if self._files else None
-        )
-        system = "\n\n".join(part for part in (self._system, told.text if told else "") if part)
-        lead = self._lead(system)
+        files = self._bootstrapped()
+        system = "\n\n".join(part for part in (self._system, files.text if files else "") if part)
         violations: list[Violation] = []
-        if lead is None or self._tally.tokens(_PROBE) is None:
+        lead = self._lead(system)
+        if lead is None:
             violations += self._budget.prompt_tokens(None)
-        conversation, refs, pruned = self._conversation(given, lead, violations)
+        fixed = sum(one.tokens for one in lead or ()) + _PRIMING
+        told = self._told(given, fixed, violations)
         volatile = Volatile(
             session=self._session,
             budget=self._budget,
@@ -163,86 +167,54 @@ class PromptBuilder:
             recalls=self._recalls,
             read_tool=self._read_tool,
         )
-        fixed = None if lead is None else sum(tokens for _, tokens in lead) + _PRIMING
-        costs = [] if violations else [self._weight(one) for one in conversation]
-        tail = self._tail(volatile, fixed, costs, violations)
-        if violations or fixed is None:
+        used = fixed + sum(one.tokens for one in told.costs)
+        tail = self._tail(volatile, self._budget.max_prompt_tokens - (0 if violations else used), violations)
+        if violations or lead is None:
             raise refusal(dict.fromkeys(violations))
-        total = fixed + sum(costs) + tail.tokens
-        if over := self._budget.prompt_tokens(total):
+        if over := self._budget.prompt_tokens(used + tail.tokens):
             raise refusal(over)
-        return self._prompt(system, conversation, tail, total, lead or [], costs, pruned, told, refs)
+        return self._prompt(system, told, tail, used + tail.tokens, lead, files)
 
     def _bootstrapped(self) -> Bootstrapped | None:
         if not self._files:
             return None
         return bootstrap(self._session, self._files, root=self._root, read_tool=self._read_tool)
 
-    def _conversation(
-        self, given: list[Message], lead: list[tuple[bytes, int]] | None, violations: list[Violation]
-    ) -> tuple[list[Message], list[Ref], Pruned | None]:
-        """The messages as they are sent: calls paired, large results out, old ones pruned."""
-        slim, refs = self._slimmer.slim(mended(given, self._dialect.name), self._dialect.format)
-        if lead is None:
-            return slim, refs, None
-        room = self._budget.max_prompt_tokens - sum(tokens for _, tokens in lead) - _PRIMING - self._reserve
+    def _told(self, given: list[Message], fixed: int, violations: list[Violation]) -> Told:
+        """The conversation in the room that is its own, whatever this turn's tail needs."""
+        limit = self._budget.max_prompt_tokens
         try:
-            if sum(map(self._weight, slim)) <= room:
-                return slim, refs, None
-            done = prune(
-                slim,
-                max_tokens=max(1, room),
-                format=self._dialect.format,
-                keep_turns=self._keep_turns,
-                session=self._session,
-                count=self._tally.tokens,  # type: ignore[arg-type]
-                read_tool=self._read_tool,
-            )
-        except BudgetExceeded:
-            raise
+            return self._conversation.told(given, limit - fixed - self._reserve)
+        except BudgetExceeded as error:
+            violations += error.violations
         except LimitExceeded as error:
-            violations += self._too_long(slim, lead, error)
-            return slim, refs, None
-        return done.messages, refs, done
+            costs = [self._tally.weighed(one) for one in given]
+            if None in costs:
+                violations += self._budget.prompt_tokens(None)
+            else:
+                actual = fixed + sum(one.tokens for one in costs if one) + self._reserve
+                violations.append(Violation("max_prompt_tokens", limit, actual, f"a prompt over it: {error.message}"))
+        return Told([], [])
 
-    def _too_long(self, slim: list[Message], lead: list[tuple[bytes, int]], error: LimitExceeded) -> list[Violation]:
-        try:
-            actual = sum(tokens for _, tokens in lead) + sum(map(self._weight, slim)) + _PRIMING + self._reserve
-        except LimitExceeded:
-            return list(self._budget.prompt_tokens(None))
-        found = self._budget.prompt_tokens(actual)
-        return [replace(one, message=f"{one.message}: {error.message}") for one in found]
-
-    def _tail(self, volatile: Volatile, fixed: int | None, costs: list[int], violations: list[Violation]) -> Tail:
-        known = not violations and fixed is not None
-        room = self._budget.max_prompt_tokens - (fixed or 0) - sum(costs) if known else self._budget.max_prompt_tokens
+    def _tail(self, volatile: Volatile, room: int, violations: list[Violation]) -> Tail:
         try:
             tail = volatile.tail(room)
         except BudgetExceeded as error:
             violations += error.violations
             return Tail()
         if tail is None:
-            message = f"the tail has no room: {room:,} tokens are left of max_prompt_tokens"
             limit = self._budget.max_prompt_tokens
+            message = f"the tail of a prompt has no room: {max(0, room):,} tokens are left of {limit:,}"
             violations.append(Violation("max_prompt_tokens", limit, limit - room, message))
             return Tail()
         return tail
 
     def _prompt(
-        self,
-        system: str,
-        messages: list[Message],
-        tail: Tail,
-        total: int,
-        lead: list[tuple[bytes, int]],
-        costs: list[int],
-        pruned: Pruned | None,
-        told: Bootstrapped | None,
-        refs: list[Ref],
+        self, system: str, told: Told, tail: Tail, total: int, lead: list[Weighed], files: Bootstrapped | None
     ) -> Prompt:
+        messages = told.messages
         before_tail = self._dialect.before_tail(messages) if tail.text else len(messages)
-        parts = (*lead, *((digest(one), cost) for one, cost in zip(messages[:before_tail], costs, strict=False)))
-        sent = Sent(parts, len(lead))
+        sent = Sent((*lead, *told.costs[:before_tail]), len(lead))
         standing = compared(self._sent, sent)
         own = self._dialect.own_marks(messages, self._tools)
         marks = breakpoints(self._dialect, system, messages[:before_tail], sent, standing.stable, own, self._smallest)
@@ -266,35 +238,28 @@ class PromptBuilder:
             artifact_types=state.types if state else (),
             sys_chars=len(system),
             user_chars=sum(len(_said(one)) for one in messages) + len(tail.text),
-            ref_files=len(told.refs) if told else 0,
-            bootstrapped=told,
-            pruned=pruned,
-            recalled=len(tail.recalled.items) if tail.recalled else 0,
-            refs=(*refs, *tail.refs, *(told.refs if told else ())),
-            changes=(*(pruned.steps if pruned else ()), *tail.changes),
+            ref_files=len(files.refs) if files else 0,
+            bootstrapped=files,
+            pruned=told.pruned,
+            recalled=tail.recalled,
+            refs=(*told.refs, *tail.refs, *(files.refs if files else ())),
+            changes=(*(told.pruned.steps if told.pruned and told.is_new else ()), *tail.changes),
         )
 
-    def _lead(self, system: str) -> list[tuple[bytes, int]] | None:
-        """Digest and tokens of the tools and the system text; None where they cannot be counted."""
-        parts: list[tuple[bytes, int]] = []
-        for value, more in ((list(self._tools), _TOOLS), (system, _PRIMING)):
-            if not value:
-                continue
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-            tokens = self._tally.tokens(text)
-            if tokens is None:
-                return None
-            parts.append((digest(value), tokens + more))
-        return parts
-
-    def _weight(self, message: Message) -> int:
-        return weigh(message, self._tally.tokens)  # type: ignore[arg-type]
+    def _lead(self, system: str) -> list[Weighed] | None:
+        """The tools and the system text; None where they cannot be counted."""
+        parts: list[Weighed] = []
+        for value, more in (({"tools": list(self._tools)}, _TOOLS), ({"system": system}, 0)):
+            if any(value.values()):
+                found = self._tally.weighed(value)
+                if found is None:
+                    return None
+                parts.append(found._replace(tokens=found.tokens + more))
+        return parts if self._tally.tokens(_PROBE) is not None else None
 
     def _tail_tokens(self, text: str) -> int | None:
-        try:
-            return self._weight({"role": "user", "content": [{"type": "text", "text": text}]})
-        except LimitExceeded:
-            return None
+        found = self._tally.weighed({"role": "user", "content": [{"type": "text", "text": text}]})
+        return None if found is None else found.tokens
 
     def _reserved(self, settings: Any) -> int:
         recalled = settings["memory.artifacts.max_chars"] // _RECALL_CHARS_A_TOKEN if self._recalls else 0
