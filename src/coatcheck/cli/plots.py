@@ -31,11 +31,9 @@ def sparkline(values: Sequence[Value], width: int = 32) -> str:
     """The values as blocks, from nothing to the largest; several turns share one where they are many. A gap is a
     blank."""
     peaks, _ = thinned(values, width)
-    top = max((value for value in peaks if value is not None), default=0) or 1
-    return "".join(
-        " " if value is None else _BLOCKS[min(len(_BLOCKS) - 1, max(0, int(value / top * len(_BLOCKS))))]
-        for value in peaks
-    )
+    top = max((value for value in peaks if value is not None), default=0)
+    steps = (None if value is None else int(max(0, value) / top * len(_BLOCKS)) if top > 0 else 0 for value in peaks)
+    return "".join(" " if step is None else _BLOCKS[min(len(_BLOCKS) - 1, step)] for step in steps)
 
 
 def thinned(values: Sequence[Value], most: int) -> tuple[list[Value], int]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from coatcheck._toolkit import DESCRIPTIONS
 from coatcheck.context.counting import counted
 from coatcheck.context.prefix import Sent
+from coatcheck.context.weights import Weighed
 from coatcheck.errors import CoatcheckError
 from coatcheck.externalize.marks import is_ours
 from coatcheck.externalize.stub import LEAD, SHORTENED
@@ -68,7 +69,7 @@ class Measured:
     def sent(self) -> Sent:
         """What the next prompt is compared with."""
         parts = self.parts[:-1] if self.has_tail else self.parts
-        return Sent(tuple((part.digest, part.tokens or 0) for part in parts), 0)
+        return Sent(tuple(Weighed(part.digest, part.tokens or 0) for part in parts), 0)
 
     @property
     def tokens(self) -> int | None:
