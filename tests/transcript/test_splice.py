@@ -57,6 +57,12 @@ def memory() -> Iterator[Store]:
         yield store
 
 
+@pytest.fixture(scope="module")
+def another() -> Iterator[Store]:
+    with coatcheck.open("memory:") as store:
+        yield store
+
+
 @pytest.fixture
 def keeper(memory: Store) -> Keeper:
     return Keeper(memory, new_session_id(), session=memory.session("agent"), policy=SMALL)
@@ -126,21 +132,25 @@ def test_any_bytes_come_back(text: bytes, memory: Store) -> None:
 
 
 @given(message=MESSAGES)
-def test_what_looks_like_our_refs_and_stubs_comes_back(message: dict[str, Any], memory: Store) -> None:
+def test_what_looks_like_our_refs_and_stubs_comes_back(message: dict[str, Any], memory: Store, another: Store) -> None:
     """A slim line of another store, and what such lines can be made to look like."""
-    other = Keeper(memory, new_session_id(), policy=SMALL)
-    line = slim(json.dumps({**message, "content": LARGE, "role": "tool"}).encode(), CHAT, other).text
-    with coatcheck.open("memory:") as store:
-        keeper = Keeper(store, new_session_id(), policy=SMALL)
-        for text in (line, line.replace(b'"role"', b'"artifactRefs":[],"role"'), b"[" + line + b"]"):
-            once = round_trip(text, keeper)
-            assert once != text
-            again = Keeper(store, new_session_id(), policy=SMALL)
-            assert slim(once, CHAT, again).text == once
-        session = {"session": other.session_id}
-        for refs in ([], [session], [session, session], {"session": 1}, [{**session, "id": "0" * 64}], None, "x", [[]]):
-            for more in ({}, {"content": LARGE}):
-                round_trip(json.dumps({"role": "tool", **more, REFS_KEY: refs, "z": 1}).encode(), keeper)
+    foreign = Keeper(another, new_session_id(), policy=SMALL)
+    line = slim(json.dumps({**message, "content": LARGE, "role": "tool"}).encode(), CHAT, foreign).text
+    keeper = Keeper(memory, new_session_id(), policy=SMALL)
+    for text in (line, line.replace(b'"role"', b'"artifactRefs":[],"role"'), b"[" + line + b"]"):
+        once = round_trip(text, keeper)
+        assert once != text
+        again = Keeper(memory, new_session_id(), policy=SMALL)
+        assert slim(once, CHAT, again).text == once
+
+
+@pytest.mark.parametrize("more", [{}, {"content": LARGE}])
+def test_a_key_like_ours_comes_back_whatever_it_holds(more: dict[str, Any], keeper: Keeper, another: Store) -> None:
+    session: dict[str, Any] = {"session": Keeper(another).session_id}
+    odd: list[Any] = [[], [session], [session, session], {"session": 1}, [{**session, "id": "0" * 64}], None, "x", [[]]]
+    for refs in odd:
+        round_trip(json.dumps({"role": "tool", **more, REFS_KEY: refs, "z": 1}).encode(), keeper)
+        round_trip(json.dumps({"role": "tool", REFS_KEY: refs, **more}).encode(), keeper)
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -23,7 +23,7 @@ from coatcheck.scope import is_text
 from coatcheck.session import Session
 from coatcheck.store import Store
 from coatcheck.tokens import estimate
-from coatcheck.transcript.formats import Format, Message
+from coatcheck.transcript.formats import Format, Message, Path
 from coatcheck.transcript.refs import PREFIX
 from coatcheck.transcript.scan import parse
 from coatcheck.transcript.splice import Fetch, Payload
@@ -77,7 +77,8 @@ class Keeper:
         bounds = (self.policy.max_chars, self.policy.max_bytes, (self.policy.tokens or 0) * _CHARS)
         self._bulk = min((bound for bound in bounds if bound), default=1)
         self._tools: dict[str, str] = {}
-        self._last: Message | None = None
+        self._line: Any = None
+        self._messages: dict[Path, Message] = {}
 
     @property
     def session_id(self) -> str:
@@ -168,19 +169,19 @@ class Keeper:
 
     def _about(self, known: Format, payload: Payload) -> tuple[str | None, str | None]:
         """The tool and the call that a payload belongs to, where the line tells."""
-        messages = list(known.messages(payload.line))
-        if messages and messages[0][1] is not self._last:  # a document: its calls are not known yet
-            self._last = messages[0][1]
-            for _, message in messages:
-                self._learn(known, message)
-        for base, message in messages:
-            if payload.path[: len(base)] != base:
+        if payload.line is not self._line:
+            self._line, self._messages = payload.line, dict(known.messages(payload.line))
+            for message in self._messages.values():
+                self._learn(known, message)  # those of a document were not known yet
+        for depth in range(len(payload.path) + 1):
+            base, inside = payload.path[:depth], payload.path[depth:]
+            found = self._messages.get(base)
+            if found is None:
                 continue
-            inside = payload.path[len(base) :]
-            for result in known.results(message):
+            for result in known.results(found):
                 if inside[: len(result.path)] == result.path:
                     return _label(result.name or self._tools.get(result.call_id)), _label(result.call_id)
-            for call in known.calls(message):
+            for call in known.calls(found):
                 if inside[: len(call.path)] == call.path:
                     return _label(call.name), _label(call.id)
         return None, None

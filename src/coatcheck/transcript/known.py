@@ -54,6 +54,15 @@ def sessions_of_file(handle: int, *, is_document: bool) -> Iterator[str]:
                     yield session_id
 
 
+def not_among(late: bytes, lines: bytes) -> bytes:
+    """The lines of `late` from the first one on that does not follow, in `lines`, the ones before it."""
+    rest = late.splitlines(keepends=True)
+    for line in lines.splitlines(keepends=True):
+        if rest and line == rest[0]:
+            del rest[0]
+    return b"".join(rest)
+
+
 def _is_marked(handle: int) -> bool:
     """Whether our key stands anywhere in a file: most have none, and this is quick to tell."""
     tail = b""

@@ -122,6 +122,15 @@ class Place:
             os.close(handle)
         os.fsync(self._folder)
 
+    def cut_backup(self, size: int) -> None:
+        """Leave so many bytes of the backup."""
+        handle = os.open(self._backup, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
+        try:
+            os.ftruncate(handle, size)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
     def remove_backup(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._backup, dir_fd=self._folder)

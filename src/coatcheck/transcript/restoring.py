@@ -12,7 +12,7 @@ from coatcheck.errors import CODES, CoatcheckError, Damaged, InvalidArgument
 from coatcheck.ids import clip
 from coatcheck.store import Store
 from coatcheck.transcript.keep import fetch_from, new_session_id
-from coatcheck.transcript.known import known_manifest, sessions_of_file
+from coatcheck.transcript.known import known_manifest, not_among, sessions_of_file
 from coatcheck.transcript.lines import layout_of, opened, parts
 from coatcheck.transcript.manifest import Manifest, remember, sessions_of
 from coatcheck.transcript.place import Place, pieces, write_all
@@ -162,14 +162,8 @@ class Restoring:
         with self._place.reading_backup() as backup:
             if not _backup_fits(backup, manifest):
                 return ["the backup is not what it was"]
-        if size > manifest.backup_size and not self._is_in_file(self._late_in_backup()):
-            return [f"the backup got {size - manifest.backup_size} bytes since; externalize again to take them over"]
-        return []
-
-    def _is_in_file(self, late: bytes) -> bool:
-        start = self._known[1].size if self._known else 0
-        grown = b"".join(pieces(self._old, start, self._size))
-        return grown.startswith(late) or grown.endswith(late)
+        late = self._late_in_backup()
+        return [f"the backup got {len(late)} bytes since; externalize again to take them over"] if late else []
 
     def _late_in_backup(self) -> bytes:
         """What was written to the file that is the backup now, by somebody who had it open, and is nowhere else."""
@@ -178,7 +172,7 @@ class Restoring:
             return b""
         with self._place.reading_backup() as backup:
             late = b"".join(pieces(backup, self._known[1].backup_size, size))
-        return b"" if self._is_in_file(late) else late
+        return not_among(late, b"".join(pieces(self._old, self._known[1].size, self._size)))
 
     def _from_backup(self, new: int) -> bool:
         """Fill the new file from the backup, if that has all that was made slim and is sound."""

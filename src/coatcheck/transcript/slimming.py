@@ -16,7 +16,7 @@ from coatcheck.store import Store
 from coatcheck.transcript.formats import Format
 from coatcheck.transcript.formats.values import REFS_KEY
 from coatcheck.transcript.keep import Keeper, Weigher, fetch_from, new_session_id
-from coatcheck.transcript.known import known_manifest
+from coatcheck.transcript.known import known_manifest, not_among
 from coatcheck.transcript.lines import Layout, layout_of, opened, parts
 from coatcheck.transcript.manifest import Manifest, Segment, remember
 from coatcheck.transcript.place import Place, pieces, write_all
@@ -196,15 +196,16 @@ class _Run:
                 return
             extra = b"".join(pieces(backup, expected, size))
             grown = b"".join(pieces(self._old, self._before.size, os.fstat(self._old).st_size))
-        if not grown.startswith(extra) and not grown.endswith(extra):
-            self._place.append(extra)
+        if late := not_among(extra, grown):
+            self._place.append(late)
 
     def _extend_backup(self) -> None:
-        """The backup gets the whole bytes that this run makes slim, less what a run that crashed gave it already."""
-        had = self._place.size_of_backup()
-        done = 0 if had is None else max(0, had - self._before.backup_size)
-        start = self._before.size + (done if self._is_known else 0)
-        self._place.extend_backup(pieces(self._old, min(start, self._at), self._at))
+        """The backup gets what this run makes slim, and nothing of what a run that crashed, or a process that still
+        writes to it, has added: that is in the file."""
+        size = self._place.size_of_backup()
+        if size is not None and size > self._before.backup_size:
+            self._place.cut_backup(self._before.backup_size)
+        self._place.extend_backup(pieces(self._old, self._before.size, self._at))
 
     def _told(self, status: Any) -> FileReport:
         before = os.fstat(self._old).st_size

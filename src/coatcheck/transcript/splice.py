@@ -126,9 +126,11 @@ def whole(text: bytes, fetch: Fetch, *, missing: Missing | None = None) -> bytes
     if opened is None:
         return text
     source, value, start = opened
+    held = dict(_holdings(source, value, start))
+    places = [(*holder, *ref.path) for holder, holding in held.items() for ref in holding.refs]
+    where = spans(source, start, [*held, *places])
     edits: list[tuple[int, int, str]] = []
-    for holder, holding in _holdings(source, value, start):
-        where = spans(source, start, [holder, *((*holder, *ref.path) for ref in holding.refs)])
+    for holder, holding in held.items():
         last = last_value(source, where[holder][0], REFS_KEY)
         edits += [(*last[1], "")] if last else []
         for ref in holding.refs:
