@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Final
 
 from coatcheck.errors import Fenced, InvalidArgument, TooLarge
-from coatcheck.ids import clip
 from coatcheck.scope import Scope, check_name, is_seconds
 from coatcheck.storage import Catalog, Claimant, Record
 from coatcheck.uses import Uses
@@ -38,15 +37,7 @@ class Records:
         if not is_seconds(idle):
             raise InvalidArgument(f"{idle!r} is no number of seconds to be idle for")
         now = self._clock()
-        held = self._catalog.claimant(scope.session_id) if idle else None
-        if held is not None and held.holder not in ("", holder) and now < held.at + idle:
-            raise Fenced(
-                f"{clip(held.holder)} holds the claim and used it {max(0.0, now - held.at):.0f} s ago",
-                hint="wait until it is done or idle; without `idle`, a claim takes over at once",
-            )
-        if held is not None and instead_of is None:
-            instead_of = held.token  # else another might slip in since we looked
-        token = self._catalog.claim(scope.info, holder, at=now, instead_of=instead_of, grace=self._grace)
+        token = self._catalog.claim(scope.info, holder, at=now, idle=idle, instead_of=instead_of, grace=self._grace)
         self._uses.note(scope.lineage, now, scope.info.ttl)
         return token
 

@@ -265,12 +265,19 @@ class Catalog(Protocol):
         ...
 
     def claim(
-        self, session: SessionInfo, holder: str, *, at: float, instead_of: int | None = None, grace: float = 0.0
+        self,
+        session: SessionInfo,
+        holder: str,
+        *,
+        at: float,
+        idle: float = 0.0,
+        instead_of: int | None = None,
+        grace: float = 0.0,
     ) -> int:
         """A new fencing token for this session, larger than every one before, even where the session ended and began
         anew. From now on it alone passes; an empty `holder` gives the claim up. Adds the session where it is new, and
-        counts it as used, as `put` does. With `instead_of`, raises `Fenced` and changes nothing unless that is the
-        newest token (0: nobody has claimed it)."""
+        counts it as used, as `put` does. Raises `Fenced` and changes nothing where another holder's claim was used less
+        than `idle` seconds before, and with `instead_of` unless that is the newest token (0: nobody has claimed it)."""
         ...
 
     def claimant(self, session_id: str) -> Claimant | None:
@@ -359,6 +366,15 @@ class Catalog(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def check_idle(newest: Claimant, holder: str, at: float, idle: float) -> None:
+    """Raises `Fenced` where another holder has used its claim less than so many seconds before."""
+    if idle and newest.holder not in ("", holder) and at < newest.at + idle:
+        raise Fenced(
+            f"{clip(newest.holder)} holds the claim and used it {max(0.0, at - newest.at):.0f} s ago",
+            hint="wait until it is done or idle; without `idle`, a claim takes over at once",
+        )
 
 
 def fenced(token: int, newest: Claimant) -> Fenced:

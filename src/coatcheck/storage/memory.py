@@ -25,6 +25,7 @@ from coatcheck.storage import (
     Record,
     SessionInfo,
     Totals,
+    check_idle,
     fenced,
     merged,
     newest_of_each,
@@ -234,10 +235,19 @@ class MemoryCatalog:
                     self._blobs[digest] = replace(blob, used=max(blob.used, at))
 
     def claim(
-        self, session: SessionInfo, holder: str, *, at: float, instead_of: int | None = None, grace: float = 0.0
+        self,
+        session: SessionInfo,
+        holder: str,
+        *,
+        at: float,
+        idle: float = 0.0,
+        instead_of: int | None = None,
+        grace: float = 0.0,
     ) -> int:
         with self._open():
             self._check_fence(session.session_id, instead_of)
+            known = self._sessions.get(session.session_id)
+            check_idle(known.claim if known else UNCLAIMED, holder, at, idle)
             held = self._used(session, at, grace)
             self._fence += 1
             held.claim = Claimant(self._fence, holder, at)

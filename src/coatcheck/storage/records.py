@@ -12,7 +12,7 @@ import xxhash
 
 from coatcheck.errors import Damaged
 from coatcheck.ids import clip
-from coatcheck.storage import Claimant, Record, SessionInfo, fenced
+from coatcheck.storage import Claimant, Record, SessionInfo, check_idle, fenced
 from coatcheck.storage.changes import Changes, is_damage
 from coatcheck.storage.rows import Row
 
@@ -32,8 +32,11 @@ class Records:
         self._db = db
         self._changes = changes
 
-    def claim(self, session: SessionInfo, holder: str, at: float, instead_of: int | None, grace: float) -> int:
+    def claim(
+        self, session: SessionInfo, holder: str, at: float, idle: float, instead_of: int | None, grace: float
+    ) -> int:
         self._check_fence(session.session_id, instead_of)
+        check_idle(self._newest(session.session_id), holder, at, idle)
         key, _ = self._changes.session_for(session, at, grace)
         self._db.execute("UPDATE meta SET value = value + 1 WHERE key = 'fence'")
         (token,) = self._db.execute("SELECT value FROM meta WHERE key = 'fence'").fetchone()
@@ -120,10 +123,12 @@ class Records:
             at = page[-1][:3]
 
     def _check_fence(self, session_id: str, token: int | None) -> None:
-        if token is not None:
-            newest = Claimant(*(self._db.execute(CLAIMANT, (session_id,)).fetchone() or (0, "")))
-            if token != newest.token:
-                raise fenced(token, newest)
+        newest = self._newest(session_id)
+        if token is not None and token != newest.token:
+            raise fenced(token, newest)
+
+    def _newest(self, session_id: str) -> Claimant:
+        return Claimant(*(self._db.execute(CLAIMANT, (session_id,)).fetchone() or (0, "")))
 
 
 def record_of(row: Row, series: str) -> Record:

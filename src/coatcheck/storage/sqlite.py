@@ -275,10 +275,17 @@ class SqliteCatalog(Database):
             self._changes.touch(sessions, blobs, shown)
 
     def claim(
-        self, session: SessionInfo, holder: str, *, at: float, instead_of: int | None = None, grace: float = 0.0
+        self,
+        session: SessionInfo,
+        holder: str,
+        *,
+        at: float,
+        idle: float = 0.0,
+        instead_of: int | None = None,
+        grace: float = 0.0,
     ) -> int:
         with self._change("claiming a session", adding=True):
-            return self._records.claim(session, holder, at, instead_of, grace)
+            return self._records.claim(session, holder, at, idle, instead_of, grace)
 
     def record(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -77,6 +78,30 @@ class RecordSuite(Suite, suite=True):
             catalog.claim(SessionInfo("s"), "b", at=2.0, instead_of=0)
         assert catalog.claimant("s") == Claimant(first, "a", 1.0)
         assert catalog.claim(SessionInfo("s"), "b", at=2.0, instead_of=first) > first
+
+    def test_a_claim_that_waits_for_an_idle_holder_changes_nothing_before(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
+        first = catalog.claim(SessionInfo("s"), "a", at=100.0, idle=inf)
+        catalog.record(SessionInfo("s"), "hot", b"x", at=105.0, token=first)
+        with pytest.raises(Fenced):
+            others.claim(SessionInfo("s"), "b", at=114.9, idle=10.0)
+        assert others.claimant("s") == Claimant(first, "a", 105.0)
+        again = others.claim(SessionInfo("s"), "a", at=106.0, idle=inf)
+        last = others.claim(SessionInfo("s"), "b", at=116.0, idle=10.0)
+        assert first < again < last
+        catalog.claim(SessionInfo("s"), "", at=117.0, instead_of=last)
+        assert catalog.claim(SessionInfo("s"), "c", at=117.0, idle=inf) > last
+
+    def test_of_many_that_wait_for_an_idle_holder_one_gets_the_claim(self, catalog: Catalog, others: Catalog) -> None:
+        def claimed(number: int) -> bool:
+            try:
+                return bool((catalog, others)[number % 2].claim(SessionInfo("s"), str(number), at=1.0, idle=inf))
+            except Fenced:
+                return False
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(claimed, range(16))) == 1
 
     def test_records_are_numbered_and_told_as_they_were_written(self, catalog: Catalog, others: Catalog) -> None:
         token = catalog.claim(SessionInfo("s"), "a", at=1.0)
