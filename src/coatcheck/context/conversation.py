@@ -6,9 +6,10 @@ it. That gives what pruning the whole history again would give, without going th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from coatcheck.context.dialects import Dialect
 from coatcheck.context.mending import mended
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from coatcheck.session import Session
 
 __all__ = ["Conversation", "Told"]
+
+_NOTHING: Final[Mapping[int, Weighed]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +66,28 @@ class Conversation:
         self._session = session
         self._dialect = dialect
         self._tally = tally
-        self._slimmer = Slimmer(session, policy)
+        self._slimmer = Slimmer(session, policy, dialect.format)
         self._keep_turns = keep_turns
         self._read_tool = read_tool
         self._step: _Step | None = None
 
-    def told(self, messages: Sequence[Message], room: int) -> Told:
-        """The messages within so many tokens. Raises `LimitExceeded` where that cannot be, or cannot be counted."""
-        slim, refs = self._slimmer.slim(mended(messages, self._dialect.name), self._dialect.format)
-        costs = self._weighed(slim)
-        if sum(one.tokens for one in costs) <= room:
-            return Told(slim, costs, tuple(refs))
-        grown = self._grown(slim, costs, room)
-        if grown is not None:
-            return Told(grown.messages, grown.costs, tuple(refs), grown.pruned)
+    def told(self, messages: Sequence[Message], costs: Sequence[Weighed | None], room: int) -> Told:
+        """The messages, which cost so much, within so many tokens. Raises `LimitExceeded` where that cannot be, or
+        cannot be counted."""
+        known = {id(one): cost for one, cost in zip(messages, costs, strict=True) if cost is not None}
+        paired = mended(messages, self._dialect.name)
+        whole = self._weighed(paired, known)
+        done = self._slimmer.slim(paired, [one.digest for one in whole])
+        known.update(zip(map(id, paired), whole, strict=True))
+        slim = [one.message for one in done]
+        refs = tuple(ref for one in done for ref in one.refs)
+        left = self._weighed(slim, known)
+        if sum(one.tokens for one in left) <= room:
+            return Told(slim, left, refs)
+        grown = self._grown(slim, left, room)
+        return self._pruned(slim, left, room, refs) if grown is None else replace(grown, refs=refs)
+
+    def _pruned(self, slim: list[Message], costs: list[Weighed], room: int, refs: tuple[Ref, ...]) -> Told:
         done = prune(
             slim,
             max_tokens=max(1, room),
@@ -87,7 +98,7 @@ class Conversation:
             read_tool=self._read_tool,
         )
         left = self._alternating(done.messages, slim)
-        told = Told(left, self._weighed(left), tuple(refs), done, True)
+        told = Told(left, self._weighed(left), refs, done, True)
         self._step = _Step(tuple(one.digest for one in costs), room, told)
         return told
 
@@ -128,10 +139,11 @@ class Conversation:
             last = place
         return found
 
-    def _weighed(self, messages: Sequence[Message]) -> list[Weighed]:
+    def _weighed(self, messages: Sequence[Message], known: Mapping[int, Weighed] = _NOTHING) -> list[Weighed]:
+        """What each costs; of the very objects that were weighed a moment ago, as it is known."""
         found = []
         for message in messages:
-            one = self._tally.weighed(message)
+            one = known.get(id(message)) or self._tally.weighed(message)
             if one is None:
                 raise LimitExceeded("the tokens of a message cannot be counted", hint="mend the counter")
             found.append(one)

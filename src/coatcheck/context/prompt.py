@@ -147,7 +147,7 @@ class PromptBuilder:
         `messages` are the whole conversation in the provider's shape, as the host keeps it: without earlier tails.
         `hot_state` is a `HotState`, `chunks` are what was retrieved: texts, search hits, or mappings with a `text`.
         Recall goes by `message`, by default the last that the user said. The given messages are not changed."""
-        given = [_plain(one) for one in messages]
+        given, costs = self._weighed(messages)
         files = self._bootstrapped()
         system = "\n\n".join(part for part in (self._system, files.text if files else "") if part)
         violations: list[Violation] = []
@@ -155,7 +155,7 @@ class PromptBuilder:
         if lead is None:
             violations += self._budget.prompt_tokens(None)
         fixed = sum(one.tokens for one in lead or ()) + _PRIMING
-        told = self._told(given, fixed, violations)
+        told = self._told(given, costs, fixed, violations)
         volatile = Volatile(
             session=self._session,
             budget=self._budget,
@@ -180,15 +180,29 @@ class PromptBuilder:
             return None
         return bootstrap(self._session, self._files, root=self._root, read_tool=self._read_tool)
 
-    def _told(self, given: list[Message], fixed: int, violations: list[Violation]) -> Told:
+    def _weighed(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Message], list[Weighed | None]]:
+        """The messages as JSON has them, and what each costs."""
+        given: list[Message] = []
+        costs: list[Weighed | None] = []
+        for message in messages:
+            one = message if type(message) is dict else _plain(message)
+            try:
+                cost = self._tally.weighed(one)
+            except (TypeError, ValueError, RecursionError):
+                one = _plain(message)
+                cost = self._tally.weighed(one)
+            given.append(one)
+            costs.append(cost)
+        return given, costs
+
+    def _told(self, given: list[Message], costs: list[Weighed | None], fixed: int, violations: list[Violation]) -> Told:
         """The conversation in the room that is its own, whatever this turn's tail needs."""
         limit = self._budget.max_prompt_tokens
         try:
-            return self._conversation.told(given, limit - fixed - self._reserve)
+            return self._conversation.told(given, costs, limit - fixed - self._reserve)
         except BudgetExceeded as error:
             violations += error.violations
         except LimitExceeded as error:
-            costs = [self._tally.weighed(one) for one in given]
             if None in costs:
                 violations += self._budget.prompt_tokens(None)
             else:
@@ -268,12 +282,6 @@ class PromptBuilder:
 
 def _plain(message: Any) -> Message:
     """A message as JSON has it: providers' libraries answer objects, which hosts send back as they are."""
-    try:
-        if type(message) is dict:
-            json.dumps(message)
-            return message
-    except (TypeError, ValueError, RecursionError):
-        pass
     try:
         found = json.loads(json.dumps(message, ensure_ascii=False, default=_object))
     except (TypeError, ValueError, RecursionError) as error:

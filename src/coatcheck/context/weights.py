@@ -15,6 +15,7 @@ from coatcheck.transcript.weight import weigh
 __all__ = ["Tally", "Weighed"]
 
 _REMEMBERED: Final = 65_536
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class Weighed(NamedTuple):
@@ -42,11 +43,11 @@ class Tally:
 
     def weighed(self, message: dict[str, Any]) -> Weighed | None:
         """A message, whatever cache breakpoints a host has set in it: those move from turn to turn, and are no
-        content."""
-        text = _dumped(message)
+        content. None where it cannot be counted; raises what `json` raises where it is no JSON."""
+        text = _ENCODER.encode(message)
         if '"cache_control"' in text:
             message = _unmarked(message)
-            text = _dumped(message)
+            text = _ENCODER.encode(message)
         digest = _digest("message " + text)
         known = self._known.get(digest)
         if known is None:
@@ -66,10 +67,6 @@ class Tally:
 
 def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _dumped(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _unmarked(value: Any) -> Any:
