@@ -172,9 +172,9 @@ def test_nothing_in_a_state_steers_a_terminal_or_breaks_a_line(store: Path, args
 def test_a_secret_in_a_state_is_shown_nowhere(store: Path) -> None:
     write(store, {}, {"objective": f"use {SECRET}", "open_questions": [SECRET]}, holder=SECRET)
     for args in ((), ("--history",), ("--diff",), ("--json",), ("--history", "--json"), ("--diff", "--json")):
-        shown = run("hot", "s", *args)
-        assert shown.returncode == 0
-        assert SECRET.encode() not in shown.stdout + shown.stderr
+        shown = call("hot", "s", *args)
+        assert shown.exit_code == 0
+        assert SECRET not in shown.stdout + shown.stderr
 
 
 def test_a_state_that_makes_no_sense_hides_no_other(store: Path) -> None:

@@ -193,7 +193,7 @@ def test_a_state_that_fits_is_left_as_it_is() -> None:
 def test_over_its_limit_it_loses_summaries_then_artifacts_then_lists_then_texts() -> None:
     state = full()
     seen: list[str] = []
-    for limit in range(3_000, 40, -3):
+    for limit in range(2_500, 40, -7):
         try:
             rendered = fit(state, limit)
         except errors.BudgetExceeded:
