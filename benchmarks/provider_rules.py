@@ -46,7 +46,9 @@ def _anthropic(request: dict[str, Any]) -> Iterator[str]:
         if any(one.get("type") == "tool_result" for one in blocks[len(answers) :]):
             yield f"message {number}: a result behind something else"
         yield from (
-            f"message {number}: an empty text" for one in blocks if one.get("type") == "text" and not one["text"].strip()
+            f"message {number}: an empty text"
+            for one in blocks
+            if one.get("type") == "text" and not one["text"].strip()
         )
         calls = [one["id"] for one in blocks if one.get("type") == "tool_use"]
         if calls and role == "user":

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from coatcheck.context.bootstrap import Bootstrapped, bootstrap
+from coatcheck.context._bootstrap import Bootstrapped, bootstrap
+from coatcheck.context._recall import Recalled
 from coatcheck.context.budget import Budget, Violation
 from coatcheck.context.conversation import Conversation, Told
 from coatcheck.context.dialects import Breakpoint, Dialect, dialect
 from coatcheck.context.prefix import SMALLEST, Prefix, Sent, breakpoints, compared
-from coatcheck.context.recall import Recalled
 from coatcheck.context.references import refusal
 from coatcheck.context.tail import Tail, Volatile
 from coatcheck.context.weights import Tally, Weighed

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from coatcheck.context._recall import LEAST_CHARS, Recalled, recall
 from coatcheck.context.budget import Budget, rendered, text_of
 from coatcheck.context.counting import counted
 from coatcheck.context.fitting import Rendered
-from coatcheck.context.recall import LEAST_CHARS, Recalled, recall
 from coatcheck.context.references import inline, refusal, surplus
 from coatcheck.errors import BudgetExceeded
 from coatcheck.refs import Ref
