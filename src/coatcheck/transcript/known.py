@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from itertools import zip_longest
 from typing import Final
 
 from coatcheck.store import Store
 from coatcheck.transcript.formats.values import REFS_KEY
 from coatcheck.transcript.lines import opened, parts
 from coatcheck.transcript.manifest import Manifest, recall
-from coatcheck.transcript.place import pieces
+from coatcheck.transcript.place import Place, pieces
 from coatcheck.transcript.splice import sessions_in
 
 _MARK: Final = REFS_KEY.encode()
@@ -30,15 +31,19 @@ def known_manifest(store: Store, handle: int, *, is_document: bool) -> tuple[str
 
 def fits(handle: int, manifest: Manifest) -> bool:
     """Whether a file begins with the slim bytes of a manifest."""
+    return _matches(handle, [(one.size, one.sha256) for one in manifest.segments])
+
+
+def _matches(handle: int, stretches: list[tuple[int, str | None]]) -> bool:
     start = 0
-    for segment in manifest.segments:
+    for size, expected in stretches:
         digest = hashlib.sha256()
-        for piece in pieces(handle, start, start + segment.size):
+        for piece in pieces(handle, start, start + size):
             digest.update(piece)
-        if digest.hexdigest() != segment.sha256:
+        if digest.hexdigest() != expected:
             return False
-        start += segment.size
-    return bool(manifest.segments)
+        start += size
+    return bool(stretches)
 
 
 def sessions_of_file(handle: int, *, is_document: bool) -> Iterator[str]:
@@ -52,6 +57,25 @@ def sessions_of_file(handle: int, *, is_document: bool) -> Iterator[str]:
                 if session_id not in seen:
                     seen.add(session_id)
                     yield session_id
+
+
+def tidy(place: Place, store: Store, keep: Container[str]) -> None:
+    """Take away what a crash left beside a file, and let go what was put for that alone."""
+    for session_id in place.unfinished():
+        of_others = any(manifest.path != place.real_path for manifest in recall(store, session_id))
+        if session_id not in keep and not of_others:
+            store.session(session_id).end()
+    place.clear_unfinished()
+
+
+def begins_with(handle: int, other: int, size: int) -> bool:
+    """Whether a file begins with the first bytes of another."""
+    return all(one == two for one, two in zip_longest(pieces(handle, 0, size), pieces(other, 0, size)))
+
+
+def is_whole_of(handle: int, manifest: Manifest) -> bool:
+    """Whether a file begins with the whole bytes of a manifest."""
+    return _matches(handle, [(one.whole_size, one.whole_sha256) for one in manifest.segments])
 
 
 def not_among(late: bytes, lines: bytes) -> bytes:

@@ -21,7 +21,7 @@ from typing import Final
 
 from coatcheck.errors import InvalidArgument, StoreUnavailable
 from coatcheck.ids import clip
-from coatcheck.transcript.refs import PREFIX
+from coatcheck.transcript.refs import PREFIX, is_session_id
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -138,14 +138,13 @@ class Place:
 
     def unfinished(self) -> list[str]:
         """The sessions of replacements that a crash has left beside the file."""
-        names = [one for one in os.listdir(self._folder) if one.startswith(self._fresh)]
-        return [PREFIX + one.removeprefix(self._fresh) for one in sorted(names)]
+        names = [one.removeprefix(self._fresh) for one in os.listdir(self._folder) if one.startswith(self._fresh)]
+        return [PREFIX + one for one in sorted(names) if is_session_id(PREFIX + one)]
 
     def clear_unfinished(self) -> None:
-        for name in os.listdir(self._folder):
-            if name.startswith(self._fresh):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=self._folder)
+        for session_id in self.unfinished():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._fresh + session_id.removeprefix(PREFIX), dir_fd=self._folder)
 
     @contextmanager
     def replacement(self, session_id: str) -> Iterator[int]:

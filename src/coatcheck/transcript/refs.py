@@ -100,6 +100,11 @@ def written(refs: Sequence[ArtifactRef], session: str) -> str:
     return token if is_text(token) else json.dumps(records, separators=(",", ":"))
 
 
+def is_session_id(text: str) -> bool:
+    """Whether a session of this id is one by which a transcript holds its payloads."""
+    return _is(_SESSION, text)
+
+
 def _parsed(value: object) -> ArtifactRef | None:
     if not isinstance(value, dict) or not value.keys() <= _KEYS:
         return None

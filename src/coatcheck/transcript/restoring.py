@@ -12,9 +12,9 @@ from coatcheck.errors import CODES, CoatcheckError, Damaged, InvalidArgument
 from coatcheck.ids import clip
 from coatcheck.store import Store
 from coatcheck.transcript.keep import fetch_from, new_session_id
-from coatcheck.transcript.known import known_manifest, not_among, sessions_of_file
+from coatcheck.transcript.known import begins_with, is_whole_of, known_manifest, not_among, sessions_of_file, tidy
 from coatcheck.transcript.lines import layout_of, opened, parts
-from coatcheck.transcript.manifest import Manifest, remember, sessions_of
+from coatcheck.transcript.manifest import Manifest, recall, remember, sessions_of
 from coatcheck.transcript.place import Place, pieces, write_all
 from coatcheck.transcript.refs import ArtifactRef
 from coatcheck.transcript.report import FileReport
@@ -65,7 +65,9 @@ class Restoring:
 
     def in_place(self) -> FileReport:
         """Make the file whole where it is. Where anything is missing it stays as it is, and that is reported."""
-        if not self.sessions:
+        sessions = self.sessions
+        tidy(self._place, self._store, sessions)
+        if not sessions:
             return self._told("unchanged", self._size, [])
         name = new_session_id()
         with self._place.replacement(name) as new:
@@ -96,7 +98,9 @@ class Restoring:
     def undo(self) -> FileReport:
         """Make the file whole where it is, from the store or else from the backup, and let go what it referred to."""
         sessions = self.sessions
+        tidy(self._place, self._store, sessions)
         if not sessions:
+            self._finish_undo()
             return self._told("unchanged", self._size, [], "no refs")
         name = new_session_id()
         with self._place.replacement(name) as new:
@@ -115,6 +119,18 @@ class Restoring:
         for session_id in sessions:
             self._store.session(session_id).end()
         return self._told("restored", size, [], note)
+
+    def _finish_undo(self) -> None:
+        """What an undo that crashed has left to do, once the file was whole."""
+        for session_id in sessions_of(self._store, self._place.real_path):
+            if any(is_whole_of(self._old, manifest) for manifest in recall(self._store, session_id)):
+                self._store.session(session_id).end()
+        size = self._place.size_of_backup()
+        if size is not None:
+            with self._place.reading_backup() as backup:
+                is_spare = begins_with(self._old, backup, size)
+            if is_spare:
+                self._place.remove_backup()
 
     def _regions(self, write: Write) -> Iterator[tuple[int, str]]:
         """Write the whole bytes, segment by segment, and what was appended since; size and digest of each."""
@@ -230,8 +246,8 @@ def forget_file(place: Place, store: Store, *, force: bool) -> FileReport:
             f"{clip(place.path.name)} still refers to what would go",
             hint="rehydrate or undo it first, remove it, or use force: then its stubs lead nowhere",
         )
-    sessions = dict.fromkeys([*named, *sessions_of(store, place.real_path), *place.unfinished()])
-    place.clear_unfinished()
+    sessions = dict.fromkeys([*named, *sessions_of(store, place.real_path)])
+    tidy(place, store, sessions)
     gone = sum(store.session(one).end() for one in sessions)
     left = place.size_of_backup() is not None
     return FileReport(

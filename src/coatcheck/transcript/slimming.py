@@ -16,7 +16,7 @@ from coatcheck.store import Store
 from coatcheck.transcript.formats import Format
 from coatcheck.transcript.formats.values import REFS_KEY
 from coatcheck.transcript.keep import Keeper, Weigher, fetch_from, new_session_id
-from coatcheck.transcript.known import known_manifest, not_among
+from coatcheck.transcript.known import begins_with, known_manifest, not_among, tidy
 from coatcheck.transcript.lines import Layout, layout_of, opened, parts
 from coatcheck.transcript.manifest import Manifest, Segment, remember
 from coatcheck.transcript.place import Place, pieces, write_all
@@ -96,8 +96,9 @@ class _Run:
             if self._before.path != self._place.real_path:
                 remember(self._wanted.store, self._session_id, replace(self._before, path=self._place.real_path))
             self._check_backup()
+            tidy(self._place, self._wanted.store, (self._session_id,))
             return self._told("unchanged")
-        self._place.clear_unfinished()
+        tidy(self._place, self._wanted.store, (self._session_id,))
         self._check_backup()
         with self._place.replacement(self._session_id) as new:
             for piece in pieces(self._old, 0, self._before.size):
@@ -187,6 +188,9 @@ class _Run:
             if os.path.samestat(os.fstat(backup), os.fstat(self._old)):
                 return  # a crash came between keeping the file and replacing it
             expected = self._before.backup_size
+            if not self._before.segments and begins_with(self._old, backup, size):
+                self._place.remove_backup()  # the file is whole again, and a crash came before this went
+                return
             if not self._before.segments or size < expected:
                 raise InvalidArgument(
                     f"{clip(str(self._place.backup))} is there, and is no backup of this file",
