@@ -1,14 +1,17 @@
 """One cut: a history made small enough, in stages from the least painful on. What `prune` repeats over a conversation.
 
-A cut is a pure function of the messages up to a point. Stages work from the oldest message on and stop as soon as the
-target is met: results become placeholders, then arguments of calls, thinking and pictures go, then whole turns are
-folded into one note, and last fewer of the newest turns are kept.
+A cut is a pure function of the messages up to a point. A stage works from the oldest message on and stops as soon as the
+target is met; the next begins only where it was not: results become placeholders, then arguments of calls and pictures,
+then thinking goes. Where all that gained less than half of the room that was wanted, whole turns are folded into one note,
+and where even that does not fit, fewer of the newest turns are kept. What each stage saves is summed up once, so that a
+cut costs little however often the budget is exceeded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from coatcheck.tokens import TokenCounter
@@ -16,10 +19,16 @@ from coatcheck.transcript import shapes
 from coatcheck.transcript.fold import Fold, room_for_note
 from coatcheck.transcript.formats import Format, Message
 from coatcheck.transcript.placeholders import Placeholder, Placeholders
-from coatcheck.transcript.turns import begins, pair, side
+from coatcheck.transcript.turns import pair, side, turns
 from coatcheck.transcript.weight import weigh
 
 What = Literal["result", "arguments", "thinking", "media", "turns"]
+_STAGES: Final[tuple[tuple[What, str], ...]] = (
+    ("result", "{} messages: results became placeholders"),
+    ("arguments", "{} messages: arguments of calls became placeholders"),
+    ("media", "{} messages: pictures and documents became placeholders"),
+    ("thinking", "{} messages: thinking left"),
+)
 _LEAST_SAVED: Final = 16  # tokens that a replacement must save
 _SMALL_ARGUMENTS: Final = 600  # characters of arguments that are left alone
 _TASK: Final = 8  # the first message of the user stays where it takes no more than this part of the budget
@@ -35,13 +44,13 @@ class Variant:
     parts: tuple[tuple[Placeholder, str, Callable[[Message, str], Message]], ...] = ()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Cut:
-    """What becomes of the first `length` messages: variants by number, and a fold."""
+    """What becomes of the first `length` messages: up to which number each stage was applied, and a fold."""
 
     length: int
     tokens: int
-    variants: dict[int, tuple[Variant, ...]] = field(default_factory=dict)
+    reached: tuple[int, ...]
     fold: Fold | None = None
     steps: tuple[str, ...] = ()
 
@@ -66,23 +75,37 @@ class Cutter:
         self._count = count
         self._max = max_tokens
         self._target = target
+        self._crowded = (max_tokens + target) // 2
         self._keep_turns = keep_turns
         self.tokens = [weigh(one, count) for one in messages]
+        self._total = _sums(self.tokens)
         self.pairing = pair(messages, known)
         self.sides = [side(one, known) for one in messages]
-        self._made: dict[tuple[int, str], Variant | None] = {}
         self.results = [known.results(one) for one in messages]
-        self._errors = {number for number, found in enumerate(self.results) if any(one.is_error for one in found)}
-        self._pinned: set[int] = set()
+        self.starts = turns(self.sides)
+        self._lead = self.starts[0] if self.starts else len(messages)
+        links = ((self._turn_of(asked), self._turn_of(at)) for (at, _), (asked, _) in self.pairing.call_of.items())
+        self._links = sorted({(one, other) for one, other in links if one != other})
+        self._users = [number for number, one in enumerate(self.sides) if one == "user"]
+        self._variants: list[list[Variant | None]] = [[] for _ in _STAGES]
+        self._saved = [[0] for _ in _STAGES]
+        self._spared: set[int] = {at for at, found in enumerate(self.results) if any(one.is_error for one in found)}
         self._room = (
             room_for_note(known, messages[0], max_tokens, read_tool=placeholders.read_tool, count=count)
             if messages
             else 0
         )
 
+    def variants(self, cut: Cut, number: int) -> Iterator[Variant]:
+        """What the stages of a cut made of one message, in their order."""
+        for stage, reached in enumerate(cut.reached):
+            found = self._variants[stage][number] if number < reached else None
+            if found is not None:
+                yield found
+
     def cut(self, length: int) -> Cut:
         """The first `length` messages within the budget, or as near to it as can be."""
-        starts = begins(self.sides, self.pairing, length)
+        starts = self.starts[: bisect_left(self.starts, length)]
         best: Cut | None = None
         for keep in range(self._keep_turns, min(self._keep_turns, 1) - 1, -1):
             if best is not None and keep >= len(starts):
@@ -96,64 +119,47 @@ class Cutter:
         return best
 
     def _attempt(self, length: int, starts: list[int], keep: int) -> Cut:
-        lead = starts[0] if starts else length
+        lead = min(self._lead, length)
         old = length if not keep else starts[-keep] if keep <= len(starts) else lead
-        cut = Cut(length, sum(self.tokens[:length]))
-        steps: list[str] = []
+        total, reached, steps = self._total[length], [0] * len(_STAGES), []
         if keep < self._keep_turns and keep < len(starts):
             steps.append(f"kept only the newest {keep} of {self._keep_turns} turns")
-        for what, said in (
-            ("result", "{} results became placeholders"),
-            ("arguments", "arguments of calls in {} messages became placeholders"),
-            ("thinking", "thinking left {} messages"),
-            ("media", "pictures and documents in {} messages became placeholders"),
-        ):
-            changed = self._stage(cut, what, range(lead, old))
+        for stage, (what, said) in enumerate(_STAGES):
+            if total <= self._target:
+                break
+            end = min(old, self._last_user(length) + 1) if what == "thinking" else old
+            self._reach(stage, end)
+            saved = self._saved[stage]
+            # What must be saved may be met half-way: then the messages behind that stay as they are.
+            reached[stage] = min(end, bisect_left(saved, total - self._target, 0, end + 1)) if end else 0
+            total -= saved[reached[stage]]
+            changed = sum(1 for one in self._variants[stage][: reached[stage]] if one is not None)
             if changed:
                 steps.append(said.format(changed))
-        if cut.tokens > self._target:
-            self._fold(cut, starts, old, steps)
-        cut.steps = tuple(steps)
-        return cut
+        cut = Cut(length, total, tuple(reached), None, tuple(steps))
+        return self._folded(cut, starts, old) if total > self._crowded else cut
 
-    def _stage(self, cut: Cut, what: str, where: range) -> int:
-        changed = 0
-        last_user = max((at for at in range(cut.length) if self.sides[at] == "user"), default=0)
-        for number in where:
-            if cut.tokens <= self._target:
-                break
-            if what == "thinking" and number > last_user:
-                break  # what belongs to the answer that is under way must be sent back
-            variant = self._variant(number, what)
-            if variant is None:
-                continue
-            before = cut.variants.get(number, ())
-            tokens = before[-1].tokens if before else self.tokens[number]
-            if before:
-                variant = self._after(before, number, what)
-                if variant is None or tokens - variant.tokens < _LEAST_SAVED:
-                    continue
-            cut.variants[number] = (*before, variant)
-            cut.tokens -= tokens - variant.tokens
-            changed += len(variant.parts) if what == "result" else 1
-        return changed
+    def _last_user(self, length: int) -> int:
+        """The last message of the user before a point: what the model thought since must be sent back."""
+        at = bisect_left(self._users, length)
+        return self._users[at - 1] if at else -1
 
-    def _variant(self, number: int, what: str) -> Variant | None:
-        key = (number, what)
-        if key not in self._made:
-            found = self._make(self._messages[number], number, what)
-            if found is not None and self.tokens[number] - found.tokens < _LEAST_SAVED:
+    def _reach(self, stage: int, end: int) -> None:
+        """Make the variants of a stage up to a number. Each begins with what the stages before made of the message."""
+        made, saved = self._variants[stage], self._saved[stage]
+        for number in range(len(made), end):
+            message, tokens = self._messages[number], self.tokens[number]
+            for earlier in self._variants[:stage]:
+                before = earlier[number] if number < len(earlier) else None
+                if before is not None:
+                    message, tokens = before.message, before.tokens
+            found = self._make(message, number, _STAGES[stage][0]) if number >= self._lead else None
+            if found is not None and tokens - found.tokens < _LEAST_SAVED:
                 found = None
-            self._made[key] = found
-        return self._made[key]
+            made.append(found)
+            saved.append(saved[-1] + (tokens - found.tokens if found is not None else 0))
 
-    def _after(self, before: tuple[Variant, ...], number: int, what: str) -> Variant | None:
-        key = (number, "+".join([*(one.what for one in before), what]))
-        if key not in self._made:
-            self._made[key] = self._make(before[-1].message, number, what)
-        return self._made[key]
-
-    def _make(self, message: Message, number: int, what: str) -> Variant | None:
+    def _make(self, message: Message, number: int, what: What) -> Variant | None:
         if what == "result":
             return self._results(message, number)
         if what == "arguments":
@@ -174,7 +180,7 @@ class Cutter:
             made = self._placeholders.of(content, "an older result", tool=tool, call_id=result.call_id)
             if made is None or made.pinned:
                 if made is not None:
-                    self._pinned.add(number)
+                    self._spared.add(number)
                 continue
             parts.append((made, result.call_id, _result_writer(self._known, place)))
         return self._written(message, "result", parts)
@@ -210,43 +216,65 @@ class Cutter:
         done = written(variant, message, self._placeholders.read_tool)
         return replace(variant, message=done, tokens=weigh(done, self._count))
 
-    def _fold(self, cut: Cut, starts: list[int], old: int, steps: list[str]) -> None:
-        """Put whole turns of the oldest ones into a note. Those with errors or pinned artifacts go only if they must."""
-        ranges = [
-            range(start, stop) for start, stop in zip(starts, [*starts[1:], cut.length], strict=True) if stop <= old
-        ]
-        if not ranges or not self._room:
-            return
-        first = ranges[0].start
-        kept = {first} if self.sides[first] == "user" and self.tokens[first] * _TASK <= self._max else set()
+    def _folded(self, cut: Cut, starts: list[int], old: int) -> Cut:
+        """A cut with whole turns of the oldest ones in a note. Those with errors or pinned artifacts go only if they
+        must."""
+        if not starts or not self._room:
+            return cut
+        first = starts[0]
+        task = first if self.sides[first] == "user" and self.tokens[first] * _TASK <= self._max else -1
         gone: list[int] = []
-        spared: list[range] = []
-        total = cut.tokens + self._room
+        count, spared, total = 0, [], cut.tokens + self._room
         for forced in (False, True):
             if forced and total <= self._max:
                 break
-            for turn in ranges if not forced else spared:
+            for group in spared if forced else self._groups(starts, cut.length, old):
                 if total <= self._target:
                     break
-                if not forced and any(number in self._errors or number in self._pinned for number in turn):
-                    spared.append(turn)
+                if not forced and not self._spared.isdisjoint(group):
+                    spared.append(group)
                     continue
-                chosen = [number for number in turn if number not in kept]
+                chosen = [number for number in group if number != task]
                 total -= sum(self._cost(cut, number) for number in chosen)
                 gone += chosen
+                count += 1
         if not gone or total >= cut.tokens:
-            return
-        cut.fold = Fold(tuple(sorted(gone)), self._room)
-        cut.tokens = total
-        for number in gone:
-            cut.variants.pop(number, None)
-        left = set(gone)
-        count = sum(1 for turn in ranges if not left.isdisjoint(turn))
-        steps.append(f"{len(gone)} messages of the oldest {count} turns were folded into a note")
+            return cut
+        said = f"{len(gone)} messages of {count} turns were folded into a note"
+        fold = Fold(tuple(sorted(gone)), self._room)
+        return replace(cut, fold=fold, tokens=total, steps=(*cut.steps, said))
+
+    def _groups(self, starts: list[int], length: int, old: int) -> Iterator[list[int]]:
+        """The messages of old turns, the oldest turn first, together with those of turns that calls tie to it. What is
+        tied to a turn that stays is left out."""
+        ends = [*starts[1:], length]
+        group_of = list(range(len(starts)))
+        for one, other in self._links:
+            if other < len(starts):
+                low, high = sorted((group_of[one], group_of[other]))
+                group_of = [low if each == high else each for each in group_of]
+        groups: dict[int, list[int]] = {}
+        for turn, group in enumerate(group_of):
+            groups.setdefault(group, []).append(turn)
+        for members in groups.values():
+            if ends[members[-1]] <= old:
+                yield [number for turn in members for number in range(starts[turn], ends[turn])]
+
+    def _turn_of(self, number: int) -> int:
+        return bisect_right(self.starts, number) - 1
 
     def _cost(self, cut: Cut, number: int) -> int:
-        variants = cut.variants.get(number)
-        return variants[-1].tokens if variants else self.tokens[number]
+        tokens = self.tokens[number]
+        for variant in self.variants(cut, number):
+            tokens = variant.tokens
+        return tokens
+
+
+def _sums(numbers: Sequence[int]) -> list[int]:
+    sums = [0]
+    for one in numbers:
+        sums.append(sums[-1] + one)
+    return sums
 
 
 def written(variant: Variant, message: Message, read_tool: str | None) -> Message:

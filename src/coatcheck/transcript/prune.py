@@ -20,7 +20,6 @@ from coatcheck.transcript.cuts import Cut, Cutter, Variant, What, written
 from coatcheck.transcript.fold import note_of
 from coatcheck.transcript.formats import FORMATS, PLAIN, Format, Message, detect
 from coatcheck.transcript.placeholders import Placeholders
-from coatcheck.transcript.turns import begins
 from coatcheck.transcript.weight import weigh
 
 LOW_WATER = 0.3
@@ -101,15 +100,17 @@ def prune(
         target=int(max_tokens * low_water),
         keep_turns=keep_turns,
     )
-    newest = max(begins(cutter.sides, cutter.pairing, len(messages)), default=0)
+    newest = cutter.starts[-1] if cutter.starts else 0
     cut, before, total = _steps(cutter, len(messages), max_tokens, newest)
     if total > max_tokens:
         raise LimitExceeded(
             f"the messages need {total:,} tokens at least; the budget is {max_tokens:,}",
             hint="externalize results before they are sent, keep fewer turns, or raise the budget",
         )
-    final = _Rendering(messages, known, cut, placeholders, count)
-    was = _Rendering(messages[:newest], known, before, placeholders, count, store=False) if before is not cut else None
+    final = _Rendering(messages, cutter, cut, placeholders, known, count)
+    was = None
+    if before is not cut:
+        was = _Rendering(messages[:newest], cutter, before, placeholders, known, count, store=False)
     return final.pruned(cutter.tokens, newest, was, max_tokens)
 
 
@@ -135,7 +136,9 @@ def _check(max_tokens: object, keep_turns: object, low_water: object) -> None:
 
 def _steps(cutter: Cutter, length: int, max_tokens: int, newest: int) -> tuple[Cut | None, Cut | None, int]:
     """Go through the history as it grew, message by message, and cut wherever it exceeded the budget. The cut that holds
-    in the end, the one that held before the newest turn, and what it all costs."""
+    in the end, the one that held before the newest turn, and what it all costs.
+
+    Where no cut was enough there was no answer, and the next message is a new try."""
     cut: Cut | None = None
     before: Cut | None = None
     total = 0
@@ -163,15 +166,17 @@ class _Rendering:
     def __init__(
         self,
         messages: Sequence[Message],
-        known: Format,
+        cutter: Cutter,
         cut: Cut | None,
         placeholders: Placeholders,
+        known: Format,
         count: TokenCounter,
         *,
         store: bool = True,
     ) -> None:
         self._store = store
         self._given = messages
+        self._cutter = cutter
         self._known = known
         self._cut = cut
         self._placeholders = placeholders
@@ -184,7 +189,6 @@ class _Rendering:
     def _write(self) -> None:
         fold = self._cut.fold if self._cut else None
         gone = frozenset(fold.numbers) if fold else frozenset()
-        variants = self._cut.variants if self._cut else {}
         for number, message in enumerate(self._given):
             if fold is not None and number == fold.numbers[0]:
                 note, pointer = note_of(
@@ -195,7 +199,7 @@ class _Rendering:
             if number in gone:
                 continue
             done = message
-            for variant in variants.get(number, ()):
+            for variant in self._cutter.variants(self._cut, number) if self._cut else ():
                 done = self._written(variant, done, number)
             self._add(done, number)
 

@@ -1,7 +1,7 @@
 """What belongs together in a conversation: calls with their results, and turns.
 
-A turn is one answer of the model with the results of its calls, and what was said to it just before. Whole turns can
-leave a conversation without tearing a call from its result.
+A turn is one answer of the model with the results of its calls, and what was said to it just before. A result that came
+late lies in a later turn than its call: those two turns can only leave a conversation together.
 """
 
 from __future__ import annotations
@@ -69,25 +69,11 @@ def side(message: Message, known: Format) -> str:
     return "assistant" if role in ("assistant", "model") or known.calls(message) else "user"
 
 
-def turns(messages: Sequence[Message], known: Format) -> list[int]:
-    """Where turns begin. Before the first one stand the system's messages; no pair lies in two turns."""
-    return begins([side(message, known) for message in messages], pair(messages, known), len(messages))
-
-
-def begins(sides: Sequence[str], pairing: Pairing, length: int) -> list[int]:
-    """Where turns begin in the first `length` messages, by whose side each is on. What comes after does not count."""
-    lead = next((number for number in range(length) if sides[number] != "system"), length)
-    crossed = [0] * (length + 1)
-    for (number, _), (asked, _call) in pairing.call_of.items():
-        if asked < number < length:
-            crossed[asked + 1] += 1
-            crossed[number + 1] -= 1
+def turns(sides: Sequence[str]) -> list[int]:
+    """Where turns begin, by whose side each message is on. Before the first one stand the system's messages."""
+    lead = next((number for number, one in enumerate(sides) if one != "system"), len(sides))
     found: list[int] = []
-    inside = 0
-    for number in range(length):
-        inside += crossed[number]
-        if number < lead or inside:
-            continue
+    for number in range(lead, len(sides)):
         one, before = sides[number], sides[number - 1] if number > lead else None
         fresh = before is None or (one in ("user", "system") and before in ("assistant", "result"))
         if fresh or (one == "assistant" and before == "result"):
