@@ -20,7 +20,7 @@ from coatcheck.errors import StoreUnavailable
 from coatcheck.storage.forks import watch
 
 NAME = "search.sqlite"
-_VERSION = 2
+_VERSION = 3
 _POSTINGS = 1_000
 """So many occurrences of its words a search ranks: where there are more, the words that tell least are left out."""
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -41,14 +41,19 @@ _TABLES = (
     "CREATE TABLE indexed (digest TEXT PRIMARY KEY) WITHOUT ROWID",
     """CREATE TABLE held (session TEXT, digest TEXT, label TEXT, expires REAL, PRIMARY KEY (session, digest))
         WITHOUT ROWID""",
+    "CREATE INDEX held_by_session ON held (session, expires)",
     "CREATE TABLE followed (session TEXT PRIMARY KEY, created REAL, seq INTEGER, digest TEXT) WITHOUT ROWID",
+    "CREATE TABLE held_count (session TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID",
+    """CREATE TRIGGER held_more AFTER INSERT ON held BEGIN
+        INSERT INTO held_count VALUES (new.session, 1) ON CONFLICT DO UPDATE SET number = number + 1; END""",
+    """CREATE TRIGGER held_less AFTER DELETE ON held BEGIN
+        UPDATE held_count SET number = number - 1 WHERE session = old.session; END""",
 )
-# The inner question walks the newest first and stops; the outer one ranks what it found.
-_MATCH = """SELECT * FROM (SELECT p.digest, p.first, p.last, p.start, p.end, bm25(words) AS score
-    FROM words CROSS JOIN passage p ON p.passage_key = words.rowid WHERE words MATCH ?
-    AND p.session IN (SELECT '' UNION ALL SELECT session FROM temp.scope)
-    AND EXISTS (SELECT 1 FROM temp.scope s CROSS JOIN held h ON h.session = s.session AND h.digest = p.digest)
-    ORDER BY words.rowid DESC LIMIT ?) ORDER BY score, digest, first LIMIT ?"""
+_FOUND = """SELECT p.digest, p.first, p.last, p.start, p.end, bm25(words) AS score
+    FROM words CROSS JOIN passage p ON p.passage_key = words.rowid
+    WHERE words MATCH ? AND p.session IN ('', {sessions})"""
+_HELD = "EXISTS (SELECT 1 FROM held h WHERE h.session IN ({sessions}) AND h.digest = {digest})"
+_BEST = "ORDER BY score, digest, first LIMIT ?"
 _APART = " \n"
 _T = TypeVar("_T")
 
@@ -144,7 +149,11 @@ class Passages:
                 text = _APART.join(dict.fromkeys([*before, *held.said]))
                 both = (held.expires,) if anew or row is None else (held.expires, ends)
                 ends = None if None in both else max(both)
-                db.execute("INSERT OR REPLACE INTO held VALUES (?, ?, ?, ?)", (session_id, digest, text, ends))
+                db.execute(
+                    "INSERT INTO held VALUES (?, ?, ?, ?)"
+                    " ON CONFLICT DO UPDATE SET label = excluded.label, expires = excluded.expires",
+                    (session_id, digest, text, ends),
+                )
                 if text == known:
                     continue
                 if known:
@@ -160,10 +169,16 @@ class Passages:
         """How many artifacts these sessions hold together that do not expire before this moment."""
         wanted = list(sessions)
         marks = ", ".join("?" * len(wanted))
-        sql = f"SELECT count(DISTINCT digest) FROM held WHERE session IN ({marks}) AND coalesce(expires, ?) >= ?"
-        if len(wanted) == 1:
-            sql = sql.replace("DISTINCT digest", "*")
-        return self._run(lambda db: int(db.execute(sql, (*wanted, at, at)).fetchone()[0]))
+        distinct = f"SELECT count(DISTINCT digest) FROM held WHERE session IN ({marks}) AND coalesce(expires, ?) >= ?"
+
+        def look(db: sqlite3.Connection) -> int:
+            if len(wanted) > 1:
+                return int(db.execute(distinct, (*wanted, at, at)).fetchone()[0])
+            row = _one(db, "SELECT number FROM held_count WHERE session = ?", *wanted)
+            gone = db.execute("SELECT count(*) FROM held WHERE session = ? AND expires < ?", (*wanted, at)).fetchone()
+            return int(row[0] - gone[0]) if row else 0
+
+        return self._run(look)
 
     def leave(self, session_id: str, digest: str | None = None) -> None:
         """A session holds an artifact no more, or has ended."""
@@ -190,15 +205,22 @@ class Passages:
         Where the words occur very often, the rarest of them decide, and of a single such word the newest places."""
         terms = [word for word in _WORD.findall(_spread(words)) if word.lower() not in _COMMON]
         terms = terms or _WORD.findall(_spread(words))
-        scopes = [(session,) for session in sessions]
+        scope = list(sessions)
+        marks = ", ".join("?" * len(scope))
+        found = _FOUND.format(sessions=marks)
 
         def ask(db: sqlite3.Connection) -> list[Match]:
-            query = " OR ".join(_telling(db, list(dict.fromkeys(terms))[:64]))
+            telling, is_bounded = _telling(db, list(dict.fromkeys(terms))[:64])
+            query = " OR ".join(telling)
             if not query:
                 return []
-            db.execute("DELETE FROM temp.scope")
-            db.executemany("INSERT OR IGNORE INTO temp.scope VALUES (?)", scopes)
-            return [Match(*row) for row in db.execute(_MATCH, (query, max(limit, _POSTINGS), limit))]
+            if is_bounded:  # all can be ranked, and whose they are be asked of the best alone
+                held = _HELD.format(sessions=marks, digest="digest")
+                sql = f"SELECT * FROM ({found} ORDER BY score, p.digest, p.first) WHERE {held} {_BEST}"
+                return [Match(*row) for row in db.execute(sql, (query, *scope, *scope, limit))]
+            held = _HELD.format(sessions=marks, digest="p.digest")
+            sql = f"SELECT * FROM ({found} AND {held} ORDER BY words.rowid DESC LIMIT ?) {_BEST}"
+            return [Match(*row) for row in db.execute(sql, (query, *scope, *scope, max(limit, _POSTINGS), limit))]
 
         return self._run(ask)
 
@@ -284,14 +306,13 @@ class Passages:
             db.execute("PRAGMA secure_delete = ON")
             db.execute("PRAGMA trusted_schema = OFF")
             self._make(db)
-            db.execute("CREATE TEMP TABLE scope (session TEXT PRIMARY KEY) WITHOUT ROWID")
             self._db = db
         return self._db
 
     def _make(self, db: sqlite3.Connection) -> None:
         db.execute("BEGIN IMMEDIATE")
         if db.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
-            for table in ("passage", "words", "indexed", "described", "held", "followed"):
+            for table in ("passage", "words", "indexed", "described", "held", "followed", "held_count"):
                 db.execute(f"DROP TABLE IF EXISTS {table}")
             for statement in _TABLES:
                 db.execute(statement)
@@ -333,8 +354,9 @@ def _leave(db: sqlite3.Connection, session_id: str, digest: str) -> None:
     _delete(db, "digest = ? AND session = ?", digest, session_id)
 
 
-def _telling(db: sqlite3.Connection, terms: list[str]) -> list[str]:
-    """The words that occur, as the index takes them, the rarest first and as many as can be ranked: at least one."""
+def _telling(db: sqlite3.Connection, terms: list[str]) -> tuple[list[str], bool]:
+    """The words that occur, as the index takes them, the rarest first and as many as can be ranked, at least one; and
+    whether all that they occur in can be."""
     counts = []
     for term in terms:
         quoted = f'"{term}"'
@@ -351,7 +373,7 @@ def _telling(db: sqlite3.Connection, terms: list[str]) -> list[str]:
         if kept and total > _POSTINGS:
             break
         kept.append(quoted)
-    return kept
+    return kept, sum(count for count, _ in counts[: len(kept)]) <= _POSTINGS
 
 
 def _one(db: sqlite3.Connection, sql: str, *values: str) -> tuple[Any, ...] | None:
