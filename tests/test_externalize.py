@@ -29,9 +29,7 @@ LOG = "".join(
     f"2026-01-01 12:{i // 60 % 60:02}:{i % 60:02} INFO request {i} took {i * 7 % 900} ms\n" for i in range(2_000)
 )
 ROWS = [{"id": i, "name": f"user {i}", "tags": ["a", "b"]} for i in range(2_000)]
-PNG_HEADER = (
-    b"\x89PNG\r\n\x1a\n" + b"\x00\x00\x00\rIHDR" + (640).to_bytes(4, "big") + (480).to_bytes(4, "big")
-)
+PNG_HEADER = b"\x89PNG\r\n\x1a\n" + b"\x00\x00\x00\rIHDR" + (640).to_bytes(4, "big") + (480).to_bytes(4, "big")
 PNG = PNG_HEADER + bytes(300_000)
 PNG64 = base64.b64encode(PNG).decode()
 KEY = "ghp_" + "Ab3dE5" * 6

@@ -8,18 +8,21 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import unquote, urlsplit
 
+from coatcheck.config import Settings, load
 from coatcheck.errors import InvalidArgument, StoreUnavailable, storage_errors
 from coatcheck.storage.passages import NAME as SEARCH
 from coatcheck.storage.passages import Passages
-from coatcheck.store import DEFAULT_GRACE, DEFAULT_TTL, Store
+from coatcheck.store import Store
 
 if TYPE_CHECKING:
     from coatcheck.storage.disk import Disk
 
 Durability = Literal["power", "process"]
+
+_UNSAID: Final[Any] = object()
 
 _default: Store | None = None
 _default_lock = threading.Lock()
@@ -28,36 +31,53 @@ _default_lock = threading.Lock()
 def open(
     url: str | os.PathLike[str] | None = None,
     *,
-    durability: Durability = "power",
+    durability: Durability = _UNSAID,
     create: bool = True,
-    ttl: float | None = DEFAULT_TTL,
-    grace: float = DEFAULT_GRACE,
-    max_artifact_bytes: int | None = None,
-    quota_bytes: int | None = None,
+    ttl: float | None = _UNSAID,
+    grace: float = _UNSAID,
+    max_artifact_bytes: int | None = _UNSAID,
+    quota_bytes: int | None = _UNSAID,
+    settings: Settings | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Store:
     """Open a store, making it where it is new, unless `create` is False.
 
-    `url` is a folder, or `memory:`. Without one: the environment's COATCHECK_STORE, else the user's data folder.
-    `durability` is `power` (what is acknowledged survives a power cut) or `process` (it survives the process). `ttl`
-    is the time to live of new sessions; `quota_bytes` bounds the whole store, `max_artifact_bytes` one artifact."""
-    if durability not in ("power", "process"):
-        raise InvalidArgument(f"durability is 'power' or 'process', not {durability!r}")
-    place = os.fspath(url) if url is not None else os.environ.get("COATCHECK_STORE") or str(_data_folder())
-    limits = {"max_artifact_bytes": max_artifact_bytes, "quota_bytes": quota_bytes}
+    `url` is a folder, or `memory:`. `durability` is `power` (what is acknowledged survives a power cut) or `process`
+    (it survives the process). `ttl` is the time to live of new sessions; `quota_bytes` bounds the whole store,
+    `max_artifact_bytes` one artifact. What is not said here, the `settings` say: those of `coatcheck.toml` and of the
+    environment (COATCHECK_STORE, …) unless others are given. Where nobody names a url, it is the user's data folder."""
+    said = {
+        "store.url": None if url is None else os.fspath(url),
+        "store.durability": durability,
+        "store.grace": grace,
+        "store.max_artifact_bytes": max_artifact_bytes,
+        "store.quota_bytes": quota_bytes,
+        "session.ttl": ttl,
+    }
+    told = {
+        key: value for key, value in said.items() if value is not _UNSAID and (key != "store.url" or url is not None)
+    }
+    settings = (load() if settings is None else settings).saying(told)
+    place = settings["store.url"] or str(_data_folder())
+    options = {
+        "url": place,
+        "ttl": settings["session.ttl"],
+        "grace": settings["store.grace"],
+        "max_artifact_bytes": settings["store.max_artifact_bytes"],
+        "quota_bytes": settings["store.quota_bytes"],
+        "settings": settings,
+        "clock": clock,
+    }
     if place == "memory:":
         from coatcheck.storage.memory import MemoryBlobs, MemoryCatalog
 
-        return Store(
-            MemoryBlobs(), MemoryCatalog(), Passages(None), url=place, ttl=ttl, grace=grace, clock=clock, **limits
-        )
+        return Store(MemoryBlobs(), MemoryCatalog(), Passages(None), **options)
     from coatcheck.storage.disk import Disk
 
     root = _folder(place)
     if not create and not (root.is_dir() and any(root.iterdir())):
         raise StoreUnavailable(f"there is no store at {str(root)!r}", hint="check the place, or put something there")
-    disk = Disk(durable=durability == "power")
-    return open_on(root, disk, url=place, ttl=ttl, grace=grace, clock=clock, **limits)
+    return open_on(root, Disk(durable=settings["store.durability"] == "power"), **options)
 
 
 def open_on(root: Path, disk: Disk, **options: Any) -> Store:

@@ -85,7 +85,9 @@ class Intake:
         if isinstance(value, Path):
             try:
                 with value.open("rb") as stream:
-                    return self._put_stream(scope, stream, _checked(replace(about, name=about.name or _file_name(value))))
+                    return self._put_stream(
+                        scope, stream, _checked(replace(about, name=about.name or _file_name(value)))
+                    )
             except OSError as error:
                 raise InvalidArgument(
                     f"cannot read {str(value)!r}: {error.strerror}", hint="name a file to store"

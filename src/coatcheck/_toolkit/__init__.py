@@ -20,9 +20,7 @@ from coatcheck.ids import clip
 from coatcheck.redaction import mask
 from coatcheck.session import Session
 
-MAX_CHARS: Final = 8_000
 LEAST_CHARS: Final = 1_500
-MAX_STORE_BYTES: Final = 512 * 1024
 
 Style = Literal["snake", "camel", "dotted"]
 _STYLES: Final[dict[str, tuple[str, str, str]]] = {
@@ -33,6 +31,13 @@ _STYLES: Final[dict[str, tuple[str, str, str]]] = {
 _TYPES: Final[dict[type, str]] = {
     bool: "a boolean", int: "a number", float: "a number", list: "an array", dict: "an object",
 }  # fmt: skip
+DESCRIPTIONS: Final = (
+    "Read a stored artifact, a page per call. Large results come as a stub with a pointer (art:...).",
+    "List stored artifacts, or search their names and content.",
+    "Store a text or JSON under a name for later. Answers its pointer.",
+)
+"""What the tools say of themselves, by which they are known under any name."""
+
 _PREFIX: Final = re.compile(r"[\w.:/-]{0,40}", re.ASCII)
 _LOG: Final = logging.getLogger("coatcheck")
 
@@ -93,17 +98,20 @@ def toolkit(
     *,
     style: Style = "snake",
     prefix: str = "",
-    max_chars: int = MAX_CHARS,
-    max_store_bytes: int = MAX_STORE_BYTES,
+    max_chars: int | None = None,
+    max_store_bytes: int | None = None,
 ) -> list[Tool]:
     """The three tools of a session: get, list, store.
 
     `style` names them `get_artifact`, `getArtifact` or `artifacts.get`, with a `prefix` before. No answer has more than
-    `max_chars` characters; what a model stores has `max_store_bytes` at most."""
+    `max_chars` characters; what a model stores has `max_store_bytes` at most. By default they are what the store's
+    settings say: 8,000 characters and 512 KiB."""
     if not isinstance(session, Session):
         raise InvalidArgument(
             f"a {type(session).__name__} is no session", hint="coatcheck.aio has a toolkit for its own"
         )
+    max_chars = session.store.settings["page.max_chars"] if max_chars is None else max_chars
+    max_store_bytes = session.store.settings["tools.max_store_bytes"] if max_store_bytes is None else max_store_bytes
     if style not in _STYLES:
         raise InvalidArgument(f"{clip(str(style))} is no style", hint="one of " + ", ".join(_STYLES))
     if not _PREFIX.fullmatch(prefix):
@@ -120,7 +128,7 @@ def toolkit(
     return [
         Tool(
             get,
-            "Read a stored artifact, a page per call. Large results come as a stub with a pointer (art:...).",
+            DESCRIPTIONS[0],
             _schema(
                 ["pointer"],
                 pointer="or a name",
@@ -135,7 +143,7 @@ def toolkit(
         ),
         Tool(
             listing,
-            "List stored artifacts, or search their names and content.",
+            DESCRIPTIONS[1],
             _schema([], query="words to search for", cursor="given by the last page"),
             True,
             run.list,
@@ -143,7 +151,7 @@ def toolkit(
         ),
         Tool(
             store,
-            "Store a text or JSON under a name for later. Answers its pointer.",
+            DESCRIPTIONS[2],
             _schema(["name", "value"], name="", value="", content_type="e.g. application/json"),
             False,
             run.store,

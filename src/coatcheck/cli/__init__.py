@@ -16,8 +16,12 @@ import click
 from coatcheck import CoatcheckError, __version__, errors
 from coatcheck.cli.archive import export, import_
 from coatcheck.cli.artifacts import forget, get, ls, put, show
+from coatcheck.cli.config import config
+from coatcheck.cli.hot import hot
 from coatcheck.cli.looking import read, search
+from coatcheck.cli.metrics import metrics
 from coatcheck.cli.terminal import complain
+from coatcheck.cli.transcript import transcript
 from coatcheck.cli.upkeep import collect, stats, verify
 
 INTERRUPTED: Final = 130
@@ -68,5 +72,7 @@ def main() -> None:
     """Keep large tool results in a content-addressed store, and get every byte back."""
 
 
-for command in (put, get, read, search, ls, show, forget, collect, verify, stats, export, import_):
+for command in (
+    put, get, read, search, ls, show, forget, collect, verify, stats, export, import_, transcript, hot, metrics, config,
+):  # fmt: skip
     main.add_command(command)

@@ -217,9 +217,11 @@ class Settling:
         self._check_turn()
         policy = self._policy
         if always:
-            from coatcheck.externalize import Policy  # with all that stands behind it, for those who need it
+            from coatcheck.externalize import configured  # with all that stands behind it, for those who need it
 
-            policy = replace(policy or Policy(), enabled=True, tools={self._call.name: "always"})
+            policy = replace(
+                policy or configured(self._session.store.settings), enabled=True, tools={self._call.name: "always"}
+            )
         done = self._session.externalize(value, tool=self._call.name, call_id=self._call.id or None, policy=policy)
         return Shown(done.text, done.content, done.ref, tuple(done.refs), done.is_stub, done.failure)
 

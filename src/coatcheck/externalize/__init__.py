@@ -6,8 +6,9 @@ tools answered is never externalized again.
 
 from __future__ import annotations
 
-from typing import Final
+from functools import lru_cache
 
+from coatcheck.config import Settings
 from coatcheck.externalize.failures import FAILURES
 from coatcheck.externalize.mixed import Mixed
 from coatcheck.externalize.outcome import Outcome
@@ -15,19 +16,25 @@ from coatcheck.externalize.policy import Limit, Policy
 from coatcheck.scope import Scope
 from coatcheck.store import Store
 
-__all__ = ["FAILURES", "Limit", "Outcome", "Policy", "externalize"]
-
-DEFAULT: Final = Policy()
+__all__ = ["FAILURES", "Limit", "Outcome", "Policy", "configured", "externalize"]
 
 
 def externalize(
     store: Store, scope: Scope, value: object, *, tool: str | None, call_id: str | None, policy: Policy | None
 ) -> Outcome:
     """The outcome for a tool's result. Raises nothing where the store fails."""
-    policy = policy or DEFAULT
+    policy = policy or configured(store.settings)
     if type(value) is str and len(value) <= policy.safe_chars and (not policy.tools or tool not in policy.tools):
         return Outcome(value, value)
     return Mixed(store, scope, policy, _label(tool), _label(call_id)).outcome(value)
+
+
+@lru_cache(maxsize=64)
+def configured(settings: Settings) -> Policy:
+    """The policy that settings ask for, where code gives none."""
+    said = settings.section("policy")
+    rules = {tool: rule if isinstance(rule, str) else Limit(**rule) for tool, rule in said["tools"].items()}
+    return Policy(**said | {"tools": rules})
 
 
 def _label(text: str | None) -> str | None:

@@ -77,10 +77,8 @@ class Packing:
         data = encoded.data
         self._thread = _started(self._hash) if len(data) >= _HASHED_APART else None
         frames = frames_of(data) if len(data) > _FRAMED else None
-        feeds = data.count(b"\n") if frames is None else sum(line_counts(frames))
-        lines = feeds + (not data.endswith(b"\n") if data else 0)
         self._frames = frames
-        self.sample = Sample(data[:EDGE], data[max(EDGE, len(data) - EDGE) :], len(data), lines)
+        self.sample = ends_of(data, None if frames is None else sum(line_counts(frames)))
 
     def packed(self) -> Encoded:
         """The value with all that is known of its bytes."""
@@ -90,6 +88,13 @@ class Packing:
 
     def _hash(self) -> None:
         self._digest = digest_of(self._encoded.data)
+
+
+def ends_of(data: bytes, feeds: int | None = None) -> Sample:
+    """The two ends of some bytes, which have so many line feeds."""
+    feeds = data.count(b"\n") if feeds is None else feeds
+    lines = feeds + (not data.endswith(b"\n") if data else 0)
+    return Sample(data[:EDGE], data[max(EDGE, len(data) - EDGE) :], len(data), lines)
 
 
 def _started(target: Any) -> threading.Thread | None:

@@ -23,7 +23,8 @@ COSTLIEST: Final = 5
 
 _NAMED: Final = ("max_tokens", "max_chars", "max_bytes")
 _UTF8: Final = 4  # bytes of a character at most
-_CLEARLY: Final = 1.5  # an estimate from pieces counts where it is over the limit by so much
+CLEARLY: Final = 1.5
+"""An estimate from pieces counts where it is off the limit by so much."""
 
 Shrink = Callable[[Any], Any]
 """Makes of a tool's result what the model is shown of it. What it answers unchanged is judged like any other result."""
@@ -63,7 +64,7 @@ class Limit:
             return False
         if count is not None:
             return not _counted(count, text) <= most
-        return (roughly is not None and roughly() > most * _CLEARLY) or estimate(text) > most
+        return (roughly is not None and roughly() > most * CLEARLY) or estimate(text) > most
 
     def is_too_long(self, text: str) -> bool:
         """Whether a text is over the limit in characters or bytes."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
+from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -19,6 +20,7 @@ from .sample import Preview, Text
 from .text import ends, line, pack, visible
 
 _NUMBERED: Final = re.compile(r"[ \t]{0,8}(\d{1,7})(?:→|\t|[:|] ?|-)")
+# These begin with the line feed before a line, not with "^": that is searched for many times as fast.
 _DEFINITION: Final = re.compile(
     r"\n([ \t]{0,12})"
     r"(?:(?:export|default|declare|public|private|protected|internal|static|final|abstract|async|pub|pub\(crate\)|unsafe"
@@ -32,12 +34,8 @@ _METHOD: Final = re.compile(
     r"(?:[A-Z][\w<>\[\],]{0,40} )?([A-Za-z_$][\w$]{0,80})\([^\n;{}]{0,200}\)[^\n;{}()]{0,80}\{$",
     re.MULTILINE,
 )
-_CONSTANT: Final = re.compile(
-    r"\n()(?:export )?(const|let|var) ([A-Za-z_$][\w$]{0,80})[^\n=]{0,80}= ?(?:async )?[(f]"
-)
-_C_FUNCTION: Final = re.compile(
-    r"\n()()(?:[A-Za-z_][\w:<>]{0,40}[ \t*&]{1,4}){1,4}([A-Za-z_][\w:]{0,80})\("
-)
+_CONSTANT: Final = re.compile(r"\n()(?:export )?(const|let|var) ([A-Za-z_$][\w$]{0,80})[^\n=]{0,80}= ?(?:async )?[(f]")
+_C_FUNCTION: Final = re.compile(r"\n()()(?:[A-Za-z_][\w:<>]{0,40}[ \t*&]{1,4}){1,4}([A-Za-z_][\w:]{0,80})\(")
 _SHELL: Final = re.compile(r"\n()()([A-Za-z_][\w-]{0,60})[ ]?\(\)[ ]?\{")
 _DEFINES: Final = Hint(
     r"(?m)^[ \t]*(?:[a-z()]+[ \t]+)*(?:def|class|func|function|fn|interface|struct|enum|trait|impl|type|module|namespace"
@@ -174,7 +172,7 @@ def _definitions(body: str) -> list[tuple[int, int, str, str]]:
     for match in islice(_METHOD.finditer(body), _MANY):
         if match.group(2) not in _KEYWORDS:
             found.setdefault(match.start(), (4, "", match.group(2)))
-    return [(at, *found[at]) for at in sorted(found)[:_MANY]]
+    return tuple((at, *found[at]) for at in sorted(found)[:_MANY])
 
 
 def diff(text: Text, limit: int) -> Preview:
