@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar
 
 import coatcheck
-from coatcheck._toolkit import MAX_CHARS, MAX_STORE_BYTES, Style, Tool
+from coatcheck._toolkit import Style, Tool
 from coatcheck.descriptions import Description
 from coatcheck.executor import Handle, ToolCall, ToolExecutor, ToolOutcome
 from coatcheck.executor.run import WORKERS
@@ -160,8 +160,8 @@ def toolkit(
     *,
     style: Style = "snake",
     prefix: str = "",
-    max_chars: int = MAX_CHARS,
-    max_store_bytes: int = MAX_STORE_BYTES,
+    max_chars: int | None = None,
+    max_store_bytes: int | None = None,
 ) -> list[AsyncTool]:
     """The three tools of a session, as `coatcheck.toolkit` gives them."""
     tools = coatcheck.toolkit(
