@@ -41,7 +41,11 @@ def texts(most: int = 60) -> st.SearchStrategy[str]:
 def conversations(*, odd_ids: bool = False, max_turns: int = 12) -> st.SearchStrategy[list[Turn]]:
     ids = st.uuids().map(str) if not odd_ids else st.sampled_from(["", "a", "b", "c" * 1_500])
     step = st.builds(
-        Step, ids, texts(30), texts() if not odd_ids else st.none() | texts(), st.booleans() if odd_ids else st.just(False)
+        Step,
+        ids,
+        texts(30),
+        texts() if not odd_ids else st.none() | texts(),
+        st.booleans() if odd_ids else st.just(False),
     )
     turn = st.builds(
         Turn, st.none() | texts(20), texts(20), st.lists(step, max_size=3).map(tuple), st.just("") | texts(40)
@@ -62,7 +66,11 @@ def _chat(said: str | None, turn: Turn) -> Iterator[Message]:
     if said is not None:
         yield {"role": "user", "content": said}
     calls = [
-        {"id": one.call_id, "type": "function", "function": {"name": "run", "arguments": json.dumps({"a": one.argument})}}
+        {
+            "id": one.call_id,
+            "type": "function",
+            "function": {"name": "run", "arguments": json.dumps({"a": one.argument})},
+        }
         for one in turn.steps
     ]
     yield {"role": "assistant", "content": turn.answer, **({"tool_calls": calls} if calls else {})}

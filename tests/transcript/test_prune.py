@@ -302,9 +302,7 @@ def test_a_late_result_of_a_folded_call_brings_the_call_back(session: coatcheck.
 # Properties
 
 
-@given(
-    conversations(odd_ids=True), st.sampled_from(WRITTEN), st.integers(40, 3_000), st.integers(0, 4), st.booleans()
-)
+@given(conversations(odd_ids=True), st.sampled_from(WRITTEN), st.integers(40, 3_000), st.integers(0, 4), st.booleans())
 def test_any_conversation_is_within_its_budget_and_paired_as_before(
     turns_: list[Turn], form: str, budget: int, keep: int, stored: bool
 ) -> None:

@@ -192,7 +192,12 @@ class _Rendering:
         for number, message in enumerate(self._given):
             if fold is not None and number == fold.numbers[0]:
                 note, pointer = note_of(
-                    fold, self._given, self._known, placeholders=self._placeholders, count=self._count, store=self._store
+                    fold,
+                    self._given,
+                    self._known,
+                    placeholders=self._placeholders,
+                    count=self._count,
+                    store=self._store,
                 )
                 self._add(note, None)
                 self.replaced += [Replaced(one, "turns", "", pointer) for one in fold.numbers]

@@ -78,7 +78,9 @@ class SummaryCheck:
 
     def __str__(self) -> str:
         if self.ok:
-            return f"all {self.found} pointers of the summary resolve" if self.found else "the summary names no artifact"
+            return (
+                f"all {self.found} pointers of the summary resolve" if self.found else "the summary names no artifact"
+            )
         said = [f"{one.pointer}: {one.message}" for one in self.unresolved]
         said += [f"{pointer}: was in the index and is not in the summary; add it" for pointer in self.lost]
         return "\n".join([*said, *([f"and {self.more} more"] if self.more else [])])
