@@ -209,7 +209,7 @@ def _sessions_near_the_end(path: Path) -> Iterator[str]:
 
 
 class Restorer:
-    """Fetches what lines refer to: from the transcript's own session, else from the agent's. What neither has is noted."""
+    """Fetches what lines refer to: from the transcript's own session, else from the agent's. Notes what neither has."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
