@@ -11,13 +11,12 @@ _MOST_BREAKPOINTS = 4
 
 
 def refused(request: dict[str, Any]) -> list[str]:
-    """What is wrong with the arguments of a call: Anthropic's, OpenAI's chat or its Responses. Empty where it passes."""
+    """What is wrong with a call's arguments: Anthropic's, OpenAI's chat or its Responses. Empty where they pass."""
     if "input" in request:
         return list(_responses(request["input"]))
-    is_anthropic = isinstance(request.get("system"), list) or any(
-        isinstance(one.get("content"), list) and any(block.get("type") in ("tool_use", "tool_result") for block in one["content"])
-        for one in request["messages"]
-    )  # fmt: skip
+    blocks = [one for message in request["messages"] for one in message.get("content") or () if isinstance(one, dict)]
+    kinds = {one.get("type") for one in blocks}
+    is_anthropic = isinstance(request.get("system"), list) or bool(kinds & {"tool_use", "tool_result", "thinking"})
     return list(_anthropic(request) if is_anthropic else _chat(request["messages"]))
 
 

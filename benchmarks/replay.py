@@ -1,4 +1,4 @@
-"""The conversations of the corpus, replayed call by call through a `PromptBuilder`: what is sent, and what is cached."""
+"""The conversations of the corpus, replayed call by call through a `PromptBuilder`: what is sent, what is cached."""
 
 from __future__ import annotations
 

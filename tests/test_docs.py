@@ -61,22 +61,31 @@ def test_the_readme_begins_with_the_two_commands_for_a_fresh_machine() -> None:
     assert start.index("make demo") < start.index("make test")
 
 
+def below(name: str, command: click.Command) -> list[tuple[str, click.Command]]:
+    """A command by its name, or those of a group by theirs."""
+    if not isinstance(command, click.Group):
+        return [(name, command)]
+    return [(name, command), *((f"{name} {inner}", one) for inner, one in command.commands.items())]
+
+
 @pytest.mark.parametrize("name", sorted(main.commands))
 def test_every_command_and_each_of_its_options_is_documented(name: str) -> None:
     text = sections(ROOT / "docs" / "cli.md")
     shared = (ROOT / "docs" / "cli.md").read_text().split("\n## ")[0]
     assert name in text
-    assert f"coatcheck {name}" in text[name]
-    for parameter in main.commands[name].params:
-        for option in parameter.opts if isinstance(parameter, click.Option) else []:
-            where = shared if option in ("--store", "--session", "--json") else text[name]
-            assert re.search(rf"`{re.escape(option)}\b", where), option
+    for called, command in below(name, main.commands[name]):
+        assert f"coatcheck {called}" in text[name]
+        for parameter in command.params:
+            for option in parameter.opts if isinstance(parameter, click.Option) else []:
+                where = shared if option in ("--store", "--session", "--json") else text[name]
+                assert re.search(rf"`{re.escape(option)}\b", where), option
 
 
 def test_the_page_of_the_command_line_names_no_command_or_option_that_is_not_there() -> None:
     text = sections(ROOT / "docs" / "cli.md")
     assert set(text) - {"Exit codes"} == set(main.commands)
-    known = {option for command in main.commands.values() for parameter in command.params for option in parameter.opts}
+    commands = [command for name in main.commands for _, command in below(name, main.commands[name])]
+    known = {option for command in commands for parameter in command.params for option in parameter.opts}
     assert set(re.findall(r"`(--?[a-z][a-z-]*)", (ROOT / "docs" / "cli.md").read_text())) <= known | {
         "-h", "--help", "--version",
     }  # fmt: skip
@@ -89,9 +98,10 @@ def test_every_exit_code_is_documented() -> None:
 
 
 def test_every_command_says_what_it_does_and_each_option_has_help() -> None:
-    for command in main.commands.values():
-        assert command.help
-        assert all(parameter.help for parameter in command.params if isinstance(parameter, click.Option)), command.name
+    for name in main.commands:
+        for _, command in below(name, main.commands[name]):
+            assert command.help
+            assert all(one.help for one in command.params if isinstance(one, click.Option)), command.name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -165,10 +165,10 @@ def _read(base: Path, path: Path) -> tuple[bytes | None, str]:
     keeps a prompt waiting; a link may lead anywhere within the base, or the file's own folder where its path is
     absolute."""
     try:
-        place = base / path
-        real = Path(os.path.realpath(place))
         within = Path(os.path.realpath(path.parent if path.is_absolute() else base))
-        if place.is_symlink() and not real.is_relative_to(within):
+        plain = Path(os.path.normpath(within / (path.name if path.is_absolute() else path)))
+        real = Path(os.path.realpath(plain))
+        if real != plain and not real.is_relative_to(within):
             return None, "a link that leads out of the folder"
         handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from coatcheck.context.budget import Budget, Violation, text_of
 from coatcheck.context.counting import counted
-from coatcheck.errors import BudgetExceeded
+from coatcheck.errors import BudgetExceeded, CoatcheckError
 from coatcheck.externalize import Policy
 from coatcheck.refs import Ref
 from coatcheck.tokens import TokenCounter, estimate
@@ -105,7 +105,12 @@ def surplus(
     most = budget.max_rag_chunks
     if len(chunks) <= most:
         return chunks, None
-    rest = [session.put(chunk, tool=_TOOL, kind="doc") for chunk in chunks[most:]]
+    over = chunks[most:]
+    try:
+        rest = [session.put(chunk, tool=_TOOL, kind="doc") for chunk in over]
+    except CoatcheckError as error:  # a store that fails costs the chunks that are too many, not the prompt
+        changes.append(f"{len(over)} of {len(chunks)} retrieved chunks are left out: {error.message}")
+        return chunks[:most], f"{len(over)} more retrieved chunks are left out: they could not be stored."
     refs += rest
     changes.append(f"{len(rest)} of {len(chunks)} retrieved chunks became pointers")
     pointers = list(dict.fromkeys(ref.pointer for ref in rest))

@@ -15,18 +15,20 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from coatcheck.errors import InvalidArgument, StoreUnavailable, storage_error
 from coatcheck.ids import clip
 from coatcheck.storage.disk import Disk
-from coatcheck.transcript.backwards import last_start
+from coatcheck.transcript.backwards import last_start, starts_backwards
 from coatcheck.transcript.place import pieces
 from coatcheck.transcript.scan import parse
 
 _OPEN: Final = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LONGEST: Final = 64 << 20  # bytes of an unfinished line that are looked at
+_JUDGED: Final = 20  # lines before a torn one that tell whether this is a transcript
 TORN: Final = ".coatcheck-torn"
 
 
@@ -79,7 +81,7 @@ class Appender:
             start = last_start(handle, size)
             if size - start > _LONGEST:
                 return Torn(start, size - start, None)
-            if _is_whole(os.pread(handle, size - start, start)):
+            if not _is_torn(os.pread(handle, size - start, start)) or not _has_lines(handle, start):
                 return None
             aside = self._path.with_name(f".{self._path.name}{TORN}")
             try:
@@ -183,8 +185,25 @@ class Appender:
             self._handle = None
 
 
-def _is_whole(line: bytes) -> bool:
+def _is_torn(line: bytes) -> bool:
+    """Whether this is the beginning of an object, or the blanks that a power cut leaves, and no JSON by itself."""
+    return line.lstrip(b" \t\r\0")[:1] in (b"{", b"") and _parsed(line) is None
+
+
+def _has_lines(handle: int, end: int) -> bool:
+    """Whether the lines before an offset are those of a transcript, and not of a document or some other file. Where
+    there are none, the line behind is the first."""
+    stop = end
+    for begin in islice(starts_backwards(handle, end), _JUDGED):
+        if isinstance(_parsed(os.pread(handle, min(stop - begin, _LONGEST), begin)), dict):
+            return True
+        stop = begin
+    return not end
+
+
+def _parsed(line: bytes) -> object:
     try:
-        return parse(line.decode()) is not None
+        found = parse(line.decode())
     except UnicodeDecodeError:
-        return False
+        return None
+    return None if found is None else found[0]

@@ -1,23 +1,23 @@
 """One cut: a history made small enough, in stages from the least painful on. What `prune` repeats over a conversation.
 
-A cut is a pure function of the messages up to a point. A stage works from the oldest message on and stops as soon as the
-target is met; the next begins only where it was not: results become placeholders, then arguments of calls and pictures,
-then thinking goes. Where all that gained less than half of the room that was wanted, whole turns are folded into one note,
-and where even that does not fit, fewer of the newest turns are kept. What each stage saves is summed up once, so that a
-cut costs little however often the budget is exceeded.
+A cut is a pure function of the messages up to a point. A stage works from the oldest message on and stops as soon as
+the target is met; the next begins only where it was not: results become placeholders, then arguments of calls and
+pictures, then thinking goes. Where all that gained less than half of the room that was wanted, whole turns are folded
+into one note, and where even that does not fit, fewer of the newest turns are kept. What each stage saves is summed up
+once, so that a cut costs little however often the budget is exceeded.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from coatcheck.tokens import TokenCounter
 from coatcheck.transcript import shapes
 from coatcheck.transcript.fold import Fold, room_for_note
-from coatcheck.transcript.formats import Format, Message
+from coatcheck.transcript.formats import Format, Message, at
 from coatcheck.transcript.placeholders import Placeholder, Placeholders
 from coatcheck.transcript.turns import pair, side, turns
 from coatcheck.transcript.weight import weigh
@@ -41,7 +41,7 @@ class Variant:
     message: Message
     tokens: int
     what: What
-    parts: tuple[tuple[Placeholder, str, Callable[[Message, str], Message]], ...] = ()
+    parts: tuple[tuple[Placeholder, str, shapes.Write], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +176,13 @@ class Cutter:
                 continue
             call = self.pairing.call_of.get((number, place))
             tool = result.name or (call[1].name if call else None)
-            content = shapes.at(message, result.content_path)
+            content = at(message, result.content_path)
             made = self._placeholders.of(content, "an older result", tool=tool, call_id=result.call_id)
             if made is None or made.pinned:
                 if made is not None:
                     self._spared.add(number)
                 continue
-            parts.append((made, result.call_id, _result_writer(self._known, place)))
+            parts.append((made, result.call_id, shapes.result_writer(self._known, place)))
         return self._written(message, "result", parts)
 
     def _arguments(self, message: Message) -> Variant | None:
@@ -193,7 +193,7 @@ class Cutter:
                 continue
             made = self._placeholders.of(found[1], "older arguments", tool=call.name, call_id=call.id)
             if made is not None and not made.pinned:
-                parts.append((made, call.id, _argument_writer(self._known, place)))
+                parts.append((made, call.id, shapes.argument_writer(self._known, place)))
         return self._written(message, "arguments", parts)
 
     def _media(self, message: Message) -> Variant | None:
@@ -201,14 +201,14 @@ class Cutter:
         for path, carried in shapes.pictures(message):
             made = self._placeholders.of(carried.value, "an older attachment", tool=None, call_id=None)
             if made is not None and not made.pinned:
-                parts.append((made, "", _media_writer(path)))
+                parts.append((made, "", shapes.picture_writer(path)))
         return self._written(message, "media", parts)
 
     def _written(
         self,
         message: Message,
         what: What,
-        parts: list[tuple[Placeholder, str, Callable[[Message, str], Message]]],
+        parts: list[tuple[Placeholder, str, shapes.Write]],
     ) -> Variant | None:
         if not parts:
             return None
@@ -224,7 +224,8 @@ class Cutter:
         first = starts[0]
         task = first if self.sides[first] == "user" and self.tokens[first] * _TASK <= self._max else -1
         gone: list[int] = []
-        count, spared, total = 0, [], cut.tokens + self._room
+        spared: list[list[int]] = []
+        count, total = 0, cut.tokens + self._room
         for forced in (False, True):
             if forced and total <= self._max:
                 break
@@ -282,23 +283,3 @@ def written(variant: Variant, message: Message, read_tool: str | None) -> Messag
     for made, _, write in variant.parts:
         message = write(message, made.text(read_tool))
     return message
-
-
-def _result_writer(known: Format, place: int) -> Callable[[Message, str], Message]:
-    return lambda message, text: shapes.with_result(known, message, known.results(message)[place], text)
-
-
-def _argument_writer(known: Format, place: int) -> Callable[[Message, str], Message]:
-    def write(message: Message, text: str) -> Message:
-        found = shapes.arguments(message, known.calls(message)[place])
-        return message if found is None else shapes.with_arguments(message, found[0], text)
-
-    return write
-
-
-def _media_writer(path: shapes.Path) -> Callable[[Message, str], Message]:
-    def write(message: Message, text: str) -> Message:
-        carried = shapes.blocks.payload(shapes.at(message, path))
-        return message if carried is None else dict(shapes.replaced(message, path, carried.replace(text)))
-
-    return write

@@ -1,4 +1,4 @@
-"""`Transcript`: a session's messages on disk, appended and read. Payloads over the policy are refs, and nothing is lost.
+"""`Transcript`: a session's messages on disk, appended and read. Payloads over the policy are refs; nothing is lost.
 
 Reading is lazy and by position: opening reads next to nothing, the last messages are read from the end, and no index is
 kept, so any number of processes may append meanwhile. What a line refers to is durable before the line is.
@@ -42,8 +42,8 @@ _MOST_PROBLEMS: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong with a line: "missing", "damaged", "broken", "torn" or "not stored". `offset` is where the
-    line begins in the file, `pointer` the artifact that it is about."""
+    """Something that is wrong with a line: "missing", "damaged", "broken", "torn" or "not stored". `offset` is where
+    the line begins in the file, `pointer` the artifact that it is about."""
 
     kind: str
     offset: int
@@ -169,9 +169,9 @@ class Transcript:
     def lines(self, start: int | None = None, stop: int | None = None, *, mode: Mode = "stored") -> Iterator[Line]:
         """The lines from `start` to `stop`, as in a slice: negative numbers count from the end.
 
-        "stored" is as they are in the file, "stubs" without our refs, "whole" as they were before anything left them, byte
-        for byte. What cannot be had stands as a placeholder, and is told in `problems`. Lines that are no JSON pass as
-        they are."""
+        "stored" is as they are in the file, "stubs" without our refs, "whole" as they were before anything left them,
+        byte for byte. What cannot be had stands as a placeholder, and is told in `problems`. Lines that are no JSON
+        pass as they are."""
         restorer = self._restorer(mode)
         with self._reading() as (handle, size):
             if self._found_layout().is_document:
@@ -186,8 +186,8 @@ class Transcript:
 
     def messages(self, start: int | None = None, stop: int | None = None, *, mode: Mode = "stubs") -> Iterator[Message]:
         """The messages that live in the lines, from `start` to `stop` as in a slice. The last hundred are
-        `messages(-100)`, and cost no more than those. Lines without a message are passed over; those that are no JSON are
-        told in `problems` too."""
+        `messages(-100)`, and cost no more than those. Lines without a message are passed over; those that are no JSON
+        are told in `problems` too."""
         known = self.format
         if self._found_layout().is_document:
             found = [one for line in self.lines(mode=mode) for one in self._inside(line, known)]
@@ -227,7 +227,7 @@ class Transcript:
         return self._session.read(target, **request)
 
     def _from_the_end(self, start: int | None, stop: int | None, known: Format) -> tuple[int, int, int | None]:
-        """Where to begin, how many messages to pass over there, and where to stop, for a slice with a negative bound."""
+        """Where to begin, how many messages to pass over there, and where to stop, for a slice with negative bounds."""
         with self._reading() as (handle, size):
             if start is not None and start >= 0:
                 last = self._message_start(handle, size, -(stop or 0), known)[0]

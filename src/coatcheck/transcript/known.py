@@ -59,13 +59,15 @@ def sessions_of_file(handle: int, *, is_document: bool) -> Iterator[str]:
                     yield session_id
 
 
-def tidy(place: Place, store: Store, keep: Container[str]) -> None:
-    """Take away what a crash left beside a file, and let go what was put for that alone."""
+def tidy(place: Place, store: Store, keep: Container[str], *, reused: str | None = None) -> None:
+    """Take away what a crash left beside a file, but for what is about to be `reused`, and let go what was put for that
+    alone: not the sessions to `keep`."""
     for session_id in place.unfinished():
-        of_others = any(manifest.path != place.real_path for manifest in recall(store, session_id))
-        if session_id not in keep and not of_others:
+        own = all(manifest.path == place.real_path for manifest in recall(store, session_id))
+        if own and session_id != reused and session_id not in keep:
             store.session(session_id).end()
-    place.clear_unfinished()
+        if session_id != reused:
+            place.remove_unfinished(session_id)
 
 
 def begins_with(handle: int, other: int, size: int) -> bool:

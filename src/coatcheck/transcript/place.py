@@ -141,17 +141,24 @@ class Place:
         names = [one.removeprefix(self._fresh) for one in os.listdir(self._folder) if one.startswith(self._fresh)]
         return [PREFIX + one for one in sorted(names) if is_session_id(PREFIX + one)]
 
-    def clear_unfinished(self) -> None:
-        for session_id in self.unfinished():
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._fresh + session_id.removeprefix(PREFIX), dir_fd=self._folder)
+    def remove_unfinished(self, session_id: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._fresh + session_id.removeprefix(PREFIX), dir_fd=self._folder)
 
     @contextmanager
     def replacement(self, session_id: str) -> Iterator[int]:
-        """A new file beside this one, which is gone on leaving unless `replace` was called."""
+        """A new file beside this one, which is gone on leaving unless `replace` was called. One that a crash left for
+        this session is taken: there is no instant without it, or nobody would know of the session."""
         name = self._fresh + session_id.removeprefix(PREFIX)
-        handle = os.open(name, _NEW, 0o600, dir_fd=self._folder)
         try:
+            handle = os.open(name, _NEW, 0o600, dir_fd=self._folder)
+        except FileExistsError:
+            handle = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
+        try:
+            info = os.fstat(handle)
+            if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1 or info.st_uid != os.geteuid():
+                raise InvalidArgument(f"{clip(name)} is there, and is not ours", hint="move it away")
+            os.ftruncate(handle, 0)
             yield handle
         finally:
             os.close(handle)

@@ -86,8 +86,8 @@ def prune(
     the placeholder says that nothing is stored. Where that is not enough, `steps` says what else was done. A step cuts
     down to `low_water` of the budget where it can.
 
-    Deterministic; the messages given are not changed. Raises `LimitExceeded` where they cannot be made to fit, or cannot
-    be counted."""
+    Deterministic; the messages given are not changed. Raises `LimitExceeded` where they cannot be made to fit, or
+    cannot be counted."""
     _check(max_tokens, keep_turns, low_water)
     known = format_of(messages, format)
     placeholders = Placeholders(session, pinned, read_tool)
@@ -135,8 +135,8 @@ def _check(max_tokens: object, keep_turns: object, low_water: object) -> None:
 
 
 def _steps(cutter: Cutter, length: int, max_tokens: int, newest: int) -> tuple[Cut | None, Cut | None, int]:
-    """Go through the history as it grew, message by message, and cut wherever it exceeded the budget. The cut that holds
-    in the end, the one that held before the newest turn, and what it all costs.
+    """Go through the history as it grew, message by message, and cut wherever it exceeded the budget. The cut that
+    holds in the end, the one that held before the newest turn, and what it all costs.
 
     Where no cut was enough there was no answer, and the next message is a new try."""
     cut: Cut | None = None

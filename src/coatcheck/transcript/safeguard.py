@@ -36,8 +36,8 @@ class Index:
     """The artifacts that a summary must carry, best first: one line each, and how many more there are.
 
     `text` goes into the summary as it is. `pointers` are those in it, `left_out` those that did not fit. `unresolved`
-    were named in the messages, and this session does not hold them (any more). `failures` says why a result could not be
-    stored: keep its message."""
+    were named in the messages, and this session does not hold them (any more). `failures` says why a result could not
+    be stored: keep its message."""
 
     text: str
     refs: tuple[Ref, ...] = ()
@@ -64,8 +64,8 @@ class Unresolved:
 
 @dataclass(frozen=True, slots=True)
 class SummaryCheck:
-    """What is wrong with the pointers of a summary: those that lead nowhere, and those of the index that it lost. `more`
-    counts what is not listed. Its text says so in words that a model can act on."""
+    """What is wrong with the pointers of a summary: those that lead nowhere, and those of the index that it lost.
+    `more` counts what is not listed. Its text says so in words that a model can act on."""
 
     unresolved: tuple[Unresolved, ...] = ()
     lost: tuple[str, ...] = ()

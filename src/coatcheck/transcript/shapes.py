@@ -1,12 +1,16 @@
-"""Where a format keeps what pruning replaces besides results: arguments, thinking, pictures; and how a note looks."""
+"""Where a format keeps what pruning replaces, how another text is written there, and how a note looks."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, Final
 
 from coatcheck.externalize import blocks
 from coatcheck.transcript.formats import Call, Format, Message, Path, Result, at, replaced
+
+Write = Callable[[Message, str], Message]
+"""Makes of a message one with another text in some place."""
 
 _ARGUMENTS: Final[tuple[Path, ...]] = (
     ("function", "arguments"),
@@ -73,7 +77,7 @@ def pictures(message: Message) -> list[tuple[Path, blocks.Payload]]:
     content = message.get("content")
     if not isinstance(content, list):
         return []
-    found = []
+    found: list[tuple[Path, blocks.Payload]] = []
     for index, one in enumerate(content):
         carried = blocks.payload(one) if isinstance(one, dict) else None
         if carried is not None and carried.is_base64:
@@ -87,6 +91,31 @@ def dumped(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
     except (TypeError, ValueError, RecursionError):
         return str(type(value))
+
+
+def result_writer(known: Format, place: int) -> Write:
+    """Writes a text as the content of the so manieth result of a message."""
+    return lambda message, text: with_result(known, message, known.results(message)[place], text)
+
+
+def argument_writer(known: Format, place: int) -> Write:
+    """Writes the JSON of an object as the arguments of the so manieth call of a message."""
+
+    def write(message: Message, text: str) -> Message:
+        found = arguments(message, known.calls(message)[place])
+        return message if found is None else with_arguments(message, found[0], text)
+
+    return write
+
+
+def picture_writer(path: Path) -> Write:
+    """Writes a text where a picture or a document stands."""
+
+    def write(message: Message, text: str) -> Message:
+        carried = blocks.payload(at(message, path))
+        return message if carried is None else dict(replaced(message, path, carried.replace(text)))
+
+    return write
 
 
 def note(known: Format, like: Message, text: str) -> Message | None:

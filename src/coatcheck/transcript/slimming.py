@@ -98,13 +98,18 @@ class _Run:
             self._check_backup()
             tidy(self._place, self._wanted.store, (self._session_id,))
             return self._told("unchanged")
-        tidy(self._place, self._wanted.store, (self._session_id,))
+        tidy(self._place, self._wanted.store, (), reused=self._session_id)
         self._check_backup()
         with self._place.replacement(self._session_id) as new:
             for piece in pieces(self._old, 0, self._before.size):
                 write_all(new, piece)
-            with self._wanted.store.batching:
-                self._slim_all(new)
+            try:
+                with self._wanted.store.batching:
+                    self._slim_all(new)
+            except BaseException:
+                if not self._before.segments:  # nobody else refers to it
+                    self._wanted.store.session(self._session_id).end()
+                raise
             if not self._changed:
                 return self._told("unchanged")
             self._finish(new)

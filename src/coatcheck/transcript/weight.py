@@ -36,10 +36,9 @@ def weigh(message: Message, count: TokenCounter = estimate) -> int:
         found: object = count(text)
     except Exception as error:
         raise _uncounted(f"{type(error).__name__} from the counter") from error
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    if not is_number or not 0 < found < math.inf:  # type: ignore[operator]
+    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 < found < math.inf:
         raise _uncounted(f"the counter answered {str(found)[:40]} for a message")
-    return math.ceil(found) + _OVERHEAD + images * IMAGE  # type: ignore[arg-type]
+    return math.ceil(found) + _OVERHEAD + images * IMAGE
 
 
 def weigh_all(messages: Iterable[Message], count: TokenCounter = estimate) -> int:

@@ -29,7 +29,6 @@ from coatcheck.values import encode
 _MARK: Final = REFS_KEY.encode()
 _STUB: Final = (b'{\\"stub\\":\\"', b"{\\u0022stub")  # how a stub looks inside a JSON string
 _STUBS: Final = Policy(preview_chars=2_000)
-_CALLS: Final = (b"tool_use", b"tool_call", b"toolCall", b"function_call", b"tools/call")
 _LOOKED_AT: Final = 8 << 20  # bytes at the end of a file where its session is looked for
 
 
@@ -85,7 +84,10 @@ class Writer:
     def slim(self, lines: Sequence[bytes], known: Format) -> list[Written]:
         with self._mutex:
             if not any(self._may_change(line) for line in lines):
-                return [self._small(line, known) for line in lines]
+                return [self._line(line, known) for line in lines]
+            if not self._looked:
+                self._looked = True
+                self._keeper.resume(known)
             try:
                 with self._session.store.batching:
                     return [self._line(line, known) for line in lines]
@@ -95,18 +97,7 @@ class Writer:
     def _may_change(self, line: bytes) -> bool:
         return len(line) >= self._keeper.least or _MARK in line or any(one in line for one in _STUB)
 
-    def _small(self, line: bytes, known: Format) -> Written:
-        """A line that stays as it is. The calls in it tell which tool a later result is of."""
-        if any(one in line for one in _CALLS) and (found := parse(line.decode())) is not None:
-            self._keeper.learn(known, found[0])
-        return Written(line)
-
     def _line(self, line: bytes, known: Format) -> Written:
-        if not self._may_change(line):
-            return self._small(line, known)
-        if not self._looked:
-            self._looked = True
-            self._keeper.resume(known)
         try:
             done = slim(line, known, self._keeper)
             text, refs = done.text, done.refs
@@ -187,15 +178,15 @@ class _FileKeeper(Keeper):
 
     def take(self, ref: Ref) -> None:
         """Let the transcript hold what the agent's session has."""
-        self.hold()
+        self._held()
         self._from.grant(ref, to=self.session_id)
 
-    def hold(self) -> None:
+    def _held(self) -> Session:
         if not self._recorded:
             self._recorded = True
             where = os.path.join(os.path.realpath(self._path.parent), self._path.name)
             remember(self.store, self.session_id, Manifest(where, self._format))
-        super().hold()
+        return super()._held()
 
 
 def _sessions_near_the_end(path: Path) -> Iterator[str]:
@@ -218,7 +209,7 @@ def _sessions_near_the_end(path: Path) -> Iterator[str]:
 
 
 class Restorer:
-    """Fetches what lines refer to: from the transcript's own session, else from the agent's. What neither has is noted."""
+    """Fetches what lines refer to: from the transcript's own session, else from the agent's. Notes what neither has."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

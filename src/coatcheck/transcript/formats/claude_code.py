@@ -61,11 +61,11 @@ class ClaudeCode(Anthropic):
                 continue
             shown = without_refs({"role": found["role"], "content": found.get("content")})
             is_answer = found["role"] == "assistant"
-            if is_answer and answer_id is not None and found.get("id") == answer_id and _joins(sent[answer], shown):
-                # Results of its first calls may stand before the rest of an answer.
-                if all(_joins(one, one) and _has_results(one["content"]) for one in sent[answer + 1 :]):
-                    sent[answer] = _joined(sent[answer], shown)
-                    continue
+            goes_on = is_answer and answer_id is not None and found.get("id") == answer_id
+            # Results of its first calls may stand before the rest of an answer.
+            if goes_on and _joins(sent[answer], shown) and all(map(_has_results, sent[answer + 1 :])):
+                sent[answer] = _joined(sent[answer], shown)
+                continue
             if not is_answer and sent and _joins(sent[-1], shown) and _are_results(sent[-1], shown):
                 sent[-1] = _joined(sent[-1], shown)
                 continue
@@ -85,8 +85,11 @@ def _joined(before: Message, now: Message) -> Message:
 
 def _are_results(before: Message, now: Message) -> bool:
     """Whether both are results: of calls that were made together."""
-    return _has_results(before["content"]) and _has_results(now["content"])
+    return _has_results(before) and _has_results(now)
 
 
-def _has_results(content: list[Any]) -> bool:
+def _has_results(message: Message) -> bool:
+    content = message["content"]
+    if message["role"] != "user" or not isinstance(content, list):
+        return False
     return any(isinstance(one, dict) and one.get("type") == "tool_result" for one in content)
