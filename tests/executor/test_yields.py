@@ -64,12 +64,42 @@ def test_a_small_output_comes_back_inline(
     assert store.stats().artifacts == 0
 
 
+@pytest.mark.parametrize("size", [20_000, 3 * BUFFER])
+def test_a_large_output_comes_back_as_what_it_was(session: Session, size: int) -> None:
+    count = size // 1_000
+    for chunks, value in (
+        (["\x00 é\ud800" * 1_000] * count, "\x00 é\ud800" * 1_000 * count),
+        ([b"\x00\xff" * 1_000] * count, b"\x00\xff" * 1_000 * count),
+        (["text " * 1_000] * count + [b"and bytes"], b"text " * 1_000 * count + b"and bytes"),
+    ):
+        outcome = run(session, yields(chunks, "plain"))
+        assert outcome.ref is not None
+        assert session.get(outcome.ref) == value
+
+
+@pytest.mark.parametrize("size", [20_000, 3 * BUFFER])
+def test_where_the_policy_is_off_a_large_output_is_sent_and_not_stored(
+    session: Session, store: Store, size: int
+) -> None:
+    outcome = run(session, yields(["x" * size], "plain"), policy=Policy(enabled=False))
+    assert (outcome.text, outcome.ref) == ("x" * size, None)
+    assert store.stats().artifacts == 0
+
+
+@pytest.mark.parametrize("size", [20_000, 3 * BUFFER])
+def test_what_is_partial_is_kept_though_the_policy_is_off(session: Session, size: int) -> None:
+    outcome = run(session, yields(["x" * size], "plain", OSError("gone")), policy=Policy(enabled=False))
+    assert isinstance(outcome, ToolError)
+    assert outcome.ref is not None
+    assert session.get(outcome.ref) == "x" * size
+
+
 @COLOURS
 def test_a_large_output_is_masked_whole_where_the_policy_says_so(session: Session, colour: str) -> None:
     lines = [f"{number} password={'hunter2' * 3}\n" for number in range(60_000)]
     outcome = run(session, yields(lines, colour), policy=Policy(redact="store"))
     assert outcome.ref is not None
-    kept = session.open(outcome.ref).read().decode()
+    kept = session.get(outcome.ref)
     assert kept.count("\n") == 60_000
     assert "hunter2" not in kept
 
@@ -84,6 +114,7 @@ def test_a_large_output_is_an_artifact_with_all_of_it(session: Session, colour: 
     assert isinstance(outcome, ArtifactReference), outcome
     assert outcome.ref is not None
     assert session.open(outcome.ref).read() == text.encode()
+    assert session.get(outcome.ref) == text
     assert (outcome.ref.tool, outcome.ref.call_id, outcome.ref.size_bytes) == ("tool", "c", size)
     assert outcome.ref.pointer in outcome.text
     assert len(outcome.text) < 2_000

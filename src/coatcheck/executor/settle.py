@@ -196,19 +196,23 @@ class Settling:
             return self._shown(value)
         if not head:
             return None
-        shown = self._shown(value)
-        if shown.ref is not None or shown.failure is not None:
-            return shown
-        kept = self._shown(value, always=True)
-        return replace(shown, ref=kept.ref, refs=kept.refs, failure=kept.failure)
+        return self._kept(self._shown(value), value)
 
     def _large(self, head: bytes, incoming: Incoming) -> Shown:
         """More than a tool's output should take of memory, on its way into the store. Where that fails, the head."""
         shown = self._shown(incoming)
         if shown.failure is None:
-            return shown
+            is_whole = incoming.ending is not None and not isinstance(incoming.ending, Failed)
+            return shown if is_whole else self._kept(shown, shown.content)
         begins = head[: _GLANCE * 4].decode("utf-8", "replace")[:_GLANCE]
         return replace(shown, text=f"{shown.text}\nIt began:\n{begins}")
+
+    def _kept(self, shown: Shown, value: object) -> Shown:
+        """What is partial, with its ref: stored, whatever the policy says of it."""
+        if shown.ref is not None or shown.failure is not None:
+            return shown
+        kept = self._shown(value, always=True)
+        return replace(shown, ref=kept.ref, refs=kept.refs, failure=kept.failure)
 
     # Values, errors and time
 
