@@ -9,7 +9,20 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import crowd, imports, large, long_transcript, machine, prompts, quality, reading, replay, scale, store, transcripts
+from benchmarks import (
+    crowd,
+    imports,
+    large,
+    long_transcript,
+    machine,
+    prompts,
+    quality,
+    reading,
+    replay,
+    scale,
+    store,
+    transcripts,
+)
 from benchmarks.bench import Bench
 from benchmarks.report import Row, table
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import coatcheck
@@ -72,7 +73,7 @@ def _through(store: str, path: str) -> None:
         transcript.append(_result(_LAST, 64 * KB))
         times.append(time.perf_counter())
         transcript.close()
-        took = [after - since for since, after in zip(times, times[1:], strict=False)]
+        took = [after - since for since, after in pairwise(times)]
         figures = dict(zip(("open", "stubs", "whole", "append"), took, strict=True))
         print(json.dumps({**figures, "before": before, "after": peak()}))
 
