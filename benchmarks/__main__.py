@@ -9,7 +9,20 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import crowd, imports, large, machine, prompts, quality, reading, replay, scale, store
+from benchmarks import (
+    crowd,
+    imports,
+    large,
+    long_transcript,
+    machine,
+    prompts,
+    quality,
+    reading,
+    replay,
+    scale,
+    store,
+    transcripts,
+)
 from benchmarks.bench import Bench
 from benchmarks.report import Row, table
 
@@ -27,9 +40,11 @@ CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "sql": reading.sql,
     "search": quality.search,
     "tokens": quality.estimates,
+    "transcripts": transcripts.transcripts,
     "recall": prompts.recall_of_chunks,
     "prompt": prompts.prompt,
     "replay": replay.replay,
+    "long": long_transcript.long_transcript,
 }
 
 

@@ -14,7 +14,8 @@ import pytest
 
 import coatcheck
 import coatcheck.aio
-from coatcheck import errors
+from coatcheck import errors, ids
+from coatcheck.transcript import Transcript
 
 
 @asynccontextmanager
@@ -37,17 +38,45 @@ def test_every_public_method_has_an_awaitable_twin_with_the_same_parameters() ->
         (coatcheck.Session, coatcheck.aio.AsyncSession),
         (coatcheck.Store, coatcheck.aio.AsyncStore),
         (coatcheck.ToolExecutor, coatcheck.aio.AsyncToolExecutor),
+        (Transcript, coatcheck.aio.AsyncTranscript),
     ):
         methods = public_methods(plain) - {"arun", "arun_all", "await_"}  # what the wrapper calls
         assert public_methods(wrapped) == methods
         for name in methods:
             twin = getattr(wrapped, name)
-            assert inspect.iscoroutinefunction(twin) or name == "offload", name  # a decorator: what it gives is awaited
+            is_iterator = name in ("lines", "messages")  # these give what is awaited, and so does a decorator
+            assert inspect.iscoroutinefunction(twin) or is_iterator or name == "offload", name
             assert list(inspect.signature(twin).parameters) == list(inspect.signature(getattr(plain, name)).parameters)
     assert inspect.signature(coatcheck.aio.open) == inspect.signature(coatcheck.open)
     for both in ("toolkit", "ToolExecutor"):
         twin = getattr(coatcheck.aio, both if both == "toolkit" else f"Async{both}")
         assert list(inspect.signature(twin).parameters) == list(inspect.signature(getattr(coatcheck, both)).parameters)
+
+
+def test_a_transcript_is_appended_and_read(tmp_path: Path) -> None:
+    large = "a line of a log\n" * 2_000
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as store:
+            session = await store.session("agent")
+            async with await coatcheck.aio.transcript(tmp_path / "session.jsonl", session) as log:
+                await log.append({"role": "user", "content": "go"})
+                await log.extend([{"role": "tool", "tool_call_id": str(n), "content": large} for n in range(40)])
+                found = [one async for one in log.messages(-30, mode="whole")]
+                assert [one["content"] for one in found] == [large] * 30
+                assert len([line async for line in log.lines()]) == 41
+                async for line in log.lines():
+                    assert line.offset == 0
+                    break
+                assert len(await log.messages_for_model()) == 41
+                assert len(await log.unpaired()) == 40
+                assert log.problems == []
+                assert (await log.read(session_pointer(found[0]["content"]), lines="1:1")).text == "a line of a log\n"
+
+    def session_pointer(content: str) -> str:
+        return ids.pointer_of(ids.digest_of(content.encode()))
+
+    asyncio.run(scenario())
 
 
 def test_what_is_put_comes_back_exactly(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import quality
+from benchmarks import prompts, quality, replay
 from benchmarks.bench import Bench
 from benchmarks.report import Row, table
 
@@ -73,11 +73,12 @@ def test_a_table_shows_what_has_no_floor_by_itself() -> None:
     assert re.search(r"\| +\+3\.00 ms \| +≤ \+5\.00 ms \| yes$", extra)
 
 
-@pytest.mark.parametrize("case", [quality.search, quality.estimates])
+@pytest.mark.parametrize("case", [quality.search, quality.estimates, prompts.recall_of_chunks, replay.replay])
 def test_a_case_that_needs_the_corpus_says_that_it_is_skipped_without(
     case: Callable[[Bench], Iterator[Row]], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(quality, "corpus", lambda: None)
+    for module in (quality, prompts, replay):
+        monkeypatch.setattr(module, "corpus", lambda: None)
     assert list(case(Bench(tmp_path))) == []
     assert "skipped: there is no corpus" in capsys.readouterr().out

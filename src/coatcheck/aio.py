@@ -14,8 +14,11 @@ import asyncio
 import functools
 import inspect
 import io
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+import os
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar
 
 import coatcheck
@@ -27,7 +30,11 @@ from coatcheck.externalize import Policy
 from coatcheck.session import Session
 from coatcheck.storage import SessionInfo
 from coatcheck.store import Store
+from coatcheck.transcript import Format, Line, Problem, Transcript
+from coatcheck.transcript.file import Mode
+from coatcheck.transcript.formats import Message
 
+_BATCH = 16
 P = ParamSpec("P")
 R = TypeVar("R")
 W = TypeVar("W")
@@ -247,6 +254,73 @@ class AsyncStore:
     export = _hop(Store.export, _same)
     import_ = _hop(Store.import_, _same)
     close = _hop(Store.close, _same)
+
+
+class AsyncTranscript:
+    """A `coatcheck.transcript.Transcript` whose methods are awaited; `lines` and `messages` are async iterators. An
+    async context manager that closes."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        self._wrapped = transcript
+
+    @property
+    def path(self) -> Path:
+        return self._wrapped.path
+
+    @property
+    def problems(self) -> list[Problem]:
+        return self._wrapped.problems
+
+    def __repr__(self) -> str:
+        return f"Async{self._wrapped!r}"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def lines(
+        self, start: int | None = None, stop: int | None = None, *, mode: Mode = "stored"
+    ) -> AsyncGenerator[Line, None]:
+        return _each(self._wrapped.lines(start, stop, mode=mode))
+
+    def messages(
+        self, start: int | None = None, stop: int | None = None, *, mode: Mode = "stubs"
+    ) -> AsyncGenerator[Message, None]:
+        return _each(self._wrapped.messages(start, stop, mode=mode))
+
+    append = _hop(Transcript.append, _same)
+    extend = _hop(Transcript.extend, _same)
+    messages_for_model = _hop(Transcript.messages_for_model, _same)
+    unpaired = _hop(Transcript.unpaired, _same)
+    read = _hop(Transcript.read, _same)
+    close = _hop(Transcript.close, _same)
+
+
+async def _each(items: Iterator[R]) -> AsyncGenerator[R, None]:
+    """What a generator yields, some at a time: it runs in threads."""
+    try:
+        while batch := await asyncio.to_thread(lambda: list(islice(items, _BATCH))):
+            for one in batch:
+                yield one
+    finally:
+        close = getattr(items, "close", None)
+        if close is not None:
+            close()
+
+
+async def transcript(
+    path: str | os.PathLike[str],
+    session: AsyncSession | None = None,
+    *,
+    format: Format | str | None = None,  # noqa: A002 - what users call it
+    policy: Policy | None = None,
+    read_only: bool = False,
+) -> AsyncTranscript:
+    """The transcript at a path: `coatcheck.transcript.Transcript` for async callers."""
+    made = functools.partial(Transcript, format=format, policy=policy, read_only=read_only)
+    return AsyncTranscript(await asyncio.to_thread(made, path, session._wrapped if session else None))
 
 
 def _opening(call: Callable[P, Store]) -> Callable[P, Coroutine[Any, Any, AsyncStore]]:

@@ -218,7 +218,7 @@ class Transcript:
         """What a provider would refuse of `messages_for_model`: calls without a result, results without a call."""
         return unpaired(self.messages_for_model(compacted=compacted), self.format)
 
-    def read(self, target: ArtifactRef | str, **request: Any) -> Page:
+    def read(self, target: ArtifactRef | str, /, **request: Any) -> Page:
         """One page of a payload, as `Session.read` gives it: `lines`, `grep`, `query`, `max_chars`, a `cursor`."""
         if self._session is None:
             raise InvalidArgument("payloads are read with a session", hint="open the transcript with one")

@@ -5,6 +5,7 @@ shown by the agent's session too, so that its model can read the pointers.
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -18,27 +19,30 @@ from coatcheck.externalize.stub import facts, is_stub, stub_of
 from coatcheck.ids import digest_of
 from coatcheck.media import JSON
 from coatcheck.media import is_text as is_text_type
+from coatcheck.previews import Sample
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref, summarize
 from coatcheck.scope import is_text
 from coatcheck.session import Session
 from coatcheck.store import Store
-from coatcheck.tokens import estimate
+from coatcheck.tokens import estimate, roughly
 from coatcheck.transcript.formats import Format, Message, Path
 from coatcheck.transcript.refs import PREFIX
 from coatcheck.transcript.scan import parse
 from coatcheck.transcript.splice import Fetch, Payload
 from coatcheck.transcript.strings import utf8
-from coatcheck.values import encode
+from coatcheck.values import encode, encode_text
 
 _LABEL: Final = 1_000
 _CHARS: Final = 2  # of JSON in a token, at the least
-_PIECES, _PIECE = 16, 64  # what is looked at of a text before all of it is
-# No text of ASCII costs more tokens a character than the first; letters like these and controls, the second besides.
-_DEAREST: Final = 1.53
+_PIECES, _PIECE = 16, 24  # what is looked at of a text before all of it is
+# No text costs more tokens a byte than the first; letters like these and controls, the second besides.
+_DEAREST: Final = 1.6
 _RAREST: Final = 2.0
 _RARE: Final = b"jkqwxz" + bytes(code for code in range(32) if code not in b"\t\n\r") + b"\x7f"
 _ENDS: Final = 16
+_NO_SAMPLE: Final = Sample(b"", b"", 0)
+_RECENT: Final = 64  # short lines that passed unread: the call of a result is among them
 _NAMES: Final = 10_000  # calls whose tool is remembered until their result comes
 
 
@@ -77,6 +81,11 @@ class Keeper:
         self._least = self.policy.safe_chars + 1 if self.policy.enabled else 1 << 62
         bounds = (self.policy.max_chars, self.policy.max_bytes, (self.policy.tokens or 0) * _CHARS)
         self._bulk = min((bound for bound in bounds if bound), default=1)
+        by_tokens = self.policy.enabled and self.policy.count is None and self.policy.safe_chars > 0
+        only = by_tokens and self.policy.max_chars is None and self.policy.max_bytes is None and not self.policy.tools
+        self._short_tokens = self.policy.tokens or 0 if only else 0
+        self._short = int(self._short_tokens / _DEAREST)
+        self._passed: deque[bytes] = deque(maxlen=_RECENT)
         self._tools: dict[str, str] = {}
         self._line: Any = None
         self._messages: dict[Path, Message] = {}
@@ -91,6 +100,12 @@ class Keeper:
     @property
     def least(self) -> int:
         return self._least
+
+    def passes(self, text: bytes) -> bool:
+        if len(text) >= self._least and (len(text) > self._short or _most_tokens(text) > self._short_tokens):
+            return False
+        self._passed.append(text)
+        return True
 
     @property
     def bulk(self) -> int:
@@ -120,12 +135,12 @@ class Keeper:
             return True  # then storing fails too, and says so
 
     def put(self, known: Format, payload: Payload) -> tuple[Ref, str]:
+        is_shown = known.is_shown(payload.path)
         value = _value(payload)
         encoded = Parcel(value, payload.text).encoded
-        sample = ends_of(encoded.data)
+        sample = ends_of(encoded.data) if is_shown or not isinstance(value, str) else _NO_SAMPLE
         media_type, kind = described(encoded, sample, JSON if payload.is_json else None)
         tool, call_id = self._about(known, payload)
-        is_shown = known.is_shown(payload.path)
         ref = self._put(value, is_shown, tool=tool, call_id=call_id, media_type=media_type, kind=kind)
         self.stored.add(ref.artifact_id)
         if not is_shown:
@@ -183,11 +198,21 @@ class Keeper:
                 continue
             for result in known.results(found):
                 if inside[: len(result.path)] == result.path:
-                    return _label(result.name or self._tools.get(result.call_id)), _label(result.call_id)
+                    return _label(result.name or self._tool(known, result.call_id)), _label(result.call_id)
             for call in known.calls(found):
                 if inside[: len(call.path)] == call.path:
                     return _label(call.name), _label(call.id)
         return None, None
+
+    def _tool(self, known: Format, call_id: str) -> str | None:
+        """The tool of a call. It may stand on a short line that passed unread."""
+        if call_id and call_id not in self._tools:
+            wanted = call_id.encode("utf-8", "surrogatepass")
+            for text in [one for one in self._passed if wanted in one]:
+                found = parse(text.decode("utf-8", "replace"))
+                if found is not None:
+                    self.learn(known, found[0])
+        return self._tools.get(call_id)
 
 
 class Weigher(Keeper):
@@ -231,18 +256,21 @@ def _value(payload: Payload) -> object:
 
 
 def _exceeds(limit: Limit, policy: Policy, text: str) -> bool:
-    """Whether a text is over a limit. Most are far from it, and a bound or a few pieces tell: counting costs more than
-    parsing does."""
+    """Whether a text is over a limit. Most are far from it, and a bound or a few pieces tell; near it, more pieces do.
+    To count all of it would cost more than all the rest."""
     most = limit.tokens
     if most is None or policy.count is not None or limit.max_chars is not None or limit.max_bytes is not None:
         return limit.exceeded(text, policy.count)
-    if len(text) * _DEAREST <= most and text.isascii():
-        data = text.encode()
-        rare = len(data) - len(data.translate(None, _RARE))
-        if len(data) * _DEAREST + rare * _RAREST + _ENDS <= most:
-            return False
+    if len(text) * _DEAREST <= most and text.isascii() and _most_tokens(text.encode()) <= most:
+        return False
     about = _glimpsed(text)
-    return about > most if not most / CLEARLY <= about <= most * CLEARLY else limit.exceeded(text)
+    close = most / CLEARLY <= about <= most * CLEARLY
+    return (roughly(encode_text(text)) if close else about) > most
+
+
+def _most_tokens(data: bytes) -> float:
+    """A bound for the tokens of a text, from its bytes as UTF-8, or from those of JSON that it stands in."""
+    return len(data) * _DEAREST + (len(data) - len(data.translate(None, _RARE))) * _RAREST + _ENDS
 
 
 def _glimpsed(text: str) -> float:

@@ -46,12 +46,13 @@ def externalize(
     report says what would be saved. A file that is no transcript stays as it is.
 
     A file that cannot be read or replaced raises; in a folder, it is reported as failed, and the others go on."""
+    store = session.store
     wanted = Wanted(session, policy, _format(format), not dry_run, progress)
 
     def one(place: Place) -> FileReport:
         return slim_file(place, wanted)
 
-    return _each(path, one)
+    return _each(path, store, one)
 
 
 def rehydrate(
@@ -67,7 +68,7 @@ def rehydrate(
             with Restoring(place, store, progress) as restoring:
                 return restoring.in_place()
 
-        return _each(path, one)
+        return _each(path, store, one)
     if os.path.isdir(path):
         raise InvalidArgument("many files do not go into one", hint="rehydrate a folder in place, or file by file")
     with Place(path) as place, Restoring(place, store, progress) as restoring:
@@ -88,7 +89,7 @@ def verify(path: Paths, store: Store, *, remove_backup: bool = False, progress: 
         with Restoring(place, store, progress) as restoring:
             return restoring.prove(remove_backup=remove_backup)
 
-    return _each(path, one)
+    return _each(path, store, one)
 
 
 def undo(path: Paths, store: Store, *, progress: Progress | None = None) -> Report:
@@ -99,7 +100,7 @@ def undo(path: Paths, store: Store, *, progress: Progress | None = None) -> Repo
         with Restoring(place, store, progress) as restoring:
             return restoring.undo()
 
-    return _each(path, one)
+    return _each(path, store, one)
 
 
 def forget(path: Paths, store: Store, *, force: bool = False) -> Report:
@@ -111,7 +112,7 @@ def forget(path: Paths, store: Store, *, force: bool = False) -> Report:
     def one(place: Place) -> FileReport:
         return forget_file(place, store, force=force)
 
-    return _each(path, one)
+    return _each(path, store, one)
 
 
 def files_in(paths: Iterable[Paths]) -> Iterator[Path]:
@@ -152,14 +153,15 @@ def exit_code(report: Report) -> int:
     return max((CODES[one.error or "error"].exit for one in report.files if not one.is_sound), default=0)
 
 
-def _each(path: Paths, call: Callable[[Place], FileReport]) -> Report:
+def _each(path: Paths, store: Store, call: Callable[[Place], FileReport]) -> Report:
+    durable = store.settings["store.durability"] == "power"
     if not os.path.isdir(path):
-        with Place(path) as place:
+        with Place(path, durable=durable) as place:
             return Report((call(place),))
     found = []
     for file in files_in([path]):
         try:
-            with Place(file) as place:
+            with Place(file, durable=durable) as place:
                 found.append(call(place))
         except (CoatcheckError, OSError) as error:
             found.append(failed(file, error))

@@ -42,8 +42,9 @@ def is_own(name: str) -> bool:
 class Place:
     """One file by its name in its folder. A context manager: it holds the folder open."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, durable: bool = True) -> None:
         self.path = Path(path)
+        self._durable = durable
         self._name = self.path.name
         if not self._name:
             raise InvalidArgument(f"{clip(str(path))} names no file")
@@ -120,7 +121,7 @@ class Place:
             os.fsync(handle)
         finally:
             os.close(handle)
-        os.fsync(self._folder)
+        self._sync_folder()
 
     def cut_backup(self, size: int) -> None:
         """Leave so many bytes of the backup."""
@@ -134,7 +135,7 @@ class Place:
     def remove_backup(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._backup, dir_fd=self._folder)
-        os.fsync(self._folder)
+        self._sync_folder()
 
     def unfinished(self) -> list[str]:
         """The sessions of replacements that a crash has left beside the file."""
@@ -182,7 +183,7 @@ class Place:
         os.rename(
             self._fresh + session_id.removeprefix(PREFIX), self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder
         )
-        os.fsync(self._folder)
+        self._sync_folder()
         if keep and self._is_at(old, self._backup) and stat.S_IMODE(info.st_mode) != 0o600:
             os.fchmod(old, 0o600)
 
@@ -194,6 +195,11 @@ class Place:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+    def _sync_folder(self) -> None:
+        """Names survive a power cut where that was asked for. Bytes always do, before they replace others."""
+        if self._durable:
+            os.fsync(self._folder)
 
     def _keep(self, old: int, info: os.stat_result) -> None:
         """Give the file a second name, or where that cannot be, copy it."""

@@ -30,6 +30,7 @@ _MARK: Final = REFS_KEY.encode()
 _KEY: Final = f',"{REFS_KEY}":'
 _LEAST_GAIN: Final = 512  # what is shorter than its stub and its ref would be stays where it is
 _DEEPEST: Final = 64
+_NOWHERE: Final = "90631724905817263"  # the beginning of numbers that stand in no text but where we put them
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,10 @@ class Keeps(Protocol):
     @property
     def least(self) -> int:
         """What has fewer characters than this stays, whatever it is."""
+        ...
+
+    def passes(self, text: bytes) -> bool:
+        """Whether nothing in a text can be over the policy, told without a look inside."""
         ...
 
     @property
@@ -100,7 +105,7 @@ def slim(text: bytes, known: Format, keeper: Keeps) -> Slimmed:
 
     What is no JSON, nested too deep, or not UTF-8 stays as it is, and so does what is slim already. Raises what storing
     raises."""
-    if len(text) < keeper.least and _MARK not in text:
+    if keeper.passes(text) and _MARK not in text:
         return Slimmed(text)
     opened = _opened(text)
     if opened is None:
@@ -221,8 +226,8 @@ class _Cut:
 
 
 def _cuts(source: str, value: Any, start: int, payloads: Sequence[Payload]) -> list[_Cut]:
-    """Payloads with their spans, in order. They are found by writing each as most writers would, and that is proved by
-    a scan of what is left; else by a scan of everything."""
+    """Payloads with their spans, in order. They are found by writing each as most writers would, which is proved by
+    numbers in their places: where the parser finds those is where they stood. Else by a scan of everything."""
     paths = [one.path for one in payloads]
     found = _guessed(source, value, start, paths) if paths else []
     if found is None:
@@ -243,15 +248,10 @@ def _guessed(source: str, value: Any, start: int, paths: Sequence[Path]) -> list
         style, token, begin = guess
         cursor = begin + len(token)
         found.append(((begin, cursor), style))
-    left = _edited(source, [(*span, "0") for span, _ in found])
-    expected, shift = {}, 0
-    for path, ((begin, end), _) in zip(paths, found, strict=True):
-        expected[path] = (begin - shift, begin - shift + 1)
-        shift += end - begin - 1
-    try:
-        proved = spans(left, start, paths) == expected
-    except (ValueError, IndexError, StopIteration, RecursionError):
-        return None  # a span that was cut out of the middle of something else
+    if _NOWHERE in source:
+        return None
+    left = parse(_edited(source, [(*span, f"{_NOWHERE}{number}") for number, (span, _) in enumerate(found)]))
+    proved = left and all(at(left[0], path) == int(f"{_NOWHERE}{number}") for number, path in enumerate(paths))
     return list(found) if proved else None
 
 
@@ -285,8 +285,9 @@ def _slimmed(
     if not refs:
         return Slimmed(text)
     left = _edited(source, edits)
+    ends = {(): len(left.rstrip(" \t\r\n"))} if refs.keys() == {()} else _ends(left, start, refs)
     added = []
-    for path, (_, end) in spans(left, start, refs).items():
+    for path, end in ends.items():
         behind = last_member(left, end)
         added.append((behind, behind, _KEY + written(refs[path], keeper.session_id)))
     found = tuple(replace(one, path=(*holder, *one.path)) for holder, some in refs.items() for one in some)
@@ -341,6 +342,10 @@ def _holdings(source: str, value: Any, start: int) -> Iterator[tuple[Path, Holdi
         holding = parsed(last[0]) if last else None
         if holding is not None:
             yield path, holding
+
+
+def _ends(source: str, start: int, paths: Iterable[Path]) -> dict[Path, int]:
+    return {path: end for path, (_, end) in spans(source, start, paths).items()}
 
 
 def _outermost(value: Any, path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

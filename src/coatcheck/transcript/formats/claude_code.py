@@ -7,7 +7,7 @@ more. A tool's result stands twice: as the model saw it, and as `toolUseResult`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from coatcheck.transcript.formats.anthropic import Anthropic
 from coatcheck.transcript.formats.format import Message, text, without_refs
