@@ -11,6 +11,7 @@
     │   ├── TooLarge               over the size cap of one artifact
     │   └── QuotaExceeded          over the quota of the session or the store
     ├── MissingExtra               an optional dependency is not installed
+    ├── UpstreamFailed             a server that we speak for does not answer
     └── StoreError                 the store itself
         ├── Damaged                stored bytes do not match their digest
         ├── StoreFull              no space left where the store lives
@@ -101,6 +102,11 @@ class MissingExtra(CoatcheckError, ImportError):
         super().__init__(f"this needs the extra '{extra}'", hint=f"pip install 'coatcheck[{extra}]'")
 
 
+class UpstreamFailed(CoatcheckError):
+    code = "upstream_failed"
+    default_hint = "try once more; what the server wrote on stderr says why"
+
+
 class StoreError(CoatcheckError):
     code = "store_error"
 
@@ -149,6 +155,7 @@ CODES: dict[str, Mapping] = {
     "too_large": Mapping(413, 5, -32602),
     "quota_exceeded": Mapping(507, 5, -32603),
     "missing_extra": Mapping(501, 6, -32603),
+    "upstream_failed": Mapping(502, 9, -32000),
     "store_error": Mapping(500, 7, -32603),
     "damaged": Mapping(500, 8, -32603),
     "store_full": Mapping(507, 7, -32603),

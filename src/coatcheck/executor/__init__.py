@@ -4,6 +4,7 @@ from coatcheck.executor.calls import ToolCall
 from coatcheck.executor.outcomes import ArtifactReference, Result, Running, TimedOut, ToolError, ToolOutcome
 from coatcheck.executor.pointers import PASS_POINTER, Pointer
 from coatcheck.executor.run import Handle, ToolExecutor
+from coatcheck.executor.schemas import resolve_arguments
 
 __all__ = [
     "PASS_POINTER",
@@ -17,4 +18,5 @@ __all__ = [
     "ToolError",
     "ToolExecutor",
     "ToolOutcome",
+    "resolve_arguments",
 ]
