@@ -70,7 +70,14 @@ class Tool:
         return self._described("input_schema")
 
     def as_mcp(self) -> dict[str, Any]:
-        return {**self._described("inputSchema"), "annotations": {"readOnlyHint": self.read_only}}
+        """For a listing of MCP. All three may be called again to no harm, and reach nothing but the store."""
+        hints = {
+            "readOnlyHint": self.read_only,
+            "destructiveHint": False,
+            "idempotentHint": True,
+            "openWorldHint": False,
+        }
+        return {**self._described("inputSchema"), "annotations": hints}
 
     def _described(self, schema: str) -> dict[str, Any]:
         return {"name": self.name, "description": self.description, schema: copy.deepcopy(dict(self.parameters))}

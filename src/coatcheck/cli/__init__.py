@@ -17,7 +17,7 @@ from coatcheck import CoatcheckError, __version__, errors
 from coatcheck.cli.archive import export, import_
 from coatcheck.cli.artifacts import forget, get, ls, put, show
 from coatcheck.cli.looking import read, search
-from coatcheck.cli.mcp import proxy
+from coatcheck.cli.mcp import mcp, proxy
 from coatcheck.cli.terminal import complain
 from coatcheck.cli.upkeep import collect, stats, verify
 
@@ -69,5 +69,5 @@ def main() -> None:
     """Keep large tool results in a content-addressed store, and get every byte back."""
 
 
-for command in (put, get, read, search, ls, show, forget, collect, verify, stats, export, import_, proxy):
+for command in (put, get, read, search, ls, show, forget, collect, verify, stats, export, import_, mcp, proxy):
     main.add_command(command)

@@ -33,8 +33,8 @@ def resolve_arguments(
 ) -> dict[str, Any]:
     """The arguments with every pointer in them replaced by what it stands for, as the schema wants it.
 
-    A pointer that leads nowhere raises `InvalidArgument` in words for a model; with `foreign` it stays as it is where the
-    session does not know it, for somebody else may. `TooLarge` where the values have more than `max_bytes` together."""
+    A pointer that leads nowhere raises `InvalidArgument` in words for a model; with `foreign` it stays as it is where
+    the session does not know it, for somebody else may. `TooLarge` where the values have more than `max_bytes` together."""
     pointers = list(_pointers(dict(arguments)))
     if max_bytes is not None and pointers:
         sizes = {pointer: ref.size_bytes for pointer in pointers if (ref := session.ref(pointer)) is not None}
@@ -142,5 +142,3 @@ def _parsed(pointer: str, text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         raise Unresolved(f"{pointer} is a text that is no JSON, and this argument takes no strings") from None
-
-

@@ -280,5 +280,3 @@ def _is_modern(meta: object) -> bool:
 def _complete(meta: object) -> dict[str, Any]:
     """What a result must say of itself from 2026-07-28 on."""
     return {"resultType": "complete"} if _is_modern(meta) else {}
-
-

@@ -70,7 +70,7 @@ def _become(command: list[str], die_with_parent: object) -> None:
 
 
 def _die_with_parent() -> object:
-    """Linux ends a process with its parent where it asks for that: should this guard be killed, the command goes too."""
+    """Linux ends a process with its parent where it asks for that: should this guard be killed, the command goes."""
     if not sys.platform.startswith("linux"):
         return None
     try:

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from coatcheck import Policy, Session
 from coatcheck.errors import UpstreamFailed
@@ -46,8 +46,13 @@ def run(upstream: Upstream, session: Session, settings: Settings, counts: report
 async def _run(upstream: Upstream, session: Session, settings: Settings, counts: report.Counts) -> int:
     loop = asyncio.get_running_loop()
     told: asyncio.Future[int] = loop.create_future()
+
+    def end(number: int) -> None:
+        if not told.done():
+            told.set_result(number)
+
     for number in _SIGNALS:
-        loop.add_signal_handler(number, lambda number=number: told.done() or told.set_result(number))
+        loop.add_signal_handler(number, end, number)
     changes = Changes(
         session, policy=settings.policy, inline=settings.inline, max_message=settings.max_message, counts=counts
     )
@@ -58,10 +63,11 @@ async def _run(upstream: Upstream, session: Session, settings: Settings, counts:
             await upstream.start(relay)
             left = asyncio.create_task(_serve(client, relay, settings.max_message))
             tasks.append(left)
-            await asyncio.wait({left, told, relay.over, client.broken}, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Future[Any]] = {told, relay.over, client.broken}
+            await asyncio.wait({left, *ends}, return_when=asyncio.FIRST_COMPLETED)
             if left.done() and not told.done() and not client.is_gone():
                 await upstream.finish()  # what was asked before may still be answered
-                await asyncio.wait({told, relay.over, client.broken}, timeout=_FLUSH, return_when="FIRST_COMPLETED")
+                await asyncio.wait(ends, timeout=_FLUSH, return_when=asyncio.FIRST_COMPLETED)
             await relay.settle(_FLUSH)
             await client.flush(_FLUSH)
             if relay.over.done() and not left.done():

@@ -1,7 +1,7 @@
 """What a proxy has spared its client: results slimmed, tokens saved, tokens read back.
 
-Counted while it runs, told in a line when it ends, and kept in the store for three months, so that there is something to
-show where a client hides what servers write on stderr.
+Counted while it runs, told in a line when it ends, and kept in the store for three months, so that there is something
+to show where a client hides what servers write on stderr.
 """
 
 from __future__ import annotations
