@@ -9,7 +9,6 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from coatcheck.errors import UpstreamFailed
@@ -38,7 +37,7 @@ class Child:
         max_message: int = MAX_MESSAGE,
     ) -> None:
         self._command = list(command)
-        self._name = name or Path(command[0]).name
+        self._name = name or "the server"
         self._env = {key: value for key, value in os.environ.items() if key not in _NOT_THEIRS} | dict(env or {})
         self._cwd = cwd
         self._max_message = max_message
@@ -117,6 +116,7 @@ class Child:
         while chunk := await process.stdout.read(_CHUNK):
             for line in lines.feed(chunk):
                 await self._deliver(sink, line)
+                del line  # it may be large, and the next may be long in coming
         for line in lines.end():
             await self._deliver(sink, line)
         await self._gone(process, _GRACE)

@@ -25,7 +25,7 @@ TIMEOUT: Final = 600.0
 _LOOK: Final = 1.0  # seconds between looks at the clock
 _METHOD_NOT_FOUND: Final = -32601
 _HEAVY: Final = 1 << 20
-_HEAVY_AT_ONCE: Final = 2
+_SOON: Final = 0.05
 _LATE: Final = 1_000  # cancelled requests that are remembered, should their answer come after all
 _SAYS_WHAT_IT_CAN: Final = ("initialize", "server/discover")
 _CALLS: Final = ("tools/call", "tasks/result")
@@ -58,7 +58,6 @@ class Relay:
         self._asked: set[Id] = set()  # what the other server wants to know from the client
         self._running: dict[Id, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._heavy = asyncio.Semaphore(_HEAVY_AT_ONCE)
         self._has_tools = True
         self.over: asyncio.Future[UpstreamFailed] = asyncio.get_running_loop().create_future()
 
@@ -195,18 +194,20 @@ class Relay:
             await self._send(message)
 
     async def _slim(self, message: Message, change: Callable[[], dict[str, Any]]) -> None:
-        """Let a result be stored beside everything else; large ones wait for one another, so that memory is bounded."""
-
-        async def work() -> None:
-            async with self._heavy if heavy else contextlib.nullcontext():
-                await self._send(_with_result(message, await asyncio.to_thread(change)))
-
-        heavy = len(message.raw) >= _HEAVY
-        task = self._start(None, work())
-        if heavy:
-            del message, change
+        """Let a result be stored beside everything else. While a large one is, its server is not read on, so that
+        memory is bounded."""
+        task = self._start(None, self._slimmed(message, change))
+        if len(message.raw) >= _HEAVY:
             await asyncio.wait({task})
-            _give_back()
+            asyncio.get_running_loop().call_later(_SOON, _give_back)
+
+    async def _slimmed(self, message: Message, change: Callable[[], dict[str, Any]]) -> None:
+        try:
+            message = _with_result(message, await asyncio.to_thread(change))
+        except Exception as error:  # noqa: BLE001 - whatever is wrong here: a request is answered
+            sys.stderr.write(f"coatcheck: a result could not be passed on: {error!r}\n")
+            message = failure(message.id, CoatcheckError("the proxy could not pass the result on"))
+        await self._send(message)
 
     async def unanswered(self, request_id: Id | None, error: UpstreamFailed) -> None:
         """One request that will get no answer; all of them where nobody knows which."""

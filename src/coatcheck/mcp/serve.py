@@ -8,7 +8,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, NoReturn
 
 import anyio
 import uvicorn
@@ -18,7 +18,7 @@ from mcp.shared.exceptions import MCPDeprecationWarning
 
 from coatcheck.errors import InvalidArgument, StoreUnavailable
 from coatcheck.mcp.gate import Gate
-from coatcheck.mcp.server import Sessions, make_server, notifications
+from coatcheck.mcp.server import Sessions, make_server
 
 HOST: Final = "127.0.0.1"
 PATH: Final = "/mcp"
@@ -34,7 +34,7 @@ def serve_stdio(sessions: Sessions) -> None:
 
     async def run() -> None:
         async with stdio_server() as (reading, writing):
-            await server.run(reading, writing, server.create_initialization_options(notifications()))
+            await server.run(reading, writing, server.create_initialization_options())
 
     anyio.run(run)
 
@@ -69,8 +69,13 @@ def serve_http(
     config = uvicorn.Config(
         gate, log_level="warning", access_log=False, server_header=False, ws="none", timeout_graceful_shutdown=2
     )
+    signal.signal(signal.SIGTERM, _leave)  # what uvicorn raises again when it is done, and would end us at once
     with listener:
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _quieten() -> None:

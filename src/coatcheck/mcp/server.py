@@ -16,6 +16,7 @@ import anyio.to_thread
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourcesListChanged
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -76,10 +77,20 @@ class Sessions:
         return session
 
 
+class _Server(Server[Any]):
+    """Tells on every transport that the list of resources changes."""
+
+    def create_initialization_options(
+        self, notification_options: NotificationOptions | None = None, *args: Any, **extra: Any
+    ) -> InitializationOptions:
+        options = notification_options or NotificationOptions(resources_changed=True)
+        return super().create_initialization_options(options, *args, **extra)
+
+
 def make_server(sessions: Sessions) -> Server[Any]:
     """The server, for any transport."""
     handlers = _Handlers(sessions)
-    server: Server[Any] = Server(
+    server = _Server(
         "coatcheck",
         version=__version__,
         title="Coatcheck",
@@ -94,10 +105,6 @@ def make_server(sessions: Sessions) -> Server[Any]:
     )
     server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, handlers.set_level)
     return server
-
-
-def notifications() -> NotificationOptions:
-    return NotificationOptions(resources_changed=True)
 
 
 class _Handlers:
