@@ -55,4 +55,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speaker]:
     env = environment(tmp_path_factory.mktemp("odd") / "store")
     with Speaker(proxy("--inline", "typed", "--inline", "small_table", server=ODD), env) as speaker:
         speaker.begin()
+        cursor: dict[str, str] = {}
+        while following := speaker.ask("tools/list", cursor)["result"].get("nextCursor"):
+            cursor = {"cursor": following}
         yield speaker

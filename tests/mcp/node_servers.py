@@ -1,7 +1,7 @@
 """The servers from npm that the tests use: installed once, at the versions and checksums of `node/package-lock.json`.
 
-`python -m tests.mcp.node_servers` puts them into `.venv`, with node from the machine or from its wheel. `make test` runs
-that first.
+`python -m tests.mcp.node_servers` puts them into the environment, with node from its wheel or the machine's. `make
+test` runs that first.
 """
 
 from __future__ import annotations

@@ -106,8 +106,6 @@ def call(request_id: Any, name: str, given: dict[str, Any], meta: dict[str, Any]
         answer(request_id, text("after the brackets"))
     elif name == "huge":
         huge(request_id, size, bool(given.get("id_first")))
-    elif name == "late":
-        HELD["late"] = request_id  # answered when somebody releases it, cancelled or not
     elif name == "wait":
         token = meta.get("progressToken")
         for number in range(int(given.get("times", 3))):
@@ -151,6 +149,9 @@ def handle(message: dict[str, Any]) -> None:
         answer(request_id, page | ({"nextCursor": str(end)} if end < len(TOOLS) else {}))
     elif method == "tools/call":
         given, meta = params.get("arguments") or {}, params.get("_meta") or {}
+        if params["name"] == "late":
+            HELD["late"] = request_id  # answered when somebody releases it, cancelled or not
+            return
         threading.Thread(target=call, args=(request_id, params["name"], given, meta), daemon=True).start()
     elif method == "resources/read":
         size = int(params["uri"].rpartition("/")[2])
@@ -161,7 +162,8 @@ def handle(message: dict[str, Any]) -> None:
         ]
         answer(request_id, {"contents": contents})
     elif method == "odd/verbatim":
-        write(f'{{"id":{json.dumps(request_id)},  "result" : {{"number":1.50,"twice":1e2,"half":"\\ud800"}} ,"jsonrpc":"2.0","odd":[]}}')
+        result = '{"number":1.50,"twice":1e2,"half":"\\ud800"}'
+        write(f'{{"id":{json.dumps(request_id)},  "result" : {result} ,"jsonrpc":"2.0","odd":[]}}')
     elif method == "odd/release":
         answer(HELD.pop("late"), text("too late"))
         answer(request_id, {})

@@ -153,7 +153,7 @@ def text_of(result: dict[str, Any], index: int = 0) -> str:
 def stub_in(text: str) -> dict[str, Any]:
     stub = json.loads(text)
     assert isinstance(stub, dict)
-    assert list(stub)[0] == "stub"
+    assert next(iter(stub)) == "stub"
     return stub
 
 

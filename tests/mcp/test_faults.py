@@ -1,4 +1,4 @@
-"""Servers that die, hang, write junk or too much, and clients that leave: an answer, an end, and nothing left behind."""
+"""Servers that die, hang, write junk or too much, and clients that leave: an answer, an end, nothing left behind."""
 
 from __future__ import annotations
 
@@ -125,9 +125,7 @@ def test_a_client_that_stops_reading_ends_the_proxy(place: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("stubborn", [[], ["--stubborn"]], ids=["", "stubborn"])
-def test_children_end_with_the_proxy_however_it_ends(
-    speak: Speak, number: signal.Signals, stubborn: list[str]
-) -> None:
+def test_children_end_with_the_proxy_however_it_ends(speak: Speak, number: signal.Signals, stubborn: list[str]) -> None:
     speaker = speak(server=[*ODD, *stubborn])
     pids = [int(one) for one in text_of(speaker.call("spawn")).split()]
     assert all(map(is_running, pids))

@@ -232,7 +232,8 @@ def test_a_server_without_tools_gets_three(speak: Speak, tmp_path: Path) -> None
         "for line in sys.stdin:\n"
         "    one = json.loads(line)\n"
         "    if one.get('method') == 'initialize':\n"
-        "        result = {'protocolVersion': '2025-06-18', 'capabilities': {}, 'serverInfo': {'name': 'x', 'version': '1'}}\n"
+        "        info = {'name': 'x', 'version': '1'}\n"
+        "        result = {'protocolVersion': '2025-06-18', 'capabilities': {}, 'serverInfo': info}\n"
         "        print(json.dumps({'jsonrpc': '2.0', 'id': one['id'], 'result': result}), flush=True)\n"
     )
     speaker = speak(server=[ODD[0], str(toolless)], begin=False)

@@ -1,5 +1,5 @@
-"""Real servers, through the official client: bare, and behind a proxy. What a client sees is the same, but for the three
-tools that are added, the stubs in place of what is large, and the schemas of results that may become stubs.
+"""Real servers, through the official client: bare, and behind a proxy. What a client sees is the same, but for the
+three tools that are added, the stubs in place of what is large, and the schemas of results that may become stubs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Watched:
         return types.ElicitResult(action="decline")
 
     async def roots(self, context: Any) -> types.ListRootsResult:
-        return types.ListRootsResult(roots=[types.Root(uri="file:///somewhere", name="somewhere")])
+        return types.ListRootsResult(
+            roots=[types.Root.model_validate({"uri": "file:///somewhere", "name": "somewhere"})]
+        )
 
     async def log(self, params: types.LoggingMessageNotificationParams) -> None:
         self.told.append("log")
@@ -124,8 +126,8 @@ async def lists(client: Client) -> dict[str, Any]:
     for template in templates.get("resourceTemplates", ()):
         pattern = template["uriTemplate"]
         seen[f"from template {pattern}"] = await outcome(client.read_resource(re.sub(r"\{[^}]*\}", "1", pattern)))
-        ref = types.ResourceTemplateReference(uri=pattern)
-        seen[f"completion {pattern}"] = await outcome(client.complete(ref, {"name": "resourceId", "value": "1"}))
+        asked = client.complete(types.ResourceTemplateReference(uri=pattern), {"name": "resourceId", "value": "1"})
+        seen[f"completion {pattern}"] = await outcome(asked)
     seen["unknown resource"] = await outcome(client.read_resource("nowhere://at/all"))
     seen["unknown prompt"] = await outcome(client.get_prompt("no such prompt"))
     seen["unknown tool"] = await outcome(client.call_tool("no such tool"))
@@ -137,8 +139,8 @@ async def calls_of(client: Client, calls: Calls) -> dict[str, Any]:
     for number, (tool, arguments) in enumerate(calls):
         steps: list[Any] = []
 
-        async def note(*step: Any, steps: list[Any] = steps) -> None:
-            steps.append(step)
+        async def note(progress: float, total: float | None, message: str | None, steps: list[Any] = steps) -> None:
+            steps.append((progress, total, message))
 
         key = f"{number} {tool} {json.dumps(arguments)[:80]}"
         seen[key] = await outcome(client.call_tool(tool, arguments, progress_callback=note))
@@ -270,7 +272,7 @@ def test_logs_updates_and_cancellation_pass_as_they_do_bare(
             assert plain(await client.call_tool("echo", {"message": "still here"}))
             return set(watched.told)
 
-    async def both() -> list[set[str]]:
+    async def both() -> tuple[set[str], set[str]]:
         return await asyncio.gather(run(command), run(proxy(server=command)))
 
     bare, proxied = asyncio.run(both())
@@ -391,7 +393,7 @@ def page() -> Iterator[str]:
     """A long web page on this machine."""
 
     class Page(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+        def do_GET(self) -> None:
             lines = "".join(f"<p>Paragraph {number} of a long page with many words.</p>" for number in range(3_000))
             body = f"<html><head><title>long</title></head><body><article>{lines}</article></body></html>".encode()
             self.send_response(404 if self.path == "/missing" else 200)

@@ -34,7 +34,7 @@ def resolve_arguments(
     """The arguments with every pointer in them replaced by what it stands for, as the schema wants it.
 
     A pointer that leads nowhere raises `InvalidArgument` in words for a model; with `foreign` it stays as it is where
-    the session does not know it, for somebody else may. Raises `TooLarge` for values of more than `max_bytes` in all."""
+    the session does not know it, for somebody else may. `TooLarge` is for values of more than `max_bytes` in all."""
     pointers = list(_pointers(dict(arguments)))
     if max_bytes is not None and pointers:
         sizes = {pointer: ref.size_bytes for pointer in pointers if (ref := session.ref(pointer)) is not None}

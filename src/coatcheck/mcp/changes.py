@@ -58,6 +58,7 @@ class Changes:
         self._policy = policy
         self._listing = _Listing()
         self._partial = _Listing()
+        self.is_listed = False
 
     # The tools that are added
 
@@ -106,6 +107,7 @@ class Changes:
             if result.get("nextCursor") is None:
                 self._name_ours(listing)
                 self._listing = listing
+                self.is_listed = True
                 shown += self.definitions()
         return {**result, "tools": shown}
 

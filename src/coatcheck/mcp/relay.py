@@ -23,6 +23,9 @@ from coatcheck.mcp.wire import Id, Message, Raw, failure, parse, response, rewri
 
 TIMEOUT: Final = 600.0
 _LOOK: Final = 1.0  # seconds between looks at the clock
+_POINTER: Final = b"art:"
+_ASK: Final = 10.0
+_PAGES: Final = 1_000
 _METHOD_NOT_FOUND: Final = -32601
 _HEAVY: Final = 1 << 20
 _SOON: Final = 0.05
@@ -56,6 +59,8 @@ class Relay:
         self._pending: dict[Id, Pending] = {}
         self._late: OrderedDict[Id, Pending] = OrderedDict()
         self._asked: set[Id] = set()  # what the other server wants to know from the client
+        self._own: dict[Id | None, asyncio.Future[dict[str, Any]]] = {}  # what we want to know ourselves
+        self._listing = asyncio.Lock()
         self._running: dict[Id, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._has_tools = True
@@ -82,14 +87,9 @@ class Relay:
             await self._upstream.send(message)
             return
         params = message.params
-        if message.method == "tools/call":
-            name = params.get("name")
-            if self._changes.is_ours(name):
-                self._start(message.id, self._answer(message))
-                return
-            if b"art:" in message.raw and isinstance(params.get("arguments"), dict):
-                self._start(message.id, self._resolve(message))
-                return
+        if message.method == "tools/call" and self._is_work(message):
+            self._start(message.id, self._call(message))
+            return
         if message.method == "tools/list" and not self._has_tools:
             await self._send(response(message.id, self._changes.only_ours(params.get("_meta"))))
             return
@@ -114,6 +114,48 @@ class Relay:
             self._pending.pop(message.id, None)
             raise
 
+    def _is_work(self, message: Message) -> bool:
+        """Whether a call takes more than passing it on."""
+        is_unlisted = self._has_tools and not self._changes.is_listed
+        return is_unlisted or self._changes.is_ours(message.params.get("name")) or _POINTER in message.raw
+
+    async def _call(self, message: Message) -> None:
+        if self._has_tools and not self._changes.is_listed:
+            async with self._listing:  # a client that knows the tools from before: we do not, and ask first
+                if not self._changes.is_listed:
+                    await self._list(message.params.get("_meta"))
+        try:
+            if self._changes.is_ours(message.params.get("name")):
+                await self._answer(message)
+            elif _POINTER in message.raw and isinstance(message.params.get("arguments"), dict):
+                await self._resolve(message)
+            else:
+                await self._forward(message)
+        except UpstreamFailed as error:
+            await self._unsent(message, error)
+
+    async def _list(self, meta: object) -> None:
+        """List the other server's tools for ourselves. One that does not answer is left unlisted."""
+        kept = {key: value for key, value in meta.items() if key != "progressToken"} if isinstance(meta, dict) else {}
+        cursor: object = None
+        for number in range(_PAGES):
+            params = {**({"_meta": kept} if kept else {}), **({"cursor": cursor} if cursor is not None else {})}
+            request_id = f"coatcheck-{number}"
+            body = {"jsonrpc": "2.0", "id": request_id, "method": "tools/list", "params": params}
+            answer = self._own[request_id] = asyncio.get_running_loop().create_future()
+            try:
+                await self._upstream.send(rewritten(Message(b"", body)))
+                result = await asyncio.wait_for(answer, _ASK)
+            except (UpstreamFailed, TimeoutError):
+                break
+            finally:
+                self._own.pop(request_id, None)
+            self._changes.listed(result, first=cursor is None)
+            cursor = result.get("nextCursor")
+            if cursor is None:
+                break
+        self._changes.is_listed = True
+
     async def _answer(self, message: Message) -> None:
         """One of the tools that were added."""
         params = message.params
@@ -132,10 +174,7 @@ class Relay:
             return
         if resolved != arguments:
             message = rewritten(message, params={**params, "arguments": resolved})
-        try:
-            await self._forward(message)
-        except UpstreamFailed as error:
-            await self._unsent(message, error)
+        await self._forward(message)
 
     def _cancelled(self, request_id: object) -> bool:
         """Whether what is cancelled was still with us, and the other server need not know of it."""
@@ -159,6 +198,11 @@ class Relay:
     # From the other server
 
     async def message(self, message: Message) -> None:
+        if message.is_response and message.id in self._own:
+            answer, result = self._own[message.id], message.body.get("result")
+            if not answer.done():
+                answer.set_result(result if isinstance(result, dict) else {})
+            return
         if message.is_response and message.id is not None:
             pending = self._pending.pop(message.id, None) or self._late.pop(message.id, None)
             if pending is not None:
@@ -211,6 +255,9 @@ class Relay:
 
     async def unanswered(self, request_id: Id | None, error: UpstreamFailed) -> None:
         """One request that will get no answer; all of them where nobody knows which."""
+        for asked, answer in self._own.items():
+            if request_id in (None, asked) and not answer.done():
+                answer.set_result({})
         ids = list(self._pending) if request_id is None else [request_id]
         for one in ids:
             if self._pending.pop(one, None) is not None:

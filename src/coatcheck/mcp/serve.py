@@ -52,6 +52,7 @@ def serve_http(
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((HOST, port))
+        listener.listen(128)  # who reads the address below may connect at once
     except OSError as error:
         listener.close()
         raise StoreUnavailable(f"port {port} cannot be had: {error.strerror}", hint="choose another --port") from error
