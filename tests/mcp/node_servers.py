@@ -16,7 +16,7 @@ from pathlib import Path
 LOCKED = Path(__file__).parent / "node"
 PLACE = Path(os.environ.get("COATCHECK_NODE_SERVERS", Path(sys.prefix) / "mcp-servers"))
 _STAMP = PLACE / ".installed"
-_STARTS = {"server-everything": "dist/index.js", "server-filesystem": "dist/index.js", "server-memory": "dist/index.js"}
+_START = "dist/index.js"  # of each of them, and of the conformance suite
 
 
 class Missing(Exception):
@@ -24,11 +24,11 @@ class Missing(Exception):
 
 
 def command(server: str) -> list[str]:
-    """How to start one of them. Raises `Missing` where they are not installed."""
+    """How to start one of them, or the suite (`conformance`). Raises `Missing` where they are not installed."""
     if not _STAMP.is_file() or _STAMP.read_text() != _wanted():
         raise Missing("the servers from npm are not installed: python -m tests.mcp.node_servers")
     package = PLACE / "node_modules" / "@modelcontextprotocol" / server
-    return [str(node()), str(package / _STARTS[server])]
+    return [str(node()), str(package / _START)]
 
 
 def node() -> Path:
