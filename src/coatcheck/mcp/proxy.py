@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import signal
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,6 +20,7 @@ from coatcheck.mcp.upstreams import Upstream
 from coatcheck.mcp.wire import MAX_MESSAGE, Lines, Oversized, failure
 
 _FLUSH: Final = 2.0
+_M_MMAP_THRESHOLD: Final = -3  # of mallopt
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -40,6 +42,7 @@ def run(upstream: Upstream, session: Session, settings: Settings, counts: report
     """Serve one client until it leaves, the other server ends, or a signal comes. The exit status for it.
 
     Raises `UpstreamFailed` where the other server cannot be started, or ended while the client was still there."""
+    _give_back_what_is_large()
     return asyncio.run(_run(upstream, session, settings, counts))
 
 
@@ -95,7 +98,8 @@ async def _serve(client: Stdio, relay: Relay, max_message: int) -> None:
             await relay.from_client(line)
 
 
-def say(text: str) -> None:
-    """A line on stderr: stdout is the wire."""
-    sys.stderr.write(f"coatcheck: {text}\n")
-    sys.stderr.flush()
+def _give_back_what_is_large() -> None:
+    """Have the C library hand every large piece of memory back as soon as it is free. By itself, glibc learns from the
+    first one to keep those that follow for itself."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)

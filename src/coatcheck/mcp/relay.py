@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import sys
 import time
 from collections import OrderedDict
@@ -28,7 +27,6 @@ _ASK: Final = 10.0
 _PAGES: Final = 1_000
 _METHOD_NOT_FOUND: Final = -32601
 _HEAVY: Final = 1 << 20
-_SOON: Final = 0.05
 _LATE: Final = 1_000  # cancelled requests that are remembered, should their answer come after all
 _SAYS_WHAT_IT_CAN: Final = ("initialize", "server/discover")
 _CALLS: Final = ("tools/call", "tasks/result")
@@ -243,7 +241,6 @@ class Relay:
         task = self._start(None, self._slimmed(message, change))
         if len(message.raw) >= _HEAVY:
             await asyncio.wait({task})
-            asyncio.get_running_loop().call_later(_SOON, _give_back)
 
     async def _slimmed(self, message: Message, change: Callable[[], dict[str, Any]]) -> None:
         try:
@@ -334,9 +331,3 @@ def _with_result(message: Message, result: dict[str, Any]) -> Message:
 def _is_unknown_method(message: Message) -> bool:
     error = message.body.get("error")
     return isinstance(error, dict) and error.get("code") == _METHOD_NOT_FOUND
-
-
-def _give_back() -> None:
-    """Hand freed memory back to the system, where the C library knows how to: it would keep it for the next time."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
