@@ -152,12 +152,13 @@ def _upstream(
     """What stands behind the proxy, and a name for it."""
     from coatcheck.mcp.child import Child
     from coatcheck.mcp.config import header as parsed
-    from coatcheck.mcp.config import remote, servers
+    from coatcheck.mcp.config import headers_of_environment, remote, servers
 
     if command:
         return Child(command, max_message=max_message), Path(command[0]).name
     if address:
-        return remote(address, dict(map(parsed, header)), max_message), address.partition("?")[0]
+        headers = dict(map(parsed, (*headers_of_environment(), *header)))
+        return remote(address, headers, max_message), address.partition("?")[0]
     assert config is not None
     from coatcheck.mcp.switchboard import Switchboard
 

@@ -21,6 +21,7 @@ from coatcheck.mcp.wire import MAX_MESSAGE
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _NAME: Final = re.compile(r"[^\s\x00-\x1f]{1,64}")
 _LARGEST: Final = 4 << 20
+HEADERS: Final = "COATCHECK_PROXY_HEADERS"  # the name of a variable
 _HTTP: Final = ("http", "streamable-http", "streamableHttp", "streamable_http")
 
 
@@ -86,6 +87,11 @@ def header(text: str) -> tuple[str, str]:
     if not colon or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name.strip()):
         raise InvalidArgument(f"{text[:40]!r} is no header", hint="'Name: value'")
     return name.strip(), expanded(value.strip())
+
+
+def headers_of_environment() -> list[str]:
+    """Headers that need not stand on a command line, where every user of the machine can read them: one on a line."""
+    return [line for line in os.environ.get(HEADERS, "").splitlines() if line.strip()]
 
 
 def expanded(text: str) -> str:
