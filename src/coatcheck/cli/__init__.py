@@ -16,6 +16,7 @@ import click
 from coatcheck import CoatcheckError, __version__, errors
 from coatcheck.cli.archive import export, import_
 from coatcheck.cli.artifacts import forget, get, ls, put, show
+from coatcheck.cli.install import install
 from coatcheck.cli.looking import read, search
 from coatcheck.cli.mcp import mcp, proxy
 from coatcheck.cli.terminal import complain
@@ -69,5 +70,5 @@ def main() -> None:
     """Keep large tool results in a content-addressed store, and get every byte back."""
 
 
-for command in (put, get, read, search, ls, show, forget, collect, verify, stats, export, import_, mcp, proxy):
+for command in (put, get, read, search, ls, show, forget, collect, verify, stats, export, import_, mcp, proxy, install):
     main.add_command(command)
