@@ -416,6 +416,20 @@ def test_an_address_of_another_kind_is_refused_at_the_start(tmp_path: Path) -> N
         assert speaker.leave() == 9
 
 
+@pytest.mark.parametrize("command", [["mcp"], ["proxy", "--url", "http://127.0.0.1:1/mcp"]])
+def test_a_missing_extra_names_its_fix(tmp_path: Path, command: list[str]) -> None:
+    without = "import sys; sys.modules['mcp'] = sys.modules['mcp_types'] = None; from coatcheck.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", without, *command],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 6
+    assert "pip install 'coatcheck[mcp]'" in done.stderr
+
+
 def test_options_that_do_not_go_together_are_a_usage_error(tmp_path: Path) -> None:
     for options in ([], ["--url", "http://x", "--config", "y"], ["--header", "a: b", "--", *ODD]):
         done = subprocess.run(proxy(*options), env=environment(tmp_path), capture_output=True, check=False)

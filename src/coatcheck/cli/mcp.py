@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -141,7 +142,8 @@ def proxy(
         try:
             status = run(upstream, session, settings, counts)
         finally:
-            keep(store, counts, server=name, session_id=session_id)
+            with contextlib.suppress(errors.CoatcheckError):  # a store that fails was told of before
+                keep(store, counts, server=name, session_id=session_id)
             _tell(counts, report, as_json)
     context.exit(status)
 

@@ -70,7 +70,9 @@ class Changes:
 
     def answer(self, name: str, arguments: object, meta: object) -> dict[str, Any]:
         """What one of our tools answers, as the result of a call."""
-        tool = self._ours[name]
+        tool = self._ours.get(name)
+        if tool is None:
+            return self.refusal(f"[error: {name} has another name now; list the tools anew]", meta)
         if arguments is not None and not isinstance(arguments, dict):
             return self.refusal(f"[error: the arguments of {name} are no object]", meta)
         text = tool.run(**{str(key): value for key, value in (arguments or {}).items()})

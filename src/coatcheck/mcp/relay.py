@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import sys
 import time
 from collections import OrderedDict
@@ -28,6 +29,15 @@ _PAGES: Final = 1_000
 _METHOD_NOT_FOUND: Final = -32601
 _HEAVY: Final = 1 << 20
 _LATE: Final = 1_000  # cancelled requests that are remembered, should their answer come after all
+_TIMED: Final = frozenset(
+    {
+        "initialize", "server/discover", "ping", "tools/list", "tools/call", "resources/list", "resources/read",
+        "resources/templates/list", "resources/subscribe", "resources/unsubscribe", "prompts/list", "prompts/get",
+        "completion/complete", "logging/setLevel",
+    }
+)  # fmt: skip
+"""What is answered soon, or tells of progress. Other requests may be meant to stay open."""
+
 _SAYS_WHAT_IT_CAN: Final = ("initialize", "server/discover")
 _CALLS: Final = ("tools/call", "tasks/result")
 
@@ -104,7 +114,7 @@ class Relay:
             meta.get("progressToken") if isinstance(meta, dict) else None,
             params.get("cursor") is None,
             meta,
-            time.monotonic() + self._timeout,
+            time.monotonic() + self._timeout if message.method in _TIMED else math.inf,
         )
         try:
             await self._upstream.send(message)

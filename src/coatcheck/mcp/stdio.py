@@ -10,6 +10,7 @@ import os
 import select
 import threading
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
@@ -26,7 +27,8 @@ class Stdio:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._in, self._out = os.dup(0), os.dup(1)
-        self._pieces: asyncio.Queue[bytes] = asyncio.Queue(_PIECES)
+        self._pieces: asyncio.Queue[bytes] = asyncio.Queue()
+        self._ahead = threading.Semaphore(_PIECES)
         self._lock = threading.Condition()
         self._waiting: deque[Raw] = deque()
         self._size = 0
@@ -54,7 +56,9 @@ class Stdio:
 
     async def read(self) -> bytes:
         """The next piece of what the client sends; empty at the end."""
-        return await self._pieces.get()
+        piece = await self._pieces.get()
+        self._ahead.release()
+        return piece
 
     async def write(self, raw: Raw) -> None:
         """One line. It waits only while a client leaves very much unread; where nobody reads, it goes nowhere."""
@@ -86,17 +90,14 @@ class Stdio:
     # In threads
 
     def _reading(self) -> None:
-        while True:
+        piece = b"."
+        while piece:
+            self._ahead.acquire()
             try:
                 piece = os.read(self._in, _CHUNK)
             except OSError:
                 piece = b""
-            try:
-                asyncio.run_coroutine_threadsafe(self._pieces.put(piece), self._loop).result()
-            except RuntimeError:  # the loop is closed
-                return
-            if not piece:
-                return
+            self._in_loop(self._pieces.put_nowait, piece)
 
     def _writing(self) -> None:
         while True:
@@ -122,9 +123,9 @@ class Stdio:
                 is_empty = self._size == 0
             self._in_loop(self._made_room, is_empty)
 
-    def _in_loop(self, call: object, *args: object) -> None:
+    def _in_loop(self, call: Callable[..., object], *args: object) -> None:
         try:
-            self._loop.call_soon_threadsafe(call, *args)  # type: ignore[arg-type]
+            self._loop.call_soon_threadsafe(call, *args)
         except RuntimeError:  # the loop is closed
             pass
 

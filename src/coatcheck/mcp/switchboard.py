@@ -7,6 +7,7 @@ The handshake is made with each server apart, so this speaks the versions of the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import sys
 from collections.abc import Coroutine, Mapping
@@ -279,7 +280,8 @@ class Switchboard:
         """A notification goes to whom it concerns, else to all."""
         params = message.params
         if message.method == "notifications/cancelled":
-            line = self._owners.get(params.get("requestId", ""))
+            request_id = params.get("requestId")
+            line = self._owners.get(request_id) if isinstance(request_id, str | int) else None
             if line is not None:
                 await line.send(message)
             return
@@ -289,13 +291,14 @@ class Switchboard:
                 await found[0].send(rewritten(message, params={**params, "progressToken": found[1]}))
             return
         for line in self._live():
-            await line.send(message)
+            with contextlib.suppress(UpstreamFailed):
+                await line.send(message)
 
     async def _answered_by_client(self, message: Message) -> None:
         found = self._asking.pop(message.id, None) if message.id is not None else None
         if found is not None:
             line, own = found
-            self._tokens = {token: owner for token, owner in self._tokens.items() if owner[0] is not line}
+            self._tokens.pop(str(message.id), None)
             await line.send(rewritten(message, id=own))
 
     # From the servers
