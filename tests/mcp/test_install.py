@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import stat
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -15,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from coatcheck.cli import main
 from coatcheck.install.clients import CLIENTS, place_of
+from coatcheck.install.documents import Json, document
 from coatcheck.install.wrapping import after_launcher, launcher
 from tests.mcp.speaking import Speaker, environment
 
@@ -83,19 +84,11 @@ class Person:
     home: Path
     project: Path
 
-    def run(self, *words: str, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("COATCHECK", "XDG", "CODEX"))}
-        command = [sys.executable, "-m", "coatcheck", "install", *words]
-        done = subprocess.run(
-            command,
-            cwd=self.project,
-            env={**kept, "HOME": str(self.home), **env},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
-        assert SECRET not in done.stdout + done.stderr
+    def run(self, *words: str, code: int = 0) -> Result:
+        unset = dict.fromkeys(("XDG_CONFIG_HOME", "CODEX_HOME", "CLAUDE_CONFIG_DIR", "GEMINI_CLI_HOME"))
+        done = CliRunner().invoke(main, ["install", *words], env={**unset, "HOME": str(self.home)})
+        assert done.exit_code == code, done.output
+        assert SECRET not in done.output
         return done
 
     def usual(self, client: str) -> Path:
@@ -112,15 +105,14 @@ class Person:
 
 
 @pytest.fixture
-def person(tmp_path: Path) -> Person:
+def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Person:
     (tmp_path / "home").mkdir()
     (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
     return Person(tmp_path / "home", tmp_path / "project")
 
 
 def servers(client: str, file: Path) -> dict[str, Any]:
-    from coatcheck.install.documents import document
-
     kind = CLIENTS[client]
     return dict(document(file.read_text(), kind.format, kind.section).servers)
 
@@ -328,8 +320,6 @@ def test_odd_files_keep_what_they_have_and_come_back_to_the_byte(data: bytes, pe
 
 
 def servers_of(text: str) -> dict[str, Any]:
-    from coatcheck.install.documents import Json
-
     return dict(Json(text, ("mcpServers",)).servers)
 
 
@@ -344,7 +334,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "a comment that never ends": ("vscode", b"{ /* ", "no JSON"),
     "too deep": ("cursor", b"[" * 100_000, "too deep"),
     "no TOML": ("codex", b"[mcp_servers", "no TOML"),
-    "servers in an inline table": ("codex", b'mcp_servers = { a = { command = "b" } }\n', "put among mcp_servers: coatcheck = {"),
+    "an inline table": ("codex", b'mcp_servers = { a = { command = "b" } }\n', "put among mcp_servers: coatcheck = {"),
     "another's entry of our name": ("cursor", b'{"mcpServers": {"coatcheck": {"command": "rm"}}}', "--name"),
 }  # fmt: skip
 
