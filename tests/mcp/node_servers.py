@@ -46,6 +46,7 @@ def node() -> Path:
 def install() -> None:
     """Install what the lock names, checked against its checksums. Nothing is done where that was done before."""
     if _STAMP.is_file() and _STAMP.read_text() == _wanted():
+        _STAMP.touch()  # newer than the lock, for make
         return
     npm = node().parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     start = [str(node()), str(npm)] if npm.is_file() else [shutil.which("npm") or "npm"]

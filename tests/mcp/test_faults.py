@@ -134,6 +134,16 @@ def test_children_end_with_the_proxy_however_it_ends(speak: Speak, number: signa
     assert gone(*pids)
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for the guard in /proc")
+def test_children_end_though_their_guard_was_killed(speak: Speak) -> None:
+    speaker = speak()
+    pids = [int(one) for one in text_of(speaker.call("spawn")).split()]
+    guard = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    assert guard != speaker.process.pid
+    os.kill(guard, signal.SIGKILL)
+    assert gone(guard, *pids)
+
+
 def test_a_thousand_calls_at_once_are_answered_each_with_its_own(odd: Speaker) -> None:
     waiting = {odd.start("tools/call", {"name": "echo", "arguments": {"number": n}}): n for n in range(1_000)}
     for request_id, number in waiting.items():

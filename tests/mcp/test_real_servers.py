@@ -12,6 +12,7 @@ import http.server
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ import mcp_types as types
 import pytest
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
 
 import coatcheck
 from tests.mcp.speaking import environment, proxy
@@ -71,12 +73,18 @@ class Watched:
 
 
 @asynccontextmanager
-async def connected(command: Sequence[str], env: dict[str, str], mode: str) -> AsyncIterator[tuple[Client, Watched]]:
+async def connected(
+    command: Sequence[str] | str, env: dict[str, str], mode: str
+) -> AsyncIterator[tuple[Client, Watched]]:
+    """A client of a command, or of an address."""
     watched = Watched()
     with open(os.devnull, "w") as quiet:
-        transport: AbstractAsyncContextManager[Any] = stdio_client(
-            StdioServerParameters(command=command[0], args=list(command[1:]), env=env), errlog=quiet
-        )
+        transport: AbstractAsyncContextManager[Any]
+        if isinstance(command, str):
+            transport = streamable_http_client(command)
+        else:
+            parameters = StdioServerParameters(command=command[0], args=list(command[1:]), env=env)
+            transport = stdio_client(parameters, errlog=quiet)
         client = Client(
             transport, mode=mode, sampling_callback=watched.sample, elicitation_callback=watched.elicit,
             list_roots_callback=watched.roots, logging_callback=watched.log, message_handler=watched.handle,
@@ -185,15 +193,17 @@ def _unstubbed(value: Any, session: coatcheck.Session | None) -> Any:
 
 
 def same_but_for_the_changes(
-    place: Path, command: Sequence[str], calls: Calls, *, mode: str, fresh: Callable[[], dict[str, str]] = dict
+    place: Path, command: Sequence[str] | str, calls: Calls, *, mode: str, fresh: Callable[[], dict[str, str]] = dict
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Run all of it bare and behind a proxy, and compare. What was seen of each."""
 
-    async def run(start: Sequence[str]) -> dict[str, Any]:
+    async def run(start: Sequence[str] | str) -> dict[str, Any]:
         async with connected(start, environment(place) | fresh(), mode) as (client, watched):
             return await everything(client, watched, calls)
 
     async def both() -> tuple[dict[str, Any], dict[str, Any]]:
+        if isinstance(command, str):
+            return await run(command), await run(proxy("--session", SESSION, "--url", command))
         return await run(command), await run(proxy("--session", SESSION, server=command))
 
     bare, proxied = asyncio.run(both())
@@ -248,6 +258,29 @@ def test_everything_is_the_same(npm_server: Callable[[str], list[str]], place: P
     assert len(bare["asked of the client"]) == 2
     large = next(key for key in proxied if key.startswith("1 echo"))
     assert len(json.dumps(proxied[large])) < len(json.dumps(bare[large])) / 20
+
+
+@pytest.fixture
+def everywhere(npm_server: Callable[[str], list[str]]) -> Iterator[str]:
+    """The same server at an address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    process = subprocess.Popen(
+        [*npm_server("server-everything"), "streamableHttp"],
+        env={**os.environ, "PORT": port}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    with process, process.stdout as said:
+        while "listening" not in (line := said.readline()):
+            assert line, "the server has ended"
+        yield f"http://127.0.0.1:{port}/mcp"
+        process.kill()
+
+
+def test_everything_is_the_same_at_an_address(everywhere: str, place: Path) -> None:
+    bare, _ = same_but_for_the_changes(place, everywhere, EVERYTHING, mode="legacy")
+    assert len(bare["asked of the client"]) == 2
 
 
 def test_logs_updates_and_cancellation_pass_as_they_do_bare(
@@ -377,15 +410,14 @@ def test_git_is_the_same(repository: Path, tmp_path: Path, mode: str) -> None:
     assert len(json.dumps(proxied[shown])) < len(json.dumps(bare[shown])) / 20
 
 
-@pytest.mark.parametrize("mode", Modes)
-def test_time_is_the_same(place: Path, mode: str) -> None:
+def test_time_is_the_same(place: Path) -> None:
     calls: Calls = [
         ("get_current_time", {"timezone": "Europe/Berlin"}),
         ("convert_time", {"source_timezone": "Asia/Tokyo", "time": "12:00", "target_timezone": "Europe/Berlin"}),
         ("get_current_time", {"timezone": "Nowhere/AtAll"}),
     ]
     command = [sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC"]
-    same_but_for_the_changes(place, command, calls, mode=mode)
+    same_but_for_the_changes(place, command, calls, mode="auto")
 
 
 @pytest.fixture

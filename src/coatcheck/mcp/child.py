@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -90,6 +91,9 @@ class Child:
                     process.kill()
                 await self._gone(process, _KILL)
         self._cut_lifeline()
+        if process.returncode is not None and process.returncode < 0:  # somebody killed the guard: its group is ours
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -120,7 +124,7 @@ class Child:
         for line in lines.end():
             await self._deliver(sink, line)
         await self._gone(process, _GRACE)
-        await sink.ended(UpstreamFailed(f"{self._name} has ended{_said(process.returncode)}"))
+        await sink.ended(UpstreamFailed(f"{self._name} {_said(process.returncode)}"))
 
     async def _deliver(self, sink: Sink, line: Raw | Oversized) -> None:
         if isinstance(line, Oversized):
@@ -148,7 +152,7 @@ class Child:
 
 def _said(status: int | None) -> str:
     if status is None:
-        return ": it closed its stdout"
+        return "has closed its stdout"
     if status < 0 or status > 128:
-        return f", ended by signal {-status if status < 0 else status - 128}"
-    return f" with exit status {status}"
+        return f"was ended by signal {-status if status < 0 else status - 128}"
+    return f"has ended with exit status {status}"

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ctypes
 import signal
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,10 +31,6 @@ class Settings:
     inline: frozenset[str] = frozenset()
     timeout: float = TIMEOUT
     max_message: int = MAX_MESSAGE
-
-    @classmethod
-    def of(cls, policy: Policy, inline: Iterable[str], timeout: float, max_message: int) -> Settings:
-        return cls(policy, frozenset(inline), timeout, max_message)
 
 
 def run(upstream: Upstream, session: Session, settings: Settings, counts: report.Counts) -> int:
