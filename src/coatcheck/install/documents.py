@@ -78,6 +78,8 @@ class Document(ABC):
             edited = type(self)(text, self.section)
         except InvalidArgument:
             edited = None
+        if not servers and edited is not None and not edited.servers:
+            wanted = edited.value if _without(edited.value, self.section) == _without(wanted, self.section) else wanted
         if edited is None or edited.value != wanted:
             raise InvalidArgument("it is written in a way that cannot be edited safely", hint="edit it by hand")
         return edited
@@ -182,11 +184,9 @@ class Json(Document):
         old = entry.member("args")
         if old is None:
             text = jsonc.inserting(self.text, entry, "args", arguments)
-        elif not old.node.items:
-            text = jsonc.replacing(self.text, old.node, arguments)
         else:
             items = [json.dumps(word, ensure_ascii=False) for word in words]
-            text = jsonc.prepending(self.text, old.node.start, items)
+            text = jsonc.prepending(self.text, old.node.start, items, is_empty=not old.node.items)
         return self._with_command(text, name, command)
 
     def _restoring(self, name: str, command: str, arguments: list[str] | None) -> str:
@@ -257,8 +257,9 @@ class Toml(Document):
 
     def _prefixing(self, name: str, command: str, words: list[str], arguments: list[str]) -> str:
         path = (*self.section, name)
-        if self.servers[name].get("args"):
-            text = tomltext.prepending(self.text, (*path, "args"), words)
+        if "args" in self.servers[name]:
+            is_empty = not self.servers[name]["args"]
+            text = tomltext.prepending(self.text, (*path, "args"), words, is_empty=is_empty)
         else:
             text = tomltext.setting(self.text, (*path, "args"), arguments, after=(*path, "command"))
         return tomltext.setting(text, (*path, "command"), command)
@@ -280,6 +281,13 @@ class Toml(Document):
             if one.value is not None and HOLDERS & set(one.path):
                 splices += [(start, end, HIDDEN) for start, end in tomltext.strings(self.text, *one.value)]
         return mask(jsonc.spliced(self.text, splices))
+
+
+def _without(value: dict[str, Any], section: tuple[str, ...]) -> dict[str, Any]:
+    """The values without the object of the servers: TOML has no table where there is nothing in it."""
+    key, *below = section
+    rest = {one: item for one, item in value.items() if one != key}
+    return rest if not below else {**rest, key: _without(value.get(key, {}), tuple(below))}
 
 
 def document(text: str, format_: str, section: tuple[str, ...]) -> Json | Toml:

@@ -87,9 +87,12 @@ def removing(text: str, holder: Node, key: str) -> str:
     start -= text.endswith("\n", 0, start)
     start -= text.endswith("\r", 0, start) and text.startswith("\r\n", start - 1)
     start = max(start, holder.start + 1)
+    comma: list[Splice]
     after = _skip(text, member.node.end)
-    if text[after] == ",":
-        comma: list[Splice] = [(after, after + 1, "")]
+    if index and text[start - 1] == ",":  # as `inserting` leaves it
+        start, comma = start - 1, []
+    elif text[after] == ",":
+        comma = [(after, after + 1, "")]
     elif index:
         before = _skip(text, holder.members[index - 1].node.end)
         comma = [(before, before + 1, "")]
@@ -112,11 +115,16 @@ def replacing(text: str, node: Node, value: Any) -> str:
     return spliced(text, [(node.start, node.end, _rendered(value, indent, _unit(text), eol))])
 
 
-def prepending(text: str, start: int, items: Sequence[str]) -> str:
-    """The text with more items (as they are written) before the first of an array that has some and begins at
-    `start`. The comments in it stay, and each item has a line where they had."""
+def prepending(text: str, start: int, items: Sequence[str], *, is_empty: bool) -> str:
+    """The text with more items (as they are written) at the beginning of an array that begins at `start`. The comments
+    in it stay, and each item has a line where others have."""
     line = re.compile(r"[ \t]*(\r?\n[ \t]*)").match(text, start + 1)
-    new = "".join(f"{line[1]}{item}," for item in items) if line else "".join(f"{item}, " for item in items)
+    if is_empty:
+        new = ", ".join(items)
+    elif line:
+        new = "".join(f"{line[1]}{item}," for item in items)
+    else:
+        new = "".join(f"{item}, " for item in items)
     return spliced(text, [(start + 1, start + 1, new)])
 
 

@@ -99,12 +99,12 @@ def setting(text: str, path: Path, value: Any, *, after: Path | None = None) -> 
     return spliced(text, [(near.end, near.end, new)])
 
 
-def prepending(text: str, path: Path, items: list[str]) -> str:
-    """The text with more items before the first of an array that has some."""
+def prepending(text: str, path: Path, items: list[str], *, is_empty: bool) -> str:
+    """The text with more items at the beginning of an array."""
     found = _assignment(text, path)
     if found is None or found.value is None:
         raise InvalidArgument(f"{'.'.join(path)} is not on a line of its own")
-    return jsonc.prepending(text, found.value[0], [_dumps(item) for item in items])
+    return jsonc.prepending(text, found.value[0], [_dumps(item) for item in items], is_empty=is_empty)
 
 
 def unsetting(text: str, path: Path) -> str:
