@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 import click
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _DAY: Final = 86_400.0
 _MIB: Final = 1 << 20
+_RUNNERS: Final = r"(npx|bunx?|deno|node|uvx|uv|pipx|python)[\d.]*$"
 
 session_option = click.option(
     "--session",
@@ -157,15 +160,23 @@ def _upstream(
     from coatcheck.mcp.config import headers_of_environment, remote, servers
 
     if command:
-        return Child(command, max_message=max_message), Path(command[0]).name
+        return Child(command, max_message=max_message), _named(command)
     if address:
         headers = dict(map(parsed, (*headers_of_environment(), *header)))
-        return remote(address, headers, max_message), address.partition("?")[0]
+        return remote(address, headers, max_message), urlsplit(address).hostname or "?"
     assert config is not None
     from coatcheck.mcp.switchboard import Switchboard
 
     found = servers(config, max_message=max_message)
     return Switchboard(found), ", ".join(found)
+
+
+def _named(command: tuple[str, ...]) -> str:
+    """A name for a command in a report: the program, and what it runs where that is only a runner of others. Nothing
+    more of it, for arguments may hold secrets."""
+    name = Path(command[0]).name
+    what = next((one for one in command[1:] if not one.startswith("-")), None)
+    return f"{name} {what}" if what and re.match(_RUNNERS, name) else name
 
 
 def _tell(counts: Counts, by_tool: bool, as_json: bool) -> None:

@@ -374,5 +374,7 @@ def _error(request_id: Id | None, code: int, said: str) -> Message:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"coatcheck: {text}\n")
+    """A line on stderr. Servers have a hand in it, and stderr may be a terminal."""
+    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    sys.stderr.write(f"coatcheck: {shown}\n")
     sys.stderr.flush()
