@@ -4,6 +4,7 @@ ARGS ?=
 
 BIN := .venv/bin
 VENV := .venv/.installed
+SERVERS := .venv/mcp-servers/.installed
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test check bench faults lock clean
@@ -14,7 +15,7 @@ help:  ## List the targets
 demo: $(VENV)  ## Watch an agent at work, and what it costs with and without Coatcheck (no network)
 	$(BIN)/python -m examples.demo $(ARGS)
 
-test: $(VENV)  ## Run the tests, with the short form of the faults (ARGS="-k session" for some)
+test: $(VENV) $(SERVERS)  ## Run the tests, with the short form of the faults (ARGS="-k session" for some)
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 check: $(VENV)  ## Lint, formatting, types and layers
@@ -23,7 +24,7 @@ check: $(VENV)  ## Lint, formatting, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)  ## Measure ours against the floor, in one run on the same disk
+bench: $(VENV) $(SERVERS)  ## Measure ours against the floor, in one run on the same disk
 	$(BIN)/python -m benchmarks $(ARGS)
 
 faults: $(VENV)  ## Run the long form of the faults: crashes, full disks, damage, races
@@ -36,6 +37,10 @@ lock: $(VENV)  ## Write constraints.txt anew (ARGS=--upgrade for newer versions)
 clean:  ## Remove .venv, builds and caches
 	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# MCP servers from npm, for the tests of the proxy. Without a registry those tests skip, but never in CI.
+$(SERVERS): $(VENV) tests/mcp/node/package-lock.json
+	@$(BIN)/python -m tests.mcp.node_servers || { echo "the servers from npm cannot be installed" >&2; test -z "$$CI"; }
 
 $(VENV): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

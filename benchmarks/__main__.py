@@ -16,6 +16,7 @@ from benchmarks import (
     long_transcript,
     machine,
     prompts,
+    proxy,
     quality,
     reading,
     replay,
@@ -45,6 +46,7 @@ CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "prompt": prompts.prompt,
     "replay": replay.replay,
     "long": long_transcript.long_transcript,
+    "proxy": proxy.proxied,
 }
 
 

@@ -13,6 +13,7 @@
     │   └── BudgetExceeded         over what a prompt may hold, or nobody could count it
     ├── Fenced                     another has claimed the session since
     ├── MissingExtra               an optional dependency is not installed
+    ├── UpstreamFailed             a server that we speak for does not answer
     └── StoreError                 the store itself
         ├── Damaged                stored bytes do not match their digest
         ├── StoreFull              no space left where the store lives
@@ -119,6 +120,11 @@ class MissingExtra(CoatcheckError, ImportError):
         super().__init__(f"this needs the extra '{extra}'", hint=f"pip install 'coatcheck[{extra}]'")
 
 
+class UpstreamFailed(CoatcheckError):
+    code = "upstream_failed"
+    default_hint = "try once more; what the server wrote on stderr says why"
+
+
 class StoreError(CoatcheckError):
     code = "store_error"
 
@@ -169,6 +175,7 @@ CODES: dict[str, Mapping] = {
     "budget_exceeded": Mapping(413, 5, -32602),
     "fenced": Mapping(409, 9, -32603),
     "missing_extra": Mapping(501, 6, -32603),
+    "upstream_failed": Mapping(502, 10, -32000),
     "store_error": Mapping(500, 7, -32603),
     "damaged": Mapping(500, 8, -32603),
     "store_full": Mapping(507, 7, -32603),

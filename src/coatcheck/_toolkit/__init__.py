@@ -69,6 +69,16 @@ class Tool(Description):
             _LOG.error("%s failed: %s", self.name, mask("".join(traceback.format_exception(error))))
             return self._failed(f"{self.name} failed. The fault is not in the arguments; go on without it.")
 
+    def as_mcp(self) -> dict[str, Any]:
+        """For a listing of MCP. All three may be called again to no harm, and reach nothing but the store."""
+        hints = {
+            "readOnlyHint": self.read_only,
+            "destructiveHint": False,
+            "idempotentHint": True,
+            "openWorldHint": False,
+        }
+        return {**self._described("inputSchema"), "annotations": hints}
+
     def _checked(self, arguments: dict[str, object]) -> dict[str, Any]:
         """The arguments that say something: models send null and "" for what they leave out."""
         known: Mapping[str, Any] = self.parameters["properties"]

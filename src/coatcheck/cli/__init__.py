@@ -18,7 +18,9 @@ from coatcheck.cli.archive import export, import_
 from coatcheck.cli.artifacts import forget, get, ls, put, show
 from coatcheck.cli.config import config
 from coatcheck.cli.hot import hot
+from coatcheck.cli.install import install
 from coatcheck.cli.looking import read, search
+from coatcheck.cli.mcp import mcp, proxy
 from coatcheck.cli.metrics import metrics
 from coatcheck.cli.terminal import complain
 from coatcheck.cli.transcript import transcript
@@ -74,5 +76,6 @@ def main() -> None:
 
 for command in (
     put, get, read, search, ls, show, forget, collect, verify, stats, export, import_, transcript, hot, metrics, config,
+    mcp, proxy, install,
 ):  # fmt: skip
     main.add_command(command)

@@ -1,6 +1,7 @@
 """Run the tools that a model calls: pointers in, values to the tool, bounded outcomes out."""
 
 from coatcheck.descriptions import Description
+from coatcheck.executor.arguments import resolve_arguments
 from coatcheck.executor.calls import ToolCall
 from coatcheck.executor.outcomes import ArtifactReference, Result, Running, TimedOut, ToolError, ToolOutcome
 from coatcheck.executor.pointers import PASS_POINTER, Pointer
@@ -19,4 +20,5 @@ __all__ = [
     "ToolError",
     "ToolExecutor",
     "ToolOutcome",
+    "resolve_arguments",
 ]

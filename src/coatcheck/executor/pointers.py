@@ -24,7 +24,7 @@ from coatcheck.refs import Ref
 if TYPE_CHECKING:
     from coatcheck.session import Session
 
-Want = Literal["value", "text", "bytes", "path", "stream", "ref", "pointer"]
+Want = Literal["value", "text", "json", "bytes", "path", "stream", "ref", "pointer"]
 
 
 class _PassPointer:
@@ -56,17 +56,23 @@ class Resolver:
     def resolve(self, value: Any, hint: Any) -> Any:
         """The value with every pointer in it replaced; the same object where there was none."""
         if isinstance(value, str):
-            wanted = want(hint)
+            wanted = self._want(hint)
             if is_pointer(value) or wanted in ("ref", "stream"):
                 return self._fetch(value, wanted)
             return value
         if isinstance(value, list):
-            return [self.resolve(item, _inside(hint, index)) for index, item in enumerate(value)]
+            return [self.resolve(item, self._inside(hint, index)) for index, item in enumerate(value)]
         if isinstance(value, dict):
-            if want(hint) == "ref":
+            if self._want(hint) == "ref":
                 raise Unresolved("this parameter takes a pointer, not an object")
-            return {key: self.resolve(item, _inside(hint, key)) for key, item in value.items()}
+            return {key: self.resolve(item, self._inside(hint, key)) for key, item in value.items()}
         return value
+
+    def _want(self, hint: Any) -> Want:
+        return want(hint)
+
+    def _inside(self, hint: Any, key: str | int) -> Any:
+        return _inside(hint, key)
 
     def _fetch(self, pointer: str, wanted: Want) -> Any:
         try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
-from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
 

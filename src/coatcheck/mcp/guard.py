@@ -1,0 +1,118 @@
+"""Stands between a proxy and the command that it runs, so that the command never outlives the proxy.
+
+Run as a script, `guard.py FD COMMAND ARGS…`, with nothing but the standard library: it must start quickly. The command
+and all that it starts share a process group. FD is a pipe that only the proxy holds open: when it closes, however the
+proxy ended, the group is asked to end, and killed where it does not.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+
+GRACE = 2.0  # seconds between asking and killing
+_PR_SET_PDEATHSIG = 1
+_ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def main(arguments: list[str]) -> int:
+    lifeline, command = int(arguments[0]), arguments[1:]
+    os.set_inheritable(lifeline, False)
+    if os.getpgrp() != os.getpid():
+        os.setsid()
+    woken, waker = os.pipe()
+    for end in (woken, waker):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    asked: list[int] = []
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in _ASKED:
+        signal.signal(number, lambda number, _: asked.append(number))
+    die_with_parent = _die_with_parent()
+    child = os.fork()
+    if child == 0:
+        _become(command, die_with_parent)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)  # the pipes are the command's alone: it must see them end, and so must the proxy
+    os.dup2(nothing, 1)
+    while True:
+        status = _ended(child)
+        if status is not None:
+            _ask()  # what the command left behind in its group
+            return status
+        ready, _, _ = select.select([lifeline, woken], [], [])
+        if woken in ready:
+            _drain(woken)
+        if lifeline in ready or asked:
+            return _end_group(child, woken)
+
+
+def _become(command: list[str], die_with_parent: object) -> None:
+    """Turn into the command. It never returns."""
+    parent = os.getppid()
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (*_ASKED, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        if callable(die_with_parent):
+            die_with_parent(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"coatcheck: {command[0]}: {error.strerror}\n".encode("utf-8", "replace"))
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+    finally:
+        os._exit(126)
+
+
+def _die_with_parent() -> object:
+    """Linux ends a process with its parent where it asks for that: should this guard be killed, the command goes."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        import ctypes
+
+        return ctypes.CDLL(None).prctl
+    except (ImportError, OSError, AttributeError):
+        return None
+
+
+def _end_group(child: int, woken: int) -> int:
+    _ask()
+    until = time.monotonic() + GRACE
+    while (status := _ended(child)) is None and (left := until - time.monotonic()) > 0:
+        select.select([woken], [], [], left)
+        _drain(woken)
+    if status is not None:
+        return status
+    os.killpg(os.getpgrp(), signal.SIGKILL)  # this process too
+    return 128 + signal.SIGKILL
+
+
+def _ask() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(os.getpgrp(), signal.SIGTERM)
+
+
+def _ended(child: int) -> int | None:
+    found, status = os.waitpid(child, os.WNOHANG)
+    if not found:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _drain(woken: int) -> None:
+    try:
+        while os.read(woken, 4096):
+            pass
+    except BlockingIOError:
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

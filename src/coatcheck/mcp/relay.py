@@ -1,0 +1,343 @@
+"""The relay: between one client and what stands behind it, message by message, both ways.
+
+Requests, answers and notifications pass as the bytes they came in, with the ids that they had, but for what `Changes`
+changes. Slow work (storing, reading, resolving) is done in threads, so that nothing waits for it but its own request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+from coatcheck.errors import CoatcheckError, UpstreamFailed
+from coatcheck.mcp.changes import Changes
+from coatcheck.mcp.upstreams import Upstream
+from coatcheck.mcp.wire import Id, Message, Raw, failure, parse, response, rewritten
+
+TIMEOUT: Final = 600.0
+_LOOK: Final = 1.0  # seconds between looks at the clock
+_POINTER: Final = b"art:"
+_ASK: Final = 10.0
+_PAGES: Final = 1_000
+_METHOD_NOT_FOUND: Final = -32601
+_HEAVY: Final = 1 << 20
+_LATE: Final = 1_000  # cancelled requests that are remembered, should their answer come after all
+_TIMED: Final = frozenset(
+    {
+        "initialize", "server/discover", "ping", "tools/list", "tools/call", "resources/list", "resources/read",
+        "resources/templates/list", "resources/subscribe", "resources/unsubscribe", "prompts/list", "prompts/get",
+        "completion/complete", "logging/setLevel",
+    }
+)  # fmt: skip
+"""What is answered soon, or tells of progress. Other requests may be meant to stay open."""
+
+_SAYS_WHAT_IT_CAN: Final = ("initialize", "server/discover")
+_CALLS: Final = ("tools/call", "tasks/result")
+
+Send = Callable[[Raw], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Pending:
+    """A request of the client that the other server has not answered yet."""
+
+    method: str
+    tool: str | None
+    token: object
+    first: bool
+    meta: object
+    until: float
+
+
+class Relay:
+    """Give it what the client sends; it is a sink for what the other server sends."""
+
+    def __init__(self, upstream: Upstream, changes: Changes, to_client: Send, *, timeout: float = TIMEOUT) -> None:
+        self._upstream = upstream
+        self._changes = changes
+        self._to_client = to_client
+        self._timeout = timeout
+        self._pending: dict[Id, Pending] = {}
+        self._late: OrderedDict[Id, Pending] = OrderedDict()
+        self._asked: set[Id] = set()  # what the other server wants to know from the client
+        self._own: dict[Id | None, asyncio.Future[dict[str, Any]]] = {}  # what we want to know ourselves
+        self._listing = asyncio.Lock()
+        self._running: dict[Id, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._has_tools = True
+        self.over: asyncio.Future[UpstreamFailed] = asyncio.get_running_loop().create_future()
+
+    # From the client
+
+    async def from_client(self, raw: Raw) -> None:
+        messages = parse(raw)
+        if not messages and raw.strip():
+            messages = [Message(raw, {})]  # the other server says best what is wrong with it
+        for message in messages:
+            try:
+                await self._route(message)
+            except UpstreamFailed as error:
+                await self._unsent(message, error)
+
+    async def _route(self, message: Message) -> None:
+        if message.is_response and message.id is not None:
+            self._asked.discard(message.id)
+        elif message.method == "notifications/cancelled" and self._cancelled(message.params.get("requestId")):
+            return
+        if not message.is_request or message.id is None:
+            await self._upstream.send(message)
+            return
+        params = message.params
+        if message.method == "tools/call" and self._is_work(message):
+            self._start(message.id, self._call(message))
+            return
+        if message.method == "tools/list" and not self._has_tools:
+            await self._send(response(message.id, self._changes.only_ours(params.get("_meta"))))
+            return
+        await self._forward(message)
+
+    async def _forward(self, message: Message) -> None:
+        assert message.id is not None
+        params = message.params
+        meta = params.get("_meta")
+        tool = params.get("name") if message.method == "tools/call" else None
+        self._pending[message.id] = Pending(
+            message.method or "",
+            tool if isinstance(tool, str) else None,
+            meta.get("progressToken") if isinstance(meta, dict) else None,
+            params.get("cursor") is None,
+            meta,
+            time.monotonic() + self._timeout if message.method in _TIMED else math.inf,
+        )
+        try:
+            await self._upstream.send(message)
+        except UpstreamFailed:
+            self._pending.pop(message.id, None)
+            raise
+
+    def _is_work(self, message: Message) -> bool:
+        """Whether a call takes more than passing it on."""
+        is_unlisted = self._has_tools and not self._changes.is_listed
+        return is_unlisted or self._changes.is_ours(message.params.get("name")) or _POINTER in message.raw
+
+    async def _call(self, message: Message) -> None:
+        if self._has_tools and not self._changes.is_listed:
+            async with self._listing:  # a client that knows the tools from before: we do not, and ask first
+                if not self._changes.is_listed:
+                    await self._list(message.params.get("_meta"))
+        try:
+            if self._changes.is_ours(message.params.get("name")):
+                await self._answer(message)
+            elif _POINTER in message.raw and isinstance(message.params.get("arguments"), dict):
+                await self._resolve(message)
+            else:
+                await self._forward(message)
+        except UpstreamFailed as error:
+            await self._unsent(message, error)
+
+    async def _list(self, meta: object) -> None:
+        """List the other server's tools for ourselves. One that does not answer is left unlisted."""
+        kept = {key: value for key, value in meta.items() if key != "progressToken"} if isinstance(meta, dict) else {}
+        cursor: object = None
+        for number in range(_PAGES):
+            params = {**({"_meta": kept} if kept else {}), **({"cursor": cursor} if cursor is not None else {})}
+            request_id = f"coatcheck-{number}"
+            body = {"jsonrpc": "2.0", "id": request_id, "method": "tools/list", "params": params}
+            answer = self._own[request_id] = asyncio.get_running_loop().create_future()
+            try:
+                await self._upstream.send(rewritten(Message(b"", body)))
+                result = await asyncio.wait_for(answer, _ASK)
+            except (UpstreamFailed, TimeoutError):
+                break
+            finally:
+                self._own.pop(request_id, None)
+            self._changes.listed(result, first=cursor is None)
+            cursor = result.get("nextCursor")
+            if cursor is None:
+                break
+        self._changes.is_listed = True
+
+    async def _answer(self, message: Message) -> None:
+        """One of the tools that were added."""
+        params = message.params
+        result = await asyncio.to_thread(
+            self._changes.answer, str(params.get("name")), params.get("arguments"), params.get("_meta")
+        )
+        await self._send(response(message.id, result))
+
+    async def _resolve(self, message: Message) -> None:
+        """A call with what looks like a pointer in it."""
+        params, arguments = message.params, message.params["arguments"]
+        try:
+            resolved = await asyncio.to_thread(self._changes.arguments, str(params.get("name")), arguments)
+        except CoatcheckError as error:
+            await self._send(response(message.id, self._changes.refusal(f"[error: {error}]", params.get("_meta"))))
+            return
+        if resolved != arguments:
+            message = rewritten(message, params={**params, "arguments": resolved})
+        await self._forward(message)
+
+    def _cancelled(self, request_id: object) -> bool:
+        """Whether what is cancelled was still with us, and the other server need not know of it."""
+        if not isinstance(request_id, str | int):
+            return False
+        task = self._running.get(request_id)
+        if task is not None:
+            task.cancel()
+            return True
+        pending = self._pending.pop(request_id, None)
+        if pending is not None:
+            self._late[request_id] = pending
+            while len(self._late) > _LATE:
+                self._late.popitem(last=False)
+        return False
+
+    async def _unsent(self, message: Message, error: UpstreamFailed) -> None:
+        if message.is_request:
+            await self._send(failure(message.id, error))
+
+    # From the other server
+
+    async def message(self, message: Message) -> None:
+        if message.is_response and message.id in self._own:
+            answer, result = self._own[message.id], message.body.get("result")
+            if not answer.done():
+                answer.set_result(result if isinstance(result, dict) else {})
+            return
+        if message.is_response and message.id is not None:
+            pending = self._pending.pop(message.id, None) or self._late.pop(message.id, None)
+            if pending is not None:
+                await self._answered(pending, message)
+                return
+        elif message.is_request and message.id is not None:
+            self._asked.add(message.id)
+        elif message.method == "notifications/progress":
+            self._progressed(message.params.get("progressToken"))
+        elif message.method == "notifications/cancelled":
+            request_id = message.params.get("requestId")
+            if isinstance(request_id, str | int):
+                self._asked.discard(request_id)
+        await self._send(message)
+
+    async def _answered(self, pending: Pending, message: Message) -> None:
+        result = message.body.get("result")
+        if pending.method == "tools/list" and _is_unknown_method(message):
+            message = response(message.id, self._changes.only_ours(pending.meta))
+        if not isinstance(result, dict):
+            await self._send(message)
+        elif pending.method in _SAYS_WHAT_IT_CAN:
+            capabilities = result.get("capabilities")
+            self._has_tools = not isinstance(capabilities, dict) or isinstance(capabilities.get("tools"), dict)
+            await self._send(_with_result(message, self._changes.capable(result)))
+        elif pending.method == "tools/list":
+            await self._send(_with_result(message, self._changes.listed(result, first=pending.first)))
+        elif pending.method in _CALLS and not self._changes.is_small(pending.tool, len(message.raw)):
+            await self._slim(message, lambda: self._changes.called(pending.tool, str(message.id), result))
+        elif pending.method == "resources/read" and not self._changes.is_small(None, len(message.raw)):
+            await self._slim(message, lambda: self._changes.read(str(message.id), result))
+        else:
+            await self._send(message)
+
+    async def _slim(self, message: Message, change: Callable[[], dict[str, Any]]) -> None:
+        """Let a result be stored beside everything else. While a large one is, its server is not read on, so that
+        memory is bounded."""
+        task = self._start(None, self._slimmed(message, change))
+        if len(message.raw) >= _HEAVY:
+            await asyncio.wait({task})
+
+    async def _slimmed(self, message: Message, change: Callable[[], dict[str, Any]]) -> None:
+        try:
+            message = _with_result(message, await asyncio.to_thread(change))
+        except Exception as error:  # noqa: BLE001 - whatever is wrong here: a request is answered
+            sys.stderr.write(f"coatcheck: a result could not be passed on: {error!r}\n")
+            message = failure(message.id, CoatcheckError("the proxy could not pass the result on"))
+        await self._send(message)
+
+    async def unanswered(self, request_id: Id | None, error: UpstreamFailed) -> None:
+        """One request that will get no answer; all of them where nobody knows which."""
+        for asked, answer in self._own.items():
+            if request_id in (None, asked) and not answer.done():
+                answer.set_result({})
+        ids = list(self._pending) if request_id is None else [request_id]
+        for one in ids:
+            if self._pending.pop(one, None) is not None:
+                await self._send(failure(one, error))
+
+    async def ended(self, error: UpstreamFailed) -> None:
+        await self.unanswered(None, error)
+        if not self.over.done():
+            self.over.set_result(error)
+
+    # The clock
+
+    async def watch(self) -> None:
+        """Give up on what is not answered in time. Time does not run while the other server waits for the client, and
+        begins anew with each sign of progress."""
+        while self._timeout > 0:
+            await asyncio.sleep(min(_LOOK, self._timeout))
+            now = time.monotonic()
+            if self._asked:
+                for pending in self._pending.values():
+                    pending.until = max(pending.until, now + self._timeout)
+            for request_id in [one for one, pending in self._pending.items() if pending.until <= now]:
+                method = self._pending[request_id].method
+                self._cancelled(request_id)
+                error = UpstreamFailed(
+                    f"no answer to {method} in {self._timeout:g} seconds", hint="try once more, or raise --timeout"
+                )
+                await self._send(failure(request_id, error))
+                if method != "initialize":
+                    await self._tell_cancelled(request_id)
+
+    async def _tell_cancelled(self, request_id: Id) -> None:
+        params = {"requestId": request_id, "reason": "no answer in time"}
+        body = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+        with contextlib.suppress(UpstreamFailed):
+            await self._upstream.send(rewritten(Message(b"", body)))
+
+    def _progressed(self, token: object) -> None:
+        for pending in self._pending.values():
+            if token is not None and pending.token == token:
+                pending.until = time.monotonic() + self._timeout
+
+    # Tasks
+
+    def _start(self, request_id: Id | None, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        if request_id is not None:
+            self._running[request_id] = task
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if request_id is not None and self._running.get(request_id) is task:
+                del self._running[request_id]
+            if not task.cancelled() and (error := task.exception()) is not None:
+                sys.stderr.write(f"coatcheck: a message was lost: {error!r}\n")
+
+        task.add_done_callback(done)
+        return task
+
+    async def settle(self, seconds: float) -> None:
+        """Wait for what is under way, but not for long."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=seconds)
+
+    async def _send(self, message: Message) -> None:
+        await self._to_client(message.raw)
+
+
+def _with_result(message: Message, result: dict[str, Any]) -> Message:
+    return message if result is message.body.get("result") else rewritten(message, result=result)
+
+
+def _is_unknown_method(message: Message) -> bool:
+    error = message.body.get("error")
+    return isinstance(error, dict) and error.get("code") == _METHOD_NOT_FOUND

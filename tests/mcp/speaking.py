@@ -1,0 +1,177 @@
+"""Speaking MCP line by line, for tests that must see what is on the wire; and how servers and proxies are started."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+ODD = [sys.executable, str(Path(__file__).with_name("odd_server.py"))]
+WAIT = 60.0
+VERSION = "2025-06-18"
+
+
+def environment(store: Path, **more: str) -> dict[str, str]:
+    """What a proxy is started with: a store of its own, and nothing of the person's who runs the tests."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("COATCHECK_")}
+    return {**kept, "COATCHECK_STORE": str(store), **more}
+
+
+def proxy(*options: str, server: Sequence[str] = ()) -> list[str]:
+    return [sys.executable, "-m", "coatcheck", "proxy", *options, *(["--", *server] if server else [])]
+
+
+class Speaker:
+    """A client that writes lines and reads lines. What nobody waits for is kept in `heard`, in order."""
+
+    def __init__(self, command: Sequence[str], env: dict[str, str], **options: Any) -> None:
+        self.process = subprocess.Popen(
+            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+        )
+        self.heard: list[dict[str, Any]] = []
+        self.lines: list[bytes] = []
+        self.complaints: list[str] = []
+        self._incoming: queue.Queue[bytes] = queue.Queue()
+        self._number = 0
+        self._threads = [threading.Thread(target=one, daemon=True) for one in (self._reading, self._listening)]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    def begin(self, version: str = VERSION) -> dict[str, Any]:
+        said = self.ask(
+            "initialize",
+            {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "tests", "version": "1"}},
+        )
+        self.tell("notifications/initialized")
+        return said
+
+    def send(self, body: dict[str, Any]) -> None:
+        self.write(json.dumps(body).encode())
+
+    def write(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + b"\n")
+        self.process.stdin.flush()
+
+    def tell(self, method: str, params: dict[str, Any] | None = None) -> None:
+        self.send({"jsonrpc": "2.0", "method": method, **({"params": params} if params is not None else {})})
+
+    def start(self, method: str, params: dict[str, Any] | None = None) -> int:
+        """Ask without waiting; the id of the question."""
+        self._number += 1
+        self.send({"jsonrpc": "2.0", "id": self._number, "method": method, "params": params or {}})
+        return self._number
+
+    def ask(self, method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
+        return self.answer(self.start(method, params))
+
+    def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        """The result of a tool, or the error."""
+        said = self.ask("tools/call", {"name": tool, "arguments": arguments})
+        found = said.get("result", said.get("error"))
+        assert isinstance(found, dict)
+        return found
+
+    def answer(self, request_id: Any) -> dict[str, Any]:
+        return self.until(lambda one: one.get("id") == request_id and "method" not in one)
+
+    def until(self, fits: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The next message that fits."""
+        while True:
+            for index, one in enumerate(self.heard):
+                if fits(one):
+                    return self.heard.pop(index)
+            line = self._incoming.get(timeout=WAIT)
+            if not line:
+                raise EOFError("the other side has closed its stdout")
+            self.lines.append(line.rstrip(b"\n"))
+            self.heard.append(json.loads(line))
+
+    def leave(self) -> int:
+        """Close our end, and wait for theirs; the exit status."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass
+        try:
+            status = self.process.wait(WAIT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        finally:
+            for thread in self._threads:
+                thread.join(WAIT)
+            for stream in (self.process.stdout, self.process.stderr):
+                if stream is not None:
+                    stream.close()
+        return status
+
+    def complained(self, word: str) -> str:
+        """The line on stderr that has this word; waits for it."""
+        while True:
+            for line in list(self.complaints):
+                if word in line:
+                    return line
+            if not self._threads[1].is_alive() and not any(word in line for line in self.complaints):
+                raise AssertionError(f"nobody said {word!r}: {self.complaints}")
+            self._threads[1].join(0.02)
+
+    def _reading(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._incoming.put(line)
+        self._incoming.put(b"")
+
+    def _listening(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.complaints.append(line.decode("utf-8", "replace").rstrip("\n"))
+
+
+def text_of(result: dict[str, Any], index: int = 0) -> str:
+    text = result["content"][index]["text"]
+    assert isinstance(text, str)
+    return text
+
+
+def stub_in(text: str) -> dict[str, Any]:
+    stub = json.loads(text)
+    assert isinstance(stub, dict)
+    assert next(iter(stub)) == "stub"
+    return stub
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and has not ended: a zombie has."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat")
+    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def gone(*pids: int) -> bool:
+    """Wait until none of these runs; False where one still does after a while."""
+    waiting = threading.Event()
+    for _ in range(int(WAIT / 0.05)):
+        if not any(map(is_running, pids)):
+            return True
+        waiting.wait(0.05)
+    return False

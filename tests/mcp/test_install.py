@@ -1,0 +1,480 @@
+"""`coatcheck install`, as a person runs it: shown, written, undone, for every client and for files of all sorts."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import stat
+import sys
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from coatcheck.cli import main
+from coatcheck.install.clients import CLIENTS, place_of
+from coatcheck.install.documents import Json, document
+from coatcheck.install.wrapping import after_launcher, launcher
+from tests.mcp.speaking import Speaker, environment
+
+SECRET = "hunter2-is-no-password"
+USUAL = {
+    "claude-code": ".claude.json",
+    "claude-desktop": ".config/Claude/claude_desktop_config.json",
+    "cursor": ".cursor/mcp.json",
+    "vscode": ".config/Code/User/mcp.json",
+    "codex": ".codex/config.toml",
+    "gemini": ".gemini/settings.json",
+}
+IN_PROJECT = {
+    "claude-code": ".mcp.json",
+    "cursor": ".cursor/mcp.json",
+    "vscode": ".vscode/mcp.json",
+    "codex": ".codex/config.toml",
+    "gemini": ".gemini/settings.json",
+}
+JSON = f"""{{
+    // what is mine
+    "theme": "dark",
+    "%s": {{
+        "git": {{"command": "uvx", "args": ["mcp-server-git"], "env": {{"TOKEN": "{SECRET}"}}}}, /* good */
+        "files": {{
+            "command": "npx",
+            "args": [
+                "-y", // no questions
+                "@modelcontextprotocol/server-filesystem"
+            ],
+        }},
+        "bare": {{"command": "time-server"}}, // none
+    }},
+}}
+"""
+TOML = f"""# what is mine
+model = "o9"
+
+[mcp_servers.git] # good
+command = "uvx"
+args = ["mcp-server-git"]
+env = {{ TOKEN = "{SECRET}" }}
+
+[mcp_servers."files"]
+command = 'npx'
+args = [
+    "-y", # no questions
+    "@modelcontextprotocol/server-filesystem",
+]
+  [mcp_servers.files.env]
+  TOKEN = "{SECRET}"
+
+[mcp_servers.bare]
+command = "time-server" # none
+
+[profiles.x]
+"""
+
+
+@dataclass
+class Person:
+    """Somebody with a home and a project, who runs the command there."""
+
+    home: Path
+    project: Path
+
+    def run(self, *words: str, code: int = 0) -> Result:
+        unset = dict.fromkeys(("XDG_CONFIG_HOME", "CODEX_HOME", "CLAUDE_CONFIG_DIR", "GEMINI_CLI_HOME"))
+        done = CliRunner().invoke(main, ["install", *words], env={**unset, "HOME": str(self.home)})
+        assert done.exit_code == code, done.output
+        assert SECRET not in done.output
+        return done
+
+    def usual(self, client: str) -> Path:
+        return self.home / USUAL[client]
+
+    def has(self, client: str, text: str | None = None) -> Path:
+        """A configuration with three servers, in the client's own format."""
+        file = self.usual(client)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if text is None:
+            text = TOML if client == "codex" else JSON % CLIENTS[client].section[0]
+        file.write_bytes(text.encode())
+        return file
+
+
+@pytest.fixture
+def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Person:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    return Person(tmp_path / "home", tmp_path / "project")
+
+
+def servers(client: str, file: Path) -> dict[str, Any]:
+    kind = CLIENTS[client]
+    return dict(document(file.read_text(), kind.format, kind.section).servers)
+
+
+def files_below(folder: Path) -> set[str]:
+    return {str(one.relative_to(folder)) for one in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_an_entry_is_shown_first_and_nothing_is_written(client: str, person: Person) -> None:
+    file = person.has(client)
+    before = file.read_bytes()
+    done = person.run(client)
+    assert str(file) in done.stdout
+    assert any(line.startswith("+") and "coatcheck" in line for line in done.stdout.splitlines())
+    assert "nothing was written" in done.stderr
+    assert file.read_bytes() == before
+    assert files_below(file.parent) == {file.name}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_an_entry_is_written_among_the_others_and_undone_to_the_byte(client: str, person: Person) -> None:
+    file = person.has(client)
+    before, had = file.read_bytes(), servers(client, file)
+    person.run(client, "--write")
+    now = servers(client, file)
+    assert {name: now[name] for name in had} == had
+    assert list(now) == [*had, "coatcheck"]
+    assert after_launcher(now["coatcheck"]) == ["mcp"]
+    assert Path(now["coatcheck"]["command"]).is_absolute()
+    assert "what is mine" in file.read_text()
+    backup = file.with_name(file.name + ".coatcheck-backup")
+    assert backup.read_bytes() == before
+    assert stat.S_IMODE(backup.stat().st_mode) == 0o600
+    assert "nothing to change" in person.run(client, "--write").stderr
+    person.run(client, "--undo")
+    assert file.read_bytes() == before
+    assert files_below(file.parent) == {file.name}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_where_there_was_no_file_none_is_left_after_an_undo(client: str, person: Person) -> None:
+    person.run(client, "--write")
+    file = person.usual(client)
+    assert list(servers(client, file)) == ["coatcheck"]
+    if client == "codex":
+        tomllib.loads(file.read_text())
+    else:
+        json.loads(file.read_text())
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    person.run(client, "--undo")
+    assert not files_below(person.home)
+
+
+@pytest.mark.parametrize("client", IN_PROJECT)
+def test_a_project_has_a_file_of_its_own(client: str, person: Person) -> None:
+    person.run(client, "--scope", "project", "--write")
+    file = person.project / IN_PROJECT[client]
+    assert list(servers(client, file)) == ["coatcheck"]
+    assert not files_below(person.home)
+    person.run(client, "--scope", "project", "--undo")
+    assert not files_below(person.project)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_servers_are_wrapped_once_with_their_comments_and_environment_and_undone_to_the_byte(
+    client: str, person: Person
+) -> None:
+    file = person.has(client)
+    before, had = file.read_bytes(), servers(client, file)
+    done = person.run(client, "--wrap", "--session", "work", "--write")
+    now = servers(client, file)
+    assert list(now) == list(had)
+    for name, entry in had.items():
+        behind = after_launcher(now[name])
+        assert behind == ["proxy", "--session", "work", "--", entry["command"], *entry.get("args", [])]
+        assert now[name].get("env") == entry.get("env")
+    for comment in ("what is mine", "no questions", "good", "none"):
+        assert comment in file.read_text()
+    once = file.read_bytes()
+    again = person.run(client, "--wrap", "--write")
+    assert again.stderr.count("left alone") == 3
+    assert "nothing to change" in again.stderr
+    assert file.read_bytes() == once
+    assert "[masked]" in done.stdout
+    person.run(client, "--undo")
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_after_an_edit_by_somebody_only_ours_is_taken_out(client: str, person: Person) -> None:
+    file = person.has(client)
+    had = servers(client, file)
+    person.run(client, "--wrap", "--write")
+    person.run(client, "--write")
+    text = file.read_text()
+    text = text.replace("dark", "light").replace("o9", "o10").replace("mcp-server-git", "mcp-server-git@2")
+    file.write_text(text)
+    done = person.run(client, "--undo")
+    assert "edited since" in done.stderr
+    had["git"]["args"] = ["mcp-server-git@2"]
+    assert servers(client, file) == had
+    assert "light" in file.read_text() or "o10" in file.read_text()
+    for comment in ("what is mine", "good", "none"):
+        assert comment in file.read_text()
+    assert files_below(file.parent) == {file.name}
+
+
+def test_what_was_edited_between_two_writes_is_not_lost_by_an_undo(person: Person) -> None:
+    file = person.has("cursor")
+    person.run("cursor", "--write")
+    file.write_text(file.read_text().replace("dark", "light"))
+    person.run("cursor", "--wrap", "--write")
+    assert b"dark" in file.with_name("mcp.json.coatcheck-backup").read_bytes()
+    person.run("cursor", "--undo")
+    assert file.read_text() == (JSON % "mcpServers").replace("dark", "light")
+
+
+def test_only_named_servers_are_wrapped_and_one_that_is_not_there_is_an_error(person: Person) -> None:
+    file = person.has("cursor")
+    person.run("cursor", "--wrap", "git", "--write")
+    now = servers("cursor", file)
+    assert after_launcher(now["git"]) is not None
+    assert after_launcher(now["files"]) is None
+    assert "there is: git, files, bare" in person.run("cursor", "--wrap", "other", code=3).stderr
+
+
+def test_addresses_are_wrapped_with_their_headers_out_of_sight_or_left_alone_with_the_reason(person: Person) -> None:
+    text = json.dumps({"mcpServers": {
+        "web": {"url": "https://a.example/mcp", "headers": {"Authorization": f"Bearer {SECRET}", "X-A": "1"}},
+        "old": {"url": "https://a.example/sse"},
+        "open": {"url": "https://a.example/mcp"},
+        "near": {"url": "http://127.0.0.1:3000/mcp"},
+        "signing": {"url": "https://a.example/mcp", "headers": {"a": "b"}, "auth": {"CLIENT_ID": "x"}},
+        "shell": {"command": "npx -y something"},
+        "odd": {"command": ["npx"]},
+        "nothing": {},
+    }}, indent=2)  # fmt: skip
+    file = person.has("cursor", text)
+    done = person.run("cursor", "--wrap", "--write")
+    now = servers("cursor", file)
+    assert after_launcher(now["web"]) == ["proxy", "--url", "https://a.example/mcp"]
+    assert now["web"]["env"] == {"COATCHECK_PROXY_HEADERS": f"Authorization: Bearer {SECRET}\nX-A: 1"}
+    assert after_launcher(now["near"]) == ["proxy", "--url", "http://127.0.0.1:3000/mcp"]
+    for name in ("old", "open", "signing", "shell", "odd", "nothing"):
+        assert f"{name!r} is left alone: " in done.stderr
+        assert now[name] == json.loads(text)["mcpServers"][name]
+    person.run("cursor", "--wrap", "open", "--write")
+    assert after_launcher(servers("cursor", file)["open"]) is not None
+    file.write_text(file.read_text() + "\n")
+    person.run("cursor", "--undo")
+    assert json.loads(file.read_text()) == json.loads(text)
+
+
+def test_an_address_of_gemini_means_the_transport_that_its_key_says(person: Person) -> None:
+    entries = {"new": {"httpUrl": "http://localhost/mcp"}, "old": {"url": "http://localhost/mcp"}}
+    file = person.has("gemini", json.dumps({"mcpServers": entries}))
+    person.run("gemini", "--wrap", "--write")
+    now = servers("gemini", file)
+    assert after_launcher(now["new"]) == ["proxy", "--url", "http://localhost/mcp"]
+    assert now["old"] == entries["old"]
+
+
+def test_claude_code_keeps_servers_for_a_user_in_a_project_too(person: Person) -> None:
+    here = str(person.project)
+    whole = {"projects": {here: {"mcpServers": {"a": {"command": "b"}}}, "/other": {}}, "mcpServers": {}}
+    file = person.has("claude-code", json.dumps(whole, indent=2))
+    person.run("claude-code", "--scope", "local", "--wrap", "--write")
+    entry = json.loads(file.read_text())["projects"][here]["mcpServers"]["a"]
+    assert after_launcher(entry) == ["proxy", "--", "b"]
+    person.run("claude-code", "--scope", "local", "--undo")
+    assert json.loads(file.read_text()) == whole
+    assert "no scope 'local'" in person.run("cursor", "--scope", "local", code=2).stderr
+    assert "no configuration for a project" in person.run("claude-desktop", "--scope", "project", code=2).stderr
+
+
+ODD_FILES: dict[str, bytes] = {
+    "empty": b"",
+    "blanks": b" \n\t\n",
+    "comments alone": b"// nothing yet\n",
+    "an empty object": b"{}",
+    "one line": b'{"mcpServers": {"a": {"command": "b"}}, "x": [1, 2]}',
+    "one line without servers": b'{"x": 1}',
+    "an empty section": b'{\n  "mcpServers": {\n  }\n}\n',
+    "a section of comments": b'{\n  "mcpServers": {\n    // none\n  }\n}\n',
+    "a mark and CRLF": '\ufeff{\r\n\t"mcpServers": {\r\n\t\t"a": {"command": "b"}\r\n\t}\r\n}\r\n'.encode(),
+    "trailing commas": b'{\n "mcpServers": {\n  "a": {"command": "b",},\n },\n}',
+    "a comment behind the last": b'{\n "mcpServers": {\n  "a": {"command": "b"} // last, with "quotes" }\n }\n}',
+    "a comment before the comma": b'{\n "mcpServers": {\n  "a": {"command": "b"} /* , */ ,\n }\n}',
+    "odd strings": '{"a\\"b": "// no } comment", "mcpServers": {"ключ": {"command": "/* no */"}}}'.encode(),
+}
+
+
+@pytest.mark.parametrize("data", ODD_FILES.values(), ids=list(ODD_FILES))
+def test_odd_files_keep_what_they_have_and_come_back_to_the_byte(data: bytes, person: Person) -> None:
+    file = person.has("cursor", data.decode())
+    person.run("cursor", "--write")
+    person.run("cursor", "--wrap", "--write")
+    text = file.read_bytes().decode().removeprefix("\ufeff")
+    assert "coatcheck" in servers_of(text)
+    assert text.count("\n") == text.count("\r\n") or "\r" not in text
+    assert file.read_bytes().startswith(b"\xef\xbb\xbf") == data.startswith(b"\xef\xbb\xbf")
+    person.run("cursor", "--undo")
+    assert file.read_bytes() == data
+
+
+def servers_of(text: str) -> dict[str, Any]:
+    return dict(Json(text, ("mcpServers",)).servers)
+
+
+WRONG: dict[str, tuple[str, bytes, str]] = {
+    "no JSON": ("cursor", b'{"mcpServers": {,}}', "line 1 is no JSON"),
+    "cut off": ("cursor", b'{\n"mcpServers": {"a": ', "line 2 is no JSON"),
+    "no object": ("cursor", b"[1]", "no JSON object"),
+    "a section of another type": ("cursor", b'{"mcpServers": []}', "no object"),
+    "servers twice": ("cursor", b'{"mcpServers": {}, "mcpServers": {}}', "twice"),
+    "a name twice": ("cursor", b'{"mcpServers": {"a": {}, "a": {}}}', "twice"),
+    "UTF-16": ("cursor", "{}".encode("utf-16"), "not UTF-8"),
+    "a comment that never ends": ("vscode", b"{ /* ", "no JSON"),
+    "too deep": ("cursor", b"[" * 100_000, "too deep"),
+    "no TOML": ("codex", b"[mcp_servers", "no TOML"),
+    "an inline table": ("codex", b'mcp_servers = { a = { command = "b" } }\n', "put among mcp_servers: coatcheck = {"),
+    "another's entry of our name": ("cursor", b'{"mcpServers": {"coatcheck": {"command": "rm"}}}', "--name"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("client", "data", "said"), WRONG.values(), ids=list(WRONG))
+def test_what_cannot_be_edited_is_refused_and_left_as_it_is(
+    client: str, data: bytes, said: str, person: Person
+) -> None:
+    file = person.usual(client)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(data)
+    done = person.run(client, "--write", code=2)
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert file.read_bytes() == data
+    assert files_below(file.parent) == {file.name}
+
+
+def test_a_link_is_written_through_with_the_mode_of_what_it_leads_to(person: Person) -> None:
+    real = person.home / "dotfiles" / "cursor.json"
+    real.parent.mkdir()
+    real.write_text("{}")
+    real.chmod(0o640)
+    link = person.usual("cursor")
+    link.parent.mkdir()
+    link.symlink_to(real)
+    person.run("cursor", "--write")
+    assert link.is_symlink()
+    assert "coatcheck" in real.read_text()
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    assert files_below(real.parent) == {"cursor.json"}  # no secret's copy beside what may be in a repository
+    person.run("cursor", "--undo")
+    assert real.read_text() == "{}"
+    assert link.is_symlink()
+
+
+def test_files_that_cannot_be_written_or_read_are_left_alone(person: Person) -> None:
+    file = person.has("cursor")
+    file.chmod(0o444)
+    assert "read-only" in person.run("cursor", "--write", code=2).stderr
+    file.unlink()
+    file.mkdir()
+    assert "cannot be read" in person.run("cursor", "--write", code=2).stderr
+    file.rmdir()
+    file.symlink_to(person.home / "nowhere")
+    assert "leads nowhere" in person.run("cursor", "--write", code=2).stderr
+    file.unlink()
+    assert not files_below(file.parent)
+
+
+def test_a_copy_of_an_original_is_never_written_over(person: Person) -> None:
+    file = person.has("cursor")
+    kept = file.with_name("mcp.json.coatcheck-backup")
+    kept.write_text("the only one")
+    assert "move it away" in person.run("cursor", "--write", code=2).stderr
+    assert kept.read_text() == "the only one"
+    assert file.read_text() == JSON % "mcpServers"
+
+
+def test_there_is_nothing_to_undo_where_nothing_was_done(person: Person) -> None:
+    file = person.has("cursor")
+    assert "nothing of Coatcheck's is recorded" in person.run("cursor", "--undo", code=3).stderr
+    file.with_name("mcp.json.coatcheck-undo").write_text("{]")
+    assert "damaged" in person.run("cursor", "--undo", code=2).stderr
+
+
+def test_options_that_do_not_go_together_are_refused(person: Person) -> None:
+    for words in (["cursor", "git"], ["cursor", "--undo", "--wrap"], ["cursor", "--name", "a b"], ["notepad"], []):
+        person.run(*words, code=2)
+
+
+def test_the_variables_of_clients_and_platforms_lead_to_their_files(tmp_path: Path) -> None:
+    def file(client: str, platform: str = "linux", **environ: str) -> str:
+        return str(place_of(client, "user", home=Path("/h"), project=tmp_path, platform=platform, environ=environ).file)
+
+    assert file("codex", CODEX_HOME="/c") == "/c/config.toml"
+    assert file("claude-code", CLAUDE_CONFIG_DIR="/c") == "/c/.claude.json"
+    assert file("gemini", GEMINI_CLI_HOME="/g") == "/g/.gemini/settings.json"
+    assert file("vscode", XDG_CONFIG_HOME="/x") == "/x/Code/User/mcp.json"
+    mac = "/h/Library/Application Support"
+    assert file("claude-desktop", "darwin") == f"{mac}/Claude/claude_desktop_config.json"
+    assert file("vscode", "darwin") == f"{mac}/Code/User/mcp.json"
+    assert file("vscode", "win32", APPDATA="/a") == "/a/Code/User/mcp.json"
+
+
+def test_the_command_that_is_written_is_the_one_that_runs_or_uvx_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "bin" / "coatcheck"
+    script.parent.mkdir()
+    script.touch()
+    assert launcher(str(script), "/py", "/venv", "1.2", {}) == [str(script)]
+    assert launcher("/x/coatcheck/__main__.py", "/py", "/venv", "1.2", {}) == ["/py", "-m", "coatcheck"]
+    cached = "/home/me/.cache/uv/archive-v0/abc"
+    for name in ("uvx", "uv"):
+        (script.parent / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(script.parent))
+    asked = ["--from", "coatcheck[mcp]==1.2", "coatcheck"]
+    assert launcher(f"{cached}/bin/coatcheck", "/py", cached, "1.2", {}) == [str(script.parent / "uvx"), *asked]
+    (script.parent / "uvx").unlink()
+    (script.parent / "uv").unlink()
+    assert launcher("", "/py", cached, "1.2", {"UV": "/opt/uv"}) == ["/opt/uv", "tool", "run", *asked]
+    for words in ([str(script.parent / "uvx"), *asked, "mcp"], ["/opt/uv", "tool", "run", *asked, "proxy", "--", "x"]):
+        assert after_launcher({"command": words[0], "args": words[1:]}) == words[words.index("coatcheck") + 1 :]
+
+
+def test_what_was_written_starts_and_answers(person: Person, speaking: Callable[[dict[str, Any]], list[str]]) -> None:
+    odd = [sys.executable, str(Path(__file__).with_name("odd_server.py"))]
+    text = json.dumps({"mcpServers": {"odd": {"command": odd[0], "args": odd[1:]}}})
+    file = person.has("cursor", text)
+    person.run("cursor", "--write", "--store", "a store")
+    person.run("cursor", "--wrap", "--write", "--store", "a store")
+    now = servers("cursor", file)
+    ours, behind = speaking(now["coatcheck"]), speaking(now["odd"])
+    assert ours == ["get_artifact", "list_artifacts", "store_artifact"]
+    assert behind[-3:] == ours
+    assert len(behind) > 3
+
+
+@pytest.fixture
+def speaking(tmp_path: Path) -> Callable[[dict[str, Any]], list[str]]:
+    """The tools of the server that an entry starts."""
+
+    def tools(entry: dict[str, Any]) -> list[str]:
+        found: list[str] = []
+        with Speaker([entry["command"], *entry["args"]], environment(tmp_path / "unused"), cwd=tmp_path) as speaker:
+            speaker.begin()
+            cursor: dict[str, str] = {}
+            while True:
+                said = speaker.ask("tools/list", cursor)["result"]
+                found += [tool["name"] for tool in said["tools"]]
+                if "nextCursor" not in said:
+                    return found
+                cursor = {"cursor": said["nextCursor"]}
+
+    return tools
+
+
+def test_the_arguments_of_a_shell_line_are_not_guessed(person: Person) -> None:
+    line = shlex.join(["npx", "-y", "a b"])
+    file = person.has("cursor", json.dumps({"mcpServers": {"a": {"command": line}}}))
+    assert "line for a shell" in person.run("cursor", "--wrap", "--write").stderr
+    assert servers("cursor", file) == {"a": {"command": line}}

@@ -1,0 +1,241 @@
+"""What a proxy changes, and what it does not: seen on the wire, with a server that gives odd results."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import coatcheck
+from tests.mcp.odd_server import PIXEL, TOOLS, rows, words
+from tests.mcp.speaking import ODD, Speaker, environment, proxy, stub_in, text_of
+
+OURS = ["get_artifact", "list_artifacts", "store_artifact"]
+Speak = Callable[..., Speaker]
+
+
+def all_tools(speaker: Speaker) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    params: dict[str, Any] = {}
+    while True:
+        page = speaker.ask("tools/list", params)["result"]
+        found += page["tools"]
+        if "nextCursor" not in page:
+            return found
+        params = {"cursor": page["nextCursor"]}
+
+
+def test_the_handshake_passes_with_all_that_we_do_not_know(speak: Speak) -> None:
+    speaker = speak(begin=False)
+    result = speaker.begin()["result"]
+    assert result["instructions"] == "be careful"
+    assert result["fromTheFuture"] is True
+    assert result["serverInfo"] == {"name": "odd", "version": "1"}
+    assert result["capabilities"] == {"tools": {}, "resources": {}, "experimental": {"odd": {"kept": 1}}}
+
+
+def test_the_three_tools_come_last_and_once(odd: Speaker) -> None:
+    first = odd.ask("tools/list")["result"]
+    assert "nextCursor" in first
+    assert not {tool["name"] for tool in first["tools"]} & set(OURS)
+    names = [tool["name"] for tool in all_tools(odd)]
+    assert names == [tool["name"] for tool in TOOLS] + OURS
+
+
+def test_definitions_pass_but_for_schemas_of_results_that_may_become_stubs(odd: Speaker) -> None:
+    listed = {tool["name"]: tool for tool in all_tools(odd)}
+    for tool in TOOLS:
+        hidden = {"outputSchema"} if tool["name"] == "table" else set()
+        assert listed[tool["name"]] == {key: value for key, value in tool.items() if key not in hidden}
+
+
+def test_a_small_result_passes_byte_for_byte(odd: Speaker) -> None:
+    odd.write(b'{"jsonrpc":"2.0","id":"odd id","method":"odd/verbatim"}')
+    odd.answer("odd id")
+    assert odd.lines[-1] == (
+        b'{"id":"odd id",  "result" : {"number":1.50,"twice":1e2,"half":"\\ud800"} ,"jsonrpc":"2.0","odd":[]}'
+    )
+
+
+def test_errors_of_the_server_pass(odd: Speaker) -> None:
+    error = odd.ask("no/such/method")["error"]
+    assert error == {"code": -32601, "message": "Method not found", "data": {"method": "no/such/method", "kept": 1.0}}
+
+
+def test_what_is_no_json_is_for_the_server_to_judge(odd: Speaker) -> None:
+    odd.write(b"{nonsense")
+    assert odd.until(lambda one: "error" in one)["error"]["code"] == -32700
+
+
+def test_a_large_text_becomes_a_stub_that_reads_back_exactly(speak: Speak, place: Path) -> None:
+    speaker = speak("--session", "one")
+    stub = stub_in(text_of(speaker.call("text", size=100_000)))
+    assert stub["size_bytes"] == 100_000
+    page = text_of(speaker.call("get_artifact", pointer=stub["artifact"], lines="2:3"))
+    assert page.splitlines()[1:] == words(100_000).splitlines()[1:3]
+    speaker.leave()
+    with coatcheck.open(place) as store:
+        assert store.session("one").get(stub["artifact"]) == words(100_000)
+
+
+def test_each_block_is_judged_for_itself_and_keeps_its_type(odd: Speaker) -> None:
+    result = odd.call("blocks", size=50_000)
+    small, image, text, audio, resource, link, future = result["content"]
+    assert small == {"type": "text", "text": "a small one", "annotations": {"audience": ["user"]}}
+    assert (image["type"], image["mimeType"], image["_meta"]) == ("image", "image/png", {"kept": True})
+    assert image["data"].startswith(PIXEL)
+    assert audio == {"type": "audio", "data": base64.b64encode(b"\0" * 50_000).decode(), "mimeType": "audio/wav"}
+    assert text["type"] == "text"
+    assert stub_in(text["text"])["size_bytes"] == 50_000
+    assert (resource["type"], resource["resource"]["uri"]) == ("resource", "odd://big")
+    assert stub_in(resource["resource"]["text"])["artifact"] == stub_in(text["text"])["artifact"]
+    assert link == {"type": "resource_link", "uri": "odd://link", "name": "a link"}
+    assert future == {"type": "from-the-future", "payload": {"kept": 1.0}}
+    assert (result["_meta"], result["fromTheFuture"]) == ({"kept": True}, {"kept": 1})
+
+
+def test_an_error_stays_one_with_all_that_stands_beside_it(odd: Speaker) -> None:
+    result = odd.call("error", size=100_000)
+    assert stub_in(text_of(result))
+    assert (result["isError"], result["_meta"]) == (True, {"kept": [1.0]})
+
+
+def test_large_structured_content_becomes_the_same_stub_as_its_text(odd: Speaker) -> None:
+    result = odd.call("table", size=2_000)
+    assert result["structuredContent"] == stub_in(text_of(result))
+    pointer = result["structuredContent"]["artifact"]
+    page = text_of(odd.call("get_artifact", pointer=pointer, query="$.rows[1999].name"))
+    assert page.splitlines()[1:] == ['"row number 1999"']
+
+
+def test_small_structured_content_stays_valid(odd: Speaker) -> None:
+    assert odd.call("table", size=2)["structuredContent"] == rows(2)
+
+
+def test_a_tool_that_is_left_alone_keeps_schema_and_content(odd: Speaker) -> None:
+    assert odd.call("small_table", size=2_000)["structuredContent"] == rows(2_000)
+
+
+def test_a_tools_own_limit_in_characters_is_honoured(odd: Speaker) -> None:
+    all_tools(odd)
+    assert text_of(odd.call("roomy", size=150_000)) == words(150_000)
+    assert stub_in(text_of(odd.call("roomy", size=250_000)))
+    assert stub_in(text_of(odd.call("text", size=150_000)))
+
+
+def test_the_limit_can_be_set(speak: Speak) -> None:
+    assert stub_in(text_of(speak("--max-tokens", "100").call("text", size=2_000)))
+
+
+def test_what_is_read_of_a_resource_becomes_a_stub_at_its_address(odd: Speaker) -> None:
+    text, blob, image = odd.ask("resources/read", {"uri": "odd://read/60000"})["result"]["contents"]
+    assert (text["uri"], text["_meta"]) == ("odd://read/60000", {"kept": 1})
+    assert stub_in(text["text"])["size_bytes"] == 60_000
+    assert (blob["uri"], "blob" in blob) == ("odd://read/60000", False)
+    assert stub_in(blob["text"])["size_bytes"] == 60_000
+    assert image == {"uri": "odd://read/60000", "mimeType": "image/png", "blob": PIXEL}
+
+
+def test_small_reads_of_resources_pass(odd: Speaker) -> None:
+    contents = odd.ask("resources/read", {"uri": "odd://read/60"})["result"]["contents"]
+    assert contents[0]["text"] == words(60)
+    assert base64.b64decode(contents[1]["blob"]) == b"\7" * 60
+
+
+def test_pointers_in_arguments_become_what_the_schema_takes(odd: Speaker) -> None:
+    all_tools(odd)
+    table = stub_in(text_of(odd.call("table", size=2_000)))["artifact"]
+    stored = text_of(odd.call("store_artifact", name="note", value="a note"))
+    match = re.search(r"art:[0-9a-f]+", stored)
+    assert match is not None
+    note = match[0]
+    seen = json.loads(text_of(odd.call("typed", text=f"{table}#/rows/0", rows=f"{table}#/rows", data=note)))
+    assert seen["arguments"]["text"] == '{"id":0,"name":"row number 0"}'
+    assert seen["arguments"]["rows"] == rows(2_000)["rows"]
+    assert base64.b64decode(seen["arguments"]["data"]) == b"a note"
+
+
+def test_a_pointer_that_leads_nowhere_is_an_error_that_a_model_can_read(odd: Speaker) -> None:
+    result = odd.call("echo", value="art:000000000000")
+    assert result["isError"] is True
+    assert "art:000000000000" in text_of(result)
+
+
+def test_a_text_that_only_mentions_a_pointer_passes_byte_for_byte(odd: Speaker) -> None:
+    seen = json.loads(text_of(odd.call("echo", value="see art:000000000000 for more", number=1.5)))
+    assert seen["arguments"] == {"value": "see art:000000000000 for more", "number": 1.5}
+
+
+def test_our_tools_are_answered_while_the_server_hangs(odd: Speaker) -> None:
+    odd.start("tools/call", {"name": "hang", "arguments": {}})
+    assert odd.call("list_artifacts")["isError"] is False
+
+
+def test_a_wrong_use_of_our_tools_is_said_in_the_result(odd: Speaker) -> None:
+    assert odd.call("get_artifact", pointer="nothing")["isError"] is True
+    assert odd.call("get_artifact", nonsense=1)["isError"] is True
+    assert odd.ask("tools/call", {"name": "get_artifact", "arguments": [1]})["result"]["isError"] is True
+
+
+def test_a_named_session_gives_pointers_that_work_in_the_next_run(speak: Speak) -> None:
+    first = speak("--session", "kept")
+    pointer = stub_in(text_of(first.call("text", size=100_000)))["artifact"]
+    first.leave()
+    assert "lines 1-" in text_of(speak("--session", "kept").call("get_artifact", pointer=pointer, lines="1:2"))
+    assert speak().call("get_artifact", pointer=pointer)["isError"] is True
+
+
+def test_what_a_page_shows_is_never_slimmed_again_by_a_proxy_before_a_proxy(speak: Speak, place: Path) -> None:
+    inner = proxy("--session", "inner", "--store", str(place.with_name("inner")), server=ODD)
+    speaker = speak("--max-tokens", "400", server=inner)
+    names = [tool["name"] for tool in all_tools(speaker)]
+    assert names[-6:] == [*OURS, *(f"coatcheck_{name}" for name in OURS)]
+    stub = stub_in(text_of(speaker.call("text", size=100_000)))
+    page = text_of(speaker.call("get_artifact", pointer=stub["artifact"]))
+    assert len(page) > 6_000
+    assert page.startswith(f"[{stub['artifact']}")
+    outer = stub_in(text_of(speaker.call("text", size=6_000)))
+    assert outer["hint"].startswith("coatcheck_get_artifact(")
+    assert "lines 1-2 " in text_of(speaker.call("coatcheck_get_artifact", pointer=outer["artifact"], lines="1:2"))
+
+
+def test_proxies_of_one_store_know_each_others_pages(speak: Speak) -> None:
+    speaker = speak("--max-tokens", "400", "--session", "shared", server=proxy("--session", "shared", server=ODD))
+    all_tools(speaker)
+    stub = stub_in(text_of(speaker.call("text", size=100_000)))
+    for tool in ("get_artifact", "coatcheck_get_artifact"):
+        assert len(text_of(speaker.call(tool, pointer=stub["artifact"]))) > 6_000
+
+
+def test_a_line_at_the_end_and_a_report_say_what_was_saved(speak: Speak, place: Path) -> None:
+    speaker = speak("--report", "--session", "told")
+    pointer = stub_in(text_of(speaker.call("text", size=100_000)))["artifact"]
+    speaker.call("get_artifact", pointer=pointer, lines="1:5")
+    assert speaker.leave() == 0
+    assert re.search(r"1 results slimmed, about [\d,]+ tokens saved, [1-9]\d* read back", speaker.complained("slimmed"))
+    assert speaker.complained("  text: 1 results")
+    command = proxy("--report", "--json")
+    said = subprocess.run(command, env=environment(place), capture_output=True, text=True, check=True).stdout
+    (run,) = map(json.loads, said.splitlines())
+    assert (run["slimmed_results"], run["session"], run["tools"]["text"]["slimmed"]) == (1, "told", 1)
+    assert run["tokens_saved"] > 10_000
+
+
+def test_a_server_without_tools_gets_three(speak: Speak, tmp_path: Path) -> None:
+    toolless = tmp_path / "toolless.py"
+    toolless.write_text(
+        "import json, sys\n"
+        "for line in sys.stdin:\n"
+        "    one = json.loads(line)\n"
+        "    if one.get('method') == 'initialize':\n"
+        "        info = {'name': 'x', 'version': '1'}\n"
+        "        result = {'protocolVersion': '2025-06-18', 'capabilities': {}, 'serverInfo': info}\n"
+        "        print(json.dumps({'jsonrpc': '2.0', 'id': one['id'], 'result': result}), flush=True)\n"
+    )
+    speaker = speak(server=[ODD[0], str(toolless)], begin=False)
+    assert speaker.begin()["result"]["capabilities"] == {"tools": {}}
+    assert [tool["name"] for tool in all_tools(speaker)] == OURS

@@ -1,0 +1,457 @@
+"""Real servers, through the official client: bare, and behind a proxy. What a client sees is the same, but for the
+three tools that are added, the stubs in place of what is large, and the schemas of results that may become stubs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import functools
+import http.server
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import mcp_types as types
+import pytest
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+
+import coatcheck
+from tests.mcp.speaking import environment, proxy
+
+pytestmark = pytest.mark.filterwarnings("ignore::mcp.MCPDeprecationWarning")
+
+OURS = {"get_artifact", "list_artifacts", "store_artifact"}
+SESSION = "real"
+TIMES = re.compile(r"\d{1,2}:\d\d:\d\d( [AP]M)?|\d{4}-\d\d-\d\dT[\d:.+Z-]+")
+Calls = Sequence[tuple[str, dict[str, Any]]]
+Modes = ["legacy", "auto"]
+
+
+class Watched:
+    """A client's other half: what the server asks of it and tells it, noted and answered."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.told: list[str] = []
+        self.news = asyncio.Event()
+
+    async def sample(self, context: Any, params: types.CreateMessageRequestParams) -> types.CreateMessageResult:
+        self.asked.append(plain(params))
+        said = types.TextContent(type="text", text="a sampled answer")
+        return types.CreateMessageResult(role="assistant", content=said, model="none", stop_reason="endTurn")
+
+    async def elicit(self, context: Any, params: Any) -> types.ElicitResult:
+        self.asked.append(plain(params))
+        return types.ElicitResult(action="decline")
+
+    async def roots(self, context: Any) -> types.ListRootsResult:
+        return types.ListRootsResult(
+            roots=[types.Root.model_validate({"uri": "file:///somewhere", "name": "somewhere"})]
+        )
+
+    async def log(self, params: types.LoggingMessageNotificationParams) -> None:
+        self.told.append("log")
+        self.news.set()
+
+    async def handle(self, message: Any) -> None:
+        method = getattr(message, "method", None)
+        if method is not None:
+            self.told.append(method)
+            self.news.set()
+
+
+@asynccontextmanager
+async def connected(
+    command: Sequence[str] | str, env: dict[str, str], mode: str
+) -> AsyncIterator[tuple[Client, Watched]]:
+    """A client of a command, or of an address."""
+    watched = Watched()
+    with open(os.devnull, "w") as quiet:
+        transport: AbstractAsyncContextManager[Any]
+        if isinstance(command, str):
+            transport = streamable_http_client(command)
+        else:
+            parameters = StdioServerParameters(command=command[0], args=list(command[1:]), env=env)
+            transport = stdio_client(parameters, errlog=quiet)
+        client = Client(
+            transport, mode=mode, sampling_callback=watched.sample, elicitation_callback=watched.elicit,
+            list_roots_callback=watched.roots, logging_callback=watched.log, message_handler=watched.handle,
+        )  # fmt: skip
+        async with client:
+            yield client, watched
+
+
+def plain(value: Any) -> Any:
+    """A model as JSON, with times made equal and what differs from call to call left out."""
+    return json.loads(TIMES.sub("<time>", value.model_dump_json(by_alias=True, exclude_none=True)))
+
+
+async def outcome(call: Awaitable[Any]) -> Any:
+    try:
+        return plain(await call)
+    except MCPError as error:
+        return {"failed": [error.code, error.message, error.data]}
+
+
+async def lists(client: Client) -> dict[str, Any]:
+    """Everything that a client can list, and each of it looked at."""
+    await asyncio.sleep(0)
+    prompts = await outcome(client.list_prompts())
+    resources = await outcome(client.list_resources())
+    templates = await outcome(client.list_resource_templates())
+    seen: dict[str, Any] = {
+        "version": client.protocol_version,
+        "info": plain(client.server_info) if client.server_info else None,
+        "capabilities": plain(client.server_capabilities),
+        "instructions": client.instructions,
+        "tools": await outcome(client.list_tools()),
+        "prompts": prompts,
+        "resources": resources,
+        "templates": templates,
+    }
+    for prompt in prompts.get("prompts", ()):
+        given = {one["name"]: "1" for one in prompt.get("arguments", ())}
+        seen[f"prompt {prompt['name']}"] = await outcome(client.get_prompt(prompt["name"], given))
+        for name in given:
+            ref = types.PromptReference(name=prompt["name"])
+            seen[f"completion {prompt['name']} {name}"] = await outcome(
+                client.complete(ref, {"name": name, "value": ""}, {"department": "Engineering"})
+            )
+    for resource in resources.get("resources", ()):
+        seen[f"resource {resource['uri']}"] = await outcome(client.read_resource(resource["uri"]))
+    for template in templates.get("resourceTemplates", ()):
+        pattern = template["uriTemplate"]
+        seen[f"from template {pattern}"] = await outcome(client.read_resource(re.sub(r"\{[^}]*\}", "1", pattern)))
+        asked = client.complete(types.ResourceTemplateReference(uri=pattern), {"name": "resourceId", "value": "1"})
+        seen[f"completion {pattern}"] = await outcome(asked)
+    seen["unknown resource"] = await outcome(client.read_resource("nowhere://at/all"))
+    seen["unknown prompt"] = await outcome(client.get_prompt("no such prompt"))
+    seen["unknown tool"] = await outcome(client.call_tool("no such tool"))
+    return seen
+
+
+async def calls_of(client: Client, calls: Calls) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+    for number, (tool, arguments) in enumerate(calls):
+        steps: list[Any] = []
+
+        async def note(progress: float, total: float | None, message: str | None, steps: list[Any] = steps) -> None:
+            steps.append((progress, total, message))
+
+        key = f"{number} {tool} {json.dumps(arguments)[:80]}"
+        seen[key] = await outcome(client.call_tool(tool, arguments, progress_callback=note))
+        seen[f"{key}: progress"] = steps
+    return seen
+
+
+async def everything(client: Client, watched: Watched, calls: Calls) -> dict[str, Any]:
+    return {**await lists(client), **await calls_of(client, calls), "asked of the client": watched.asked}
+
+
+def without_changes(seen: dict[str, Any], session: coatcheck.Session | None) -> dict[str, Any]:
+    """What was seen, with the three changes undone: that none is left over shows that there were no others."""
+    tools = seen["tools"].get("tools", [])
+    kept = [{k: v for k, v in one.items() if k != "outputSchema"} for one in tools if one["name"] not in OURS]
+    undone = {**seen, "tools": {**seen["tools"], "tools": kept}}
+    return json.loads(json.dumps({key: _unstubbed(value, session) for key, value in undone.items()}))  # type: ignore[no-any-return]
+
+
+def _unstubbed(value: Any, session: coatcheck.Session | None) -> Any:
+    """Stubs replaced by what they stand for."""
+    if isinstance(value, list):
+        return [_unstubbed(one, session) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if isinstance(value.get("text"), str) and value["text"].startswith('{"stub"'):
+        assert session is not None
+        stored = session.get(json.loads(value["text"])["artifact"])
+        assert stored is not None
+        back = TIMES.sub("<time>", stored) if isinstance(stored, str) else json.dumps(stored)
+        value = {**value, "text": back, "mimeType": "stub"} if "uri" in value else {**value, "text": back}
+    if isinstance(value.get("text"), str) and value["text"][:1] in ("{", "["):
+        with contextlib.suppress(ValueError):  # structured content is kept as a value: the same JSON, other blanks
+            value = {**value, "text": json.loads(value["text"])}
+    if isinstance(value.get("blob"), str):
+        decoded = base64.b64decode(value["blob"]).decode("latin-1")
+        value = {**value, "blob": TIMES.sub("<time>", decoded)}
+    if isinstance(value.get("structuredContent"), dict) and "stub" in value["structuredContent"]:
+        assert session is not None
+        value = {**value, "structuredContent": session.get(value["structuredContent"]["artifact"])}
+    return {key: _unstubbed(one, session) for key, one in value.items()}
+
+
+def same_but_for_the_changes(
+    place: Path, command: Sequence[str] | str, calls: Calls, *, mode: str, fresh: Callable[[], dict[str, str]] = dict
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run all of it bare and behind a proxy, and compare. What was seen of each."""
+
+    async def run(start: Sequence[str] | str) -> dict[str, Any]:
+        async with connected(start, environment(place) | fresh(), mode) as (client, watched):
+            return await everything(client, watched, calls)
+
+    async def both() -> tuple[dict[str, Any], dict[str, Any]]:
+        if isinstance(command, str):
+            return await run(command), await run(proxy("--session", SESSION, "--url", command))
+        return await run(command), await run(proxy("--session", SESSION, server=command))
+
+    bare, proxied = asyncio.run(both())
+    with coatcheck.open(place) as store:
+        session = store.session(SESSION)
+        expected, found = without_changes(bare, None), without_changes(proxied, session)
+    stubbed = {key for key in found if json.dumps(bare[key]) != json.dumps(proxied[key])}
+    for key in expected:
+        if key in stubbed and key.startswith(("resource ", "from template ")):
+            expected[key] = _typed_as_stub(expected[key], found[key])
+        assert found[key] == expected[key], key
+    assert found.keys() == expected.keys()
+    names = [tool["name"] for tool in proxied["tools"]["tools"]]
+    assert set(names[-3:]) == OURS
+    return bare, proxied
+
+
+def _typed_as_stub(expected: Any, found: Any) -> Any:
+    """A resource that became a stub says that it is JSON."""
+    contents = [
+        {**one, "mimeType": "stub"} if new.get("mimeType") == "stub" else one
+        for one, new in zip(expected["contents"], found["contents"], strict=True)
+    ]
+    return {**expected, "contents": contents}
+
+
+# Each server
+
+EVERYTHING: Calls = [
+    ("echo", {"message": "hello"}),
+    ("echo", {"message": "many words " * 5_000}),
+    ("echo", {"wrong": 1}),
+    ("get-annotated-message", {"messageType": "error", "includeImage": True}),
+    ("get-resource-links", {"count": 3}),
+    ("get-resource-reference", {"resourceType": "Text", "resourceId": 1}),
+    ("get-resource-reference", {"resourceType": "Blob", "resourceId": 2}),
+    ("get-structured-content", {"location": "Chicago"}),
+    ("get-sum", {"a": 1.5, "b": 2}),
+    ("get-tiny-image", {}),
+    ("gzip-file-as-resource", {"name": "a.gz", "data": "data:text/plain,hello", "outputType": "resourceLink"}),
+    ("trigger-long-running-operation", {"duration": 0.2, "steps": 4}),
+    ("trigger-sampling-request", {"prompt": "say something", "maxTokens": 10}),
+    ("trigger-elicitation-request", {}),
+    ("get-roots-list", {}),
+]
+
+
+@pytest.mark.parametrize("mode", Modes)
+def test_everything_is_the_same(npm_server: Callable[[str], list[str]], place: Path, mode: str) -> None:
+    command = [*npm_server("server-everything"), "stdio"]
+    bare, proxied = same_but_for_the_changes(place, command, EVERYTHING, mode=mode)
+    assert len(bare["asked of the client"]) == 2
+    large = next(key for key in proxied if key.startswith("1 echo"))
+    assert len(json.dumps(proxied[large])) < len(json.dumps(bare[large])) / 20
+
+
+@pytest.fixture
+def everywhere(npm_server: Callable[[str], list[str]]) -> Iterator[str]:
+    """The same server at an address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    process = subprocess.Popen(
+        [*npm_server("server-everything"), "streamableHttp"],
+        env={**os.environ, "PORT": port}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    with process, process.stdout as said:
+        while "listening" not in (line := said.readline()):
+            assert line, "the server has ended"
+        yield f"http://127.0.0.1:{port}/mcp"
+        process.kill()
+
+
+def test_everything_is_the_same_at_an_address(everywhere: str, place: Path) -> None:
+    bare, _ = same_but_for_the_changes(place, everywhere, EVERYTHING, mode="legacy")
+    assert len(bare["asked of the client"]) == 2
+
+
+def test_logs_updates_and_cancellation_pass_as_they_do_bare(
+    npm_server: Callable[[str], list[str]], place: Path
+) -> None:
+    """Both at once: the server tells something only every few seconds."""
+    command = [*npm_server("server-everything"), "stdio"]
+    uri = "demo://resource/dynamic/text/1"
+
+    async def run(start: Sequence[str]) -> set[str]:
+        async with connected(start, environment(place), "legacy") as (client, watched):
+            await client.session.set_logging_level("debug")
+            await client.subscribe_resource(uri)
+            await client.call_tool("toggle-simulated-logging")
+            await client.call_tool("toggle-subscriber-updates")
+            with pytest.raises(MCPError):  # the client gives up, and tells the server so
+                await client.call_tool("trigger-long-running-operation", {"duration": 60}, read_timeout_seconds=0.2)
+            while not {"log", "notifications/resources/updated"} <= set(watched.told):
+                watched.news.clear()
+                await asyncio.wait_for(watched.news.wait(), 60)
+            await client.unsubscribe_resource(uri)
+            assert plain(await client.call_tool("echo", {"message": "still here"}))
+            return set(watched.told)
+
+    async def both() -> tuple[set[str], set[str]]:
+        return await asyncio.gather(run(command), run(proxy(server=command)))
+
+    bare, proxied = asyncio.run(both())
+    assert bare == proxied
+
+
+@pytest.mark.parametrize("mode", Modes)
+def test_filesystem_is_the_same(npm_server: Callable[[str], list[str]], tmp_path: Path, mode: str) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "small.txt").write_text("a small file\n")
+    (folder / "large.txt").write_text("".join(f"line {number} of a large file\n" for number in range(30_000)))
+    (folder / "pixel.png").write_bytes(bytes.fromhex("89504e470d0a1a0a") + b"\0" * 40)
+    calls: Calls = [
+        ("list_allowed_directories", {}),
+        ("read_text_file", {"path": str(folder / "small.txt")}),
+        ("read_text_file", {"path": str(folder / "large.txt")}),
+        ("read_media_file", {"path": str(folder / "pixel.png")}),
+        ("read_multiple_files", {"paths": [str(folder / "small.txt"), str(folder / "missing.txt")]}),
+        ("list_directory", {"path": str(folder)}),
+        ("directory_tree", {"path": str(folder)}),
+        ("search_files", {"path": str(folder), "pattern": "*.txt"}),
+        ("read_text_file", {"path": "/outside"}),
+    ]
+    command = [*npm_server("server-filesystem"), str(folder)]
+    _, proxied = same_but_for_the_changes(tmp_path / "store", command, calls, mode=mode)
+    large = next(value for key, value in proxied.items() if key.startswith("2 read_text_file"))
+    assert json.loads(large["content"][0]["text"])["size_bytes"] == (folder / "large.txt").stat().st_size
+
+
+def test_a_pointer_is_written_to_a_file_as_what_it_stands_for(
+    npm_server: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "large.txt").write_text("".join(f"line {number}\n" for number in range(30_000)))
+
+    async def run() -> None:
+        start = proxy(server=[*npm_server("server-filesystem"), str(folder)])
+        async with connected(start, environment(tmp_path / "store"), "auto") as (client, _):
+            read = plain(await client.call_tool("read_text_file", {"path": str(folder / "large.txt")}))
+            pointer = json.loads(read["content"][0]["text"])["artifact"]
+            await client.list_tools()
+            await client.call_tool("write_file", {"path": str(folder / "copy.txt"), "content": pointer})
+
+    asyncio.run(run())
+    assert (folder / "copy.txt").read_text().rstrip("\n") in (folder / "large.txt").read_text()
+    assert (folder / "copy.txt").stat().st_size > 100_000
+
+
+def test_memory_is_the_same(npm_server: Callable[[str], list[str]], tmp_path: Path) -> None:
+    people = [
+        {"name": f"person {number}", "entityType": "person", "observations": [f"observation {number}"] * 5}
+        for number in range(300)
+    ]
+    calls: Calls = [
+        ("create_entities", {"entities": people[:3]}),
+        ("create_entities", {"entities": people}),
+        ("create_relations", {"relations": [{"from": "person 1", "to": "person 2", "relationType": "knows"}]}),
+        ("read_graph", {}),
+        ("search_nodes", {"query": "person 7"}),
+        ("open_nodes", {"names": ["person 1"]}),
+        ("delete_entities", {"entityNames": ["person 1"]}),
+    ]
+    numbers = iter(range(10))
+    same_but_for_the_changes(
+        tmp_path / "store", npm_server("server-memory"), calls, mode="auto",
+        fresh=lambda: {"MEMORY_FILE_PATH": str(tmp_path / f"memory-{next(numbers)}.jsonl")},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with a long history of one file."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    git = functools.partial(subprocess.run, cwd=folder, check=True, capture_output=True)
+    who = {"GIT_AUTHOR_NAME": "A", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "A", "GIT_COMMITTER_EMAIL": "a@b"}
+    git(["git", "init", "-q", "-b", "main"])
+    for number in range(3):
+        (folder / "file.txt").write_text("".join(f"line {line} in version {number}\n" for line in range(1_500)))
+        git(["git", "add", "."])
+        git(["git", "commit", "-q", "-m", f"version {number}"], env={**os.environ, **who})
+    (folder / "file.txt").write_text("changed\n")
+    return folder
+
+
+@pytest.mark.parametrize("mode", Modes)
+def test_git_is_the_same(repository: Path, tmp_path: Path, mode: str) -> None:
+    place = {"repo_path": str(repository)}
+    calls: Calls = [
+        ("git_status", place),
+        ("git_log", {**place, "max_count": 3}),
+        ("git_diff_unstaged", place),
+        ("git_show", {**place, "revision": "HEAD"}),
+        ("git_branch", {**place, "branch_type": "local"}),
+        ("git_show", {**place, "revision": "no-such-revision"}),
+    ]
+    command = [sys.executable, "-m", "mcp_server_git", "--repository", str(repository)]
+    bare, proxied = same_but_for_the_changes(tmp_path / "store", command, calls, mode=mode)
+    shown = next(key for key in proxied if key.startswith("3 git_show"))
+    assert len(json.dumps(proxied[shown])) < len(json.dumps(bare[shown])) / 20
+
+
+def test_time_is_the_same(place: Path) -> None:
+    calls: Calls = [
+        ("get_current_time", {"timezone": "Europe/Berlin"}),
+        ("convert_time", {"source_timezone": "Asia/Tokyo", "time": "12:00", "target_timezone": "Europe/Berlin"}),
+        ("get_current_time", {"timezone": "Nowhere/AtAll"}),
+    ]
+    command = [sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC"]
+    same_but_for_the_changes(place, command, calls, mode="auto")
+
+
+@pytest.fixture
+def page() -> Iterator[str]:
+    """A long web page on this machine."""
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            lines = "".join(f"<p>Paragraph {number} of a long page with many words.</p>" for number in range(3_000))
+            body = f"<html><head><title>long</title></head><body><article>{lines}</article></body></html>".encode()
+            self.send_response(404 if self.path == "/missing" else 200)
+            self.send_header("content-type", "text/html")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as above
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_fetch_is_the_same(page: str, place: Path) -> None:
+    calls: Calls = [
+        ("fetch", {"url": f"{page}/long", "max_length": 500, "raw": True}),
+        ("fetch", {"url": f"{page}/long", "max_length": 200_000, "raw": True}),
+        ("fetch", {"url": f"{page}/missing", "raw": True}),
+    ]
+    command = [sys.executable, "-m", "mcp_server_fetch", "--allow-private-ips", "--ignore-robots-txt"]
+    bare, proxied = same_but_for_the_changes(place, command, calls, mode="auto")
+    long = next(key for key in proxied if key.startswith("1 fetch"))
+    assert len(json.dumps(proxied[long])) < len(json.dumps(bare[long])) / 20

@@ -1,0 +1,436 @@
+"""The server for a store, through the official client: on stdio and over HTTP, in both eras of the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import mcp_types as types
+import pytest
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+
+import coatcheck
+from coatcheck.mcp import resources
+from tests.mcp.speaking import ODD, Speaker, environment, proxy, stub_in, text_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::mcp.MCPDeprecationWarning")
+SERVE = [sys.executable, "-m", "coatcheck", "mcp"]
+SESSION = "shown"
+LOG = "".join(f"line {number}\n" for number in range(5_000))
+BINARY = bytes(range(256)) * 400
+Open = Callable[..., contextlib.AbstractAsyncContextManager[Client]]
+
+
+class Web:
+    """A server over HTTP, as it was printed."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url
+        self.token = token
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a log, a binary and many small ones in a session."""
+    folder = tmp_path_factory.mktemp("server") / "store"
+    with coatcheck.open(folder) as store:
+        session = store.session(SESSION, ttl=None)
+        for number in range(60):
+            session.put(f"small {number}", name=f"note {number}")
+        session.put(BINARY, name="binary", media_type="application/octet-stream")
+        session.put(LOG, name="a log")
+    return folder
+
+
+@contextlib.contextmanager
+def served(place: Path, *options: str, **env: str) -> Iterator[Web]:
+    command = [*SERVE, "--http", "--port", "0", *options]
+    process = subprocess.Popen(command, env=environment(place, **env), stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        url = process.stderr.readline().split()[-1]
+        token = env.get("COATCHECK_MCP_TOKEN") or process.stderr.readline().split()[-1]
+        yield Web(url, token)
+    finally:
+        process.terminate()
+        process.wait(30)
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def web(place: Path) -> Iterator[Web]:
+    with served(place, "--session", SESSION) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[Any]:
+    """Somewhere for stderr to go."""
+    with open(os.devnull, "w") as quiet:
+        yield quiet
+
+
+@pytest.fixture(params=["stdio legacy", "stdio auto", "http legacy", "http auto"])
+def opened(request: pytest.FixtureRequest, place: Path) -> Open:
+    """How to connect: each transport, in each era of the protocol."""
+    transport, mode = request.param.split()
+
+    @contextlib.asynccontextmanager
+    async def connect(**options: Any) -> AsyncIterator[Client]:
+        async with contextlib.AsyncExitStack() as stack:
+            if transport == "http":
+                found: Web = request.getfixturevalue("web")
+                headers = {"authorization": f"Bearer {found.token}"}
+                http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers))
+                wire: Any = streamable_http_client(found.url, http_client=http)
+            else:
+                quiet = stack.enter_context(silence())
+                command = [*SERVE, "--session", SESSION]
+                wire = stdio_client(
+                    StdioServerParameters(command=command[0], args=command[1:], env=environment(place)), errlog=quiet
+                )
+            yield await stack.enter_async_context(Client(wire, mode=mode, **options))
+
+    return connect
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+def test_the_tools_are_the_toolkits_with_what_they_may_do(opened: Open) -> None:
+    async def look() -> list[types.Tool]:
+        async with opened() as client:
+            return (await client.list_tools()).tools
+
+    get, listing, store = run(look())
+    with coatcheck.open("memory:") as memory:
+        ours = [tool.as_mcp() for tool in coatcheck.toolkit(memory.session("any"))]
+    assert [tool.input_schema for tool in (get, listing, store)] == [tool["inputSchema"] for tool in ours]
+    assert [tool.annotations.read_only_hint for tool in (get, listing, store)] == [True, True, False]
+    assert all(tool.annotations.idempotent_hint for tool in (get, listing, store))
+    assert store.output_schema is not None
+
+
+def test_storing_answers_a_pointer_a_link_and_what_the_schema_says(opened: Open) -> None:
+    async def store() -> tuple[types.CallToolResult, types.ReadResourceResult, types.CallToolResult]:
+        async with opened() as client:
+            await client.list_tools()
+            stored = await client.call_tool("store_artifact", {"name": "kept", "value": "some words"})
+            link = stored.content[1]
+            assert isinstance(link, types.ResourceLink)
+            got = await client.call_tool("get_artifact", {"pointer": stored.structured_content["pointer"]})
+            return stored, await client.read_resource(link.uri), got
+
+    stored, read, got = run(store())
+    assert stored.structured_content["size_bytes"] == len("some words")
+    assert read.contents[0].text == "some words"
+    assert got.content[0].text.endswith("\nsome words")
+
+
+def test_wrong_calls_are_errors_in_the_result_and_unknown_tools_are_not(opened: Open) -> None:
+    async def call() -> tuple[types.CallToolResult, int]:
+        async with opened() as client:
+            wrong = await client.call_tool("get_artifact", {"pointer": "art:000000000000"})
+            with pytest.raises(MCPError) as caught:
+                await client.call_tool("nothing", {})
+            return wrong, caught.value.code
+
+    wrong, code = run(call())
+    assert wrong.is_error
+    assert code == -32602
+
+
+def test_resources_are_listed_in_pages_each_once(opened: Open) -> None:
+    async def look() -> list[list[str]]:
+        async with opened() as client:
+            pages, cursor = [], None
+            while True:
+                page = await client.list_resources(cursor=cursor)
+                pages.append([one.uri for one in page.resources])
+                cursor = page.next_cursor
+                if cursor is None:
+                    return pages
+
+    pages = run(look())
+    assert len(pages) > 1
+    assert len(pages[0]) == resources.PAGE
+    uris = [uri for page in pages for uri in page]
+    assert len(uris) == len(set(uris)) >= 62
+
+
+def test_a_text_is_read_in_pieces_that_together_are_all_of_it(opened: Open) -> None:
+    async def read() -> str:
+        async with opened() as client:
+            whole, uri = "", "art://name/a%20log"
+            while True:
+                contents: list[Any] = list((await client.read_resource(uri)).contents)
+                assert len(contents[0].text) <= resources.PIECE_CHARS
+                whole += contents[0].text
+                if len(contents) == 1:
+                    return str(whole)
+                uri = contents[1].meta["coatcheck/next"]
+                assert uri in contents[1].text
+
+    assert run(read()) == LOG
+
+
+def test_bytes_are_read_in_pieces_that_together_are_all_of_it(opened: Open) -> None:
+    async def read() -> bytes:
+        async with opened() as client:
+            whole, uri = b"", "art://name/binary"
+            while True:
+                contents: list[Any] = list((await client.read_resource(uri)).contents)
+                whole += base64.b64decode(contents[0].blob)
+                if len(contents) == 1:
+                    return whole
+                uri = contents[1].meta["coatcheck/next"]
+
+    assert run(read()) == BINARY
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "art://000000000000", "art://name/no%20such%20name", "art://xyz", "art://name/", "file:///etc/passwd",
+        "art://name/art:000000000000", "art://000000000000?shell=1", "art://000000000000?offset=-1",
+        "art://000000000000#/a", "art://../../etc", "art://name/a%20log?lines=nonsense",
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_an_error_with_the_protocols_code(place: Path, uri: str) -> None:
+    with coatcheck.open(place) as store, pytest.raises(coatcheck.CoatcheckError):
+        resources.read(store.session(SESSION), uri)
+
+
+def test_pointers_and_names_are_completed(opened: Open) -> None:
+    async def complete() -> tuple[list[str], list[str]]:
+        async with opened() as client:
+            by_id, by_name = (one.uri_template for one in (await client.list_resource_templates()).resource_templates)
+            listed = (await client.list_resources()).resources[0].uri.removeprefix("art://")
+            ids = await client.complete(
+                types.ResourceTemplateReference(uri=by_id), {"name": "id", "value": f"art:{listed[:4]}"}
+            )
+            names = await client.complete(
+                types.ResourceTemplateReference(uri=by_name), {"name": "name", "value": "NOTE 1"}
+            )
+            assert listed in ids.completion.values
+            return ids.completion.values, names.completion.values
+
+    ids, names = run(complete())
+    assert all(re.fullmatch(r"[0-9a-f]{64}", one) for one in ids)
+    assert {"note 1", "note 10", "note 19"} <= set(names)
+
+
+def test_a_session_sees_only_its_own(place: Path) -> None:
+    async def look() -> tuple[int, bool]:
+        command = [*SERVE, "--session", "another"]
+        with silence() as quiet:
+            parameters = StdioServerParameters(command=command[0], args=command[1:], env=environment(place))
+            async with Client(stdio_client(parameters, errlog=quiet)) as client:
+                listed = await client.list_resources()
+                got = await client.call_tool("get_artifact", {"pointer": "a log"})
+                return len(listed.resources), got.is_error
+
+    assert run(look()) == (0, True)
+
+
+def test_connections_over_http_have_sessions_of_their_own(place: Path) -> None:
+    async def look(found: Web) -> bool:
+        headers = {"authorization": f"Bearer {found.token}"}
+        async with (
+            httpx2.AsyncClient(headers=headers) as http,
+            Client(streamable_http_client(found.url, http_client=http), mode="legacy") as one,
+            Client(streamable_http_client(found.url, http_client=http), mode="legacy") as other,
+        ):
+            await one.call_tool("store_artifact", {"name": "mine", "value": "mine"})
+            assert not (await one.call_tool("get_artifact", {"pointer": "mine"})).is_error
+            return (await other.call_tool("get_artifact", {"pointer": "mine"})).is_error
+
+    with served(place) as found:
+        assert run(look(found))
+
+
+def test_logs_and_changes_are_told_to_who_wants_them(place: Path) -> None:
+    told: list[str] = []
+
+    async def log(params: types.LoggingMessageNotificationParams) -> None:
+        told.append(f"{params.level} {params.data}")
+
+    async def handle(message: Any) -> None:
+        told.append(str(getattr(message, "method", "")))
+
+    async def work() -> None:
+        command = [*SERVE, "--session", SESSION]
+        with silence() as quiet:
+            parameters = StdioServerParameters(command=command[0], args=command[1:], env=environment(place))
+            wire = stdio_client(parameters, errlog=quiet)
+            async with Client(wire, mode="legacy", logging_callback=log, message_handler=handle) as client:
+                await client.call_tool("list_artifacts", {})
+                assert not told
+                await client.session.set_logging_level("debug")
+                await client.call_tool("store_artifact", {"name": "new", "value": "new"})
+                await client.session.send_ping()
+
+    run(work())
+    assert any(one.startswith("debug store_artifact") for one in told)
+    assert "notifications/resources/list_changed" in told
+
+
+# The gate
+
+ASKED = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+HEADERS = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+
+
+def asked(found: Web, path: str = "", method: str = "POST", **headers: str | None) -> int:
+    given = {**HEADERS, "authorization": f"Bearer {found.token}", **headers}
+    with httpx2.Client() as client:
+        kept = {key: value for key, value in given.items() if value is not None}
+        return client.request(method, found.url + path, json=ASKED, headers=kept).status_code
+
+
+def test_who_has_the_token_passes(web: Web) -> None:
+    assert asked(web) not in (401, 403, 404)
+    port = web.url.split(":")[2].split("/")[0]
+    assert asked(web, host=f"localhost:{port}") not in (401, 403, 404)
+    assert asked(web, origin=f"http://127.0.0.1:{port}") not in (401, 403, 404)
+
+
+@pytest.mark.parametrize("token", [None, "", "Bearer", "Bearer wrong", "Basic {}", "{}", "Bearer {}x", "Bearer x{}"])
+def test_who_has_no_token_does_not(web: Web, token: str | None) -> None:
+    assert asked(web, authorization=token if token is None else token.format(web.token)) == 401
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "localhost", "127.0.0.1.evil.example:{}", "0.0.0.0:{}"])
+def test_a_foreign_host_is_refused_even_with_the_token(web: Web, host: str) -> None:
+    assert asked(web, host=host.format(web.url.split(":")[2].split("/")[0])) == 403
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://127.0.0.1", "http://localhost:1", "file://"]
+)
+def test_a_foreign_origin_is_refused_even_with_the_token(web: Web, origin: str) -> None:
+    assert asked(web, origin=origin) == 403
+
+
+@pytest.mark.parametrize("path", ["/", "/more", "/../etc/passwd", "?x=1"])
+def test_nothing_else_is_served(web: Web, path: str) -> None:
+    found = asked(web, path, method="GET")
+    assert found in ((404,) if path != "?x=1" else (400, 406))
+
+
+def test_the_token_comes_from_the_environment_and_is_not_printed(place: Path) -> None:
+    secret = "a-token-of-at-least-16"
+    with served(place, "--allow-origin", "https://friend.example", COATCHECK_MCP_TOKEN=secret) as found:
+        assert asked(found) not in (401, 403)
+        assert asked(found, origin="https://friend.example") not in (401, 403)
+
+
+def test_a_weak_token_is_refused_at_the_start(place: Path) -> None:
+    done = subprocess.run(
+        [*SERVE, "--http", "--port", "0"], env=environment(place, COATCHECK_MCP_TOKEN="short"), capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "short" not in done.stderr
+
+
+# A server by its address, behind a proxy
+
+
+@pytest.fixture(scope="module")
+def behind(web: Web, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speaker]:
+    env = environment(tmp_path_factory.mktemp("behind") / "store", TOKEN=web.token)
+    with Speaker(proxy("--url", web.url, "--header", "Authorization: Bearer ${TOKEN}"), env) as speaker:
+        speaker.begin()
+        yield speaker
+
+
+def test_a_proxy_before_an_address_passes_all_and_names_its_own_apart(behind: Speaker) -> None:
+    names = [tool["name"] for tool in behind.ask("tools/list")["result"]["tools"]]
+    assert names[:3] == [one.removeprefix("coatcheck_") for one in names[3:]]
+    assert "line 4999" in text_of(behind.call("get_artifact", pointer="a log", lines="-1:"))
+    contents = behind.ask("resources/read", {"uri": "art://name/binary"})["result"]["contents"]
+    assert stub_in(contents[0]["text"])["size_bytes"] == resources.PIECE_BYTES
+
+
+def test_calls_at_once_through_an_address_are_not_swapped(behind: Speaker) -> None:
+    waiting = {
+        behind.start("tools/call", {"name": "get_artifact", "arguments": {"pointer": f"note {n}"}}): n
+        for n in range(60)
+    }
+    for request_id, number in waiting.items():
+        assert text_of(behind.answer(request_id)["result"]).endswith(f"small {number}")
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+def test_everything_over_http_is_the_same_behind_a_proxy(web: Web, tmp_path: Path, mode: str) -> None:
+    async def look(wire: Any) -> list[Any]:
+        async with Client(wire, mode=mode) as client:
+            tools = [tool for tool in (await client.list_tools()).tools if not tool.name.startswith("coatcheck_")]
+            listed = await client.list_resources()
+            read = await client.read_resource("art://name/note%201")
+            return [client.protocol_version, client.server_info, tools, listed, read]
+
+    async def both() -> tuple[list[Any], list[Any]]:
+        async with httpx2.AsyncClient(headers={"authorization": f"Bearer {web.token}"}) as http:
+            bare = await look(streamable_http_client(web.url, http_client=http))
+        command = proxy("--url", web.url, "--header", "Authorization: Bearer ${TOKEN}")
+        env = environment(tmp_path / "store", TOKEN=web.token)
+        with silence() as quiet:
+            parameters = StdioServerParameters(command=command[0], args=command[1:], env=env)
+            return bare, await look(stdio_client(parameters, errlog=quiet))
+
+    bare, proxied = run(both())
+    assert bare[:2] == proxied[:2]
+    assert bare[2:] == proxied[2:]
+
+
+@pytest.mark.parametrize(
+    ("url", "said"), [("http://127.0.0.1:1/mcp", "cannot be reached"), ("{}", "401"), ("{}/elsewhere", "401")]
+)
+def test_an_address_that_does_not_answer_is_an_error_for_each_request(
+    web: Web, tmp_path: Path, url: str, said: str
+) -> None:
+    with Speaker(proxy("--url", url.format(web.url)), environment(tmp_path / "store")) as speaker:
+        error = speaker.ask("initialize", {"protocolVersion": "2025-06-18"})["error"]
+        assert said in error["message"]
+        assert error["data"]["code"] == "upstream_failed"
+        assert "no artifacts yet" in text_of(speaker.call("list_artifacts"))
+
+
+def test_an_address_of_another_kind_is_refused_at_the_start(tmp_path: Path) -> None:
+    with Speaker(proxy("--url", "file:///etc/passwd"), environment(tmp_path / "store")) as speaker:
+        assert speaker.leave() == 9
+
+
+@pytest.mark.parametrize("command", [["mcp"], ["proxy", "--url", "http://127.0.0.1:1/mcp"]])
+def test_a_missing_extra_names_its_fix(tmp_path: Path, command: list[str]) -> None:
+    without = "import sys; sys.modules['mcp'] = sys.modules['mcp_types'] = None; from coatcheck.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", without, *command],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 6
+    assert "pip install 'coatcheck[mcp]'" in done.stderr
+
+
+def test_options_that_do_not_go_together_are_a_usage_error(tmp_path: Path) -> None:
+    for options in ([], ["--url", "http://x", "--config", "y"], ["--header", "a: b", "--", *ODD]):
+        done = subprocess.run(proxy(*options), env=environment(tmp_path), capture_output=True, check=False)
+        assert done.returncode == 2

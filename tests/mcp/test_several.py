@@ -1,0 +1,152 @@
+"""Several servers behind one proxy: the file that names them, whose tools are whose, what one server's end means."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coatcheck.errors import InvalidArgument
+from coatcheck.mcp import merging
+from coatcheck.mcp.config import expanded, header, servers
+from tests.mcp.odd_server import TOOLS
+from tests.mcp.speaking import ODD, Speaker, environment, proxy, stub_in, text_of
+
+Speak = Callable[..., Speaker]
+TIME = {"command": sys.executable, "args": ["-m", "mcp_server_time", "--local-timezone", "UTC"]}
+
+
+def written(path: Path, **entries: Any) -> Path:
+    path.write_text(json.dumps({"mcpServers": entries}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speaker]:
+    """Two odd servers, which clash in every name, and the time, which clashes in none."""
+    place = tmp_path_factory.mktemp("several")
+    entry = {"command": ODD[0], "args": ODD[1:]}
+    config = written(place / "servers.json", one=entry, two=entry, time=TIME, off={**entry, "disabled": True})
+    with Speaker(proxy("--config", str(config), "--inline", "two_typed"), environment(place / "store")) as speaker:
+        speaker.begin()
+        yield speaker
+
+
+def tools(speaker: Speaker) -> list[str]:
+    return [tool["name"] for tool in speaker.ask("tools/list")["result"]["tools"]]
+
+
+def test_tools_are_prefixed_only_where_they_clash(both: Speaker) -> None:
+    names = tools(both)
+    odd = [tool["name"] for tool in TOOLS]
+    assert names == [
+        *(f"one_{name}" for name in odd), *(f"two_{name}" for name in odd), "get_current_time", "convert_time",
+        "get_artifact", "list_artifacts", "store_artifact",
+    ]  # fmt: skip
+
+
+def test_a_call_reaches_its_server_under_the_servers_own_name(both: Speaker) -> None:
+    seen = json.loads(text_of(both.call("two_echo", value=1.5)))
+    assert seen == {"name": "echo", "arguments": {"value": 1.5}}
+    assert "Europe/Berlin" in text_of(both.call("get_current_time", timezone="Europe/Berlin"))
+
+
+def test_one_servers_pointer_is_anothers_argument(both: Speaker) -> None:
+    pointer = stub_in(text_of(both.call("one_table", size=2_000)))["artifact"]
+    tools(both)
+    seen = json.loads(text_of(both.call("two_typed", rows=f"{pointer}#/rows")))
+    assert len(seen["arguments"]["rows"]) == 2_000
+
+
+def test_an_unknown_tool_is_an_error(both: Speaker) -> None:
+    assert both.call("echo")["code"] == -32602
+
+
+def test_an_unknown_method_goes_to_whoever_knows_it(both: Speaker) -> None:
+    assert both.ask("odd/verbatim")["result"]["number"] == 1.5
+    assert both.ask("nobody/knows")["error"]["code"] == -32601
+
+
+def test_resources_are_read_from_a_server_that_has_some(both: Speaker) -> None:
+    contents = both.ask("resources/read", {"uri": "odd://read/40"})["result"]["contents"]
+    assert contents[0]["uri"] == "odd://read/40"
+
+
+def test_a_newer_handshake_is_declined_so_that_clients_fall_back(both: Speaker) -> None:
+    assert both.ask("server/discover")["error"]["code"] == -32601
+
+
+def test_capabilities_and_instructions_of_all_are_told(speak: Speak, tmp_path: Path) -> None:
+    config = written(tmp_path / "servers.json", odd={"command": ODD[0], "args": ODD[1:]}, time=TIME)
+    with Speaker(proxy("--config", str(config)), environment(tmp_path / "store")) as speaker:
+        result = speaker.begin()["result"]
+    assert result["serverInfo"]["name"] == "coatcheck"
+    assert "# odd\nbe careful" in result["instructions"]
+    assert result["capabilities"]["experimental"] == {"odd": {"kept": 1}}
+    assert {"tools", "resources"} <= set(result["capabilities"])
+
+
+def test_the_end_of_one_server_is_not_the_end_of_the_others(tmp_path: Path) -> None:
+    entry = {"command": ODD[0], "args": ODD[1:]}
+    config = written(tmp_path / "servers.json", one=entry, two=entry, gone={"command": "no-such-command"})
+    with Speaker(proxy("--config", str(config)), environment(tmp_path / "store")) as speaker:
+        speaker.begin()
+        assert "exit status 3" in speaker.call("one_die")["message"]
+        assert speaker.call("one_echo")["data"]["code"] == "upstream_failed"
+        assert text_of(speaker.call("two_echo"))
+        assert "no-such-command" in speaker.complained("no-such-command")
+        assert "echo" in tools(speaker)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {},
+        {"command": "x", "url": "http://127.0.0.1"},
+        {"command": "x", "args": "not a list"},
+        {"command": "x", "env": {"A": 1}},
+        {"url": "http://127.0.0.1", "type": "sse"},
+        {"command": "${COATCHECK_NOT_SET_ANYWHERE}"},
+        "nothing",
+    ],
+)
+def test_a_wrong_entry_is_an_error_that_names_it(tmp_path: Path, entry: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        servers(written(tmp_path / "servers.json", wrong=entry))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"mcpServers": {}}', '{"mcpServers": 1}', "[" * 100_000])
+def test_a_file_that_names_no_servers_is_an_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "servers.json"
+    path.write_text(text)
+    with pytest.raises(InvalidArgument):
+        servers(path)
+    with pytest.raises(InvalidArgument):
+        servers(tmp_path / "missing.json")
+
+
+def test_variables_of_the_environment_stand_for_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COATCHECK_TEST_TOKEN", "secret")
+    assert header("Authorization: Bearer ${COATCHECK_TEST_TOKEN}") == ("Authorization", "Bearer secret")
+    assert expanded("${COATCHECK_TEST_MISSING:-else} $HOME") == "else $HOME"
+    with pytest.raises(InvalidArgument):
+        header("no colon")
+
+
+NAMES = st.text("ab", min_size=1, max_size=3)
+
+
+@given(st.dictionaries(st.sampled_from(["x", "y", "x y", "z"]), st.lists(NAMES, unique=True, max_size=4)))
+def test_every_tool_has_one_name_and_leads_back_to_its_server(listed: dict[str, list[str]]) -> None:
+    entries = {server: [{"name": name} for name in names] for server, names in listed.items()}
+    named = merging.named(entries)
+    assert sorted(named.values()) == sorted((server, name) for server, names in listed.items() for name in names)
+    assert [entry["name"] for entry in merging.shown(entries, named)] == list(named)
+    for shown, (_, name) in named.items():
+        assert (shown == name) == (sum(name in names for names in listed.values()) == 1)
