@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from coatcheck.errors import InvalidArgument, StoreUnavailable, storage_errors
+from coatcheck.ids import digest_of
 from coatcheck.storage.passages import NAME as SEARCH
 from coatcheck.storage.passages import Passages
 from coatcheck.store import DEFAULT_GRACE, DEFAULT_TTL, Store
 
 if TYPE_CHECKING:
     from coatcheck.storage.disk import Disk
+    from coatcheck.storage.fleet import Place
 
 Durability = Literal["power", "process"]
+TENANTS = "tenants"
 
 _default: Store | None = None
 _default_lock = threading.Lock()
@@ -38,26 +41,28 @@ def open(
 ) -> Store:
     """Open a store, making it where it is new, unless `create` is False.
 
-    `url` is a folder, or `memory:`. Without one: the environment's COATCHECK_STORE, else the user's data folder.
+    `url` is a folder, `memory:`, or `s3://bucket/prefix?catalog=postgresql://…` for a fleet. Without one: the
+    environment's COATCHECK_STORE, else the user's data folder.
     `durability` is `power` (what is acknowledged survives a power cut) or `process` (it survives the process). `ttl`
     is the time to live of new sessions; `quota_bytes` bounds the whole store, `max_artifact_bytes` one artifact."""
     if durability not in ("power", "process"):
         raise InvalidArgument(f"durability is 'power' or 'process', not {durability!r}")
     place = os.fspath(url) if url is not None else os.environ.get("COATCHECK_STORE") or str(_data_folder())
-    limits = {"max_artifact_bytes": max_artifact_bytes, "quota_bytes": quota_bytes}
+    options = {"ttl": ttl, "grace": grace, "clock": clock, "max_artifact_bytes": max_artifact_bytes,
+               "quota_bytes": quota_bytes}  # fmt: skip
     if place == "memory:":
-        from coatcheck.storage.memory import MemoryBlobs, MemoryCatalog
+        return _in_memory(**options)
+    if place.startswith("s3:"):
+        from coatcheck.storage import fleet
 
-        return Store(
-            MemoryBlobs(), MemoryCatalog(), Passages(None), url=place, ttl=ttl, grace=grace, clock=clock, **limits
-        )
+        return _in_fleet(fleet.parse(place), **options)
     from coatcheck.storage.disk import Disk
 
     root = _folder(place)
     if not create and not (root.is_dir() and any(root.iterdir())):
         raise StoreUnavailable(f"there is no store at {str(root)!r}", hint="check the place, or put something there")
     disk = Disk(durable=durability == "power")
-    return open_on(root, disk, url=place, ttl=ttl, grace=grace, clock=clock, **limits)
+    return open_on(root, disk, url=place, **options)
 
 
 def open_on(root: Path, disk: Disk, **options: Any) -> Store:
@@ -66,7 +71,43 @@ def open_on(root: Path, disk: Disk, **options: Any) -> Store:
 
     with storage_errors("opening the store"):
         blobs, catalog = open_folder_store(root, disk)
-    return Store(blobs, catalog, Passages(root / SEARCH), **options)
+    return Store(blobs, catalog, Passages(root / SEARCH), tenants=_folders_below(root, disk, options), **options)
+
+
+def _folders_below(root: Path, disk: Disk, options: dict[str, Any]) -> Callable[[str, int | None], Store]:
+    """Each tenant is a store in a folder of its own, named by a digest: nothing is shared that could tell of others."""
+
+    def tenant(name: str, quota_bytes: int | None) -> Store:
+        from coatcheck.storage.folder import open_folder_store
+
+        own = root / TENANTS / digest_of(name.encode())
+        with storage_errors("opening a tenant's store"):
+            (root / TENANTS).mkdir(mode=0o700, exist_ok=True)
+            blobs, catalog = open_folder_store(own, disk)
+        return Store(blobs, catalog, Passages(own / SEARCH), **options | {"quota_bytes": quota_bytes})
+
+    return tenant
+
+
+def _in_memory(**options: Any) -> Store:
+    from coatcheck.storage.memory import MemoryBlobs, MemoryCatalog
+
+    def tenant(name: str, quota_bytes: int | None) -> Store:
+        return Store(
+            MemoryBlobs(), MemoryCatalog(), Passages(None), url="memory:", **options | {"quota_bytes": quota_bytes}
+        )
+
+    return Store(MemoryBlobs(), MemoryCatalog(), Passages(None), url="memory:", tenants=tenant, **options)
+
+
+def _in_fleet(place: Place, **options: Any) -> Store:
+    from coatcheck.storage.fleet import open_fleet
+
+    def tenant(name: str, quota_bytes: int | None) -> Store:
+        backend = open_fleet(place, tenant=name)
+        return Store(*backend, url=repr(place), **options | {"quota_bytes": quota_bytes})
+
+    return Store(*open_fleet(place), url=repr(place), tenants=tenant, **options)
 
 
 def default() -> Store:
@@ -84,7 +125,10 @@ def _folder(place: str) -> Path:
     if parts.scheme == "file" and not parts.netloc:
         return Path(unquote(parts.path))
     if len(parts.scheme) > 1 and place.startswith(parts.scheme + ":"):
-        raise InvalidArgument(f"no backend for {parts.scheme!r} urls", hint="a folder, or memory:")
+        raise InvalidArgument(
+            f"no backend for {parts.scheme!r} urls",
+            hint="a folder, memory:, or s3://bucket/prefix?catalog=postgresql://…",
+        )
     if not place or "\0" in place:
         raise InvalidArgument("the store's folder has no name")
     return Path(place).expanduser().absolute()

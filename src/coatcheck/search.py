@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from coatcheck import media
 from coatcheck.redaction import CONTEXT, mask
 from coatcheck.refs import Ref
-from coatcheck.storage.passages import Match, Passage, Passages
+from coatcheck.storage import Match, Passage, PassageIndex
 from coatcheck.streams import Content
 
 PASSAGE_CHARS = 2000
@@ -35,7 +35,7 @@ class Hit:
 
 
 def search(
-    passages: Passages,
+    passages: PassageIndex,
     refs: Iterable[Ref],
     sessions: tuple[str, ...],
     words: str,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,8 +22,7 @@ from coatcheck.intake import About, Intake
 from coatcheck.refs import Coverage, Ref
 from coatcheck.scope import Lookup, Scope, check_name, is_seconds
 from coatcheck.search import Hit, search
-from coatcheck.storage import BlobStore, Catalog, Entry, Limits, Ranges, SessionInfo, Totals, merged
-from coatcheck.storage.passages import Passages
+from coatcheck.storage import BlobStore, Catalog, Entry, Limits, PassageIndex, Ranges, SessionInfo, Totals, merged
 from coatcheck.streams import ArtifactStream, Content
 from coatcheck.upkeep import COLD_AFTER, CollectReport, Progress, VerifyReport, collect, verify
 from coatcheck.uses import Uses
@@ -43,7 +43,7 @@ class Store:
         self,
         blobs: BlobStore,
         catalog: Catalog,
-        passages: Passages,
+        passages: PassageIndex,
         *,
         url: str,
         ttl: float | None = DEFAULT_TTL,
@@ -51,6 +51,7 @@ class Store:
         max_artifact_bytes: int | None = None,
         quota_bytes: int | None = None,
         clock: Callable[[], float] = time.time,
+        tenants: Callable[[str, int | None], Store] | None = None,
     ) -> None:
         self.url = url
         self.ttl = ttl
@@ -59,6 +60,9 @@ class Store:
         self._catalog = catalog
         self._passages = passages
         self._clock = clock
+        self._open_tenant = tenants
+        self._tenants: dict[str, Store] = {}
+        self._opening_tenant = threading.Lock()
         self._secret: bytes | None = None
         self._uses = Uses(catalog)
         self._lookup = Lookup(blobs, catalog, self._uses, clock)
@@ -115,6 +119,19 @@ class Store:
             self._catalog.open_session(wanted)
         return Session(self, Scope(wanted, ancestors))
 
+    def tenant(self, name: str, *, quota_bytes: int | None = None) -> Store:
+        """The store of a tenant, opened once and closed with this one.
+
+        Nothing of it touches or tells of another's: sessions, names, quota, deduplication, search and statistics are
+        its own. What this store holds itself is no tenant's."""
+        check_name(name, "tenant")
+        if self._open_tenant is None:
+            raise InvalidArgument("a tenant has no tenants", hint="ask the store that was opened")
+        with self._opening_tenant:
+            if name not in self._tenants:
+                self._tenants[name] = self._open_tenant(name, quota_bytes)
+            return self._tenants[name]
+
     def sessions(self) -> Iterator[SessionInfo]:
         """Every session that the store knows, expired ones included until they are collected."""
         return self._catalog.sessions()
@@ -165,6 +182,8 @@ class Store:
         return import_lines(self._blobs, self._catalog, source, progress=progress)
 
     def close(self) -> None:
+        for tenant in self._tenants.values():
+            tenant.close()
         self._uses.flush()
         self._passages.close()
         self._catalog.close()

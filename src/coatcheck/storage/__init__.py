@@ -1,4 +1,5 @@
-"""The two protocols that a backend implements: `BlobStore` keeps bytes, `Catalog` keeps what is known about them.
+"""The protocols that a backend implements: `BlobStore` keeps bytes, `Catalog` what is known about them, `PassageIndex`
+finds words in them.
 
 The store above orders the calls: a blob is durable before a row names it, and a row is gone before its blob is. A
 backend keeps only the promises written here; `coatcheck.testing` has a suite for each protocol that proves them.
@@ -6,12 +7,12 @@ backend keeps only the promises written here; `coatcheck.testing` has a suite fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from coatcheck.refs import Blob, Ref
 
@@ -271,6 +272,54 @@ class Catalog(Protocol):
 
     def uri(self, blob: Blob) -> str:
         """Where somebody finds the content that this catalog holds itself."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Passage(NamedTuple):
+    """A part of an artifact: its first and last line, its place in the bytes, and its text."""
+
+    first: int
+    last: int
+    start: int
+    end: int
+    text: str
+
+
+class Match(NamedTuple):
+    """Where a search struck: lower scores are better. Lines are 0 where it was a name, tool or summary."""
+
+    digest: str
+    first: int
+    last: int
+    start: int
+    end: int
+    score: float
+
+
+class PassageIndex(Protocol):
+    """Full-text search: passages of text artifacts, and what sessions say of them. Derived from the store; asked only
+    with the list of artifacts that the asker may see."""
+
+    def missing(self, digests: Iterable[str]) -> list[str]:
+        """Those artifacts whose content is not indexed yet."""
+        ...
+
+    def add(self, digest: str, passages: Iterable[Passage]) -> None:
+        """Index an artifact's content, which may be no passages at all."""
+        ...
+
+    def describe(self, session_id: str, labels: Mapping[str, str]) -> None:
+        """Index what a session says of artifacts (digest to text), in place of what it said before."""
+        ...
+
+    def match(self, words: str, allowed: Iterable[str], sessions: Iterable[str], limit: int) -> list[Match]:
+        """The best passages for these words among the allowed artifacts, and among what these sessions say of them."""
+        ...
+
+    def keep(self, is_known: Callable[[str], bool]) -> int:
+        """Drop artifacts that the store does not know any more, and every trace of their words. How many there were."""
         ...
 
     def close(self) -> None: ...

@@ -124,7 +124,7 @@ class FileBlobs:
         first, last = offset // FRAME, (end - 1) // FRAME
         with self._opened(blob) as file, storage_errors("reading a blob"):
             if blob.coding == "zstd":
-                data = b"".join(seekable.read(file, first, last, blob.digest))
+                data = b"".join(_unpacked(file, first, last, blob.digest))
             else:
                 data = os.pread(file, (last - first + 1) * FRAME, first * FRAME)
         view = memoryview(data)
@@ -273,6 +273,13 @@ class FileBlobs:
             yield own
         finally:
             os.close(own)
+
+
+def _unpacked(file: int, first: int, last: int, what: str) -> list[bytes]:
+    def pread(at: int, size: int) -> bytes:
+        return os.pread(file, size, at)
+
+    return seekable.Table.of(os.fstat(file).st_size, pread, what).read(first, last, pread)
 
 
 class StagedFile:

@@ -13,9 +13,10 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from coatcheck.errors import StoreUnavailable
+from coatcheck.storage import Match, Passage
 from coatcheck.storage.forks import watch
 
 NAME = "search.sqlite"
@@ -40,27 +41,6 @@ _TABLES = (
         WITHOUT ROWID""",
 )
 _T = TypeVar("_T")
-
-
-class Passage(NamedTuple):
-    """A part of an artifact: its first and last line, its place in the bytes, and its text."""
-
-    first: int
-    last: int
-    start: int
-    end: int
-    text: str
-
-
-class Match(NamedTuple):
-    """Where a search struck: lower scores are better. Lines are 0 where it was a name, tool or summary."""
-
-    digest: str
-    first: int
-    last: int
-    start: int
-    end: int
-    score: float
 
 
 class Passages:
@@ -113,8 +93,7 @@ class Passages:
 
     def match(self, words: str, allowed: Iterable[str], sessions: Iterable[str], limit: int) -> list[Match]:
         """The best passages for these words among the allowed artifacts, and among what these sessions say of them."""
-        terms = [word for word in _WORD.findall(_spread(words)) if word.lower() not in _COMMON]
-        terms = terms or _WORD.findall(_spread(words))
+        terms = terms_of(words)
         if not terms:
             return []
         query = " OR ".join(f'"{term}"' for term in dict.fromkeys(terms[:64]))
@@ -244,7 +223,13 @@ class Passages:
 _inherited: list[object] = []
 
 
-def _spread(text: str) -> str:
+def terms_of(words: str) -> list[str]:
+    """The words that a search is for: those that say nothing count only where there are no others."""
+    found = _WORD.findall(spread(words))
+    return [word for word in found if word.lower() not in _COMMON] or found
+
+
+def spread(text: str) -> str:
     """Words inside identifiers apart: `parseHTTPHeader` as `parse HTTP Header`."""
     return _HUMP.sub(" ", text.encode("utf-8", "replace").decode().replace("_", " "))
 
@@ -254,7 +239,7 @@ def _insert(db: sqlite3.Connection, digest: str, session: str, row: Passage) -> 
         "INSERT INTO passage (digest, session, first, last, start, end) VALUES (?, ?, ?, ?, ?, ?)",
         (digest, session, row.first, row.last, row.start, row.end),
     ).lastrowid
-    db.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (key, _spread(row.text)))
+    db.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (key, spread(row.text)))
 
 
 def _delete(db: sqlite3.Connection, where: str, *values: str) -> None:
