@@ -55,7 +55,7 @@ def open(
     if place.startswith("s3:"):
         from coatcheck.storage import fleet
 
-        return _in_fleet(fleet.parse(place), **options)
+        return _in_fleet(fleet.parse(place), create=create, **options)
     from coatcheck.storage.disk import Disk
 
     root = _folder(place)
@@ -100,14 +100,14 @@ def _in_memory(**options: Any) -> Store:
     return Store(MemoryBlobs(), MemoryCatalog(), Passages(None), url="memory:", tenants=tenant, **options)
 
 
-def _in_fleet(place: Place, **options: Any) -> Store:
+def _in_fleet(place: Place, *, create: bool, **options: Any) -> Store:
     from coatcheck.storage.fleet import open_fleet
 
     def tenant(name: str, quota_bytes: int | None) -> Store:
         backend = open_fleet(place, tenant=name)
         return Store(*backend, url=repr(place), **options | {"quota_bytes": quota_bytes})
 
-    return Store(*open_fleet(place), url=repr(place), tenants=tenant, **options)
+    return Store(*open_fleet(place, create=create), url=repr(place), tenants=tenant, **options)
 
 
 def default() -> Store:

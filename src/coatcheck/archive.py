@@ -70,7 +70,7 @@ def import_lines(blobs: BlobStore, catalog: Catalog, source: IO[bytes], *, progr
             if catalog.session(session.session_id) is None:
                 _check_parent(catalog, session, lines)
                 catalog.open_session(session)
-            held = {_identity(entry.ref) for entry in catalog.find(session.session_id) if not entry.gone}
+            held = {identity(entry.ref) for entry in catalog.find(session.session_id) if not entry.gone}
             continue
         if session is None:
             raise lines.wrong("a ref or blob stands before the first session")
@@ -158,8 +158,8 @@ def _import_blob(
             raise lines.wrong("the bytes of a blob do not match their digest")
         ref = replace(lines.ref_of(digest, session), size_bytes=size)
         known = catalog.blob(digest)
-        if _identity(ref) in held or (known and catalog.put(Entry(ref, known, session), reuse=True)):
-            return int(_identity(ref) not in held)
+        if identity(ref) in held or (known and catalog.put(Entry(ref, known, session), reuse=True)):
+            return int(identity(ref) not in held)
         blob = staged.publish()
         try:
             return _add(catalog, Entry(ref, blob, session), held)
@@ -169,7 +169,7 @@ def _import_blob(
 
 
 def _import_ref(catalog: Catalog, ref: Ref, session: SessionInfo, held: set[tuple[Any, ...]], lines: _Lines) -> int:
-    if _identity(ref) in held:
+    if identity(ref) in held:
         return 0
     known = catalog.blob(ref.artifact_id)
     if known is None or not catalog.put(
@@ -180,13 +180,13 @@ def _import_ref(catalog: Catalog, ref: Ref, session: SessionInfo, held: set[tupl
 
 
 def _add(catalog: Catalog, entry: Entry, held: set[tuple[Any, ...]]) -> int:
-    if _identity(entry.ref) in held:
+    if identity(entry.ref) in held:
         return 0
     catalog.put(entry)
     return 1
 
 
-def _identity(ref: Ref) -> tuple[Any, ...]:
+def identity(ref: Ref) -> tuple[Any, ...]:
     """What makes two refs of a session the same one, whichever store they are in."""
     return (ref.artifact_id, ref.name, ref.codec, ref.tool, ref.call_id, ref.created)
 

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, Self, cast
 
 from coatcheck.archive import export_lines, import_lines
+from coatcheck.copying import CopyReport, Side, copy
 from coatcheck.errors import Damaged, InvalidArgument, InvalidPointer, NotFound
 from coatcheck.ids import clip, follow
 from coatcheck.intake import About, Intake
@@ -180,6 +181,13 @@ class Store:
         """Take in what `export` wrote: same ids, names, sessions and expiry. What is there already is not doubled; how
         many refs are new."""
         return import_lines(self._blobs, self._catalog, source, progress=progress)
+
+    def copy_to(self, other: Store, *, progress: Progress | None = None) -> CopyReport:
+        """Bring every session and ref over to another store, on whatever backend; what it has already is passed over.
+
+        Pointers and names mean the same there. Tenants are stores of their own: copy each."""
+        self._uses.flush()
+        return copy(Side(self._blobs, self._catalog), Side(other._blobs, other._catalog), progress=progress)
 
     def close(self) -> None:
         for tenant in self._tenants.values():

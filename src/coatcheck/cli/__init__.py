@@ -16,6 +16,7 @@ import click
 from coatcheck import CoatcheckError, __version__, errors
 from coatcheck.cli.archive import export, import_
 from coatcheck.cli.artifacts import forget, get, ls, put, show
+from coatcheck.cli.copying import copy
 from coatcheck.cli.looking import read, search
 from coatcheck.cli.terminal import complain
 from coatcheck.cli.upkeep import collect, stats, verify
@@ -68,5 +69,5 @@ def main() -> None:
     """Keep large tool results in a content-addressed store, and get every byte back."""
 
 
-for command in (put, get, read, search, ls, show, forget, collect, verify, stats, export, import_):
+for command in (put, get, read, search, ls, show, forget, collect, verify, stats, export, import_, copy):
     main.add_command(command)

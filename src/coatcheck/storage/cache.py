@@ -1,4 +1,4 @@
-"""What a process has read of remote blobs, in memory up to a bound: checked frames, the least recently used go first."""
+"""What a process has read of remote blobs, in memory up to a bound: checked frames, the oldest unused go first."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def parse(url: str) -> Place:
 
 
 def open_fleet(
-    place: Place, *, tenant: str = "", patience: float = 30.0, settled: float | None = None
+    place: Place, *, tenant: str = "", create: bool = True, patience: float = 30.0, settled: float | None = None
 ) -> tuple[S3Blobs, PostgresCatalog, PostgresPassages]:
     """The backend of a tenant (the store itself is the one without a name)."""
     try:
@@ -110,7 +110,11 @@ def open_fleet(
     connections = Connections(
         place.catalog, schema=place.schema, tenant=tenant, size=place.connections, patience=patience
     )
-    migrate(connections)
+    try:
+        migrate(connections, create=create)
+    except BaseException:
+        connections.close()
+        raise
     blobs = S3Blobs(
         bucket,
         uri=f"s3://{place.bucket}/{place.prefix}{own}",

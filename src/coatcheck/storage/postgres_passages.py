@@ -74,7 +74,8 @@ class PostgresPassages:
         rows = self._connections.ask(
             # `plainto_tsquery` of one term each: what a model asks for is never read as an operator.
             "WITH asked AS (SELECT string_agg(q::text, ' | ')::tsquery AS q FROM"
-            " (SELECT plainto_tsquery('english', term) AS q FROM unnest(%(terms)s::text[]) AS t (term)) parts WHERE numnode(q) > 0)"
+            " (SELECT plainto_tsquery('english', term) AS q FROM unnest(%(terms)s::text[]) AS t (term)) parts"
+            " WHERE numnode(q) > 0)"
             " SELECT p.digest, p.first, p.last, p.start, p.stop, -ts_rank_cd(p.words, asked.q, 1|32)::float8 AS score"
             " FROM passage p, asked WHERE p.tenant = %(tenant)s AND p.words @@ asked.q"
             " AND p.digest = ANY (%(allowed)s) AND p.session_id = ANY (%(sessions)s)"

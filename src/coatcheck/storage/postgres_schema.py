@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from coatcheck.errors import UnsupportedFormat
+from coatcheck.errors import StoreUnavailable, UnsupportedFormat
 from coatcheck.storage.postgres import Connections, Db
 
 _LOCK: Final = 0x636F6174  # the advisory lock under which a schema is changed
@@ -231,7 +231,7 @@ _SECURED: Final = tuple(
 STEPS: Final[tuple[tuple[str, ...], ...]] = (_FIRST + _SECURED,)
 
 
-def migrate(connections: Connections) -> None:
+def migrate(connections: Connections, *, create: bool = True) -> None:
     """Bring the schema to the version that this code knows, each step in a transaction; any number of machines may."""
     schema = connections.schema
 
@@ -262,6 +262,8 @@ def migrate(connections: Connections) -> None:
     known = connections.run(version, "opening the catalog")
     if known == len(STEPS):
         return
+    if known is None and not create:
+        raise StoreUnavailable("there is no store in this schema", hint="check the url, or put something there")
     if known is None:
         connections.run(begin, "making the catalog")
     while connections.run(step, "migrating the catalog"):
