@@ -7,6 +7,7 @@ import pytest
 
 import coatcheck
 from coatcheck.errors import InvalidArgument, NotFound, QuotaExceeded
+from coatcheck.ids import digest_of
 from tests.backends import LARGE, Backend, Fleet
 
 ODD = ["acme", "../acme", "a\0b", "'; DROP TABLE ref; --", "x" * 10_000, "É", "-c search_path=public", "\\ \t\n"]
@@ -97,6 +98,6 @@ def test_row_level_security_hides_other_tenants_from_a_role_that_is_subject_to_i
     counted = f"SELECT count(*) FROM {schema}.ref"
     with psycopg.connect(fleet.database.url.replace("postgres@", f"{role}@"), autocommit=True) as db:
         assert db.execute(counted).fetchone() == (0,), "nothing is seen without a tenant"
-        db.execute(f"SET coatcheck.tenant = '{b'acme'.hex()}'")
+        db.execute(f"SET coatcheck.tenant = '{digest_of(b'acme')}'")
         assert db.execute(counted).fetchone() == (1,)
         assert db.execute(f"UPDATE {schema}.ref SET pinned = true").rowcount == 1

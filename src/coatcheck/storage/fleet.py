@@ -6,7 +6,6 @@ there comes from the standard environment of AWS and of PostgreSQL.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from coatcheck.errors import InvalidArgument, MissingExtra
+from coatcheck.ids import digest_of
 
 if TYPE_CHECKING:
     from obstore.store import S3Config
@@ -94,7 +94,7 @@ def open_fleet(
         raise MissingExtra("postgres") from error
     from coatcheck.storage.s3 import SETTLED, S3Blobs
 
-    own = f"tenants/{hashlib.sha256(tenant.encode()).hexdigest()}/" if tenant else ""
+    own = f"tenants/{digest_of(tenant.encode())}/" if tenant else ""
     options = cast("S3Config", {"conditional_put": "etag", **place.options})
     endpoint = place.options.get("endpoint", "")
     bucket = S3Store(

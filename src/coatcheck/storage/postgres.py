@@ -22,6 +22,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from coatcheck.errors import CoatcheckError, StoreClosed, StoreFull, StoreUnavailable
+from coatcheck.ids import digest_of
 
 PATIENCE: Final = 30.0  # seconds that a call tries before it says that the database is unavailable
 _SHORTEST, _LONGEST = 0.02, 2.0
@@ -51,17 +52,13 @@ class Connections:
     ) -> None:
         self._conninfo = conninfo
         self.schema = schema
-        self.tenant = tenant
+        self.tenant = digest_of(tenant.encode()) if tenant else ""  # a name may hold anything
         self._size = size
         self._patience = patience
         self._lock = threading.Lock()
         self._pool: ConnectionPool[Db] | None = None
         self._owner = 0
         self._closed = False
-
-    def of(self, tenant: str) -> Connections:
-        """The same database for another tenant."""
-        return Connections(self._conninfo, schema=self.schema, tenant=tenant, size=self._size, patience=self._patience)
 
     @property
     def address(self) -> str:
@@ -135,12 +132,8 @@ class Connections:
         return pool
 
     def _options(self) -> dict[str, str]:
-        # Backslashes and blanks are escaped as libpq wants: a tenant's name is data.
-        tenant = self.tenant.encode().hex()
-        return {
-            "options": f"-c search_path={self.schema} -c coatcheck.tenant={tenant}",
-            "application_name": "coatcheck",
-        }
+        settings = f"-c search_path={self.schema} -c coatcheck.tenant={self.tenant}"
+        return {"options": settings, "application_name": "coatcheck"}
 
     def close(self) -> None:
         self._closed = True
@@ -223,7 +216,7 @@ _inherited: list[object] = []
 
 def is_passing(error: Exception) -> bool:
     """Whether the same call may succeed in a while."""
-    if isinstance(error, _AGAIN | PoolTimeout):
+    if isinstance(error, (*_AGAIN, PoolTimeout)):
         return True
     lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
     return lost and getattr(error, "sqlstate", None) in (None, *_CONNECTION)

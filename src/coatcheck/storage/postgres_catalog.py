@@ -57,7 +57,7 @@ class PostgresCatalog:
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self._tenant = connections.tenant.encode().hex()
+        self._tenant = connections.tenant
         self._uri = connections.address
 
     def session(self, session_id: str) -> SessionInfo | None:

@@ -18,7 +18,7 @@ class PostgresPassages:
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self._tenant = connections.tenant.encode().hex()
+        self._tenant = connections.tenant
 
     def missing(self, digests: Iterable[str]) -> list[str]:
         wanted = [bytes.fromhex(digest) for digest in digests]
