@@ -207,5 +207,5 @@ def create_bucket(server: Server, name: str) -> None:
 def url_of(s3: Server, database: Server, prefix: str, schema: str) -> str:
     return (
         f"s3://coatcheck/{prefix}?endpoint={s3.url}&region=us-east-1&access_key_id={KEY}&secret_access_key={SECRET}"
-        f"&schema={schema}&catalog={database.url}"
+        f"&schema={schema}&sweep_after=0&catalog={database.url}"
     )

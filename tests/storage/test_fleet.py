@@ -27,7 +27,7 @@ class TestS3Blobs(BlobStoreSuite):
             catalog.close()
 
     def make_blobs(self, tmp_path: Path) -> BlobStore:
-        blobs, catalog, _ = open_fleet(parse(self.url), patience=10, settled=0)
+        blobs, catalog, _ = open_fleet(parse(self.url), patience=10)
         self.catalogs.append(catalog)
         return blobs
 

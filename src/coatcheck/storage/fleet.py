@@ -30,6 +30,7 @@ _OPTIONS: Final = {
     "session_token": "session_token",
     "virtual_hosted": "virtual_hosted_style_request",
 }
+SWEEP_AFTER: Final = 900  # seconds that a copy which no row names is left alone, besides its lease
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _PREFIX: Final = re.compile(r"(?:[A-Za-z0-9._=-]+/)*")
 
@@ -44,6 +45,7 @@ class Place:
     schema: str
     options: dict[str, str]
     connections: int
+    sweep_after: float
 
     def __repr__(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}"
@@ -66,19 +68,30 @@ def parse(url: str) -> Place:
     given = dict(parse_qsl(before.rstrip("&")))
     schema = given.pop("schema", "coatcheck")
     connections = given.pop("connections", "16")
+    sweep_after = given.pop("sweep_after", str(SWEEP_AFTER))
     unknown = [name for name in given if name not in _OPTIONS]
     if unknown:
         raise InvalidArgument(f"unknown in the url: {', '.join(sorted(unknown))}",
-                              hint="one of schema, connections, " + ", ".join(_OPTIONS))  # fmt: skip
+                              hint="one of schema, connections, sweep_after, " + ", ".join(_OPTIONS))  # fmt: skip
     if not _SCHEMA.fullmatch(schema):
         raise InvalidArgument("the schema has no plain name", hint="lower-case letters, digits and _")
     if not connections.isdecimal() or not 1 <= int(connections) <= 1000:
         raise InvalidArgument("connections is no number from 1 to 1000")
-    return Place(parts.netloc, prefix, catalog, schema, {_OPTIONS[k]: v for k, v in given.items()}, int(connections))
+    if not sweep_after.isdecimal():
+        raise InvalidArgument("sweep_after is no number of seconds")
+    return Place(
+        parts.netloc,
+        prefix,
+        catalog,
+        schema,
+        {_OPTIONS[k]: v for k, v in given.items()},
+        int(connections),
+        int(sweep_after),
+    )
 
 
 def open_fleet(
-    place: Place, *, tenant: str = "", create: bool = True, patience: float = 30.0, settled: float | None = None
+    place: Place, *, tenant: str = "", create: bool = True, patience: float = 30.0
 ) -> tuple[S3Blobs, PostgresCatalog, PostgresPassages]:
     """The backend of a tenant (the store itself is the one without a name)."""
     try:
@@ -92,7 +105,7 @@ def open_fleet(
         from coatcheck.storage.postgres_schema import migrate
     except ImportError as error:
         raise MissingExtra("postgres") from error
-    from coatcheck.storage.s3 import SETTLED, S3Blobs
+    from coatcheck.storage.s3 import S3Blobs
 
     own = f"tenants/{digest_of(tenant.encode())}/" if tenant else ""
     options = cast("S3Config", {"conditional_put": "etag", **place.options})
@@ -120,6 +133,6 @@ def open_fleet(
         uri=f"s3://{place.bucket}/{place.prefix}{own}",
         leases=DatabaseLeases(connections),
         prefix=place.prefix + own,
-        settled=SETTLED if settled is None else settled,
+        sweep_after=place.sweep_after,
     )
     return blobs, PostgresCatalog(connections), PostgresPassages(connections)

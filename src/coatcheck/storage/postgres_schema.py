@@ -236,7 +236,9 @@ def migrate(connections: Connections, *, create: bool = True) -> None:
     schema = connections.schema
 
     def version(db: Db) -> int | None:
-        if db.execute("SELECT to_regclass(%s)", (f"{schema}.format",)).fetchone() == (None,):
+        # Not `to_regclass`: it answers from a cache, where another machine may have made the table a moment ago.
+        made = "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        if db.execute(made + " WHERE n.nspname = %s AND c.relname = 'format'", (schema,)).fetchone() is None:
             return None
         found = db.execute("SELECT max(version) FROM format").fetchone()
         return int(found[0] or 0) if found else 0

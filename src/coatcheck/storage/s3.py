@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 PART: Final = 8 << 20  # an object up to this size is one request; larger ones are parts of it
-SETTLED: Final = 900.0  # seconds before a copy that no row names may be swept, besides its lease
 _SPOOLED: Final = 4 << 20  # bytes of a stage that are held in memory before a file takes them
 _WINDOW: Final = 64  # frames that one request brings at most
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -60,14 +59,12 @@ class Leases(Protocol):
 class S3Blobs:
     """Blobs below one prefix of a bucket."""
 
-    def __init__(
-        self, bucket: S3Store, *, uri: str, leases: Leases, prefix: str = "", settled: float = SETTLED
-    ) -> None:
+    def __init__(self, bucket: S3Store, *, uri: str, leases: Leases, prefix: str = "", sweep_after: float) -> None:
         self._bucket = bucket
         self._uri = uri.rstrip("/")
         self._prefix = prefix
         self._leases = leases
-        self._settled = settled
+        self._sweep_after = sweep_after
         self._cache = FrameCache()
         self._tables: dict[str, seekable.Table] = {}
         self._closed = False
@@ -210,7 +207,7 @@ class S3Blobs:
                 changed: datetime = self._head(blob)["last_modified"]
             except NotFound:
                 return False
-            if self._settled and datetime.now(UTC) - changed < timedelta(seconds=self._settled):
+            if self._sweep_after and datetime.now(UTC) - changed < timedelta(seconds=self._sweep_after):
                 return False
             if remove:
                 self.remove(blob)
