@@ -15,17 +15,17 @@ class FrameCache:
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
         self._held = 0
-        self._frames: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._frames: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, place: str, index: int) -> bytes | None:
+    def get(self, place: str, index: int) -> memoryview | None:
         with self._lock:
             frame = self._frames.get((place, index))
             if frame is not None:
                 self._frames.move_to_end((place, index))
             return frame
 
-    def keep(self, place: str, index: int, frame: bytes) -> None:
+    def keep(self, place: str, index: int, frame: memoryview) -> None:
         with self._lock:
             if (place, index) not in self._frames:
                 self._frames[place, index] = frame

@@ -116,8 +116,9 @@ class PostgresCatalog:
         limit: int | None = None,
         before: int | None = None,
     ) -> list[Entry]:
-        values: dict[str, Any] = {"session": _packed(session_id), "limit": limit if prefix is None else None}
-        where = ""
+        values: dict[str, Any] = {"session": _packed(session_id)}
+        # A bound that the planner knows: with one that it does not, it may sort the session's refs first.
+        where, bound = "", "" if limit is None or prefix is not None else f"LIMIT {int(limit)}"
         if prefix is not None:
             where = " AND r.digest BETWEEN %(low)s AND %(high)s"
             values["low"], values["high"] = prefix_range(prefix)
@@ -127,7 +128,7 @@ class PostgresCatalog:
             where, values["before"] = " AND r.seq < %(before)s", before
         rows = self._ask(
             f"SELECT {_REF}, {_SESSION}, b.coding, b.place, b.frames, {'b.data' if content else 'NULL'} {_JOINED}"
-            f" WHERE {_WHOSE}{where} ORDER BY r.seq DESC LIMIT %(limit)s",
+            f" WHERE {_WHOSE}{where} ORDER BY r.seq DESC {bound}",
             **values,
         )
         entries = [_entry_of(row) for row in rows]

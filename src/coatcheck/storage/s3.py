@@ -123,16 +123,17 @@ class S3Blobs:
         if offset >= end:
             return b""
         first, last = offset // FRAME, (end - 1) // FRAME
-        pieces = [piece for at in range(first, last + 1, _WINDOW)
-                  for piece in self._frames(blob, at, min(at + _WINDOW - 1, last))]  # fmt: skip
-        start = offset - first * FRAME
-        if len(pieces) == 1:
-            return bytes(pieces[0][start : end - first * FRAME])
-        pieces[0] = pieces[0][start:]
-        pieces[-1] = pieces[-1][: end - last * FRAME]
-        return b"".join(pieces)
+        views = [view for at in range(first, last + 1, _WINDOW)
+                 for view in self._frames(blob, at, min(at + _WINDOW - 1, last))]  # fmt: skip
+        whole = views[0].obj
+        alone = all(view.obj is whole for view in views)
+        if alone and isinstance(whole, bytes) and len(whole) == end - offset == sum(map(len, views)):
+            return whole  # what was fetched at once is just what was asked for
+        views[-1] = views[-1][: end - last * FRAME]
+        views[0] = views[0][offset - first * FRAME :]
+        return b"".join(views)
 
-    def _frames(self, blob: Blob, first: int, last: int) -> list[bytes]:
+    def _frames(self, blob: Blob, first: int, last: int) -> list[memoryview]:
         """Checked frames, from the cache as far as it has them at either end."""
         held = [self._cache.get(blob.place, index) for index in range(first, last + 1)]
         low, high = first, last
@@ -147,14 +148,14 @@ class S3Blobs:
                 held[index - first] = frame
         return [frame for frame in held if frame is not None]
 
-    def _fetched(self, blob: Blob, first: int, last: int) -> list[bytes]:
+    def _fetched(self, blob: Blob, first: int, last: int) -> list[memoryview]:
         if blob.coding == "zstd":
             table = self._tables.get(blob.place)
             if table is None:
                 table = seekable.Table.of(self._tail(blob), lambda at, size: self._range(blob, at, size), blob.digest)
                 self._tables[blob.place] = table
-            return table.read(first, last, lambda at, size: self._range(blob, at, size))
-        data = self._range(blob, first * FRAME, min((last + 1) * FRAME, blob.size) - first * FRAME)
+            return [memoryview(one) for one in table.read(first, last, lambda at, size: self._range(blob, at, size))]
+        data = memoryview(self._range(blob, first * FRAME, min((last + 1) * FRAME, blob.size) - first * FRAME))
         return [data[at : at + FRAME] for at in range(0, len(data), FRAME)]
 
     def _range(self, blob: Blob, start: int, length: int) -> bytes:
