@@ -6,6 +6,7 @@ there comes from the standard environment of AWS and of PostgreSQL.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from datetime import timedelta
@@ -109,7 +110,9 @@ def open_fleet(
 
     own = f"tenants/{digest_of(tenant.encode())}/" if tenant else ""
     options = cast("S3Config", {"conditional_put": "etag", **place.options})
-    endpoint = place.options.get("endpoint", "")
+    named = (place.options.get("endpoint"), os.environ.get("AWS_ENDPOINT_URL_S3"), os.environ.get("AWS_ENDPOINT_URL"),
+             os.environ.get("AWS_ENDPOINT"))  # fmt: skip
+    endpoint = next((one for one in named if one), "")
     bucket = S3Store(
         place.bucket,
         config=options,

@@ -123,9 +123,6 @@ _FIRST: Final = (
             PERFORM bury_1(p_tenant, s.session_key, ARRAY(SELECT seq FROM ref
                 WHERE session_key = s.session_key AND gone IS NULL AND NOT pinned), 'expired');
         END IF;
-        SELECT * INTO held FROM ref WHERE session_key = s.session_key AND digest = p_digest AND gone IS NULL
-            ORDER BY seq DESC LIMIT 1;
-        is_held := FOUND;
         IF p_reuse THEN
             SELECT * INTO b FROM blob WHERE tenant = p_tenant AND digest = p_digest AND place = p_place FOR UPDATE;
             IF NOT FOUND THEN
@@ -151,6 +148,9 @@ _FIRST: Final = (
                 END IF;
             END LOOP;
         END IF;
+        SELECT * INTO held FROM ref WHERE session_key = s.session_key AND digest = p_digest AND gone IS NULL
+            ORDER BY seq DESC LIMIT 1;
+        is_held := FOUND;
         is_pinned := p_pinned OR is_held AND held.pinned;  -- a pin is on the artifact: it covers refs that come later
         IF is_held AND (held.name, held.codec, held.media_type, held.kind, held.tool, held.call_id, held.producer,
                 held.parents, held.summary, held.expires_at, held.pinned, held.granted_by, held.request)
