@@ -8,6 +8,7 @@ a sweep leaves it alone, and a crash lets the lease go.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import secrets
 import tempfile
@@ -68,6 +69,7 @@ class S3Blobs:
         self._cache = FrameCache()
         self._tables: dict[str, seekable.Table] = {}
         self._closed = False
+        self._owner = os.getpid()
 
     @contextmanager
     def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> Iterator[StagedObject]:
@@ -239,6 +241,11 @@ class S3Blobs:
 
     def _asked(self, call: Callable[[], _T], doing: str) -> _T:
         """What the object store answers. It has tried again itself, with backoff and jitter, before it fails."""
+        if os.getpid() != self._owner:
+            raise StoreUnavailable(
+                "the object store's client does not survive a fork",
+                hint="start processes with 'spawn', or open the store in the child alone",
+            )
         try:
             return call()
         except FileNotFoundError as error:
