@@ -11,8 +11,8 @@ VENV := .venv/.installed
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
-demo: $(VENV)  ## Put a large log, show its ref, and read it back
-	$(BIN)/python examples/demo.py $(ARGS)
+demo: $(VENV)  ## Watch an agent at work, and what it costs with and without Coatcheck (no network)
+	$(BIN)/python -m examples.demo $(ARGS)
 
 test: $(VENV)  ## Run the tests, with the short form of the faults (ARGS="-k session" for some)
 	$(BIN)/python -m pytest -n 2 $(ARGS)
@@ -35,7 +35,7 @@ lock: $(VENV)  ## Write constraints.txt anew (ARGS=--upgrade for newer versions)
 
 clean:  ## Remove .venv, builds and caches
 	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(VENV): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

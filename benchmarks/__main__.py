@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import crowd, fleet, imports, large, machine, quality, reading, scale, store
+from benchmarks import crowd, fleet, imports, large, machine, prompts, quality, reading, replay, scale, store
 from benchmarks.bench import Bench
 from benchmarks.report import Row, table
 
@@ -27,6 +27,9 @@ CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "sql": reading.sql,
     "search": quality.search,
     "tokens": quality.estimates,
+    "recall": prompts.recall_of_chunks,
+    "prompt": prompts.prompt,
+    "replay": replay.replay,
     "fleet": fleet.fleet,
 }
 

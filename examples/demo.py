@@ -1,61 +1,242 @@
-"""What the store does with one large log: run `make demo`. It works in a temporary folder and leaves nothing behind."""
+"""An agent at work, with and without Coatcheck: run `make demo`. No network, no key; it leaves nothing behind.
 
-import hashlib
-import random
+The agent is the loop of `anthropic_agent.py` on Anthropic's own SDK, its tools are those of `shop.py`, the store is
+real. Only the model is a script, behind a local server that speaks the provider's wire and counts what it is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import re
+import sys
 import tempfile
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import coatcheck
+from anthropic import Anthropic
+from rich.box import SIMPLE_HEAD, Box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-LINES = 120_000
+import coatcheck.tokens
+from coatcheck import Session, toolkit
+from examples import shop
+from examples.anthropic_agent import agent
+from examples.standins import Call, Heard, Received, Reply, StandIn, Step, prompt_tokens
+
+QUESTION = f"Customers say that they were charged twice on {shop.DAY}. How many, whom do we owe, and how much?"
+WINDOW = 200_000
+"""Tokens that a model takes."""
+
+DOLLARS = 3.00
+"""For a million tokens of input. Output costs the same on both sides, and is left out."""
+
+CACHE_READ, CACHE_WRITE, LEAST_CACHED = 0.1, 1.25, 1_024
+"""What a cached prefix and writing it cost, as parts of that price; a shorter prompt is not cached."""
+
+_TAG = re.compile(r" ~(\d{1,9})\.[\w-]{8}(?=\\n|\")")
+REMARKS = (
+    f"All that was sent in one turn is sent again in the next. Input at ${DOLLARS:.2f} for a million tokens; with a "
+    f"prompt cache {CACHE_READ:g} of that for what was sent before, and {CACHE_WRITE:g} for what is new. The log, the "
+    "orders and the charges went from tool to tool by pointer: a model without one would have had to write them out."
+)
 
 
-def large_log() -> str:
-    """The same log on every run: two hours of a service that mostly works."""
-    dice = random.Random(7)
-    paths = ("/login", "/search", "/cart", "/checkout", "/health")
-    lines = []
-    for number in range(LINES):
-        clock = f"2026-03-01T{8 + number // 60_000:02}:{number // 1_000 % 60:02}:{number % 1_000 * 60 // 1_000:02}Z"
-        path, took = dice.choice(paths), dice.randint(2, 240)
-        if number == 71_300:
-            lines.append(f"{clock} ERROR POST /checkout 500 {took} ms: card was charged twice, order 48213")
-        else:
-            lines.append(f"{clock} INFO GET {path} 200 {took} ms")
-    return "\n".join(lines) + "\n"
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request to the model and its answer. `got` is what its last calls gave it: tool, text, tokens of the whole.
+    `tokens_without` is the same conversation with every result whole, and without Coatcheck's tools."""
+
+    got: tuple[tuple[str, str, int], ...]
+    said: str
+    asked: tuple[Call, ...]
+    tokens_with: int
+    tokens_without: int
 
 
-def main() -> None:
-    log = large_log()
-    exact = log.encode()
-    with tempfile.TemporaryDirectory() as folder, coatcheck.open(f"{folder}/store") as store:
+def _fetch(heard: Heard) -> Reply:
+    day = {"day": shop.DAY}
+    return Reply(
+        "I fetch the log of the checkout, and the orders of that day.",
+        (Call("fetch_log", {"service": "checkout", **day}), Call("export_orders", day)),
+    )
+
+
+def _look(heard: Heard) -> Reply:
+    log, orders = heard.pointer("fetch_log"), heard.pointer("export_orders")
+    return Reply(
+        "Too large to read. I look for warnings, sum the orders up, and fetch the charges.",
+        (
+            Call("get_artifact", {"pointer": log, "grep": "WARN|ERROR"}),
+            Call(
+                "get_artifact",
+                {"pointer": orders, "query": "SELECT status, count(*), sum(cents) FROM artifact GROUP BY 1"},
+            ),
+            Call("fetch_charges", {"day": shop.DAY}),
+        ),
+    )
+
+
+def _compare(heard: Heard) -> Reply:
+    pointers = {
+        name: heard.pointer(tool)
+        for name, tool in (("log", "fetch_log"), ("orders", "export_orders"), ("charges", "fetch_charges"))
+    }
+    return Reply(
+        "Captures were sent again after timeouts. I look at one of them, and compare all three by their pointers.",
+        (
+            Call("get_artifact", {"pointer": pointers["charges"], "query": "$.charges[?@.order == 48061].created"}),
+            Call("reconcile", pointers),
+        ),
+    )
+
+
+def _answer(heard: Heard) -> Reply:
+    found = json.loads(heard.last("reconcile"))
+    return Reply(
+        f"{found['charged_twice']} customers were charged twice, each after a timeout. {found['refunded']} have their "
+        f"money back. We owe {found['owed_cents'] / 100:,.2f} EUR to {', '.join(found['customers'])}."
+    )
+
+
+SCRIPT: Sequence[Step] = (_fetch, _look, _compare, _answer)
+
+
+def run() -> list[Turn]:
+    """The whole run: an agent, its tools and a store, against a scripted model. The same turns every time."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        coatcheck.open(folder) as store,
+        StandIn(SCRIPT, window=WINDOW) as api,
+        Anthropic(api_key="none", base_url=api.anthropic_url) as client,
+    ):
         session = store.session("demo")
+        with contextlib.redirect_stdout(io.StringIO()):  # the loop prints as it goes; here the turns are shown instead
+            agent(client, session, QUESTION, shop.TOOLS)
+        return [_turn(request, session) for request in api.requests]
 
-        print(f"A tool answers with a log of {LINES:,} lines, {len(exact):,} bytes. The store takes it:\n")
-        ref = session.put(log, name="service log", tool="fetch_log")
-        print(f"  pointer   {ref.pointer}")
-        print(f"  kind      {ref.kind}, {ref.media_type}")
-        print(f"  size      {ref.size_bytes:,} bytes")
-        print(f"  summary   {ref.summary[:76]}…")
 
-        before = store.stats()
-        again = store.session("another").put(log, tool="fetch_log")
-        after = store.stats()
-        print("\nAnother session puts the same log:\n")
-        print(f"  same id       {again.artifact_id == ref.artifact_id}")
-        print(f"  refs          {before.refs} before, {after.refs} after")
-        print(f"  stored bytes  {before.stored_bytes:,} before, {after.stored_bytes:,} after")
+def cost(counts: Sequence[int], *, cached: bool) -> float:
+    """Dollars for prompts of so many tokens, each the beginning of the next."""
+    if not cached:
+        return sum(counts) * DOLLARS / 1_000_000
+    paid, known = 0.0, 0
+    for count in counts:
+        paid += known * CACHE_READ + (count - known) * (CACHE_WRITE if count >= LEAST_CACHED else 1)
+        known = count if count >= LEAST_CACHED else 0
+    return paid * DOLLARS / 1_000_000
 
-        print("\nAll of it comes back, exactly:\n")
-        print(f"  went in   sha256 {hashlib.sha256(exact).hexdigest()}")
-        print(f"  came out  sha256 {hashlib.sha256(session.get(ref.pointer).encode()).hexdigest()}")
 
-        start = exact.index(b"ERROR") - 21
-        with session.open("service log") as stream:
-            stream.seek(start)
-            line = stream.readline()
-        print(f"\nOr one line from the middle, by name, without reading the rest. At byte {start:,}:\n")
-        print(f"  {line.decode().rstrip()}")
+def _turn(request: Received, session: Session) -> Turn:
+    assert request.reply is not None
+    # The tag on a page is made with the store's own key. Here one stands for all, so that every run counts the same.
+    body = json.loads(_TAG.sub(r" ~\1.Ub3kQ9xZ", request.raw.decode()))
+    names = _names(body)
+    last = body["messages"][-1]["content"]
+    got = tuple(
+        (names[block["tool_use_id"]], block["content"], coatcheck.tokens.count(_whole(block["content"], session)))
+        for block in (last if isinstance(last, list) else [])
+    )
+    counts = prompt_tokens(request.path, body), prompt_tokens(request.path, _without(body, session))
+    return Turn(got, request.reply.text, request.reply.calls, *counts)
+
+
+def _names(body: dict[str, Any]) -> dict[str, str]:
+    blocks = (block for message in body["messages"] for block in message["content"] if isinstance(block, dict))
+    return {block["id"]: block["name"] for block in blocks if block["type"] == "tool_use"}
+
+
+def _without(body: dict[str, Any], session: Session) -> dict[str, Any]:
+    """A request as it would have been: results whole, our tools and their calls left out."""
+    ours = {tool.name for tool in toolkit(session)}
+    names = _names(body)
+    body = copy.deepcopy(body)
+    body["tools"] = [tool for tool in body["tools"] if tool["name"] not in ours]
+    for message in body["messages"]:
+        if isinstance(message["content"], list):
+            message["content"] = [
+                {**block, "content": _whole(block["content"], session)} if block["type"] == "tool_result" else block
+                for block in message["content"]
+                if names.get(block.get("id") or block.get("tool_use_id", "")) not in ours
+            ]
+    return body
+
+
+def _whole(text: str, session: Session) -> str:
+    """What a stub stands for, as the model would have been sent it; any other text is itself."""
+    if not text.startswith('{"stub":'):
+        return text
+    value = session.get(json.loads(text)["artifact"])
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def show(turns: Sequence[Turn], console: Console) -> None:
+    """The run for a person: each turn, then what it cost. Plain where the output is no terminal."""
+    wide = min(console.width, 110) - 9
+
+    def tell(label: str, text: str, style: str = "") -> None:
+        lines = textwrap.wrap(text, wide, break_on_hyphens=False)
+        for line, before in zip(lines, [label, *[""] * len(lines)], strict=False):
+            console.print(Text.assemble((f"  {before:<7}", "bold"), (line, style)))
+
+    console.print(Text(QUESTION, "bold"))
+    for number, turn in enumerate(turns, 1):
+        console.print(Text(f"\nturn {number}", "bold cyan"))
+        for name, text, whole in turn.got:
+            size = f"{coatcheck.tokens.count(text):,} tokens"
+            tell(
+                "gets", f"{name}: {size}" + (f" in place of {whole:,}" if text.startswith('{"stub":') else ""), "green"
+            )
+            for line in _shortened(text, wide):
+                tell("", line, "dim")
+        tell("says", turn.said)
+        for call in turn.asked:
+            tell("calls", f"{call.name}({_arguments(call)})", "yellow")
+        over = f" (more than the {WINDOW:,} that it takes)" if turn.tokens_without > WINDOW else ""
+        tell("sent", f"{turn.tokens_with:,} tokens; without Coatcheck {turn.tokens_without:,}{over}")
+    console.print()
+    console.print(_bill(turns, SIMPLE_HEAD if console.is_terminal else None))
+    if any(turn.tokens_without > WINDOW for turn in turns):
+        console.print(Text(f"* more than the {WINDOW:,} tokens that the model takes: it would be refused"))
+    console.print(Text(REMARKS, "dim"))
+
+
+def _bill(turns: Sequence[Turn], box: Box | None) -> Table:
+    small, large = [turn.tokens_with for turn in turns], [turn.tokens_without for turn in turns]
+    table = Table(box=box, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("tokens sent")
+    for name in ("with Coatcheck", "without", "ratio"):
+        table.add_column(name, justify="right")
+
+    def row(name: str, one: float, other: float, form: str, note: str = "", style: str = "") -> None:
+        table.add_row(name, format(one, form), format(other, form) + note, f"{other / one:,.1f}×", style=style)
+
+    for number, (one, other) in enumerate(zip(small, large, strict=True), 1):
+        row(f"turn {number}", one, other, ",", "*" if other > WINDOW else "")
+    row("in all", sum(small), sum(large), ",", style="bold")
+    for name, cached in (("dollars", False), ("dollars, cached", True)):
+        row(name, cost(small, cached=cached), cost(large, cached=cached), ".4f")
+    return table
+
+
+def _shortened(text: str, wide: int) -> list[str]:
+    """A result as it fits on the screen: some lines of a page, some characters of a line."""
+    lines = text.splitlines()
+    room = 4 * wide if len(lines) == 1 else wide
+    shown = lines if len(lines) <= 5 else [*lines[:4], f"… {len(lines) - 4} lines more"]
+    return [line if len(line) <= room else f"{line[: room - 1]}…" for line in shown]
+
+
+def _arguments(call: Call) -> str:
+    given = call.arguments if not isinstance(call.arguments, str) else {}
+    return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items())
 
 
 if __name__ == "__main__":
-    main()
+    show(run(), Console(highlight=False, width=None if sys.stdout.isatty() else 110))

@@ -36,13 +36,18 @@ def test_every_public_method_has_an_awaitable_twin_with_the_same_parameters() ->
     for plain, wrapped in (
         (coatcheck.Session, coatcheck.aio.AsyncSession),
         (coatcheck.Store, coatcheck.aio.AsyncStore),
+        (coatcheck.ToolExecutor, coatcheck.aio.AsyncToolExecutor),
     ):
-        assert public_methods(wrapped) == public_methods(plain)
-        for name in public_methods(plain):
+        methods = public_methods(plain) - {"arun", "arun_all", "await_"}  # what the wrapper calls
+        assert public_methods(wrapped) == methods
+        for name in methods:
             twin = getattr(wrapped, name)
             assert inspect.iscoroutinefunction(twin) or name == "offload", name  # a decorator: what it gives is awaited
             assert list(inspect.signature(twin).parameters) == list(inspect.signature(getattr(plain, name)).parameters)
     assert inspect.signature(coatcheck.aio.open) == inspect.signature(coatcheck.open)
+    for both in ("toolkit", "ToolExecutor"):
+        twin = getattr(coatcheck.aio, both if both == "toolkit" else f"Async{both}")
+        assert list(inspect.signature(twin).parameters) == list(inspect.signature(getattr(coatcheck, both)).parameters)
 
 
 def test_what_is_put_comes_back_exactly(tmp_path: Path) -> None:
@@ -189,5 +194,57 @@ def test_many_tasks_put_at_the_same_time(tmp_path: Path) -> None:
             refs = await asyncio.gather(*(session.put(f"value {number}") for number in range(100)))
             values = await asyncio.gather(*(session.get(ref) for ref in refs))
             assert values == [f"value {number}" for number in range(100)]
+
+    asyncio.run(scenario())
+
+
+def test_an_agents_tools_are_awaited(tmp_path: Path) -> None:
+    loops: list[object] = []
+
+    async def search(q: str) -> str:
+        loops.append(asyncio.get_running_loop())
+        return f"{q} " * 20_000
+
+    def count(text: str) -> int:
+        return len(text.split())
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as store:
+            session = await store.session("s")
+            tools = coatcheck.aio.toolkit(session, prefix="my_")
+            executor = coatcheck.aio.AsyncToolExecutor(session, [search, count, *tools])
+            assert executor.names == tuple(tool.name for tool in executor.tools)
+            assert executor.tools[2].as_openai() == tools[0].as_openai()
+            found = await executor.run(coatcheck.ToolCall("a", "search", {"q": "coat"}))
+            assert found.ref is not None
+            assert loops == [asyncio.get_running_loop()]
+            assert "my_get_artifact(" in found.text
+            calls = [
+                coatcheck.ToolCall("b", "count", {"text": found.ref.pointer}),
+                coatcheck.ToolCall("c", "my_get_artifact", {"pointer": found.ref.pointer}),
+            ]
+            counted, page = await executor.run_all(calls, deadline=60)
+            assert counted.text == "20000"
+            assert page.text == await tools[0].run(pointer=found.ref.pointer)
+            handle = await executor.start(calls[0])
+            assert (await executor.wait(handle)).text == (await executor.poll(handle.id)).text == "20000"
+            await executor.cancel(handle)
+            with pytest.raises(errors.NotFound):
+                await executor.poll("nothing")
+
+    asyncio.run(scenario())
+
+
+def test_a_plain_session_has_an_async_executor_and_no_other_mix_is_taken(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path) as store:
+            session = await store.session("s")
+            with pytest.raises(errors.InvalidArgument, match=r"coatcheck\.aio"):
+                coatcheck.toolkit(session)  # type: ignore[arg-type]
+            with pytest.raises(errors.InvalidArgument, match=r"coatcheck\.aio"):
+                coatcheck.ToolExecutor(session, [])  # type: ignore[arg-type]
+        with coatcheck.open("memory:") as plain:
+            executor = coatcheck.aio.AsyncToolExecutor(plain.session("s"), {"two": lambda: 2})
+            assert (await executor.run(coatcheck.ToolCall("c", "two"))).text == "2"
 
     asyncio.run(scenario())

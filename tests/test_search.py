@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ import coatcheck
 from coatcheck import Store
 from coatcheck.errors import InvalidArgument
 from coatcheck.storage.passages import NAME
+from tests.backends import Clock
 
 
 def test_a_hit_carries_the_passage_its_lines_and_the_call_that_reads_on(store: Store) -> None:
@@ -119,3 +121,88 @@ def test_the_right_chunk_is_among_the_first_eight_for_most_questions(corpus: Pat
             for question in questions
         )
     assert found >= 0.85 * len(questions)
+
+
+def test_a_search_finds_what_was_put_since_the_last_one_under_each_of_its_names(store: Store) -> None:
+    session = store.session("s")
+    first = session.put("the pump failed", name="monday")
+    assert [hit.ref for hit in session.search("pump")] == [first]
+    second = session.put("the pump was repaired", name="tuesday")
+    again = session.put("the pump failed", name="incident")
+    assert {hit.ref.artifact_id for hit in session.search("pump")} == {first.artifact_id, second.artifact_id}
+    for name in ("monday", "incident"):
+        assert [hit.ref.artifact_id for hit in session.search(name)] == [again.artifact_id]
+
+
+def test_a_session_that_was_ended_and_begun_again_finds_only_its_own(store: Store) -> None:
+    store.session("s").put("the old pump", name="old")
+    assert store.session("s").search("pump")
+    store.session("s").end()
+    new = store.session("s").put("the new pump")
+    assert [hit.ref for hit in store.session("s").search("pump")] == [new]
+    assert store.session("s").search("old") == []
+
+
+def test_a_name_that_was_forgotten_is_not_found_when_the_content_comes_back(store: Store) -> None:
+    session = store.session("s")
+    session.forget(session.put(b"\x00\x01", name="harbour"))
+    session.put(b"\x00\x01", name="harbour")
+    assert session.search("harbour")
+    session.forget("harbour")
+    session.put(b"\x00\x01", name="lighthouse")
+    assert session.search("harbour") == []
+    assert len(session.search("lighthouse")) == 1
+
+
+def test_words_that_are_everywhere_still_find_the_newest() -> None:
+    session = coatcheck.open("memory:").session("s")
+    refs = [session.put(f"result number {n}") for n in range(1_200)]
+    found = [hit.ref for hit in session.search("result", limit=5)]
+    assert len(found) == 5
+    assert set(found) <= set(refs[100:])
+    assert [hit.ref for hit in session.search("result number 7", limit=1)] == [refs[7]]
+
+
+def test_expired_artifacts_do_not_stand_in_the_way_of_live_ones(store: Store, clock: Clock) -> None:
+    session = store.session("s", ttl=None)
+    for n in range(60):
+        session.put(f"needle {n}", ttl=10)
+    live = session.put("among other words there is a needle somewhere in this longer text, further down")
+    assert len(session.search("needle", limit=2)) == 2
+    assert session.count() == 61
+    clock.now += 20
+    assert [hit.ref for hit in session.search("needle", limit=2)] == [live]
+    assert session.count() == 1
+
+
+def test_a_search_looks_only_at_what_is_new_and_at_what_it_finds(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = store.session("s")
+    for n in range(100):
+        session.put(f"result number {n}")
+    session.search("number")
+    rows = 0
+    find = type(store._catalog).find
+
+    def counting(self: Any, *args: Any, **named: Any) -> Any:
+        nonlocal rows
+        found = find(self, *args, **named)
+        rows += len(found)
+        return found
+
+    monkeypatch.setattr(type(store._catalog), "find", counting)
+    session.put("one more result")
+    assert len(session.search("result", limit=4)) == 4
+    assert session.count() == 101
+    assert rows < 80
+
+
+def test_how_many_artifacts_a_session_sees_counts_each_once(store: Store) -> None:
+    parent = store.session("p")
+    shared = parent.put("shared")
+    child = store.session("c", parent="p")
+    child.put("shared", name="again")
+    child.put("own", name="own")
+    assert (parent.count(), child.count()) == (1, 2)
+    child.forget("own")
+    parent.forget(shared)
+    assert (parent.count(), child.count()) == (0, 1)

@@ -179,7 +179,7 @@ def test_an_ambiguous_pointer_names_the_candidates(session: Session) -> None:
         ({}, "pointer is missing"), ({"pointer": None}, "pointer is missing"), ({"pointer": 7}, "int"),
         ({"pointer": "run", "offset": 3}, "'offset'"), ({"pointer": "run", "lines": "9:2"}, "9:2"),
         ({"pointer": "run", "grep": "("}, "error"), ({"pointer": "run", "query": "what?"}, "query"),
-        ({"pointer": "run", "cursor": "zzz"}, "cursor"), ({"pointer": "run", "lines": [1, 2]}, "list"),
+        ({"pointer": "run", "cursor": "zzz"}, "cursor"), ({"pointer": "run", "lines": [1, 2]}, "an array"),
         ({"pointer": "run", "grep": "a", "query": "$"}, "go together"),
     ],
 )  # fmt: skip
@@ -189,6 +189,7 @@ def test_what_was_wrong_is_said_in_words(session: Session, arguments: dict[str, 
     assert answer.startswith("[error: ")
     assert says in answer
     assert len(answer) <= 1_100
+    assert not re.search(r"\b(?:chars|diff|literal|context|ignore_case|max_chars)\b", answer)  # it has none of these
 
 
 def test_what_a_model_leaves_empty_counts_as_left_out(session: Session) -> None:
@@ -271,7 +272,8 @@ def test_the_content_type_decides_what_is_stored(session: Session) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"name": "n"}, "value is missing"), ({"value": "v"}, "name is missing"), ({"name": "n", "value": 5}, "int"),
+        ({"name": "n"}, "value is missing"), ({"value": "v"}, "name is missing"),
+        ({"name": "n", "value": 5}, "a number"),
         ({"name": "n", "value": "{", "content_type": "application/json"}, "JSON"),
         ({"name": "n", "value": "[" * 100_000, "content_type": "application/json"}, "error"),
         ({"name": "n", "value": "v", "content_type": "image/png"}, "content type"),

@@ -29,13 +29,16 @@ _LATER = {
     "ToolExecutor": "coatcheck.executor",
     "toolkit": "coatcheck._toolkit",
 }
+_PACKAGES = frozenset({"context", "transcript"})
 
 
 def __getattr__(name: str) -> Any:
     """What the agent side needs is imported when it is first asked for."""
-    if name not in _LATER:
+    if name not in _LATER and name not in _PACKAGES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _PACKAGES:
+        return import_module(f"{__name__}.{name}")
     globals()[name] = found = getattr(import_module(_LATER[name]), name)
     return found

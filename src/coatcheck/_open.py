@@ -8,14 +8,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import unquote, urlsplit
 
+from coatcheck.config import Settings, load
 from coatcheck.errors import InvalidArgument, StoreUnavailable, storage_errors
 from coatcheck.ids import digest_of
 from coatcheck.storage.passages import NAME as SEARCH
 from coatcheck.storage.passages import Passages
-from coatcheck.store import DEFAULT_GRACE, DEFAULT_TTL, Store
+from coatcheck.store import Store
 
 if TYPE_CHECKING:
     from coatcheck.storage.disk import Disk
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 Durability = Literal["power", "process"]
 TENANTS = "tenants"
 
+_UNSAID: Final[Any] = object()
+
 _default: Store | None = None
 _default_lock = threading.Lock()
 
@@ -31,38 +34,56 @@ _default_lock = threading.Lock()
 def open(
     url: str | os.PathLike[str] | None = None,
     *,
-    durability: Durability = "power",
+    durability: Durability = _UNSAID,
     create: bool = True,
-    ttl: float | None = DEFAULT_TTL,
-    grace: float = DEFAULT_GRACE,
-    max_artifact_bytes: int | None = None,
-    quota_bytes: int | None = None,
+    ttl: float | None = _UNSAID,
+    grace: float = _UNSAID,
+    max_artifact_bytes: int | None = _UNSAID,
+    quota_bytes: int | None = _UNSAID,
+    settings: Settings | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Store:
     """Open a store, making it where it is new, unless `create` is False.
 
-    `url` is a folder, `memory:`, or `s3://bucket/prefix?catalog=postgresql://…` for a fleet. Without one: the
-    environment's COATCHECK_STORE, else the user's data folder.
-    `durability` is `power` (what is acknowledged survives a power cut) or `process` (it survives the process). `ttl`
-    is the time to live of new sessions; `quota_bytes` bounds the whole store, `max_artifact_bytes` one artifact."""
-    if durability not in ("power", "process"):
-        raise InvalidArgument(f"durability is 'power' or 'process', not {durability!r}")
-    place = os.fspath(url) if url is not None else os.environ.get("COATCHECK_STORE") or str(_data_folder())
-    options = {"ttl": ttl, "grace": grace, "clock": clock, "max_artifact_bytes": max_artifact_bytes,
-               "quota_bytes": quota_bytes}  # fmt: skip
+    `url` is a folder, `memory:`, or `s3://bucket/prefix?catalog=postgresql://…` for a fleet. `durability` is `power`
+    (what is acknowledged survives a power cut) or `process` (it survives the process). `ttl` is the time to live of new sessions; `quota_bytes` bounds the whole store,
+    `max_artifact_bytes` one artifact. What is not said here, the `settings` say: those of `coatcheck.toml` and of the
+    environment (COATCHECK_STORE, …) unless others are given. Where nobody names a url, it is the user's data folder."""
+    said = {
+        "store.url": None if url is None else os.fspath(url),
+        "store.durability": durability,
+        "store.grace": grace,
+        "store.max_artifact_bytes": max_artifact_bytes,
+        "store.quota_bytes": quota_bytes,
+        "session.ttl": ttl,
+    }
+    told = {
+        key: value for key, value in said.items() if value is not _UNSAID and (key != "store.url" or url is not None)
+    }
+    settings = (load() if settings is None else settings).saying(told)
+    place = settings["store.url"] or str(_data_folder())
+    options = {
+        "url": place,
+        "ttl": settings["session.ttl"],
+        "grace": settings["store.grace"],
+        "max_artifact_bytes": settings["store.max_artifact_bytes"],
+        "quota_bytes": settings["store.quota_bytes"],
+        "settings": settings,
+        "clock": clock,
+    }
     if place == "memory:":
         return _in_memory(**options)
     if place.startswith("s3:"):
         from coatcheck.storage import fleet
 
-        return _in_fleet(fleet.parse(place), create=create, **options)
+        found = fleet.parse(place)
+        return _in_fleet(found, create=create, **options | {"url": repr(found)})  # without its secrets
     from coatcheck.storage.disk import Disk
 
     root = _folder(place)
     if not create and not (root.is_dir() and any(root.iterdir())):
         raise StoreUnavailable(f"there is no store at {str(root)!r}", hint="check the place, or put something there")
-    disk = Disk(durable=durability == "power")
-    return open_on(root, disk, url=place, **options)
+    return open_on(root, Disk(durable=settings["store.durability"] == "power"), **options)
 
 
 def open_on(root: Path, disk: Disk, **options: Any) -> Store:
@@ -93,11 +114,9 @@ def _in_memory(**options: Any) -> Store:
     from coatcheck.storage.memory import MemoryBlobs, MemoryCatalog
 
     def tenant(name: str, quota_bytes: int | None) -> Store:
-        return Store(
-            MemoryBlobs(), MemoryCatalog(), Passages(None), url="memory:", **options | {"quota_bytes": quota_bytes}
-        )
+        return Store(MemoryBlobs(), MemoryCatalog(), Passages(None), **options | {"quota_bytes": quota_bytes})
 
-    return Store(MemoryBlobs(), MemoryCatalog(), Passages(None), url="memory:", tenants=tenant, **options)
+    return Store(MemoryBlobs(), MemoryCatalog(), Passages(None), tenants=tenant, **options)
 
 
 def _in_fleet(place: Place, *, create: bool, **options: Any) -> Store:
@@ -105,9 +124,9 @@ def _in_fleet(place: Place, *, create: bool, **options: Any) -> Store:
 
     def tenant(name: str, quota_bytes: int | None) -> Store:
         backend = open_fleet(place, tenant=name)
-        return Store(*backend, url=repr(place), **options | {"quota_bytes": quota_bytes})
+        return Store(*backend, **options | {"quota_bytes": quota_bytes})
 
-    return Store(*open_fleet(place, create=create), url=repr(place), tenants=tenant, **options)
+    return Store(*open_fleet(place, create=create), tenants=tenant, **options)
 
 
 def default() -> Store:

@@ -14,10 +14,15 @@ import asyncio
 import functools
 import inspect
 import io
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar
 
 import coatcheck
+from coatcheck._toolkit import Style, Tool
+from coatcheck.descriptions import Description
+from coatcheck.executor import Handle, ToolCall, ToolExecutor, ToolOutcome
+from coatcheck.executor.run import WORKERS
 from coatcheck.externalize import Policy
 from coatcheck.session import Session
 from coatcheck.storage import SessionInfo
@@ -113,10 +118,16 @@ class AsyncSession:
     externalize = _hop(Session.externalize, _same)
     materialize = _hop(Session.materialize, _same)
     search = _hop(Session.search, _same)
+    count = _hop(Session.count, _same)
     list = _hop(Session.list, _same)
     grant = _hop(Session.grant, _same)
     pin = _hop(Session.pin, _same)
     unpin = _hop(Session.unpin, _same)
+    version = _hop(Session.version, _same)
+    claim = _hop(Session.claim, _same)
+    claimant = _hop(Session.claimant, _same)
+    record = _hop(Session.record, _same)
+    records = _hop(Session.records, _same)
     forget = _hop(Session.forget, _same)
     end = _hop(Session.end, _same)
 
@@ -129,6 +140,81 @@ class AsyncSession:
             return lambda function: self.offload(function, tool=tool, policy=policy)
         offloaded = self._wrapped.offload(call, tool=tool, policy=policy)
         return offloaded if inspect.iscoroutinefunction(offloaded) else _threaded(offloaded)
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncTool(Description):
+    """A tool of `coatcheck.toolkit` whose `run` is awaited."""
+
+    _wrapped: Tool = field(repr=False)
+
+    @property
+    def reads(self) -> bool:
+        return self._wrapped.reads
+
+    run = _hop(Tool.run, _same)
+
+
+def toolkit(
+    session: AsyncSession | Session,
+    *,
+    style: Style = "snake",
+    prefix: str = "",
+    max_chars: int | None = None,
+    max_store_bytes: int | None = None,
+) -> list[AsyncTool]:
+    """The three tools of a session, as `coatcheck.toolkit` gives them."""
+    tools = coatcheck.toolkit(
+        _plain(session), style=style, prefix=prefix, max_chars=max_chars, max_store_bytes=max_store_bytes
+    )
+    return [AsyncTool(tool.name, tool.description, tool.parameters, tool.read_only, tool) for tool in tools]
+
+
+class AsyncToolExecutor:
+    """A `coatcheck.ToolExecutor` whose methods are awaited. Async tools run on the caller's event loop, those of
+    `start` on one of their own."""
+
+    def __init__(
+        self,
+        session: AsyncSession | Session,
+        tools: Iterable[object] | Mapping[str, Callable[..., Any]],
+        *,
+        policy: Policy | None = None,
+        timeout: float | None = None,
+        max_workers: int = WORKERS,
+    ) -> None:
+        self.session = session
+        self._wrapped = ToolExecutor(_plain(session), tools, policy=policy, timeout=timeout, max_workers=max_workers)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._wrapped.names
+
+    @property
+    def tools(self) -> tuple[Description, ...]:
+        return self._wrapped.tools
+
+    async def run(self, call: ToolCall, *, timeout: float | None = None) -> ToolOutcome:
+        """Run one call and wait for it. Cancelling it gives the call up."""
+        return await self._wrapped.arun(call, timeout=timeout)
+
+    async def run_all(
+        self, calls: Sequence[ToolCall], *, timeout: float | None = None, deadline: float | None = None
+    ) -> list[ToolOutcome]:
+        """Run the calls of a turn side by side; their outcomes in the same order."""
+        return await self._wrapped.arun_all(calls, timeout=timeout, deadline=deadline)
+
+    async def wait(self, handle: Handle | str, *, timeout: float | None = None) -> ToolOutcome:
+        """The outcome of a started call, or `Running` where it has not ended within `timeout` seconds."""
+        return await self._wrapped.await_(handle, timeout=timeout)
+
+    start = _hop(ToolExecutor.start, _same)
+    poll = _hop(ToolExecutor.poll, _same)
+    cancel = _hop(ToolExecutor.cancel, _same)
+
+
+def _plain(session: AsyncSession | Session) -> Session:
+    return session._wrapped if isinstance(session, AsyncSession) else session
 
 
 class AsyncStore:

@@ -1,7 +1,8 @@
 """Export and import: a store as JSON lines, blobs included.
 
-A file begins with a header line and ends with one that says so. Between them come sessions, and for each its refs from
-the oldest to the newest; the bytes of an artifact stand before the first ref to it, in base64 lines of bounded length.
+A file begins with a header line and ends with one that says so. Between them come sessions, and for each its refs and
+then its records, from the oldest to the newest; the bytes of an artifact stand before the first ref to it, in base64
+lines of bounded length. Claims stay behind: they are for those who use this store now.
 What is imported is untrusted: every blob is hashed again, and nothing in a line is ever used as a path.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import IO, Any, TypeVar, get_args
@@ -17,13 +19,15 @@ from typing import IO, Any, TypeVar, get_args
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip, digest_of, is_prefix
 from coatcheck.intake import About, discard
+from coatcheck.records import RECORD_LIMIT
 from coatcheck.redaction import mask
 from coatcheck.refs import LAST_TIME, SUMMARY_LIMIT, Blob, Codec, Ref
 from coatcheck.scope import check_name, is_text
-from coatcheck.storage import BlobStore, Catalog, Entry, SessionInfo
+from coatcheck.storage import BlobStore, Catalog, Entry, Record, SessionInfo
 from coatcheck.upkeep import Progress
 
-FORMAT = 1
+FORMAT = 2
+_KNOWN = (1, FORMAT)  # the first had no records
 N = TypeVar("N", int, float)
 _PIECE = 192 * 1024
 _LONGEST_LINE = 4 * 1024 * 1024
@@ -50,6 +54,10 @@ def export_lines(blobs: BlobStore, catalog: Catalog, target: IO[bytes], *, progr
             count += 1
             if progress:
                 progress(count, max(count, total))
+        for series in catalog.series(session.session_id):
+            for one in all_records(catalog, session.session_id, series):
+                body = base64.b64encode(one.body).decode()
+                _write(target, {"record": {"series": series, "at": one.at, "body": body}})
     _write(target, {"end": count})
     return count
 
@@ -59,10 +67,11 @@ def import_lines(blobs: BlobStore, catalog: Catalog, source: IO[bytes], *, progr
     header = lines.next()
     if header is None or "coatcheck" not in header:
         raise InvalidArgument("this is no export of a store: its first line is not the header")
-    if header["coatcheck"] != FORMAT:
+    if header["coatcheck"] not in _KNOWN:
         raise InvalidArgument(f"this export has format {clip(str(header['coatcheck']))}; this version knows {FORMAT}")
     session: SessionInfo | None = None
     held: set[tuple[Any, ...]] = set()
+    records = Taken(catalog, "")
     count = 0
     while "end" not in (line := lines.must()):
         if "session" in line:
@@ -71,6 +80,7 @@ def import_lines(blobs: BlobStore, catalog: Catalog, source: IO[bytes], *, progr
                 _check_parent(catalog, session, lines)
                 catalog.open_session(session)
             held = {identity(entry.ref) for entry in catalog.find(session.session_id) if not entry.gone}
+            records = Taken(catalog, session.session_id)
             continue
         if session is None:
             raise lines.wrong("a ref or blob stands before the first session")
@@ -79,8 +89,12 @@ def import_lines(blobs: BlobStore, catalog: Catalog, source: IO[bytes], *, progr
         elif "ref" in line:
             ref = _ref(line["ref"], session, lines)
             count += _import_ref(catalog, ref, session, held, lines)
+        elif "record" in line:
+            series, at, body = _record(line["record"], lines)
+            if records.is_new(series, at, body):
+                catalog.record(session, series, body, at=at)
         else:
-            raise lines.wrong("neither a session nor a blob nor a ref")
+            raise lines.wrong("neither a session nor a blob, a ref or a record")
         if progress:
             progress(count, count)
     return count
@@ -184,6 +198,46 @@ def _add(catalog: Catalog, entry: Entry, held: set[tuple[Any, ...]]) -> int:
         return 0
     catalog.put(entry)
     return 1
+
+
+class Taken:
+    """Which records of a session the store has had all along. One that is older than the newest of them is not new,
+    even where it is gone meanwhile: what is current must stay so."""
+
+    def __init__(self, catalog: Catalog, session_id: str) -> None:
+        self._catalog = catalog
+        self._session_id = session_id
+        self._held: dict[str, tuple[float, Counter[tuple[float, str]]]] = {}
+
+    def is_new(self, series: str, at: float, body: bytes) -> bool:
+        if series not in self._held:
+            had = [(one.at, digest_of(one.body)) for one in all_records(self._catalog, self._session_id, series)]
+            self._held[series] = max((at for at, _ in had), default=0.0), Counter(had)
+        newest, left = self._held[series]
+        known = (at, digest_of(body))
+        if left[known]:
+            left[known] -= 1
+            return False
+        return at >= newest
+
+
+def all_records(catalog: Catalog, session_id: str, series: str) -> Iterator[Record]:
+    """Every record of a series, a page at a time."""
+    last = 0
+    while page := catalog.records(session_id, series, after=last, limit=64):
+        yield from page
+        last = page[-1].seq
+
+
+def _record(said: Any, lines: _Lines) -> tuple[str, float, bytes]:
+    try:
+        check_name(said["series"], "series")
+        body = base64.b64decode(said["body"], validate=True)
+        if len(body) > RECORD_LIMIT:
+            raise ValueError(f"{len(body)} bytes")
+        return said["series"], _seconds(said["at"]), body
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise lines.wrong(f"a record that makes no sense: {clip(str(error))}") from error
 
 
 def identity(ref: Ref) -> tuple[Any, ...]:

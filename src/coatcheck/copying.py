@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from coatcheck.archive import identity
+from coatcheck.archive import Taken, all_records, identity
 from coatcheck.errors import Damaged, NotFound
 from coatcheck.ids import digest_of
 from coatcheck.intake import discard
@@ -72,7 +72,16 @@ def copy(source: Side, target: Side, *, progress: Progress | None = None) -> Cop
             if progress:
                 done = report.refs + report.known
                 progress(done, max(done, total))
+        _bring_records(source, target, session)
     return report
+
+
+def _bring_records(source: Side, target: Side, session: SessionInfo) -> None:
+    taken = Taken(target.catalog, session.session_id)
+    for series in source.catalog.series(session.session_id):
+        for one in all_records(source.catalog, session.session_id, series):
+            if taken.is_new(series, one.at, one.body):
+                target.catalog.record(session, series, one.body, at=one.at)
 
 
 def _refs(catalog: Catalog, session_id: str) -> Iterator[Entry]:

@@ -9,7 +9,9 @@
     ├── AmbiguousPointer           the prefix fits several artifacts of the session
     ├── LimitExceeded
     │   ├── TooLarge               over the size cap of one artifact
-    │   └── QuotaExceeded          over the quota of the session or the store
+    │   ├── QuotaExceeded          over the quota of the session or the store
+    │   └── BudgetExceeded         over what a prompt may hold, or nobody could count it
+    ├── Fenced                     another has claimed the session since
     ├── MissingExtra               an optional dependency is not installed
     └── StoreError                 the store itself
         ├── Damaged                stored bytes do not match their digest
@@ -27,7 +29,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 
 class CoatcheckError(Exception):
@@ -92,6 +94,22 @@ class QuotaExceeded(LimitExceeded):
     default_hint = "forget what is not needed, end old sessions, or raise the quota"
 
 
+class BudgetExceeded(LimitExceeded):
+    """`violations` says of each limit what was over it, or could not be counted."""
+
+    code = "budget_exceeded"
+    default_hint = "send less, or raise the budget"
+
+    def __init__(self, message: str, violations: Sequence[Any], *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.violations = tuple(violations)
+
+
+class Fenced(CoatcheckError):
+    code = "fenced"
+    default_hint = "nothing was written; claim the session again, or leave it to who holds it now"
+
+
 class MissingExtra(CoatcheckError, ImportError):
     """Raised with the extra's name: `MissingExtra("s3")`."""
 
@@ -154,6 +172,8 @@ CODES: dict[str, Mapping] = {
     "limit_exceeded": Mapping(413, 5, -32602),
     "too_large": Mapping(413, 5, -32602),
     "quota_exceeded": Mapping(507, 5, -32603),
+    "budget_exceeded": Mapping(413, 5, -32602),
+    "fenced": Mapping(409, 9, -32603),
     "missing_extra": Mapping(501, 6, -32603),
     "store_error": Mapping(500, 7, -32603),
     "damaged": Mapping(500, 8, -32603),

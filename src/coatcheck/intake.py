@@ -20,8 +20,9 @@ from coatcheck.redaction import mask
 from coatcheck.refs import PRODUCERS, SUMMARY_LIMIT, Blob, Codec, Ref, summarize
 from coatcheck.scope import Lookup, Scope, check_name, is_seconds
 from coatcheck.storage import BlobStore, Catalog, Entry, Limits
+from coatcheck.storage.frames import FramedChunks
 from coatcheck.streams import CHUNK, chunks_of, is_stream
-from coatcheck.values import encode
+from coatcheck.values import Encoded, decode_text, encode
 
 _TAIL = 64
 _SUMMARIZED, _LOOKED_AT = 201, 320  # characters; those beyond a summary show a secret that it would cut
@@ -81,29 +82,34 @@ class Intake:
         self._make_room = make_room
 
     def put(self, scope: Scope, value: object, about: About) -> Ref:
-        about.check()
-        if about.summary is not None and (summary := mask(about.summary)) != about.summary:
-            about = replace(about, summary=summary[:SUMMARY_LIMIT])
         if isinstance(value, Path):
             try:
                 with value.open("rb") as stream:
-                    return self._put_stream(scope, stream, replace(about, name=about.name or _file_name(value)))
+                    return self._put_stream(
+                        scope, stream, _checked(replace(about, name=about.name or _file_name(value)))
+                    )
             except OSError as error:
                 raise InvalidArgument(
                     f"cannot read {str(value)!r}: {error.strerror}", hint="name a file to store"
                 ) from error
         if is_stream(value):
-            return self._put_stream(scope, value, about)
-        codec, data = encode(value)
-        return self._put_bytes(scope, codec, data, value if isinstance(value, str) else None, about)
+            return self._put_stream(scope, value, _checked(about))
+        return self.put_encoded(scope, Encoded(*encode(value), value if isinstance(value, str) else None), about)
+
+    def put_encoded(self, scope: Scope, value: Encoded, about: About) -> Ref:
+        """Put a value that the caller has encoded; it trusts what that says of the bytes."""
+        return self._put_bytes(scope, value, _checked(about))
 
     def add(self, entry: Entry) -> bool:
         """A further ref to a blob that the catalog knows. False where that is gone meanwhile."""
         return self._add(replace(entry, content=None), reuse=True)
 
-    def _put_bytes(self, scope: Scope, codec: Codec, data: bytes, text: str | None, about: About) -> Ref:
+    def _put_bytes(self, scope: Scope, value: Encoded, about: About) -> Ref:
+        codec, data, text, digest, frames = value
         self._check_size(len(data))
-        info, digest = scope.info, digest_of(data)
+        info = scope.info
+        if digest is None:
+            digest = digest_of(data)
         near = self._near(info.session_id, digest[:MIN_PREFIX])
         settled = not self._catalog.behind()  # asked after: then what was found is durable too
         if near and settled:
@@ -121,14 +127,16 @@ class Intake:
             entry = Entry(ref, known, info)
             if self._add(entry, reuse=True):
                 return self._lookup.told(entry, near)
-        with self._blobs.stage([data], digest) as staged:
+        chunks = [data] if frames is None else FramedChunks([data], frames)
+        with self._blobs.stage(chunks, digest) as staged:
             return self._lookup.told(self._publish(Entry(ref, staged.publish(), info), instead_of=known), near)
 
     def _put_stream(self, scope: Scope, stream: IO[bytes], about: About) -> Ref:
         chunks = chunks_of(stream)
         head = next(chunks, b"")
         if len(head) < CHUNK:
-            return self._put_bytes(scope, "bytes", head, None, about)
+            codec = _codec_of(stream)
+            return self._put_bytes(scope, Encoded(codec, head, decode_text(head) if codec == "text" else None), about)
         tail = head[-_TAIL:]
 
         def measured() -> Iterator[bytes]:
@@ -145,12 +153,14 @@ class Intake:
         with self._blobs.stage(measured()) as staged:
             digest = staged.digest
             near = self._catalog.find(info.session_id, prefix=digest[:MIN_PREFIX])
-            ref = self._describe(scope, "bytes", digest, staged.size, head[:_HEAD], tail, about, None)
+            codec = _codec_of(stream)
+            text = (head[:_HEAD] + tail).decode("utf-8", "ignore") if codec == "text" else None
+            ref = self._describe(scope, codec, digest, staged.size, head[:_HEAD], tail, about, text)
             own, near = near, self._all_near(scope, digest, near)
             known = self._catalog.blob(digest)
             if known and self._is_sound(known):
                 for entry in own:
-                    if self._is_repeat(entry, digest, "bytes", about):
+                    if self._is_repeat(entry, digest, codec, about):
                         return self._lookup.told(entry, near)
                 entry = Entry(ref, known, info)
                 if self._add(entry, reuse=True):
@@ -271,6 +281,18 @@ class Intake:
                 f"the value has {size} bytes or more; this store takes at most {self._max} in one artifact",
                 hint="split it, or open the store with a larger max_artifact_bytes",
             )
+
+
+def _codec_of(stream: IO[bytes]) -> Codec:
+    """How to read a stream's bytes back: as text where it says, at its end, that all of it was (`is_text`)."""
+    return "text" if getattr(stream, "is_text", False) is True else "bytes"
+
+
+def _checked(about: About) -> About:
+    about.check()
+    if about.summary is not None and (summary := mask(about.summary)) != about.summary:
+        return replace(about, summary=summary[:SUMMARY_LIMIT])
+    return about
 
 
 def _file_name(path: Path) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from coatcheck.store import Store
 
 _CHUNK: Final = 1 << 20
+_PRUNED: Final = 64  # after so many files, those that are gone are forgotten
 _SUFFIXES: Final = {
     media.JSON: ".json", media.JSONL: ".jsonl", "text/csv": ".csv", "text/tab-separated-values": ".tsv",
     "text/markdown": ".md", "text/html": ".html", "application/xml": ".xml", "text/x-python": ".py",
@@ -61,7 +62,10 @@ def materialize(store: Store, scope: Scope, target: Ref | str, folder: str | Pat
                 draft.unlink()
             raise
     with _lock:
-        _made.setdefault(store, {}).setdefault(scope.session_id, set()).add(path)
+        paths = _made.setdefault(store, {}).setdefault(scope.session_id, set())
+        if len(paths) % _PRUNED == _PRUNED - 1:  # a tool's own temporary folder takes its files along
+            paths.intersection_update({one for one in paths if one.exists()})
+        paths.add(path)
     return path
 
 

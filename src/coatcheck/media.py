@@ -59,6 +59,9 @@ _LEVEL: Final = re.compile(r"\b(?:DEBUG|INFO|WARN|WARNING|ERROR|FATAL|CRITICAL)\
 _JSON_START: Final = re.compile(r'[\s\ufeff]*(?:\{\s*(?:"|\}|$)|\[\s*(?:["\[{\]\d-]|true|false|null|$))')
 _HTML_START: Final = re.compile(r"\s*(?:<!doctype html|<html|<!--[^>]*-->\s*<(?:!doctype|html))", re.IGNORECASE)
 _DIFF_START: Final = re.compile(r"(?:diff --git |--- \S.*\n\+\+\+ )")
+_SEPARATORS: Final = ((",", "text/csv"), ("\t", "text/tab-separated-values"))
+_COLUMN: Final = re.compile(r'"?[^\W\d][\w .%#/-]{0,39}"?')
+_QUOTED: Final = re.compile(r'"[^"]*"')
 
 
 def is_text(media_type: str) -> bool:
@@ -87,7 +90,7 @@ def sniff_text(head: str, tail: str, name: str | None = None) -> str:
         return "text/html"
     if head[:1] in "d-" and _DIFF_START.match(head):
         return "text/x-diff"
-    return TEXT
+    return _table(head) or TEXT
 
 
 def sniff_bytes(head: bytes, tail: bytes, name: str | None = None) -> str:
@@ -132,6 +135,25 @@ def _is_log(head: str) -> bool:
     if _STAMP.match(head) or ((end := head.find("\n")) >= 0 and _STAMP.match(head, end + 1)):
         return True
     return any(level in head for level in _LEVELS) and _LEVEL.search(head) is not None
+
+
+def _table(head: str) -> str | None:
+    """The media type of a table: a first line of column names, then lines with as many separators. Prose has a blank
+    after its commas."""
+    end = head.find("\n")
+    first = head[: max(0, end)]
+    for separator, media_type in _SEPARATORS:
+        many = first.count(separator)
+        if not many or f"{separator} " in first:
+            continue
+        columns = first.lstrip("\ufeff").rstrip("\r").split(separator)
+        if len(set(columns)) <= many or not all(map(_COLUMN.fullmatch, columns)):
+            continue
+        rows = head[end + 1 :].split("\n")[:-1]
+        fit = sum(_QUOTED.sub("", row).count(separator) == many for row in rows)
+        if fit == len(rows) >= (3 if many == 1 else 2 if many < 6 else 1):
+            return media_type
+    return None
 
 
 def _named(name: str | None) -> str | None:

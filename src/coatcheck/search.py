@@ -1,25 +1,32 @@
 """Search: the passages of a session's artifacts that fit some words best.
 
 Names, tools and summaries count as well as content. What is not indexed yet is indexed on the way, so a put never waits
-for it. Only what the session may see is asked for.
+for it, and a search looks only at what is new and at what it finds. A hit is an artifact that the session sees now.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from coatcheck import media
+from coatcheck.errors import Damaged, NotFound
 from coatcheck.redaction import CONTEXT, mask
 from coatcheck.refs import Ref
-from coatcheck.storage import Match, Passage, PassageIndex
+from coatcheck.storage import Entry, Held, Mark, Match, Passage, PassageIndex
 from coatcheck.streams import Content
 
 PASSAGE_CHARS = 2000
 SHOWN_CHARS = 400
 INDEXED_BYTES = 4 * 1024 * 1024
 _WORDS = re.compile(r"\w{3,}")
+_GLANCE, _PAGE = 16, 256
+_BATCH_BYTES = 8 * 1024 * 1024
+
+Entries = list[Entry]
+Find = Callable[[str, int | None, int], Entries]
+"""So many refs of a session, newest first, that are older than a seq."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,31 +43,104 @@ class Hit:
 
 def search(
     passages: PassageIndex,
-    refs: Iterable[Ref],
     sessions: tuple[str, ...],
     words: str,
     *,
     limit: int,
+    find: Find,
+    ref: Callable[[str], Ref | None],
     content: Callable[[Ref], Content],
 ) -> list[Hit]:
-    """The best hits among these refs, each artifact once."""
-    by_id: dict[str, Ref] = {}
-    labels: dict[str, dict[str, list[str]]] = {}
-    for ref in refs:
-        by_id.setdefault(ref.artifact_id, ref)
-        said = labels.setdefault(ref.session_id, {}).setdefault(ref.artifact_id, [])
-        said += [text for text in (ref.name, ref.tool, ref.summary) if text and text not in said]
-    for digest in passages.missing(by_id):
-        passages.add(digest, cut(content(by_id[digest])))
-    for session_id, said_of in labels.items():
-        passages.describe(session_id, {digest: " \n".join(said) for digest, said in said_of.items()})
-    best: dict[str, Match] = {}
-    for match in passages.match(words, by_id, sessions, limit * 8 + 32):
-        known = best.get(match.digest)
-        if known is None or (known.first == 0 and match.first > 0):
-            best[match.digest] = match if known is None else match._replace(score=known.score)
-    ranked = sorted(best.values(), key=lambda match: (match.score, match.digest))
-    return [_hit(by_id[match.digest], match, words, content) for match in ranked[:limit]]
+    """The best hits in what these sessions hold, each artifact once. `ref` is the live ref of a digest, None where the
+    asker has none: the index only proposes."""
+    for session_id in sessions:
+        follow(passages, session_id, find, content)
+    asked = limit * 8 + 32
+    while True:
+        matches = passages.match(words, sessions, asked)
+        best: dict[str, Match] = {}
+        for match in matches:
+            known = best.get(match.digest)
+            if known is None or (known.first == 0 and match.first > 0):
+                best[match.digest] = match if known is None else match._replace(score=known.score)
+        ranked = sorted(best.values(), key=lambda match: (match.score, match.digest))
+        hits: list[Hit] = []
+        for match in ranked:
+            live = ref(match.digest)
+            hit = None if live is None else _hit(live, match, words, content)
+            if hit is not None:
+                hits.append(hit)
+            if len(hits) == limit:
+                return hits
+        if len(matches) < asked or len(ranked) == len(hits):
+            return hits
+        asked *= 4  # what is gone stood in the way
+
+
+def follow(passages: PassageIndex, session_id: str, find: Find, content: Callable[[Ref], Content]) -> None:
+    """Index what a session got since it was last followed, and all of it where that cannot be told."""
+    known = passages.followed(session_id)
+    fresh, met = _since(session_id, known, find)
+    if not met and known is not None:
+        known = None
+        fresh, _ = _since(session_id, None, find)
+    if not fresh and (known is not None or passages.followed(session_id) is None):
+        return
+    holds: dict[str, Held] = {}
+    refs: dict[str, Ref] = {}
+    for entry in fresh:
+        if not entry.gone:
+            ref = entry.ref
+            refs.setdefault(ref.artifact_id, ref)
+            ends = None if ref.pinned else ref.expires
+            held = holds.get(ref.artifact_id, Held([], ends))
+            held.said.extend(each for each in (ref.name, ref.tool, ref.summary) if each)
+            last = None if ends is None or held.expires is None else max(ends, held.expires)
+            holds[ref.artifact_id] = held._replace(expires=last)
+    unread = _index(passages, refs, content)
+    mark = known
+    for entry in reversed(fresh):
+        if entry.gone == "damaged" or entry.ref.artifact_id in unread:
+            break  # it may be healed: the next search looks again from here on
+        if not entry.gone:
+            mark = Mark(entry.session.created, entry.seq, entry.ref.artifact_id)
+    passages.hold(session_id, holds, mark, anew=known is None)
+
+
+def _since(session_id: str, mark: Mark | None, find: Find) -> tuple[list[Entry], bool]:
+    """What a session got since, newest first, and whether the mark was met on the way."""
+    found: list[Entry] = []
+    before, size = None, _GLANCE
+    while True:
+        page = find(session_id, before, size)
+        for entry in page:
+            if mark is not None and entry.seq <= mark.seq:
+                same = Mark(entry.session.created, entry.seq, entry.ref.artifact_id) == mark
+                return found, same and not entry.gone  # a session that expired and came back lost what it had
+            found.append(entry)
+        if len(page) < size:
+            return found, mark is None
+        before, size = page[-1].seq, _PAGE
+
+
+def _index(passages: PassageIndex, refs: Mapping[str, Ref], content: Callable[[Ref], Content]) -> set[str]:
+    """Index what is not yet, in batches; answers what could not be read."""
+    unread: set[str] = set()
+    batch: dict[str, list[Passage]] = {}
+    size = 0
+    for digest in passages.missing(refs):
+        try:
+            batch[digest] = list(cut(content(refs[digest])))
+        except (NotFound, Damaged):
+            unread.add(digest)
+            continue
+        size += sum(one.end - one.start for one in batch[digest])
+        if size > _BATCH_BYTES or len(batch) >= _PAGE:
+            passages.add(batch)
+            batch, size = {}, 0
+    if batch:
+        passages.add(batch)
+    return unread
 
 
 def cut(content: Content) -> Iterator[Passage]:
@@ -87,11 +167,15 @@ def cut(content: Content) -> Iterator[Passage]:
         line, start = line + lines, end
 
 
-def _hit(ref: Ref, match: Match, words: str, content: Callable[[Ref], Content]) -> Hit:
+def _hit(ref: Ref, match: Match, words: str, content: Callable[[Ref], Content]) -> Hit | None:
+    """The hit of a match; None where its bytes cannot be had any more."""
     if match.first == 0:
         shown = " · ".join(text for text in (ref.name, ref.tool, ref.summary) if text)
         return Hit(ref, shown[:SHOWN_CHARS], None, match.score, f'read("{ref.pointer}")')
-    before, text, after = _around(content(ref), match)
+    try:
+        before, text, after = _around(content(ref), match)
+    except (NotFound, Damaged):
+        return None
     within = text.split("\n")
     first, shown = _densest(within, words)
     lines = (match.first + first, min(match.last, match.first + first + shown.count("\n")))

@@ -12,6 +12,7 @@ from coatcheck.materialize import materialize, remove_files
 from coatcheck.refs import Coverage, Ref
 from coatcheck.scope import Scope
 from coatcheck.search import Hit
+from coatcheck.storage import Claimant, Record
 
 if TYPE_CHECKING:
     from coatcheck.externalize import Outcome, Policy
@@ -103,9 +104,10 @@ class Session:
         query: str | None = None,
         diff: str | None = None,
         cursor: str | None = None,
-        max_chars: int = 8_000,
+        max_chars: int | None = None,
     ) -> Page:
-        """Look inside an artifact: one page of at most `max_chars` characters, with a cursor for the next.
+        """Look inside an artifact: one page of at most `max_chars` characters (8,000, unless the store's settings say
+        otherwise), with a cursor for the next.
 
         `lines="4100:4160"` or `"-50:"` and `chars="0:2000"` are slices. `grep` is a regular expression in RE2's syntax
         (or `literal` text), with `context` lines around each match. `query` is `"shape"`, a JSONPath, or SQL on the
@@ -116,7 +118,8 @@ class Session:
 
         request = Request(
             lines=lines, chars=chars, grep=grep, context=context, ignore_case=ignore_case, invert=invert,
-            literal=literal, query=query, diff=diff, max_chars=max_chars,
+            literal=literal, query=query, diff=diff,
+            max_chars=self._store.settings["page.max_chars"] if max_chars is None else max_chars,
         )  # fmt: skip
         return read(self._store, self._scope, target, request, cursor)
 
@@ -163,6 +166,50 @@ class Session:
         """The artifacts that fit these words best: by name, tool, summary and content, each with the passage that
         did."""
         return self._store.search(self._scope, words, limit)
+
+    def version(self, ref: Ref) -> int:
+        """The how-many-th put under its name a ref is, counted from 1; what has expired since counts too."""
+        return self._store.version(self._scope, ref)
+
+    def claim(self, holder: str, *, idle: float = 0, instead_of: int | None = None) -> int:
+        """Claim this session for a dispatcher: a fencing token, larger than every one before. From now on only `record`
+        with this token passes for the claim's; whoever claimed before is fenced off.
+
+        With `idle`, only where no other holder has claimed or written for so many seconds, else `Fenced`; the same
+        holder may claim again at any time. With `instead_of`, only where that is still the newest token (0: nobody has
+        claimed it). An empty holder gives the claim up. For the hot state, use `coatcheck.context.claim`."""
+        return self._store.claim(self._scope, holder, idle, instead_of)
+
+    def claimant(self) -> Claimant | None:
+        """Who holds the claim of this session: token, holder, and when it last claimed or wrote; None where nobody
+        does."""
+        return self._store.claimant(self._scope)
+
+    def record(self, series: str, body: bytes, *, token: int | None = None, keep: int | None = None) -> int:
+        """Append bytes (1 MiB at most) to a series of this session; their number there.
+
+        With the `token` of a claim that is not the newest: `Fenced`, and nothing is written. With `keep`, only so many
+        of the newest stay. Records end with the session. Returns when the record is as durable as the store was opened
+        for."""
+        return self._store.record(self._scope, series, body, token, keep)
+
+    def records(
+        self,
+        series: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        newest: bool = False,
+    ) -> list[Record]:
+        """The records of a series, oldest first or with `newest` from the newest on: number, time, token and body.
+
+        They can be read until the session is ended, or collected after its expiry."""
+        return self._store.records(self._scope, series, after=after, before=before, limit=limit, newest=newest)
+
+    def count(self) -> int:
+        """How many artifacts this session sees, from the search index: it costs what is new, not what is there."""
+        return self._store.count(self._scope)
 
     def list(self, *, name: str | None = None, kind: str | None = None, limit: int | None = None) -> list[Ref]:
         """What this session sees, newest first. With `name`, every artifact that was put under that name."""

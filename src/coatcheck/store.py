@@ -11,29 +11,43 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, Self, cast
 
 from coatcheck.archive import export_lines, import_lines
+from coatcheck.config import DEFAULTS, Settings
 from coatcheck.copying import CopyReport, Side, copy
 from coatcheck.errors import Damaged, InvalidArgument, InvalidPointer, NotFound
-from coatcheck.ids import clip, follow
+from coatcheck.ids import SCHEME, clip, follow
 from coatcheck.intake import About, Intake
+from coatcheck.records import Records
 from coatcheck.refs import Coverage, Ref
 from coatcheck.scope import Lookup, Scope, check_name, is_seconds
-from coatcheck.search import Hit, search
-from coatcheck.storage import BlobStore, Catalog, Entry, Limits, PassageIndex, Ranges, SessionInfo, Totals, merged
+from coatcheck.search import Entries, Hit, search
+from coatcheck.search import follow as follow_session
+from coatcheck.storage import (
+    BlobStore,
+    Catalog,
+    Claimant,
+    Entry,
+    Limits,
+    PassageIndex,
+    Ranges,
+    Record,
+    SessionInfo,
+    Totals,
+    merged,
+)
 from coatcheck.streams import ArtifactStream, Content
 from coatcheck.upkeep import COLD_AFTER, CollectReport, Progress, VerifyReport, collect, verify
 from coatcheck.uses import Uses
-from coatcheck.values import decode, encode_text
+from coatcheck.values import Encoded, decode, encode_text
 
 if TYPE_CHECKING:
     from coatcheck.session import Session
 
-DEFAULT_TTL: Final = 3600.0
-DEFAULT_GRACE: Final = 7200.0
 _UNSET: Final[Any] = object()
 
 
@@ -47,14 +61,16 @@ class Store:
         passages: PassageIndex,
         *,
         url: str,
-        ttl: float | None = DEFAULT_TTL,
-        grace: float = DEFAULT_GRACE,
+        ttl: float | None = DEFAULTS["session.ttl"],
+        grace: float = DEFAULTS["store.grace"],
         max_artifact_bytes: int | None = None,
         quota_bytes: int | None = None,
+        settings: Settings = DEFAULTS,
         clock: Callable[[], float] = time.time,
         tenants: Callable[[str, int | None], Store] | None = None,
     ) -> None:
         self.url = url
+        self.settings = settings
         self.ttl = ttl
         self.grace = grace
         self._blobs = blobs
@@ -67,6 +83,7 @@ class Store:
         self._secret: bytes | None = None
         self._uses = Uses(catalog)
         self._lookup = Lookup(blobs, catalog, self._uses, clock)
+        self._records = Records(catalog, self._uses, grace=grace, clock=clock)
         self._intake = Intake(
             blobs,
             catalog,
@@ -119,6 +136,12 @@ class Store:
         if wanted != info:
             self._catalog.open_session(wanted)
         return Session(self, Scope(wanted, ancestors))
+
+    @property
+    def batching(self) -> AbstractContextManager[None]:
+        """A context for many puts of one thread: each returns at once, and all are as durable as the store was opened
+        for when it is left, at the cost of one sync. What an error leaves early was not acknowledged."""
+        return self._catalog.batch()
 
     def tenant(self, name: str, *, quota_bytes: int | None = None) -> Store:
         """The store of a tenant, opened once and closed with this one.
@@ -200,7 +223,13 @@ class Store:
     # What a session calls
 
     def put(self, scope: Scope, value: object, about: About) -> Ref:
-        ref = self._intake.put(scope, value, about)
+        return self._noted(scope, self._intake.put(scope, value, about))
+
+    def put_encoded(self, scope: Scope, value: Encoded, about: About) -> Ref:
+        """Put what the caller has encoded, and perhaps hashed, already."""
+        return self._noted(scope, self._intake.put_encoded(scope, value, about))
+
+    def _noted(self, scope: Scope, ref: Ref) -> Ref:
         large = ref.artifact_id if ref.size_bytes > self._catalog.inline_limit else None
         self._uses.note(scope.lineage, self._clock(), scope.info.ttl, large)
         return ref
@@ -284,10 +313,43 @@ class Store:
             raise InvalidArgument("a search needs some words")
         if limit < 1:
             raise InvalidArgument(f"a search for {limit} hits finds nothing", hint="ask for one at least")
-        refs = self._lookup.list(scope, name=None, kind=None, limit=None)
         return search(
-            self._passages, refs, scope.lineage, words[:4000], limit=limit, content=lambda ref: self.content(scope, ref)
+            self._passages,
+            scope.lineage,
+            words[:4000],
+            limit=limit,
+            find=self._entries,
+            ref=lambda digest: self.ref(scope, SCHEME + digest),
+            content=lambda ref: self.content(scope, ref),
         )
+
+    def version(self, scope: Scope, ref: Ref) -> int:
+        if ref.name is None:
+            return 1
+        for session_id in scope.lineage:
+            if found := self._catalog.version(session_id, ref.name, ref.artifact_id):
+                return found
+        raise NotFound(f"no artifact {ref.pointer} found under the name {clip(ref.name)}")
+
+    def count(self, scope: Scope) -> int:
+        for session_id in scope.lineage:
+            follow_session(self._passages, session_id, self._entries, lambda ref: self.content(scope, ref))
+        alive = [each for each in scope.lineage if self._is_alive(each)]
+        return self._passages.count(alive, self._clock()) if alive else 0
+
+    def claim(self, scope: Scope, holder: str, idle: float, instead_of: int | None) -> int:
+        return self._records.claim(scope, holder, idle, instead_of)
+
+    def claimant(self, scope: Scope) -> Claimant | None:
+        return self._records.claimant(scope)
+
+    def record(self, scope: Scope, series: str, body: bytes, token: int | None, keep: int | None) -> int:
+        return self._records.add(scope, series, body, token, keep)
+
+    def records(
+        self, scope: Scope, series: str, *, after: int, before: int | None, limit: int | None, newest: bool
+    ) -> list[Record]:
+        return self._records.find(scope, series, after=after, before=before, limit=limit, newest=newest)
 
     def list(self, scope: Scope, *, name: str | None, kind: str | None, limit: int | None) -> list[Ref]:
         return self._lookup.list(scope, name=name, kind=kind, limit=limit)
@@ -322,12 +384,14 @@ class Store:
         except NotFound:
             return False
         freed = self._catalog.remove(scope.session_id, entry.ref.artifact_id)
+        self._passages.leave(scope.session_id, entry.ref.artifact_id)
         for blob in freed.blobs:
             self._blobs.remove(blob)
         return freed.refs > 0
 
     def end(self, scope: Scope) -> int:
         freed = self._catalog.remove(scope.session_id, end=True)
+        self._passages.leave(scope.session_id)
         for blob in freed.blobs:
             self._blobs.remove(blob)
         self._blobs.leftovers(remove=True)
@@ -358,6 +422,14 @@ class Store:
                 f"the bytes of {entry.ref.pointer} are gone from the store", hint="put the same content again"
             )
         return now
+
+    def _entries(self, session_id: str, before: int | None, size: int) -> Entries:
+        return self._catalog.find(session_id, before=before, limit=size)
+
+    def _is_alive(self, session_id: str) -> bool:
+        info = self._catalog.session(session_id)
+        expires = info.expires(self._uses.last(session_id)) if info else None
+        return expires is None or self._clock() < expires
 
     def _note(self, scope: Scope, entry: Entry) -> None:
         digest = None if entry.blob.coding == "inline" else entry.ref.artifact_id

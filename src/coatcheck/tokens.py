@@ -22,6 +22,7 @@ TokenCounter = Callable[[str], int]
 # Longer texts are read in this many pieces of this many characters, spread evenly.
 _PIECES: Final = 512
 _PIECE: Final = 512
+_FEW, _SHORT = 24, 48  # where about will do
 
 # One class per character: by its byte where it is ASCII, else by the first byte of its UTF-8 (the others are dropped).
 _ASCII: Final = {
@@ -114,9 +115,21 @@ def estimate(text: str, *, media_type: str | None = None) -> int:
     return max(1, math.ceil(tokens))
 
 
+def roughly(data: bytes) -> float:
+    """About how many tokens a text has whose UTF-8 this is, from a few pieces of it where it is long: some 5% off."""
+    size = len(data)
+    if size <= 2 * _FEW * _SHORT:
+        return _weigh_bytes(data)
+    starts = [number * (size - _SHORT) // (_FEW - 1) for number in range(_FEW)]
+    return _weigh_bytes(b"".join([data[start : start + _SHORT] for start in starts])) * size / (_FEW * _SHORT)
+
+
 def _weigh(text: str) -> float:
-    data = _encoded(text)
-    plain = len(data) == len(text)
+    return _weigh_bytes(_encoded(text))
+
+
+def _weigh_bytes(data: bytes) -> float:
+    plain = data.isascii()
     dropped = b"" if plain else _CONTINUATION
     classes, letters = data.translate(_CLASS_OF, dropped), data.translate(_LETTER_OF, dropped)
     tokens = sum(rate * classes.count(run) for run, rate in _CLASS_RATES)

@@ -10,13 +10,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from coatcheck.errors import Damaged, InvalidArgument, UnsupportedValue
 from coatcheck.ids import clip
 from coatcheck.refs import Codec
 
 MAX_DEPTH = 200
+
+
+class Encoded(NamedTuple):
+    """A value that was encoded already, with what else is known of its bytes: a put need not find it out again.
+
+    `text` is the value where that is text. `digest` and `frames` are theirs, where somebody has them."""
+
+    codec: Codec
+    data: bytes
+    text: str | None = None
+    digest: str | None = None
+    frames: bytes | None = None
 
 
 def encode(value: object) -> tuple[Codec, bytes]:

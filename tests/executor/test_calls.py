@@ -211,6 +211,21 @@ def test_the_toolkit_runs_beside_functions_and_its_answers_are_never_externalize
     assert executor.run(call("add", a=1)).text == "3"
 
 
+@pytest.mark.parametrize("options", [{"style": "camel"}, {"prefix": "memory_"}])
+def test_stubs_name_the_reading_tool_as_this_agent_has_it(session: Session, options: Any) -> None:
+    def search() -> str:
+        return "found " * 20_000
+
+    tools = toolkit(session, **options)
+    for policy in (None, Policy(max_chars=1_000)):
+        said = ToolExecutor(session, [search, *tools], policy=policy).run(ToolCall("c", "search")).text
+        assert f"{tools[0].name}(pointer=" in said
+    named = Policy(read_tool="read")
+    assert "read(pointer=" in ToolExecutor(session, [search], policy=named).run(ToolCall("c", "search")).text
+    quiet = Policy(read_tool=None)
+    assert "pointer=" not in ToolExecutor(session, [search, *tools], policy=quiet).run(ToolCall("c", "search")).text
+
+
 def test_what_one_step_answers_reaches_the_next_by_pointer_alone(session: Session) -> None:
     def search(q: str) -> list[dict[str, Any]]:
         return [{"q": q, "number": number} for number in range(5_000)]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import coatcheck
-from coatcheck import Session, Store
+from coatcheck import Policy, Session, Store
 from coatcheck.executor import ArtifactReference, Result, TimedOut, ToolCall, ToolError, ToolExecutor, ToolOutcome
 from coatcheck.executor.attempt import BUFFER
 from tests.backends import Backend, run_python
@@ -62,6 +62,16 @@ def test_a_small_output_comes_back_inline(
     assert isinstance(outcome, Result)
     assert outcome.content == whole
     assert store.stats().artifacts == 0
+
+
+@COLOURS
+def test_a_large_output_is_masked_whole_where_the_policy_says_so(session: Session, colour: str) -> None:
+    lines = [f"{number} password={'hunter2' * 3}\n" for number in range(60_000)]
+    outcome = run(session, yields(lines, colour), policy=Policy(redact="store"))
+    assert outcome.ref is not None
+    kept = session.open(outcome.ref).read().decode()
+    assert kept.count("\n") == 60_000
+    assert "hunter2" not in kept
 
 
 @COLOURS

@@ -62,6 +62,7 @@ def _put_to_forget(store: Store) -> None:
     gone.put(b"only here", name="small")
     gone.put(LARGE[::-1], name="large")
     gone.put(LARGE, name="shared")
+    gone.record("hot", b"a state", token=gone.claim("dispatcher"))
 
 
 def _put_to_expire(store: Store) -> None:
@@ -69,6 +70,12 @@ def _put_to_expire(store: Store) -> None:
     brief = store.session("brief", ttl=10)
     brief.put(b"not for long", name="small")
     brief.put(LARGE[::-1], name="large")
+    brief.record("hot", b"a state", token=brief.claim("dispatcher"))
+
+
+def _claim_and_record(store: Store) -> None:
+    kept = store.session("kept")
+    kept.record("hot", LARGE[:10_000], token=kept.claim("dispatcher"))
 
 
 def _damage_large(store: Store) -> None:
@@ -107,6 +114,7 @@ CASES = [
     Case("forgetting a large artifact", lambda store: store.session("gone").forget("large"), _put_to_forget),
     Case("ending a session", lambda store: store.session("gone").end(), _put_to_forget),
     Case("pinning", lambda store: store.session("kept").pin("large"), _put_some),
+    Case("recording under a claim", _claim_and_record, _put_some),
     Case("collecting what has expired", lambda store: store.collect(grace=0), _put_to_expire, later=1_000),
     Case("sweeping orphans", lambda store: store.collect(grace=0), _leave_orphans),
     Case("compressing what is cold", lambda store: store.collect(), _put_some, later=3 * DAY),
@@ -145,7 +153,12 @@ def _prepared(case: Case, folder: Path) -> State:
         return frozenset()
     with coatcheck.open(folder, durability="process", clock=lambda: NOW) as store:
         case.prepare(store)
-        return state_of(store) if case.name != "healing" else frozenset()
+        if case.name == "healing":
+            return frozenset()
+        if not case.later:
+            return state_of(store)
+    with coatcheck.open(folder, durability="process", clock=lambda: NOW + case.later) as store:
+        return state_of(store)
 
 
 def _copied(folder: Path, target: Path) -> Path:

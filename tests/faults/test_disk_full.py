@@ -117,6 +117,33 @@ def test_a_full_disk_is_a_typed_error_and_the_store_lives_on(sizes: str, small_d
     store.close()
 
 
+@pytest.mark.timeout(0)
+def test_records_that_fit_no_more_are_a_typed_error_and_those_that_did_stay(small_disk: Path) -> None:
+    _eat(small_disk, leave=6 * MEGABYTE)
+    with coatcheck.open(small_disk / "store", durability="process") as store:
+        session = store.session("s", ttl=None)
+        token = session.claim("dispatcher")
+        bodies: list[bytes] = []
+        rng = random.Random(1)
+
+        def fill() -> None:
+            while len(bodies) < 10_000:
+                body = rng.randbytes(60_000)
+                session.record("hot", body, token=token)
+                bodies.append(body)
+
+        with pytest.raises(StoreFull):
+            fill()
+        assert len(bodies) > 10
+        assert [one.body for one in session.records("hot")] == bodies
+        store.session("other").end()
+        assert session.end() == 0
+        store.collect()
+        assert problems(store) == []
+        session.record("hot", b"again", token=session.claim("dispatcher"))
+        assert [one.body for one in session.records("hot")] == [b"again"]
+
+
 def _eat(disk: Path, leave: int = 0) -> Path:
     """Another program fills the disk to the last byte."""
     path = disk / "eaten"

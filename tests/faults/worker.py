@@ -17,7 +17,7 @@ from typing import Any
 
 import coatcheck
 from coatcheck import Session, Store
-from coatcheck.errors import NotFound
+from coatcheck.errors import Fenced, NotFound
 
 COMMON = 12
 
@@ -91,6 +91,27 @@ class Worker:
             self.rng.choices(doings, (60, 15, 18, 3, 4))[0]()
 
 
+def fight(worker: Worker) -> None:
+    """Claim a session that all fight for, and write its hot state until somebody else has claimed it."""
+    from coatcheck.context import HotState, claim, current
+
+    session, number = worker.store.session("fought for"), 0
+    worker.tell(did="start")
+    while True:
+        claimed = claim(session, worker.name)
+        newest = current(session)
+        worker.tell(did="claim", token=claimed.token, seen=newest.number if newest else 0)
+        for _ in range(worker.rng.randrange(1, 8)):
+            number += 1
+            objective = f"{worker.name}/{number}"
+            try:
+                written = claimed.write(HotState(session_id="fought for", objective=objective))
+            except Fenced:
+                worker.tell(did="lose", objective=objective)
+                break
+            worker.tell(did="write", objective=objective, number=written, token=claimed.token)
+
+
 def race(store: Store, seed: int, seconds: float) -> None:
     """Put and forget what everybody puts and forgets, while collections run. A ref must have its bytes."""
     rng, stop = random.Random(seed), time.monotonic() + seconds
@@ -133,6 +154,8 @@ def main() -> None:
     if doing == "kill":
         store = coatcheck.open(folder, durability="process" if number % 2 else "power")
         Worker(store, Path(rest[0]), rest[1], random.Random(number)).work()
+    elif doing == "fight":
+        fight(Worker(coatcheck.open(folder, durability="process"), Path(rest[0]), rest[1], random.Random(number)))
     elif doing == "collect with a clock that is off":
         with coatcheck.open(folder, clock=lambda: time.time() + 3600) as store:
             stop = time.monotonic() + float(rest[0])

@@ -12,7 +12,8 @@ from coatcheck.errors import Damaged
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 State = frozenset[tuple[str, str | None, str, bool]]
-"""What a store holds, to the eye of a user: session, name and digest of every artifact, and whether it is pinned."""
+"""What a store holds, to the eye of a user: session, name and digest of every artifact, and whether it is pinned; and
+the session, series and digest of every record."""
 
 
 def state_of(store: Store) -> State:
@@ -26,6 +27,8 @@ def state_of(store: Store) -> State:
             raw = data.encode() if isinstance(data, str) else data
             assert hashlib.sha256(raw).hexdigest() == ref.artifact_id
             held.add((info.session_id, ref.name, ref.artifact_id, ref.pinned))
+        for record in session.records("hot"):
+            held.add((info.session_id, "hot", hashlib.sha256(record.body).hexdigest(), False))
     return frozenset(held)
 
 

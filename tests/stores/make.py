@@ -16,6 +16,8 @@ ROWS = {"rows": [{"id": 1}, {"id": 2, "name": None}]}
 LOG = "".join(f"2026-01-01 00:00:{i % 60:02} INFO line {i}\n" for i in range(20_000))
 COLD = "".join(f"cold line {i}\n" for i in range(30_000))
 
+STATES = (b'{"objective":"first"}', b"any bytes \x00\xff", bytes(100_000))
+
 
 def fill(store: coatcheck.Store) -> None:
     session = store.session("kept", ttl=None)
@@ -30,6 +32,10 @@ def fill(store: coatcheck.Store) -> None:
     store.session("child", parent="kept", ttl=None).put(SMALL)
     session.grant(rows, to="granted")
     store.session("granted", ttl=None)
+    token = session.claim("dispatcher")
+    for state in STATES:
+        session.record("hot", state, token=token)
+    session.record("other", b"not under the claim")
 
 
 def main() -> None:

@@ -6,21 +6,21 @@ again. It raises nothing: what was wrong is said in words that a model can act o
 
 from __future__ import annotations
 
-import copy
 import logging
 import re
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from coatcheck._toolkit.runs import Runs
+from coatcheck.descriptions import Description
 from coatcheck.errors import CoatcheckError, Damaged, InvalidArgument, StoreError
 from coatcheck.ids import clip
+from coatcheck.redaction import mask
 from coatcheck.session import Session
 
-MAX_CHARS: Final = 8_000
 LEAST_CHARS: Final = 1_500
-MAX_STORE_BYTES: Final = 512 * 1024
 
 Style = Literal["snake", "camel", "dotted"]
 _STYLES: Final[dict[str, tuple[str, str, str]]] = {
@@ -28,20 +28,31 @@ _STYLES: Final[dict[str, tuple[str, str, str]]] = {
     "camel": ("getArtifact", "listArtifacts", "storeArtifact"),
     "dotted": ("artifacts.get", "artifacts.list", "artifacts.store"),
 }
+_TYPES: Final[dict[type, str]] = {
+    bool: "a boolean", int: "a number", float: "a number", list: "an array", dict: "an object",
+}  # fmt: skip
+DESCRIPTIONS: Final = (
+    "Read a stored artifact, a page per call. Large results come as a stub with a pointer (art:...).",
+    "List stored artifacts, or search their names and content.",
+    "Store a text or JSON under a name for later. Answers its pointer.",
+)
+"""What the tools say of themselves, by which they are known under any name."""
+
 _PREFIX: Final = re.compile(r"[\w.:/-]{0,40}", re.ASCII)
 _LOG: Final = logging.getLogger("coatcheck")
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(Description):
     """One tool: what a model is told of it, in the form that its provider wants, and `run`."""
 
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-    read_only: bool
     _answer: Callable[[dict[str, Any]], str] = field(repr=False)
     _failed: Callable[[str], str] = field(repr=False)
+
+    @property
+    def reads(self) -> bool:
+        """Whether this is the one that reads artifacts: stubs name it."""
+        return "pointer" in self.parameters["properties"]
 
     def run(self, /, **arguments: object) -> str:
         """The tool's answer to what a model sent."""
@@ -54,26 +65,9 @@ class Tool:
             return self._failed(f"{self.name} failed: {error.code}. The store cannot answer just now; try once more.")
         except CoatcheckError as error:
             return self._failed(str(error))
-        except Exception:  # noqa: BLE001 - a tool never raises, whatever is wrong below
-            _LOG.exception("%s failed", self.name)
+        except Exception as error:  # noqa: BLE001 - a tool never raises, whatever is wrong below
+            _LOG.error("%s failed: %s", self.name, mask("".join(traceback.format_exception(error))))
             return self._failed(f"{self.name} failed. The fault is not in the arguments; go on without it.")
-
-    def as_openai(self) -> dict[str, Any]:
-        """For chat completions."""
-        return {"type": "function", "function": self._described("parameters")}
-
-    def as_openai_responses(self) -> dict[str, Any]:
-        """For the Responses API. Not strict: that would want every argument in every call."""
-        return {"type": "function", **self._described("parameters"), "strict": False}
-
-    def as_anthropic(self) -> dict[str, Any]:
-        return self._described("input_schema")
-
-    def as_mcp(self) -> dict[str, Any]:
-        return {**self._described("inputSchema"), "annotations": {"readOnlyHint": self.read_only}}
-
-    def _described(self, schema: str) -> dict[str, Any]:
-        return {"name": self.name, "description": self.description, schema: copy.deepcopy(dict(self.parameters))}
 
     def _checked(self, arguments: dict[str, object]) -> dict[str, Any]:
         """The arguments that say something: models send null and "" for what they leave out."""
@@ -94,7 +88,8 @@ class Tool:
             if name == "lines" and isinstance(value, int) and not isinstance(value, bool):
                 given[name] = str(value)
             elif not isinstance(value, str) and not (name == "value" and isinstance(value, dict | list)):
-                raise InvalidArgument(f"{name} is a {type(value).__name__}, not a string", hint=f'write {name}="…"')
+                what = _TYPES.get(type(value), f"a {type(value).__name__}")
+                raise InvalidArgument(f"{name} is {what}, not a string", hint=f'write {name}="…"')
         return given
 
 
@@ -103,13 +98,20 @@ def toolkit(
     *,
     style: Style = "snake",
     prefix: str = "",
-    max_chars: int = MAX_CHARS,
-    max_store_bytes: int = MAX_STORE_BYTES,
+    max_chars: int | None = None,
+    max_store_bytes: int | None = None,
 ) -> list[Tool]:
     """The three tools of a session: get, list, store.
 
     `style` names them `get_artifact`, `getArtifact` or `artifacts.get`, with a `prefix` before. No answer has more than
-    `max_chars` characters; what a model stores has `max_store_bytes` at most."""
+    `max_chars` characters; what a model stores has `max_store_bytes` at most. By default they are what the store's
+    settings say: 8,000 characters and 512 KiB."""
+    if not isinstance(session, Session):
+        raise InvalidArgument(
+            f"a {type(session).__name__} is no session", hint="coatcheck.aio has a toolkit for its own"
+        )
+    max_chars = session.store.settings["page.max_chars"] if max_chars is None else max_chars
+    max_store_bytes = session.store.settings["tools.max_store_bytes"] if max_store_bytes is None else max_store_bytes
     if style not in _STYLES:
         raise InvalidArgument(f"{clip(str(style))} is no style", hint="one of " + ", ".join(_STYLES))
     if not _PREFIX.fullmatch(prefix):
@@ -126,7 +128,7 @@ def toolkit(
     return [
         Tool(
             get,
-            "Read a stored artifact, a page per call. Large results come as a stub with a pointer (art:...).",
+            DESCRIPTIONS[0],
             _schema(
                 ["pointer"],
                 pointer="or a name",
@@ -141,7 +143,7 @@ def toolkit(
         ),
         Tool(
             listing,
-            "List stored artifacts, or search their names and content.",
+            DESCRIPTIONS[1],
             _schema([], query="words to search for", cursor="given by the last page"),
             True,
             run.list,
@@ -149,7 +151,7 @@ def toolkit(
         ),
         Tool(
             store,
-            "Store a text or JSON under a name for later. Answers its pointer.",
+            DESCRIPTIONS[2],
             _schema(["name", "value"], name="", value="", content_type="e.g. application/json"),
             False,
             run.store,

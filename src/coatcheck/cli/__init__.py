@@ -16,9 +16,13 @@ import click
 from coatcheck import CoatcheckError, __version__, errors
 from coatcheck.cli.archive import export, import_
 from coatcheck.cli.artifacts import forget, get, ls, put, show
+from coatcheck.cli.config import config
 from coatcheck.cli.copying import copy
+from coatcheck.cli.hot import hot
 from coatcheck.cli.looking import read, search
+from coatcheck.cli.metrics import metrics
 from coatcheck.cli.terminal import complain
+from coatcheck.cli.transcript import transcript
 from coatcheck.cli.upkeep import collect, stats, verify
 
 INTERRUPTED: Final = 130
@@ -69,5 +73,8 @@ def main() -> None:
     """Keep large tool results in a content-addressed store, and get every byte back."""
 
 
-for command in (put, get, read, search, ls, show, forget, collect, verify, stats, export, import_, copy):
+for command in (
+    put, get, read, search, ls, show, forget, collect, verify, stats, export, import_, copy, transcript, hot, metrics,
+    config,
+):  # fmt: skip
     main.add_command(command)

@@ -31,7 +31,7 @@ NO_MATCH = 1  # as grep says it
 @click.option("--query", help="'shape', a JSONPath ('$.items[0]'), SQL on the table artifact, or 'page 3' of a PDF.")
 @click.option("--diff", metavar="OLDER", help="What changed since another artifact.")
 @click.option("--cursor", help="Read on where a page ended.")
-@click.option("--max-chars", type=int, default=8_000, show_default=True, metavar="N", help="The most that a page has.")
+@click.option("--max-chars", type=int, metavar="N", help="The most that a page has; 8000, or what the settings say.")
 @click.option("--raw", is_flag=True, help="Write the exact text to a terminal too.")
 @session_option
 @store_option

@@ -9,23 +9,20 @@ import click
 
 import coatcheck
 from coatcheck import Store
+from coatcheck.config import load
 
 store_option = click.option(
     "--store",
     "url",
-    envvar="COATCHECK_STORE",
-    show_envvar=True,
     metavar="FOLDER",
-    help="The store's folder; the user's data folder where none is named.",
+    help="The store's folder; else what the settings say (COATCHECK_STORE), else the user's data folder.",
 )
 session_option = click.option(
     "--session",
     "session_id",
-    envvar="COATCHECK_SESSION",
-    show_envvar=True,
     metavar="ID",
-    default="default",
-    show_default=True,
+    default=lambda: load()["session.id"],
+    show_default="what the settings say (COATCHECK_SESSION), else 'default'",
     help="The session to look in.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast, runtime_checkable
 
+from coatcheck.descriptions import Description
 from coatcheck.errors import CoatcheckError, InvalidArgument
 from coatcheck.executor.calls import ToolCall
 from coatcheck.executor.outcomes import ErrorCode
 from coatcheck.executor.pointers import Resolver, Unresolved, hints_of, takes_streams
+from coatcheck.executor.schemas import description_of, description_of_object
 from coatcheck.ids import clip
 from coatcheck.scope import check_name
 
@@ -48,24 +50,34 @@ class BadCall(Exception):
 class BoundTool:
     """A named callable. `call` does everything from the raw arguments to the tool's own answer."""
 
-    def __init__(self, name: str, function: Callable[..., Any], *, verbatim: bool = False) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], *, itself: ToolObject | None = None) -> None:
         self.name = name
         self._function = function
-        self._verbatim = verbatim
+        self._object = itself
         self._lock = threading.Lock()
         self._adapters: dict[str, Callable[[Any], Any] | None] = {}
         try:
             self._signature = inspect.signature(function)
         except (ValueError, TypeError):  # some builtins have none
             self._signature = inspect.Signature([inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)])
-        self._hints = {} if verbatim else _hints_of_callable(function)
+        self._hints = {} if itself is not None else _hints_of_callable(function)
+
+    @property
+    def reads(self) -> bool:
+        """Whether this is the tool that reads artifacts for a model."""
+        return getattr(self._object, "reads", False) is True
+
+    def description(self) -> Description:
+        if self._object is not None:
+            return description_of_object(self.name, self._object)
+        return description_of(self.name, self._function, self._signature, self._hints)
 
     def call(self, call: ToolCall, session: Session, held: ExitStack) -> Any:
         try:
             given = call.parsed()
         except InvalidArgument as error:
             raise BadCall("invalid_arguments", str(error)) from error
-        if self._verbatim:
+        if self._object is not None:
             return self._function(**given)
         bound = self._bound(given, Resolver(session, held))
         return self._function(*bound.args, **bound.kwargs)
@@ -143,7 +155,7 @@ def bind(tools: Iterable[object] | Mapping[str, Callable[..., Any]]) -> dict[str
     named = tools.items() if isinstance(tools, Mapping) else ((None, tool) for tool in tools)
     for key, tool in named:
         if _is_object(tool):
-            bound = BoundTool(tool.name if key is None else key, tool.run, verbatim=True)
+            bound = BoundTool(tool.name if key is None else key, tool.run, itself=tool)
         elif callable(tool):
             bound = BoundTool(_name_of(tool) if key is None else key, tool)
         else:

@@ -15,9 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from coatcheck.descriptions import Description
 from coatcheck.errors import InvalidArgument, NotFound
 from coatcheck.executor.attempt import Attempt
 from coatcheck.executor.binding import bind, nearest
@@ -27,10 +28,10 @@ from coatcheck.executor.outcomes import Running, TimedOut, ToolOutcome
 from coatcheck.executor.settle import Limits, Settling, refused
 from coatcheck.ids import clip
 from coatcheck.scope import is_seconds
+from coatcheck.session import Session
 
 if TYPE_CHECKING:
     from coatcheck.externalize import Policy
-    from coatcheck.session import Session
 
 WORKERS: Final = 32
 FINISHED: Final = 256
@@ -65,9 +66,13 @@ class ToolExecutor:
     ) -> None:
         if max_workers < 1:
             raise InvalidArgument(f"{max_workers} workers do nothing", hint="one at least")
+        if not isinstance(session, Session):
+            raise InvalidArgument(
+                f"a {type(session).__name__} is no session", hint="coatcheck.aio has an executor for its own"
+            )
         self.session = session
         self._tools = bind(tools)
-        self._policy = policy
+        self._policy = self._naming_our_own(policy)
         self._timeout = _seconds(timeout)
         self._most = max_workers
         self._crew = Crew(max_workers)
@@ -78,6 +83,13 @@ class ToolExecutor:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._tools)
+
+    @functools.cached_property
+    def tools(self) -> tuple[Description, ...]:
+        """What to tell a model of the tools, in their order: `[tool.as_openai() for tool in executor.tools]`.
+
+        A function is described by its docstring, annotations and defaults."""
+        return tuple(tool.description() for tool in self._tools.values())
 
     def run(self, call: ToolCall, *, timeout: float | None = None) -> ToolOutcome:
         """Run one call and wait for it. Whatever the tool does, the answer is an outcome."""
@@ -171,6 +183,16 @@ class ToolExecutor:
         """Give a started call up: it ends as an error of code "cancelled", unless its result is being stored."""
         _, call = self._find(handle)
         call.cancel()
+
+    def _naming_our_own(self, policy: Policy | None) -> Policy | None:
+        """The policy, whose stubs name the reading tool as this agent has it: with a prefix, or in another style."""
+        reading = [tool.name for tool in self._tools.values() if tool.reads]
+        named = "get_artifact" if policy is None else policy.read_tool
+        if not reading or named is None or named in self._tools:
+            return policy
+        from coatcheck.externalize import Policy  # with all that stands behind it, for those who need it
+
+        return replace(policy or Policy(), read_tool=reading[0])
 
     def _find(self, handle: Handle | str) -> tuple[Handle, Started]:
         key = handle.id if isinstance(handle, Handle) else handle

@@ -86,15 +86,22 @@ class Incoming:
         return head
 
     @property
+    def is_text(self) -> bool:
+        """Whether all of it was text, as far as it went: what the store asks at the end of a stream."""
+        return self._attempt.is_text
+
+    @property
     def is_over(self) -> bool:
         return self._over and not self._left
 
     def read(self, size: int = -1) -> bytes:
+        if size < 0:
+            return b"".join(iter(lambda: self.read(BUFFER), b""))
         self._check()
         if not self._left and not self._over:
             self._left = memoryview(self._next())
             self._check()
-        piece = self._left if size < 0 else self._left[:size]
+        piece = self._left[:size]
         self._left = self._left[len(piece) :]
         return bytes(piece)
 
@@ -210,9 +217,11 @@ class Settling:
         self._check_turn()
         policy = self._policy
         if always:
-            from coatcheck.externalize import Policy  # with all that stands behind it, for those who need it
+            from coatcheck.externalize import configured  # with all that stands behind it, for those who need it
 
-            policy = replace(policy or Policy(), enabled=True, tools={self._call.name: "always"})
+            policy = replace(
+                policy or configured(self._session.store.settings), enabled=True, tools={self._call.name: "always"}
+            )
         done = self._session.externalize(value, tool=self._call.name, call_id=self._call.id or None, policy=policy)
         return Shown(done.text, done.content, done.ref, tuple(done.refs), done.is_stub, done.failure)
 

@@ -4,23 +4,36 @@ Each block is judged for itself; order, ids and unknown fields stay. What a bloc
 provider takes text there (text, documents, resources), so its type stays too. An image, audio or file block
 without its data would be refused, so a text block with the stub stands in its place. What refers to an address instead
 of holding data passes as it is.
+
+An image counts as the tokens that providers bill for its pixels, not as its base64: what a model should see, it sees. A
+file of more than 256 KiB, or one whose pixels cannot be told, counts as the text that it is in the message.
 """
 
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from coatcheck.externalize.stub import media_type_of
+from coatcheck.previews.binaries import pixels
 
 Block = Mapping[str, Any]
 
 _TEXTS: Final = frozenset({"text", "input_text", "output_text"})
 _NESTED: Final = frozenset({"tool_result", "search_result"})
+_CARRIES: Final = frozenset(
+    {"type", "text", "data", "source", "resource", "image_url", "file_data", "file", "input_audio", "content"}
+)
 _ABOUT: Final = ("cache_control", "annotations", "_meta")
 _AUDIO: Final = {"wav": "audio/wav", "mp3": "audio/mpeg"}
+_IMAGES: Final = frozenset({"image", "image_url", "input_image"})
+_LARGEST_IMAGE: Final = 256 * 1_024
+_PIXELS_A_TOKEN: Final = 750
+_MOST_FOR_IMAGE: Final = 1_600  # providers scale larger ones down
+_HEADER: Final = 64 * 1_024  # characters of base64 in which an image tells its size
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +44,7 @@ class Payload:
     is_base64: bool
     media_type: str | None
     replace: Callable[[str], dict[str, Any]]
+    is_image: bool = False
 
     @property
     def value(self) -> str | bytes:
@@ -41,6 +55,18 @@ class Payload:
             return base64.b64decode("".join(self.written.split()), validate=True)
         except ValueError:
             return self.written
+
+    @property
+    def billed(self) -> int | None:
+        """The tokens of an image that is no large file, None for anything else."""
+        if not self.is_image or len(self.written) * 3 > _LARGEST_IMAGE * 4:
+            return None
+        head = "".join(self.written[:_HEADER].split())
+        try:
+            size = pixels(base64.b64decode(head[: len(head) // 4 * 4], validate=True))
+        except ValueError:
+            return None
+        return min(math.ceil(size[0] * size[1] / _PIXELS_A_TOKEN), _MOST_FOR_IMAGE) if size and all(size) else None
 
 
 def is_block(value: object) -> bool:
@@ -86,16 +112,21 @@ def nested(block: Block) -> list[Any] | str | None:
     return content if isinstance(content, list) and content and all(map(is_block, content)) else None
 
 
-def texts(value: Iterable[Any]) -> Iterator[str]:
-    """The texts that blocks carry, those inside others too. Base64 is no text that would stay."""
+def besides(block: Block) -> dict[str, Any]:
+    """What stands in a block beside what it carries: that stays, whatever it is."""
+    return {key: value for key, value in block.items() if key not in _CARRIES}
+
+
+def parts(value: Iterable[Any]) -> Iterator[str | Payload]:
+    """What blocks carry, those inside others too, in order."""
     for block in value:
         inner = nested(block)
         if isinstance(inner, str):
             yield inner
         elif inner is not None:
-            yield from texts(inner)
-        elif (carried := payload(block)) is not None and not carried.is_base64:
-            yield carried.written
+            yield from parts(inner)
+        elif (carried := payload(block)) is not None:
+            yield carried
 
 
 def _refers(block: Block) -> bool:
@@ -176,4 +207,10 @@ def _encoded(block: Block, data: object, claimed: object, becomes: str) -> Paylo
     if not isinstance(data, str) or not data:
         return None
     about = {key: block[key] for key in _ABOUT if key in block}
-    return Payload(data, True, media_type_of(claimed), lambda said: {"type": becomes, "text": said, **about})
+    return Payload(
+        data,
+        True,
+        media_type_of(claimed),
+        lambda said: {"type": becomes, "text": said, **about},
+        block.get("type") in _IMAGES,
+    )

@@ -56,9 +56,10 @@ def reason(error: Exception) -> str:
     return _REASONS.get(code, f"the store failed ({code})")
 
 
-def head_and_tail(text: str, why: str, limit: Limit, count: TokenCounter | None) -> str:
-    """As much of a text as the limit allows, from both ends. A limit too small for the words leaves the words."""
-    room = limit.max_chars or limit.max_bytes or 4 * (limit.max_tokens or MAX_TOKENS)
+def head_and_tail(text: str, why: str, limit: Limit, count: TokenCounter | None, *, sharing: int = 1) -> str:
+    """As much of a text as the limit allows, from both ends; less where several share it. A limit too small for the
+    words leaves the words."""
+    room = (limit.max_chars or limit.max_bytes or 4 * (limit.max_tokens or MAX_TOKENS)) // sharing
     while room >= _LEAST:
         said = _said(text, why, room)
         if not limit.exceeded(said, count):

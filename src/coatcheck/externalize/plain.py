@@ -1,7 +1,5 @@
-"""A tool's result as text for a model, and as the value that the store keeps.
-
-The store keeps values exactly, or refuses them. A result must not be lost for that: what JSON does not have (tuples,
-sets, datetimes, odd keys) is kept as the JSON nearest to it, else as its text.
+"""A tool's result as text for a model. What JSON does not have (tuples, sets, datetimes, odd keys) becomes the JSON
+nearest to it, else its text: a result must not be lost for that.
 """
 
 from __future__ import annotations
@@ -11,9 +9,8 @@ import json
 from typing import Any, Final
 
 from coatcheck import media
-from coatcheck.errors import InvalidArgument
-from coatcheck.previews import EDGE, Sample
-from coatcheck.values import encode, encode_text
+from coatcheck.previews import Sample
+from coatcheck.values import Encoded
 
 
 def as_text(value: object) -> str:
@@ -32,36 +29,12 @@ def as_text(value: object) -> str:
         return _nearest(value)
 
 
-def kept(value: object, text: str) -> tuple[object, Sample]:
-    """The value that is stored for one whose text is this, and the ends of its bytes there."""
-    if isinstance(value, str):
-        return value, _ends(value)
-    for candidate in (lambda: value, lambda: json.loads(text, parse_constant=str)):
-        try:
-            found = candidate()
-            return found, Sample.of(encode(found)[1])
-        except (InvalidArgument, ValueError, RecursionError):
-            continue
-    return text, _ends(text)
-
-
-def _ends(text: str) -> Sample:
-    """The sample of a text's bytes. Where a character is a byte, the rest need not be encoded for it."""
-    if not text.isascii():
-        return Sample.of(encode_text(text))
-    tail = text[max(EDGE, len(text) - EDGE) :]
-    lines = text.count("\n") + (not text.endswith("\n") if text else 0)
-    return Sample(text[:EDGE].encode(), tail.encode(), len(text), lines)
-
-
-def described(value: object, sample: Sample, claimed: str | None) -> tuple[str, str]:
+def described(value: Encoded, sample: Sample, claimed: str | None) -> tuple[str, str]:
     """The media type and kind of what is stored. A magic number counts more than what somebody claims."""
-    if isinstance(value, str):
-        media_type = (
-            claimed if claimed and media.is_text(claimed) else media.sniff_text(value[: media.HEAD], value[-64:])
-        )
-        return media_type, media.sniff_kind(media_type, value[: media.HEAD])
-    if not isinstance(value, bytes | bytearray | memoryview):
+    if (text := value.text) is not None:
+        media_type = claimed if claimed and media.is_text(claimed) else media.sniff_text(text[: media.HEAD], text[-64:])
+        return media_type, media.sniff_kind(media_type, text[: media.HEAD])
+    if value.codec == "json":
         return media.JSON, "data"
     head = sample.head[: media.HEAD]
     media_type = media.sniff_bytes(head, (sample.head + sample.tail)[-64:])

@@ -23,8 +23,8 @@ COSTLIEST: Final = 5
 
 _NAMED: Final = ("max_tokens", "max_chars", "max_bytes")
 _UTF8: Final = 4  # bytes of a character at most
-_PIECES, _PIECE = 32, 64  # what is looked at of a long text before all of it is
-_CLEARLY: Final = 1.5  # an estimate from pieces counts where it is over the limit by so much
+CLEARLY: Final = 1.5
+"""An estimate from pieces counts where it is off the limit by so much."""
 
 Shrink = Callable[[Any], Any]
 """Makes of a tool's result what the model is shown of it. What it answers unchanged is judged like any other result."""
@@ -52,19 +52,33 @@ class Limit:
             return MAX_TOKENS
         return self.max_tokens
 
-    def exceeded(self, text: str, count: TokenCounter | None = None) -> bool:
+    def exceeded(
+        self, text: str, count: TokenCounter | None = None, *, roughly: Callable[[], float] | None = None
+    ) -> bool:
         """Whether a text is over the limit. A counter that fails, or counts nothing that is a number, has found it too
-        large."""
-        if self.max_chars is not None and len(text) > self.max_chars:
-            return True
-        if self.max_bytes is not None and _more_bytes(text, self.max_bytes):
+        large. `roughly` answers about how many tokens some of it has."""
+        if self.is_too_long(text):
             return True
         most = self.tokens
         if most is None or (count is None and len(text) * COSTLIEST <= most):
             return False
         if count is not None:
             return not _counted(count, text) <= most
-        return sampled(text) > most * _CLEARLY or estimate(text) > most
+        return (roughly is not None and roughly() > most * CLEARLY) or estimate(text) > most
+
+    def is_too_long(self, text: str) -> bool:
+        """Whether a text is over the limit in characters or bytes."""
+        if self.max_chars is not None and len(text) > self.max_chars:
+            return True
+        return self.max_bytes is not None and _more_bytes(text, self.max_bytes)
+
+    def times(self, factor: int) -> Limit:
+        """A limit so many times as high."""
+        return Limit(
+            max_tokens=self.tokens and self.tokens * factor,
+            max_chars=self.max_chars and self.max_chars * factor,
+            max_bytes=self.max_bytes and self.max_bytes * factor,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,14 +124,6 @@ class Policy(Limit):
             None if self.max_bytes is None else self.max_bytes // _UTF8,
         ]
         return min(bound for bound in bounds if bound is not None) if self.enabled else 0
-
-
-def sampled(text: str) -> float:
-    """About how many tokens a text has, from a few pieces of it where it is long."""
-    if len(text) <= 2 * _PIECES * _PIECE:
-        return estimate(text)
-    starts = (number * (len(text) - _PIECE) // (_PIECES - 1) for number in range(_PIECES))
-    return estimate("".join([text[at : at + _PIECE] for at in starts])) * len(text) / (_PIECES * _PIECE)
 
 
 def _counted(count: TokenCounter, text: str) -> float:

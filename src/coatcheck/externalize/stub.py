@@ -12,24 +12,27 @@ from dataclasses import dataclass
 from typing import Final
 
 from coatcheck import media
-from coatcheck.externalize.policy import Policy, sampled
+from coatcheck.externalize.policy import Policy
 from coatcheck.previews import Preview, Sample, preview
-from coatcheck.previews.sample import decode
+from coatcheck.previews.sample import decode, is_wide
 from coatcheck.previews.text import line
 from coatcheck.redaction import MARK, mask
 from coatcheck.refs import Ref, summarize
-from coatcheck.tokens import estimate
+from coatcheck.tokens import estimate, roughly
 
 LEAD: Final = "the result is stored whole, not shown here; preview is only a glance at it"
 SHORTENED: Final = "the result was shortened for you; the whole is stored"
 _AGAIN: Final = "repeating the call gives this stub again"
 _SUMMARY: Final = 80
 _REPEATED: Final = 40
-_EDGE: Final = 8 * 1_024
-_JSON_EDGE: Final = 32 * 1_024
+_WHOLE, _HEAD, _TAIL = 16 * 1_024, 8 * 1_024, 2 * 1_024  # bytes that a preview is made from
+_JSON_WHOLE, _JSON_HEAD = 32 * 1_024, 16 * 1_024
 _SUMMARY_TOKENS: Final = 16
 _BEGINNING: Final = '{"stub":"'
 _TABLES: Final = frozenset({"text/csv", "text/tab-separated-values", media.JSONL, "application/vnd.apache.parquet"})
+_RARE: Final = re.compile(
+    "[^\u0000-\u06ff\u0900-\u0eff\u1e00-\u1eff\u2000-\u206f\u3000-\u9fff\uac00-\ud7a3\uff00-\uffef]"
+)
 _MEDIA_TYPE: Final = re.compile(r"[a-z]{1,20}/[a-z0-9][a-z0-9.+-]{0,49}")
 
 
@@ -46,18 +49,37 @@ class Facts:
     summary: str = ""
 
 
-def facts(sample: Sample, media_type: str, kind: str, limit: int, *, summary: str = "") -> Facts:
-    """What there is to say of content, from its two ends."""
-    lines = tokens = None
+def facts(
+    sample: Sample, media_type: str, kind: str, limit: int, *, summary: str = "", tokens: float | None = None
+) -> Facts:
+    """What there is to say of content, from its two ends. `tokens` is `tokens_in` those, where the caller knows."""
+    lines = about = None
     if media.is_text(media_type):
-        text = decode(sample)
-        lines = text.lines
-        tokens = round(sampled(text.head + text.tail) * sample.size / max(1, len(sample.head) + len(sample.tail)))
+        lines = sample.lines
+        held = tokens_in(sample) if tokens is None else tokens
+        about = round(held * sample.size / max(1, len(sample.head) + len(sample.tail)))
     said = line(mask(summary), _SUMMARY) if summary else ""
-    while estimate(json.dumps(said, ensure_ascii=False)) > _SUMMARY_TOKENS:
-        said = said[: len(said) * 3 // 4].rstrip() + "…"
-    glance = preview(_ends(sample, media_type), media_type=media_type, limit=limit)
-    return Facts(kind, media_type, sample.size, lines, tokens, glance, said)
+    while said and _at_most(json.dumps(said, ensure_ascii=False)) > _SUMMARY_TOKENS:
+        said = said.removesuffix("…")
+        said = said[: len(said) * 3 // 4].rstrip() + "…" if len(said) > 1 else ""
+    ends = _ends(sample, media_type)
+    if lines is not None and is_wide(sample.head):
+        lines = decode(sample).lines
+    return Facts(kind, media_type, sample.size, lines, about, preview(ends, media_type=media_type, limit=limit), said)
+
+
+def _at_most(text: str) -> int:
+    """How many tokens a short text has, whatever its script: where an estimate would only guess, a byte may be one."""
+    rare = "".join(_RARE.findall(text))
+    return estimate(text) + len(rare.encode("utf-8", "surrogatepass"))
+
+
+def tokens_in(sample: Sample) -> float:
+    """About how many tokens the ends that a sample holds have."""
+    if is_wide(sample.head):
+        text = decode(sample)
+        return roughly((text.head + text.tail).encode("utf-8", "replace"))
+    return roughly(sample.head + sample.tail)
 
 
 def stub_of(pointer: str, about: Facts, policy: Policy, *, lead: str = LEAD) -> str:
@@ -115,8 +137,8 @@ def words_of(ref: Ref, head: bytes) -> str:
 
 def _ends(sample: Sample, media_type: str) -> Sample:
     """As much of a sample as a stub looks at: a result must not wait long for its preview. JSON is worth more."""
-    edge = _JSON_EDGE if media_type == media.JSON else _EDGE
-    if sample.size <= 2 * edge:
+    whole, head = (_JSON_WHOLE, _JSON_HEAD) if media_type == media.JSON else (_WHOLE, _HEAD)
+    if sample.size <= whole:
         return sample
-    end = sample.head + sample.tail if len(sample.tail) < edge else sample.tail
-    return Sample(sample.head[:edge], end[-edge:], sample.size, sample.lines)
+    end = sample.head + sample.tail if len(sample.tail) < _TAIL else sample.tail
+    return Sample(sample.head[:head], end[-_TAIL:], sample.size, sample.lines)

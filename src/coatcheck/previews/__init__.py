@@ -101,8 +101,8 @@ def _of_plain(text: Text, limit: int) -> Preview:
     numbered = outlines.unnumber(text)
     if numbered is not None:
         body, start = numbered
-        if outlines.looks_like_code(body):
-            return outlines.code(text, limit, body=body, start=start)
+        if (code := outlines.unnamed_code(text, limit, body=body, start=start)) is not None:
+            return code
         if outlines.looks_like_markdown(body):
             return outlines.markdown(text, limit, body=body)
     if "\ndiff --git " in text.head or text.head.startswith("diff --git "):
@@ -111,6 +111,6 @@ def _of_plain(text: Text, limit: int) -> Preview:
         return logs.log(text, limit)
     if (separator := tables.looks_like(text)) is not None:
         return tables.table(text, limit, separator=separator)
-    if outlines.looks_like_code(text.head):
-        return outlines.code(text, limit)
+    if (code := outlines.unnamed_code(text, limit)) is not None:
+        return code
     return outlines.markdown(text, limit) if outlines.looks_like_markdown(text.head) else logs.output(text, limit)

@@ -44,18 +44,28 @@ def binary(sample: Sample, media_type: str, limit: int) -> Preview:
     return Preview(shape, f"what the header tells of {some(sample.size, 'byte')}")
 
 
-def _png(sample: Sample) -> str:
-    width, height = struct.unpack_from(">II", sample.head, 16)
-    return f"PNG image, {width} × {height} pixels"
+def pixels(head: bytes) -> tuple[int, int] | None:
+    """Width and height of an image, from its first bytes. None where they do not tell, or it is no image."""
+    media_type = media.sniff_bytes(head[: media.HEAD], b"")
+    reader = _PIXELS.get(media_type)
+    try:
+        return reader(head) if reader is not None else None
+    except (struct.error, IndexError):
+        return None
 
 
-def _gif(sample: Sample) -> str:
-    width, height = struct.unpack_from("<HH", sample.head, 6)
-    return f"GIF image, {width} × {height} pixels"
+def _png_pixels(head: bytes) -> tuple[int, int]:
+    width, height = struct.unpack_from(">II", head, 16)
+    return width, height
 
 
-def _jpeg(sample: Sample) -> str:
-    head, at = sample.head, 2
+def _gif_pixels(head: bytes) -> tuple[int, int]:
+    width, height = struct.unpack_from("<HH", head, 6)
+    return width, height
+
+
+def _jpeg_pixels(head: bytes) -> tuple[int, int] | None:
+    at = 2
     while at + 9 < len(head):
         if head[at] != 0xFF:
             break
@@ -65,23 +75,35 @@ def _jpeg(sample: Sample) -> str:
             continue
         if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
             height, width = struct.unpack_from(">HH", head, at + 5)
-            return f"JPEG image, {width} × {height} pixels"
+            return width, height
         at += 2 if kind == 0x01 or 0xD0 <= kind <= 0xD8 else 2 + max(2, int(struct.unpack_from(">H", head, at + 2)[0]))
-    return "JPEG image, dimensions not near its beginning"
+    return None
 
 
-def _webp(sample: Sample) -> str:
-    head, form = sample.head, sample.head[12:16]
+def _webp_pixels(head: bytes) -> tuple[int, int] | None:
+    form = head[12:16]
     if form == b"VP8X":
-        width, height = (int.from_bytes(head[at : at + 3], "little") + 1 for at in (24, 27))
-    elif form == b"VP8L":
+        return int.from_bytes(head[24:27], "little") + 1, int.from_bytes(head[27:30], "little") + 1
+    if form == b"VP8L":
         bits = struct.unpack_from("<I", head, 21)[0]
-        width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    elif form == b"VP8 ":
-        width, height = (each & 0x3FFF for each in struct.unpack_from("<HH", head, 26))
-    else:
-        return "WebP image"
-    return f"WebP image, {width} × {height} pixels"
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if form == b"VP8 ":
+        width, height = struct.unpack_from("<HH", head, 26)
+        return width & 0x3FFF, height & 0x3FFF
+    return None
+
+
+_PIXELS: Final[dict[str, Callable[[bytes], tuple[int, int] | None]]] = {
+    "image/png": _png_pixels, "image/gif": _gif_pixels, "image/jpeg": _jpeg_pixels, "image/webp": _webp_pixels,
+}  # fmt: skip
+
+
+def _image(name: str, otherwise: str) -> Callable[[Sample], str]:
+    def told(sample: Sample) -> str:
+        size = pixels(sample.head)
+        return f"{name} image, {size[0]} × {size[1]} pixels" if size else otherwise
+
+    return told
 
 
 def _wav(sample: Sample) -> str:
@@ -164,7 +186,8 @@ def _mp4(sample: Sample) -> str:
 
 
 _READERS: Final[dict[str, Callable[[Sample], str]]] = {
-    "image/png": _png, "image/jpeg": _jpeg, "image/gif": _gif, "image/webp": _webp, "audio/wav": _wav,
+    "image/png": _image("PNG", ""), "image/gif": _image("GIF", ""), "image/webp": _image("WebP", "WebP image"),
+    "image/jpeg": _image("JPEG", "JPEG image, dimensions not near its beginning"), "audio/wav": _wav,
     "application/pdf": _pdf, "application/zip": _zip, "application/gzip": _gzip, "application/vnd.sqlite3": _sqlite,
     "application/x-elf": _elf, "video/mp4": _mp4,
     "application/vnd.apache.parquet": lambda sample: "Parquet table",

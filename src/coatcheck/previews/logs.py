@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, deque
+from collections import Counter
 from itertools import islice
 from typing import Final
+
+from coatcheck.hints import Hint
 
 from .sample import Preview, Text
 from .text import ends, line, uncolour
@@ -17,23 +19,30 @@ _STAMP: Final = re.compile(
     r"|\b\d\d:\d\d:\d\d(?:[.,]\d{1,6})?\b"
 )
 # Every branch begins with a letter of its own, which lets `re` skip ahead: ten times as fast as one behind a `\\b`.
-_LEVEL: Final = re.compile(
+_ANY_LEVEL: Final = (
     r"T(?<!\wT)RACE\b|D(?<!\wD)EBUG\b|I(?<!\wI)NFO\b|N(?<!\wN)OTICE\b|W(?<!\wW)ARN(?:ING)?\b|E(?<!\wE)RROR\b"
     r"|F(?<!\wF)ATAL\b|C(?<!\wC)RITICAL\b|P(?<!\wP)ANIC\b"
     r"|\[(?:trace|debug|info|notice|warn(?:ing)?|error|fatal|critical|crit)(?=\])"
     r"|level=\"?(?:trace|debug|info|notice|warn(?:ing)?|error|fatal|critical|panic)\b"
 )
+_LEVEL: Final = re.compile(_ANY_LEVEL)
+_LEVEL_OF_LINE: Final = re.compile(rf"({_ANY_LEVEL})[^\n]*+")
+_LOGS: Final = Hint(r"\d\d:\d\d|TRACE|DEBUG|INFO|NOTICE|WARN|ERROR|FATAL|CRITICAL|PANIC|\[[a-z]+\]|level=")
+_FAILS: Final = Hint(
+    r"(?m)^[ \t]{0,8}(?:--- FAIL: |FAILED[ :]|FAIL: |ERROR[ :]|E {3}|error(?:\[|: )|fatal: |panic: |Traceback \("
+    r"|[A-Z][\w\x80-\xff]*(?:Error|Exception): |npm ERR! |✖ |✗ |not ok |##\[error\]"
+    r"|[\w./\x80-\xff-]+[:(]\d+[:,)][^\n]*error)"
+)
 _FAILURE: Final = re.compile(
-    r"^[ \t]{0,8}(?:--- FAIL: |FAILED[ :]|FAIL: |ERROR[ :]|E {3}|error(?:\[\w{1,8}\])?: |fatal: |panic: |Traceback \(|"
+    r"\n[ \t]{0,8}(?:--- FAIL: |FAILED[ :]|FAIL: |ERROR[ :]|E {3}|error(?:\[\w{1,8}\])?: |fatal: |panic: |Traceback \(|"
     r"[A-Z]\w{0,40}(?:Error|Exception): |npm ERR! |✖ |✗ |not ok |##\[error\]"
-    r"|[\w./\-]{1,120}[:(]\d{1,6}[:,)][^\n]{0,12}\berror\b)[^\n]{0,300}",
-    re.MULTILINE,
+    r"|[\w./\-]{1,120}[:(]\d{1,6}[:,)][^\n]{0,12}\berror\b)[^\n]{0,300}"
 )
 _FOLDERS: Final = re.compile(r"^[\w.\-]{0,60}(?:/[\w.\-]{1,60}){1,12}/")
 _RANK: Final = ("PANIC", "FATAL", "CRITICAL", "ERROR", "WARN", "NOTICE", "INFO", "DEBUG", "TRACE")
 _BAD: Final = frozenset(_RANK[:4])
 _SHORTER: Final = {"WARNING": "WARN", "CRIT": "CRITICAL"}
-_PEEK: Final = 60
+_PEEK: Final = 24
 _NEAR: Final = 200
 _MANY: Final = 1_000
 _ROOMY: Final = 160
@@ -41,7 +50,10 @@ _ROOMY: Final = 160
 
 def looks_like(text: Text) -> bool:
     """Whether half of the first lines begin with a time or name a level near their beginning."""
-    lines = [each for each in uncolour(text.head[:16_384]).split("\n", _PEEK)[:_PEEK] if each.strip()]
+    head = text.head[:16_384]
+    if not _LOGS(head):
+        return False
+    lines = [each for each in uncolour(head).split("\n", _PEEK)[:_PEEK] if each.strip()]
     hits = sum(bool(_STAMP.search(each, 0, 48) or _LEVEL.search(each, 0, 60)) for each in lines)
     return len(lines) >= 3 and hits * 2 >= len(lines)
 
@@ -71,31 +83,29 @@ def log(text: Text, limit: int) -> Preview:
 
 
 def _levels(text: str) -> tuple[Counter[str], tuple[int, str] | None]:
-    """One level for each line that names one, and the first line that is bad, with its number."""
+    """One level for each line that names one near its beginning, and the first line that is bad, with its number."""
+    if max(map(len, text.split("\n"))) > _NEAR:
+        text = "\n".join(each[:_NEAR] for each in text.split("\n"))
     counts: Counter[str] = Counter()
-    bad: tuple[int, str] | None = None
-    end = -1
-    for match in _LEVEL.finditer(text):
-        if match.start() < end:
-            continue
-        start = text.rfind("\n", max(0, match.start() - _NEAR - 1), match.start())
-        if start < 0 and match.start() > _NEAR:
-            continue
-        end = text.find("\n", match.end())
-        end = len(text) if end < 0 else end
-        name = match.group().removeprefix("level=").strip('["').upper()
-        name = _SHORTER.get(name, name)
-        counts[name] += 1
-        if bad is None and name in _BAD:
-            bad = text.count("\n", 0, match.start()) + 1, text[start + 1 : min(end, start + 2_000)]
-    return counts, bad
+    for found, times in Counter(_LEVEL_OF_LINE.findall(text)).items():
+        counts[_name(found)] += times
+    if _BAD.isdisjoint(counts):
+        return counts, None
+    match = next(each for each in _LEVEL_OF_LINE.finditer(text) if _name(each.group(1)) in _BAD)
+    start = text.rfind("\n", 0, match.start()) + 1
+    return counts, (text.count("\n", 0, start) + 1, text[start : match.end()])
+
+
+def _name(found: str) -> str:
+    name = found.removeprefix("level=").strip('["').upper()
+    return _SHORTER.get(name, name)
 
 
 def _span(head: str, tail: str) -> str:
-    """The first and the last time. Times of day alone count only near the beginning of a line."""
+    """The first and the last time."""
     first = _STAMP.search(head, 0, 16_384)
-    starts = (max(0, len(tail) - reach) for reach in (1_024, 16_384))
-    last = next(filter(None, (next(iter(deque(_STAMP.finditer(tail, at), maxlen=1)), None) for at in starts)), None)
+    lines = reversed(tail[-16_384:].split("\n")) if first else ()
+    last = next(filter(None, (_STAMP.search(each, 0, _NEAR) for each in lines)), None)
     if first is None or last is None:
         return ""
     return first.group() if first.group() == last.group() else f"{first.group()} to {last.group()}"
@@ -104,8 +114,10 @@ def _span(head: str, tail: str) -> str:
 def output(text: Text, limit: int) -> Preview:
     """What a program printed: its ends, and between them the first line that says that something failed."""
     plain = uncolour(text.head)
-    failures = list(islice(_FAILURE.finditer(plain), _MANY))
-    if not failures or limit < _ROOMY:
+    if limit < _ROOMY or not _FAILS(plain):
+        return ends(text, limit)
+    failures = list(islice(_FAILURE.finditer(f"\n{plain}"), _MANY))
+    if not failures:
         return ends(text, limit)
     first = failures[0]
     number = plain.count("\n", 0, first.start()) + 1

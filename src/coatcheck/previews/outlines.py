@@ -1,7 +1,8 @@
 """Outlines: what a source file defines, what a diff touches, which headings a document has.
 
 Light patterns and no parser: a name that is missed costs a glance, never a failure. Every pattern is linear on hostile
-text: each repetition is bounded, or cannot match what follows it.
+text: each repetition is bounded, or cannot match what follows it. Those for lines begin with the line feed before, to
+which `re` skips ahead.
 """
 
 from __future__ import annotations
@@ -12,31 +13,35 @@ from collections import Counter
 from itertools import islice
 from typing import Final, NamedTuple
 
+from coatcheck.hints import Hint
+
 from .sample import Preview, Text
 from .text import ends, line, pack, visible
 
 _NUMBERED: Final = re.compile(r"[ \t]{0,8}(\d{1,7})(?:→|\t|[:|] ?|-)")
+# These begin with the line feed before a line, not with "^": that is searched for many times as fast.
 _DEFINITION: Final = re.compile(
-    r"^([ \t]{0,12})"
+    r"\n([ \t]{0,12})"
     r"(?:(?:export|default|declare|public|private|protected|internal|static|final|abstract|async|pub|pub\(crate\)|unsafe"
     r"|override|open|sealed|data|inline|virtual|extern|partial|local)[ \t]{1,4}){0,5}"
     r"(def|class|func|function|fn|interface|struct|enum|trait|impl|type|module|namespace|object|record|message|service"
     r"|protocol|extension|CREATE TABLE|CREATE VIEW|create table|create view)[*]?(?:<[^<>\n]{0,40}>)?[ \t]{1,4}"
-    r"(?:\([^()\n]{0,80}\)[ \t]{0,4})?([A-Za-z_$\"`][\w$.\"`]{0,80})",
-    re.MULTILINE,
+    r"(?:\([^()\n]{0,80}\)[ \t]{0,4})?([A-Za-z_$\"`][\w$.\"`]{0,80})"
 )
 _METHOD: Final = re.compile(
-    r"^((?:\t| {2,4}))(?:(?:public|private|protected|static|final|async|override|abstract|get|set)[ \t]{1,4}){0,4}"
+    r"\n((?:\t| {2,4}))(?:(?:public|private|protected|static|final|async|override|abstract|get|set)[ \t]{1,4}){0,4}"
     r"(?:[A-Z][\w<>\[\],]{0,40} )?([A-Za-z_$][\w$]{0,80})\([^\n;{}]{0,200}\)[^\n;{}()]{0,80}\{$",
     re.MULTILINE,
 )
-_CONSTANT: Final = re.compile(
-    r"^()(?:export )?(const|let|var) ([A-Za-z_$][\w$]{0,80})[^\n=]{0,80}= ?(?:async )?[(f]", re.M
+_CONSTANT: Final = re.compile(r"\n()(?:export )?(const|let|var) ([A-Za-z_$][\w$]{0,80})[^\n=]{0,80}= ?(?:async )?[(f]")
+_C_FUNCTION: Final = re.compile(r"\n()()(?:[A-Za-z_][\w:<>]{0,40}[ \t*&]{1,4}){1,4}([A-Za-z_][\w:]{0,80})\(")
+_SHELL: Final = re.compile(r"\n()()([A-Za-z_][\w-]{0,60})[ ]?\(\)[ ]?\{")
+_DEFINES: Final = Hint(
+    r"(?m)^[ \t]*(?:[a-z()]+[ \t]+)*(?:def|class|func|function|fn|interface|struct|enum|trait|impl|type|module|namespace"
+    r"|object|record|message|service|protocol|extension|CREATE TABLE|CREATE VIEW|create table|create view)[ \t*<]"
+    r"|^[ \t]+[^\n;{}]*\)[^\n;{}()]*\{$|^(?:export )?(?:const|let|var) [^\n]*=|^[A-Za-z_][\w\x80-\xff-]* ?\(\) ?\{"
+    r"|^(?:[A-Za-z_][\w:<>\x80-\xff]*[ \t*&]+)+[A-Za-z_][\w:\x80-\xff]*\("
 )
-_C_FUNCTION: Final = re.compile(
-    r"^()()(?:[A-Za-z_][\w:<>]{0,40}[ \t*&]{1,4}){1,4}([A-Za-z_][\w:]{0,80})\(", re.MULTILINE
-)
-_SHELL: Final = re.compile(r"^()()([A-Za-z_][\w-]{0,60})[ ]?\(\)[ ]?\{", re.MULTILINE)
 _KEYWORDS: Final = frozenset({"if", "for", "while", "switch", "catch", "function", "return", "with", "else", "do"})
 _IMPORT: Final = re.compile(
     r"^(?:import[ \t(]|from [\w.]{1,80} import |package \w|#include[ \t]*[<\"]|use [\w:]{1,80}|using [\w.]{1,80};"
@@ -55,8 +60,8 @@ _LANGUAGES: Final = tuple(
         ("c", r"^#include\b"),
     )
 )
-_HEADING: Final = re.compile(r"^(#{1,6})[ \t]{1,4}(\S[^\n]{0,300})", re.MULTILINE)
-_FENCE: Final = re.compile(r"^[ ]{0,3}(```|~~~)", re.MULTILINE)
+_HEADING: Final = re.compile(r"\n(#{1,6})[ \t]{1,4}(\S[^\n]{0,300})")
+_FENCE: Final = re.compile(r"\n[ ]{0,3}(```|~~~)")
 _UNDERLINED: Final = re.compile(r"^(\S[^\n]{0,200})\n([=\-~^\"'*+#])\2{2,200}$", re.MULTILINE)
 _HUNK: Final = re.compile(r"@@ -\d{1,9}(?:,(\d{1,9}))? \+\d{1,9}(?:,(\d{1,9}))? @@")
 _TAG: Final = re.compile(r"<(title|p|h[1-6])\b[^<>]{0,500}>", re.IGNORECASE)
@@ -65,6 +70,7 @@ _ELEMENT: Final = re.compile(r"<([A-Za-z_][\w.:-]{0,60})([^<>]{0,1000})>")
 _SILENT: Final = re.compile(r"<(script|style|!--)", re.IGNORECASE)
 
 
+_LOOK: Final = 16_384
 _SOME: Final = 20
 _MANY: Final = 1_000
 
@@ -119,8 +125,22 @@ def code(text: Text, limit: int, *, language: str = "", body: str | None = None,
     """What a source file defines, each with its line number."""
     body = text.head if body is None else body
     definitions = _definitions(body)
-    if not definitions:
-        return ends(text, limit)
+    return _outlined(text, limit, body, definitions, language, start) if definitions else ends(text, limit)
+
+
+def unnamed_code(text: Text, limit: int, *, body: str | None = None, start: int = 1) -> Preview | None:
+    """The same for text that nobody called code, where it looks like it."""
+    body = text.head if body is None else body
+    found = _definitions(body)
+    early = sum(each[0] < _LOOK for each in found)
+    if early < 2 or (early < 6 and _IMPORT.search(body, 0, _LOOK) is None):
+        return None
+    return _outlined(text, limit, body, found, "", start)
+
+
+def _outlined(
+    text: Text, limit: int, body: str, definitions: list[tuple[int, int, str, str]], language: str, start: int
+) -> Preview:
     entries: list[Entry] = []
     number, at = start, 0
     for offset, level, keyword, name in definitions:
@@ -134,18 +154,15 @@ def code(text: Text, limit: int, *, language: str = "", body: str | None = None,
     return Preview(shape, f"{kept} of {_at_least(entries)} definitions with their lines{text.scope}")
 
 
-def looks_like_code(body: str) -> bool:
-    look = body[:16_384]
-    definitions = len(_definitions(look))
-    return definitions >= 2 and (definitions >= 6 or _IMPORT.search(look) is not None)
-
-
 def _language(body: str) -> str:
     return next((name for name, pattern in _LANGUAGES if pattern.search(body, 0, 16_384)), "code")
 
 
 def _definitions(body: str) -> list[tuple[int, int, str, str]]:
+    if not _DEFINES(body):
+        return []
     found: dict[int, tuple[int, str, str]] = {}
+    body = f"\n{body}"
     for match in islice(_DEFINITION.finditer(body), _MANY):
         found[match.start()] = (len(match.group(1).expandtabs(4)), match.group(2), match.group(3))
     for pattern in (_CONSTANT, _SHELL) if found else (_CONSTANT, _SHELL, _C_FUNCTION):
@@ -154,7 +171,7 @@ def _definitions(body: str) -> list[tuple[int, int, str, str]]:
     for match in islice(_METHOD.finditer(body), _MANY):
         if match.group(2) not in _KEYWORDS:
             found.setdefault(match.start(), (4, "", match.group(2)))
-    return [(at, *found[at]) for at in sorted(found)[:_MANY]]
+    return tuple((at, *found[at]) for at in sorted(found)[:_MANY])
 
 
 def diff(text: Text, limit: int) -> Preview:
@@ -229,6 +246,9 @@ def looks_like_markdown(body: str) -> bool:
 
 
 def _markdown_headings(body: str) -> list[Entry]:
+    if "\n#" not in body and not body.startswith("#"):
+        return []
+    body = f"\n{body}"
     fences = [match.start() for match in _FENCE.finditer(body)]
     entries, passed = [], 0
     for match in islice(_HEADING.finditer(body), _MANY):

@@ -7,14 +7,13 @@ in a store make the same preview.
 from __future__ import annotations
 
 import codecs
-import re
 from dataclasses import dataclass
 from typing import Final
 
 EDGE: Final = 64 * 1024
 """How many bytes of the head, and of the tail, a sample holds: content up to twice this is held whole."""
 
-_CONTROL: Final = re.compile("[\x00-\x06\x0e-\x1a\x1c-\x1f]")
+_CONTROL: Final = bytes([*range(7), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
 _LOOK: Final = 4_096
 
 
@@ -50,7 +49,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A sample, decoded. Whole content is all in `head`. No character at a cut edge is a broken half."""
+    """A sample, decoded. Whole content is all in `head`. No character at a cut edge is a broken half.
+
+    `seen` and `seen_last` are how many bytes the head and the tail had."""
 
     head: str
     tail: str
@@ -60,6 +61,7 @@ class Text:
     lines: int | None
     is_exact: bool
     encoding: str
+    seen_last: int = 0
 
     @property
     def scope(self) -> str:
@@ -69,7 +71,10 @@ class Text:
     @property
     def scope_of_both(self) -> str:
         """The same for a count over head and tail."""
-        return "" if self.is_whole else f", in the first and last {self.seen} of {self.size} bytes"
+        if self.is_whole:
+            return ""
+        ends = f"{self.seen}" if self.seen == self.seen_last else f"{self.seen} and last {self.seen_last}"
+        return f", in the first {'and last ' if self.seen == self.seen_last else ''}{ends} of {self.size} bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +97,29 @@ def decode(sample: Sample) -> Text:
     if whole and (lines is None or unit > 1):
         lines = head.count("\n") + (not head.endswith("\n") if head else 0)
     exact = "\ufffd" not in head and "\ufffd" not in tail
-    return Text(head, tail, whole, sample.size, len(sample.head), lines, exact, encoding)
+    return Text(head, tail, whole, sample.size, len(sample.head), lines, exact, encoding, len(sample.tail))
+
+
+def is_wide(head: bytes) -> bool:
+    """Whether a byte-order mark says that a character takes more than a byte, whatever it is."""
+    return _encoding(head)[1] > 1
 
 
 def looks_binary(text: Text) -> bool:
     """Whether these "characters" are other bytes: one in ten is a control character, or one in three no character."""
     look = text.head[:_LOOK]
-    return len(_CONTROL.findall(look)) * 10 > len(look) or look.count("\ufffd") * 3 > len(look)
+    return _controls(look) * 10 > len(look) or look.count("\ufffd") * 3 > len(look)
 
 
 def is_clean(text: Text) -> bool:
     """Whether nothing in the beginning speaks against text."""
     look = text.head[:_LOOK]
-    return "\ufffd" not in look and _CONTROL.search(look) is None
+    return "\ufffd" not in look and not _controls(look)
+
+
+def _controls(look: str) -> int:
+    data = look.encode("utf-8", "surrogatepass")
+    return len(data) - len(data.translate(None, _CONTROL))
 
 
 def _encoding(head: bytes) -> tuple[str, int, int]:

@@ -6,11 +6,13 @@ with a body. Equal places are merged, so a thousand rows cost no more room than 
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import json
 import re
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence, Sized
+from operator import itemgetter
+from typing import Final, cast
 
 from .parts import CutDict, CutList, CutText
 from .text import fit, visible
@@ -18,6 +20,8 @@ from .text import fit, visible
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z_$@][\w$.\-/]{0,60}", re.ASCII)
 _DULL_KEY: Final = re.compile(r"(?:.{0,60}_)?(?:url|href|node_id|etag)\Z")
 _TELLING: Final = frozenset({"type", "kind", "role", "level", "status", "state", "event", "error"})
+_SCALARS: Final = frozenset({str, int, float, bool, type(None), CutText})
+_CUT: Final = frozenset({CutDict, CutList})
 _FEW: Final = 4
 _SHORT: Final = 40
 _DEEPEST: Final = 6
@@ -26,7 +30,7 @@ _DEEPEST: Final = 6
 class Place:
     """One place in the document, with every value that stands there: each row's `user`, say."""
 
-    __slots__ = ("_by_type", "children", "depth", "detail", "hidden", "is_telling", "total", "values")
+    __slots__ = ("_by_type", "_extents", "children", "depth", "detail", "hidden", "is_telling", "total", "values")
 
     def __init__(self, values: Sequence[object], depth: int = 0, *, is_telling: bool = False) -> None:
         self.values = values
@@ -36,15 +40,28 @@ class Place:
         self.hidden = False
         self.is_telling = is_telling
         self.detail = ""
-        self._by_type: dict[str, list[object]] | None = None
+        self._by_type: dict[str, Sequence[object]] | None = None
+        self._extents: dict[str, str] = {}
 
     @property
-    def by_type(self) -> dict[str, list[object]]:
+    def by_type(self) -> dict[str, Sequence[object]]:
         if self._by_type is None:
-            self._by_type = {}
+            names = {type_of(kind) for kind in set(map(type, self.values))}
+            if len(names) == 1:
+                self._by_type = {names.pop(): self.values}
+                return self._by_type
+            found: dict[str, list[object]] = {}
             for value in self.values:
-                self._by_type.setdefault(type_of(value), []).append(value)
+                found.setdefault(type_of(type(value)), []).append(value)
+            self._by_type = dict(found)
         return self._by_type
+
+    def extent(self, name: str, values: Sequence[object]) -> str:
+        """How many members the objects or arrays here have."""
+        known = self._extents.get(name)
+        if known is None:
+            known = self._extents[name] = extent(values)
+        return known
 
     @property
     def weight(self) -> int:
@@ -55,7 +72,7 @@ class Place:
             return self.detail
         return "|".join(self._of_type(name, values) for name, values in self.by_type.items()) or "nothing"
 
-    def _of_type(self, name: str, values: list[object]) -> str:
+    def _of_type(self, name: str, values: Sequence[object]) -> str:
         if name == "object":
             return self._object(values)
         if name == "array":
@@ -64,20 +81,20 @@ class Place:
             return f"str({'≥' if isinstance(value, CutText) else ''}{len(value)} chars)"
         return name
 
-    def _object(self, values: list[object]) -> str:
+    def _object(self, values: Sequence[object]) -> str:
+        size = self.extent("object", values)
         if not self.children:
-            size = extent(values)
             return "{}" if size == "0" else "{1 key}" if size == "1" else f"{{{size} keys}}"
         parts = [key if child.hidden and not child.detail else f"{key}: {child.text()}" for key, child in self.children]
-        cut = any(isinstance(value, CutDict) for value in values)
+        cut = size.startswith("≥")
         if self.total > len(parts):
             parts.append(f"+{self.total - len(parts)} {'or more' if cut else 'more'}")
         elif cut and len(values) == 1:
             parts.append("…")
         return "{" + ", ".join(parts) + "}"
 
-    def _array(self, values: list[object]) -> str:
-        size = extent(values)
+    def _array(self, values: Sequence[object]) -> str:
+        size = self.extent("array", values)
         if size == "0":
             return "[]"
         if not self.children or self.children[0][0]:  # none listed, or those of the objects in the same place
@@ -94,41 +111,47 @@ class Place:
         return len(self.values) == 1 and isinstance(self.values[0], list) and self.children[0][1].is_scalar
 
 
-def type_of(value: object) -> str:
-    if isinstance(value, str):
-        return "str"
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, int):
-        return "int"
-    if isinstance(value, float):
-        return "number"
-    return "object" if isinstance(value, dict) else "array" if isinstance(value, list) else "null"
+_TYPES: Final[dict[type, str]] = {
+    str: "str", CutText: "str", bool: "bool", int: "int", float: "number", dict: "object", CutDict: "object",
+    list: "array", CutList: "array",
+}  # fmt: skip
+
+
+def type_of(kind: type) -> str:
+    """What JSON calls the values of a type."""
+    return _TYPES.get(kind, "null")
 
 
 def extent(values: Iterable[object]) -> str:
     """How many members the containers have: `3`, `0-12`, `≥31` where one of them goes on beyond what was seen."""
-    sizes = [len(value) for value in values if isinstance(value, (dict, list))]
-    cut = any(isinstance(value, (CutDict, CutList)) for value in values)
+    held = [each for each in values if isinstance(each, (dict, list))]
+    sizes = set(map(len, held))
+    cut = not _CUT.isdisjoint(map(type, held))
     low, high = min(sizes), max(sizes)
     return f"{'≥' if cut else ''}{high}" if low == high or cut else f"{low}-{high}"
 
 
-def keys_of(objects: Iterable[object]) -> dict[str, list[object]]:
+def keys_of(objects: Iterable[object]) -> dict[str, Sequence[object]]:
     """Every key, in the order met, with its values."""
+    rows = [each for each in objects if isinstance(each, dict)]
+    if len(rows) > 1 and len(rows[0]) > 1 and set(map(len, rows)) == {len(rows[0])}:
+        keys = tuple(rows[0])
+        with contextlib.suppress(KeyError):  # as many keys, but others
+            return dict(zip(keys, zip(*map(itemgetter(*keys), rows), strict=True), strict=True))
     found: dict[str, list[object]] = {}
-    for each in objects:
-        if isinstance(each, dict):
-            for key, value in each.items():
-                found.setdefault(key, []).append(value)
-    return found
+    for row in rows:
+        for key, value in row.items():
+            found.setdefault(key, []).append(value)
+    return dict(found)
 
 
 def elements_of(arrays: Iterable[object]) -> list[object]:
     """The members of arrays, without the one that was cut off in the middle where there are others."""
     found: list[object] = []
     for each in arrays:
-        if isinstance(each, list):
+        if type(each) is list:
+            found += each
+        elif isinstance(each, list):
             found += each[:-1] if len(each) > 1 and isinstance(each[-1], (CutDict, CutList, CutText)) else each
     return found
 
@@ -165,9 +188,9 @@ def _open(place: Place, room: int) -> list[Place]:
     return []
 
 
-def _open_object(place: Place, objects: list[object], room: int) -> list[Place]:
+def _open_object(place: Place, objects: Sequence[object], room: int) -> list[Place]:
     found = keys_of(objects)
-    complete = sum(not isinstance(each, CutDict) for each in objects) or len(objects)
+    complete = len(objects) - list(map(type, objects)).count(CutDict) or len(objects)
     place.total = len(found)
     if len(found) * 3 <= room:
         place.children = [_member(place, key, found[key], complete) for key in found]
@@ -193,14 +216,18 @@ def _rank(key: str, *, is_heavy: bool) -> int:
     return 0 if key in _TELLING else 1 if is_heavy else 3 if _DULL_KEY.match(key) else 2
 
 
-def _member(place: Place, key: str, values: list[object], complete: int) -> tuple[str, Place]:
+def _member(place: Place, key: str, values: Sequence[object], complete: int) -> tuple[str, Place]:
     return _key(key) + ("?" if len(values) < complete else ""), Place(
         values, place.depth + 1, is_telling=key in _TELLING
     )
 
 
 def _weight(values: Sequence[object]) -> int:
-    return sum(len(value) for value in values if isinstance(value, (dict, list)))
+    kinds = set(map(type, values))
+    if kinds <= _SCALARS:
+        return 0
+    held = values if kinds.isdisjoint(_SCALARS) else [each for each in values if isinstance(each, (dict, list))]
+    return sum(map(len, cast("Iterable[Sized]", held)))
 
 
 def _key(key: str) -> str:
@@ -244,16 +271,16 @@ def _few(place: Place) -> str:
         elements = elements_of(place.values)
         first = [_scalar(each) for each in elements[:3] if not isinstance(each, (dict, list))]
         if first and len(first) == len(elements[:3]):
-            types = "|".join(dict.fromkeys(type_of(each) for each in elements))
-            return f"[{extent(place.values)} × {types}: {', '.join(first)}{', …' if len(elements) > 3 else ''}]"
+            types = "|".join(dict.fromkeys(type_of(type(each)) for each in elements))
+            return f"[{place.extent('array', place.values)} × {types}: {', '.join(first)}{', …' if len(elements) > 3 else ''}]"
         return ""
     if not place.is_scalar:
         return ""
     distinct: dict[str, None] = {}
-    for value in place.values:
-        if isinstance(value, str) and len(value) > _SHORT:
+    for value in dict.fromkeys(zip(map(type, place.values), place.values, strict=True)):
+        if isinstance(value[1], str) and len(value[1]) > _SHORT:
             return ""
-        distinct[_scalar(value)] = None
+        distinct[_scalar(value[1])] = None
         if len(distinct) > _FEW:
             return "|".join([*list(distinct)[: _FEW - 1], "…"]) if place.is_telling else ""
     return "|".join(distinct) if place.is_telling or len(place.values) == 1 or len(distinct) < len(place.values) else ""
@@ -262,4 +289,4 @@ def _few(place: Place) -> str:
 def _scalar(value: object) -> str:
     if isinstance(value, str):
         return _quoted(value, _SHORT)
-    return json.dumps(value)[:_SHORT]
+    return (str(value) if type(value) is int else json.dumps(value))[:_SHORT]

@@ -48,6 +48,9 @@ def table(text: Text, limit: int, *, separator: str | None = None) -> Preview:
 
 def looks_like(text: Text) -> str | None:
     """The separator, where plain text is plainly a table: at least five rows, all of the same three columns or more."""
+    first = text.head[:16_384].split("\n", 5)[:5]
+    if len(first) < 5 or not any(all(each.count(mark) > 1 for each in first) for mark in _SEPARATORS[:3]):
+        return None
     separator = _separator(text.head)
     if separator is None or separator == "|":
         return None
@@ -64,7 +67,10 @@ def _separator(head: str) -> str | None:
     lines = [each for each in head[:16_384].split("\n", _PEEK)[:10] if each.strip()]
     if not lines:
         return None
-    best = max(_SEPARATORS, key=lambda mark: min(len(next(iter(_parse([each], mark)), [])) for each in lines))
+    marks = [mark for mark in _SEPARATORS if all(mark in each for each in lines)]
+    if len(marks) == 1:
+        return marks[0]
+    best = max(marks or _SEPARATORS, key=lambda mark: min(len(next(iter(_parse([each], mark)), [])) for each in lines))
     return best if any(best in each for each in lines) else None
 
 

@@ -17,7 +17,7 @@ def read_text(content: Content, request: Request, *, key: bytes, position: tuple
 
     `position` comes with the request from `cursors.unseal`. The key seals the cursor of the next page."""
     if request.query is not None or request.diff is not None:
-        raise InvalidArgument("a query or a diff does not read text", hint="use lines, chars or grep")
+        raise InvalidArgument("a query or a diff does not read text", hint="use lines or grep")
     text = Text(content)
     if request.grep is not None:
         part = grep.search(text, request, position)

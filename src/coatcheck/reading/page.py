@@ -103,7 +103,7 @@ class Request:
         if len(ways) > 1 and ways != ["lines", "grep"]:
             raise InvalidArgument(
                 f"{' and '.join(ways)} do not go together",
-                hint="use one of lines, chars, grep, query and diff; only lines and grep combine",
+                hint="ask for one at a time; only lines and grep combine",
             )
         if self.grep is None:
             extra = [name for name in ("context", "ignore_case", "invert", "literal") if getattr(self, name)]

@@ -33,7 +33,7 @@ _ANSWERS: Final = (
     (("sequence: \\h", "sequence: \\R"), "RE2 does not know that class", "use [ \\t], or \\s"),
 )  # fmt: skip
 _BACK_REFERENCE: Final = re.compile(r"sequence: \\[1-9k]")
-_PLAIN: Final = "check the pattern, or add literal=true to search for the text as it is"
+_PLAIN: Final = "check the pattern, and write a backslash before what is meant as it stands"
 
 
 class Hit(NamedTuple):

@@ -79,7 +79,7 @@ def find(text: Text, pattern: Pattern, giant: Giant) -> Found | None:
         if monotonic() > deadline:
             raise LimitExceeded(
                 f"line {giant.number} has {giant.end - giant.start:,} bytes, too many for this pattern",
-                hint="use a simpler pattern, or literal=true",
+                hint="use a simpler pattern",
             )
         low = max(giant.start, at - OVERLAP - _AROUND)
         high = min(giant.end, at + _STEP + _AROUND)

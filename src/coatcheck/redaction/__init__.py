@@ -13,6 +13,7 @@ from typing import Any, Final
 from .keys import addresses, private_keys
 from .names import NAME, label_of, named
 from .span import MARK, Span
+from .suspects import is_suspect
 from .tokens import HINT, tokens
 
 __all__ = ["CONTEXT", "MARK", "Span", "mask", "mask_value", "spans"]
@@ -78,6 +79,8 @@ def _with_masked_keys(value: dict[Any, Any]) -> dict[Any, Any]:
 
 def spans(text: str) -> list[Span]:
     """The secrets of a text in order, none overlapping another."""
+    if not is_suspect(text):
+        return []
     low = text.lower()
     if len(low) != len(text):  # a few letters become two
         low = text.translate(_LOWER)

@@ -23,7 +23,7 @@ _WORD_OF_NAME: Final = (
     r"k(?:en(?<=token)|ey|ie(?<=cookie))|w(?:or[dt](?<=passwor[dt])|d(?<=passwd)|d(?<=pwd))|phrase(?<=passphrase)"
     r"|cret(?<=secret)|uth(?<=auth)(?:orization)?|bearer|psessid|jsessionid|g(?<=sig)(?<![a-z]sig)|gnature(?<=signature)"
 )
-_KEYS: Final = (
+KEYS: Final = (
     "api", "access", "account", "auth", "private", "encryption", "signing", "master", "session", "client", "secret",
     "subscription", "hmac", "jwt", "service", "storage",
 )  # fmt: skip
@@ -136,7 +136,7 @@ def _authorization(text: str, low: str, at: int, *, is_header: bool) -> Span | N
 def _is_named_secret(low: str, word: str, start: int) -> bool:
     """Whether what stands before a word leaves it the name of a secret: `api_key` but not `cache_key`."""
     if word == "key":
-        return low[max(0, start - 16) : start].rstrip("_-. ").endswith(_KEYS)
+        return low[max(0, start - 16) : start].rstrip("_-. ").endswith(KEYS)
     return word != "ken" or not low[max(0, start - 16) : start - 2].rstrip("_-. ").endswith(_DULL_BEFORE)
 
 

@@ -22,7 +22,7 @@ class _Shape(NamedTuple):
     before: str = _WORD  # what may not stand before it
 
 
-_SHAPES: Final = (
+SHAPES: Final = (
     _Shape("aws key", "", rf"A[KS]IA[A-Z2-7]{{16}}(?![{_WORD}]){_AWS_SECRET}", _BASE64),
     _Shape("google key", "", r"AIza[\w-]{35}", _BASE64),
     _Shape("twilio key", "", rf"SK[0-9a-f]{{32}}(?![{_WORD}])", _BASE64),
@@ -54,7 +54,7 @@ _SHAPES: Final = (
     _Shape("discord webhook", "discord", r"\.com/api/webhooks/\d{10,24}/[\w-]{20,}+"),
     _Shape("discord webhook", "discordapp", r"\.com/api/webhooks/\d{10,24}/[\w-]{20,}+"),
 )
-_LEADS: Final = tuple(re.compile(f"(?:{shape.lead})\\Z") for shape in _SHAPES)
+_LEADS: Final = tuple(re.compile(f"(?:{shape.lead})\\Z") for shape in SHAPES)
 _LONGEST_LEAD: Final = 16
 _PEEK: Final = {"_": r"(?=[\w+/=-]{10})", "-": r"(?=[\w.-]{10})", ".": r"(?=[\w-]{16}|com/)", "A": "", "S": ""}
 
@@ -62,7 +62,7 @@ _PEEK: Final = {"_": r"(?=[\w+/=-]{10})", "-": r"(?=[\w.-]{10})", ".": r"(?=[\w-
 def _alternatives(first: str) -> str:
     """All shapes whose rest begins with this character. It is matched once for them all: `re` skips ahead to it."""
     shapes = []
-    for at, shape in enumerate(_SHAPES):
+    for at, shape in enumerate(SHAPES):
         rest = shape.rest.removeprefix("\\")
         if rest[0] == first:
             lead = f"(?<={shape.lead}[{first}])" if shape.lead else ""
@@ -84,7 +84,7 @@ def tokens(text: str) -> Iterator[Span]:
     for match in _TOKEN.finditer(text):
         at = int(str(match.lastgroup)[1:])
         lead = _LEADS[at].search(text[max(0, match.start() - _LONGEST_LEAD) : match.start()])
-        yield Span(match.start() - (len(lead.group()) if lead else 0), match.end(), _SHAPES[at].label)
+        yield Span(match.start() - (len(lead.group()) if lead else 0), match.end(), SHAPES[at].label)
     if "eyJ" in text:
         yield from (Span(*match.span(), "jwt") for match in _JWT.finditer(text))
     if ":AA" in text:

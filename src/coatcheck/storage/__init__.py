@@ -14,6 +14,8 @@ from math import inf
 from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
+from coatcheck.errors import Fenced
+from coatcheck.ids import clip
 from coatcheck.refs import Blob, Ref
 
 Gone = Literal["expired", "damaged"]
@@ -89,6 +91,25 @@ class Limits:
 
     store_quota: int | None = None
     grace: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who claimed a session last, and when it last claimed or wrote. Only this very token passes for the claim's."""
+
+    token: int
+    holder: str
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One entry of a series that belongs to a session. `token` is the claim under which it was written, if any."""
+
+    seq: int
+    at: float
+    token: int | None
+    body: bytes
 
 
 _NO_LIMITS = Limits()
@@ -182,7 +203,14 @@ class Catalog(Protocol):
         replaces it; the copy that lost is left to a sweep. Inline content always replaces what is stored. With `reuse`
         the blob must be the catalog's own: False, and nothing is changed, where it is gone meanwhile. A ref that
         equals the newest one of its artifact, under its name too, is not doubled. A session that is past its expiry by
-        more than the grace period gets tombstones for what it held before. Raises `QuotaExceeded`."""
+        more than the grace period gets tombstones for what it held before, and loses its records. Raises
+        `QuotaExceeded`."""
+        ...
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Puts of this thread inside are acknowledged together: each is visible at once and survives this process, and
+        all are as durable as the catalog was opened for when the context is left. Leaving it by an error is no
+        acknowledgement."""
         ...
 
     def behind(self) -> bool:
@@ -209,6 +237,11 @@ class Catalog(Protocol):
         that was said of them. With `settled=False` the answer may lack what `behind` would tell of."""
         ...
 
+    def version(self, session_id: str, name: str, digest: str) -> int:
+        """The how-many-th of this session's refs under a name is the newest to this artifact, tombstones counted; 0
+        where there is none."""
+        ...
+
     def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
         """The blob of this digest, whoever refers to it. With `settled=False`, one that another process put a moment
         ago may be missed."""
@@ -232,17 +265,76 @@ class Catalog(Protocol):
         it."""
         ...
 
+    def claim(
+        self,
+        session: SessionInfo,
+        holder: str,
+        *,
+        at: float,
+        idle: float = 0.0,
+        instead_of: int | None = None,
+        grace: float = 0.0,
+    ) -> int:
+        """A new fencing token for this session, larger than every one before, even where the session ended and began
+        anew. From now on it alone passes; an empty `holder` gives the claim up. Adds the session where it is new, and
+        counts it as used, as `put` does. Raises `Fenced` and changes nothing where another holder's claim was used less
+        than `idle` seconds before, and with `instead_of` unless that is the newest token (0: nobody has claimed it)."""
+        ...
+
+    def claimant(self, session_id: str) -> Claimant | None:
+        """The newest claim; None where nobody holds one."""
+        ...
+
+    def record(
+        self,
+        session: SessionInfo,
+        series: str,
+        body: bytes,
+        *,
+        at: float,
+        token: int | None = None,
+        keep: int | None = None,
+        grace: float = 0.0,
+    ) -> int:
+        """Append to a series of the session; its number there: one more than that of the newest, 1 for the first.
+
+        Adds the session where it is new, and counts it as used, as `put` does; where it is past its expiry by more than
+        the grace period, its older records go first. With a `token` that is not that of the session's newest claim it
+        raises `Fenced`, and nothing is changed; else the claim counts as used. With `keep`, only so many of the newest
+        stay."""
+        ...
+
+    def records(
+        self,
+        session_id: str,
+        series: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        newest: bool = False,
+    ) -> list[Record]:
+        """Records with numbers between these two, oldest first, or with `newest` from the newest on; at most `limit`.
+        They stay until the session ends, or `expire` finds it expired. Raises `Damaged` where a body is not what was
+        written."""
+        ...
+
+    def series(self, session_id: str) -> list[str]:
+        """The series of this session that have records, in order."""
+        ...
+
     def pin(self, session_id: str, digest: str, pinned: bool) -> int:
         """Pin or unpin a session's refs to an artifact; how many there were."""
         ...
 
     def remove(self, session_id: str, digest: str | None = None, *, end: bool = False) -> Freed:
-        """Remove a session's refs to an artifact, or all of them; with `end` the session and its tombstones too."""
+        """Remove a session's refs to an artifact, or all of them; with `end` the session, its tombstones, its records
+        and its claim too."""
         ...
 
     def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
-        """Turn every ref that had expired at this moment into a tombstone, drop tombstones and empty sessions that
-        expired before `forget_before`, and blobs that nothing refers to."""
+        """Turn every ref that had expired at this moment into a tombstone, drop the records of sessions that had,
+        tombstones and empty sessions that expired before `forget_before`, and blobs that nothing refers to."""
         ...
 
     def relocate(self, old: Blob, new: Blob) -> bool:
@@ -298,24 +390,52 @@ class Match(NamedTuple):
     score: float
 
 
+class Held(NamedTuple):
+    """What a session says of an artifact that it holds, and when its own time to live is over."""
+
+    said: list[str]
+    expires: float | None
+
+
+class Mark(NamedTuple):
+    """How far a session was followed: when it was made, and the newest of its refs that is indexed."""
+
+    created: float
+    seq: int
+    digest: str
+
+
 class PassageIndex(Protocol):
-    """Full-text search: passages of text artifacts, and what sessions say of them. Derived from the store; asked only
-    with the list of artifacts that the asker may see."""
+    """Full-text search: passages of text artifacts, and what sessions say of them. It is derived from the store, and
+    only proposes: whoever asks checks each match against the store. Every method is safe to call from many threads."""
+
+    def followed(self, session_id: str) -> Mark | None:
+        """How far a session was followed; None where it never was."""
+        ...
 
     def missing(self, digests: Iterable[str]) -> list[str]:
         """Those artifacts whose content is not indexed yet."""
         ...
 
-    def add(self, digest: str, passages: Iterable[Passage]) -> None:
-        """Index an artifact's content, which may be no passages at all."""
+    def add(self, contents: Mapping[str, Iterable[Passage]]) -> None:
+        """Index the contents of artifacts, each of which may be no passages at all."""
         ...
 
-    def describe(self, session_id: str, labels: Mapping[str, str]) -> None:
-        """Index what a session says of artifacts (digest to text), in place of what it said before."""
+    def hold(self, session_id: str, holds: Mapping[str, Held], mark: Mark | None, *, anew: bool) -> None:
+        """Note what a session holds, by digest, and how far it was followed. With `anew` that is all that it holds,
+        else it is added to what is known."""
         ...
 
-    def match(self, words: str, allowed: Iterable[str], sessions: Iterable[str], limit: int) -> list[Match]:
-        """The best passages for these words among the allowed artifacts, and among what these sessions say of them."""
+    def count(self, sessions: Iterable[str], at: float) -> int:
+        """How many artifacts these sessions hold together that do not expire before this moment."""
+        ...
+
+    def leave(self, session_id: str, digest: str | None = None) -> None:
+        """A session holds an artifact no more, or has ended."""
+        ...
+
+    def match(self, words: str, sessions: Iterable[str], limit: int) -> list[Match]:
+        """The best passages for these words in what the sessions hold, and in what they say of it."""
         ...
 
     def keep(self, is_known: Callable[[str], bool]) -> int:
@@ -323,6 +443,21 @@ class PassageIndex(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def check_idle(newest: Claimant, holder: str, at: float, idle: float) -> None:
+    """Raises `Fenced` where another holder has used its claim less than so many seconds before."""
+    if idle and newest.holder not in ("", holder) and at < newest.at + idle:
+        raise Fenced(
+            f"{clip(newest.holder)} holds the claim and used it {max(0.0, at - newest.at):.0f} s ago",
+            hint="wait until it is done or idle; without `idle`, a claim takes over at once",
+        )
+
+
+def fenced(token: int, newest: Claimant) -> Fenced:
+    """The error for a token that is not the newest."""
+    now = f"{clip(newest.holder)} holds it with token {newest.token}" if newest.holder else "nobody holds it now"
+    return Fenced(f"token {token} is not that of the session's claim: {now}")
 
 
 def newest_of_each(entries: list[Entry]) -> list[Entry]:

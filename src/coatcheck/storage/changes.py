@@ -34,7 +34,7 @@ class Changes:
 
     def put(self, entry: Entry, *, heal: bool, grace: float) -> None:
         ref, digest = entry.ref, bytes.fromhex(entry.ref.artifact_id)
-        session_key, seq = self._session_for(entry, grace)
+        session_key, seq = self.session_for(entry.session, ref.created, grace)
         blob_key = self._blob_for(entry, digest, heal)
         held = self._one(
             "SELECT seq, name, codec, media_type, kind, tool, call_id, producer, parents, summary, expires_at, pinned,"
@@ -142,6 +142,7 @@ class Changes:
         self._run(f"DELETE FROM {source} WHERE {where}", values)
         self._run(f"DELETE FROM shown WHERE {where}", values)
         if end:
+            self._run("DELETE FROM record WHERE session_key = ?", (found[0],))
             self._run("DELETE FROM session WHERE session_key = ?", (found[0],))
         return self._let_go(refs)
 
@@ -174,6 +175,7 @@ class Changes:
         )
         self._run(
             "DELETE FROM session WHERE ttl IS NOT NULL AND used_at + ttl < ?"
+            " AND NOT EXISTS (SELECT 1 FROM record WHERE record.session_key = session.session_key)"
             " AND NOT EXISTS (SELECT 1 FROM ref WHERE ref.session_key = session.session_key)",
             (before,),
         )
@@ -236,8 +238,8 @@ class Changes:
             self._drop_unreferenced()
         return problems
 
-    def _session_for(self, entry: Entry, grace: float) -> tuple[int, int]:
-        info, now = entry.session, entry.ref.created
+    def session_for(self, info: SessionInfo, now: float, grace: float) -> tuple[int, int]:
+        """The key of a session that is being used now, and the number of its next ref; it is added where it is new."""
         found = self._one(
             "SELECT session_key, next_seq, ttl, used_at FROM session WHERE session_id = ?", (info.session_id,)
         )
@@ -257,6 +259,7 @@ class Changes:
                     (key,),
                 ).fetchall()
             )
+            self._run("DELETE FROM record WHERE session_key = ?", (key,))
         if now > used:
             self._run("UPDATE session SET used_at = ? WHERE session_key = ?", (now, key))
         return key, seq

@@ -31,6 +31,7 @@ from coatcheck.storage.changes import Changes, is_damage
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.forks import unwatch, watch
 from coatcheck.storage.journal import START, Journal
+from coatcheck.storage.records import Records
 from coatcheck.storage.reserve import Reserve
 from coatcheck.storage.rows import Row
 
@@ -75,6 +76,7 @@ class Database:
                 self._writer = self._connect()
                 try:
                     self._changes = Changes(self._writer, self._is_readable)
+                    self._records = Records(self._writer, self._changes)
                     self._prepare()
                 except BaseException:
                     self._writer.close()
@@ -139,11 +141,14 @@ class Database:
 
     @contextmanager
     def _change(
-        self, doing: str, *, durable: bool = True, always: bool = False, freeing: bool = False
+        self, doing: str, *, durable: bool = True, always: bool = False, freeing: bool = False, adding: bool = False
     ) -> Iterator[None]:
-        """One transaction on all that was put so far. What frees space may use the space that is kept in reserve."""
+        """One transaction on all that was put so far. What frees space may use the space that is kept in reserve; what
+        adds to the store waits until that is whole again."""
         with self._exclusive(doing):
             self._refresh_and_catch_up()
+            if adding and self._journal.strained:
+                self._reserve.fill(self._journal)
             with self._roomy() if freeing else contextlib.nullcontext():
                 self._writer.execute("BEGIN IMMEDIATE")
                 try:
@@ -362,6 +367,7 @@ class Database:
     def _take_own_connections(self) -> None:
         self._writer = self._connect()
         self._changes = Changes(self._writer, self._is_readable)
+        self._records = Records(self._writer, self._changes)
         self._is_forked = False
         self._refresh_and_catch_up()
 

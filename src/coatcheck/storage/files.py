@@ -22,7 +22,7 @@ from coatcheck.errors import NotFound, StoreClosed, StoreUnavailable, storage_er
 from coatcheck.refs import Blob, Coding
 from coatcheck.storage import seekable
 from coatcheck.storage.disk import Disk, open_folder
-from coatcheck.storage.frames import FRAME, Framed, Framer, check_frame
+from coatcheck.storage.frames import FRAME, Framed, FramedChunks, Framer, check_frame
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PLACE = re.compile(r"[0-9a-f]{16}\.(raw|zst)")
@@ -48,8 +48,9 @@ class FileBlobs:
         framer = Framer(digest)
         if isinstance(chunks, list) and digest is not None:
             with self._staged(chunks, "raw") as staged:
-                staged.unframed = framer, chunks
-                staged.framed = Framed(digest, sum(map(len, chunks)), b"")
+                known = isinstance(chunks, FramedChunks)
+                staged.unframed = None if known else (framer, chunks)
+                staged.framed = Framed(digest, sum(map(len, chunks)), chunks.frames if known else b"")
                 yield staged
             return
         with self._staged(framer.through(chunks), "raw") as staged:

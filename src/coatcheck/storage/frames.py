@@ -74,6 +74,21 @@ class Framer:
         self._room = FRAME
 
 
+class FramedChunks(list[bytes]):
+    """Chunks whose frames are known: a blob store that sees this need not make them again."""
+
+    def __init__(self, chunks: Iterable[bytes], frames: bytes) -> None:
+        super().__init__(chunks)
+        self.frames = frames
+
+
+def frames_of(data: bytes) -> bytes:
+    """The frames of bytes that are all here."""
+    framer = Framer("")
+    framer.update(data)
+    return framer.finish().frames
+
+
 def check_frame(frames: bytes, index: int, data: bytes | memoryview, what: str) -> None:
     """Raise `Damaged` unless this is what the frame held when it was written."""
     at = index * _RECORD.size

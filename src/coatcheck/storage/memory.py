@@ -7,25 +7,31 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from coatcheck.errors import NotFound, QuotaExceeded, StoreClosed
 from coatcheck.refs import Blob
 from coatcheck.storage import (
     _NO_LIMITS,
     _NOTHING,
+    Claimant,
     Entry,
     Freed,
     Gone,
     Limits,
     Ranges,
+    Record,
     SessionInfo,
     Totals,
+    check_idle,
+    fenced,
     merged,
     newest_of_each,
 )
 from coatcheck.storage.frames import FRAME, Framer, check_frame
+from coatcheck.storage.holdings import UNCLAIMED, Holdings
 
 
 class MemoryBlobs:
@@ -114,17 +120,6 @@ class _StagedBytes:
         return self.blob
 
 
-@dataclass
-class _Session:
-    info: SessionInfo
-    entries: list[Entry] = field(default_factory=list)  # oldest first
-    next_seq: int = 1
-    shown: dict[str, Ranges] = field(default_factory=dict)
-
-    def live(self) -> list[Entry]:
-        return [entry for entry in self.entries if not entry.gone]
-
-
 class MemoryCatalog:
     """Sessions and refs in dicts. Content stays with the blobs, so every blob takes the same way."""
 
@@ -132,8 +127,9 @@ class MemoryCatalog:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Holdings] = {}
         self._blobs: dict[str, Blob] = {}
+        self._fence = 0
         self._secret = secrets.token_bytes(16)
         self._closed = False
 
@@ -144,8 +140,11 @@ class MemoryCatalog:
 
     def open_session(self, info: SessionInfo) -> None:
         with self._open():
-            held = self._sessions.setdefault(info.session_id, _Session(info))
+            held = self._sessions.setdefault(info.session_id, Holdings(info))
             held.info = replace(held.info, parent=info.parent, ttl=info.ttl, quota=info.quota)
+
+    def batch(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def put(self, entry: Entry, *, limits: Limits = _NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
         with self._open():
@@ -154,23 +153,19 @@ class MemoryCatalog:
             if reuse and (known is None or known.place != entry.blob.place):
                 return False
             self._check_quota(entry, limits)
-            held = self._sessions.setdefault(
-                entry.session.session_id, _Session(replace(entry.session, created=now, used=now, used_bytes=0))
-            )
-            if held.info.ttl is not None and held.info.used + held.info.ttl + limits.grace <= now:
-                self._bury(held, [e for e in held.live() if not e.ref.pinned])
-            held.info = replace(held.info, used=max(held.info.used, now))
+            held = self._used(entry.session, now, limits.grace)
             if known is None or heal:
                 self._blobs[digest] = replace(entry.blob, used=now)
                 self._revive(digest)
-            live = [e for e in held.entries if e.ref.artifact_id == digest and not e.gone]
+            of_digest = held.of(digest)
+            live = [e for e in of_digest if not e.gone]
             if live and live[-1].ref.pinned:  # a pin is on the artifact: it covers refs that come later
                 entry = replace(entry, ref=replace(entry.ref, pinned=True))
             if live and self._same(held, live[-1], entry):
                 return True
-            if not live:
-                held.entries = [e for e in held.entries if e.ref.artifact_id != digest]
-            held.entries.append(replace(entry, content=None, gone=None, seq=held.next_seq))
+            if of_digest and not live:
+                held.replace([e for e in held.entries if e.ref.artifact_id != digest])
+            held.add(replace(entry, content=None, gone=None, seq=held.next_seq))
             held.next_seq += 1
             return True
 
@@ -193,18 +188,22 @@ class MemoryCatalog:
             held = self._sessions.get(session_id)
             if held is None:
                 return []
-            found = [
-                entry
-                for entry in reversed(held.entries)
-                if (prefix is None or entry.ref.artifact_id.startswith(prefix))
-                and (name is None or entry.ref.name == name)
-                and (before is None or entry.seq < before)
-            ]
+            if prefix is not None:
+                found = newest_of_each(held.of(prefix)[::-1])[:limit]
+            elif name is not None:
+                found = held.named(name)[::-1][:limit]
+            else:
+                found = list(islice(held.newest(before), limit))
             told = self._told(held)
             return [
-                replace(entry, blob=self._blobs.get(entry.ref.artifact_id, entry.blob), session=told)
-                for entry in (found if prefix is None else newest_of_each(found))[:limit]
+                replace(entry, blob=self._blobs.get(entry.ref.artifact_id, entry.blob), session=told) for entry in found
             ]
+
+    def version(self, session_id: str, name: str, digest: str) -> int:
+        with self._open():
+            held = self._sessions.get(session_id)
+            named = [entry.ref.artifact_id for entry in held.named(name)] if held else []
+            return len(named) - named[::-1].index(digest) if digest in named else 0
 
     def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
         with self._open():
@@ -235,13 +234,81 @@ class MemoryCatalog:
                 if blob := self._blobs.get(digest):
                     self._blobs[digest] = replace(blob, used=max(blob.used, at))
 
+    def claim(
+        self,
+        session: SessionInfo,
+        holder: str,
+        *,
+        at: float,
+        idle: float = 0.0,
+        instead_of: int | None = None,
+        grace: float = 0.0,
+    ) -> int:
+        with self._open():
+            self._check_fence(session.session_id, instead_of)
+            known = self._sessions.get(session.session_id)
+            check_idle(known.claim if known else UNCLAIMED, holder, at, idle)
+            held = self._used(session, at, grace)
+            self._fence += 1
+            held.claim = Claimant(self._fence, holder, at)
+            return self._fence
+
+    def claimant(self, session_id: str) -> Claimant | None:
+        with self._open():
+            held = self._sessions.get(session_id)
+            return held.claim if held and held.claim.holder else None
+
+    def record(
+        self,
+        session: SessionInfo,
+        series: str,
+        body: bytes,
+        *,
+        at: float,
+        token: int | None = None,
+        keep: int | None = None,
+        grace: float = 0.0,
+    ) -> int:
+        with self._open():
+            self._check_fence(session.session_id, token)
+            held = self._used(session, at, grace)
+            records = held.records.setdefault(series, [])
+            records.append(Record(records[-1].seq + 1 if records else 1, at, token, body))
+            if token is not None:
+                held.claim = replace(held.claim, at=max(held.claim.at, at))
+            if keep is not None:
+                del records[:-keep]
+            return records[-1].seq
+
+    def records(
+        self,
+        session_id: str,
+        series: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        newest: bool = False,
+    ) -> list[Record]:
+        with self._open():
+            held = self._sessions.get(session_id)
+            records = held.records.get(series, []) if held else []
+            found = [one for one in records if one.seq > after and (before is None or one.seq < before)]
+            return (found[::-1] if newest else found)[:limit]
+
+    def series(self, session_id: str) -> list[str]:
+        with self._open():
+            held = self._sessions.get(session_id)
+            return sorted(held.records) if held else []
+
     def pin(self, session_id: str, digest: str, pinned: bool) -> int:
         with self._open():
             held = self._sessions.get(session_id)
-            hits = [e for e in held.live() if e.ref.artifact_id == digest] if held else []
-            for entry in hits:
-                assert held is not None
-                held.entries[held.entries.index(entry)] = replace(entry, ref=replace(entry.ref, pinned=pinned))
+            hits = [e.seq for e in held.of(digest) if not e.gone] if held else []
+            if held and hits:
+                held.replace(
+                    [replace(e, ref=replace(e.ref, pinned=pinned)) if e.seq in hits else e for e in held.entries]
+                )
             return len(hits)
 
     def remove(self, session_id: str, digest: str | None = None, *, end: bool = False) -> Freed:
@@ -249,8 +316,8 @@ class MemoryCatalog:
             held = self._sessions.get(session_id)
             if held is None:
                 return Freed()
-            going = [e for e in held.entries if digest is None or e.ref.artifact_id == digest]
-            held.entries = [e for e in held.entries if e not in going]
+            going = held.entries if digest is None else held.of(digest)
+            held.replace([] if digest is None else [e for e in held.entries if e.ref.artifact_id != digest])
             held.shown = {} if digest is None else {d: r for d, r in held.shown.items() if d != digest}
             if end:
                 del self._sessions[session_id]
@@ -272,9 +339,11 @@ class MemoryCatalog:
                 freed += self._bury(held, refs)
             for held in list(self._sessions.values()):
                 expires = held.info.expires(0)
+                if expires is not None and expires <= at:
+                    held.records.clear()
                 if expires is not None and expires < forget_before:
-                    held.entries = held.live()
-                    if not held.entries:
+                    held.replace(held.live())
+                    if not held.entries and not held.records:
                         del self._sessions[held.info.session_id]
             return freed
 
@@ -335,18 +404,31 @@ class MemoryCatalog:
                 raise StoreClosed("the store is closed")
             yield
 
-    def _told(self, held: _Session) -> SessionInfo:
-        return replace(held.info, used_bytes=sum({e.ref.artifact_id: e.ref.size_bytes for e in held.live()}.values()))
+    def _told(self, held: Holdings) -> SessionInfo:
+        return replace(held.info, used_bytes=held.used_bytes)
+
+    def _used(self, info: SessionInfo, now: float, grace: float) -> Holdings:
+        """The session, which is being used now."""
+        held = self._sessions.setdefault(info.session_id, Holdings(replace(info, created=now, used=now, used_bytes=0)))
+        if held.info.ttl is not None and held.info.used + held.info.ttl + grace <= now:
+            self._bury(held, [e for e in held.live() if not e.ref.pinned])
+            held.records.clear()
+        held.info = replace(held.info, used=max(held.info.used, now))
+        return held
+
+    def _check_fence(self, session_id: str, token: int | None) -> None:
+        held = self._sessions.get(session_id)
+        newest = held.claim if held else UNCLAIMED
+        if token is not None and token != newest.token:
+            raise fenced(token, newest)
 
     def _check_quota(self, entry: Entry, limits: Limits) -> None:
         digest, size = entry.ref.artifact_id, entry.ref.size_bytes
         held, quota = self._sessions.get(entry.session.session_id), entry.session.quota
         if quota is not None:
-            live = {e.ref.artifact_id: e.ref.size_bytes for e in held.live()} if held else {}
-            if digest not in live and sum(live.values()) + size > quota:
-                raise QuotaExceeded(
-                    f"{size} bytes more would exceed the session's quota: {sum(live.values())} of {quota} are used"
-                )
+            used = held.used_bytes if held else 0
+            if not (held and held.holds(digest)) and used + size > quota:
+                raise QuotaExceeded(f"{size} bytes more would exceed the session's quota: {used} of {quota} are used")
         if limits.store_quota is not None and digest not in self._blobs:
             used = sum(blob.size for blob in self._blobs.values())
             if used + size > limits.store_quota:
@@ -354,15 +436,14 @@ class MemoryCatalog:
                     f"{size} bytes more would exceed the store's quota: {used} of {limits.store_quota} are used"
                 )
 
-    def _same(self, held: _Session, newest: Entry, entry: Entry) -> bool:
-        current = (
-            [e for e in held.entries if e.ref.name == entry.ref.name][-1:] if entry.ref.name is not None else [newest]
-        )
+    def _same(self, held: Holdings, newest: Entry, entry: Entry) -> bool:
+        current = held.named(entry.ref.name)[-1:] if entry.ref.name is not None else [newest]
         same = replace(newest.ref, created=0) == replace(entry.ref, created=0)
         return current == [newest] and same and newest.ref.expires == entry.ref.expires
 
-    def _bury(self, held: _Session, refs: list[Entry], why: Gone = "expired") -> Freed:
-        held.entries = [replace(e, gone=why) if e in refs else e for e in held.entries]
+    def _bury(self, held: Holdings, refs: list[Entry], why: Gone = "expired") -> Freed:
+        going = {e.seq for e in refs}
+        held.replace([replace(e, gone=why) if e.seq in going else e for e in held.entries])
         return self._freed(len(refs))
 
     def _freed(self, refs: int) -> Freed:
@@ -374,10 +455,9 @@ class MemoryCatalog:
 
     def _revive(self, digest: str) -> None:
         for held in self._sessions.values():
-            held.entries = [
-                replace(e, gone=None) if e.gone == "damaged" and e.ref.artifact_id == digest else e
-                for e in held.entries
-            ]
+            lost = {e.seq for e in held.of(digest) if e.gone == "damaged"}
+            if lost:
+                held.replace([replace(e, gone=None) if e.seq in lost else e for e in held.entries])
 
 
 def _expired(entry: Entry, session: SessionInfo, at: float) -> bool:

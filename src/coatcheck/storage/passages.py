@@ -1,7 +1,8 @@
 """The full-text index: passages of text artifacts, and what sessions say about them, in SQLite's FTS5.
 
 It is derived from the store and nothing else depends on it: made on the first search, filled off the put path, and
-thrown away and made again where it is damaged. It is asked only with the list of artifacts that the asker may see.
+thrown away and made again where it is damaged. It notes what each session holds and how far it has followed it, so that
+a search costs what is new and what is found, not what is there. Whoever asks checks each match against the store.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from coatcheck.errors import StoreUnavailable
-from coatcheck.storage import Match, Passage
+from coatcheck.storage import Held, Mark, Match, Passage
 from coatcheck.storage.forks import watch
 
 NAME = "search.sqlite"
-_VERSION = 1
+_VERSION = 3
+_POSTINGS = 1_000
+"""So many occurrences of its words a search ranks: where there are more, the words that tell least are left out."""
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORD = re.compile(r"\w+")
 _SAYS_NOTHING = (
@@ -37,9 +40,22 @@ _TABLES = (
     "CREATE INDEX passage_by_digest ON passage (digest, session)",
     "CREATE VIRTUAL TABLE words USING fts5 (text, tokenize = 'porter unicode61')",
     "CREATE TABLE indexed (digest TEXT PRIMARY KEY) WITHOUT ROWID",
-    """CREATE TABLE described (session TEXT, digest TEXT, label TEXT, PRIMARY KEY (session, digest))
+    """CREATE TABLE held (session TEXT, digest TEXT, label TEXT, expires REAL, PRIMARY KEY (session, digest))
         WITHOUT ROWID""",
+    "CREATE INDEX held_by_session ON held (session, expires)",
+    "CREATE TABLE followed (session TEXT PRIMARY KEY, created REAL, seq INTEGER, digest TEXT) WITHOUT ROWID",
+    "CREATE TABLE held_count (session TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID",
+    """CREATE TRIGGER held_more AFTER INSERT ON held BEGIN
+        INSERT INTO held_count VALUES (new.session, 1) ON CONFLICT DO UPDATE SET number = number + 1; END""",
+    """CREATE TRIGGER held_less AFTER DELETE ON held BEGIN
+        UPDATE held_count SET number = number - 1 WHERE session = old.session; END""",
 )
+_FOUND = """SELECT p.digest, p.first, p.last, p.start, p.end, bm25(words) AS score
+    FROM words CROSS JOIN passage p ON p.passage_key = words.rowid
+    WHERE words MATCH ? AND p.session IN ('', {sessions})"""
+_HELD = "EXISTS (SELECT 1 FROM held h WHERE h.session IN ({sessions}) AND h.digest = {digest})"
+_BEST = "ORDER BY score, digest, first LIMIT ?"
+APART = " \n"
 _T = TypeVar("_T")
 
 
@@ -54,64 +70,121 @@ class Passages:
         self._db: sqlite3.Connection | None = None
         watch(self)
 
-    def missing(self, digests: Iterable[str]) -> list[str]:
-        """Those artifacts whose content is not indexed yet."""
-        wanted = [(digest,) for digest in digests]
+    def followed(self, session_id: str) -> Mark | None:
+        """How far a session was followed; None where it never was."""
 
-        def look(db: sqlite3.Connection) -> list[str]:
-            db.execute("DELETE FROM temp.allowed")
-            db.executemany("INSERT OR IGNORE INTO temp.allowed VALUES (?)", wanted)
-            return [d for (d,) in db.execute("SELECT digest FROM temp.allowed EXCEPT SELECT digest FROM indexed")]
+        def look(db: sqlite3.Connection) -> Mark | None:
+            row = _one(db, "SELECT created, seq, digest FROM followed WHERE session = ?", session_id)
+            return None if row is None else Mark(*row)
 
         return self._run(look)
 
-    def add(self, digest: str, passages: Iterable[Passage]) -> None:
-        """Index an artifact's content, which may be no passages at all."""
-        rows = list(passages)
+    def missing(self, digests: Iterable[str]) -> list[str]:
+        """Those artifacts whose content is not indexed yet."""
+        wanted = list(digests)
+        return self._run(
+            lambda db: [d for d in wanted if _one(db, "SELECT 1 FROM indexed WHERE digest = ?", d) is None]
+        )
+
+    def add(self, contents: Mapping[str, Iterable[Passage]]) -> None:
+        """Index the contents of artifacts, each of which may be no passages at all."""
 
         def insert(db: sqlite3.Connection) -> None:
-            if _one(db, "SELECT 1 FROM indexed WHERE digest = ?", digest) is None:
-                for row in rows:
-                    _insert(db, digest, "", row)
-                db.execute("INSERT INTO indexed VALUES (?)", (digest,))
+            for digest, rows in contents.items():
+                if _one(db, "SELECT 1 FROM indexed WHERE digest = ?", digest) is None:
+                    for row in rows:
+                        _insert(db, digest, "", row)
+                    db.execute("INSERT INTO indexed VALUES (?)", (digest,))
 
         self._run(insert)
 
-    def describe(self, session_id: str, labels: Mapping[str, str]) -> None:
-        """Index what a session says of artifacts (digest to text), in place of what it said before."""
+    def hold(self, session_id: str, holds: Mapping[str, Held], mark: Mark | None, *, anew: bool) -> None:
+        """Note what a session holds, by digest, and how far it was followed. With `anew` that is all that it holds,
+        else it is added to what is known."""
 
-        def replace(db: sqlite3.Connection) -> None:
-            known = dict(db.execute("SELECT digest, label FROM described WHERE session = ?", (session_id,)))
-            for digest, text in labels.items():
-                if known.get(digest) == text:
+        def note(db: sqlite3.Connection) -> None:
+            if anew:
+                for (digest,) in db.execute("SELECT digest FROM held WHERE session = ?", (session_id,)).fetchall():
+                    if digest not in holds:
+                        _leave(db, session_id, digest)
+            for digest, held in holds.items():
+                row = _one(db, "SELECT label, expires FROM held WHERE session = ? AND digest = ?", session_id, digest)
+                known, ends = (None, None) if row is None else row
+                before = [] if anew or not known else known.split(APART)
+                text = APART.join(dict.fromkeys([*before, *held.said]))
+                both = (held.expires,) if anew or row is None else (held.expires, ends)
+                ends = None if None in both else max(both)
+                db.execute(
+                    "INSERT INTO held VALUES (?, ?, ?, ?)"
+                    " ON CONFLICT DO UPDATE SET label = excluded.label, expires = excluded.expires",
+                    (session_id, digest, text, ends),
+                )
+                if text == known:
                     continue
-                db.execute("INSERT OR REPLACE INTO described VALUES (?, ?, ?)", (session_id, digest, text))
-                _delete(db, "digest = ? AND session = ?", digest, session_id)
-                _insert(db, digest, session_id, Passage(0, 0, 0, 0, text))
+                if known:
+                    _delete(db, "digest = ? AND session = ?", digest, session_id)
+                if text:
+                    _insert(db, digest, session_id, Passage(0, 0, 0, 0, text))
+            if mark is not None:
+                db.execute("INSERT OR REPLACE INTO followed VALUES (?, ?, ?, ?)", (session_id, *mark))
 
-        self._run(replace)
+        self._run(note)
 
-    def match(self, words: str, allowed: Iterable[str], sessions: Iterable[str], limit: int) -> list[Match]:
-        """The best passages for these words among the allowed artifacts, and among what these sessions say of them."""
+    def count(self, sessions: Iterable[str], at: float) -> int:
+        """How many artifacts these sessions hold together that do not expire before this moment."""
+        wanted = list(sessions)
+        marks = ", ".join("?" * len(wanted))
+        distinct = f"SELECT count(DISTINCT digest) FROM held WHERE session IN ({marks}) AND coalesce(expires, ?) >= ?"
+
+        def look(db: sqlite3.Connection) -> int:
+            if len(wanted) > 1:
+                return int(db.execute(distinct, (*wanted, at, at)).fetchone()[0])
+            row = _one(db, "SELECT number FROM held_count WHERE session = ?", *wanted)
+            gone = db.execute("SELECT count(*) FROM held WHERE session = ? AND expires < ?", (*wanted, at)).fetchone()
+            return int(row[0] - gone[0]) if row else 0
+
+        return self._run(look)
+
+    def leave(self, session_id: str, digest: str | None = None) -> None:
+        """A session holds an artifact no more, or has ended."""
+
+        def drop(db: sqlite3.Connection) -> None:
+            if digest is not None:
+                _leave(db, session_id, digest)
+                return
+            for (each,) in db.execute("SELECT digest FROM held WHERE session = ?", (session_id,)).fetchall():
+                _leave(db, session_id, each)
+            db.execute("DELETE FROM followed WHERE session = ?", (session_id,))
+
+        if self._db is None and (self._path is None or not self._path.exists()):
+            return
+        try:
+            self._run(drop)
+        except StoreUnavailable:  # no space, or worse: forgetting does not fail for it
+            with self._lock:
+                self._discard()
+
+    def match(self, words: str, sessions: Iterable[str], limit: int) -> list[Match]:
+        """The best passages for these words in what the sessions hold, and in what they say of it.
+
+        Where the words occur very often, the rarest of them decide, and of a single such word the newest places."""
         terms = terms_of(words)
-        if not terms:
-            return []
-        query = " OR ".join(f'"{term}"' for term in dict.fromkeys(terms[:64]))
-        digests, scopes = [(d,) for d in allowed], [(s,) for s in ("", *sessions)]
+        scope = list(sessions)
+        marks = ", ".join("?" * len(scope))
+        found = _FOUND.format(sessions=marks)
 
         def ask(db: sqlite3.Connection) -> list[Match]:
-            db.execute("DELETE FROM temp.allowed")
-            db.execute("DELETE FROM temp.scope")
-            db.executemany("INSERT OR IGNORE INTO temp.allowed VALUES (?)", digests)
-            db.executemany("INSERT OR IGNORE INTO temp.scope VALUES (?)", scopes)
-            rows = db.execute(
-                "SELECT p.digest, p.first, p.last, p.start, p.end, words.rank FROM words JOIN passage p"
-                " ON p.passage_key = words.rowid JOIN temp.allowed a ON a.digest = p.digest"
-                " JOIN temp.scope s ON s.session = p.session WHERE words MATCH ?"
-                " ORDER BY words.rank, p.digest, p.first LIMIT ?",
-                (query, limit),
-            )
-            return [Match(*row) for row in rows]
+            telling, is_bounded = _telling(db, list(dict.fromkeys(terms))[:64])
+            query = " OR ".join(telling)
+            if not query:
+                return []
+            if is_bounded:  # all can be ranked, and whose they are be asked of the best alone
+                held = _HELD.format(sessions=marks, digest="digest")
+                sql = f"SELECT * FROM ({found} ORDER BY score, p.digest, p.first) WHERE {held} {_BEST}"
+                return [Match(*row) for row in db.execute(sql, (query, *scope, *scope, limit))]
+            held = _HELD.format(sessions=marks, digest="p.digest")
+            sql = f"SELECT * FROM ({found} AND {held} ORDER BY words.rowid DESC LIMIT ?) {_BEST}"
+            return [Match(*row) for row in db.execute(sql, (query, *scope, *scope, max(limit, _POSTINGS), limit))]
 
         return self._run(ask)
 
@@ -119,12 +192,12 @@ class Passages:
         """Drop artifacts that the store does not know any more, and every trace of their words. How many there were."""
 
         def drop(db: sqlite3.Connection) -> int:
-            digests = [d for (d,) in db.execute("SELECT digest FROM indexed UNION SELECT digest FROM described")]
+            digests = [d for (d,) in db.execute("SELECT digest FROM indexed UNION SELECT digest FROM held")]
             gone = [digest for digest in digests if not is_known(digest)]
             for digest in gone:
                 _delete(db, "digest = ?", digest)
                 db.execute("DELETE FROM indexed WHERE digest = ?", (digest,))
-                db.execute("DELETE FROM described WHERE digest = ?", (digest,))
+                db.execute("DELETE FROM held WHERE digest = ?", (digest,))
             if gone:
                 db.execute("INSERT INTO words (words) VALUES ('rebuild')")
             return len(gone)
@@ -197,15 +270,13 @@ class Passages:
             db.execute("PRAGMA secure_delete = ON")
             db.execute("PRAGMA trusted_schema = OFF")
             self._make(db)
-            db.execute("CREATE TEMP TABLE allowed (digest TEXT PRIMARY KEY) WITHOUT ROWID")
-            db.execute("CREATE TEMP TABLE scope (session TEXT PRIMARY KEY) WITHOUT ROWID")
             self._db = db
         return self._db
 
     def _make(self, db: sqlite3.Connection) -> None:
         db.execute("BEGIN IMMEDIATE")
         if db.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
-            for table in ("passage", "words", "indexed", "described"):
+            for table in ("passage", "words", "indexed", "described", "held", "followed", "held_count"):
                 db.execute(f"DROP TABLE IF EXISTS {table}")
             for statement in _TABLES:
                 db.execute(statement)
@@ -248,6 +319,33 @@ def _delete(db: sqlite3.Connection, where: str, *values: str) -> None:
     db.executemany("DELETE FROM passage WHERE passage_key = ?", keys)
 
 
-def _one(db: sqlite3.Connection, sql: str, *values: str) -> tuple[object, ...] | None:
-    row: tuple[object, ...] | None = db.execute(sql, values).fetchone()
+def _leave(db: sqlite3.Connection, session_id: str, digest: str) -> None:
+    db.execute("DELETE FROM held WHERE session = ? AND digest = ?", (session_id, digest))
+    _delete(db, "digest = ? AND session = ?", digest, session_id)
+
+
+def _telling(db: sqlite3.Connection, terms: list[str]) -> tuple[list[str], bool]:
+    """The words that occur, as the index takes them, the rarest first and as many as can be ranked, at least one; and
+    whether all that they occur in can be."""
+    counts = []
+    for term in terms:
+        quoted = f'"{term}"'
+        row = db.execute(
+            "SELECT count(*) FROM (SELECT 1 FROM words WHERE words MATCH ? LIMIT ?)", (quoted, _POSTINGS + 1)
+        ).fetchone()
+        if row[0]:
+            counts.append((row[0], quoted))
+    counts.sort(key=lambda each: each[0])
+    total = 0
+    kept: list[str] = []
+    for count, quoted in counts:
+        total += count
+        if kept and total > _POSTINGS:
+            break
+        kept.append(quoted)
+    return kept, sum(count for count, _ in counts[: len(kept)]) <= _POSTINGS
+
+
+def _one(db: sqlite3.Connection, sql: str, *values: str) -> tuple[Any, ...] | None:
+    row: tuple[Any, ...] | None = db.execute(sql, values).fetchone()
     return row

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from coatcheck.storage import (
     newest_of_each,
 )
 from coatcheck.storage.postgres import Connections, Db
+from coatcheck.storage.postgres_records import OF_SESSION, PostgresRecords
 
 INLINE: Final = 64 * 1024
 _PAGE: Final = 256
@@ -38,7 +40,7 @@ _SESSION: Final = "s.session_id, s.parent, s.ttl, s.quota, s.created_at, s.used_
 _BLOB: Final = "b.digest, b.size, b.coding, b.place, b.frames, b.used_at"
 _REF: Final = """r.seq, r.digest, r.size, r.name, r.codec, r.media_type, r.kind, r.tool, r.call_id, r.producer,
     r.parents, r.summary, r.created_at, r.expires_at, r.pinned, r.granted_by, r.request, r.gone"""
-_WHOSE: Final = "s.tenant = %(tenant)s AND sha256(s.session_id) = sha256(%(session)s)"
+_WHOSE: Final = OF_SESSION
 _JOINED: Final = """FROM session s JOIN ref r ON r.session_key = s.session_key
     LEFT JOIN blob b ON b.tenant = r.tenant AND b.digest = r.digest"""
 _DEAD: Final = "NOT r.pinned AND r.gone IS NULL AND (s.used_at + s.ttl <= %(at)s OR r.expires_at <= %(at)s)"
@@ -50,14 +52,13 @@ _STRAY: Final = (
 )
 
 
-class PostgresCatalog:
-    """Sessions, refs, names and small content of one tenant."""
+class PostgresCatalog(PostgresRecords):
+    """Sessions, refs, names, records and small content of one tenant."""
 
     inline_limit = INLINE
 
     def __init__(self, connections: Connections) -> None:
-        self._connections = connections
-        self._tenant = connections.tenant
+        super().__init__(connections)
         self._uri = connections.address
 
     def session(self, session_id: str) -> SessionInfo | None:
@@ -101,6 +102,9 @@ class PostgresCatalog:
 
         return self._connections.once(change, "putting an artifact")
 
+    def batch(self) -> AbstractContextManager[None]:
+        return nullcontext()  # a put is committed when it returns
+
     def behind(self) -> bool:
         return False
 
@@ -133,6 +137,15 @@ class PostgresCatalog:
         )
         entries = [_entry_of(row) for row in rows]
         return entries if prefix is None else newest_of_each(entries)
+
+    def version(self, session_id: str, name: str, digest: str) -> int:
+        rows = self._ask(
+            f"SELECT count(*) FROM session s JOIN ref r USING (session_key) WHERE {_WHOSE} AND r.name = %(name)s"
+            " AND sha256(r.name) = sha256(%(name)s) AND r.seq <= (SELECT max(o.seq) FROM ref o"
+            " WHERE o.session_key = s.session_key AND o.digest = %(digest)s AND o.name = %(name)s)",
+            session=_packed(session_id), name=_packed(name), digest=bytes.fromhex(digest),
+        )  # fmt: skip
+        return int(rows[0][0])
 
     def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
         rows = self._ask(
@@ -207,11 +220,8 @@ class PostgresCatalog:
             refs = [(d, size) for d, size, why in gone if why is None]
             blobs = self._let_go(db, key, refs)
             if end:
+                db.execute("DELETE FROM record WHERE session_key = %s", (key,))
                 db.execute("DELETE FROM session WHERE session_key = %s", (key,))
-                db.execute(
-                    "DELETE FROM described WHERE tenant = %s AND sha256(session_id) = sha256(%s)",
-                    (self._tenant, _packed(session_id)),
-                )
             return _freed(len(refs), blobs)
 
         return self._connections.run(change, "forgetting")
@@ -243,8 +253,9 @@ class PostgresCatalog:
         values = {"tenant": self._tenant, "at": at, "after": after, "batch": _BATCH}
         keys = [key for (key,) in db.execute(
             "SELECT session_key FROM session s WHERE s.tenant = %(tenant)s AND session_key > %(after)s"
-            " AND (s.used_at + s.ttl <= %(at)s AND EXISTS (SELECT 1 FROM ref r WHERE r.session_key = s.session_key"
-            " AND r.gone IS NULL AND NOT r.pinned) OR session_key IN (SELECT r.session_key FROM ref r"
+            " AND (s.used_at + s.ttl <= %(at)s AND (EXISTS (SELECT 1 FROM ref r WHERE r.session_key = s.session_key"
+            " AND r.gone IS NULL AND NOT r.pinned) OR EXISTS (SELECT 1 FROM record WHERE record.session_key ="
+            " s.session_key)) OR session_key IN (SELECT r.session_key FROM ref r"
             " WHERE r.tenant = %(tenant)s AND r.expires_at <= %(at)s AND r.gone IS NULL AND NOT r.pinned))"
             " ORDER BY session_key LIMIT %(batch)s FOR UPDATE SKIP LOCKED",
             values,
@@ -259,6 +270,11 @@ class PostgresCatalog:
             blobs += db.execute(
                 f"SELECT {_BLOB} FROM bury_1(%s, %s, %s, 'expired') b", (self._tenant, key, dead)
             ).fetchall()
+        db.execute(
+            "DELETE FROM record WHERE session_key IN (SELECT session_key FROM session WHERE session_key = ANY (%s)"
+            " AND used_at + ttl <= %s)",
+            (keys, at),
+        )
         return _freed(refs, blobs), keys[-1] if len(keys) == _BATCH else 0
 
     def _drop_tombstones(self, db: Db, before: float) -> None:
@@ -269,7 +285,8 @@ class PostgresCatalog:
         db.execute("DELETE FROM ref WHERE session_key = ANY (%s) AND gone IS NOT NULL", (keys,))
         empty = [key for (key,) in db.execute(
             "DELETE FROM session s WHERE session_key = ANY (%s)"
-            " AND NOT EXISTS (SELECT 1 FROM ref r WHERE r.session_key = s.session_key) RETURNING session_key",
+            " AND NOT EXISTS (SELECT 1 FROM ref r WHERE r.session_key = s.session_key)"
+            " AND NOT EXISTS (SELECT 1 FROM record r WHERE r.session_key = s.session_key) RETURNING session_key",
             (keys,),
         )]  # fmt: skip
         db.execute("DELETE FROM shown WHERE session_key = ANY (%s)", (empty,))
@@ -351,7 +368,7 @@ class PostgresCatalog:
                         db.execute(mend, {"tenant": self._tenant})
             if repair:
                 db.execute("DELETE FROM blob WHERE tenant = %(tenant)s AND refs <= 0", {"tenant": self._tenant})
-            return problems
+            return [*problems, *self._check_records(db, repair=repair)]
 
         return self._connections.run(change, "checking the catalog")
 

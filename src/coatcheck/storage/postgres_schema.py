@@ -27,7 +27,10 @@ _FIRST: Final = (
         created_at float8 NOT NULL,
         used_at float8 NOT NULL,
         used_bytes bigint NOT NULL DEFAULT 0,
-        next_seq bigint NOT NULL DEFAULT 1) WITH (fillfactor = 70)""",
+        next_seq bigint NOT NULL DEFAULT 1,
+        token bigint NOT NULL DEFAULT 0,
+        holder bytea NOT NULL DEFAULT '',
+        claimed_at float8 NOT NULL DEFAULT 0) WITH (fillfactor = 70)""",
     "CREATE UNIQUE INDEX session_by_id ON session (tenant, sha256(session_id))",
     "CREATE INDEX session_by_expiry ON session (tenant, (used_at + ttl)) WHERE ttl IS NOT NULL",
     """CREATE TABLE blob (
@@ -84,9 +87,26 @@ _FIRST: Final = (
     "CREATE INDEX passage_by_digest ON passage (tenant, digest)",
     "CREATE INDEX passage_words ON passage USING gin (words)",
     "CREATE TABLE indexed (tenant text NOT NULL, digest bytea NOT NULL, PRIMARY KEY (tenant, digest))",
-    """CREATE TABLE described (tenant text NOT NULL, session_id bytea NOT NULL, digest bytea NOT NULL,
-        label bytea NOT NULL)""",
-    "CREATE UNIQUE INDEX described_by ON described (tenant, sha256(session_id), digest)",
+    """CREATE TABLE held (tenant text NOT NULL, session_id bytea NOT NULL, digest bytea NOT NULL, label bytea NOT NULL,
+        expires float8)""",
+    "CREATE UNIQUE INDEX held_by_session ON held (tenant, sha256(session_id), digest)",
+    "CREATE INDEX held_by_digest ON held (tenant, digest)",
+    """CREATE TABLE followed (tenant text NOT NULL, session_id bytea NOT NULL, created float8 NOT NULL,
+        seq bigint NOT NULL, digest bytea NOT NULL)""",
+    "CREATE UNIQUE INDEX followed_by_session ON followed (tenant, sha256(session_id))",
+    # Tokens are drawn for the whole schema: a session that ended and began anew never meets an old one.
+    "CREATE SEQUENCE fence",
+    """CREATE TABLE record (
+        session_key bigint NOT NULL,
+        tenant text NOT NULL,
+        series bytea NOT NULL,
+        seq bigint NOT NULL,
+        at float8 NOT NULL,
+        token bigint,
+        checksum bytea NOT NULL,
+        drawn bytea NOT NULL,
+        body bytea NOT NULL)""",
+    "CREATE UNIQUE INDEX record_by_series ON record (session_key, sha256(series), seq)",
     # One call is one transaction and one trip. The order of locks is session, refs, blob: everywhere.
     """CREATE FUNCTION put_1(
         p_tenant text, p_session bytea, p_parent bytea, p_ttl float8, p_quota bigint, p_now float8, p_grace float8,
@@ -122,6 +142,7 @@ _FIRST: Final = (
         IF s.ttl IS NOT NULL AND s.used_at + s.ttl + p_grace <= p_now THEN
             PERFORM bury_1(p_tenant, s.session_key, ARRAY(SELECT seq FROM ref
                 WHERE session_key = s.session_key AND gone IS NULL AND NOT pinned), 'expired');
+            DELETE FROM record WHERE session_key = s.session_key;
         END IF;
         IF p_reuse THEN
             SELECT * INTO b FROM blob WHERE tenant = p_tenant AND digest = p_digest AND place = p_place FOR UPDATE;
@@ -217,7 +238,7 @@ _FIRST: Final = (
     END $$""",
 )
 
-_TENANTS: Final = ("meta", "session", "blob", "ref", "shown", "passage", "indexed", "described")
+_TENANTS: Final = ("meta", "session", "blob", "ref", "shown", "passage", "indexed", "held", "followed", "record")
 _SECURED: Final = tuple(
     statement
     for table in _TENANTS

@@ -75,7 +75,24 @@ _FIRST = (
         BEGIN UPDATE meta SET value = value - old.size WHERE key = 'stored_bytes'; END""",
 )
 
-STEPS: list[tuple[str, ...]] = [_FIRST]
+# Tokens are drawn from one counter for the whole store: a session that ends and begins anew meets none of its old ones.
+_RECORDS = (
+    "ALTER TABLE session ADD COLUMN fence INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE session ADD COLUMN holder TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE session ADD COLUMN claimed_at REAL NOT NULL DEFAULT 0",
+    "INSERT INTO meta VALUES ('fence', 0)",
+    """CREATE TABLE record (
+        session_key INTEGER NOT NULL,
+        series TEXT NOT NULL,
+        seq INTEGER NOT NULL,
+        written_at REAL NOT NULL,
+        token INTEGER,
+        checksum BLOB NOT NULL,
+        body BLOB NOT NULL,
+        PRIMARY KEY (session_key, series, seq)) WITHOUT ROWID""",
+)
+
+STEPS: list[tuple[str, ...]] = [_FIRST, _RECORDS]
 
 
 def migrate(db: sqlite3.Connection, disk: Disk) -> None:

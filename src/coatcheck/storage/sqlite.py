@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from coatcheck.errors import Damaged, StoreClosed, storage_error
@@ -11,19 +14,25 @@ from coatcheck.refs import Blob
 from coatcheck.storage import (
     _NO_LIMITS,
     _NOTHING,
+    Claimant,
     Entry,
     Freed,
     Limits,
     Ranges,
+    Record,
     SessionInfo,
     Totals,
     newest_of_each,
+    records,
     rows,
 )
 from coatcheck.storage.database import Database
+from coatcheck.storage.disk import Disk
+from coatcheck.storage.journal import Mark
 from coatcheck.storage.rows import BRIEF, COLUMNS, EXPIRES, GONE, WIDTH, brief_entry_of, entry_of
 
 INLINE_LIMIT = 128 * 1024
+_LAST = (1 << 63) - 1
 _PAGES = 64  # given back in one step of compacting
 _FROM = "FROM session s JOIN ref r ON r.session_key = s.session_key LEFT JOIN blob b ON b.blob_key = r.blob_key"
 # Left to itself SQLite walks all refs of a session in the order of their seq: the index has to be named.
@@ -44,6 +53,10 @@ class SqliteCatalog(Database):
     """Sessions, refs and small blobs in one SQLite file."""
 
     inline_limit = INLINE_LIMIT
+
+    def __init__(self, root: Path, folder: int, disk: Disk) -> None:
+        super().__init__(root, folder, disk)
+        self._batch = threading.local()
 
     # Reading
 
@@ -108,6 +121,15 @@ class SqliteCatalog(Database):
         ]
         return entries if prefix is None else newest_of_each([*pending, *entries])
 
+    def version(self, session_id: str, name: str, digest: str) -> int:
+        (count,) = self._query(
+            "SELECT count(*) FROM session s JOIN ref r INDEXED BY ref_by_name ON r.session_key = s.session_key"
+            " WHERE s.session_id = ?1 AND r.name = ?2 AND r.seq <= (SELECT max(o.seq) FROM ref o INDEXED BY"
+            " ref_by_digest WHERE o.session_key = s.session_key AND o.digest = ?3 AND o.name = ?2)",
+            (session_id, name, bytes.fromhex(digest)),
+        )[0]
+        return int(count)
+
     def _put_lately(self, session_id: str, prefix: str) -> list[Entry]:
         """What this process put since it last took over the journal, newest first."""
         near = self._pending.get(prefix[:MIN_PREFIX], ())
@@ -135,6 +157,29 @@ class SqliteCatalog(Database):
                 (bytes.fromhex(digest), session_id),
             )
         )
+
+    def claimant(self, session_id: str) -> Claimant | None:
+        found = self._query(records.CLAIMANT, (session_id,))
+        return Claimant(*found[0]) if found and found[0][1] else None
+
+    def records(
+        self,
+        session_id: str,
+        series: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        newest: bool = False,
+    ) -> list[Record]:
+        found = self._query(
+            records.NEWEST_FIRST if newest else records.OLDEST_FIRST,
+            (session_id, series, after, _LAST if before is None else before, -1 if limit is None else limit),
+        )
+        return [records.record_of(row, series) for row in found]
+
+    def series(self, session_id: str) -> list[str]:
+        return [series for (series,) in self._query(records.SERIES, (session_id,))]
 
     def sessions(self) -> Iterator[SessionInfo]:
         for row in self._pages(
@@ -191,11 +236,30 @@ class SqliteCatalog(Database):
             if entry.content is None:
                 self._recent[entry.blob.digest] = entry.blob
             self._pending.setdefault(entry.ref.artifact_id[:MIN_PREFIX], []).append(entry)
+        if getattr(self._batch, "is_open", False):
+            self._batch.mark = mark
+        else:
+            self._sync_journal(mark)
+        return True
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        if getattr(self._batch, "is_open", False):
+            yield  # the outer one acknowledges
+            return
+        self._batch.is_open, self._batch.mark = True, None
+        try:
+            yield
+        finally:
+            self._batch.is_open = False
+        if self._batch.mark is not None:
+            self._sync_journal(self._batch.mark)
+
+    def _sync_journal(self, mark: Mark) -> None:
         try:
             self._journal.sync(mark)
         except OSError as error:
             raise storage_error(error, "syncing the journal") from error
-        return True
 
     def open_session(self, info: SessionInfo) -> None:
         with self._change("opening a session"):
@@ -209,6 +273,33 @@ class SqliteCatalog(Database):
     ) -> None:
         with self._change("noting use", durable=False):
             self._changes.touch(sessions, blobs, shown)
+
+    def claim(
+        self,
+        session: SessionInfo,
+        holder: str,
+        *,
+        at: float,
+        idle: float = 0.0,
+        instead_of: int | None = None,
+        grace: float = 0.0,
+    ) -> int:
+        with self._change("claiming a session", adding=True):
+            return self._records.claim(session, holder, at, idle, instead_of, grace)
+
+    def record(
+        self,
+        session: SessionInfo,
+        series: str,
+        body: bytes,
+        *,
+        at: float,
+        token: int | None = None,
+        keep: int | None = None,
+        grace: float = 0.0,
+    ) -> int:
+        with self._change("writing a record", adding=True):
+            return self._records.add(session, series, body, at, token, keep, grace)
 
     def pin(self, session_id: str, digest: str, pinned: bool) -> int:
         with self._change("pinning"):
@@ -227,9 +318,9 @@ class SqliteCatalog(Database):
         freed = Freed()
         while True:
             with self._change("expiring", freeing=True):
-                batch = self._changes.expire(at)
+                batch, records_dropped = self._changes.expire(at), self._records.expire(at)
             freed += batch
-            if not batch.refs:
+            if not batch.refs and not records_dropped:
                 break
         with self._change("expiring", freeing=True):
             self._changes.drop_tombstones(forget_before)
@@ -245,7 +336,7 @@ class SqliteCatalog(Database):
 
     def check(self, *, repair: bool) -> list[str]:
         with self._change("checking the catalog"):
-            return self._changes.check(repair=repair)
+            return [*self._changes.check(repair=repair), *self._records.check(repair=repair)]
 
     def compact(self) -> None:
         with self._exclusive("compacting the catalog"):

@@ -11,7 +11,9 @@ only part of the package that needs pytest.
 
 import pytest
 
-pytest.register_assert_rewrite("coatcheck.testing.blob_suite", "coatcheck.testing.catalog_suite")
+pytest.register_assert_rewrite(
+    "coatcheck.testing.blob_suite", "coatcheck.testing.catalog_suite", "coatcheck.testing.record_suite"
+)
 
 from coatcheck.testing.blob_suite import BlobStoreSuite  # noqa: E402 - asserts are rewritten on import, from here on
 from coatcheck.testing.catalog_suite import CatalogSuite  # noqa: E402 - likewise

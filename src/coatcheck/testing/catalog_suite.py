@@ -5,45 +5,22 @@ A catalog never looks into blobs, so most tests name copies that exist nowhere: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from coatcheck.errors import QuotaExceeded, StoreClosed
 from coatcheck.ids import digest_of
-from coatcheck.refs import Blob, Ref
-from coatcheck.storage import Catalog, Entry, Freed, Limits, SessionInfo
-from coatcheck.testing._sealed import Suite
+from coatcheck.storage import Catalog, Freed, Limits, SessionInfo
+from coatcheck.testing.entries import entry, inline
+from coatcheck.testing.record_suite import RecordSuite
 
 
-class CatalogSuite(Suite, suite=True):
+class CatalogSuite(RecordSuite, suite=True):
     """Subclass it, and provide `make_catalog`."""
-
-    shared: ClassVar[bool] = True
-    """Whether `make_catalog` with the same folder opens the same catalog again, as another process would."""
-
-    def make_catalog(self, tmp_path: Path) -> Catalog:
-        raise NotImplementedError("how is your catalog made?")
-
-    @pytest.fixture
-    def catalog(self, tmp_path: Path) -> Iterator[Catalog]:
-        made = self.make_catalog(tmp_path)
-        yield made
-        made.close()
-
-    @pytest.fixture
-    def others(self, tmp_path: Path, catalog: Catalog) -> Iterator[Catalog]:
-        """The same catalog as another process has it."""
-        if not self.shared:
-            yield catalog
-            return
-        made = self.make_catalog(tmp_path)
-        yield made
-        made.close()
 
     # Sessions
 
@@ -442,7 +419,39 @@ class CatalogSuite(Suite, suite=True):
         (found,) = catalog.find("s")
         assert found.gone is None
 
+    def test_a_version_is_the_how_many_th_put_under_a_name(self, catalog: Catalog, others: Catalog) -> None:
+        for i in (0, 1, 2, 0):
+            catalog.put(entry(str(i), name="n", call_id="c"))
+            catalog.put(entry(str(i), name="m"))
+        catalog.put(entry("9", name="n", session="other"))
+        catalog.lose(entry("1").blob)
+
+        def versions(reader: Catalog, name: str) -> list[int]:
+            return [reader.version("s", name, digest_of(str(i).encode())) for i in (0, 1, 2, 9)]
+
+        for reader in (catalog, others):
+            assert versions(reader, "n") == versions(reader, "m") == [4, 2, 3, 0]
+            assert versions(reader, "nothing") == [0, 0, 0, 0]
+        assert catalog.version("nobody", "n", digest_of(b"0")) == 0
+
     # Damage
+
+    def test_puts_of_a_batch_are_seen_at_once_and_stay(self, catalog: Catalog, others: Catalog) -> None:
+        with catalog.batch():
+            catalog.put(entry("x"))
+            with catalog.batch():
+                catalog.put(entry("y"))
+            assert len(others.find("s")) == 2
+
+        def fail_inside() -> None:
+            with catalog.batch():
+                catalog.put(entry("z"))
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail_inside()
+        catalog.put(entry("w"))
+        assert len(others.find("s")) == 4
 
     def test_a_lost_blob_leaves_tombstones_that_a_put_brings_back(self, catalog: Catalog) -> None:
         for session in ("one", "two"):
@@ -541,31 +550,7 @@ class CatalogSuite(Suite, suite=True):
         for use in (
             lambda: catalog.find("s"), lambda: catalog.session("s"), lambda: catalog.put(entry("y")),
             lambda: catalog.totals(), lambda: catalog.remove("s"), lambda: catalog.blob("0" * 64),
+            lambda: catalog.claim(SessionInfo("s"), "a", at=1.0), lambda: catalog.records("s", "x"),
         ):  # fmt: skip
             with pytest.raises(StoreClosed):
                 use()
-
-
-def entry(
-    content: str = "",
-    *,
-    digest: str | None = None,
-    session: str = "s",
-    place: str = "place",
-    ttl: float | None = None,
-    parent: str | None = None,
-    quota: int | None = None,
-    created: float = 1.0,
-    **about: Any,
-) -> Entry:
-    """A row about bytes that a blob store holds."""
-    data = content.encode()
-    digest = digest or digest_of(data)
-    ref = Ref(digest, session, len(data), **{"media_type": "text/plain", "kind": "result"} | about, created=created)
-    return Entry(ref, Blob(digest, len(data), "raw", place, b""), SessionInfo(session, parent, ttl, quota))
-
-
-def inline(data: bytes, **about: Any) -> Entry:
-    """A row with the content that the catalog is to hold."""
-    put = entry(data.decode(), **about)
-    return replace(put, blob=Blob(digest_of(data), len(data)), content=data)

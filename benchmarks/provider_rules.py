@@ -1,0 +1,119 @@
+"""What a provider refuses of a request, as strictly as it does: pairing, order, roles, empty texts, breakpoints.
+
+It knows nothing of Coatcheck: requests are judged by what the providers document. Tests and the replay use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+_MOST_BREAKPOINTS = 4
+
+
+def refused(request: dict[str, Any]) -> list[str]:
+    """What is wrong with a call's arguments: Anthropic's, OpenAI's chat or its Responses. Empty where they pass."""
+    if "input" in request:
+        return list(_responses(request["input"]))
+    blocks = [one for message in request["messages"] for one in message.get("content") or () if isinstance(one, dict)]
+    kinds = {one.get("type") for one in blocks}
+    is_anthropic = isinstance(request.get("system"), list) or bool(kinds & {"tool_use", "tool_result", "thinking"})
+    return list(_anthropic(request) if is_anthropic else _chat(request["messages"]))
+
+
+def _anthropic(request: dict[str, Any]) -> Iterator[str]:
+    asked: list[str] = []
+    seen: set[str] = set()
+    before = None
+    for number, message in enumerate(request["messages"]):
+        role, content = message.get("role"), message.get("content")
+        if role not in ("user", "assistant"):
+            yield f"message {number}: role {role!r}"
+        if number == 0 and role != "user":
+            yield "the first message is not the user's"
+        if role == before:
+            yield f"message {number}: {role!r} twice in a row"
+        before = role
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not blocks:
+            yield f"message {number}: no content"
+            continue
+        answers = [one["tool_use_id"] for one in blocks if one.get("type") == "tool_result"]
+        if role == "user" and sorted(answers) != sorted(asked):
+            yield f"message {number}: calls {asked} are answered by {answers}"
+        if role == "assistant" and answers:
+            yield f"message {number}: a result of the assistant"
+        if any(one.get("type") == "tool_result" for one in blocks[len(answers) :]):
+            yield f"message {number}: a result behind something else"
+        yield from (
+            f"message {number}: an empty text"
+            for one in blocks
+            if one.get("type") == "text" and not one["text"].strip()
+        )
+        calls = [one["id"] for one in blocks if one.get("type") == "tool_use"]
+        if calls and role == "user":
+            yield f"message {number}: a call of the user"
+        yield from (f"message {number}: call {each!r} twice" for each in calls if each in seen)
+        seen.update(calls)
+        asked = calls
+    if asked:
+        yield f"the last calls {asked} have no results"
+    marks = sum(_marks(value) for value in request.values())
+    if marks > _MOST_BREAKPOINTS:
+        yield f"{marks} cache breakpoints"
+    yield from (f"a breakpoint on {kind!r}" for kind in _marked_kinds(request) if "thinking" in kind)
+
+
+def _chat(messages: list[dict[str, Any]]) -> Iterator[str]:
+    asked: list[str] = []
+    for number, message in enumerate(messages):
+        role = message.get("role")
+        if role == "tool":
+            if message.get("tool_call_id") not in asked:
+                yield f"message {number}: a result without its call before it"
+            else:
+                asked.remove(message["tool_call_id"])
+            if not isinstance(message.get("content"), str | list):
+                yield f"message {number}: a result without text"
+            continue
+        if asked:
+            yield f"message {number}: calls {asked} are not answered before it"
+        asked = [call["id"] for call in message.get("tool_calls") or ()]
+        if role not in ("system", "developer", "user", "assistant"):
+            yield f"message {number}: role {role!r}"
+        if not message.get("content") and not asked and not message.get("function_call"):
+            yield f"message {number}: nothing in it"
+    if asked:
+        yield f"the last calls {asked} have no results"
+
+
+def _responses(items: list[dict[str, Any]]) -> Iterator[str]:
+    asked: set[str] = set()
+    for number, item in enumerate(items):
+        kind = str(item.get("type", "message"))
+        if kind == "function_call_output":
+            if item["call_id"] not in asked:
+                yield f"item {number}: an output without a call before it"
+            asked.discard(item["call_id"])
+        elif kind == "function_call":
+            if item["call_id"] in asked:
+                yield f"item {number}: call {item['call_id']!r} twice"
+            asked.add(item["call_id"])
+        elif kind == "message" and not item.get("content"):
+            yield f"item {number}: nothing in it"
+    if asked:
+        yield f"calls {sorted(asked)} have no output"
+
+
+def _marks(value: Any) -> int:
+    return sum(1 for _ in _marked_kinds(value))
+
+
+def _marked_kinds(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if value.get("cache_control"):
+            yield str(value.get("type", ""))
+        for each in value.values():
+            yield from _marked_kinds(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _marked_kinds(each)

@@ -1,0 +1,318 @@
+"""What a prompt holds, told from the prompt itself: stubs, pages that were read back, our tools, what was rewritten.
+
+Nothing is counted while tools run. A stub counts in every prompt that carries it, for as long as it does, since the
+result that it stands for would too. What was measured of a message is remembered: a turn costs its new messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from coatcheck._toolkit import DESCRIPTIONS
+from coatcheck.context.counting import counted
+from coatcheck.context.prefix import Sent
+from coatcheck.context.weights import Weighed
+from coatcheck.errors import CoatcheckError
+from coatcheck.externalize.marks import is_ours
+from coatcheck.externalize.stub import LEAD, SHORTENED
+from coatcheck.ids import is_pointer
+from coatcheck.tokens import TokenCounter, estimate
+from coatcheck.transcript.weight import weigh
+
+if TYPE_CHECKING:
+    from coatcheck.refs import Ref
+    from coatcheck.session import Session
+
+_REMEMBERED: Final = 65_536
+_DEEPEST: Final = 12
+_STUB: Final = re.compile(r'^\{"stub":"', re.MULTILINE)
+_LEADS: Final = (LEAD, SHORTENED)
+_FILE: Final = re.compile(
+    r"^ArtifactRef: (art:[0-9a-f]{12,64}) \(type=\w+, sha256=[0-9a-f]{64}, bytes=\d+\)$", re.MULTILINE
+)
+_LEFT_OUT: Final = re.compile(r"^\[([\d,]{1,20}) characters are left out here.*", re.MULTILINE)
+_TOOL_RESULTS: Final = ("tool_result", "function_call_output")
+_DECODER: Final = json.JSONDecoder()
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one message, or the system text, or the list of tools holds. `tokens` is None where it cannot be counted."""
+
+    digest: bytes
+    tokens: int | None
+    saved: int = 0
+    stubs: int = 0
+    read_back: int = 0
+    ref_files: int = 0
+    schemas: int = 0
+    user_chars: int = 0
+    sys_chars: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A whole prompt: its parts in the order in which a provider reads them. The last may be a tail, which is made anew
+    for every call."""
+
+    parts: tuple[Part, ...]
+    has_tail: bool = False
+
+    @property
+    def sent(self) -> Sent:
+        """What the next prompt is compared with."""
+        parts = self.parts[:-1] if self.has_tail else self.parts
+        return Sent(tuple(Weighed(part.digest, part.tokens or 0) for part in parts), 0)
+
+    @property
+    def tokens(self) -> int | None:
+        total = 0
+        for part in self.parts:
+            if part.tokens is None:
+                return None
+            total += part.tokens
+        return total
+
+    def total(self, name: str) -> int:
+        return sum(getattr(part, name) for part in self.parts)
+
+
+class Scale:
+    """Measures the prompts of one session, and remembers what it measured."""
+
+    def __init__(self, session: Session, count: TokenCounter = estimate) -> None:
+        self._session = session
+        self._count = count
+        self._known: OrderedDict[tuple[bytes, frozenset[str]], Part] = OrderedDict()
+
+    def measure(
+        self, *, messages: Iterable[Any], system: object = None, tools: Sequence[Any] = (), tail: str = ""
+    ) -> Measured:
+        """The prompt of these messages. `tools` are as a provider takes them, or the toolkit's own."""
+        described = [_described(tool) for tool in tools]
+        ours = [tool for tool in described if _is_ours(tool)]
+        names = frozenset(name for tool in ours if (name := _name(tool)) is not None)
+        parts = []
+        if described:
+            schemas = sum(self._tokens(_dumped(tool)) for tool in ours)
+            parts.append(Part(*self._weighed(described), schemas=schemas))
+        if system:
+            parts.append(self._part({"role": "system", "content": _joined(system)}, names))
+        parts += [self._part(message, names) for message in messages]
+        if tail:
+            parts.append(self._part({"role": "user", "content": tail}, names))
+        return Measured(tuple(parts), bool(tail))
+
+    def _part(self, message: Any, names: frozenset[str]) -> Part:
+        message, text = _plain(message)
+        key = (_digest(text), names)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._measured(message, key[0], names)
+            while len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        return known
+
+    def _measured(self, message: Any, digest: bytes, names: frozenset[str]) -> Part:
+        saved = stubs = read_back = files = 0
+        for text in _texts(message, 0):
+            if self._was_read(text):
+                read_back += self._tokens(text)
+                continue
+            for stub, said in _stubs(text):
+                stubs += self._tokens(said)
+                saved += self._whole(stub)
+            found, left_out = self._files(text)
+            files += found
+            saved += left_out
+        for stub in _stub_objects(message, 0):
+            stubs += self._tokens(_dumped(stub))
+            saved += self._whole(stub)
+        read_back += sum(self._tokens(_dumped(call)) for call in _calls(message, names, 0))
+        role = message.get("role") if isinstance(message, Mapping) else None
+        chars = sum(map(len, _spoken(message))) if role in ("user", "system", "developer") else 0
+        user_chars, sys_chars = (chars, 0) if role == "user" else (0, chars)
+        weight = self._weight(message)
+        return Part(digest, weight, saved, stubs, read_back, files, user_chars=user_chars, sys_chars=sys_chars)
+
+    def _whole(self, stub: Mapping[str, Any]) -> int:
+        """The tokens of what a stub stands for, as it says, where that can be so: it may be somebody else's words."""
+        tokens = stub.get("tokens")
+        if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
+            return 0
+        ref = self._ref(str(stub["artifact"]))
+        return min(tokens, ref.size_bytes) if ref is not None else 0
+
+    def _files(self, text: str) -> tuple[int, int]:
+        """The bootstrap files of a text that are references, and about how many tokens they leave out."""
+        if "ArtifactRef: " not in text:
+            return 0, 0
+        refs = [ref for match in _FILE.finditer(text) if (ref := self._ref(match[1])) is not None]
+        said = sum(int(match[1].replace(",", "") or 0) for match in _LEFT_OUT.finditer(text))
+        chars = min(said, sum(ref.size_bytes for ref in refs))
+        shown = _LEFT_OUT.sub("", _FILE.sub("", text))
+        return len(refs), round(chars * self._tokens(shown) / max(1, len(shown)))
+
+    def _ref(self, pointer: str) -> Ref | None:
+        try:
+            return self._session.ref(pointer)
+        except CoatcheckError:
+            return None
+
+    def _was_read(self, text: str) -> bool:
+        try:
+            return is_ours(self._session.store.secret, text)
+        except CoatcheckError:
+            return False
+
+    def _weighed(self, value: Any) -> tuple[bytes, int | None]:
+        return _digest(_dumped(value)), self._weight(value)
+
+    def _weight(self, value: Any) -> int | None:
+        try:
+            return weigh(value, self._count)
+        except CoatcheckError:
+            return None
+
+    def _tokens(self, text: str) -> int:
+        """Of what cannot be counted, the estimate: that the prompt could not be is said elsewhere."""
+        found = counted(self._count, text)
+        return estimate(text) if found is None else found
+
+
+def costs(measured: Measured, stand: int, cached: float, written: float, *, without: bool = False) -> int | None:
+    """What a prompt costs, in tokens that are not cached, where the first so many parts are read from a cache, the
+    others are written to it, and the tail is neither; or what it would cost `without` stubs, pages and our tools."""
+    total = 0.0
+    for at, part in enumerate(measured.parts):
+        if part.tokens is None:
+            return None
+        tokens = part.tokens + (part.saved - part.stubs - part.read_back - part.schemas if without else 0)
+        price = cached if at < stand else written
+        total += max(0, tokens) * (1 if measured.has_tail and at == len(measured.parts) - 1 else price)
+    return round(total)
+
+
+def _stubs(text: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """The stubs that stand in a text, each at the beginning of a line."""
+    if '{"stub":"' not in text:
+        return
+    for match in _STUB.finditer(text):
+        try:
+            found, end = _DECODER.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            continue
+        if _is_stub(found):
+            yield found, text[match.start() : end]
+
+
+def _is_stub(value: object) -> bool:
+    return isinstance(value, Mapping) and value.get("stub") in _LEADS and is_pointer(value.get("artifact"))
+
+
+def _stub_objects(value: Any, depth: int) -> Iterator[Mapping[str, Any]]:
+    if _is_stub(value):
+        yield value
+    elif isinstance(value, Mapping | list) and depth < _DEEPEST:
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _stub_objects(one, depth + 1)
+
+
+def _texts(value: Any, depth: int) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple) and depth < _DEEPEST and not _is_stub(value):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(one, depth + 1)
+
+
+def _calls(value: Any, names: frozenset[str], depth: int) -> Iterator[Mapping[str, Any]]:
+    """The calls of our tools in a message."""
+    if not names or not isinstance(value, Mapping | list) or depth >= _DEEPEST:
+        return
+    if isinstance(value, Mapping) and ("arguments" in value or "input" in value):
+        name = value.get("name")
+        if isinstance(name, str) and name in names:
+            yield value
+            return
+    for one in value.values() if isinstance(value, Mapping) else value:
+        yield from _calls(one, names, depth + 1)
+
+
+def _spoken(message: Mapping[str, Any]) -> Iterator[str]:
+    """The words of a message by its author: no results of tools, no data."""
+    content = message.get("content")
+    if isinstance(content, str):
+        yield content
+    for block in content if isinstance(content, list) else ():
+        if isinstance(block, str):
+            yield block
+        elif (
+            isinstance(block, Mapping) and block.get("type") not in _TOOL_RESULTS and isinstance(block.get("text"), str)
+        ):
+            yield block["text"]
+
+
+def _joined(system: object) -> str:
+    """A system text: itself, or Anthropic's blocks of it."""
+    return system if isinstance(system, str) else "\n".join(_texts(system, 0))
+
+
+def _described(tool: Any) -> Any:
+    """A tool as a provider is told of it."""
+    describe = getattr(tool, "as_openai", None)
+    return describe() if callable(describe) else tool
+
+
+def _name(tool: Any) -> str | None:
+    inner = tool.get("function", tool)
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+def _is_ours(tool: Any) -> bool:
+    """Told by what it says of itself: hosts rename tools, but do not rewrite them."""
+    inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    return isinstance(inner, Mapping) and inner.get("description") in DESCRIPTIONS
+
+
+def _plain(message: Any) -> tuple[Any, str]:
+    """A message as JSON has it, and that JSON: providers' libraries answer objects, which hosts send back as they
+    are."""
+    try:
+        text = _ENCODER.encode(message)
+    except TypeError:
+        text = _dumped(message)
+        message = json.loads(text)
+    if '"cache_control"' in text:  # where a cache ends is not sent to the model, and moves with every turn
+        message = _unmarked(message, 0)
+        text = _dumped(message)
+    return message, text
+
+
+def _unmarked(value: Any, depth: int) -> Any:
+    if depth >= _DEEPEST or not isinstance(value, dict | list):
+        return value
+    if isinstance(value, list):
+        return [_unmarked(one, depth + 1) for one in value]
+    return {key: _unmarked(one, depth + 1) for key, one in value.items() if key != "cache_control"}
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_object)
+
+
+def _object(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json", exclude_none=True) if callable(dump) else str(value)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

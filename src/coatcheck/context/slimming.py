@@ -1,0 +1,77 @@
+"""Large results leave the messages when they are first sent, and stay away: the stub is the same in every later prompt.
+
+What became of a message is remembered by its digest, so that a conversation is judged once, not once a turn.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from coatcheck.externalize import Outcome, Policy
+from coatcheck.refs import Ref
+from coatcheck.transcript.formats import Format, Message, Result, at, replaced
+
+if TYPE_CHECKING:
+    from coatcheck.session import Session
+
+_REMEMBERED: Final = 16_384
+_SAME: Final[Message] = {}
+
+
+class Slim(NamedTuple):
+    """A message as it is sent, and what it points at that stood in it."""
+
+    message: Message
+    refs: tuple[Ref, ...] = ()
+
+
+class Slimmer:
+    """Externalizes the results of one session's messages."""
+
+    def __init__(self, session: Session, policy: Policy | None, known: Format) -> None:
+        self._session = session
+        self._policy = policy
+        self._format = known
+        self._known: OrderedDict[tuple[bytes, str], Slim] = OrderedDict()
+
+    def slim(self, messages: Sequence[Message], digests: Sequence[bytes]) -> list[Slim]:
+        """The messages with stubs in place of what the policy finds too large; those without are the same objects."""
+        tools: dict[str, str] = {}
+        done = []
+        for message, digest in zip(messages, digests, strict=True):
+            tools.update((call.id, call.name) for call in self._format.calls(message))
+            results = self._format.results(message) if self._policy is not None else ()
+            done.append(self._slim(message, digest, results, tools) if results else Slim(message))
+        return done
+
+    def _slim(self, message: Message, digest: bytes, results: Sequence[Result], tools: Mapping[str, str]) -> Slim:
+        names = [result.name or tools.get(result.call_id) for result in results]
+        key = (digest, "\0".join(map(str, names)))
+        known = self._known.get(key)
+        if known is not None:
+            return known if known.message is not _SAME else Slim(message)
+        new, failed = message, False
+        refs: list[Ref] = []
+        for result, name in zip(results, names, strict=True):
+            outcome = self._outcome(at(message, result.content_path), name, result.call_id)
+            if outcome is not None:
+                new = dict(replaced(new, result.content_path, outcome.content))
+                refs += outcome.refs
+                failed = failed or outcome.failure is not None
+        slim = Slim(new, tuple(refs))
+        if not failed:  # else the next prompt tries again
+            self._known[key] = slim if new is not message else Slim(_SAME)
+            while len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        return slim
+
+    def _outcome(self, content: Any, tool: str | None, call_id: str) -> Outcome | None:
+        """What stands in place of content; None where it stays."""
+        policy = self._policy
+        assert policy is not None
+        if not isinstance(content, str | list) or (isinstance(content, str) and len(content) <= policy.safe_chars):
+            return None
+        outcome = self._session.externalize(content, tool=tool, call_id=call_id or None, policy=policy)
+        return outcome if outcome.content is not content else None

@@ -1,0 +1,264 @@
+"""`Keeper`: where a transcript's payloads go. They are held by a session of the transcript's own, and what a model is
+shown by the agent's session too, so that its model can read the pointers.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from typing import Any, Final
+
+from coatcheck.errors import InvalidArgument, StoreError
+from coatcheck.externalize import configured
+from coatcheck.externalize.marks import is_ours
+from coatcheck.externalize.parcel import Parcel, ends_of
+from coatcheck.externalize.plain import described
+from coatcheck.externalize.policy import CLEARLY, Limit, Policy
+from coatcheck.externalize.stub import facts, is_stub, stub_of
+from coatcheck.ids import digest_of
+from coatcheck.media import JSON
+from coatcheck.media import is_text as is_text_type
+from coatcheck.redaction import mask
+from coatcheck.refs import Ref, summarize
+from coatcheck.scope import is_text
+from coatcheck.session import Session
+from coatcheck.store import Store
+from coatcheck.tokens import estimate
+from coatcheck.transcript.formats import Format, Message, Path
+from coatcheck.transcript.refs import PREFIX
+from coatcheck.transcript.scan import parse
+from coatcheck.transcript.splice import Fetch, Payload
+from coatcheck.transcript.strings import utf8
+from coatcheck.values import encode
+
+_LABEL: Final = 1_000
+_CHARS: Final = 2  # of JSON in a token, at the least
+_PIECES, _PIECE = 16, 64  # what is looked at of a text before all of it is
+# No text of ASCII costs more tokens a character than the first; letters like these and controls, the second besides.
+_DEAREST: Final = 1.53
+_RAREST: Final = 2.0
+_RARE: Final = b"jkqwxz" + bytes(code for code in range(32) if code not in b"\t\n\r") + b"\x7f"
+_ENDS: Final = 16
+_NAMES: Final = 10_000  # calls whose tool is remembered until their result comes
+
+
+def new_session_id() -> str:
+    """The id of a session through which one transcript holds its payloads."""
+    return PREFIX + secrets.token_hex(16)
+
+
+class Keeper:
+    """Takes a transcript's payloads in, by a policy: the one of the store's settings where none is given.
+
+    Without a `session_id`, it is that of the first refs of ours which the transcript turns out to have, else a new
+    one. What a model is shown goes to the agent's `session` as well, where there is one. `stored` and `tokens_saved`
+    count what went, and what a model need not be sent for it."""
+
+    def __init__(
+        self,
+        store: Store,
+        session_id: str | None = None,
+        *,
+        session: Session | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        self.policy = policy or configured(store.settings)
+        if self.policy.redact is not None:
+            raise InvalidArgument(
+                "a transcript keeps every byte, and this policy masks some", hint="use a policy without redact"
+            )
+        self.store = store
+        self.stored: set[str] = set()
+        self.tokens_saved = 0
+        self._session_id = session_id
+        self._agent = session
+        self._own: Session | None = None
+        self._known = set() if session_id is None else {session_id}
+        self._least = self.policy.safe_chars + 1 if self.policy.enabled else 1 << 62
+        bounds = (self.policy.max_chars, self.policy.max_bytes, (self.policy.tokens or 0) * _CHARS)
+        self._bulk = min((bound for bound in bounds if bound), default=1)
+        self._tools: dict[str, str] = {}
+        self._line: Any = None
+        self._messages: dict[Path, Message] = {}
+
+    @property
+    def session_id(self) -> str:
+        if self._session_id is None:
+            self._session_id = new_session_id()
+            self._known.add(self._session_id)
+        return self._session_id
+
+    @property
+    def least(self) -> int:
+        return self._least
+
+    @property
+    def bulk(self) -> int:
+        return self._bulk
+
+    def learn(self, known: Format, line: Any) -> None:
+        message = known.message(line)
+        if message is not None:
+            self._learn(known, message)
+
+    def leaves(self, known: Format, payload: Payload) -> bool:
+        policy, text = self.policy, payload.text
+        if not policy.enabled or is_stub(text, policy):
+            return False
+        limit: Limit = policy
+        if policy.tools:
+            tool = self._about(known, payload)[0]
+            rule = policy.tools.get(tool) if tool else None
+            if rule in ("always", "never"):
+                return rule == "always"
+            limit = rule if isinstance(rule, Limit) else policy
+        if not _exceeds(limit, policy, text):
+            return False
+        try:
+            return not is_ours(self.store.secret, text)
+        except StoreError:
+            return True  # then storing fails too, and says so
+
+    def put(self, known: Format, payload: Payload) -> tuple[Ref, str]:
+        value = _value(payload)
+        encoded = Parcel(value, payload.text).encoded
+        sample = ends_of(encoded.data)
+        media_type, kind = described(encoded, sample, JSON if payload.is_json else None)
+        tool, call_id = self._about(known, payload)
+        is_shown = known.is_shown(payload.path)
+        ref = self._put(value, is_shown, tool=tool, call_id=call_id, media_type=media_type, kind=kind)
+        self.stored.add(ref.artifact_id)
+        if not is_shown:
+            return ref, _note(ref)
+        about = facts(sample, media_type, kind, self.policy.preview_chars)
+        stub = stub_of(ref.pointer, about, self.policy)
+        if isinstance(payload.value, str):  # what an image costs, providers tell: not what its base64 would
+            self.tokens_saved += max(0, (about.tokens or round(_glimpsed(payload.text))) - estimate(stub))
+        return ref, stub
+
+    def put_raw(self, token: str) -> Ref:
+        return self._put(
+            token, False, media_type="text/plain", kind="data", summary="a JSON string just as it was written"
+        )
+
+    def hold(self) -> None:
+        self._held()
+
+    def _held(self) -> Session:
+        if self._own is None:
+            self._own = self.store.session(self.session_id, ttl=None)
+        return self._own
+
+    def is_ours(self, sessions: Iterable[str]) -> bool:
+        wanted = set(sessions)
+        if not wanted <= self._known:
+            self._known |= {one.session_id for one in self.store.sessions() if one.session_id.startswith(PREFIX)}
+        if self._session_id is None and wanted and wanted <= self._known:
+            self._session_id = min(wanted)
+        return wanted <= self._known
+
+    def _put(self, value: object, is_shown: bool, **about: Any) -> Ref:
+        ref = self._held().put(value, **about)
+        if is_shown and self._agent is not None:
+            self._agent.put(value, **about)
+        return ref
+
+    def _learn(self, known: Format, message: Message) -> None:
+        for call in known.calls(message):
+            if call.id and call.name:
+                self._tools[call.id] = call.name
+        while len(self._tools) > _NAMES:
+            del self._tools[next(iter(self._tools))]
+
+    def _about(self, known: Format, payload: Payload) -> tuple[str | None, str | None]:
+        """The tool and the call that a payload belongs to, where the line tells."""
+        if payload.line is not self._line:
+            self._line, self._messages = payload.line, dict(known.messages(payload.line))
+            for message in self._messages.values():
+                self._learn(known, message)  # those of a document were not known yet
+        for depth in range(len(payload.path) + 1):
+            base, inside = payload.path[:depth], payload.path[depth:]
+            found = self._messages.get(base)
+            if found is None:
+                continue
+            for result in known.results(found):
+                if inside[: len(result.path)] == result.path:
+                    return _label(result.name or self._tools.get(result.call_id)), _label(result.call_id)
+            for call in known.calls(found):
+                if inside[: len(call.path)] == call.path:
+                    return _label(call.name), _label(call.id)
+        return None, None
+
+
+class Weigher(Keeper):
+    """A keeper that stores nothing: it tells what would go."""
+
+    def hold(self) -> None:
+        pass
+
+    def _put(self, value: object, is_shown: bool, **about: Any) -> Ref:
+        codec, data = encode(value)
+        media_type = about["media_type"]
+        start = data[:1_024].decode("utf-8", "ignore") if is_text_type(media_type) else ""
+        summary = summarize(mask(start)) if start else f"{media_type}, {len(data)} bytes"
+        return Ref(digest_of(data), self.session_id, len(data), media_type, about["kind"], codec, summary=summary)
+
+
+def fetch_from(store: Store) -> Fetch:
+    """The bytes of artifacts in a store, by the session that holds them."""
+    sessions: dict[str, Session] = {}
+
+    def fetch(session_id: str, artifact_id: str) -> bytes:
+        session = sessions.get(session_id)
+        if session is None:
+            session = sessions[session_id] = store.session(session_id)
+        with session.open(artifact_id) as stream:
+            return stream.read()
+
+    return fetch
+
+
+def _value(payload: Payload) -> object:
+    """What is stored: a container as the value that it is, where the store would write it just so, else its text."""
+    if payload.is_json:
+        found = parse(payload.text)
+        try:
+            if found is not None and encode(found[0])[1] == payload.text.encode():
+                return found[0]
+        except InvalidArgument:
+            pass
+    return payload.value
+
+
+def _exceeds(limit: Limit, policy: Policy, text: str) -> bool:
+    """Whether a text is over a limit. Most are far from it, and a bound or a few pieces tell: counting costs more than
+    parsing does."""
+    most = limit.tokens
+    if most is None or policy.count is not None or limit.max_chars is not None or limit.max_bytes is not None:
+        return limit.exceeded(text, policy.count)
+    if len(text) * _DEAREST <= most and text.isascii():
+        data = text.encode()
+        rare = len(data) - len(data.translate(None, _RARE))
+        if len(data) * _DEAREST + rare * _RAREST + _ENDS <= most:
+            return False
+    about = _glimpsed(text)
+    return about > most if not most / CLEARLY <= about <= most * CLEARLY else limit.exceeded(text)
+
+
+def _glimpsed(text: str) -> float:
+    """About how many tokens a text has, from a few pieces of it where it is longer than those."""
+    if len(text) <= 2 * _PIECES * _PIECE:
+        return estimate(text)
+    starts = (number * (len(text) - _PIECE) // (_PIECES - 1) for number in range(_PIECES))
+    return estimate("".join([text[at : at + _PIECE] for at in starts])) * len(text) / (_PIECES * _PIECE)
+
+
+def _note(ref: Ref) -> str:
+    """The stub where no model looks: what was there, in one line."""
+    said = {"stub": "stored whole", "artifact": ref.pointer, "media_type": ref.media_type, "size_bytes": ref.size_bytes}
+    return "{" + ",".join(f"{utf8(key)}:{utf8(v) if isinstance(v, str) else v}" for key, v in said.items()) + "}"
+
+
+def _label(text: str | None) -> str | None:
+    """A tool's name or a call's id as the store takes it."""
+    return text[:_LABEL] if text and is_text(text[:_LABEL]) else None

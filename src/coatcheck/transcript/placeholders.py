@@ -1,0 +1,180 @@
+"""What stands in a prompt in place of an old payload: one line of JSON with its pointer.
+
+A placeholder is a pure function of what it stands for, so a prompt that is pruned again has the same bytes. It is made
+before anything is stored; only those that a prompt really carries are put.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from coatcheck.errors import AmbiguousPointer, CoatcheckError, InvalidArgument, StoreError
+from coatcheck.externalize import blocks
+from coatcheck.externalize.marks import is_ours
+from coatcheck.externalize.policy import Policy
+from coatcheck.externalize.stub import is_stub
+from coatcheck.ids import digest_of, is_pointer, parse_pointer, pointer_of
+from coatcheck.previews.text import line
+from coatcheck.redaction import mask
+from coatcheck.refs import Ref
+from coatcheck.session import Session
+from coatcheck.values import encode, encode_text
+
+STORED: Final = "stored whole"
+_NOT_STORED: Final = "not stored: call the tool again where it is needed"
+_STUBS: Final = Policy(preview_chars=2_000)
+_MARKED: Final = re.compile(r"\[(art:[0-9a-f]{12,64})[;\]#]")
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """What a payload becomes. `value` is what must be put before the pointer holds, None where it is stored already;
+    `artifact_id` is its id, or as much of it as the pointer says."""
+
+    what: str
+    size_bytes: int
+    lines: int | None
+    artifact_id: str | None
+    pointer: str | None
+    value: Any = None
+    tool: str | None = None
+    call_id: str | None = None
+    pinned: bool = False
+
+    def text(self, read_tool: str | None) -> str:
+        said: dict[str, object] = {"pruned": f"{self.what}, {STORED if self.pointer else _NOT_STORED}"}
+        if self.pointer:
+            said["artifact"] = self.pointer
+        said["size_bytes"] = self.size_bytes
+        if self.lines is not None and self.lines > 1:
+            said["lines"] = self.lines
+        if self.pointer and read_tool:
+            said["hint"] = f"{read_tool} reads it"
+        return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+
+
+class Placeholders:
+    """Makes placeholders for a session's payloads, and puts what they point at."""
+
+    def __init__(self, session: Session | None, pinned: Iterable[Ref | str] | None, read_tool: str | None) -> None:
+        self._session = session
+        self.read_tool = read_tool
+        self._pinned = None if pinned is None else tuple(_prefix(one) for one in pinned)
+        self.failures: list[str] = []
+
+    def of(self, content: object, what: str, *, tool: str | None, call_id: str | None) -> Placeholder | None:
+        """The placeholder of a payload, which says whether that is pinned; None where the payload claims to be a stub
+        and points at nothing that this session holds."""
+        text = plain_text(content)
+        if text is not None and is_stub(text, _STUBS):
+            return self._of_stub(text, what)
+        if text is not None and self._session is not None and is_ours(self._session.store.secret, text):
+            found = self._of_page(text)
+            if found is not None:
+                return found
+        value: Any = content if text is None else text
+        try:
+            data = encode(value)[1]
+        except InvalidArgument:
+            value = json.dumps(content, ensure_ascii=False, default=str)
+            data = encode_text(value)
+        artifact_id = digest_of(data)
+        pinned = self._is_pinned(artifact_id, self._ref(pointer_of(artifact_id, 64)) if self._pinned is None else None)
+        lines = data.count(b"\n") + 1 if isinstance(value, str) else None
+        pointer = None if self._session is None else pointer_of(artifact_id)
+        return Placeholder(what, len(data), lines, artifact_id, pointer, value, tool, call_id, pinned)
+
+    def _is_pinned(self, artifact_id: str, ref: Ref | None) -> bool:
+        """Whether this must stay: it is among what the caller named, or pinned in the session where nothing was."""
+        if self._pinned is None:
+            return ref is not None and ref.pinned
+        return any(artifact_id.startswith(one) or one.startswith(artifact_id) for one in self._pinned)
+
+    def put(self, placeholder: Placeholder) -> Placeholder:
+        """Store what a placeholder points at. Where the store fails, the placeholder says that there is no pointer."""
+        if placeholder.value is None or self._session is None or placeholder.artifact_id is None:
+            return placeholder
+        try:
+            ref = self._ref(pointer_of(placeholder.artifact_id, 64)) or self._session.put(
+                placeholder.value, tool=placeholder.tool or None, call_id=(placeholder.call_id or "")[:1_000] or None
+            )
+        except CoatcheckError as error:
+            self.failures.append(str(error))
+            return replace(placeholder, pointer=None, value=None)
+        return replace(placeholder, pointer=ref.pointer, value=None)
+
+    def lines(self, pointers: Iterable[str], most: int) -> tuple[str, ...]:
+        """One line for each of the first artifacts that the session holds: its pointer, and what it is."""
+        found: list[str] = []
+        for pointer in pointers:
+            if len(found) == most:
+                break
+            ref = self._ref(pointer)
+            if ref is not None:
+                found.append(line_of(ref))
+            elif self._session is None:
+                found.append(pointer)
+        return tuple(found)
+
+    def _of_stub(self, text: str, what: str) -> Placeholder | None:
+        try:
+            stub = json.loads(text)
+        except ValueError:
+            return None
+        pointer = stub.get("artifact") if isinstance(stub, dict) else None
+        if not isinstance(pointer, str) or not is_pointer(pointer):
+            return None
+        prefix, ref = parse_pointer(pointer).prefix, self._ref(pointer)
+        if self._session is not None and ref is None:
+            return None
+        size, lines = stub.get("size_bytes"), stub.get("lines")
+        return Placeholder(
+            what,
+            size if isinstance(size, int) else 0,
+            lines if isinstance(lines, int) and not isinstance(lines, bool) else None,
+            prefix,
+            pointer,
+            pinned=self._is_pinned(prefix, ref),
+        )
+
+    def _of_page(self, text: str) -> Placeholder | None:
+        """What our own tools answered is no artifact: its placeholder points at the one that was read."""
+        match = _MARKED.search(text[:4_000])
+        if match is None or self._ref(match[1]) is None:
+            return None
+        size = len(encode_text(text))
+        return Placeholder("an older page of an artifact", size, None, parse_pointer(match[1]).prefix, match[1])
+
+    def _ref(self, pointer: str) -> Ref | None:
+        if self._session is None:
+            return None
+        try:
+            return self._session.ref(pointer)
+        except (AmbiguousPointer, StoreError):
+            return None
+
+
+def line_of(ref: Ref, limit: int = 80) -> str:
+    """An artifact on one line: pointer, kind, size, and its name or what it begins with as a JSON string."""
+    said = line(mask(ref.name or ref.summary), limit)
+    tail = f" {json.dumps(said, ensure_ascii=False)}" if said else ""
+    return f"{ref.pointer} {ref.kind} {ref.size_bytes:,} bytes{tail}"
+
+
+def plain_text(content: object) -> str | None:
+    """The one text that content is: a string, or a single text block. None where it is more than that."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+        carried = blocks.payload(content[0])
+        if carried is not None and not carried.is_base64 and content[0].get("type") in ("text", "input_text"):
+            return carried.written
+    return None
+
+
+def _prefix(one: Ref | str) -> str:
+    return one.artifact_id if isinstance(one, Ref) else parse_pointer(one).prefix if one.startswith("art:") else one

@@ -1,0 +1,65 @@
+"""The demonstration: the same every time, right in what it says, and nothing is left of it."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from examples import demo, shop
+
+
+@pytest.fixture(scope="module")
+def turns() -> list[demo.Turn]:
+    return demo.run()
+
+
+def test_every_run_is_the_same_and_leaves_nothing_behind(
+    turns: list[demo.Turn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert demo.run() == turns
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_answer_is_what_the_tools_find_by_themselves(turns: list[demo.Turn]) -> None:
+    whole = shop.fetch_log("checkout", shop.DAY), shop.export_orders(shop.DAY), shop.fetch_charges(shop.DAY)
+    found = shop.reconcile(*whole)
+    assert (found["charged_twice"], found["refunded"]) == (len(shop.TIMEOUTS), len(shop.REFUNDED))
+    assert f"We owe {found['owed_cents'] / 100:,.2f} EUR" in turns[-1].said
+    assert all(customer in turns[-1].said for customer in found["customers"])
+
+
+def test_a_log_a_table_and_a_large_json_stay_out_and_prompts_stay_small(turns: list[demo.Turn]) -> None:
+    got = {name: whole for turn in turns for name, text, whole in turn.got if text.startswith('{"stub":')}
+    assert set(got) == {"fetch_log", "export_orders", "fetch_charges"}
+    assert all(whole > 40_000 for whole in got.values())
+    assert max(turn.tokens_with for turn in turns) < 3_000
+    for before, after in pairwise(turns):
+        assert before.tokens_with < after.tokens_with
+        assert before.tokens_without < after.tokens_without
+    assert sum(turn.tokens_without for turn in turns) > 50 * sum(turn.tokens_with for turn in turns)
+
+
+def test_no_tool_for_reading_answered_with_an_error(turns: list[demo.Turn]) -> None:
+    assert not [text for turn in turns for _, text, _ in turn.got if text.startswith("[error")]
+
+
+def test_money_is_counted_as_providers_count_it() -> None:
+    assert demo.cost([1_000_000, 1_000_000], cached=False) == pytest.approx(2 * demo.DOLLARS)
+    assert demo.cost([1_000_000, 1_000_000], cached=True) == pytest.approx(1.35 * demo.DOLLARS)
+    assert demo.cost([1_000, 2_000], cached=True) == pytest.approx(0.0035 * demo.DOLLARS)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_it_is_shown_on_terminals_of_any_width(turns: list[demo.Turn], terminal: bool) -> None:
+    for width in (60, 200):
+        console = Console(file=io.StringIO(), record=True, width=width, force_terminal=terminal, highlight=False)
+        demo.show(turns, console)
+        shown = console.export_text()
+        assert "in all" in shown
+        assert all(len(line) <= width for line in shown.splitlines())

@@ -1,0 +1,184 @@
+"""Budgets: every violation is told, what cannot be counted is one, and nothing over the budget gets through."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import coatcheck
+from coatcheck.context import Budget, HotState
+from coatcheck.context.counting import counted
+from coatcheck.errors import BudgetExceeded, InvalidArgument, LimitExceeded
+from coatcheck.tokens import estimate
+from tests.backends import Backend
+
+
+def raises(text: str) -> int:
+    raise RuntimeError("the tokenizer is gone")
+
+
+BROKEN: dict[str, Callable[[str], Any]] = {
+    "raises": raises,
+    "none": lambda text: None,
+    "negative": lambda text: -1,
+    "nan": lambda text: float("nan"),
+    "infinite": lambda text: float("inf"),
+    "bool": lambda text: True,
+    "text": lambda text: "12",
+    "zero": lambda text: 0,
+    "list": lambda text: [1],
+}
+broken = pytest.mark.parametrize("count", BROKEN.values(), ids=BROKEN)
+
+
+@broken
+def test_a_counter_that_cannot_count_is_told_so(count: Callable[[str], Any]) -> None:
+    assert counted(count, "some words") is None
+
+
+def test_counts_are_rounded_up_and_whole_numbers_of_any_type_pass() -> None:
+    class Whole:
+        def __index__(self) -> int:
+            return 7
+
+    assert counted(lambda text: 2.1, "words") == 3  # type: ignore[arg-type,return-value]
+    assert counted(lambda text: Whole(), "words") == 7  # type: ignore[arg-type,return-value]
+    assert counted(lambda text: 0, "") == 0
+
+
+def test_the_limits_are_those_of_the_design() -> None:
+    assert Budget() == Budget(
+        max_hot_state_tokens=1_000, max_artifact_index_entries=20, max_prompt_tokens=8_000, max_rag_chunks=10,
+        max_inline_artifact_chars=2_000,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "8000", None, True, float("nan")])
+@pytest.mark.parametrize(
+    "field",
+    ["max_hot_state_tokens", "max_artifact_index_entries", "max_prompt_tokens", "max_rag_chunks",
+     "max_inline_artifact_chars"],
+)  # fmt: skip
+def test_a_limit_that_is_none_is_refused_when_the_budget_is_made(field: str, value: object) -> None:
+    with pytest.raises(InvalidArgument):
+        Budget(**{field: value})  # type: ignore[arg-type]
+
+
+def test_what_reaches_its_limit_is_within_it() -> None:
+    budget = Budget(max_prompt_tokens=10, max_rag_chunks=2, max_inline_artifact_chars=5, max_hot_state_tokens=10)
+    assert budget.check(prompt=10, chunks=["12345", "1"], artifacts=["12345"], hot_state={}) == ()
+
+
+def test_every_violation_is_told_with_field_limit_actual_and_message() -> None:
+    state = {"objective": "word " * 3_000, "artifact_index": [{}] * 21}
+    found = Budget().check(hot_state=state, prompt=8_001, chunks=["a"] * 10 + ["b" * 2_001], artifacts=["c" * 2_002])
+    told = [(one.field, one.limit, one.actual) for one in found]
+    tokens = estimate(json.dumps(state, ensure_ascii=False, separators=(",", ":")))
+    assert told == [
+        ("max_hot_state_tokens", 1_000, tokens),
+        ("max_artifact_index_entries", 20, 21),
+        ("max_prompt_tokens", 8_000, 8_001),
+        ("max_rag_chunks", 10, 11),
+        ("max_inline_artifact_chars", 2_000, 2_001),
+        ("max_inline_artifact_chars", 2_000, 2_002),
+    ]
+    assert not any(one.ambiguous for one in found)
+    assert found[2].message == "a prompt of 8,001 tokens is over max_prompt_tokens (8,000)"
+
+
+@broken
+def test_what_cannot_be_counted_is_a_violation_of_every_check_that_counts(count: Callable[[str], Any]) -> None:
+    found = Budget().check(hot_state={"a": 1}, prompt="hello", count=count)
+    assert {one.field for one in found} == {"max_hot_state_tokens", "max_prompt_tokens"}
+    assert all(one.ambiguous and one.actual is None for one in found)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"hot_state": object()}, {"hot_state": "no JSON"}, {"hot_state": {"artifact_index": 7}},
+        {"prompt": float("nan")}, {"prompt": -3}, {"prompt": True}, {"chunks": "a text, not a list"},
+        {"chunks": 7}, {"chunks": [object()]}, {"artifacts": [None]}, {"artifacts": 7},
+    ],
+)  # fmt: skip
+def test_parts_that_nobody_can_count_are_ambiguous_and_never_pass(parts: dict[str, Any]) -> None:
+    found = Budget().check(**parts)
+    assert found
+    assert any(one.ambiguous for one in found)
+    with pytest.raises(BudgetExceeded):
+        Budget().enforce(session=coatcheck.open("memory:").session("s"), **parts)
+
+
+def test_without_a_session_enforcing_refuses_with_every_violation() -> None:
+    with pytest.raises(LimitExceeded) as caught:
+        Budget().enforce(prompt=9_000, artifacts=["x" * 3_000])
+    assert isinstance(caught.value, BudgetExceeded)
+    assert [one.field for one in caught.value.violations] == ["max_prompt_tokens", "max_inline_artifact_chars"]
+    assert "and 1 more" in str(caught.value)
+
+
+def test_what_is_too_large_becomes_a_reference_that_reads_back_exactly() -> None:
+    session = coatcheck.open("memory:").session("s")
+    large, many = "large " * 1_000, [f"chunk number {n}" for n in range(14)]
+    done = Budget().enforce(session=session, artifacts=["small", large], chunks=many)
+    assert done.artifacts[0] == "small"
+    stub = json.loads(done.artifacts[1])
+    assert session.get(stub["artifact"]) == large
+    assert done.chunks == tuple(many[:10])
+    assert done.rest is not None
+    pointers = [word for word in done.rest.split() if word.startswith("art:")]
+    assert [session.get(pointer) for pointer in pointers] == many[10:]
+    assert len(done.refs) == 5
+    assert done.changes == (
+        "4 of 14 retrieved chunks became pointers", f"inline artifact of 6,000 characters became {stub['artifact']}",
+    )  # fmt: skip
+
+
+def test_a_hot_state_that_is_over_is_cut_by_its_own_steps() -> None:
+    session = coatcheck.open("memory:").session("s")
+    state = HotState(session_id="s", objective="find it", constraints=[f"never do {n}" * 20 for n in range(200)])
+    done = Budget().enforce(session=session, hot_state=state)
+    assert Budget().check(hot_state=done.hot_state) == ()
+    assert done.hot_state.steps
+
+
+def test_what_cannot_become_a_reference_is_refused() -> None:
+    session = coatcheck.open("memory:").session("s")
+    with pytest.raises(BudgetExceeded):
+        Budget().enforce(session=session, prompt=8_001)
+    with pytest.raises(BudgetExceeded):
+        Budget(max_inline_artifact_chars=20).enforce(session=session, artifacts=["x" * 21])
+
+
+def test_where_the_store_fails_nothing_over_the_budget_gets_through(backend: Backend) -> None:
+    session = backend.open().session("full", quota_bytes=10)
+    try:
+        done = Budget().enforce(session=session, artifacts=["word " * 5_000], chunks=["a chunk of words"] * 12)
+    except BudgetExceeded:
+        return
+    assert Budget().check(artifacts=done.artifacts, chunks=done.chunks) == ()
+    assert done.refs == ()
+    assert "could not be stored" in str(done.rest)
+
+
+@given(
+    st.lists(st.text(max_size=400), max_size=12),
+    st.lists(st.text(max_size=400), max_size=5),
+    st.integers(0, 8),
+    st.integers(400, 700),
+)
+def test_whatever_enforcing_answers_is_within_the_budget(
+    chunks: list[str], artifacts: list[str], most: int, chars: int
+) -> None:
+    budget = Budget(max_rag_chunks=most, max_inline_artifact_chars=chars)
+    session = coatcheck.open("memory:").session("s")
+    longer = [text * 4 for text in artifacts]
+    done = budget.enforce(session=session, chunks=[text * 3 for text in chunks], artifacts=longer)
+    assert budget.check(chunks=done.chunks, artifacts=done.artifacts) == ()
+    for text, shown in zip(longer, done.artifacts, strict=True):
+        assert shown == text or session.get(json.loads(shown)["artifact"]) == text

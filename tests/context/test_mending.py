@@ -1,0 +1,157 @@
+"""Calls and results as providers want them, whatever was interrupted, and without moving what was sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.provider_rules import refused
+from coatcheck.context.mending import NO_RESULT, mended
+
+Message = dict[str, Any]
+FIELDS = {"anthropic": "messages", "openai": "messages", "openai-responses": "input"}
+
+
+def use(*ids: str, words: str = "") -> Message:
+    texts = [{"type": "text", "text": words}] if words else []
+    return {
+        "role": "assistant",
+        "content": texts + [{"type": "tool_use", "id": i, "name": "f", "input": {}} for i in ids],
+    }
+
+
+def result(call_id: str, content: Any = "done") -> Message:
+    return {"type": "tool_result", "tool_use_id": call_id, "content": content}
+
+
+def user(*blocks: Message | str) -> Message:
+    return {"role": "user", "content": [{"type": "text", "text": b} if isinstance(b, str) else b for b in blocks]}
+
+
+def accepted(messages: list[Message], provider: str) -> bool:
+    request: dict[str, Any] = {FIELDS[provider]: messages}
+    return refused({"system": [], **request} if provider == "anthropic" else request) == []
+
+
+def test_messages_that_are_as_they_should_be_are_the_same_objects() -> None:
+    messages = [user("go"), use("a", "b"), user(result("a"), result("b"), "and then"), use(words="fine")]
+    assert all(new is old for new, old in zip(mended(messages, "anthropic"), messages, strict=True))
+    chat = [{"role": "user", "content": "go"}, call("a"), tool("a"), {"role": "assistant", "content": "fine"}]
+    assert all(new is old for new, old in zip(mended(chat, "openai"), chat, strict=True))
+    items = [{"role": "user", "content": "go"}, item("a"), item("b"), output("b"), output("a")]
+    assert all(new is old for new, old in zip(mended(items, "openai-responses"), items, strict=True))
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [user("go"), use("a"), user("never mind")],
+        [user("go"), use("a")],
+        [user("go"), use("a"), {"role": "user", "content": "as a text"}],
+        [user("go"), use("a", "b"), user(result("b"))],
+        [user("go"), use("a"), user("first some words", result("a"))],
+        [user("go"), use("a"), user(result("a"), result("a", "again"))],
+        [user("go", result("nobody asked")), use(words="hm"), user(result("nobody"))],
+    ],
+)
+def test_anthropic_accepts_what_was_interrupted(messages: list[Message]) -> None:
+    assert accepted(mended(messages, "anthropic"), "anthropic")
+
+
+def test_a_missing_result_is_said_to_be_missing_and_a_late_one_is_told_where_it_came() -> None:
+    messages = [user("go"), use("a"), user("wait"), use("b"), user(result("b"), result("a", "the late answer"))]
+    done = mended(messages, "anthropic")
+    assert accepted(done, "anthropic")
+    assert done[2]["content"][0] == {**result("a", NO_RESULT), "is_error": True}
+    assert done[4]["content"] == [
+        result("b"), {"type": "text", "text": "Late result of the call a: the late answer"},
+    ]  # fmt: skip
+
+
+def test_results_in_neighbouring_user_messages_go_where_they_belong() -> None:
+    messages = [user("go"), use("a", "b"), user(result("a")), user(result("b"), "and a word")]
+    done = mended(messages, "anthropic")
+    assert done[2]["content"] == [result("a"), result("b")]
+    assert done[3] == user("and a word")
+
+
+def call(*ids: str) -> Message:
+    calls = [{"id": i, "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in ids]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def tool(call_id: str) -> Message:
+    return {"role": "tool", "tool_call_id": call_id, "content": "done"}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [call("a"), {"role": "user", "content": "never mind"}],
+        [call("a", "b"), tool("b"), {"role": "user", "content": "and a?"}, tool("a")],
+        [tool("nobody"), {"role": "user", "content": "x"}],
+        [call("a"), tool("a"), tool("a"), tool("other")],
+    ],
+)
+def test_chat_accepts_what_was_interrupted(messages: list[Message]) -> None:
+    assert accepted(mended([{"role": "user", "content": "go"}, *messages], "openai"), "openai")
+
+
+def item(call_id: str) -> Message:
+    return {"type": "function_call", "call_id": call_id, "name": "f", "arguments": "{}"}
+
+
+def output(call_id: str) -> Message:
+    return {"type": "function_call_output", "call_id": call_id, "output": "done"}
+
+
+@pytest.mark.parametrize(
+    "items", [[item("a")], [output("a"), item("a")], [item("a"), output("a"), output("a")], [output("x")]]
+)
+def test_responses_accept_what_was_interrupted(items: list[Message]) -> None:
+    assert accepted(mended([{"role": "user", "content": "go"}, *items], "openai-responses"), "openai-responses")
+
+
+IDS = st.sampled_from("abcd")
+TURNS = st.lists(
+    st.tuples(st.lists(IDS, max_size=3, unique=True), st.lists(IDS, max_size=4), st.booleans(), st.booleans()),
+    max_size=8,
+)
+
+
+def conversation(turns: list[Any]) -> list[Message]:
+    """Anthropic messages with ids of their own for each turn, some results lost, some late, some before words."""
+    messages = [user("go")]
+    for number, (asked, answered, speaks, leads) in enumerate(turns):
+        messages.append(use(*(f"{number}{i}" for i in asked), words="thinking aloud"))
+        blocks: list[Any] = [result(f"{number - late}{i}") for i in answered for late in (0, 1) if leads or not late]
+        words = ["some words"] if speaks or not blocks else []
+        messages.append(user(*words, *blocks) if leads else user(*blocks, *words))
+    return messages
+
+
+@given(TURNS)
+def test_whatever_was_lost_the_provider_accepts_it(turns: list[Any]) -> None:
+    assert accepted(mended(conversation(turns), "anthropic"), "anthropic")
+
+
+@given(TURNS)
+def test_a_conversation_that_grows_keeps_its_beginning(turns: list[Any]) -> None:
+    messages = conversation(turns)
+    whole = mended(messages, "anthropic")
+    for at, message in enumerate(messages):
+        if message["role"] == "assistant":
+            sent = mended(messages[:at], "anthropic")
+            assert whole[: len(sent)] == sent
+
+
+@given(TURNS)
+def test_the_messages_given_are_not_changed(turns: list[Any]) -> None:
+    messages = conversation(turns)
+    before = json.dumps(messages)
+    mended(messages, "anthropic")
+    assert json.dumps(messages) == before

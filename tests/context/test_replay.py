@@ -1,0 +1,37 @@
+"""Real conversations, replayed call by call. This is some hundred calls of all files; `make bench` has them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import coatcheck
+from benchmarks.conversations import Conversation, conversations
+from benchmarks.replay import BUDGET, replayed
+
+WHOLE = ("56de1726", "7505c804", "9f26971d", "d88bceb6", "189d8afc")
+"""Files that are replayed to their end; of the others, the first calls."""
+
+
+def sampled(corpus: Path) -> Iterator[Conversation]:
+    for number, one in enumerate(conversations(corpus)):
+        if one.file.startswith(WHOLE):
+            yield one
+        elif one.file.endswith(".jsonl") or number % 20 == 0:
+            turns = one.turns
+            yield replace(one, messages=one.messages[: turns[40] + 1]) if len(turns) > 40 else one
+
+
+def test_every_prompt_is_within_the_budget_and_accepted_and_few_rewrite_the_prefix(corpus: Path) -> None:
+    found = list(sampled(corpus))
+    assert len({one.file for one in found}) == 17
+    with coatcheck.open("memory:", ttl=None) as store:
+        done = replayed(found, store, recall=False)
+    assert done.turns == sum(len(one.turns) for one in found) > 500
+    assert 40_000 < done.most <= BUDGET
+    assert done.most_exact <= BUDGET
+    assert done.refused == []
+    assert 0 < done.rewritten <= 0.02 * done.turns
+    assert done.sent < done.without
+    assert done.sent_cost < done.without_cost

@@ -1,0 +1,90 @@
+"""A process that makes a transcript slim and whole and lets it grow, until it is killed. Run as a module, by tests.
+
+`loop` goes on until somebody kills it; `step N` dies of itself right before the N-th call that changes a file, and says
+how many there were if it did not.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import coatcheck
+from coatcheck import transcript
+from coatcheck.transcript import place
+
+STEPS = ("open", "link", "rename", "unlink", "write", "fsync", "ftruncate", "fchmod", "fchown", "utime")
+
+
+class Dying:
+    """The module `os` as `place` sees it, which ends the process before the N-th step."""
+
+    def __init__(self, last: int) -> None:
+        self._last = last
+        self.steps = 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(os, name)
+        if name not in STEPS:
+            return found
+
+        def step(*args: Any, **options: Any) -> Any:
+            self.steps += 1
+            if self.steps == self._last:
+                os._exit(9)
+            return found(*args, **options)
+
+        return step
+
+
+def line(number: int, rng: random.Random) -> bytes:
+    text = " ".join(f"{rng.randrange(1 << 30):x}" for _ in range(rng.choice((2, 2_000))))
+    said = f'{{"type":"text","text":"{number} {text}"}}'
+    return (
+        f'{{"type":"message","message":{{"role":"toolResult","toolCallId":"c{number}","content":[{said}]}}}}\n'.encode()
+    )
+
+
+def grow(path: Path, log: Path, rng: random.Random) -> None:
+    """Append a line as a host does, and tell once it is there."""
+    number = len(log.read_bytes().splitlines()) if log.exists() else 0
+    data = line(number, rng)
+    with log.open("ab") as told:
+        with path.open("ab") as out:
+            out.write(data)
+        told.write(data)
+
+
+def main() -> None:
+    doing, folder, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    path, log, rng = folder / "session.jsonl", folder / "log", random.Random(seed)
+    store = coatcheck.open(folder / "store", durability="process" if seed % 2 else "power")
+    session = store.session("agent")
+    if doing == "step":
+        dying = Dying(int(sys.argv[4]))
+        vars(place)["os"] = dying
+        for verb in sys.argv[5:]:
+            if verb == "externalize":
+                transcript.externalize(path, session)
+            elif verb == "undo":
+                transcript.undo(path, store)
+            else:
+                grow(path, log, rng)
+        os.write(1, b"%d" % dying.steps)
+        os._exit(0)
+    os.write(1, b"\n")
+    while True:
+        for _ in range(rng.randrange(4)):
+            grow(path, log, rng)
+        assert transcript.externalize(path, session).is_sound
+        if rng.random() < 0.5:
+            assert transcript.undo(path, store).is_sound
+        elif rng.random() < 0.5:
+            assert transcript.verify(path, store, remove_backup=True).is_sound
+
+
+if __name__ == "__main__":
+    main()

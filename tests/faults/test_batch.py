@@ -1,0 +1,50 @@
+"""Many puts, one sync: what a batch promises, and when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import coatcheck
+from coatcheck.testing.faulty import FaultyDisk, open_on
+from tests.faults.world import problems
+
+pytestmark = pytest.mark.faults
+
+
+class Counting(FaultyDisk):
+    """Counts the syncs of data."""
+
+    syncs = 0
+
+    def sync_data(self, file: int) -> None:
+        self.syncs += 1
+        super().sync_data(file)
+
+
+def test_a_batch_of_puts_costs_one_sync(in_memory: Path) -> None:
+    disk = Counting(in_memory / "store", image=in_memory / "image", cut="dropped")
+    with open_on(in_memory / "store", disk) as store:
+        session = store.session("s")
+        session.put("before")
+        syncs = disk.syncs
+        with store.batching:
+            for number in range(50):
+                session.put(f"artifact {number}")
+            assert disk.syncs == syncs
+        assert disk.syncs == syncs + 1
+
+
+def test_a_batch_that_was_left_survives_a_power_cut(in_memory: Path) -> None:
+    disk = FaultyDisk(in_memory / "store", image=in_memory / "image", cut="dropped")
+    store = open_on(in_memory / "store", disk)
+    session = store.session("s", ttl=None)
+    with store.batching:
+        refs = [session.put(f"artifact {number}") for number in range(20)]
+    disk.stop()
+    with coatcheck.open(in_memory / "image") as left:
+        assert [left.session("s").get(ref) for ref in refs] == [f"artifact {number}" for number in range(20)]
+        assert problems(left) == []
+    disk.revive()
+    store.close()

@@ -1,0 +1,122 @@
+"""SIGKILL while a transcript is made slim, grows and is made whole: it is always readable, and nothing is lost."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import coatcheck
+from coatcheck import transcript
+from tests.faults.migrant import line
+from tests.faults.world import ROOT, problems
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.mark.timeout(0)
+def test_a_transcript_survives_kill_9_at_any_instant(tmp_path: Path, long_faults: bool) -> None:
+    wanted = 200 if long_faults else 6
+    seed = int(os.environ.get("COATCHECK_SEED") or random.randrange(1 << 32))
+    rng = random.Random(seed)
+    start = _begin(tmp_path, rng)
+    try:
+        for number in range(wanted):
+            with subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.migrant", "loop", str(tmp_path), str(rng.randrange(1 << 32))],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            ) as process:
+                assert process.stdout is not None
+                assert process.stderr is not None
+                process.stdout.readline()
+                time.sleep(rng.random() * rng.choice((0.02, 0.1, 0.4)))
+                alive = process.poll() is None
+                process.kill()
+                assert alive, process.stderr.read().decode()[-3000:]
+            _check(tmp_path, start, ends_right=number % 10 == 9 or number == wanted - 1)
+    except BaseException as error:
+        error.add_note(f"COATCHECK_SEED={seed}")
+        raise
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("verbs", [("externalize",), ("externalize", "grow", "externalize"), ("externalize", "undo")])
+def test_a_migration_that_dies_before_any_step_ends_right_when_run_again(
+    tmp_path: Path, long_faults: bool, verbs: tuple[str, ...]
+) -> None:
+    seed = int(os.environ.get("COATCHECK_SEED") or random.randrange(1 << 32))
+    rng = random.Random(seed)
+    steps = _steps(tmp_path / "count", rng, verbs)
+    assert steps > 5
+    chosen = range(1, steps + 1) if long_faults else sorted(rng.sample(range(1, steps + 1), 5))
+    for step in chosen:
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        start = _begin(folder, rng)
+        try:
+            assert _run(folder, step, verbs).returncode == 9
+            _check(folder, start, ends_right=True)
+        except BaseException as error:
+            error.add_note(f"COATCHECK_SEED={seed}, step {step} of {steps}")
+            raise
+        shutil.rmtree(folder)
+
+
+def _begin(folder: Path, rng: random.Random) -> bytes:
+    start = b"".join(line(number, rng) for number in range(40)) + b"broken\n"
+    (folder / "session.jsonl").write_bytes(start)
+    return start
+
+
+def _steps(folder: Path, rng: random.Random, verbs: tuple[str, ...]) -> int:
+    """How many steps it takes."""
+    folder.mkdir()
+    _begin(folder, rng)
+    return int(_run(folder, 0, verbs).stdout)
+
+
+def _run(folder: Path, step: int, verbs: tuple[str, ...]) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.faults.migrant", "step", str(folder), "1", str(step), *verbs],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+
+
+def _check(folder: Path, start: bytes, *, ends_right: bool) -> None:
+    path, log = folder / "session.jsonl", folder / "log"
+    told = log.read_bytes() if log.exists() else b""
+    with coatcheck.open(folder / "store", durability="process") as store:
+        _is_all_there(path, store, start + told)
+        if not ends_right:
+            return
+        session = store.session("agent")
+        assert transcript.externalize(path, session).is_sound
+        assert path.stat().st_size < len(start) / 2
+        assert transcript.verify(path, store).is_sound
+        _is_all_there(path, store, start + told)
+        assert transcript.undo(path, store).is_sound
+        assert path.read_bytes().startswith(start + told)
+        assert [one.name for one in folder.iterdir() if one.name.startswith(".")] == []
+        transcript.forget(path, store)
+        assert [one.session_id for one in store.sessions() if one.session_id.startswith("transcript:")] == []
+        assert problems(store) == []
+
+
+def _is_all_there(path: Path, store: coatcheck.Store, expected: bytes) -> None:
+    """All that was told to be there, and at most one line that was about to be told."""
+    target = io.BytesIO()
+    report = transcript.rehydrate(path, store, to=target)
+    assert report.is_sound, report.problems
+    assert target.getvalue().startswith(expected)
+    assert target.getvalue()[len(expected) :].count(b"\n") <= 1

@@ -1,0 +1,402 @@
+"""Files and folders: made slim in place, whole again, proved, undone and let go."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import coatcheck
+from coatcheck import Policy, Session, Store, transcript
+from coatcheck.errors import InvalidArgument, StoreUnavailable
+from tests.transcript.samples import LARGE, SAMPLES, as_lines
+
+ODD = [
+    b"\n",
+    b"not json\n",
+    b'{"type":"message","message":{"role":"toolResult","toolCallId":"","content":[{"type":"text","text":"cut\n',
+    b"\xff\xfe\x00\n",
+    b"\r\n",
+    as_lines([{"type": "message", "timestamp": "t", "message": {"role": "toolResult", "toolCallId": "x" * 1_500,
+              "content": [{"type": "text", "text": LARGE}]}}]).replace(b"\n", b"\r\n"),
+    as_lines([{"type": "message", "timestamp": "t", "message": {"role": "toolResult", "toolCallId": "x" * 1_500,
+              "content": [{"type": "text", "text": LARGE}]}}])[:-1],
+]  # fmt: skip
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Store]:
+    with coatcheck.open(tmp_path / "store", durability="process") as store:
+        yield store
+
+
+@pytest.fixture
+def session(disk: Store) -> Session:
+    return disk.session("agent")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A transcript with everything odd in its middle, and no line end at its end."""
+    path = tmp_path / "session.jsonl"
+    lines = as_lines(SAMPLES["pi"]).splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], *ODD[:-1], *lines[3:], ODD[-1]]))
+    path.chmod(0o640)
+    os.utime(path, ns=(1_600_000_000_123_456_789, 1_600_000_000_987_654_321))
+    return path
+
+
+def only(report: transcript.Report) -> transcript.FileReport:
+    (one,) = report.files
+    return one
+
+
+def whole(path: Path, store: Store) -> bytes:
+    target = io.BytesIO()
+    report = transcript.rehydrate(path, store, to=target)
+    assert report.is_sound, report.problems
+    return target.getvalue()
+
+
+def result(text: str = LARGE, **more: Any) -> bytes:
+    message = {"role": "toolResult", "toolCallId": "c", "content": [{"type": "text", "text": text}], **more}
+    return as_lines([{"type": "message", "timestamp": "t", "message": message}])
+
+
+def beside(path: Path) -> list[str]:
+    return sorted(one.name for one in path.parent.iterdir() if one.name.startswith("."))
+
+
+def test_a_dry_run_says_what_would_be_saved_and_changes_nothing(file: Path, session: Session) -> None:
+    before = file.read_bytes()
+    told = only(transcript.externalize(file, session, dry_run=True))
+    assert (told.status, told.format, told.parts) == ("would shrink", "pi", len(before.splitlines(keepends=True)))
+    assert (told.bytes_before, told.backup) == (len(before), None)
+    assert session.store.stats().artifacts == 0
+    assert file.read_bytes() == before
+    assert beside(file) == []
+    done = only(transcript.externalize(file, session))
+    assert (done.artifacts, done.bytes_after, done.tokens_saved) == (
+        told.artifacts,
+        told.bytes_after,
+        told.tokens_saved,
+    )
+    assert file.stat().st_size == told.bytes_after < told.bytes_before / 2
+
+
+def test_every_byte_comes_back_and_nothing_else_about_the_file_changes(file: Path, session: Session) -> None:
+    before, info = file.read_bytes(), file.stat()
+    report = only(transcript.externalize(file, session))
+    assert report.status == "externalized"
+    now = file.stat()
+    assert stat.S_IMODE(now.st_mode) == 0o640
+    assert (now.st_mtime_ns, now.st_uid, now.st_gid) == (info.st_mtime_ns, info.st_uid, info.st_gid)
+    assert whole(file, session.store) == before
+    assert report.backup is not None
+    assert Path(report.backup).read_bytes() == before
+    assert stat.S_IMODE(os.stat(report.backup).st_mode) == 0o600
+
+
+def test_running_again_changes_nothing(file: Path, session: Session) -> None:
+    transcript.externalize(file, session)
+    slim, info, artifacts = file.read_bytes(), file.stat(), session.store.stats()
+    assert only(transcript.externalize(file, session)).status == "unchanged"
+    assert (file.read_bytes(), file.stat().st_ino, session.store.stats()) == (slim, info.st_ino, artifacts)
+
+
+def test_verify_proves_it_before_the_backup_goes(file: Path, session: Session) -> None:
+    before = file.read_bytes()
+    transcript.externalize(file, session)
+    assert only(transcript.verify(file, session.store)).status == "verified"
+    assert beside(file) == [".session.jsonl.coatcheck-backup"]
+    report = only(transcript.verify(file, session.store, remove_backup=True))
+    assert (report.status, report.backup, report.bytes_after) == ("verified", None, len(before))
+    assert beside(file) == []
+    assert only(transcript.verify(file, session.store)).status == "verified"
+
+
+def test_undo_gives_the_file_back_and_lets_everything_go(file: Path, session: Session) -> None:
+    before = file.read_bytes()
+    transcript.externalize(file, session)
+    assert only(transcript.undo(file, session.store)).status == "restored"
+    assert file.read_bytes() == before
+    assert beside(file) == []
+    assert [one.session_id for one in session.store.sessions()] == ["agent"]
+    assert only(transcript.undo(file, session.store)).status == "unchanged"
+
+
+def test_lines_that_a_host_appended_since_are_taken_on_and_stay_through_undo(file: Path, session: Session) -> None:
+    before = file.read_bytes()
+    transcript.externalize(file, session)
+    more = [b"\n" + result("a" + LARGE), result("small"), b'{"torn', b' line"}\n' + result("b" + LARGE)]
+    for number, lines in enumerate(more):
+        with file.open("ab") as out:
+            out.write(lines)
+        before += lines
+        assert whole(file, session.store) == before
+        assert only(transcript.verify(file, session.store)).is_sound
+        if number != 2:
+            transcript.externalize(file, session)
+        assert whole(file, session.store) == before
+        assert only(transcript.verify(file, session.store)).is_sound
+    assert file.stat().st_size < len(before) / 2
+    assert file.with_name(".session.jsonl.coatcheck-backup").read_bytes() == before
+    with file.open("ab") as out:
+        out.write(result("c" + LARGE))
+    assert only(transcript.undo(file, session.store)).status == "restored"
+    assert file.read_bytes() == before + result("c" + LARGE)
+
+
+def test_a_backup_that_was_removed_covers_later_runs_from_there_on(file: Path, session: Session) -> None:
+    before = file.read_bytes() + b"\n" + result("a" + LARGE)
+    transcript.externalize(file, session)
+    transcript.verify(file, session.store, remove_backup=True)
+    with file.open("ab") as out:
+        out.write(b"\n" + result("a" + LARGE))
+    report = only(transcript.externalize(file, session))
+    assert report.backup is not None
+    assert Path(report.backup).read_bytes() == b"\n" + result("a" + LARGE)
+    assert only(transcript.verify(file, session.store, remove_backup=True)).backup is None
+    assert only(transcript.undo(file, session.store)).status == "restored"
+    assert file.read_bytes() == before
+
+
+def test_lines_that_went_to_the_old_file_come_over(file: Path, session: Session) -> None:
+    """A process that had the file open goes on writing to what has become the backup."""
+    before = file.read_bytes() + b"\n"
+    file.write_bytes(before)
+    with file.open("ab", buffering=0) as held:
+        transcript.externalize(file, session)
+        held.write(result("late"))
+        assert "bytes since" in transcript.verify(file, session.store).problems[0]
+        transcript.externalize(file, session)
+        assert whole(file, session.store) == before + result("late")
+        assert transcript.verify(file, session.store).is_sound
+        transcript.externalize(file, session)
+        assert whole(file, session.store) == before + result("late")
+        held.write(result("later"))
+        assert only(transcript.undo(file, session.store)).status == "restored"
+    assert file.read_bytes() == before + result("late") + result("later")
+
+
+def test_what_the_store_lacks_is_told_and_has_a_placeholder(file: Path, session: Session) -> None:
+    before = file.read_bytes()
+    transcript.externalize(file, session)
+    store = session.store
+    (owner,) = [one.session_id for one in store.sessions() if one.session_id.startswith("transcript:")]
+    gone = store.session(owner).list()[0]
+    for info in list(store.sessions()):
+        store.session(info.session_id).forget(gone)
+    slim = file.read_bytes()
+    target = io.BytesIO()
+    report = only(transcript.rehydrate(file, store, to=target))
+    assert gone.pointer in report.problems[0]
+    assert b"[" + gone.pointer.encode() + b" is missing here" in target.getvalue()
+    lines, found = before.split(b"\n"), target.getvalue().split(b"\n")
+    assert [new for new, old in zip(found, lines, strict=True) if new != old] == [
+        new for new in found if b"is missing here" in new
+    ]
+    assert only(transcript.verify(file, store)).status == "failed"
+    assert only(transcript.verify(file, store, remove_backup=True)).backup is not None
+    assert only(transcript.rehydrate(file, store)).status == "failed"
+    assert file.read_bytes() == slim
+    report = only(transcript.undo(file, store))
+    assert (report.status, report.note[:15]) == ("restored", "from the backup")
+    assert file.read_bytes() == before
+
+
+def test_undo_leaves_the_file_where_neither_store_nor_backup_has_it_all(file: Path, session: Session) -> None:
+    transcript.externalize(file, session)
+    transcript.verify(file, session.store, remove_backup=True)
+    transcript.forget(file, session.store, force=True)
+    session.end()
+    slim = file.read_bytes()
+    assert only(transcript.undo(file, session.store)).status == "failed"
+    assert file.read_bytes() == slim
+
+
+def test_a_file_that_was_edited_is_not_proved(file: Path, session: Session) -> None:
+    transcript.externalize(file, session)
+    file.write_bytes(file.read_bytes().replace(b"not json", b"now json"))
+    report = only(transcript.verify(file, session.store))
+    assert report.note == "no record of what it was before"
+    with pytest.raises(InvalidArgument, match="no backup of this file"):
+        transcript.externalize(file, session)
+
+
+def test_what_a_transcript_refers_to_outlives_every_session_and_collection(file: Path, tmp_path: Path) -> None:
+    now = [1_000_000.0]
+    before = file.read_bytes()
+    with coatcheck.open(tmp_path / "store", clock=lambda: now[0]) as store:
+        session = store.session("agent")
+        transcript.externalize(file, session)
+        assert session.list() != []
+        now[0] += 10**9
+        assert store.collect(grace=0).artifacts == 0
+        assert session.list() == []
+        assert whole(file, store) == before
+        session.end()
+        assert whole(file, store) == before
+        transcript.rehydrate(file, store)
+        assert transcript.forget(file, store).artifacts > 0
+        store.collect(grace=0)
+        assert store.stats().artifacts == 0
+
+
+def test_forgetting_is_for_transcripts_that_are_gone_or_whole(file: Path, session: Session) -> None:
+    transcript.externalize(file, session)
+    with pytest.raises(InvalidArgument):
+        transcript.forget(file, session.store)
+    slim = file.read_bytes()
+    file.unlink()
+    assert only(transcript.forget(file, session.store)).status == "forgotten"
+    assert [one.session_id for one in session.store.sessions()] == ["agent"]
+    file.write_bytes(slim)
+    assert only(transcript.verify(file, session.store)).status == "failed"
+
+
+def test_a_file_that_was_moved_can_be_forgotten_where_it_is(file: Path, session: Session) -> None:
+    transcript.externalize(file, session)
+    moved = file.rename(file.with_name("archive.jsonl"))
+    file.with_name(".session.jsonl.coatcheck-backup").unlink()
+    assert only(transcript.verify(moved, session.store)).status == "verified"
+    assert only(transcript.externalize(moved, session)).status == "unchanged"
+    moved.unlink()
+    assert only(transcript.forget(file, session.store)).note == "held nothing"
+    assert only(transcript.forget(moved, session.store)).note == ""
+
+
+def test_what_the_model_was_shown_can_be_read_in_the_agents_session(file: Path, session: Session) -> None:
+    transcript.externalize(file, session)
+    shown = [ref for ref in session.list() if session.get(ref) == LARGE]
+    stub = json.loads(json.loads(file.read_bytes().splitlines()[9])["message"]["content"][0]["text"])
+    assert stub["artifact"] == shown[0].pointer
+
+
+def test_links_are_not_followed(file: Path, session: Session, tmp_path: Path) -> None:
+    link = tmp_path / "folder" / "link.jsonl"
+    link.parent.mkdir()
+    link.symlink_to(file)
+    with pytest.raises(InvalidArgument):
+        transcript.externalize(link, session)
+    assert transcript.externalize(link.parent, session).files == ()
+    file.with_name(".session.jsonl.coatcheck-backup").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidArgument):
+        transcript.externalize(file, session)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_file_with_a_second_name_keeps_it(file: Path, session: Session) -> None:
+    before = file.read_bytes()
+    other = file.with_name("other name")
+    os.link(file, other)
+    report = only(transcript.externalize(file, session))
+    assert report.backup is not None
+    assert Path(report.backup).read_bytes() == other.read_bytes() == before
+    assert stat.S_IMODE(other.stat().st_mode) == 0o640
+    assert transcript.undo(file, session.store).is_sound
+    assert file.read_bytes() == before
+
+
+def test_what_is_no_transcript_stays(tmp_path: Path, session: Session) -> None:
+    for name, data in (("a.json", b'{"a": 1}'), ("b.jsonl", b""), ("c.json", b"[1,2"), ("d.jsonl", b"\x00" * 9_000)):
+        (tmp_path / name).write_bytes(data)
+        assert only(transcript.externalize(tmp_path / name, session)).status == "no transcript"
+        assert (tmp_path / name).read_bytes() == data
+    with pytest.raises(FileNotFoundError):
+        transcript.externalize(tmp_path / "missing.jsonl", session)
+    with pytest.raises(InvalidArgument):
+        transcript.externalize(tmp_path / "a.json", session, format="nonsense")
+
+
+def test_a_folder_is_gone_through_and_one_bad_file_stops_nothing(tmp_path: Path, session: Session) -> None:
+    folder = tmp_path / "sessions"
+    for name, lines in SAMPLES.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "one.jsonl").write_bytes(as_lines(lines))
+        (folder / name / "two.json").write_text(json.dumps(lines, indent=2))
+    (folder / "notes.txt").write_bytes(as_lines(SAMPLES["pi"]))
+    os.mkfifo(folder / "pipe.jsonl")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    report = transcript.externalize(folder, session)
+    assert sorted(one.status for one in report.files) == ["externalized"] * 14 + ["failed"]
+    assert {one.format for one in report.files if one.format} == set(SAMPLES)
+    assert report.bytes_after < report.bytes_before / 2
+    assert transcript.verify(folder, session.store, remove_backup=True).problems == (
+        f"{folder / 'pipe.jsonl'}: 'pipe.jsonl' is not a file (name a transcript, or a folder of them)",
+    )
+    transcript.rehydrate(folder, session.store)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_file_that_somebody_has_locked_is_left_alone(
+    file: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coatcheck.transcript.place._PATIENCE", 0.0)
+    source = (
+        "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", source, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(StoreUnavailable):
+            transcript.externalize(file, session)
+        other.communicate()
+    assert transcript.externalize(file, session).is_sound
+
+
+def test_lines_that_are_appended_meanwhile_are_not_lost(file: Path, session: Session) -> None:
+    """Another process appends as hosts do, opening the file for each line, while the file is made slim and whole."""
+    file.write_bytes(before := file.read_bytes() + b"\n")
+    source = (
+        "import sys\nfor number in range(400):\n"
+        " with open(sys.argv[1], 'ab') as f:\n"
+        '  f.write(b\'{"type":"message","message":{"role":"user","content":"%d"}}\\n\' % number)\n'
+    )
+    with subprocess.Popen([sys.executable, "-c", source, str(file)]) as other:
+        while other.poll() is None:
+            transcript.externalize(file, session)
+            transcript.undo(file, session.store)
+        assert other.returncode == 0
+    transcript.externalize(file, session)
+    assert transcript.undo(file, session.store).is_sound
+    text = file.read_bytes()
+    assert text.startswith(before)
+    contents = [json.loads(line)["message"]["content"] for line in text[len(before) :].splitlines()]
+    assert sorted(map(int, contents)) == list(range(400))
+
+
+def test_every_shared_transcript_comes_back(corpus: Path, tmp_path: Path, session: Session) -> None:
+    folder = tmp_path / "transcripts"
+    shutil.copytree(corpus / "transcripts", folder, copy_function=shutil.copyfile)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert len(before) >= 17
+    report = transcript.externalize(folder, session)
+    assert report.is_sound
+    assert [one.path for one in report.files if one.status == "no transcript"] == []
+    assert report.bytes_after < report.bytes_before * 0.7
+    assert {one.status for one in transcript.externalize(folder, session).files} == {"unchanged"}
+    assert transcript.verify(folder, session.store).is_sound
+    strict = Policy(max_chars=600)
+    for path, data in before.items():
+        assert whole(path, session.store) == data
+        if len(data) > 500_000:
+            continue
+        copy = tmp_path / path.name
+        copy.write_bytes(data)
+        assert transcript.externalize(copy, session, policy=strict).bytes_after <= len(data)
+        assert transcript.undo(copy, session.store).is_sound
+        assert copy.read_bytes() == data
+    assert transcript.undo(folder, session.store).is_sound
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
