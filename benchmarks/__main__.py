@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks import (
     crowd,
+    fleet,
     imports,
     large,
     long_transcript,
@@ -47,6 +48,7 @@ CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "replay": replay.replay,
     "long": long_transcript.long_transcript,
     "proxy": proxy.proxied,
+    "fleet": fleet.fleet,
 }
 
 

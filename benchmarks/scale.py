@@ -46,11 +46,11 @@ def scale(bench: Bench) -> Iterator[Row]:
 
 
 def _get(session: coatcheck.Session, count: int) -> Side[str]:
-    return Side(_picked(count, lambda number: "art:" + _digest(number).hex()[:12]), session.get)
+    return Side(_picked(count, lambda number: "art:" + digest_of(number).hex()[:12]), session.get)
 
 
 def _get_by_name(session: coatcheck.Session, count: int) -> Side[str]:
-    return Side(_picked(count, _name), session.get)
+    return Side(_picked(count, name_of), session.get)
 
 
 def _list(session: coatcheck.Session, count: int) -> Side[int]:
@@ -70,15 +70,15 @@ def _picked(count: int, key: Callable[[int], str]) -> Callable[[], str]:
     return lambda: key(random.randrange(count))
 
 
-def _content(number: int) -> bytes:
+def small_content(number: int) -> bytes:
     return f"line {number} of a small result\n".encode() * 4
 
 
-def _digest(number: int) -> bytes:
-    return hashlib.sha256(_content(number)).digest()
+def digest_of(number: int) -> bytes:
+    return hashlib.sha256(small_content(number)).digest()
 
 
-def _name(number: int) -> str:
+def name_of(number: int) -> str:
     return f"results/{number}.txt"
 
 
@@ -97,14 +97,14 @@ def _fill(folder: Path, count: int) -> None:
     first = 1_000
     db.executemany(
         "INSERT INTO blob VALUES (?, ?, ?, 'inline', '', x'', 1, ?)",
-        ((first + n, _digest(n), len(_content(n)), now) for n in numbers),
+        ((first + n, digest_of(n), len(small_content(n)), now) for n in numbers),
     )
-    db.executemany("INSERT INTO content VALUES (?, ?)", ((first + n, _content(n)) for n in numbers))
+    db.executemany("INSERT INTO content VALUES (?, ?)", ((first + n, small_content(n)) for n in numbers))
     db.executemany(
         "INSERT INTO ref (session_key, seq, digest, blob_key, size, name, codec, media_type, kind, producer, parents,"
         " summary, created_at, pinned)"
         " VALUES (?, ?, ?, ?, ?, ?, 'text', 'text/plain', 'result', 'system', '', 'a small result', ?, 0)",
-        ((session_key, first + n, _digest(n), first + n, len(_content(n)), _name(n), now) for n in numbers),
+        ((session_key, first + n, digest_of(n), first + n, len(small_content(n)), name_of(n), now) for n in numbers),
     )
     db.execute(
         "UPDATE session SET next_seq = ?, used_bytes = (SELECT sum(size) FROM ref) WHERE session_key = ?",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -10,6 +12,7 @@ from typing import Any
 
 import coatcheck
 from coatcheck import Store
+from tests.servers import Server, url_of
 
 START = 1_750_000_000.0
 
@@ -43,7 +46,7 @@ class Backend:
 
     @property
     def is_folder(self) -> bool:
-        return self.url != "memory:"
+        return "://" not in self.url and self.url != "memory:"
 
     @property
     def path(self) -> Path:
@@ -58,6 +61,19 @@ class Backend:
     def close(self) -> None:
         while self.opened:
             self.opened.pop().close()
+
+
+@dataclass
+class Fleet:
+    """The servers of a fleet, and places in them that nobody has used."""
+
+    s3: Server
+    database: Server
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def new_url(self) -> str:
+        name = f"t{os.getpid()}_{next(self._numbers)}"
+        return url_of(self.s3, self.database, name, name)
 
 
 def run_python(code: str, *args: object, **options: Any) -> str:

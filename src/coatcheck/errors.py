@@ -140,7 +140,13 @@ class StoreFull(StoreError):
 
 
 class StoreUnavailable(StoreError):
+    """`may_retry` says whether the same call may succeed later, with nothing changed here."""
+
     code = "store_unavailable"
+
+    def __init__(self, message: str, *, hint: str | None = None, may_retry: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.may_retry = may_retry
 
 
 class UnsupportedFormat(StoreError):

@@ -14,8 +14,7 @@ from coatcheck import media
 from coatcheck.errors import Damaged, NotFound
 from coatcheck.redaction import CONTEXT, mask
 from coatcheck.refs import Ref
-from coatcheck.storage import Entry
-from coatcheck.storage.passages import Held, Mark, Match, Passage, Passages
+from coatcheck.storage import Entry, Held, Mark, Match, Passage, PassageIndex
 from coatcheck.streams import Content
 
 PASSAGE_CHARS = 2000
@@ -43,7 +42,7 @@ class Hit:
 
 
 def search(
-    passages: Passages,
+    passages: PassageIndex,
     sessions: tuple[str, ...],
     words: str,
     *,
@@ -78,7 +77,7 @@ def search(
         asked *= 4  # what is gone stood in the way
 
 
-def follow(passages: Passages, session_id: str, find: Find, content: Callable[[Ref], Content]) -> None:
+def follow(passages: PassageIndex, session_id: str, find: Find, content: Callable[[Ref], Content]) -> None:
     """Index what a session got since it was last followed, and all of it where that cannot be told."""
     known = passages.followed(session_id)
     fresh, met = _since(session_id, known, find)
@@ -124,7 +123,7 @@ def _since(session_id: str, mark: Mark | None, find: Find) -> tuple[list[Entry],
         before, size = page[-1].seq, _PAGE
 
 
-def _index(passages: Passages, refs: Mapping[str, Ref], content: Callable[[Ref], Content]) -> set[str]:
+def _index(passages: PassageIndex, refs: Mapping[str, Ref], content: Callable[[Ref], Content]) -> set[str]:
     """Index what is not yet, in batches; answers what could not be read."""
     unread: set[str] = set()
     batch: dict[str, list[Passage]] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -17,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, Self, cast
 
 from coatcheck.archive import export_lines, import_lines
 from coatcheck.config import DEFAULTS, Settings
+from coatcheck.copying import CopyReport, Side, copy
 from coatcheck.errors import Damaged, InvalidArgument, InvalidPointer, NotFound
 from coatcheck.ids import SCHEME, clip, follow
 from coatcheck.intake import About, Intake
@@ -31,13 +33,13 @@ from coatcheck.storage import (
     Claimant,
     Entry,
     Limits,
+    PassageIndex,
     Ranges,
     Record,
     SessionInfo,
     Totals,
     merged,
 )
-from coatcheck.storage.passages import Passages
 from coatcheck.streams import ArtifactStream, Content
 from coatcheck.upkeep import COLD_AFTER, CollectReport, Progress, VerifyReport, collect, verify
 from coatcheck.uses import Uses
@@ -56,7 +58,7 @@ class Store:
         self,
         blobs: BlobStore,
         catalog: Catalog,
-        passages: Passages,
+        passages: PassageIndex,
         *,
         url: str,
         ttl: float | None = DEFAULTS["session.ttl"],
@@ -65,6 +67,7 @@ class Store:
         quota_bytes: int | None = None,
         settings: Settings = DEFAULTS,
         clock: Callable[[], float] = time.time,
+        tenants: Callable[[str, int | None], Store] | None = None,
     ) -> None:
         self.url = url
         self.settings = settings
@@ -74,6 +77,9 @@ class Store:
         self._catalog = catalog
         self._passages = passages
         self._clock = clock
+        self._open_tenant = tenants
+        self._tenants: dict[str, Store] = {}
+        self._opening_tenant = threading.Lock()
         self._secret: bytes | None = None
         self._uses = Uses(catalog)
         self._lookup = Lookup(blobs, catalog, self._uses, clock)
@@ -137,6 +143,19 @@ class Store:
         for when it is left, at the cost of one sync. What an error leaves early was not acknowledged."""
         return self._catalog.batch()
 
+    def tenant(self, name: str, *, quota_bytes: int | None = None) -> Store:
+        """The store of a tenant, opened once and closed with this one.
+
+        Nothing of it touches or tells of another's: sessions, names, quota, deduplication, search and statistics are
+        its own. What this store holds itself is no tenant's."""
+        check_name(name, "tenant")
+        if self._open_tenant is None:
+            raise InvalidArgument("a tenant has no tenants", hint="ask the store that was opened")
+        with self._opening_tenant:
+            if name not in self._tenants:
+                self._tenants[name] = self._open_tenant(name, quota_bytes)
+            return self._tenants[name]
+
     def sessions(self) -> Iterator[SessionInfo]:
         """Every session that the store knows, expired ones included until they are collected."""
         return self._catalog.sessions()
@@ -186,7 +205,16 @@ class Store:
         many refs are new."""
         return import_lines(self._blobs, self._catalog, source, progress=progress)
 
+    def copy_to(self, other: Store, *, progress: Progress | None = None) -> CopyReport:
+        """Bring every session and ref over to another store, on whatever backend; what it has already is passed over.
+
+        Pointers and names mean the same there. Tenants are stores of their own: copy each."""
+        self._uses.flush()
+        return copy(Side(self._blobs, self._catalog), Side(other._blobs, other._catalog), progress=progress)
+
     def close(self) -> None:
+        for tenant in self._tenants.values():
+            tenant.close()
         self._uses.flush()
         self._passages.close()
         self._catalog.close()

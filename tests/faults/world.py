@@ -41,6 +41,8 @@ def assert_clean(store: Store) -> None:
     """After a collection: verify finds nothing, and every file is one that a row names."""
     store.collect(grace=0)
     assert problems(store, orphans=True) == []
+    if store.url.startswith("s3:"):
+        return  # verify has listed the bucket
     root = Path(store.url)
     named = {Path(ref.content_uri.removeprefix("file://")) for ref in refs_of(store) if "#" not in ref.content_uri}
     assert set(files_under(root / "blobs")) == named

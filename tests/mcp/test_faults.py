@@ -25,7 +25,7 @@ def test_a_server_that_dies_answers_every_request_and_ends_the_proxy(speak: Spea
     assert (error["code"], error["data"]["code"]) == (-32000, FAILED)
     assert "exit status 7" in error["message"]
     assert [speaker.answer(one)["error"]["data"]["code"] for one in waiting] == [FAILED] * 3
-    assert speaker.leave() == 9
+    assert speaker.leave() == 10
     assert speaker.complained("odd: dying")
 
 
@@ -39,7 +39,7 @@ def test_a_server_that_is_killed_is_told_of_as_killed(speak: Speak) -> None:
 
 def test_a_command_that_is_not_there_is_an_error_at_once(speak: Speak) -> None:
     speaker = speak(server=["no-such-command-anywhere"], begin=False)
-    assert speaker.leave() == 9
+    assert speaker.leave() == 10
     assert speaker.complained("no-such-command-anywhere")
 
 

@@ -413,7 +413,7 @@ def test_an_address_that_does_not_answer_is_an_error_for_each_request(
 
 def test_an_address_of_another_kind_is_refused_at_the_start(tmp_path: Path) -> None:
     with Speaker(proxy("--url", "file:///etc/passwd"), environment(tmp_path / "store")) as speaker:
-        assert speaker.leave() == 9
+        assert speaker.leave() == 10
 
 
 @pytest.mark.parametrize("command", [["mcp"], ["proxy", "--url", "http://127.0.0.1:1/mcp"]])

@@ -17,6 +17,7 @@ from coatcheck import CoatcheckError, __version__, errors
 from coatcheck.cli.archive import export, import_
 from coatcheck.cli.artifacts import forget, get, ls, put, show
 from coatcheck.cli.config import config
+from coatcheck.cli.copying import copy
 from coatcheck.cli.hot import hot
 from coatcheck.cli.install import install
 from coatcheck.cli.looking import read, search
@@ -75,7 +76,7 @@ def main() -> None:
 
 
 for command in (
-    put, get, read, search, ls, show, forget, collect, verify, stats, export, import_, transcript, hot, metrics, config,
-    mcp, proxy, install,
+    put, get, read, search, ls, show, forget, collect, verify, stats, export, import_, copy, transcript, hot, metrics,
+    config, mcp, proxy, install,
 ):  # fmt: skip
     main.add_command(command)

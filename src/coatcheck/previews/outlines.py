@@ -171,7 +171,7 @@ def _definitions(body: str) -> list[tuple[int, int, str, str]]:
     for match in islice(_METHOD.finditer(body), _MANY):
         if match.group(2) not in _KEYWORDS:
             found.setdefault(match.start(), (4, "", match.group(2)))
-    return tuple((at, *found[at]) for at in sorted(found)[:_MANY])
+    return [(at, *found[at]) for at in sorted(found)[:_MANY]]
 
 
 def diff(text: Text, limit: int) -> Preview:

@@ -48,9 +48,9 @@ class FileBlobs:
         framer = Framer(digest)
         if isinstance(chunks, list) and digest is not None:
             with self._staged(chunks, "raw") as staged:
-                known = isinstance(chunks, FramedChunks)
-                staged.unframed = None if known else (framer, chunks)
-                staged.framed = Framed(digest, sum(map(len, chunks)), chunks.frames if known else b"")
+                frames = chunks.frames if isinstance(chunks, FramedChunks) else None
+                staged.unframed = (framer, chunks) if frames is None else None
+                staged.framed = Framed(digest, sum(map(len, chunks)), frames or b"")
                 yield staged
             return
         with self._staged(framer.through(chunks), "raw") as staged:
@@ -125,7 +125,7 @@ class FileBlobs:
         first, last = offset // FRAME, (end - 1) // FRAME
         with self._opened(blob) as file, storage_errors("reading a blob"):
             if blob.coding == "zstd":
-                data = b"".join(seekable.read(file, first, last, blob.digest))
+                data = b"".join(_unpacked(file, first, last, blob.digest))
             else:
                 data = os.pread(file, (last - first + 1) * FRAME, first * FRAME)
         view = memoryview(data)
@@ -274,6 +274,13 @@ class FileBlobs:
             yield own
         finally:
             os.close(own)
+
+
+def _unpacked(file: int, first: int, last: int, what: str) -> list[bytes]:
+    def pread(at: int, size: int) -> bytes:
+        return os.pread(file, size, at)
+
+    return seekable.Table.of(os.fstat(file).st_size, pread, what).read(first, last, pread)
 
 
 class StagedFile:

@@ -14,9 +14,10 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from coatcheck.errors import StoreUnavailable
+from coatcheck.storage import Held, Mark, Match, Passage
 from coatcheck.storage.forks import watch
 
 NAME = "search.sqlite"
@@ -54,44 +55,8 @@ _FOUND = """SELECT p.digest, p.first, p.last, p.start, p.end, bm25(words) AS sco
     WHERE words MATCH ? AND p.session IN ('', {sessions})"""
 _HELD = "EXISTS (SELECT 1 FROM held h WHERE h.session IN ({sessions}) AND h.digest = {digest})"
 _BEST = "ORDER BY score, digest, first LIMIT ?"
-_APART = " \n"
+APART = " \n"
 _T = TypeVar("_T")
-
-
-class Passage(NamedTuple):
-    """A part of an artifact: its first and last line, its place in the bytes, and its text."""
-
-    first: int
-    last: int
-    start: int
-    end: int
-    text: str
-
-
-class Match(NamedTuple):
-    """Where a search struck: lower scores are better. Lines are 0 where it was a name, tool or summary."""
-
-    digest: str
-    first: int
-    last: int
-    start: int
-    end: int
-    score: float
-
-
-class Held(NamedTuple):
-    """What a session says of an artifact that it holds, and when its own time to live is over."""
-
-    said: list[str]
-    expires: float | None
-
-
-class Mark(NamedTuple):
-    """How far a session was followed: when it was made, and the newest of its refs that is indexed."""
-
-    created: float
-    seq: int
-    digest: str
 
 
 class Passages:
@@ -145,8 +110,8 @@ class Passages:
             for digest, held in holds.items():
                 row = _one(db, "SELECT label, expires FROM held WHERE session = ? AND digest = ?", session_id, digest)
                 known, ends = (None, None) if row is None else row
-                before = [] if anew or not known else known.split(_APART)
-                text = _APART.join(dict.fromkeys([*before, *held.said]))
+                before = [] if anew or not known else known.split(APART)
+                text = APART.join(dict.fromkeys([*before, *held.said]))
                 both = (held.expires,) if anew or row is None else (held.expires, ends)
                 ends = None if None in both else max(both)
                 db.execute(
@@ -203,8 +168,7 @@ class Passages:
         """The best passages for these words in what the sessions hold, and in what they say of it.
 
         Where the words occur very often, the rarest of them decide, and of a single such word the newest places."""
-        terms = [word for word in _WORD.findall(_spread(words)) if word.lower() not in _COMMON]
-        terms = terms or _WORD.findall(_spread(words))
+        terms = terms_of(words)
         scope = list(sessions)
         marks = ", ".join("?" * len(scope))
         found = _FOUND.format(sessions=marks)
@@ -330,7 +294,13 @@ class Passages:
 _inherited: list[object] = []
 
 
-def _spread(text: str) -> str:
+def terms_of(words: str) -> list[str]:
+    """The words that a search is for: those that say nothing count only where there are no others."""
+    found = _WORD.findall(spread(words))
+    return [word for word in found if word.lower() not in _COMMON] or found
+
+
+def spread(text: str) -> str:
     """Words inside identifiers apart: `parseHTTPHeader` as `parse HTTP Header`."""
     return _HUMP.sub(" ", text.encode("utf-8", "replace").decode().replace("_", " "))
 
@@ -340,7 +310,7 @@ def _insert(db: sqlite3.Connection, digest: str, session: str, row: Passage) -> 
         "INSERT INTO passage (digest, session, first, last, start, end) VALUES (?, ?, ?, ?, ?, ?)",
         (digest, session, row.first, row.last, row.start, row.end),
     ).lastrowid
-    db.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (key, _spread(row.text)))
+    db.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (key, spread(row.text)))
 
 
 def _delete(db: sqlite3.Connection, where: str, *values: str) -> None:

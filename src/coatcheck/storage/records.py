@@ -61,7 +61,7 @@ class Records:
             "SELECT coalesce(max(seq), 0) FROM record WHERE session_key = ? AND series = ?", (key, series)
         ).fetchone()
         self._db.execute(
-            "INSERT INTO record VALUES (?, ?, ?, ?, ?, ?, ?)", (key, series, last + 1, at, token, _checksum(body), body)
+            "INSERT INTO record VALUES (?, ?, ?, ?, ?, ?, ?)", (key, series, last + 1, at, token, checksum(body), body)
         )
         if token is not None:
             self._db.execute("UPDATE session SET claimed_at = max(claimed_at, ?) WHERE session_key = ?", (at, key))
@@ -98,7 +98,7 @@ class Records:
             problems.append(f"{count} records without a session" + (": removed" if repair else ""))
             if repair:
                 self._db.execute(f"DELETE {stray}")
-        damaged = [row[:3] for row in self._all() if _checksum(row[4]) != row[3]]
+        damaged = [row[:3] for row in self._all() if checksum(row[4]) != row[3]]
         if damaged:
             problems.append(f"{len(damaged)} damaged records" + (": removed" if repair else ""))
             if repair:
@@ -132,13 +132,13 @@ class Records:
 
 
 def record_of(row: Row, series: str) -> Record:
-    seq, at, token, checksum, body = row
-    if _checksum(body) != checksum:
+    seq, at, token, known, body = row
+    if checksum(body) != known:
         raise Damaged(
             f"record {seq} of the series {clip(series)} is damaged", hint="'coatcheck verify --repair' removes it"
         )
     return Record(seq, at, token, body)
 
 
-def _checksum(body: bytes) -> bytes:
+def checksum(body: bytes) -> bytes:
     return xxhash.xxh3_64_digest(body)

@@ -4,10 +4,10 @@ contrib/seekable_format describes. Any zstd tool can unpack the file; we unpack 
 
 from __future__ import annotations
 
-import os
 import struct
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from coatcheck.errors import Damaged
 from coatcheck.storage.frames import FRAME
@@ -43,26 +43,45 @@ def compress(frames: Iterable[bytes]) -> Iterator[bytes]:
     yield _SKIPPABLE.pack(_SKIPPABLE_MAGIC, len(table)) + bytes(table)
 
 
-def read(file: int, first: int, last: int, what: str) -> list[bytes]:
-    """Frames `first` to `last` of an open file, unpacked. Raises `Damaged` where table or frame make no sense."""
-    size = os.fstat(file).st_size
-    footer = os.pread(file, _FOOTER.size, max(0, size - _FOOTER.size))
-    if len(footer) < _FOOTER.size:
-        raise Damaged(f"blob {what} has lost its seek table")
-    count, flags, magic = _FOOTER.unpack(footer)
-    table_size = count * _ENTRY.size
-    if magic != _FOOTER_MAGIC or flags or last >= count or table_size + _FOOTER.size > size:
-        raise Damaged(f"the seek table of blob {what} is damaged")
-    table = os.pread(file, table_size, size - _FOOTER.size - table_size)
-    packed_sizes = [packed for packed, _ in _ENTRY.iter_unpack(table)]
-    at = sum(packed_sizes[:first])
-    frames = []
-    for packed in packed_sizes[first : last + 1]:
-        if at + packed > size:
+Pread = Callable[[int, int], bytes]
+"""Bytes of a file or object from an offset on, so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The seek table: how long the file is, and how long each packed frame."""
+
+    size: int
+    packed: tuple[int, ...]
+    what: str
+
+    @classmethod
+    def of(cls, size: int, pread: Pread, what: str) -> Table:
+        """The table at the end of a file. Raises `Damaged` where it makes no sense."""
+        footer = pread(max(0, size - _FOOTER.size), _FOOTER.size)
+        if len(footer) < _FOOTER.size:
+            raise Damaged(f"blob {what} has lost its seek table")
+        count, flags, magic = _FOOTER.unpack(footer)
+        table_size = count * _ENTRY.size
+        if magic != _FOOTER_MAGIC or flags or table_size + _FOOTER.size > size:
             raise Damaged(f"the seek table of blob {what} is damaged")
-        frames.append(_unpack(os.pread(file, packed, at), what))
-        at += packed
-    return frames
+        table = pread(size - _FOOTER.size - table_size, table_size)
+        return cls(size, tuple(packed for packed, _ in _ENTRY.iter_unpack(table)), what)
+
+    def read(self, first: int, last: int, pread: Pread) -> list[bytes]:
+        """Frames `first` to `last`, unpacked. Raises `Damaged` where table or frame make no sense."""
+        if last >= len(self.packed):
+            raise Damaged(f"the seek table of blob {self.what} is damaged")
+        at = sum(self.packed[:first])
+        sizes = self.packed[first : last + 1]
+        if at + sum(sizes) > self.size:
+            raise Damaged(f"the seek table of blob {self.what} is damaged")
+        data = pread(at, sum(sizes))
+        frames, start = [], 0
+        for packed in sizes:
+            frames.append(_unpack(data[start : start + packed], self.what))
+            start += packed
+        return frames
 
 
 def _unpack(packed: bytes, what: str) -> bytes:

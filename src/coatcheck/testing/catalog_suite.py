@@ -469,6 +469,16 @@ class CatalogSuite(RecordSuite, suite=True):
         assert held.used_bytes == 3
         assert catalog.check(repair=False) == []
 
+    def test_a_put_that_brings_back_refs_of_its_own_session_counts_their_bytes_once(self, catalog: Catalog) -> None:
+        catalog.put(entry("xyz", name="one"))
+        catalog.lose(entry("xyz").blob)
+        catalog.put(entry("xyz", name="two"))
+        assert [(one.ref.name, one.gone) for one in catalog.find("s")] == [("two", None), ("one", None)]
+        held = catalog.session("s")
+        assert held is not None
+        assert held.used_bytes == 3
+        assert catalog.check(repair=False) == []
+
     def test_losing_a_copy_that_was_replaced_changes_nothing(self, catalog: Catalog) -> None:
         blob = entry("x", place="first").blob
         catalog.put(entry("x", place="first"))

@@ -1,0 +1,206 @@
+"""A fleet's store on a real SeaweedFS and a real PostgreSQL, both on this machine, against the same engines bare."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import coatcheck
+from benchmarks.bench import KB, MB, Bench, data, text
+from benchmarks.report import Row, timed_row
+from benchmarks.scale import digest_of, name_of, small_content
+from benchmarks.timing import Side, interleaved, no_collection
+from tests.backends import Fleet
+from tests.servers import KEY, SECRET, find_postgres, find_weed, postgres, seaweedfs
+
+_PROCESSES, _SESSIONS = 8, 8  # so many sessions in each process
+_SMALL, _LARGE, _QUICK = 1_000, 1_000_000, 20_000
+
+
+def fleet(bench: Bench) -> Iterator[Row]:
+    if not (find_postgres() and find_weed()):
+        print("fleet: skipped: there is no PostgreSQL or no SeaweedFS")
+        return
+    with postgres() as database, seaweedfs() as s3:
+        servers = Fleet(s3, database)
+        yield from _one_caller(bench, servers)
+        yield from _crowd(bench, servers)
+        yield from _scale(bench, servers)
+
+
+class Bare:
+    """The two engines by themselves: an object, and a row that names it."""
+
+    def __init__(self, s3: str, database: str) -> None:
+        import psycopg
+        from obstore.store import S3Store
+
+        self._bucket = S3Store(
+            "coatcheck", endpoint=s3, region="us-east-1", access_key_id=KEY, secret_access_key=SECRET,
+            client_options={"allow_http": True},
+        )  # fmt: skip
+        self._db = psycopg.connect(database, autocommit=True)
+        self._db.execute("CREATE TABLE IF NOT EXISTS bare (digest bytea PRIMARY KEY, size int, at float8, name text)")
+
+    def put(self, content: bytes) -> str:
+        import obstore
+
+        name = os.urandom(16).hex()
+        obstore.put(self._bucket, f"bare/{name}", content)
+        self._db.execute(
+            "INSERT INTO bare VALUES (%s, %s, %s, %s)", (bytes.fromhex(name), len(content), time.time(), name)
+        )
+        return name
+
+    def get(self, name: str) -> bytes:
+        import obstore
+
+        return bytes(obstore.get(self._bucket, f"bare/{name}").bytes())
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def _one_caller(bench: Bench, servers: Fleet) -> Iterator[Row]:
+    bare = Bare(servers.s3.url, servers.database.url)
+    with coatcheck.open(servers.new_url()) as store:
+        session = store.session("bench")
+        for size, rounds, limit in ((20 * KB, 300, 1.3), (MB, 60, None)):
+            times = interleaved(
+                Side(functools.partial(data, size), bare.put),
+                Side(functools.partial(data, size), session.put),
+                bench.rounds(rounds),
+            )
+            yield timed_row(f"fleet: put {size // KB} KB", times, limit)
+        rounds = bench.rounds(60)
+        names = [bare.put(data(MB)) for _ in range(rounds * 2)]
+        pointers = [session.put(data(MB)).pointer for _ in range(rounds * 2)]
+        times = interleaved(Side(names.pop, bare.get), Side(pointers.pop, session.get), rounds)
+        yield timed_row("fleet: get 1 MB, the first time", times, 1.2)
+        name, pointer = bare.put(data(MB)), session.put(data(MB)).pointer
+        session.get(pointer)
+        times = interleaved(Side(lambda: name, bare.get), Side(lambda: pointer, session.get), rounds)
+        yield timed_row("fleet: get 1 MB, read before", times, None)
+    bare.close()
+
+
+def _crowd(bench: Bench, servers: Fleet) -> Iterator[Row]:
+    """64 sessions over 8 processes, ours and bare in turns."""
+    url, each = servers.new_url(), bench.rounds(30)
+    coatcheck.open(url).close()
+    ours: list[float] = []
+    floor: list[float] = []
+    for turn in range(3):
+        for what, rates in (("bare", floor), ("ours", ours)):
+            rate = _rate(what, url, servers, each)
+            if turn:  # the first is a warm-up
+                rates.append(rate)
+    yield Row(f"fleet: {_PROCESSES * _SESSIONS} sessions over {_PROCESSES} processes put 20 KB",
+              max(floor), max(ours), 0.8, "rate", at_least=True)  # fmt: skip
+
+
+def _rate(what: str, url: str, servers: Fleet, each: int) -> float:
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.fleet", what, url, servers.s3.url, servers.database.url, str(each)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for _ in range(_PROCESSES)
+    ]  # fmt: skip
+    for worker in workers:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+    start = time.perf_counter()
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    done = [int(worker.communicate()[0]) for worker in workers]
+    return sum(done) / (time.perf_counter() - start)
+
+
+def _work(what: str, url: str, s3: str, database: str, each: str) -> None:
+    """One process: eight threads, each a session (or a connection) of its own."""
+    store = coatcheck.open(url) if what == "ours" else None
+    puts: list[Callable[[bytes], Any]] = [
+        store.session(f"{os.getpid()} {number}").put if store else Bare(s3, database).put for number in range(_SESSIONS)
+    ]
+    texts = [[data(20 * KB) for _ in range(int(each))] for _ in puts]
+    for put, warm in zip(puts, texts, strict=True):
+        put(warm.pop())
+    print("ready", flush=True)
+    sys.stdin.readline()
+    with no_collection():
+        threads = [
+            threading.Thread(target=lambda p=put, t=mine: [p(one) for one in t])
+            for put, mine in zip(puts, texts, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    print(sum(map(len, texts)), flush=True)
+
+
+def _scale(bench: Bench, servers: Fleet) -> Iterator[Row]:
+    large = _QUICK if bench.quick else _LARGE
+    stores = []
+    for count in (_SMALL, large):
+        url = servers.new_url()
+        stores.append(coatcheck.open(url, ttl=None))
+        _fill(servers.database.url, url.partition("schema=")[2].partition("&")[0], stores[-1], count)
+    few, many = (store.session("bench") for store in stores)
+
+    def name(count: int) -> Callable[[], str]:
+        return lambda: name_of(random.randrange(count))
+
+    cases: tuple[tuple[str, int, Callable[[coatcheck.Session, int], Side[Any]]], ...] = (
+        ("get by name", 300, lambda session, count: Side(name(count), session.get)),
+        ("list of 50", 100, lambda session, count: Side(lambda: 50, lambda limit: session.list(limit=limit))),
+        ("put 1 KB", 200, lambda session, count: Side(functools.partial(text, KB), session.put)),
+    )
+    for verb, rounds, side in cases:
+        times = interleaved(side(few, _SMALL), side(many, large), bench.rounds(rounds))
+        yield timed_row(f"fleet: {verb}, among {large:,}", times, 2.0)
+    for store in stores:
+        store.close()
+
+
+def _fill(database: str, schema: str, store: coatcheck.Store, count: int) -> None:
+    """Rows as puts would leave them: a million puts would take too long."""
+    import psycopg
+
+    store.session("bench").put("the first, so that the session is there")
+    now = time.time()
+    with psycopg.connect(database, options=f"-c search_path={schema}") as db:
+        row = db.execute("SELECT session_key FROM session").fetchone()
+        assert row is not None
+        with db.cursor() as cursor:
+            with cursor.copy(
+                "COPY blob (tenant, digest, size, coding, place, frames, refs, used_at, data) FROM STDIN"
+            ) as rows:
+                for number in range(count):
+                    content = small_content(number)
+                    rows.write_row(("", digest_of(number), len(content), "inline", "", b"", 1, now, content))
+            with cursor.copy(
+                "COPY ref (session_key, seq, tenant, digest, size, name, codec, media_type, kind, producer, parents,"
+                " summary, created_at, pinned) FROM STDIN"
+            ) as rows:
+                for number in range(count):
+                    rows.write_row((row[0], 1_000 + number, "", digest_of(number), len(small_content(number)),
+                                    name_of(number).encode(), "text", b"text/plain", "result", "system", "",
+                                    b"a small result", now, False))  # fmt: skip
+        db.execute("UPDATE session SET next_seq = %s, used_bytes = (SELECT sum(size) FROM ref)", (1_000 + count,))
+    with psycopg.connect(database, options=f"-c search_path={schema}", autocommit=True) as db:
+        db.execute("VACUUM ANALYZE blob, ref, session")
+
+
+if __name__ == "__main__":
+    _work(*sys.argv[1:])

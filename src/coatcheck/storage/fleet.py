@@ -1,0 +1,141 @@
+"""The store of a fleet: blobs in an object store, catalog and full-text index in PostgreSQL.
+
+`s3://bucket/prefix?catalog=postgresql://…`: what else is in the url's query goes to the object store. What is not said
+there comes from the standard environment of AWS and of PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, cast
+from urllib.parse import parse_qsl, urlsplit
+
+from coatcheck.errors import InvalidArgument, MissingExtra
+from coatcheck.ids import digest_of
+
+if TYPE_CHECKING:
+    from obstore.store import S3Config
+
+    from coatcheck.storage.postgres_catalog import PostgresCatalog
+    from coatcheck.storage.postgres_passages import PostgresPassages
+    from coatcheck.storage.s3 import S3Blobs
+
+_OPTIONS: Final = {
+    "endpoint": "endpoint",
+    "region": "region",
+    "access_key_id": "access_key_id",
+    "secret_access_key": "secret_access_key",
+    "session_token": "session_token",
+    "virtual_hosted": "virtual_hosted_style_request",
+}
+SWEEP_AFTER: Final = 900  # seconds that a copy which no row names is left alone, besides its lease
+_SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_PREFIX: Final = re.compile(r"(?:[A-Za-z0-9._=-]+/)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a fleet's store is. Its repr tells no secret."""
+
+    bucket: str
+    prefix: str
+    catalog: str
+    schema: str
+    options: dict[str, str]
+    connections: int
+    sweep_after: float
+
+    def __repr__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}"
+
+
+def parse(url: str) -> Place:
+    """A fleet's url in parts. Raises `InvalidArgument`, which repeats nothing that may be a password."""
+    parts = urlsplit(url)
+    prefix = parts.path.lstrip("/")
+    prefix = prefix + "/" if prefix and not prefix.endswith("/") else prefix
+    if not parts.netloc or "@" in parts.netloc:
+        raise InvalidArgument("the url names no bucket", hint="s3://bucket/prefix?catalog=postgresql://…")
+    if not _PREFIX.fullmatch(prefix) or ".." in prefix.split("/"):
+        raise InvalidArgument("the prefix of the url is none", hint="letters, digits and ._=- between slashes")
+    # The catalog's url has a query of its own: it comes last, and takes the rest.
+    before, _, catalog = parts.query.partition("catalog=")
+    catalog = catalog if "://" in catalog else dict(parse_qsl("c=" + catalog)).get("c", "")
+    if not catalog.startswith(("postgresql://", "postgres://")):
+        raise InvalidArgument("the url names no catalog", hint="s3://bucket/prefix?catalog=postgresql://…, as the last")
+    given = dict(parse_qsl(before.rstrip("&")))
+    schema = given.pop("schema", "coatcheck")
+    connections = given.pop("connections", "16")
+    sweep_after = given.pop("sweep_after", str(SWEEP_AFTER))
+    unknown = [name for name in given if name not in _OPTIONS]
+    if unknown:
+        raise InvalidArgument(f"unknown in the url: {', '.join(sorted(unknown))}",
+                              hint="one of schema, connections, sweep_after, " + ", ".join(_OPTIONS))  # fmt: skip
+    if not _SCHEMA.fullmatch(schema):
+        raise InvalidArgument("the schema has no plain name", hint="lower-case letters, digits and _")
+    if not connections.isdecimal() or not 1 <= int(connections) <= 1000:
+        raise InvalidArgument("connections is no number from 1 to 1000")
+    if not sweep_after.isdecimal():
+        raise InvalidArgument("sweep_after is no number of seconds")
+    return Place(
+        parts.netloc,
+        prefix,
+        catalog,
+        schema,
+        {_OPTIONS[k]: v for k, v in given.items()},
+        int(connections),
+        int(sweep_after),
+    )
+
+
+def open_fleet(
+    place: Place, *, tenant: str = "", create: bool = True, patience: float = 30.0
+) -> tuple[S3Blobs, PostgresCatalog, PostgresPassages]:
+    """The backend of a tenant (the store itself is the one without a name)."""
+    try:
+        from obstore.store import S3Store
+    except ImportError as error:
+        raise MissingExtra("s3") from error
+    try:
+        from coatcheck.storage.postgres import Connections, DatabaseLeases
+        from coatcheck.storage.postgres_catalog import PostgresCatalog
+        from coatcheck.storage.postgres_passages import PostgresPassages
+        from coatcheck.storage.postgres_schema import migrate
+    except ImportError as error:
+        raise MissingExtra("postgres") from error
+    from coatcheck.storage.s3 import S3Blobs
+
+    own = f"tenants/{digest_of(tenant.encode())}/" if tenant else ""
+    options = cast("S3Config", {"conditional_put": "etag", **place.options})
+    named = (place.options.get("endpoint"), os.environ.get("AWS_ENDPOINT_URL_S3"), os.environ.get("AWS_ENDPOINT_URL"),
+             os.environ.get("AWS_ENDPOINT"))  # fmt: skip
+    endpoint = next((one for one in named if one), "")
+    bucket = S3Store(
+        place.bucket,
+        config=options,
+        client_options={"allow_http": endpoint.startswith("http://"),
+                        "timeout": timedelta(seconds=max(5.0, patience * 2)),
+                        "connect_timeout": timedelta(seconds=min(10.0, patience))},
+        retry_config={"max_retries": 10, "retry_timeout": timedelta(seconds=patience),
+                      "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=2),
+                                  "base": 2}},
+    )  # fmt: skip
+    connections = Connections(
+        place.catalog, schema=place.schema, tenant=tenant, size=place.connections, patience=patience
+    )
+    try:
+        migrate(connections, create=create)
+    except BaseException:
+        connections.close()
+        raise
+    blobs = S3Blobs(
+        bucket,
+        uri=f"s3://{place.bucket}/{place.prefix}{own}",
+        leases=DatabaseLeases(connections),
+        prefix=place.prefix + own,
+        sweep_after=place.sweep_after,
+    )
+    return blobs, PostgresCatalog(connections), PostgresPassages(connections)

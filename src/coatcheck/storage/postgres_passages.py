@@ -1,0 +1,175 @@
+"""The full-text index of a fleet: PostgreSQL's own, beside the catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from coatcheck.errors import StoreUnavailable
+from coatcheck.storage import Held, Mark, Match, Passage
+from coatcheck.storage.passages import APART, spread, terms_of
+from coatcheck.storage.postgres import Connections, Db
+
+_LONGEST: Final = 500_000  # characters of a passage that are indexed: a tsvector holds a megabyte
+_PAGE: Final = 1000
+_OWN: Final = "tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)"
+# Each word is a query of its own: what a model asks for is never read as an operator.
+_MATCH: Final = """WITH asked AS (SELECT string_agg(q::text, ' | ')::tsquery AS q FROM
+        (SELECT plainto_tsquery('english', term) AS q FROM unnest(%(terms)s::text[]) AS t (term)) parts
+        WHERE numnode(q) > 0)
+    SELECT p.digest, p.first, p.last, p.start, p.stop, -ts_rank_cd(p.words, asked.q, 1|32)::float8 AS score
+    FROM passage p, asked WHERE p.tenant = %(tenant)s AND p.words @@ asked.q
+    AND (p.session_id = '' OR p.session_id = ANY (%(sessions)s)) AND EXISTS (SELECT 1 FROM held h
+        WHERE h.tenant = p.tenant AND h.digest = p.digest AND h.session_id = ANY (%(sessions)s))
+    ORDER BY score, p.digest, p.first LIMIT %(limit)s"""
+
+
+class PostgresPassages:
+    """The index of one tenant."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._tenant = connections.tenant
+
+    def followed(self, session_id: str) -> Mark | None:
+        rows = self._ask(f"SELECT created, seq, digest FROM followed WHERE {_OWN}", session=session_id.encode())
+        return Mark(rows[0][0], rows[0][1], rows[0][2].hex()) if rows else None
+
+    def missing(self, digests: Iterable[str]) -> list[str]:
+        wanted = list(digests)
+        known = self._ask(
+            "SELECT digest FROM indexed WHERE tenant = %(tenant)s AND digest = ANY (%(wanted)s)",
+            wanted=[bytes.fromhex(digest) for digest in wanted],
+        )
+        held = {digest.hex() for (digest,) in known}
+        return [digest for digest in wanted if digest not in held]
+
+    def add(self, contents: Mapping[str, Iterable[Passage]]) -> None:
+        found = {digest: list(passages) for digest, passages in sorted(contents.items())}
+
+        def insert(db: Db) -> None:
+            for digest, passages in found.items():
+                key = bytes.fromhex(digest)
+                new = db.execute(
+                    "INSERT INTO indexed VALUES (%s, %s) ON CONFLICT DO NOTHING RETURNING 1", (self._tenant, key)
+                ).fetchone()
+                if new:
+                    self._insert(db, key, b"", passages)
+
+        self._connections.run(insert, "indexing artifacts")
+
+    def hold(self, session_id: str, holds: Mapping[str, Held], mark: Mark | None, *, anew: bool) -> None:
+        session = session_id.encode()
+        own = {"tenant": self._tenant, "session": session}
+
+        def note(db: Db) -> None:
+            # One at a time: what two machines find out about a session must not end up half of one and half of other.
+            db.execute("SELECT pg_advisory_xact_lock(hashtextextended(encode(%(session)s, 'hex'), 1))", own)
+            rows = db.execute(f"SELECT digest, label, expires FROM held WHERE {_OWN}", own).fetchall()
+            known = {digest.hex(): (label.decode(), expires) for digest, label, expires in rows}
+            if anew:
+                for digest in known.keys() - holds.keys():
+                    self._leave(db, session, bytes.fromhex(digest))
+            for digest, held in sorted(holds.items()):
+                label, ends = (None, None) if anew else known.get(digest, (None, None))
+                text = APART.join(dict.fromkeys([*(label.split(APART) if label else []), *held.said]))
+                both = (held.expires,) if label is None else (held.expires, ends)
+                last = None if None in both else max(one for one in both if one is not None)
+                key = bytes.fromhex(digest)
+                db.execute(
+                    "INSERT INTO held VALUES (%s, %s, %s, %s, %s) ON CONFLICT (tenant, sha256(session_id), digest)"
+                    " DO UPDATE SET label = excluded.label, expires = excluded.expires",
+                    (self._tenant, session, key, text.encode("utf-8", "replace"), last),
+                )
+                if digest in known and known[digest][0] == text:
+                    continue
+                self._unsay(db, session, key)
+                if text:
+                    self._insert(db, key, session, [Passage(0, 0, 0, 0, text)])
+            if mark is not None:
+                db.execute(
+                    "INSERT INTO followed VALUES (%s, %s, %s, %s, %s) ON CONFLICT (tenant, sha256(session_id))"
+                    " DO UPDATE SET created = excluded.created, seq = excluded.seq, digest = excluded.digest",
+                    (self._tenant, session, mark.created, mark.seq, bytes.fromhex(mark.digest)),
+                )
+
+        self._connections.run(note, "indexing what a session holds")
+
+    def count(self, sessions: Iterable[str], at: float) -> int:
+        rows = self._ask(
+            "SELECT count(DISTINCT digest) FROM held WHERE tenant = %(tenant)s AND session_id = ANY (%(sessions)s)"
+            " AND (expires IS NULL OR expires >= %(at)s)",
+            sessions=[one.encode() for one in sessions], at=at,
+        )  # fmt: skip
+        return int(rows[0][0])
+
+    def leave(self, session_id: str, digest: str | None = None) -> None:
+        session = session_id.encode()
+
+        def drop(db: Db) -> None:
+            own = {"tenant": self._tenant, "session": session}
+            if digest is not None:
+                self._leave(db, session, bytes.fromhex(digest))
+                return
+            for table in ("held", "followed"):
+                db.execute(f"DELETE FROM {table} WHERE {_OWN}", own)
+            db.execute("DELETE FROM passage WHERE tenant = %(tenant)s AND session_id = %(session)s", own)
+
+        try:
+            self._connections.run(drop, "sweeping the index")
+        except StoreUnavailable:
+            pass  # whoever asks checks each match: forgetting does not fail for it
+
+    def match(self, words: str, sessions: Iterable[str], limit: int) -> list[Match]:
+        terms = list(dict.fromkeys(terms_of(words)))[:64]
+        if not terms:
+            return []
+        rows = self._ask(_MATCH, terms=terms, sessions=[one.encode() for one in sessions], limit=limit)
+        return [Match(digest.hex(), *rest) for digest, *rest in rows]
+
+    def keep(self, is_known: Callable[[str], bool]) -> int:
+        """Drop what the catalog does not know any more. Both are in one database: nobody needs to be asked."""
+
+        def drop(db: Db) -> int:
+            gone = [digest for (digest,) in db.execute(
+                "SELECT digest FROM (SELECT digest FROM indexed WHERE tenant = %(tenant)s UNION"
+                " SELECT digest FROM held WHERE tenant = %(tenant)s) d WHERE NOT EXISTS"
+                " (SELECT 1 FROM blob b WHERE b.tenant = %(tenant)s AND b.digest = d.digest) LIMIT %(page)s",
+                {"tenant": self._tenant, "page": _PAGE},
+            )]  # fmt: skip
+            for table in ("passage", "indexed", "held"):
+                db.execute(f"DELETE FROM {table} WHERE tenant = %s AND digest = ANY (%s)", (self._tenant, gone))
+            return len(gone)
+
+        total = 0
+        while count := self._connections.run(drop, "sweeping the index"):
+            total += count
+        return total
+
+    def close(self) -> None:
+        """The catalog closes the connections that both use."""
+
+    def _ask(self, sql: str, **values: Any) -> list[Any]:
+        return self._connections.ask(sql, {"tenant": self._tenant, **values}, doing="searching")
+
+    def _leave(self, db: Db, session: bytes, digest: bytes) -> None:
+        own = {"tenant": self._tenant, "session": session, "digest": digest}
+        db.execute(f"DELETE FROM held WHERE {_OWN} AND digest = %(digest)s", own)
+        self._unsay(db, session, digest)
+
+    def _unsay(self, db: Db, session: bytes, digest: bytes) -> None:
+        db.execute(
+            "DELETE FROM passage WHERE tenant = %s AND digest = %s AND session_id = %s", (self._tenant, digest, session)
+        )
+
+    def _insert(self, db: Db, digest: bytes, session: bytes, rows: list[Passage]) -> None:
+        with db.cursor() as cursor:
+            cursor.executemany(
+                "INSERT INTO passage (tenant, digest, session_id, first, last, start, stop, words)"
+                " VALUES (%s, %s, %s, %s, %s, %s, %s, to_tsvector('english', %s))",
+                [
+                    (self._tenant, digest, session, row.first, row.last, row.start, row.end,
+                     spread(row.text)[:_LONGEST].replace("\0", " "))
+                    for row in rows
+                ],
+            )  # fmt: skip

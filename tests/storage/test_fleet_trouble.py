@@ -1,0 +1,227 @@
+"""A fleet's store when the object store or the database misbehaves, and what its url gives away: nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+import coatcheck
+from coatcheck import Store
+from coatcheck.errors import InvalidArgument, StoreUnavailable, UnsupportedFormat
+from coatcheck.storage.fleet import Place, open_fleet, parse
+from tests.backends import LARGE, Fleet
+from tests.servers import SECRET
+
+CANARY = "hunter2-canary"
+
+
+class Between:
+    """A proxy in front of the object store that fails as it is told: `busy` answers 503, `lost` lets a put succeed and
+    drops its answer, `slow` waits before it answers."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.removeprefix("http://").partition(":")
+        self._target = (host, int(port))
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self.host = target.removeprefix("http://")
+        self.faults: list[str] = []
+        self.seen: Counter[str] = Counter()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listening.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError), client.makefile("rb") as asked:
+            while (head := _head(asked)) and self._answer(client, head, asked.read(_length(head))):
+                pass
+
+    def _answer(self, client: socket.socket, head: bytes, body: bytes) -> bool:
+        method = head.split(b" ")[0].decode()
+        fault = self.faults.pop(0) if self.faults else ""
+        self.seen[f"{method} {fault}".strip()] += 1
+        if fault == "busy":
+            client.sendall(b"HTTP/1.1 503 Slow Down\r\ncontent-length: 0\r\n\r\n")
+            return True
+        if fault == "slow":
+            time.sleep(0.5)
+        with socket.create_connection(self._target) as server, server.makefile("rb") as answered:
+            server.sendall(head + body)
+            answer = _head(answered)
+            empty = method == "HEAD" or answer.split(b" ")[1] in (b"204", b"304")
+            answer += b"" if empty else answered.read(_length(answer))
+        if fault == "lost":
+            return False
+        client.sendall(answer)
+        return True
+
+
+def _head(stream: object) -> bytes:
+    lines = []
+    while (line := stream.readline()) not in (b"", b"\r\n"):  # type: ignore[attr-defined]
+        lines.append(line)
+    return b"".join(lines) + b"\r\n" if lines else b""
+
+
+def _length(head: bytes) -> int:
+    for line in head.split(b"\r\n"):
+        if line.lower().startswith(b"content-length:"):
+            return int(line.partition(b":")[2])
+    return 0
+
+
+@pytest.fixture
+def between(fleet: Fleet) -> Iterator[Between]:
+    made = Between(fleet.s3.url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def troubled(fleet: Fleet, between: Between) -> Iterator[Store]:
+    """A store that reaches its objects through the proxy."""
+    with coatcheck.open(fleet.new_url().replace(fleet.s3.url, between.url)) as store:
+        yield store
+
+
+def test_a_put_whose_answer_was_lost_is_tried_again_and_stored_once(troubled: Store, between: Between) -> None:
+    between.faults = ["lost"]
+    ref = troubled.session("s").put("x" * LARGE)
+    assert troubled.session("s").get(ref.pointer) == "x" * LARGE
+    assert between.seen["PUT lost"] == 1
+    assert troubled.verify().problems == []
+
+
+def test_an_object_store_that_is_busy_is_asked_again(troubled: Store, between: Between) -> None:
+    between.faults = ["busy", "busy", "slow"]
+    ref = troubled.session("s").put("x" * LARGE)
+    between.faults = ["busy"]
+    assert troubled.session("s").get(ref.pointer) == "x" * LARGE
+    assert sum(between.seen[f"{method} busy"] for method in ("PUT", "GET")) == 3
+
+
+def test_an_object_store_that_stays_away_is_told_and_may_be_tried_again(fleet: Fleet) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        url = fleet.new_url().replace(fleet.s3.url, f"http://127.0.0.1:{nobody.getsockname()[1]}")
+    blobs, catalog, passages = open_fleet(parse(url), patience=0.5)
+    with Store(blobs, catalog, passages, url="fleet") as store:
+        with pytest.raises(StoreUnavailable) as told:
+            store.session("s").put("x" * LARGE)
+        assert told.value.may_retry
+        assert store.stats().refs == 0, "nothing is half visible"
+        outcome = store.session("s").externalize("x" * LARGE)
+        assert outcome.failure, "an agent goes on"
+
+
+def test_a_database_that_stays_away_is_told_and_may_be_tried_again(fleet: Fleet) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    with pytest.raises(StoreUnavailable) as told:
+        open_fleet(parse(f"s3://coatcheck?catalog=postgresql://who:{CANARY}@127.0.0.1:{port}/x"), patience=0.5)
+    assert told.value.may_retry
+    assert CANARY not in str(told.value)
+
+
+def test_rights_that_are_missing_are_told_and_not_tried_again(fleet: Fleet) -> None:
+    with coatcheck.open(fleet.new_url().replace(SECRET, CANARY)) as store:
+        with pytest.raises(StoreUnavailable) as told:
+            store.session("s").put("x" * LARGE)
+        assert not told.value.may_retry
+        assert CANARY not in str(told.value)
+
+
+def test_nothing_that_a_store_says_of_itself_holds_a_secret(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    url = fleet.new_url().replace("postgres@", f"postgres:{CANARY}@")
+    with coatcheck.open(url) as store:
+        session = store.session("s")
+        small, large = session.put("small"), session.put("x" * LARGE)
+        said = [repr(store), store.url, repr(session), repr(small), repr(large), repr(parse(url)),
+                str(small.to_record()), session.externalize("y " * LARGE).text]  # fmt: skip
+    assert not [text for text in said if CANARY in text or SECRET in text]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"s3://?catalog=postgresql://u:{CANARY}@h/d",
+        f"s3://bucket?secret_access_key={CANARY}",
+        f"s3://bucket?secret_access_key={CANARY}&catalog=mysql://u:{CANARY}@h/d",
+        f"s3://bucket?{CANARY}&catalog=postgresql://u:{CANARY}@h/d&unknown=1".replace("?", "?colour=red&"),
+        f"s3://bucket/../x?secret_access_key={CANARY}&catalog=postgresql://h/d",
+        f"s3://bucket?schema=a;b&secret_access_key={CANARY}&catalog=postgresql://h/d",
+        f"s3://bucket?connections=0&secret_access_key={CANARY}&catalog=postgresql://h/d",
+        f"s3://{CANARY}@bucket?catalog=postgresql://h/d",
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused_without_repeating_its_secrets(url: str) -> None:
+    with pytest.raises(InvalidArgument) as told:
+        coatcheck.open(url)
+    assert CANARY not in str(told.value)
+
+
+def test_endpoint_and_credentials_come_from_the_standard_environment(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = fleet.new_url()
+    place: Place = parse(url)
+    for name, value in (
+        ("AWS_ENDPOINT_URL", place.options["endpoint"]), ("AWS_REGION", place.options["region"]),
+        ("AWS_ACCESS_KEY_ID", place.options["access_key_id"]),
+        ("AWS_SECRET_ACCESS_KEY", place.options["secret_access_key"]),
+        ("PGHOST", "127.0.0.1"), ("PGUSER", "postgres"), ("PGDATABASE", "postgres"),
+        ("PGPORT", fleet.database.url.rpartition(":")[2].partition("/")[0]),
+    ):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    with coatcheck.open(f"s3://coatcheck/{place.prefix}?schema={place.schema}&catalog=postgresql://") as store:
+        ref = store.session("s").put("x" * LARGE)
+        assert store.session("s").get(ref.pointer) == "x" * LARGE
+
+
+def test_a_schema_of_a_newer_version_is_refused(fleet: Fleet) -> None:
+    url = fleet.new_url()
+    coatcheck.open(url).close()
+    with psycopg.connect(fleet.database.url, autocommit=True) as db:
+        db.execute(f"INSERT INTO {parse(url).schema}.format (version) VALUES (99)")
+    with pytest.raises(UnsupportedFormat):
+        coatcheck.open(url)
+
+
+def test_a_store_that_is_not_there_is_not_made_by_somebody_who_only_looks(fleet: Fleet) -> None:
+    url = fleet.new_url()
+    with pytest.raises(StoreUnavailable):
+        coatcheck.open(url, create=False)
+    with psycopg.connect(fleet.database.url) as db:
+        assert db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (parse(url).schema,)).fetchone() is None
+
+
+def test_a_child_process_reads_the_catalog_and_is_told_that_objects_are_out_of_reach(fleet: Fleet) -> None:
+    with coatcheck.open(fleet.new_url()) as store:
+        store.session("s").put("x" * LARGE, name="large")
+        store.session("s").put("small", name="small")
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                if store.session("s").get("small") == "small":
+                    store.session("s").get("large")
+            except StoreUnavailable as error:
+                code = 0 if "spawn" in error.hint else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert store.session("s").get("large") == "x" * LARGE

@@ -1,0 +1,103 @@
+"""What one tenant has never touches or tells of another's, on every backend."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+import coatcheck
+from coatcheck.errors import InvalidArgument, NotFound, QuotaExceeded
+from coatcheck.ids import digest_of
+from tests.backends import LARGE, Backend, Fleet
+
+ODD = ["acme", "../acme", "a\0b", "'; DROP TABLE ref; --", "x" * 10_000, "É", "-c search_path=public", "\\ \t\n"]
+
+
+def test_a_tenants_artifacts_are_found_by_it_alone(backend: Backend) -> None:
+    store = backend.open()
+    ref = store.tenant("acme").session("s").put("theirs " * 10, name="n")
+    for other in (store, store.tenant("umbrella")):
+        session = other.session("s")
+        assert session.get("n") is None
+        assert session.get(ref.pointer) is None
+        assert session.list() == []
+        assert session.search("theirs") == []
+        with pytest.raises(NotFound) as told:
+            session.read(ref.pointer)
+        with pytest.raises(NotFound) as imagined:
+            session.read("art:000000000000")
+        assert str(told.value).replace(ref.pointer, "") == str(imagined.value).replace("art:000000000000", "")
+    assert store.tenant("acme").session("s").get("n") == "theirs " * 10
+
+
+@pytest.mark.parametrize("size", [100, LARGE])
+def test_tenants_deduplicate_apart(backend: Backend, size: int) -> None:
+    store = backend.open()
+    for name in ("acme", "umbrella"):
+        store.tenant(name).session("s").put("x" * size)
+        assert store.tenant(name).stats().stored_bytes == size
+    assert store.stats().stored_bytes == 0
+    store.tenant("acme").session("s").end()
+    assert store.tenant("umbrella").session("s").list()
+    assert store.tenant("umbrella").verify().problems == []
+
+
+def test_a_tenants_quota_is_its_own(backend: Backend) -> None:
+    store = backend.open()
+    acme = store.tenant("acme", quota_bytes=100)
+    acme.session("s").put("x" * 90)
+    with pytest.raises(QuotaExceeded):
+        acme.session("s").put("y" * 90)
+    store.tenant("umbrella").session("s").put("y" * 90)
+
+
+def test_collecting_for_one_tenant_leaves_the_others(backend: Backend) -> None:
+    store = backend.open()
+    kept = store.tenant("acme").session("s").put("x" * LARGE)
+    store.tenant("umbrella").collect(grace=0)
+    store.collect(grace=0)
+    assert store.tenant("acme").session("s").get(kept.pointer) == "x" * LARGE
+
+
+def test_a_tenants_name_is_data(backend: Backend) -> None:
+    store = backend.open()
+    for name in ODD:
+        store.tenant(name).session("s").put(name, name="who")
+    for name in ODD:
+        assert store.tenant(name).session("s").get("who") == name
+
+
+def test_a_tenant_is_still_there_after_the_store_was_closed(backend: Backend) -> None:
+    if backend.url == "memory:":
+        return
+    store = backend.open()
+    store.tenant("acme").session("s").put("kept", name="n")
+    store.close()
+    assert backend.open().tenant("acme").session("s").get("n") == "kept"
+
+
+def test_a_tenant_has_no_tenants_and_needs_a_name(backend: Backend) -> None:
+    store = backend.open()
+    with pytest.raises(InvalidArgument):
+        store.tenant("acme").tenant("inner")
+    with pytest.raises(InvalidArgument):
+        store.tenant("")
+
+
+def test_row_level_security_hides_other_tenants_from_a_role_that_is_subject_to_it(fleet: Fleet) -> None:
+    role = f"app_{fleet.new_url().partition('schema=')[2].partition('&')[0]}"
+    with psycopg.connect(fleet.database.url, autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE {role} LOGIN NOSUPERUSER NOBYPASSRLS")
+        admin.execute(f"GRANT CREATE ON DATABASE postgres TO {role}")
+    url = fleet.new_url().replace("postgres@", f"{role}@")
+    schema = url.partition("schema=")[2].partition("&")[0]
+    with coatcheck.open(url) as store:
+        for name in ("acme", "umbrella"):
+            store.tenant(name).session("s").put(f"of {name}", name="n")
+        assert store.tenant("acme").session("s").get("n") == "of acme"
+    counted = f"SELECT count(*) FROM {schema}.ref"
+    with psycopg.connect(fleet.database.url.replace("postgres@", f"{role}@"), autocommit=True) as db:
+        assert db.execute(counted).fetchone() == (0,), "nothing is seen without a tenant"
+        db.execute(f"SET coatcheck.tenant = '{digest_of(b'acme')}'")
+        assert db.execute(counted).fetchone() == (1,)
+        assert db.execute(f"UPDATE {schema}.ref SET pinned = true").rowcount == 1
