@@ -9,8 +9,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import crowd, imports, large, machine, quality, reading, scale, store
+from benchmarks import crowd, imports, large, machine, offload, quality, reading, scale, store
 from benchmarks.bench import Bench
+from benchmarks.peers import compare
 from benchmarks.report import Row, table
 
 CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
@@ -27,6 +28,11 @@ CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "sql": reading.sql,
     "search": quality.search,
     "tokens": quality.estimates,
+    "small": offload.small,
+    "externalize": offload.large,
+    "peers": compare.peers,
+    "crowd": offload.crowd,
+    "demo": offload.demo,
 }
 
 

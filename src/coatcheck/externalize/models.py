@@ -40,7 +40,7 @@ def like(original: object, changed: dict[str, Any]) -> object:
     for kind in (type(original), text):
         try:
             return kind.model_validate(changed)  # type: ignore[union-attr]
-        except Exception:  # noqa: BLE001, S112, PERF203 - a model of somebody else's, or none
+        except Exception:  # noqa: BLE001 - a model of somebody else's, or none
             continue
     return changed
 

@@ -48,9 +48,9 @@ class FileBlobs:
         framer = Framer(digest)
         if isinstance(chunks, list) and digest is not None:
             with self._staged(chunks, "raw") as staged:
-                known = isinstance(chunks, FramedChunks)
-                staged.unframed = None if known else (framer, chunks)
-                staged.framed = Framed(digest, sum(map(len, chunks)), chunks.frames if known else b"")
+                frames = chunks.frames if isinstance(chunks, FramedChunks) else None
+                staged.unframed = (framer, chunks) if frames is None else None
+                staged.framed = Framed(digest, sum(map(len, chunks)), frames or b"")
                 yield staged
             return
         with self._staged(framer.through(chunks), "raw") as staged:
