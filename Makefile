@@ -5,6 +5,7 @@ ARGS ?=
 BIN := .venv/bin
 VENV := .venv/.installed
 SERVERS := .venv/mcp-servers/.installed
+COMPILE := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test check bench faults lock clean
@@ -24,18 +25,18 @@ check: $(VENV)  ## Lint, formatting, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV) $(SERVERS)  ## Measure ours against the floor, in one run on the same disk
+bench: $(VENV) $(SERVERS)  ## Measure ours against the floor and against peers, in one run on the same disk
 	$(BIN)/python -m benchmarks $(ARGS)
 
 faults: $(VENV)  ## Run the long form of the faults: crashes, full disks, damage, races
 	COATCHECK_FAULTS=long $(BIN)/python -m pytest -m faults --timeout 7200 $(ARGS)
 
-lock: $(VENV)  ## Write constraints.txt anew (ARGS=--upgrade for newer versions)
-	$(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11 \
-		--group dev pyproject.toml -o constraints.txt $(ARGS)
+lock: $(VENV)  ## Write the constraints anew (ARGS=--upgrade for newer versions)
+	$(COMPILE) --group dev pyproject.toml -o constraints.txt $(ARGS)
+	$(COMPILE) benchmarks/peers/wanted.txt --override benchmarks/peers/overrides.txt -o constraints-peers.txt $(ARGS)
 
 clean:  ## Remove .venv, builds and caches
-	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-peers build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # MCP servers from npm, for the tests of the proxy. Without a registry those tests skip, but never in CI.

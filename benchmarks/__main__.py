@@ -16,6 +16,7 @@ from benchmarks import (
     large,
     long_transcript,
     machine,
+    offload,
     prompts,
     proxy,
     quality,
@@ -26,6 +27,7 @@ from benchmarks import (
     transcripts,
 )
 from benchmarks.bench import Bench
+from benchmarks.peers import compare
 from benchmarks.report import Row, table
 
 CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
@@ -49,6 +51,11 @@ CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "long": long_transcript.long_transcript,
     "proxy": proxy.proxied,
     "fleet": fleet.fleet,
+    "small": offload.small,
+    "externalize": offload.large,
+    "peers": compare.peers,
+    "crowd": offload.crowd,
+    "demo": offload.demo,
 }
 
 

@@ -17,7 +17,7 @@ class Row:
     """One comparison. Times and rates are judged by the ratio, memory and a time that may be so much over by the
     difference, and whatever has no floor by itself.
 
-    `limit` is None where the row only informs; `at_least` turns it round."""
+    `limit` is None where the row only informs; `at_least` turns it round. `note` is a remark on this row."""
 
     case: str
     floor: float | None
@@ -26,6 +26,7 @@ class Row:
     unit: Unit = "time"
     at_least: bool = False
     times: tuple[Times, Times] | None = None
+    note: str = ""
 
     @property
     def value(self) -> float:
@@ -50,11 +51,14 @@ def timed_row(case: str, times: tuple[Times, Times], limit: float | None) -> Row
 
 
 def table(rows: Iterable[Row]) -> str:
-    """The rows as aligned columns."""
+    """The rows as aligned columns, with one for remarks where there are any."""
+    rows = list(rows)
     lines = [_HEADS, *(_cells(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     layout = " | ".join([f"{{:<{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])])
-    return "\n".join(layout.format(*line) for line in lines)
+    notes = ["remark" if any(row.note for row in rows) else "", *(row.note for row in rows)]
+    told = (layout.format(*line) + (f" | {note}" if note else "") for line, note in zip(lines, notes, strict=True))
+    return "\n".join(told)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import prompts, quality, replay
+from benchmarks import offload, prompts, quality, replay
 from benchmarks.bench import Bench
+from benchmarks.peers import PEERS, compare, environment
 from benchmarks.report import Row, table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,3 +83,50 @@ def test_a_case_that_needs_the_corpus_says_that_it_is_skipped_without(
         monkeypatch.setattr(module, "corpus", lambda: None)
     assert list(case(Bench(tmp_path))) == []
     assert "skipped: there is no corpus" in capsys.readouterr().out
+
+
+def test_a_table_has_remarks_where_a_row_has_one() -> None:
+    head, first, second = table([Row("a", 1.0, 2.0, 1.0, note="why"), Row("b", 1.0, 2.0, 1.0)]).splitlines()
+    assert head.endswith("| remark")
+    assert first.endswith("| why")
+    assert second.endswith("NO")
+
+
+def test_peers_that_cannot_be_installed_have_rows_that_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> Path:
+        raise environment.NoPeers("no index here")
+
+    monkeypatch.setattr(environment, "python", missing)
+    monkeypatch.setattr(compare, "_SIZES", ((20_000, 3),))
+    rows = list(compare.peers(Bench(tmp_path, quick=True)))
+    assert [row.case.split()[-1] for row in rows[: len(PEERS)]] == list(PEERS)
+    assert all(row.note == "not installed: no index here" and row.ok is None and row.ours > 0 for row in rows)
+    assert re.search(r"coatcheck .* yes", capsys.readouterr().out)
+
+
+def test_a_lock_that_cannot_be_installed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    lock = tmp_path / "constraints.txt"
+    lock.write_text(f"no-such-package==1.0 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(environment.NoPeers, match="no-such-package"):
+        environment.python(lock, tmp_path / "venv")
+    with pytest.raises(environment.NoPeers, match="nowhere"):
+        environment.python(tmp_path / "nowhere.txt", tmp_path / "venv")
+
+
+def test_the_lock_of_the_peers_holds_hashes_and_no_address() -> None:
+    lock = environment.LOCK.read_text()
+    wanted = (ROOT / "benchmarks" / "peers" / "wanted.txt").read_text()
+    assert "://" not in lock
+    assert lock.count("--hash=sha256:") > lock.count("==") > 0
+    for peer in PEERS.values():
+        assert re.search(rf"^{re.escape(peer.package)}==", lock, re.MULTILINE)
+        assert re.search(rf"^{re.escape(peer.package)}==", wanted, re.MULTILINE)
+
+
+def test_no_artifact_is_lost_or_doubled_among_threads(tmp_path: Path) -> None:
+    rate, lost, doubled = offload.crowd(Bench(tmp_path, quick=True))
+    assert rate.ours > 0
+    assert (lost.ours, doubled.ours) == (0, 0)

@@ -24,6 +24,7 @@ from coatcheck import Limit, Policy, Session, Store, errors, tokens
 from coatcheck.externalize import FAILURES, Outcome
 from coatcheck.externalize.policy import COSTLIEST
 from tests.backends import Clock
+from tests.token_samples import corpus_texts
 
 LOG = "".join(
     f"2026-01-01 12:{i // 60 % 60:02}:{i % 60:02} INFO request {i} took {i * 7 % 900} ms\n" for i in range(2_000)
@@ -506,18 +507,48 @@ def test_a_closed_store_fails_like_any_other() -> None:
 
 
 def test_many_threads_lose_and_double_nothing(session: Session) -> None:
-    outcomes: list[Outcome] = []
+    said: dict[str, set[str]] = {}
 
     def work(number: int) -> None:
-        outcomes.extend(session.externalize(f"{number % 8} {turn} " + LOG) for turn in range(4))
+        for turn in range(4):
+            text = f"{number % 32} {turn} {LOG[:20_000]}"
+            said.setdefault(text, set()).add(session.externalize(text, tool="t").text)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(64)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(outcomes) == 64
-    assert len({ref.artifact_id for ref in session.list()}) == 32
+    assert len(said) == 128
+    assert all(len(stubs) == 1 for stubs in said.values())
+    assert all(session.get(json.loads(stubs.pop())["artifact"]) == text for text, stubs in said.items())
+    assert len({ref.artifact_id for ref in session.list()}) == 128
+    assert session.store.stats().artifacts == 128
+
+
+@pytest.mark.parametrize("times", [1, 4, 12], ids=["held in the catalog", "in a file", "hashed apart"])
+def test_a_result_of_any_size_is_stored_as_put_stores_it(session: Session, times: int) -> None:
+    for value in (LOG * times, [LOG] * times, (LOG * times).encode(), f"{LOG}é" * times, [{"é": LOG}] * times):
+        outcome = session.externalize(value)
+        assert outcome.ref is not None
+        assert session.get(outcome.ref) == value
+        assert session.put(value).artifact_id == outcome.ref.artifact_id
+        said = json.loads(outcome.text)
+        with session.open(outcome.ref) as stream:
+            data = stream.read()
+        assert (said["size_bytes"], said["lines"]) == (len(data), data.count(b"\n") + (data[-1:] != b"\n"))
+        assert session.read(outcome.ref, lines="-1:").text
+    assert session.store.verify().problems == []
+
+
+def test_no_stub_of_the_corpus_has_more_than_150_tokens_beside_its_preview(corpus: Path) -> None:
+    session, policy = memory(), Policy(tools={"t": "always"})
+    texts = [text for _, text in corpus_texts(corpus)]
+    for text in texts[::23] + [path.read_text() for path in sorted(corpus.glob("content/*/*"))]:
+        for value in (text, session.put(text, summary="what somebody says of it, at some length, in words like these")):
+            stub = json.loads(session.externalize(value, tool="t", policy=policy).text)
+            bare = json.dumps({**stub, "preview": ""}, ensure_ascii=False, separators=(",", ":"))
+            assert tokens.exact(bare) <= 150
 
 
 def test_an_offloaded_function_keeps_its_name_and_answers_a_stub(session: Session) -> None:

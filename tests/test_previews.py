@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coatcheck import media
-from coatcheck.previews import EDGE, LEAST, Preview, Sample, preview
+from coatcheck.previews import EDGE, LEAST, Preview, Sample, logs, outlines, preview
+from coatcheck.previews.parts import CutDict, CutList, CutText, parse_cut
 
 JSON, JSONL, TEXT = media.JSON, media.JSONL, media.TEXT
 TYPES = [
@@ -114,6 +115,37 @@ def test_broken_json_is_shown_as_text_that_is_not_json(text: str) -> None:
     found = look(text, JSON)
     assert found.shown.endswith("not valid JSON")
     assert found.text.startswith(text[:40])
+
+
+documents = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=6), inner, max_size=5),
+    max_leaves=12,
+)
+
+
+def begins_like(cut: object, whole: object) -> bool:
+    """Whether what was seen of a value is true of it."""
+    if isinstance(cut, CutText):
+        return isinstance(whole, str) and whole.startswith(cut)
+    if isinstance(cut, CutList):
+        return isinstance(whole, list) and len(cut) <= len(whole) and all(map(begins_like, cut, whole))
+    if isinstance(cut, CutDict):
+        return isinstance(whole, dict) and all(key in whole and begins_like(cut[key], whole[key]) for key in cut)
+    return cut == whole
+
+
+@given(document=documents, data=st.data(), indent=st.sampled_from([None, 1]), ascii_=st.booleans())
+def test_json_that_is_cut_anywhere_says_nothing_that_is_not_in_it(
+    document: object, data: st.DataObject, indent: int | None, ascii_: bool
+) -> None:
+    text = json.dumps(document, indent=indent, ensure_ascii=ascii_)
+    cut = text[: data.draw(st.integers(0, len(text) - 1))]
+    try:
+        found = parse_cut(cut)
+    except ValueError:
+        return
+    assert begins_like(found, document)
 
 
 def test_json_texts_one_behind_another_are_counted() -> None:
@@ -522,3 +554,16 @@ def test_every_file_of_the_corpus_has_a_preview_with_its_form(corpus: Path) -> N
             assert forms[path.suffix] in found.text, path.name
             assert len(found.text) <= 200
             assert "left out" not in found.text
+
+
+def test_what_is_passed_over_holds_no_definition_failure_or_level(corpus: Path) -> None:
+    texts = [path.read_text()[:200_000] for path in sorted(corpus.rglob("*")) if path.is_file()]
+    texts += [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    for text in texts:
+        for at in range(0, len(text), 4_096):
+            piece = f"\n{text[at : at + 4_096]}"
+            if not outlines._DEFINES(piece):
+                patterns = (outlines._DEFINITION, outlines._METHOD, outlines._CONSTANT, outlines._SHELL)
+                assert not any(pattern.search(piece) for pattern in (*patterns, outlines._C_FUNCTION))
+            assert logs._FAILS(piece) or not logs._FAILURE.search(piece)
+            assert logs._LOGS(piece) or not (logs._LEVEL.search(piece) or logs._STAMP.search(piece))

@@ -20,6 +20,10 @@ from coatcheck.cli import main
 from coatcheck.ids import clip
 from coatcheck.previews import EDGE, Sample, preview
 from coatcheck.redaction import MARK, mask, mask_value, spans
+from coatcheck.redaction.keys import addresses, private_keys
+from coatcheck.redaction.names import named
+from coatcheck.redaction.suspects import is_suspect
+from coatcheck.redaction.tokens import tokens
 
 HEX = "0123456789abcdef"
 MIXED = "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zA" * 4
@@ -454,3 +458,28 @@ def test_our_own_source_has_nothing_to_mask() -> None:
     for file in source.rglob("*.py"):
         text = file.read_text(encoding="utf-8")
         assert mask(text) == text, file
+
+
+NEARLY = ["--token ", "Key", "to\u212aen = ", "sig=", "bearer", "\n"]
+
+
+@given(
+    st.lists(
+        st.sampled_from([text for text, _ in CANARIES.values()] + NEARLY) | st.text(max_size=12),
+        max_size=6,
+    )
+)
+def test_a_text_that_is_passed_over_holds_nothing_that_would_be_found(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    low = text.lower() if len(text.lower()) == len(text) else text
+    found = [*named(text, low), *tokens(text), *private_keys(text), *addresses(text)]
+    assert is_suspect(text) or not found
+
+
+def test_no_real_text_is_passed_over_that_holds_a_secret(corpus: Path) -> None:
+    for path in sorted(corpus.rglob("*.json*")):
+        text = path.read_text()[:500_000]
+        for at in range(0, len(text), 8_192):
+            piece = text[at : at + 8_192]
+            if not is_suspect(piece):
+                assert not [*named(piece, piece.lower()), *tokens(piece), *private_keys(piece), *addresses(piece)]

@@ -22,13 +22,13 @@ PEERS: Final = {
     "strands": Peer(
         "strands-agents",
         "ContextOffloader, files",
-        "no digest, no dedup, files written in place; the list of all results is written anew with each; the first 4,000 "
-        "characters stay in the context; tokens are a quarter of the characters; reading without a range gives the whole",
+        "no digest, no dedup, files written in place; the list of all results is written anew with each; the first"
+        " 4,000 characters stay in the context; a token is four characters; reading without a range gives the whole",
     ),
     "deepagents": Peer(
         "deepagents",
         "FilesystemMiddleware, files",
-        "no digest, no dedup, no expiry, files written in place; tokens are a quarter of the characters",
+        "no digest, no dedup, no expiry, files written in place; a token is four characters",
     ),
     "agno": Peer(
         "agno",

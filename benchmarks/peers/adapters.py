@@ -59,7 +59,7 @@ def strands(folder: Path) -> Adapter:
     async def read(said: str) -> str:
         name = said.rpartition("[Stored references:]\n")[2].split()[0]
         content, _ = await FileStorage(str(folder)).retrieve(name)
-        return content.decode()
+        return str(content.decode())
 
     return Adapter(prepare, run, str, read)
 

@@ -83,11 +83,10 @@ class Intake:
 
     def put(self, scope: Scope, value: object, about: About) -> Ref:
         if isinstance(value, Path):
+            named = _checked(replace(about, name=about.name or _file_name(value)))
             try:
                 with value.open("rb") as stream:
-                    return self._put_stream(
-                        scope, stream, _checked(replace(about, name=about.name or _file_name(value)))
-                    )
+                    return self._put_stream(scope, stream, named)
             except OSError as error:
                 raise InvalidArgument(
                     f"cannot read {str(value)!r}: {error.strerror}", hint="name a file to store"

@@ -38,7 +38,7 @@ def mark(key: bytes, first: str, rest: str = "") -> str:
 
 def is_ours(key: bytes, text: str) -> bool:
     """Whether a text is one that `mark` made with this key, give or take what a host put around it."""
-    if " ~" not in text[:_NEAR] or len(text) > _LARGEST:
+    if text.find("~", 0, _NEAR) < 0 or " ~" not in text[:_NEAR] or len(text) > _LARGEST:  # a rare letter first
         return False
     if len(text) - _marked(key, text) <= SLACK:
         return True

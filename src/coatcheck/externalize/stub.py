@@ -30,6 +30,7 @@ _JSON_WHOLE, _JSON_HEAD = 32 * 1_024, 16 * 1_024
 _SUMMARY_TOKENS: Final = 16
 _BEGINNING: Final = '{"stub":"'
 _TABLES: Final = frozenset({"text/csv", "text/tab-separated-values", media.JSONL, "application/vnd.apache.parquet"})
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _RARE: Final = re.compile(
     "[^\u0000-\u06ff\u0900-\u0eff\u1e00-\u1eff\u2000-\u206f\u3000-\u9fff\uac00-\ud7a3\uff00-\uffef]"
 )
@@ -96,9 +97,7 @@ def stub_of(pointer: str, about: Facts, policy: Policy, *, lead: str = LEAD) -> 
         "shown": about.preview.shown,
         "hint": _hint(pointer, about.media_type, policy.read_tool),
     }
-    return json.dumps(
-        {key: value for key, value in said.items() if value is not None}, ensure_ascii=False, separators=(",", ":")
-    )
+    return _ENCODER.encode({key: value for key, value in said.items() if value is not None})
 
 
 def is_stub(text: str, policy: Policy) -> bool:

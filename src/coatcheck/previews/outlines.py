@@ -37,8 +37,9 @@ _CONSTANT: Final = re.compile(r"\n()(?:export )?(const|let|var) ([A-Za-z_$][\w$]
 _C_FUNCTION: Final = re.compile(r"\n()()(?:[A-Za-z_][\w:<>]{0,40}[ \t*&]{1,4}){1,4}([A-Za-z_][\w:]{0,80})\(")
 _SHELL: Final = re.compile(r"\n()()([A-Za-z_][\w-]{0,60})[ ]?\(\)[ ]?\{")
 _DEFINES: Final = Hint(
-    r"(?m)^[ \t]*(?:[a-z()]+[ \t]+)*(?:def|class|func|function|fn|interface|struct|enum|trait|impl|type|module|namespace"
-    r"|object|record|message|service|protocol|extension|CREATE TABLE|CREATE VIEW|create table|create view)[ \t*<]"
+    r"(?m)^[ \t]*(?:[a-z()]+[ \t]+)*(?:def|class|func|function|fn|interface|struct|enum|trait|impl|type|module"
+    r"|namespace|object|record|message|service|protocol|extension|CREATE TABLE|CREATE VIEW|create table"
+    r"|create view)[ \t*<]"
     r"|^[ \t]+[^\n;{}]*\)[^\n;{}()]*\{$|^(?:export )?(?:const|let|var) [^\n]*=|^[A-Za-z_][\w\x80-\xff-]* ?\(\) ?\{"
     r"|^(?:[A-Za-z_][\w:<>\x80-\xff]*[ \t*&]+)+[A-Za-z_][\w:\x80-\xff]*\("
 )

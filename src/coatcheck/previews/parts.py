@@ -8,6 +8,7 @@ from typing import Final
 DEEPEST: Final = 200
 """Nesting beyond this is not parsed: what a preview says must not depend on how deep the caller's stack is."""
 
+_ESCAPES: Final = 13  # characters that two escapes may take, and one
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -110,14 +111,14 @@ def parse_cut(text: str) -> object:
 
 
 def _finish(string: str) -> str:
-    """A string that was cut, closed. The cut may have split an escape: those are at most six characters."""
-    for drop in range(7):
+    """A string that was cut, closed. The cut may have split an escape, or two that make one character."""
+    for drop in range(_ESCAPES):
         candidate = string[: len(string) - drop] + '"'
         try:
-            json.loads(candidate)
+            if not "\ud800" <= json.loads(candidate)[-1:] <= "\udbff":
+                return candidate
         except ValueError:
             continue
-        return candidate
     raise ValueError("no string")
 
 

@@ -6,7 +6,6 @@ with a body. Equal places are merged, so a thousand rows cost no more room than 
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import json
 import re
@@ -131,18 +130,22 @@ def extent(values: Iterable[object]) -> str:
     return f"{'≥' if cut else ''}{high}" if low == high or cut else f"{low}-{high}"
 
 
-def keys_of(objects: Iterable[object]) -> dict[str, Sequence[object]]:
-    """Every key, in the order met, with its values."""
-    rows = [each for each in objects if isinstance(each, dict)]
-    if len(rows) > 1 and len(rows[0]) > 1 and set(map(len, rows)) == {len(rows[0])}:
-        keys = tuple(rows[0])
-        with contextlib.suppress(KeyError):  # as many keys, but others
-            return dict(zip(keys, zip(*map(itemgetter(*keys), rows), strict=True), strict=True))
+def keys_of(objects: Iterable[object]) -> dict[str, list[object]]:
+    """Every key, in the order met, with its values: those of objects with equal keys together."""
+    alike: dict[tuple[str, ...], list[dict[str, object]]] = {}
+    for each in objects:
+        if isinstance(each, dict):
+            alike.setdefault(tuple(each), []).append(each)
     found: dict[str, list[object]] = {}
-    for row in rows:
-        for key, value in row.items():
-            found.setdefault(key, []).append(value)
-    return dict(found)
+    for keys, rows in alike.items():
+        if len(keys) < 2 or len(rows) < 2:
+            for row in rows:
+                for key, value in row.items():
+                    found.setdefault(key, []).append(value)
+            continue
+        for key, values in zip(keys, zip(*map(itemgetter(*keys), rows), strict=True), strict=True):
+            found.setdefault(key, []).extend(values)
+    return found
 
 
 def elements_of(arrays: Iterable[object]) -> list[object]:
@@ -272,15 +275,17 @@ def _few(place: Place) -> str:
         first = [_scalar(each) for each in elements[:3] if not isinstance(each, (dict, list))]
         if first and len(first) == len(elements[:3]):
             types = "|".join(dict.fromkeys(type_of(type(each)) for each in elements))
-            return f"[{place.extent('array', place.values)} × {types}: {', '.join(first)}{', …' if len(elements) > 3 else ''}]"
+            size, more = place.extent("array", place.values), ", …" if len(elements) > 3 else ""
+            return f"[{size} × {types}: {', '.join(first)}{more}]"
         return ""
     if not place.is_scalar:
         return ""
     distinct: dict[str, None] = {}
-    for value in dict.fromkeys(zip(map(type, place.values), place.values, strict=True)):
-        if isinstance(value[1], str) and len(value[1]) > _SHORT:
+    of_one = len(set(map(type, place.values))) == 1  # 1, 1.0 and true are equal, but not the same
+    for value in dict.fromkeys(place.values) if of_one else place.values:
+        if isinstance(value, str) and len(value) > _SHORT:
             return ""
-        distinct[_scalar(value[1])] = None
+        distinct[_scalar(value)] = None
         if len(distinct) > _FEW:
             return "|".join([*list(distinct)[: _FEW - 1], "…"]) if place.is_telling else ""
     return "|".join(distinct) if place.is_telling or len(place.values) == 1 or len(distinct) < len(place.values) else ""

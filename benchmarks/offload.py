@@ -1,0 +1,150 @@
+"""Taking results out of the context: what small ones cost, large ones, 64 threads at once, and what a run saves."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+
+import coatcheck
+from benchmarks.bench import KB, MB, Bench, size_name
+from benchmarks.floors import Writer
+from benchmarks.peers.contents import KINDS, content
+from benchmarks.report import Row, timed_row
+from benchmarks.timing import Side, Times, interleaved, no_collection
+from coatcheck import ToolCall, ToolExecutor
+
+_SMALL = "ok, 3 files changed, 14 insertions(+), 2 deletions(-); all checks passed; nothing else to do here now"
+_RECORD = {"ok": True, "files": 3, "insertions": 14, "deletions": 2, "checks": "passed", "next": None, "took": 0.25}
+_LOOPS = 200
+_OVER = 10e-6
+_CROWD = 64
+_CROWD_SIZE = 20 * KB
+
+
+def small(bench: Bench) -> Iterator[Row]:
+    """A result of 100 bytes: what it costs over calling the function and no more."""
+    with bench.new_store("process") as store:
+        session = store.session("bench")
+
+        def text() -> str:
+            return _SMALL
+
+        def record() -> dict[str, object]:
+            return _RECORD
+
+        offloaded = session.offload(text)
+        executor = ToolExecutor(session, [text])
+        ways: tuple[tuple[str, Callable[[], object], Callable[[], object], float | None], ...] = (
+            ("100 bytes of text", text, lambda: session.externalize(text(), tool="text"), _OVER),
+            ("100 bytes of JSON", record, lambda: session.externalize(record(), tool="record"), None),
+            ("100 bytes, @session.offload", text, offloaded, _OVER),
+            ("100 bytes, ToolExecutor", text, lambda: executor.run(ToolCall("c", "text", {})), None),
+        )
+        for what, plain, ours, limit in ways:
+            times = interleaved(_repeated(plain), _repeated(ours), bench.rounds(100))
+            floor, own = (_each(one) for one in times)
+            yield Row(f"externalize {what}", floor.p50, own.p50, limit, "over", times=(floor, own))
+
+
+def _repeated(call: Callable[[], object]) -> Side[None]:
+    def run(nothing: None) -> None:
+        for _ in range(_LOOPS):
+            call()
+
+    return Side(lambda: None, run)
+
+
+def _each(times: Times) -> Times:
+    return Times(times.p50 / _LOOPS, times.p99 / _LOOPS, times.mean / _LOOPS)
+
+
+def large(bench: Bench) -> Iterator[Row]:
+    """New content in durability `process`, against hashing and writing it and nothing else."""
+    numbers = itertools.count(1)
+    for size, rounds in ((20 * KB, 300), (MB, 60)):
+        for kind in KINDS:
+            floor = Writer(bench.new_folder("floor"), durable=False)
+            with bench.new_store("process") as store:
+                session = store.session("bench")
+                new = functools.partial(_new, kind, size, numbers)
+                times = interleaved(
+                    Side(lambda new=new: new().encode(), floor.put),  # type: ignore[misc]
+                    Side(new, functools.partial(session.externalize, tool="search")),
+                    bench.rounds(rounds),
+                )
+            floor.close()
+            yield timed_row(f"externalize {size_name(size)} of {kind}", times, None)
+
+
+def _new(kind: str, size: int, numbers: Iterator[int]) -> str:
+    return content(kind, size, next(numbers))
+
+
+def crowd(bench: Bench) -> Iterator[Row]:
+    """64 threads on one session against one: how many a second, and whether each artifact is there once."""
+    total = _CROWD * bench.rounds(20)  # in each turn, of one thread or of all together
+    rates: dict[int, list[float]] = {1: [], _CROWD: []}
+    made = itertools.count(1)
+    with bench.new_store("process") as store, no_collection():
+        session = store.session("bench")
+        pointers: set[str] = set()
+        stored = 0
+        for turn in range(bench.rounds(5) + 1):
+            for count, seen in rates.items():
+                texts = [[content("log", _CROWD_SIZE, next(made)) for _ in range(total // count)] for _ in range(count)]
+                found: list[str] = []
+                rate = _rate(session, texts, found)
+                stored += total
+                pointers.update(found)
+                if turn:  # the first is a warm-up
+                    seen.append(rate)
+        kept = [ref.artifact_id for ref in session.list()]
+    one, many = statistics.median(rates[1]), statistics.median(rates[_CROWD])
+    yield Row(f"{_CROWD} threads externalize 20 KB, process", one, many, 1.0, "rate", at_least=True)
+    yield Row(f"{_CROWD} threads: artifacts lost", None, stored - len(set(kept) & _ids(pointers, kept)), 0, "count")
+    yield Row(f"{_CROWD} threads: artifacts doubled", None, len(kept) - len(set(kept)), 0, "count")
+
+
+def _ids(pointers: set[str], kept: list[str]) -> set[str]:
+    """The ids that a stub pointed to."""
+    return {artifact_id for artifact_id in kept if f"art:{artifact_id[:12]}" in pointers}
+
+
+def _rate(session: coatcheck.Session, texts: list[list[str]], found: list[str]) -> float:
+    ready = threading.Barrier(len(texts) + 1)
+
+    def work(own: list[str]) -> None:
+        ready.wait()
+        for text in own:
+            ref = session.externalize(text, tool="search").ref
+            assert ref is not None
+            found.append(ref.pointer[:16])
+
+    workers = [threading.Thread(target=work, args=(own,)) for own in texts]
+    for worker in workers:
+        worker.start()
+    ready.wait()
+    start = time.perf_counter()
+    for worker in workers:
+        worker.join()
+    return sum(map(len, texts)) / (time.perf_counter() - start)
+
+
+def demo(bench: Bench) -> Iterator[Row]:
+    """The turns of `make demo`: the tokens that the model is sent, with Coatcheck and without."""
+    if find_spec("anthropic") is None:
+        print("\ndemo is skipped: anthropic is not installed")
+        return
+    from examples.demo import run
+
+    turns = run()
+    counts = [(f"turn {number}", turn.tokens_without, turn.tokens_with) for number, turn in enumerate(turns, 1)]
+    counts.append((f"all {len(turns)} turns", sum(count[1] for count in counts), sum(count[2] for count in counts)))
+    for what, without, sent in counts:
+        note = f"{without / sent:.1f} times as many without" if without > sent else "Coatcheck's tools are described"
+        yield Row(f"demo, {what}: tokens", without, sent, None, "count", note=note)

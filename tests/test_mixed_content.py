@@ -1,0 +1,223 @@
+"""Results that are made of parts: blocks as dicts and as objects, images, and what MCP calls the result of a call."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+import coatcheck
+from coatcheck import Policy, Session, Store, errors
+from coatcheck.externalize import Outcome
+
+LOG = "".join(f"2026-01-01 12:{i // 60 % 60:02}:{i % 60:02} INFO request {i} took {i} ms\n" for i in range(2_000))
+ROWS = [{"id": i, "name": f"user {i}"} for i in range(2_000)]
+
+
+def png(width: int, height: int, size: int = 20_000) -> bytes:
+    header = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + width.to_bytes(4, "big") + height.to_bytes(4, "big")
+    return header + bytes(size - len(header))
+
+
+def image(data: bytes) -> dict[str, Any]:
+    return {"type": "image", "data": base64.b64encode(data).decode(), "mimeType": "image/png"}
+
+
+@pytest.fixture
+def session(store: Store) -> Session:
+    return store.session("s")
+
+
+def stub_in(text: str) -> dict[str, Any]:
+    stub = json.loads(text)
+    assert "not shown" in stub["stub"]
+    return dict(stub)
+
+
+# Images
+
+
+def test_an_image_that_a_model_should_see_stays_however_long_its_base64_is(session: Session) -> None:
+    blocks = [
+        image(png(1280, 800, 200_000)),
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + image(png(640, 480))["data"]}},
+        {"type": "input_image", "image_url": "data:image/png;base64," + image(png(640, 480))["data"]},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": image(png(9, 9))["data"]}},
+    ]
+    outcome = session.externalize(blocks)
+    assert outcome.content is blocks
+    assert len(outcome.text) < 1_000
+
+
+@pytest.mark.parametrize("data", [png(1280, 800, 300_000), png(0, 0), bytes(20_000)], ids=["large", "odd", "unknown"])
+def test_a_large_file_or_one_that_is_no_image_goes_out_as_bytes(session: Session, data: bytes) -> None:
+    outcome = session.externalize([image(data)])
+    assert session.get(stub_in(outcome.content[0]["text"])["artifact"]) == data
+
+
+def test_a_limit_in_tokens_counts_pixels_and_one_in_characters_or_bytes_what_is_written(session: Session) -> None:
+    block = [image(png(1280, 800))]
+    assert session.externalize(block, policy=Policy(max_tokens=1_366)).content is block
+    assert session.externalize(block, policy=Policy(max_tokens=1_365)).is_stub
+    assert session.externalize(block, policy=Policy(max_chars=5_000)).is_stub
+    assert session.externalize(block, policy=Policy(max_bytes=5_000)).is_stub
+    assert session.externalize(block, policy=Policy(max_bytes=50_000)).content is block
+
+
+def test_images_have_four_times_the_limit_together(session: Session) -> None:
+    outcome = session.externalize([image(png(1280, 800, 20_000 + i)) for i in range(12)])
+    assert [block["type"] for block in outcome.content] == ["image"] * 8 + ["text"] * 4
+
+
+@pytest.mark.parametrize(
+    ("data", "size"),
+    [
+        (png(640, 480), "640 × 480"),
+        (b"GIF89a" + (320).to_bytes(2, "little") + (200).to_bytes(2, "little"), "320 × 200"),
+        (b"\xff\xd8\xff\xe0\x00\x04ab\xff\xc0\x00\x0b\x08\x00\x10\x00\x20\x01", "32 × 16"),
+        (b"RIFF\x00\x00\x00\x00WEBPVP8X" + bytes(8) + b"\x1f\x00\x00\x0f\x00\x00", "32 × 16"),
+    ],
+)
+def test_the_size_of_an_image_is_in_its_preview(session: Session, data: bytes, size: str) -> None:
+    assert size in session.preview(session.put(data)).text
+
+
+# Objects
+
+
+class TextContent(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    type: Literal["text"] = "text"
+    text: str
+    meta: dict[str, Any] | None = Field(default=None, alias="_meta")
+
+
+class Picture(BaseModel):
+    type: Literal["image"] = "image"
+    data: str
+    mime_type: str = Field(alias="mimeType")
+
+
+def test_blocks_that_are_objects_are_judged_like_dicts_and_stay_objects(session: Session) -> None:
+    small = TextContent(text="small")
+    blocks = [small, TextContent(text=LOG, _meta={"a": 1}), Picture(**image(png(64, 64, 300_000)))]
+    outcome = session.externalize(blocks)
+    assert outcome.content[0] is small
+    assert [type(block) for block in outcome.content] == [TextContent] * 3
+    assert outcome.content[1].meta == {"a": 1}
+    assert [session.get(ref) for ref in outcome.refs] == [LOG, png(64, 64, 300_000)]
+    unchanged = [small, TextContent(text="too")]
+    assert session.externalize(unchanged).content is unchanged
+
+
+def test_rows_that_are_objects_are_data(session: Session) -> None:
+    class Row(BaseModel):
+        type: str = "row"
+        name: str
+
+    outcome = session.externalize([Row(name=f"row {i}") for i in range(2_000)])
+    assert outcome.ref is not None
+    assert session.get(outcome.ref)[1] == {"type": "row", "name": "row 1"}
+
+
+def test_the_types_of_the_mcp_sdk_stay_what_they_are(session: Session) -> None:
+    types = pytest.importorskip("mcp.types")
+    picture = {"uri": "file:///b", "mimeType": "image/png", "blob": image(png(9, 9))["data"]}
+    wire = {
+        "content": [
+            {"type": "text", "text": LOG, "annotations": {"audience": ["user"]}},
+            image(png(64, 64, 300_000)),
+            {"type": "resource", "resource": picture},
+            {"type": "resource_link", "uri": "file:///c", "name": "c"},
+        ],
+        "structuredContent": {"rows": ROWS},
+        "isError": True,
+        "_meta": {"trace": "t1"},
+    }
+    given = types.CallToolResult.model_validate(wire)
+    result = session.externalize(given).content
+    assert type(result) is type(given)
+    told = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert [block["type"] for block in told["content"]] == ["text", "text", "resource", "resource_link"]
+    assert told["content"][0]["annotations"] == {"audience": ["user"]}
+    assert (told["isError"], told["_meta"]) == (True, {"trace": "t1"})
+    assert session.get(told["structuredContent"]["artifact"]) == {"rows": ROWS}
+    blocks = session.externalize(given.content).content
+    assert [type(block).__name__ for block in blocks] == [
+        "TextContent", "TextContent", "EmbeddedResource", "ResourceLink",
+    ]  # fmt: skip
+
+
+# Results of a call
+
+
+def test_a_result_of_mcp_keeps_all_that_is_not_its_content(session: Session) -> None:
+    given = {"content": [{"type": "text", "text": LOG}], "isError": True, "_meta": {"a": 1}}
+    outcome = session.externalize(given)
+    assert given["content"] == [{"type": "text", "text": LOG}]
+    assert outcome.content == {
+        "content": [{"type": "text", "text": outcome.text}], "isError": True, "_meta": {"a": 1},
+    }  # fmt: skip
+    assert stub_in(outcome.text)["kind"] == "log"
+    small = {"content": [{"type": "text", "text": "ok"}], "structuredContent": {"ok": True}, "isError": False}
+    assert session.externalize(small).content is small
+    assert session.externalize(small).text == "ok"
+
+
+def test_structured_content_becomes_an_object_that_is_its_stub(session: Session) -> None:
+    outcome = session.externalize({"content": [], "structuredContent": {"rows": ROWS}})
+    assert outcome.content["content"] == []
+    assert session.get(outcome.content["structuredContent"]["artifact"]) == {"rows": ROWS}
+    assert stub_in(outcome.text) == outcome.content["structuredContent"]
+
+
+def test_data_with_such_keys_is_data(session: Session) -> None:
+    for data in ({"content": ROWS}, {"content": [{"type": "row", "text": "x" * 20}] * 2_000}, {"content": LOG, "x": 1}):
+        outcome = session.externalize(data)
+        assert len(outcome.refs) == 1
+        assert session.get(outcome.refs[0]) == data
+
+
+def test_one_block_alone_is_a_block(session: Session) -> None:
+    outcome = session.externalize({"type": "text", "text": LOG, "x": 1})
+    assert outcome.content == {"type": "text", "text": outcome.text, "x": 1}
+    link = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}, "note": "n" * 1_000}
+    assert session.externalize(link).text == json.dumps(link, separators=(",", ":"))
+
+
+# All of it together
+
+
+def test_a_list_of_very_many_large_blocks_is_one_artifact(session: Session) -> None:
+    blocks = [{"type": "text", "text": f"{i} {LOG[:20_000]}"} for i in range(60)]
+    outcome = session.externalize(blocks)
+    assert len(outcome.refs) == 1
+    assert session.get(outcome.refs[0]) == blocks
+    result = session.externalize({"content": blocks, "isError": False}).content
+    assert len(result["content"]) == 1
+    assert stub_in(result["content"][0]["text"])["artifact"] == outcome.refs[0].pointer
+
+
+def test_what_stands_beside_the_text_of_a_block_must_be_small_too(session: Session) -> None:
+    blocks = [{"type": "text", "text": "small", "embedding": [0.25] * 20_000}]
+    outcome = session.externalize(blocks)
+    assert len(outcome.text) < 2_000
+    assert session.get(outcome.refs[0]) == blocks
+
+
+def test_a_store_that_fails_leaves_less_of_each_block_where_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = coatcheck.open("memory:").session("s")
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise errors.StoreFull("no space")
+
+    monkeypatch.setattr(session.store._catalog, "put", refuse)
+    blocks = [{"type": "text", "text": f"{i} {LOG}"} for i in range(40)]
+    outcome = session.externalize(blocks)
+    assert isinstance(outcome, Outcome)
+    assert len(outcome.content) == 40
+    assert len(outcome.text) < 30_000
+    assert outcome.text.count("not kept") >= 40
