@@ -115,7 +115,7 @@ class Placeholders:
                 break
             ref = self._ref(pointer)
             if ref is not None:
-                found.append(line_of(ref))
+                found.append(line_of(ref, quoted=False))
             elif self._session is None:
                 found.append(pointer)
         return tuple(found)
@@ -158,11 +158,12 @@ class Placeholders:
             return None
 
 
-def line_of(ref: Ref, limit: int = 80) -> str:
-    """An artifact on one line: pointer, kind, size, and its name or what it begins with as a JSON string."""
-    said = line(mask(ref.name or ref.summary), limit)
-    tail = f" {json.dumps(said, ensure_ascii=False)}" if said else ""
-    return f"{ref.pointer} {ref.kind} {ref.size_bytes:,} bytes{tail}"
+def line_of(ref: Ref, limit: int = 80, *, quoted: bool = True) -> str:
+    """An artifact on one line: pointer, kind, size, and its tool with its name or what it begins with. That is somebody's
+    text: a JSON string, unless it goes into one anyway."""
+    said = line(mask(": ".join(filter(None, (ref.tool, ref.name or ref.summary)))), limit)
+    about = json.dumps(said, ensure_ascii=False) if quoted and said else said
+    return f"{ref.pointer} {ref.kind} {ref.size_bytes:,} bytes {about}".rstrip()
 
 
 def plain_text(content: object) -> str | None:
