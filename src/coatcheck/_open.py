@@ -46,9 +46,10 @@ def open(
     """Open a store, making it where it is new, unless `create` is False.
 
     `url` is a folder, `memory:`, or `s3://bucket/prefix?catalog=postgresql://…` for a fleet. `durability` is `power`
-    (what is acknowledged survives a power cut) or `process` (it survives the process). `ttl` is the time to live of new sessions; `quota_bytes` bounds the whole store,
-    `max_artifact_bytes` one artifact. What is not said here, the `settings` say: those of `coatcheck.toml` and of the
-    environment (COATCHECK_STORE, …) unless others are given. Where nobody names a url, it is the user's data folder."""
+    (what is acknowledged survives a power cut) or `process` (it survives the process). `ttl` is the time to live of new
+    sessions; `quota_bytes` bounds the whole store, `max_artifact_bytes` one artifact. What is not said here, the
+    `settings` say: those of `coatcheck.toml` and of the environment (COATCHECK_STORE, …) unless others are given. Where
+    nobody names a url, it is the user's data folder."""
     said = {
         "store.url": None if url is None else os.fspath(url),
         "store.durability": durability,

@@ -16,7 +16,7 @@ import coatcheck
 from benchmarks.provider_rules import refused
 from coatcheck import Policy, Session, Store, toolkit
 from coatcheck.context import Budget, HotState, Prompt, PromptBuilder, artifact_index
-from coatcheck.errors import BudgetExceeded, InvalidArgument
+from coatcheck.errors import BudgetExceeded, InvalidArgument, StoreUnavailable
 from tests.context.test_budget import BROKEN
 
 Message = dict[str, Any]
@@ -387,6 +387,33 @@ def test_recall_goes_by_what_the_user_said_last_and_can_be_left_out(session: Ses
     assert prompt.recalled is not None
     assert prompt.recalled.items[0].ref == ref
     assert PromptBuilder(session, provider="openai", recall=False).build(messages).tail == ""
+
+
+def test_hints_name_only_tools_that_the_agent_has(session: Session) -> None:
+    for n in range(10):
+        session.put(f"note {n} about the login")
+    large = "row\n" * 20_000
+    messages = [user("what of the login?"), *turn("openai", 1, large)]
+    default = PromptBuilder(session, provider="openai", tools=toolkit(session)).build(messages)
+    assert "list_artifacts() shows them" in default.tail
+    none = PromptBuilder(session, provider="openai", read_tool=None).build(messages)
+    assert "get_artifact" not in json.dumps(none.request())
+    assert "list_artifacts" not in none.tail
+    other = [{"type": "function", "function": {"name": "run", "parameters": {}}}]
+    assert "list_artifacts" not in PromptBuilder(session, provider="openai", tools=other).build(messages).tail
+
+
+def test_an_index_that_fails_costs_recall_and_not_the_prompt(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    session.put("a note about the login")
+
+    def broken(*args: Any) -> Any:
+        raise StoreUnavailable("the search index failed: disk I/O error")
+
+    monkeypatch.setattr(session.store._passages, "_run", broken)
+    prompt = PromptBuilder(session, provider="openai").build([user("login?")], hot_state=HotState(session_id="s"))
+    assert prompt.recalled is None
+    assert prompt.changes == ("nothing is recalled: the search index failed: disk I/O error",)
+    assert "Hot state" in prompt.tail
 
 
 def test_a_build_touches_as_many_rows_whatever_the_session_holds(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import coatcheck
 from coatcheck import Policy, Session
 from coatcheck.errors import InvalidArgument, NotFound, StoreError, UnsupportedValue
-from coatcheck.transcript import FORMATS, Transcript, forget, rehydrate, unpaired, verify
+from coatcheck.transcript import FORMATS, Transcript, externalize, forget, rehydrate, unpaired, verify
 from coatcheck.transcript.appending import TORN
 from tests.backends import Backend, run_python
 from tests.transcript import samples
@@ -383,6 +383,30 @@ def test_a_file_that_was_replaced_meanwhile_gets_what_is_appended(session: Sessi
         path.unlink()
         transcript.append(result("three"))
         assert [one["content"] for one in transcript.messages()] == ["three"]
+
+
+def test_a_migration_and_appends_at_the_same_time_lose_nothing(session: Session, path: Path) -> None:
+    first = [json.dumps(result(f"{n} {LARGE}", f"h{n}")) + "\n" for n in range(10)]
+    path.write_text("".join(first))
+    done = threading.Event()
+
+    def append() -> None:
+        with Transcript(path, session) as transcript:
+            for n in range(150):
+                transcript.append(result(f"{n} " + (LARGE if n % 10 == 0 else ""), f"a{n}"))
+        done.set()
+
+    worker = threading.Thread(target=append)
+    worker.start()
+    while not done.is_set():
+        assert externalize(path, session).is_sound
+    worker.join()
+    with Transcript(path, session) as transcript:
+        ids = [one["tool_call_id"] for one in transcript.messages(mode="whole")]
+        assert [one for one in ids if one[0] == "h"] == [f"h{n}" for n in range(10)]
+        assert [one for one in ids if one[0] == "a"] == [f"a{n}" for n in range(150)]
+        assert transcript.problems == []
+    assert verify(path, session.store).is_sound
 
 
 def test_an_appended_transcript_is_verified_and_made_whole_like_any_other(session: Session, path: Path) -> None:

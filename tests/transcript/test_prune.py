@@ -199,6 +199,27 @@ def test_whole_turns_are_folded_into_one_note_when_nothing_else_is_left(session:
     assert unpaired(done.messages, FORMATS["openai-chat"]) == []
 
 
+def test_what_the_system_says_in_the_middle_is_never_folded(session: coatcheck.Session) -> None:
+    messages = chat(40, result="short")
+    for message in messages:
+        if message["role"] == "assistant":
+            message["content"] = "words " * 60
+    messages.insert(10, {"role": "developer", "content": "from now on, answer in French"})
+    done = prune(messages, max_tokens=2_500, session=session)
+    assert replaced_by(done, "turns")
+    assert messages[10] in done.messages
+
+
+def test_a_store_that_is_closed_costs_pointers_and_not_the_prompt() -> None:
+    store = coatcheck.open("memory:")
+    session = store.session("agent")
+    store.close()
+    done = prune(chat(12), max_tokens=6_000, session=session)
+    assert done.tokens_after <= 6_000
+    assert all(one.pointer is None for one in done.replaced)
+    assert done.failures
+
+
 def test_a_note_lists_artifacts_and_counts_the_rest(session: coatcheck.Session) -> None:
     messages = chat(60, result="short")
     for number, message in enumerate(messages):

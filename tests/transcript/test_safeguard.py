@@ -43,9 +43,9 @@ def test_the_index_names_what_the_dropped_messages_named(session: Session) -> No
     assert index.refs == (ref,)
     assert index.pointers == (ref.pointer,)
     line = index.text.splitlines()[1]
-    assert line.startswith(f"- {ref.pointer} log 30,600 bytes ")
-    assert r"\"output\"" in line
-    assert index.left_out == index.unresolved == ()
+    assert line == rf'- {ref.pointer} log 30,600 bytes "run_tests: pytest \"output\""'
+    assert index.left_out == ()
+    assert index.unresolved == ()
 
 
 def test_results_that_are_still_inline_are_stored_before_they_are_dropped(session: Session) -> None:

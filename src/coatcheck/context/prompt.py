@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +40,7 @@ _UNSET: Final[Any] = object()
 _PRIMING: Final = 3
 _TOOLS: Final = 12
 _RECALL_CHARS_A_TOKEN: Final = 2
+_LISTS: Final = ("list_artifacts", "listArtifacts")
 _PROBE: Final = "A counter that cannot count this can count nothing."
 
 
@@ -107,9 +108,10 @@ class PromptBuilder:
         keep_turns: int = 3,
         reserve_tokens: int | None = None,
         smallest_cache: int = SMALLEST,
-        read_tool: str | None = "get_artifact",
+        read_tool: str | None = _UNSET,
     ) -> None:
         settings = session.store.settings
+        read_tool = settings["policy.read_tool"] if read_tool is _UNSET else read_tool
         self._session = session
         self._dialect: Dialect = dialect(provider)
         self._system = system
@@ -124,7 +126,7 @@ class PromptBuilder:
             session,
             self._dialect,
             self._tally,
-            policy=configured(settings) if policy is _UNSET else policy,
+            policy=replace(configured(settings), read_tool=read_tool) if policy is _UNSET else policy,
             keep_turns=keep_turns,
             read_tool=read_tool,
         )
@@ -166,6 +168,7 @@ class PromptBuilder:
             message=_last_said(given) if message is None else message,
             recalls=self._recalls,
             read_tool=self._read_tool,
+            list_tool=self._list_tool(),
         )
         used = fixed + sum(one.tokens for one in told.costs)
         tail = self._tail(volatile, self._budget.max_prompt_tokens - (0 if violations else used), violations)
@@ -174,6 +177,13 @@ class PromptBuilder:
         if over := self._budget.prompt_tokens(used + tail.tokens):
             raise refusal(over)
         return self._prompt(system, told, tail, used + tail.tokens, lead, files)
+
+    def _list_tool(self) -> str | None:
+        """What the tool that lists artifacts is called, as far as this agent has one."""
+        if self._read_tool is None:
+            return None
+        names = [str(tool.get("name") or (tool.get("function") or {}).get("name")) for tool in self._tools]
+        return next((name for name in names if name in _LISTS), None if names else _LISTS[0])
 
     def _bootstrapped(self) -> Bootstrapped | None:
         if not self._files:

@@ -16,7 +16,7 @@ from coatcheck.context.budget import Budget, rendered, text_of
 from coatcheck.context.counting import counted
 from coatcheck.context.fitting import Rendered
 from coatcheck.context.references import inline, refusal, surplus
-from coatcheck.errors import BudgetExceeded
+from coatcheck.errors import BudgetExceeded, StoreError
 from coatcheck.refs import Ref
 from coatcheck.tokens import TokenCounter
 
@@ -55,6 +55,7 @@ class Volatile:
     message: str = ""
     recalls: bool = True
     read_tool: str | None = "get_artifact"
+    list_tool: str | None = "list_artifacts"
 
     def tail(self, room: int) -> Tail | None:
         """The fullest tail that fits; None where not even the least does. Raises `BudgetExceeded` where a part cannot
@@ -63,7 +64,7 @@ class Volatile:
         changes: list[str] = []
         state = self._state(self.budget, refs, changes)
         kept = self._chunks(refs, changes)
-        for recalled, most, said in self._ladder(len(kept.lines)):
+        for recalled, most, said in self._ladder(len(kept.lines), changes):
             made = self._made(state, kept, recalled, most)
             if made.tokens <= room:
                 return replace(made, refs=tuple(refs), changes=(*changes, *said))
@@ -82,15 +83,20 @@ class Volatile:
                 return replace(made, refs=tuple(refs), changes=said)
         return None
 
-    def _ladder(self, chunks: int) -> Iterator[tuple[Recalled | None, int, tuple[str, ...]]]:
+    def _ladder(self, chunks: int, changes: list[str]) -> Iterator[tuple[Recalled | None, int, tuple[str, ...]]]:
         """What is recalled, how many chunks are shown, and what to say of it: fullest first."""
-        whole = self._recall(None)
-        yield whole, chunks, ()
-        if whole is not None and whole.text:
-            if len(whole.text) // 2 > LEAST_CHARS:
+        whole = None
+        try:
+            whole = self._recall(None)
+            yield whole, chunks, ()
+            if whole is not None and len(whole.text) // 2 > LEAST_CHARS:
                 yield self._recall(len(whole.text) // 2), chunks, ("recall was cut to half",)
-            yield self._recall(LEAST_CHARS), chunks, ("recall was cut to its least",)
-            yield None, chunks, ("recall is left out",)
+            if whole is not None and len(whole.text) > LEAST_CHARS:
+                yield self._recall(LEAST_CHARS), chunks, ("recall was cut to its least",)
+        except StoreError as error:  # an index that fails costs what it would have recalled, not the prompt
+            changes.append(f"nothing is recalled: {error.message}")
+            whole = None
+        yield None, chunks, ("recall is left out",) if whole is not None and whole.text else ()
         while chunks:
             chunks //= 2
             yield None, chunks, ("recall is left out", f"all but {chunks} of the retrieved chunks are left out")
@@ -98,7 +104,9 @@ class Volatile:
     def _recall(self, max_chars: int | None) -> Recalled | None:
         if not self.recalls:
             return None
-        return recall(self.session, self.message, max_chars=max_chars, read_tool=self.read_tool)
+        return recall(
+            self.session, self.message, max_chars=max_chars, read_tool=self.read_tool, list_tool=self.list_tool
+        )
 
     def _state(self, budget: Budget, refs: list[Ref], changes: list[str]) -> Rendered | None:
         """The hot state within its limits: a `HotState` by its own steps; a text or mapping that is over, as a stub."""

@@ -109,7 +109,8 @@ class PostgresRecords:
         bound = "" if limit is None else f"LIMIT {int(limit)}"
         rows = self._asked(
             "SELECT r.seq, r.at, r.token, r.checksum, r.body FROM session s JOIN record r USING (session_key)"
-            f" WHERE {OF_SESSION} AND {_SERIES} AND seq > %(after)s AND (%(before)s::bigint IS NULL OR seq < %(before)s)"
+            f" WHERE {OF_SESSION} AND {_SERIES} AND seq > %(after)s"
+            " AND (%(before)s::bigint IS NULL OR seq < %(before)s)"
             f" ORDER BY seq {'DESC' if newest else ''} {bound}",
             session_id, series=series.encode(), after=after, before=before,
         )  # fmt: skip

@@ -146,7 +146,7 @@ class Appender:
                 f"there is no folder {clip(str(self._path.parent))}", hint="make it, or name another file"
             ) from None
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO):
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                 raise InvalidArgument(
                     f"{clip(self._path.name)} is a link, or no file", hint="name the file itself"
                 ) from None

@@ -235,7 +235,7 @@ class Cutter:
                 if not forced and not self._spared.isdisjoint(group):
                     spared.append(group)
                     continue
-                chosen = [number for number in group if number != task]
+                chosen = [number for number in group if number != task and self.sides[number] != "system"]
                 total -= sum(self._cost(cut, number) for number in chosen)
                 gone += chosen
                 count += 1

@@ -5,6 +5,7 @@ shown by the agent's session too, so that its model can read the pointers.
 from __future__ import annotations
 
 import secrets
+import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
@@ -22,20 +23,21 @@ from coatcheck.media import is_text as is_text_type
 from coatcheck.previews import Sample
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref, summarize
-from coatcheck.scope import is_text
+from coatcheck.scope import Scope, is_text
 from coatcheck.session import Session
+from coatcheck.storage import SessionInfo
 from coatcheck.store import Store
-from coatcheck.tokens import estimate, roughly
+from coatcheck.tokens import estimate
 from coatcheck.transcript.formats import Format, Message, Path
 from coatcheck.transcript.refs import PREFIX
 from coatcheck.transcript.scan import parse
 from coatcheck.transcript.splice import Fetch, Payload
 from coatcheck.transcript.strings import utf8
-from coatcheck.values import encode, encode_text
+from coatcheck.values import encode
 
 _LABEL: Final = 1_000
 _CHARS: Final = 2  # of JSON in a token, at the least
-_PIECES, _PIECE = 16, 24  # what is looked at of a text before all of it is
+_PIECE: Final = 24  # characters in a row of a text, where only some of it is looked at
 # No text costs more tokens a byte than the first; letters like these and controls, the second besides.
 _DEAREST: Final = 1.6
 _RAREST: Final = 2.0
@@ -43,7 +45,12 @@ _RARE: Final = b"jkqwxz" + bytes(code for code in range(32) if code not in b"\t\
 _ENDS: Final = 16
 _NO_SAMPLE: Final = Sample(b"", b"", 0)
 _RECENT: Final = 64  # short lines that passed unread: the call of a result is among them
+_STUBS: Final = 256  # that were made last: the same result often stands on several lines, and in several files
 _NAMES: Final = 10_000  # calls whose tool is remembered until their result comes
+
+
+# A stub is a function of the content, its pointer and the policy; its tokens come with it.
+_made: dict[tuple[str, str, str, Policy], tuple[str, int | None]] = {}
 
 
 def new_session_id() -> str:
@@ -145,10 +152,16 @@ class Keeper:
         self.stored.add(ref.artifact_id)
         if not is_shown:
             return ref, _note(ref)
-        about = facts(sample, media_type, kind, self.policy.preview_chars)
-        stub = stub_of(ref.pointer, about, self.policy)
+        key = (ref.artifact_id, ref.pointer, media_type, self.policy)
+        made = _made.get(key)
+        if made is None:
+            about = facts(sample, media_type, kind, self.policy.preview_chars)
+            made = _made[key] = stub_of(ref.pointer, about, self.policy), about.tokens
+            if len(_made) > _STUBS:
+                _made.pop(next(iter(_made), key), None)
+        stub, tokens = made
         if isinstance(payload.value, str):  # what an image costs, providers tell: not what its base64 would
-            self.tokens_saved += max(0, (about.tokens or round(_glimpsed(payload.text))) - estimate(stub))
+            self.tokens_saved += max(0, (tokens or round(_glimpsed(payload.text))) - round(_glimpsed(stub)))
         return ref, stub
 
     def put_raw(self, token: str) -> Ref:
@@ -157,11 +170,13 @@ class Keeper:
         )
 
     def hold(self) -> None:
-        self._held()
-
-    def _held(self) -> Session:
         if self._own is None:
             self._own = self.store.session(self.session_id, ttl=None)
+
+    def _held(self) -> Session:
+        """The session. A put makes it where it is new: that is one change of the catalog less."""
+        if self._own is None:
+            self._own = Session(self.store, Scope(SessionInfo(self.session_id, created=time.time())))
         return self._own
 
     def is_ours(self, sessions: Iterable[str]) -> bool:
@@ -264,8 +279,7 @@ def _exceeds(limit: Limit, policy: Policy, text: str) -> bool:
     if len(text) * _DEAREST <= most and text.isascii() and _most_tokens(text.encode()) <= most:
         return False
     about = _glimpsed(text)
-    close = most / CLEARLY <= about <= most * CLEARLY
-    return (roughly(encode_text(text)) if close else about) > most
+    return (_glimpsed(text, 64) if most / CLEARLY <= about <= most * CLEARLY else about) > most
 
 
 def _most_tokens(data: bytes) -> float:
@@ -273,12 +287,12 @@ def _most_tokens(data: bytes) -> float:
     return len(data) * _DEAREST + (len(data) - len(data.translate(None, _RARE))) * _RAREST + _ENDS
 
 
-def _glimpsed(text: str) -> float:
+def _glimpsed(text: str, pieces: int = 16) -> float:
     """About how many tokens a text has, from a few pieces of it where it is longer than those."""
-    if len(text) <= 2 * _PIECES * _PIECE:
+    if len(text) <= 2 * pieces * _PIECE:
         return estimate(text)
-    starts = (number * (len(text) - _PIECE) // (_PIECES - 1) for number in range(_PIECES))
-    return estimate("".join([text[at : at + _PIECE] for at in starts])) * len(text) / (_PIECES * _PIECE)
+    starts = (number * (len(text) - _PIECE) // (pieces - 1) for number in range(pieces))
+    return estimate("".join([text[at : at + _PIECE] for at in starts])) * len(text) / (pieces * _PIECE)
 
 
 def _note(ref: Ref) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from itertools import zip_longest
-from typing import Final
+from typing import Any, Final
+
+import xxhash
 
 from coatcheck.store import Store
 from coatcheck.transcript.formats.values import REFS_KEY
@@ -31,13 +33,13 @@ def known_manifest(store: Store, handle: int, *, is_document: bool) -> tuple[str
 
 def fits(handle: int, manifest: Manifest) -> bool:
     """Whether a file begins with the slim bytes of a manifest."""
-    return _matches(handle, [(one.size, one.sha256) for one in manifest.segments])
+    return _matches(handle, [(one.size, one.checksum) for one in manifest.segments], xxhash.xxh3_128)
 
 
-def _matches(handle: int, stretches: list[tuple[int, str | None]]) -> bool:
+def _matches(handle: int, stretches: list[tuple[int, str | None]], new: Callable[[], Any]) -> bool:
     start = 0
     for size, expected in stretches:
-        digest = hashlib.sha256()
+        digest = new()
         for piece in pieces(handle, start, start + size):
             digest.update(piece)
         if digest.hexdigest() != expected:
@@ -77,7 +79,7 @@ def begins_with(handle: int, other: int, size: int) -> bool:
 
 def is_whole_of(handle: int, manifest: Manifest) -> bool:
     """Whether a file begins with the whole bytes of a manifest."""
-    return _matches(handle, [(one.whole_size, one.whole_sha256) for one in manifest.segments])
+    return _matches(handle, [(one.whole_size, one.whole_sha256) for one in manifest.segments], hashlib.sha256)
 
 
 def not_among(late: bytes, lines: bytes) -> bytes:

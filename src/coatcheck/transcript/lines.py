@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
-from coatcheck.transcript.formats import Format, detect
+from coatcheck.transcript.formats import FORMATS, Format, detect
 from coatcheck.transcript.scan import parse
 
 _FIRST: Final = 200
+_PLAINLY: Final = 12  # lines that plainly have a format: then no more need be looked at
 _FIRST_BYTES: Final = 8 << 20
 
 
@@ -28,14 +29,16 @@ class Layout:
 
 def layout_of(file: BinaryIO) -> Layout:
     """The layout of an open file, by its first lines; the file is at its beginning after."""
-    objects, seen, lines = [], 0, 0
+    objects, seen, lines, plain = [], 0, 0, 0
     first = b""
     for line in file:
         first = first or line.lstrip(b"\xef\xbb\xbf \t\r\n")
         value = _parsed(line) if line.strip() else None
-        objects += [value] if isinstance(value, dict) else []
+        if isinstance(value, dict):
+            objects.append(value)
+            plain += any(known.fits(value) for known in FORMATS.values())
         seen, lines = seen + len(line), lines + bool(line.strip())
-        if lines >= _FIRST or seen >= _FIRST_BYTES:
+        if plain >= _PLAINLY or lines >= _FIRST or seen >= _FIRST_BYTES:
             break
     file.seek(0)
     if objects:

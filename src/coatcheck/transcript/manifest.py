@@ -20,10 +20,11 @@ _KEPT: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of the file: size and SHA-256 of its slim bytes, and of the whole ones, None where nobody knows."""
+    """A stretch of the file: size and checksum (XXH3, 128 bits) of its slim bytes, by which they are known again, and
+    size and SHA-256 of the whole ones, by which they are proved; None where nobody knows."""
 
     size: int
-    sha256: str
+    checksum: str
     whole_size: int
     whole_sha256: str | None
 
@@ -55,7 +56,7 @@ class Manifest:
 
 def remember(store: Store, session_id: str, manifest: Manifest) -> None:
     """Record a manifest, as durably as the store was opened for."""
-    segments = [[one.size, one.sha256, one.whole_size, one.whole_sha256] for one in manifest.segments]
+    segments = [[one.size, one.checksum, one.whole_size, one.whole_sha256] for one in manifest.segments]
     said = {
         "v": 1,
         "path": manifest.path,

@@ -72,10 +72,8 @@ class Placeholders:
         text = plain_text(content)
         if text is not None and is_stub(text, _STUBS):
             return self._of_stub(text, what)
-        if text is not None and self._session is not None and is_ours(self._session.store.secret, text):
-            found = self._of_page(text)
-            if found is not None:
-                return found
+        if text is not None and (found := self._of_page(text)) is not None:
+            return found
         value: Any = content if text is None else text
         try:
             data = encode(value)[1]
@@ -115,7 +113,7 @@ class Placeholders:
                 break
             ref = self._ref(pointer)
             if ref is not None:
-                found.append(line_of(ref))
+                found.append(line_of(ref, quoted=False))
             elif self._session is None:
                 found.append(pointer)
         return tuple(found)
@@ -143,8 +141,10 @@ class Placeholders:
 
     def _of_page(self, text: str) -> Placeholder | None:
         """What our own tools answered is no artifact: its placeholder points at the one that was read."""
-        match = _MARKED.search(text[:4_000])
-        if match is None or self._ref(match[1]) is None:
+        match = _MARKED.search(text[:4_000]) if self._session is not None else None
+        if match is None or self._session is None or self._ref(match[1]) is None:
+            return None
+        if not is_ours(self._session.store.secret, text):
             return None
         size = len(encode_text(text))
         return Placeholder("an older page of an artifact", size, None, parse_pointer(match[1]).prefix, match[1])
@@ -158,11 +158,12 @@ class Placeholders:
             return None
 
 
-def line_of(ref: Ref, limit: int = 80) -> str:
-    """An artifact on one line: pointer, kind, size, and its name or what it begins with as a JSON string."""
-    said = line(mask(ref.name or ref.summary), limit)
-    tail = f" {json.dumps(said, ensure_ascii=False)}" if said else ""
-    return f"{ref.pointer} {ref.kind} {ref.size_bytes:,} bytes{tail}"
+def line_of(ref: Ref, limit: int = 80, *, quoted: bool = True) -> str:
+    """An artifact on one line: pointer, kind, size, and its tool with its name or what it begins with. That is
+    somebody's text: a JSON string, unless it goes into one anyway."""
+    said = line(mask(": ".join(filter(None, (ref.tool, ref.name or ref.summary)))), limit)
+    about = json.dumps(said, ensure_ascii=False) if quoted and said else said
+    return f"{ref.pointer} {ref.kind} {ref.size_bytes:,} bytes {about}".rstrip()
 
 
 def plain_text(content: object) -> str | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Final
+
+import xxhash
 
 from coatcheck.errors import CoatcheckError, InvalidArgument, StoreUnavailable
 from coatcheck.externalize.policy import Policy
@@ -61,8 +63,8 @@ def slim_file(place: Place, wanted: Wanted) -> FileReport:
 class _Measured:
     """Bytes that went by: how many, and their digest."""
 
+    digest: Any
     size: int = 0
-    digest: Any = field(default_factory=hashlib.sha256)
 
     def add(self, data: bytes) -> None:
         self.size += len(data)
@@ -82,7 +84,7 @@ class _Run:
         keeper = Keeper if wanted.write else Weigher
         self._keeper = keeper(wanted.store, self._session_id, session=wanted.session, policy=wanted.policy)
         self._fetch: Fetch = fetch_from(wanted.store)
-        self._slim, self._whole = _Measured(), _Measured()
+        self._slim, self._whole = _Measured(xxhash.xxh3_128()), _Measured(hashlib.sha256())
         self._is_known = True
         self._changed = False
         self._parts = 0

@@ -178,15 +178,22 @@ class _FileKeeper(Keeper):
 
     def take(self, ref: Ref) -> None:
         """Let the transcript hold what the agent's session has."""
-        self._held()
+        self.hold()
         self._from.grant(ref, to=self.session_id)
 
+    def hold(self) -> None:
+        self._record()
+        super().hold()
+
     def _held(self) -> Session:
+        self._record()
+        return super()._held()
+
+    def _record(self) -> None:
         if not self._recorded:
             self._recorded = True
             where = os.path.join(os.path.realpath(self._path.parent), self._path.name)
             remember(self.store, self.session_id, Manifest(where, self._format))
-        return super()._held()
 
 
 def _sessions_near_the_end(path: Path) -> Iterator[str]:
