@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from coatcheck.errors import InvalidArgument
@@ -88,6 +88,7 @@ def comments(text: str) -> int:
     return text.count("/* {") + text.count("note")
 
 
+@settings(max_examples=60)
 @given(st.data(), configurations)
 def test_jsonc_is_read_as_what_it_means(data: st.DataObject, value: dict[str, Any]) -> None:
     text = data.draw(jsonc_texts(value))
@@ -99,6 +100,7 @@ def test_jsonc_is_read_as_what_it_means(data: st.DataObject, value: dict[str, An
     assert plain.value == value
 
 
+@settings(max_examples=60)
 @given(st.data(), configurations)
 def test_what_was_added_to_json_can_be_taken_out_again(data: st.DataObject, value: dict[str, Any]) -> None:
     text = data.draw(jsonc_texts(value))
@@ -119,6 +121,7 @@ def test_json_as_programs_write_it_comes_back_to_the_byte(value: dict[str, Any],
     assert Json(text, SECTION).adding("new", ENTRY).removing("new").text == text
 
 
+@settings(max_examples=60)
 @given(st.data(), configurations)
 def test_a_json_server_behind_the_proxy_keeps_all_else_and_comes_back(
     data: st.DataObject, value: dict[str, Any]
