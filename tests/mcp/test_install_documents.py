@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -179,3 +180,24 @@ def test_no_value_of_an_environment_or_header_is_shown(secret: str) -> None:
     quoted = json.dumps(secret)
     text = f"[mcp_servers.a]\ncommand = 'x'\nenv = {{ A = {quoted} }}\n[mcp_servers.a.http_headers]\nB = {quoted}\n"
     assert quoted not in Toml(text, TABLES).masked()
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--api-key", "Zx81kQ0pLm22"],
+        ["--password", "Zx81kQ0pLm22"],
+        ["--token=Zx81kQ0pLm22"],
+        ["-H", "Authorization: Bearer Zx81kQ0pLm22"],
+        ["postgres://me:Zx81kQ0pLm22@host/db"],
+        ["https://host/mcp?api_key=Zx81kQ0pLm22"],
+    ],
+    ids=lambda words: words[0].split("=")[0],
+)
+def test_secrets_among_arguments_are_not_shown(words: list[str], indent: int | None) -> None:
+    arguments = json.dumps(["-y", *words, "plain"], indent=indent)
+    shown = Json(f'{{"mcpServers": {{"a": {{"command": "x", "args": {arguments}}}}}}}', SECTION).masked()
+    shown += Toml(f"[mcp_servers.a]\ncommand = 'x'\nargs = {arguments}\n", TABLES).masked()
+    assert "Zx81kQ0pLm22" not in shown
+    assert shown.count('"plain"') == 2
