@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import stat
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -454,13 +455,34 @@ def test_what_was_written_starts_and_answers(person: Person, speaking: Callable[
     assert len(behind) > 3
 
 
+def test_an_address_that_was_wrapped_is_reached_with_its_headers(
+    person: Person, speaking: Callable[[dict[str, Any]], list[str]], tmp_path: Path
+) -> None:
+    token = "a-token-of-some-length"
+    command = [sys.executable, "-m", "coatcheck", "mcp", "--http", "--port", "0"]
+    env = environment(tmp_path / "served", COATCHECK_MCP_TOKEN=token)
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            url = process.stderr.readline().split()[-1]
+            entry = {"url": url, "headers": {"Authorization": f"Bearer {token}"}}
+            file = person.has("cursor", json.dumps({"mcpServers": {"web": entry}}))
+            assert token not in person.run("cursor", "--wrap", "--write").output
+            wrapped = servers("cursor", file)["web"]
+            assert not [word for word in wrapped["args"] if token in word]
+            assert speaking(wrapped)[:3] == ["get_artifact", "list_artifacts", "store_artifact"]
+        finally:
+            process.terminate()
+
+
 @pytest.fixture
 def speaking(tmp_path: Path) -> Callable[[dict[str, Any]], list[str]]:
     """The tools of the server that an entry starts."""
 
     def tools(entry: dict[str, Any]) -> list[str]:
         found: list[str] = []
-        with Speaker([entry["command"], *entry["args"]], environment(tmp_path / "unused"), cwd=tmp_path) as speaker:
+        env = environment(tmp_path / "unused", **entry.get("env", {}))
+        with Speaker([entry["command"], *entry["args"]], env, cwd=tmp_path) as speaker:
             speaker.begin()
             cursor: dict[str, str] = {}
             while True:

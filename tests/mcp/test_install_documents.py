@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import assume, given
+import pytest
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from coatcheck.errors import InvalidArgument
@@ -88,6 +89,7 @@ def comments(text: str) -> int:
     return text.count("/* {") + text.count("note")
 
 
+@settings(max_examples=60)
 @given(st.data(), configurations)
 def test_jsonc_is_read_as_what_it_means(data: st.DataObject, value: dict[str, Any]) -> None:
     text = data.draw(jsonc_texts(value))
@@ -99,6 +101,7 @@ def test_jsonc_is_read_as_what_it_means(data: st.DataObject, value: dict[str, An
     assert plain.value == value
 
 
+@settings(max_examples=60)
 @given(st.data(), configurations)
 def test_what_was_added_to_json_can_be_taken_out_again(data: st.DataObject, value: dict[str, Any]) -> None:
     text = data.draw(jsonc_texts(value))
@@ -119,6 +122,7 @@ def test_json_as_programs_write_it_comes_back_to_the_byte(value: dict[str, Any],
     assert Json(text, SECTION).adding("new", ENTRY).removing("new").text == text
 
 
+@settings(max_examples=60)
 @given(st.data(), configurations)
 def test_a_json_server_behind_the_proxy_keeps_all_else_and_comes_back(
     data: st.DataObject, value: dict[str, Any]
@@ -176,3 +180,24 @@ def test_no_value_of_an_environment_or_header_is_shown(secret: str) -> None:
     quoted = json.dumps(secret)
     text = f"[mcp_servers.a]\ncommand = 'x'\nenv = {{ A = {quoted} }}\n[mcp_servers.a.http_headers]\nB = {quoted}\n"
     assert quoted not in Toml(text, TABLES).masked()
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--api-key", "Zx81kQ0pLm22"],
+        ["--password", "Zx81kQ0pLm22"],
+        ["--token=Zx81kQ0pLm22"],
+        ["-H", "Authorization: Bearer Zx81kQ0pLm22"],
+        ["postgres://me:Zx81kQ0pLm22@host/db"],
+        ["https://host/mcp?api_key=Zx81kQ0pLm22"],
+    ],
+    ids=lambda words: words[0].split("=")[0],
+)
+def test_secrets_among_arguments_are_not_shown(words: list[str], indent: int | None) -> None:
+    arguments = json.dumps(["-y", *words, "plain"], indent=indent)
+    shown = Json(f'{{"mcpServers": {{"a": {{"command": "x", "args": {arguments}}}}}}}', SECTION).masked()
+    shown += Toml(f"[mcp_servers.a]\ncommand = 'x'\nargs = {arguments}\n", TABLES).masked()
+    assert "Zx81kQ0pLm22" not in shown
+    assert shown.count('"plain"') == 2

@@ -140,9 +140,12 @@ def plan_undo(place: Place) -> Plan:
     if record.exact and now == record.written and files.digest(original) == record.original:
         return Plan(place, current, original, (_shown(place, current), _shown(place, original)), None)
     notes = [f"{str(file)!r} was edited since: only what Coatcheck wrote is taken out"]
-    mark, text = files.text_of(current)
+    mark, text = _text(place, current)
     parsed = _parsed(place, text)
-    edited = _without_ours(parsed, record, notes)
+    try:
+        edited = _without_ours(parsed, record, notes)
+    except InvalidArgument as error:
+        raise _about(place, error) from error
     after = (mark + edited.text).encode()
     return Plan(place, current, after, (parsed.masked(), edited.masked()), None, notes)
 

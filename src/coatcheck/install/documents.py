@@ -10,6 +10,7 @@ import copy
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any, Final, Self
 
 from coatcheck.errors import InvalidArgument
@@ -238,6 +239,7 @@ class Json(Document):
                 else:
                     todo.append(member.node)
             todo += node.items
+            splices += [(b.start, b.end, HIDDEN) for a, b in pairwise(node.items) if _names_secret(a.value, b.value)]
         return mask(jsonc.spliced(self.text, splices))
 
 
@@ -278,9 +280,22 @@ class Toml(Document):
     def masked(self) -> str:
         splices: list[jsonc.Splice] = []
         for one in tomltext.statements(self.text):
-            if one.value is not None and HOLDERS & set(one.path):
-                splices += [(start, end, HIDDEN) for start, end in tomltext.strings(self.text, *one.value)]
+            if one.value is None:
+                continue
+            spans = list(tomltext.strings(self.text, *one.value))
+            if HOLDERS & set(one.path):
+                splices += [(start, end, HIDDEN) for start, end in spans]
+                continue
+            texts = [self.text[start + 1 : end - 1] for start, end in spans]
+            splices += [(*spans[at], HIDDEN) for at in range(1, len(spans)) if _names_secret(*texts[at - 1 : at + 1])]
         return mask(jsonc.spliced(self.text, splices))
+
+
+def _names_secret(flag: object, value: object) -> bool:
+    """Whether an argument such as `--api-key` says that the next is a secret; on lines of their own, none would see."""
+    if not isinstance(flag, str) or not flag.startswith("-") or not isinstance(value, str) or not value:
+        return False
+    return value not in mask(f'"{flag}", "{value}"')[len(flag) + 2 :]
 
 
 def _without(value: dict[str, Any], section: tuple[str, ...]) -> dict[str, Any]:

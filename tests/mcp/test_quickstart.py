@@ -1,0 +1,49 @@
+"""The newcomer's page does what it says: its commands are typed, and what it shows is what comes out."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "quickstart-mcp.md").read_text()
+
+
+def block(language: str, index: int = 0) -> str:
+    found: list[str] = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return found[index]
+
+
+def test_the_commands_of_the_page_wrap_a_server_as_shown_and_take_it_back(tmp_path: Path) -> None:
+    file = tmp_path / ".cursor" / "mcp.json"
+    file.parent.mkdir()
+    file.write_text(block("json"))
+    scripts = sysconfig.get_path("scripts")
+    env = {**os.environ, "HOME": str(tmp_path), "PATH": os.pathsep.join([scripts, os.environ["PATH"]])}
+
+    def typed(script: str) -> str:
+        done = subprocess.run(["bash", "-euc", script], env=env, capture_output=True, text=True, check=True)
+        return done.stdout.replace(f"{tmp_path}/", "~/").replace(f"{scripts}/", "/home/me/venv/bin/")
+
+    assert typed(block("sh")) == block("diff") * 2
+    assert '"proxy", "--", "uvx", "mcp-server-git"' in file.read_text()
+    typed(block("sh", 1))
+    assert file.read_text() == block("json")
+
+
+@pytest.mark.slow
+def test_what_the_model_sees_before_and_after_is_what_the_page_shows() -> None:
+    example = [sys.executable, "-W", "error", str(ROOT / "examples" / "slimmed_server.py")]
+    done = subprocess.run(example, capture_output=True, text=True, check=True, timeout=120)
+    assert without_marks(done.stdout) == without_marks(block("text"))
+
+
+def without_marks(text: str) -> str:
+    """An answer of our tools ends with a mark that is another in each store."""
+    return re.sub(r"(?<= ~)\d+\.\w+$", "…", text, flags=re.MULTILINE)
