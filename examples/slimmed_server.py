@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from mcp.types import TextContent
 
 from coatcheck.tokens import estimate
 
@@ -33,7 +35,7 @@ def make_repository(folder: Path) -> None:
     subprocess.run(["git", "fast-import", "--quiet"], cwd=folder, input="\n".join(history).encode(), check=True)
 
 
-async def ask(command: list[str], store: Path, *calls: tuple[str, dict[str, object]]) -> tuple[list[str], list[str]]:
+async def ask(command: list[str], store: Path, *calls: tuple[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
     """Start a server as a client does: the names of its tools, and the text that each call puts before the model."""
     environment = {**os.environ, "COATCHECK_STORE": str(store)}
     parameters = StdioServerParameters(command=command[0], args=command[1:], env=environment)
@@ -44,7 +46,7 @@ async def ask(command: list[str], store: Path, *calls: tuple[str, dict[str, obje
             texts = []
             for name, arguments in calls:
                 result = await session.call_tool(name, arguments)
-                texts.append(result.content[0].text)
+                texts.append("".join(block.text for block in result.content[:1] if isinstance(block, TextContent)))
             return tools, texts
 
 
@@ -52,7 +54,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         repository, store = Path(folder, "repository"), Path(folder, "store")
         make_repository(repository)
-        log = ("git_log", {"repo_path": str(repository), "max_count": COMMITS})
+        log: tuple[str, dict[str, Any]] = ("git_log", {"repo_path": str(repository), "max_count": COMMITS})
 
         _, (before,) = asyncio.run(ask(SERVER, store, log))
         print(f"before: about {estimate(before):,} tokens")

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from coatcheck.context.bootstrap import bootstrap
-from coatcheck.context.recall import recall
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +21,8 @@ from coatcheck import Limit, Policy, toolkit
 from coatcheck.cli import main
 from coatcheck.config import DEFAULTS, SETTINGS, Setting, load, unknown
 from coatcheck.context import Budget
+from coatcheck.context._bootstrap import bootstrap
+from coatcheck.context._recall import recall
 from coatcheck.errors import InvalidArgument
 from coatcheck.externalize import configured
 

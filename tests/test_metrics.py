@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coatcheck.context.bootstrap import bootstrap
 from hypothesis import given
 from hypothesis import strategies as st
 
 import coatcheck
 from coatcheck import Policy, Session, Store, config, toolkit
 from coatcheck.context import Budget, HotState, artifact_index
+from coatcheck.context._bootstrap import bootstrap
 from coatcheck.context.metrics import Baseline, Meter, PromptMetrics, calls_of, usage_of
 from coatcheck.context.metrics.baseline import CALLS, FLOORS, session_rises
 from coatcheck.context.metrics.releases import labels_of

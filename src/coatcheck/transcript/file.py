@@ -288,9 +288,11 @@ class Transcript:
 
     def _found_layout(self) -> Layout:
         """What the file is. Where its first lines do not tell, it is asked again when it has grown."""
+        if self._layout.format is not None:
+            return self._layout
         try:
             with self._reading() as (handle, size):
-                if self._layout.format is None and size > 2 * self._looked_at:
+                if size > 2 * self._looked_at:
                     with opened(handle) as file:
                         self._layout, self._looked_at = layout_of(file), size
         except NotFound:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from coatcheck.transcript.formats.format import Call, Format, Message, Result, text
+from coatcheck.transcript.formats.format import Call, Format, Message, Result, text, without_refs
 from coatcheck.transcript.formats.values import Path, at
 
 
@@ -38,6 +39,14 @@ class Mcp(Format):
         if not _is_result(found):
             return ()
         return (Result(_id(message), None, base, (*base, "content"), found.get("isError") is True),)
+
+    def for_model(self, lines: Iterable[object], *, compacted: bool = True) -> list[Message]:
+        sent = super().for_model(lines, compacted=compacted)
+        inner = [one.get("result") for one in sent]
+        return [
+            {**one, "result": without_refs(found)} if isinstance(found, dict) else one
+            for one, found in zip(sent, inner, strict=True)
+        ]
 
 
 def _is_result(value: object) -> bool:
