@@ -19,6 +19,8 @@ from benchmarks.timing import Side, interleaved
 from coatcheck import transcript
 from coatcheck.tokens import estimate
 from coatcheck.transcript import Format
+from coatcheck.transcript.keep import Keeper
+from coatcheck.transcript.splice import slim
 from coatcheck.transcript.strings import binary
 
 _FULL = 1024 * MB
@@ -87,10 +89,19 @@ def _speed(bench: Bench, files: list[Path]) -> Iterator[Row]:
         for copy in copies:
             transcript.externalize(copy, session)
 
-    times = interleaved(Side(lambda: None, parse_and_write), Side(prepare, externalize), bench.rounds(20))
+    def make_slim(given: tuple[coatcheck.Store, list[Path]]) -> None:
+        store, _ = given
+        for lines, known in zip(parts, formats, strict=True):
+            keeper = Keeper(store, session=store.session("bench"))
+            for line in lines:
+                slim(line, known, keeper)
+
+    formats = [transcript.FORMATS[file.parent.name] for file in files]
+    for title, ours, limit in (("lines made slim", make_slim, None), ("externalize in place", externalize, _SPEED)):
+        times = interleaved(Side(lambda: None, parse_and_write), Side(prepare, ours), bench.rounds(20))
+        yield timed_row(f"{title}, {len(files)} files, process, against json.loads and json.dumps", times, limit)
     for store in stores:
         store.close()
-    yield timed_row(f"externalize {len(files)} files, process, against json.loads and json.dumps", times, _SPEED)
 
 
 def _memory(bench: Bench) -> Row:

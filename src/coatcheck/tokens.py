@@ -93,6 +93,15 @@ _CLASS_OF: Final = _table(_ASCII)
 _LETTER_OF: Final = _table(_LETTERS)
 _CONTINUATION: Final = bytes(range(0x80, 0xC0))
 _CLASS_RATES: Final = [(run.encode(), rate) for run, rate in _BY_CLASS.items()] + [(b"\x00", _CONTROL)]
+
+# Two neighbours of different classes are counted as one byte: eight classes, the other ones together, twice three bits.
+_OTHERS: Final = len(_ASCII)
+_NUMBER_OF: Final = bytes("".join(_ASCII).find(chr(code)) % (_OTHERS + 1) for code in range(256))
+_FIRST_OF: Final = bytes(number << 3 for number in _NUMBER_OF)
+_CLASSES: Final = [
+    (bytes([_FIRST_OF[run[0]] | _NUMBER_OF[run[1]]]) if len(run) == 2 and run[0] != run[1] else None, run, rate)
+    for run, rate in _CLASS_RATES
+]
 _LETTER_RATES: Final = [(run.encode(), rate) for run, rate in _BY_LETTER.items()]
 _SCRIPT_RATES: Final = [(run.encode(), rate) for run, rate in _BY_SCRIPT.items()]
 
@@ -132,12 +141,21 @@ def _weigh_bytes(data: bytes) -> float:
     plain = data.isascii()
     dropped = b"" if plain else _CONTINUATION
     classes, letters = data.translate(_CLASS_OF, dropped), data.translate(_LETTER_OF, dropped)
-    tokens = sum(rate * classes.count(run) for run, rate in _CLASS_RATES)
+    pairs = _pairs(classes)
+    tokens = 0.0
+    for pair, run, rate in _CLASSES:
+        tokens += rate * (classes.count(run) if pair is None else pairs.count(pair))
     tokens += sum(rate * letters.count(run) for run, rate in _LETTER_RATES)
     if not plain:
         tokens += sum(rate * classes.count(run) for run, rate in _SCRIPT_RATES)
         tokens += sum(rate * data.count(run) for run, rate in _BY_BYTES.items())
     return tokens
+
+
+def _pairs(classes: bytes) -> bytes:
+    """A byte for each two neighbours. Numbers of this length are added quickly, and no sum of two bytes carries."""
+    first, second = classes.translate(_FIRST_OF)[:-1], classes.translate(_NUMBER_OF)[1:]
+    return (int.from_bytes(first, "big") + int.from_bytes(second, "big")).to_bytes(len(first), "big")
 
 
 def _encoded(text: str) -> bytes:

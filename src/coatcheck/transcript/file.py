@@ -240,7 +240,7 @@ class Transcript:
         raise InvalidArgument("a slice from the end to a number from the start needs all of it", hint="list them first")
 
     def _message_start(self, handle: int, size: int, wanted: int, known: Format) -> tuple[int, int]:
-        """Where the line of the so manieth message from the end begins, and how many of its messages come before."""
+        """Where the line of the n-th message from the end begins, and how many of its messages come before."""
         end = size
         if not wanted:
             return size, 0

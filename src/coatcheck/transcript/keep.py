@@ -50,7 +50,7 @@ _NAMES: Final = 10_000  # calls whose tool is remembered until their result come
 
 
 # A stub is a function of the content, its pointer and the policy; its tokens come with it.
-_made: dict[tuple[str, str, str, Policy], tuple[str, int | None]] = {}
+_made: dict[tuple[str, str, str], tuple[Policy, str, int | None]] = {}
 
 
 def new_session_id() -> str:
@@ -152,14 +152,14 @@ class Keeper:
         self.stored.add(ref.artifact_id)
         if not is_shown:
             return ref, _note(ref)
-        key = (ref.artifact_id, ref.pointer, media_type, self.policy)
+        key = (ref.artifact_id, ref.pointer, media_type)
         made = _made.get(key)
-        if made is None:
+        if made is None or made[0] != self.policy:
             about = facts(sample, media_type, kind, self.policy.preview_chars)
-            made = _made[key] = stub_of(ref.pointer, about, self.policy), about.tokens
+            made = _made[key] = self.policy, stub_of(ref.pointer, about, self.policy), about.tokens
             if len(_made) > _STUBS:
                 _made.pop(next(iter(_made), key), None)
-        stub, tokens = made
+        _, stub, tokens = made
         if isinstance(payload.value, str):  # what an image costs, providers tell: not what its base64 would
             self.tokens_saved += max(0, (tokens or round(_glimpsed(payload.text))) - round(_glimpsed(stub)))
         return ref, stub

@@ -94,12 +94,12 @@ def dumped(value: Any) -> str:
 
 
 def result_writer(known: Format, place: int) -> Write:
-    """Writes a text as the content of the so manieth result of a message."""
+    """Writes a text as the content of the n-th result of a message."""
     return lambda message, text: with_result(known, message, known.results(message)[place], text)
 
 
 def argument_writer(known: Format, place: int) -> Write:
-    """Writes the JSON of an object as the arguments of the so manieth call of a message."""
+    """Writes the JSON of an object as the arguments of the n-th call of a message."""
 
     def write(message: Message, text: str) -> Message:
         found = arguments(message, known.calls(message)[place])
