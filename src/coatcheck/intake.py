@@ -96,7 +96,7 @@ class Intake:
         return self.put_encoded(scope, Encoded(*encode(value), value if isinstance(value, str) else None), about)
 
     def put_encoded(self, scope: Scope, value: Encoded, about: About) -> Ref:
-        """Put a value that the caller has encoded; it trusts what that says of the bytes."""
+        """Put a value that the caller has encoded. Its digest is computed here, always."""
         return self._put_bytes(scope, value, _checked(about))
 
     def add(self, entry: Entry) -> bool:
@@ -104,11 +104,9 @@ class Intake:
         return self._add(replace(entry, content=None), reuse=True)
 
     def _put_bytes(self, scope: Scope, value: Encoded, about: About) -> Ref:
-        codec, data, text, digest, frames = value
+        codec, data, text, frames = value
         self._check_size(len(data))
-        info = scope.info
-        if digest is None:
-            digest = digest_of(data)
+        info, digest = scope.info, digest_of(data)
         near = self._near(info.session_id, digest[:MIN_PREFIX])
         settled = not self._catalog.behind()  # asked after: then what was found is durable too
         if near and settled:

@@ -226,7 +226,7 @@ class Store:
         return self._noted(scope, self._intake.put(scope, value, about))
 
     def put_encoded(self, scope: Scope, value: Encoded, about: About) -> Ref:
-        """Put what the caller has encoded, and perhaps hashed, already."""
+        """Put what the caller has encoded already."""
         return self._noted(scope, self._intake.put_encoded(scope, value, about))
 
     def _noted(self, scope: Scope, ref: Ref) -> Ref:

@@ -20,14 +20,13 @@ MAX_DEPTH = 200
 
 
 class Encoded(NamedTuple):
-    """A value that was encoded already, with what else is known of its bytes: a put need not find it out again.
+    """A value that was encoded already: a put need not do it again.
 
-    `text` is the value where that is text. `digest` and `frames` are theirs, where somebody has them."""
+    `text` is the value where that is text; `frames` are those of the bytes, where somebody has made them."""
 
     codec: Codec
     data: bytes
     text: str | None = None
-    digest: str | None = None
     frames: bytes | None = None
 
 

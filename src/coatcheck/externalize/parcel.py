@@ -1,24 +1,18 @@
-"""A result on its way into the store: what is asked of it more than once is found out once.
-
-A large one is hashed in a thread of its own while its frames and its preview are made.
-"""
+"""A result on its way into the store: what is asked of it more than once is found out once."""
 
 from __future__ import annotations
 
 import json
-import threading
 from functools import cached_property
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from coatcheck.errors import InvalidArgument
-from coatcheck.ids import digest_of
 from coatcheck.previews import EDGE, Sample
 from coatcheck.storage.frames import frames_of, line_counts
 from coatcheck.tokens import roughly
 from coatcheck.values import Encoded, encode, encode_text
 
 _FRAMED: Final = 128 * 1024  # bytes from which on a store wants frames
-_HASHED_APART: Final = 512 * 1024
 
 
 class Parcel:
@@ -44,7 +38,20 @@ class Parcel:
 
     @cached_property
     def encoded(self) -> Encoded:
-        """The value as it is stored: exactly, as the nearest that JSON has, or as its text."""
+        """The value as it is stored: exactly, as the nearest that JSON has, or as its text. A large one has its frames,
+        which tell how many lines there are."""
+        found = self._encoded()
+        return found._replace(frames=frames_of(found.data)) if len(found.data) > _FRAMED else found
+
+    @cached_property
+    def sample(self) -> Sample:
+        """The two ends of what is stored."""
+        data, frames = self.encoded.data, self.encoded.frames
+        feeds = data.count(b"\n") if frames is None else sum(line_counts(frames))
+        lines = feeds + (not data.endswith(b"\n") if data else 0)
+        return Sample(data[:EDGE], data[max(EDGE, len(data) - EDGE) :], len(data), lines)
+
+    def _encoded(self) -> Encoded:
         value = self.value
         if isinstance(value, str):
             return Encoded("text", self.written, value)
@@ -66,44 +73,6 @@ class Parcel:
     def is_its_text(self) -> bool:
         """Whether the bytes that are stored are those of the text."""
         return self.encoded.data is self.written or self.encoded.data == self.written
-
-
-class Packing:
-    """The bytes of a parcel: their ends at once, their digest when it is asked for."""
-
-    def __init__(self, encoded: Encoded) -> None:
-        self._encoded = encoded
-        self._digest: str | None = None
-        data = encoded.data
-        self._thread = _started(self._hash) if len(data) >= _HASHED_APART else None
-        frames = frames_of(data) if len(data) > _FRAMED else None
-        self._frames = frames
-        self.sample = ends_of(data, None if frames is None else sum(line_counts(frames)))
-
-    def packed(self) -> Encoded:
-        """The value with all that is known of its bytes."""
-        if self._thread is not None:
-            self._thread.join()
-        return self._encoded._replace(digest=self._digest, frames=self._frames)
-
-    def _hash(self) -> None:
-        self._digest = digest_of(self._encoded.data)
-
-
-def ends_of(data: bytes, feeds: int | None = None) -> Sample:
-    """The two ends of some bytes, which have so many line feeds."""
-    feeds = data.count(b"\n") if feeds is None else feeds
-    lines = feeds + (not data.endswith(b"\n") if data else 0)
-    return Sample(data[:EDGE], data[max(EDGE, len(data) - EDGE) :], len(data), lines)
-
-
-def _started(target: Any) -> threading.Thread | None:
-    thread = threading.Thread(target=target)
-    try:
-        thread.start()
-    except RuntimeError:  # no more threads to be had: the put hashes
-        return None
-    return thread
 
 
 def _refuse(constant: str) -> NoReturn:

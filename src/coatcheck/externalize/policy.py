@@ -33,7 +33,7 @@ Shrink = Callable[[Any], Any]
 @dataclass(frozen=True, kw_only=True)
 class Limit:
     """How large a value may be to stay in the context. Where several are named, the first one exceeded counts; where
-    none is, 3,000 tokens do."""
+    none is, 3,000 tokens do. An image has the tokens that providers bill for its pixels, unless its file is large."""
 
     max_tokens: int | None = None
     max_chars: int | None = None

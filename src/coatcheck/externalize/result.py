@@ -11,7 +11,7 @@ from coatcheck.errors import StoreError, UnsupportedValue
 from coatcheck.externalize.failures import FAILURES, head_and_tail, nothing_shown, reason
 from coatcheck.externalize.marks import is_ours
 from coatcheck.externalize.outcome import Outcome
-from coatcheck.externalize.parcel import Packing, Parcel
+from coatcheck.externalize.parcel import Parcel
 from coatcheck.externalize.plain import as_text, described
 from coatcheck.externalize.policy import Limit, Policy
 from coatcheck.externalize.stub import LEAD, SHORTENED, Facts, facts, is_stub, media_type_of, stub_of, words_of
@@ -84,13 +84,12 @@ class Result:
             if self._policy.redact == "store":
                 value = _redacted(parcel.value)
                 parcel = Parcel(value, as_text(value))
-            packing = Packing(parcel.encoded)
-            media_type, kind = described(parcel.encoded, packing.sample, claimed)
+            media_type, kind = described(parcel.encoded, parcel.sample, claimed)
             about = facts(
-                packing.sample, media_type, kind, self._policy.preview_chars,
+                parcel.sample, media_type, kind, self._policy.preview_chars,
                 tokens=parcel.tokens if parcel.is_its_text else None,
             )  # fmt: skip
-            ref = self._store.put_encoded(self._scope, packing.packed(), self._about(media_type, kind))
+            ref = self._store.put_encoded(self._scope, parcel.encoded, self._about(media_type, kind))
         except Exception as error:  # noqa: BLE001 - a third party's backend raises what it likes; the agent goes on
             return self._failed(parcel.value, parcel.text, error)
         if shown is not None:

@@ -10,6 +10,7 @@ import heapq
 import json
 import re
 from collections.abc import Iterable, Sequence, Sized
+from itertools import chain
 from operator import itemgetter
 from typing import Final, cast
 
@@ -22,6 +23,7 @@ _TELLING: Final = frozenset({"type", "kind", "role", "level", "status", "state",
 _SCALARS: Final = frozenset({str, int, float, bool, type(None), CutText})
 _CUT: Final = frozenset({CutDict, CutList})
 _FEW: Final = 4
+_MANY: Final = 16
 _SHORT: Final = 40
 _DEEPEST: Final = 6
 
@@ -121,11 +123,10 @@ def type_of(kind: type) -> str:
     return _TYPES.get(kind, "null")
 
 
-def extent(values: Iterable[object]) -> str:
-    """How many members the containers have: `3`, `0-12`, `≥31` where one of them goes on beyond what was seen."""
-    held = [each for each in values if isinstance(each, (dict, list))]
-    sizes = set(map(len, held))
-    cut = not _CUT.isdisjoint(map(type, held))
+def extent(containers: Sequence[object]) -> str:
+    """How many members containers have: `3`, `0-12`, `≥31` where one of them goes on beyond what was seen."""
+    sizes = set(map(len, cast("Sequence[Sized]", containers)))
+    cut = not _CUT.isdisjoint(map(type, containers))
     low, high = min(sizes), max(sizes)
     return f"{'≥' if cut else ''}{high}" if low == high or cut else f"{low}-{high}"
 
@@ -148,13 +149,13 @@ def keys_of(objects: Iterable[object]) -> dict[str, list[object]]:
     return found
 
 
-def elements_of(arrays: Iterable[object]) -> list[object]:
+def elements_of(arrays: Sequence[object]) -> list[object]:
     """The members of arrays, without the one that was cut off in the middle where there are others."""
+    if set(map(type, arrays)) == {list}:
+        return list(chain.from_iterable(cast("Iterable[list[object]]", arrays)))
     found: list[object] = []
     for each in arrays:
-        if type(each) is list:
-            found += each
-        elif isinstance(each, list):
+        if isinstance(each, list):
             found += each[:-1] if len(each) > 1 and isinstance(each[-1], (CutDict, CutList, CutText)) else each
     return found
 
@@ -281,8 +282,12 @@ def _few(place: Place) -> str:
     if not place.is_scalar:
         return ""
     distinct: dict[str, None] = {}
-    of_one = len(set(map(type, place.values))) == 1  # 1, 1.0 and true are equal, but not the same
-    for value in dict.fromkeys(place.values) if of_one else place.values:
+    values: Iterable[object] = place.values
+    if len(set(map(type, place.values))) == 1:  # else 1, 1.0 and true would be one
+        values = known = dict.fromkeys(place.values)
+        if len(known) > _MANY and not place.is_telling:  # even where some of them look the same
+            return ""
+    for value in values:
         if isinstance(value, str) and len(value) > _SHORT:
             return ""
         distinct[_scalar(value)] = None

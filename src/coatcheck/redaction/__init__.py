@@ -22,6 +22,7 @@ CONTEXT: Final = 4_096
 """Characters on either side of a passage that show a secret which the passage would cut."""
 
 _ROUNDS: Final = 8
+_LONG: Final = 1_000  # characters from which on it is worth asking first
 _LOWER: Final = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 
 
@@ -79,7 +80,7 @@ def _with_masked_keys(value: dict[Any, Any]) -> dict[Any, Any]:
 
 def spans(text: str) -> list[Span]:
     """The secrets of a text in order, none overlapping another."""
-    if not is_suspect(text):
+    if len(text) > _LONG and not is_suspect(text):
         return []
     low = text.lower()
     if len(low) != len(text):  # a few letters become two

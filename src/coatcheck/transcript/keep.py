@@ -13,7 +13,7 @@ from typing import Any, Final
 from coatcheck.errors import InvalidArgument, StoreError
 from coatcheck.externalize import configured
 from coatcheck.externalize.marks import is_ours
-from coatcheck.externalize.parcel import Parcel, ends_of
+from coatcheck.externalize.parcel import Parcel
 from coatcheck.externalize.plain import described
 from coatcheck.externalize.policy import CLEARLY, Limit, Policy
 from coatcheck.externalize.stub import facts, is_stub, stub_of
@@ -144,9 +144,9 @@ class Keeper:
     def put(self, known: Format, payload: Payload) -> tuple[Ref, str]:
         is_shown = known.is_shown(payload.path)
         value = _value(payload)
-        encoded = Parcel(value, payload.text).encoded
-        sample = ends_of(encoded.data) if is_shown or not isinstance(value, str) else _NO_SAMPLE
-        media_type, kind = described(encoded, sample, JSON if payload.is_json else None)
+        parcel = Parcel(value, payload.text)
+        sample = parcel.sample if is_shown or not isinstance(value, str) else _NO_SAMPLE
+        media_type, kind = described(parcel.encoded, sample, JSON if payload.is_json else None)
         tool, call_id = self._about(known, payload)
         ref = self._put(value, is_shown, tool=tool, call_id=call_id, media_type=media_type, kind=kind)
         self.stored.add(ref.artifact_id)
