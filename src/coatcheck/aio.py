@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar
 
 import coatcheck
 from coatcheck._toolkit import Style, Tool
+from coatcheck.copying import CopyReport
 from coatcheck.descriptions import Description
 from coatcheck.executor import Handle, ToolCall, ToolExecutor, ToolOutcome
 from coatcheck.executor.run import WORKERS
@@ -33,6 +34,7 @@ from coatcheck.store import Store
 from coatcheck.transcript import Format, Line, Problem, Transcript
 from coatcheck.transcript.file import Mode
 from coatcheck.transcript.formats import Message
+from coatcheck.upkeep import Progress
 
 _BATCH = 16
 P = ParamSpec("P")
@@ -246,6 +248,15 @@ class AsyncStore:
     async def sessions(self) -> list[SessionInfo]:
         """Every session that the store knows, expired ones included until they are collected."""
         return await asyncio.to_thread(lambda: list(self._wrapped.sessions()))
+
+    async def tenant(self, name: str, *, quota_bytes: int | None = None) -> AsyncStore:
+        """The store of a tenant, closed with this one."""
+        return AsyncStore(await asyncio.to_thread(self._wrapped.tenant, name, quota_bytes=quota_bytes))
+
+    async def copy_to(self, other: AsyncStore | Store, *, progress: Progress | None = None) -> CopyReport:
+        """Bring every session and ref over to another store."""
+        target = other._wrapped if isinstance(other, AsyncStore) else other
+        return await asyncio.to_thread(self._wrapped.copy_to, target, progress=progress)
 
     session = _hop(Store.session, AsyncSession)
     collect = _hop(Store.collect, _same)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import GenericAlias
 from typing import Any, Final, Literal
 
@@ -54,6 +55,8 @@ def description_of(
 
 def description_of_object(name: str, tool: object) -> Description:
     """The description of a tool that checks its own arguments: as it describes itself, else any arguments at all."""
+    if isinstance(tool, Description):
+        return tool if tool.name == name else replace(tool, name=name)
     schema: object = getattr(tool, "parameters", None)
     said: object = getattr(tool, "description", None)
     return Description(
