@@ -150,6 +150,8 @@ def _work(what: str, url: str, s3: str, database: str, each: str) -> None:
 
 
 def _scale(bench: Bench, servers: Fleet) -> Iterator[Row]:
+    import psycopg
+
     large = _QUICK if bench.quick else _LARGE
     stores = []
     for count in (_SMALL, large):
@@ -169,8 +171,21 @@ def _scale(bench: Bench, servers: Fleet) -> Iterator[Row]:
     for verb, rounds, side in cases:
         times = interleaved(side(few, _SMALL), side(many, large), bench.rounds(rounds))
         yield timed_row(f"fleet: {verb}, among {large:,}", times, 2.0)
+    with psycopg.connect(servers.database.url) as db:
+        row = db.execute(
+            "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = %s AND c.relname IN ('blob', 'ref')",
+            (fleet_place(stores[1]),),
+        ).fetchone()
+    assert row is not None
+    yield Row(f"fleet: bytes of the database for each of {large:,}", None, float(row[0]) / large, None, "count")
     for store in stores:
         store.close()
+
+
+def fleet_place(store: coatcheck.Store) -> str:
+    """The schema of a fleet's store."""
+    return str(store.settings["store.url"]).partition("schema=")[2].partition("&")[0]
 
 
 def _fill(database: str, schema: str, store: coatcheck.Store, count: int) -> None:
