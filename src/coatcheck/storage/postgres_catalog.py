@@ -41,8 +41,10 @@ _BLOB: Final = "b.digest, b.size, b.coding, b.place, b.frames, b.used_at"
 _REF: Final = """r.seq, r.digest, r.size, r.name, r.codec, r.media_type, r.kind, r.tool, r.call_id, r.producer,
     r.parents, r.summary, r.created_at, r.expires_at, r.pinned, r.granted_by, r.request, r.gone"""
 _WHOSE: Final = OF_SESSION
-_JOINED: Final = """FROM session s JOIN ref r ON r.session_key = s.session_key
+_JOINED: Final = """FROM ref r JOIN session s ON s.session_key = r.session_key
     LEFT JOIN blob b ON b.tenant = r.tenant AND b.digest = r.digest"""
+# Asked apart: then the planner knows one session, and walks its refs in their order.
+_IN_SESSION: Final = f"r.session_key = (SELECT session_key FROM session s WHERE {OF_SESSION})"
 _DEAD: Final = "NOT r.pinned AND r.gone IS NULL AND (s.used_at + s.ttl <= %(at)s OR r.expires_at <= %(at)s)"
 _USED: Final = """(SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
     WHERE ref.session_key = session.session_key AND ref.gone IS NULL) held)"""
@@ -132,7 +134,7 @@ class PostgresCatalog(PostgresRecords):
             where, values["before"] = " AND r.seq < %(before)s", before
         rows = self._ask(
             f"SELECT {_REF}, {_SESSION}, b.coding, b.place, b.frames, {'b.data' if content else 'NULL'} {_JOINED}"
-            f" WHERE {_WHOSE}{where} ORDER BY r.seq DESC {bound}",
+            f" WHERE {_IN_SESSION}{where} ORDER BY r.seq DESC {bound}",
             **values,
         )
         entries = [_entry_of(row) for row in rows]
