@@ -1,4 +1,4 @@
-"""Blobs in any S3-compatible object store: `<prefix>blobs/<2 hex>/<sha256>/<place>`, through obstore.
+"""Blobs in any S3-compatible object store: `<prefix>blobs/<sha256>-<place>`, through obstore.
 
 A place is drawn for one copy and never used again, so a retried put of which the answer was lost can only meet itself,
 and who removes a copy cannot meet who writes the same digest anew. While a copy is being published its place is leased:
@@ -199,7 +199,7 @@ class S3Blobs:
         batches = self._asked(lambda: iter(obstore.list(self._bucket, f"{self._prefix}blobs")), "listing blobs")
         while (batch := self._asked(lambda: next(batches, None), "listing blobs")) is not None:
             for meta in batch:
-                digest, _, name = str(meta["path"]).rpartition("blobs/")[2].partition("/")[2].partition("/")
+                digest, _, name = str(meta["path"]).rpartition("/")[2].partition("-")
                 place = _PLACE.fullmatch(name)
                 if place and _DIGEST.fullmatch(digest):
                     yield Blob(digest, 0, _CODINGS[place[1]], name)
@@ -222,7 +222,7 @@ class S3Blobs:
         return 0  # what is staged lies in a file without a name; parts of an upload that broke off are the bucket's
 
     def uri(self, blob: Blob) -> str:
-        return f"{self._uri}/blobs/{blob.digest[:2]}/{blob.digest}/{blob.place}"
+        return f"{self._uri}/blobs/{blob.digest}-{blob.place}"
 
     def close(self) -> None:
         self._closed = True
@@ -235,7 +235,7 @@ class S3Blobs:
             raise StoreUnavailable(
                 "the catalog names a blob by something that is no digest", hint="run 'coatcheck verify'"
             )
-        return f"{self._prefix}blobs/{blob.digest[:2]}/{blob.digest}/{blob.place}"
+        return f"{self._prefix}blobs/{blob.digest}-{blob.place}"
 
     def _check_open(self) -> None:
         if self._closed:
