@@ -41,7 +41,7 @@ def small(bench: Bench) -> Iterator[Row]:
         executor = ToolExecutor(session, [text])
         ways: tuple[tuple[str, Callable[[], object], Callable[[], object], float | None], ...] = (
             ("100 bytes of text", text, lambda: session.externalize(text(), tool="text"), _OVER),
-            ("100 bytes of JSON", record, lambda: session.externalize(record(), tool="record"), None),
+            ("100 bytes of JSON", record, lambda: session.externalize(record(), tool="record"), _OVER),
             ("100 bytes, @session.offload", text, offloaded, _OVER),
             ("100 bytes, ToolExecutor", text, lambda: executor.run(ToolCall("c", "text", {})), None),
         )
