@@ -127,6 +127,7 @@ def test_the_lock_of_the_peers_holds_hashes_and_no_address() -> None:
 
 
 def test_no_artifact_is_lost_or_doubled_among_threads(tmp_path: Path) -> None:
-    rate, lost, doubled = offload.crowd(Bench(tmp_path, quick=True))
-    assert rate.ours > 0
+    power, process, lost, doubled = offload.crowd(Bench(tmp_path, quick=True))
+    assert power.ours > 0
+    assert process.ours > 0
     assert (lost.ours, doubled.ours) == (0, 0)

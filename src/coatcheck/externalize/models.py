@@ -7,7 +7,6 @@ None of those packages is imported: a pydantic model is known by how it behaves.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import Any, Final
 
 _RESULT: Final = frozenset({"content", "structuredContent", "isError", "_meta", "resultType"})
@@ -23,13 +22,14 @@ def as_block(value: object) -> dict[str, Any] | None:
 def as_result(value: object) -> dict[str, Any] | None:
     """The result of a tool call as MCP has it: content, structured content, whether it is an error. None for anything
     else."""
-    if isinstance(value, Mapping):
-        found = value if isinstance(value, dict) else None
+    found: dict[str, Any] | None
+    if isinstance(value, dict):
+        found = value
     else:
         found = _wire(value) if isinstance(getattr(value, "content", None), list) else None
     if found is None or not isinstance(found.get("content"), list) or not found.keys() <= _RESULT:
         return None
-    return found if len(found) > 1 or found["content"] else None
+    return found
 
 
 def like(original: object, changed: dict[str, Any]) -> object:

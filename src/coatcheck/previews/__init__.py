@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from coatcheck import media
-from coatcheck.redaction import MARK, mask
+from coatcheck.redaction import MARK, is_suspect, mask
 
 from . import binaries, logs, outlines, records, tables
 from .sample import EDGE, Preview, Sample, Text, decode, is_clean, looks_binary
@@ -52,7 +52,9 @@ def preview(content: Sample, *, media_type: str, limit: int = 200) -> Preview:
 
 def _masked(text: Text) -> tuple[Text, int]:
     """The text without secrets, and how many there were. What a cut may have left of one goes too."""
-    head, tail = mask(text.head), mask(text.tail)
+    head, tail = text.head, text.tail
+    if is_suspect(f"{head}\n{tail}"):
+        head, tail = mask(head), mask(tail)
     secrets = max(0, head.count(MARK) + tail.count(MARK) - text.head.count(MARK) - text.tail.count(MARK))
     if not text.is_whole:
         head, tail = head.removesuffix(_last_run(head)), tail.removeprefix(_last_run(tail[:256][::-1])[::-1])

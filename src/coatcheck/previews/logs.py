@@ -27,7 +27,7 @@ _ANY_LEVEL: Final = (
 )
 _LEVEL: Final = re.compile(_ANY_LEVEL)
 _LEVEL_OF_LINE: Final = re.compile(rf"({_ANY_LEVEL})[^\n]*+")
-_LOGS: Final = Hint(r"\d\d:\d\d|TRACE|DEBUG|INFO|NOTICE|WARN|ERROR|FATAL|CRITICAL|PANIC|\[[a-z]+\]|level=")
+_WORDS: Final = ("INFO", "ERROR", "WARN", "DEBUG", "TRACE", "NOTICE", "FATAL", "CRITICAL", "PANIC", "level=", "[")
 _FAILS: Final = Hint(
     r"(?m)^[ \t]{0,8}(?:--- FAIL: |FAILED[ :]|FAIL: |ERROR[ :]|E {3}|error(?:\[|: )|fatal: |panic: |Traceback \("
     r"|[A-Z][\w\x80-\xff]*(?:Error|Exception): |npm ERR! |✖ |✗ |not ok |##\[error\]"
@@ -50,12 +50,16 @@ _ROOMY: Final = 160
 
 def looks_like(text: Text) -> bool:
     """Whether half of the first lines begin with a time or name a level near their beginning."""
-    head = text.head[:16_384]
-    if not _LOGS(head):
+    lines = [each for each in uncolour(text.head[:16_384]).split("\n", _PEEK)[:_PEEK] if each.strip()]
+    if not may_be("\n".join(lines)):
         return False
-    lines = [each for each in uncolour(head).split("\n", _PEEK)[:_PEEK] if each.strip()]
     hits = sum(bool(_STAMP.search(each, 0, 48) or _LEVEL.search(each, 0, 60)) for each in lines)
     return len(lines) >= 3 and hits * 2 >= len(lines)
+
+
+def may_be(lines: str) -> bool:
+    """False where no line names a level or a time: quicker than looking."""
+    return ":" in lines or any(word in lines for word in _WORDS)
 
 
 def log(text: Text, limit: int) -> Preview:

@@ -16,7 +16,7 @@ from .span import MARK, Span
 from .suspects import is_suspect
 from .tokens import HINT, tokens
 
-__all__ = ["CONTEXT", "MARK", "Span", "mask", "mask_value", "spans"]
+__all__ = ["CONTEXT", "MARK", "Span", "is_suspect", "mask", "mask_value", "spans"]
 
 CONTEXT: Final = 4_096
 """Characters on either side of a passage that show a secret which the passage would cut."""
