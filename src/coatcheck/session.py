@@ -139,8 +139,8 @@ class Session:
         """What a model gets of a tool's result: the value itself where the policy finds it small, else a stub.
 
         Mixed content is judged block by block, images by their pixels: lists of text, image and document blocks, dicts
-                or objects of an SDK, and MCP's results. A `Ref` or a binary stream counts as the value that it stands for. A
-                store that fails costs no agent its run: the outcome then is a bounded head and tail that says so."""
+        or objects of an SDK, and MCP's results. A `Ref` or a binary stream counts as the value that it stands for. A
+        store that fails costs no agent its run: the outcome then is a bounded head and tail that says so."""
         from coatcheck.externalize import externalize
 
         return externalize(self._store, self._scope, value, tool=tool, call_id=call_id, policy=policy)
