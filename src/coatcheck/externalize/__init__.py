@@ -12,6 +12,7 @@ from coatcheck.config import Settings
 from coatcheck.externalize.failures import FAILURES
 from coatcheck.externalize.mixed import Mixed
 from coatcheck.externalize.outcome import Outcome
+from coatcheck.externalize.plain import as_text
 from coatcheck.externalize.policy import Limit, Policy
 from coatcheck.scope import Scope
 from coatcheck.store import Store
@@ -24,8 +25,14 @@ def externalize(
 ) -> Outcome:
     """The outcome for a tool's result. Raises nothing where the store fails."""
     policy = policy or configured(store.settings)
-    if type(value) is str and len(value) <= policy.safe_chars and (not policy.tools or tool not in policy.tools):
-        return Outcome(value, value)
+    if policy.safe_chars and (not policy.tools or tool not in policy.tools):  # the quick way, which most results go
+        if type(value) is str and len(value) <= policy.safe_chars:
+            return Outcome(value, value)
+        if type(value) is dict and "type" not in value and "content" not in value:
+            text = as_text(value)
+            if len(text) <= policy.safe_chars:
+                return Outcome(text, value)
+            return Mixed(store, scope, policy, _label(tool), _label(call_id)).judged(value, text)
     return Mixed(store, scope, policy, _label(tool), _label(call_id)).outcome(value)
 
 

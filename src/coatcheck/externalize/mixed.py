@@ -48,12 +48,12 @@ class Mixed(Result):
         if listed is None:
             if not all((block := as_block(one)) is not None and blocks.is_block(block) for one in inner):
                 return None
-            listed = self._judged(inner, as_text(inner))
+            listed = self.judged(inner, as_text(inner))
             if listed.content is not inner:
                 listed = replace(listed, content=[{"type": "text", "text": listed.text}])
         parts, changed = [listed], {**result, "content": listed.content}
         if structured is not None:
-            told = self._judged(structured, as_text(structured))
+            told = self.judged(structured, as_text(structured))
             if told.content is not structured:
                 changed["structuredContent"] = json.loads(told.text) if told.is_stub else {"text": told.text}
                 parts.append(told)

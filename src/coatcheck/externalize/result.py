@@ -56,9 +56,10 @@ class Result:
         return self._value(value)
 
     def _value(self, value: object) -> Outcome:
-        return self._judged(value, as_text(value))
+        return self.judged(value, as_text(value))
 
-    def _judged(self, value: object, text: str) -> Outcome:
+    def judged(self, value: object, text: str) -> Outcome:
+        """The outcome of a value whose text this is."""
         parcel = Parcel(value, text)
         return self._put(parcel) if self._leaves(text, parcel.roughly) else Outcome(text, value)
 
