@@ -15,6 +15,7 @@ import coatcheck
 from coatcheck import Session
 from coatcheck.context import bootstrap
 from coatcheck.errors import InvalidArgument
+from tests.backends import Backend
 
 LINE = re.compile(r"^ArtifactRef: (art:[0-9a-f]{12,64}) \(type=(\w+), sha256=([0-9a-f]{64}), bytes=(\d+)\)$", re.M)
 LEFT_OUT = re.compile(
@@ -23,8 +24,8 @@ LEFT_OUT = re.compile(
 
 
 @pytest.fixture
-def session() -> Session:
-    return coatcheck.open("memory:").session("s")
+def session(backend: Backend) -> Session:
+    return backend.open().session("s")
 
 
 def rules(count: int, what: str = "rule") -> str:

@@ -17,6 +17,7 @@ from benchmarks.provider_rules import refused
 from coatcheck import Policy, Session, Store, toolkit
 from coatcheck.context import Budget, HotState, Prompt, PromptBuilder, artifact_index
 from coatcheck.errors import BudgetExceeded, InvalidArgument, StoreUnavailable
+from tests.backends import Backend
 from tests.context.test_budget import BROKEN
 
 Message = dict[str, Any]
@@ -26,8 +27,8 @@ providers = pytest.mark.parametrize("provider", PROVIDERS)
 
 
 @pytest.fixture
-def session() -> Session:
-    return coatcheck.open("memory:").session("s")
+def session(backend: Backend) -> Session:
+    return backend.open().session("s")
 
 
 def turn(provider: str, number: int, content: str) -> list[Message]:

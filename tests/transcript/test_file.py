@@ -29,8 +29,8 @@ LARGE = samples.LARGE
 
 
 @pytest.fixture
-def session(folder: Backend) -> Session:
-    return folder.open().session("agent")
+def session(backend: Backend) -> Session:
+    return backend.open().session("agent")
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 import coatcheck
 from coatcheck import Policy, Session, Store, transcript
 from coatcheck.errors import InvalidArgument, StoreUnavailable
+from tests.backends import Backend
 from tests.transcript.samples import LARGE, SAMPLES, as_lines
 
 ODD = [
@@ -34,9 +34,8 @@ ODD = [
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Store]:
-    with coatcheck.open(tmp_path / "store", durability="process") as store:
-        yield store
+def disk(backend: Backend) -> Store:
+    return backend.open()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from coatcheck.tokens import estimate
 from coatcheck.transcript import FORMATS, Pruned, Transcript, prune, unpaired
 from coatcheck.transcript.turns import pair, side, turns
 from coatcheck.transcript.weight import IMAGE, weigh
+from tests.backends import Backend
 from tests.transcript.conversations import FORMATS as WRITTEN
 from tests.transcript.conversations import Turn, conversations, written
 
@@ -38,8 +39,8 @@ def chat(count: int, *, result: str = BIG, said: str = "go on") -> list[dict[str
 
 
 @pytest.fixture
-def session() -> coatcheck.Session:
-    return coatcheck.open("memory:").session("agent")
+def session(backend: Backend) -> coatcheck.Session:
+    return backend.open().session("agent")
 
 
 def replaced_by(pruned: Pruned, what: str) -> list[int]:

@@ -13,14 +13,14 @@ import coatcheck
 from coatcheck import Policy, Session
 from coatcheck.errors import InvalidArgument
 from coatcheck.transcript import Transcript, check_summary, safeguard
-from tests.backends import Clock
+from tests.backends import Backend, Clock
 
 LARGE = "a line of a log that tells little\n" * 900
 
 
 @pytest.fixture
-def session() -> Session:
-    return coatcheck.open("memory:").session("agent")
+def session(backend: Backend) -> Session:
+    return backend.open().session("agent")
 
 
 def used(pointer: str, call_id: str = "c") -> dict[str, Any]:

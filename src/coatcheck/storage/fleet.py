@@ -137,5 +137,6 @@ def open_fleet(
         leases=DatabaseLeases(connections),
         prefix=place.prefix + own,
         sweep_after=place.sweep_after,
+        patience=patience,
     )
     return blobs, PostgresCatalog(connections), PostgresPassages(connections)

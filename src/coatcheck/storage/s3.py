@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import re
 import secrets
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 PART: Final = 8 << 20  # an object up to this size is one request; larger ones are parts of it
+_SHORTEST, _LONGEST = 0.05, 2.0  # seconds between attempts
 _SPOOLED: Final = 4 << 20  # bytes of a stage that are held in memory before a file takes them
 _WINDOW: Final = 64  # frames that one request brings at most
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -60,12 +63,15 @@ class Leases(Protocol):
 class S3Blobs:
     """Blobs below one prefix of a bucket."""
 
-    def __init__(self, bucket: S3Store, *, uri: str, leases: Leases, prefix: str = "", sweep_after: float) -> None:
+    def __init__(
+        self, bucket: S3Store, *, uri: str, leases: Leases, prefix: str, sweep_after: float, patience: float
+    ) -> None:
         self._bucket = bucket
         self._uri = uri.rstrip("/")
         self._prefix = prefix
         self._leases = leases
         self._sweep_after = sweep_after
+        self._patience = patience
         self._cache = FrameCache()
         self._tables: dict[str, seekable.Table] = {}
         self._closed = False
@@ -107,12 +113,18 @@ class S3Blobs:
 
     def upload(self, blob: Blob, source: bytes | IO[bytes]) -> None:
         size = len(source) if isinstance(source, bytes) else source.seek(0, 2)
+        path = self._path(blob)
+
+        def upload() -> None:
+            if not isinstance(source, bytes):
+                source.seek(0)
+            obstore.put(self._bucket, path, source, chunk_size=PART)
+
+        if size > PART:  # a create of many parts does not exist; nobody else has this place
+            self._asked(upload, "storing a blob")
+            return
         if not isinstance(source, bytes):
             source.seek(0)
-        path = self._path(blob)
-        if size > PART:  # a create of many parts does not exist; nobody else has this place
-            self._asked(lambda: obstore.put(self._bucket, path, source, chunk_size=PART), "storing a blob")
-            return
         data = source if isinstance(source, bytes) else source.read()
         try:
             self._asked(lambda: obstore.put(self._bucket, path, data, mode="create"), "storing a blob")
@@ -242,25 +254,32 @@ class S3Blobs:
             raise StoreClosed("the store is closed")
 
     def _asked(self, call: Callable[[], _T], doing: str) -> _T:
-        """What the object store answers. It has tried again itself, with backoff and jitter, before it fails."""
+        """What the object store answers. The client tries requests again by itself, but not a body that breaks off, or
+        what a server says that is just coming up: that is done here, within the same time."""
         if os.getpid() != self._owner:
             raise StoreUnavailable(
                 "the object store's client does not survive a fork",
                 hint="start processes with 'spawn', or open the store in the child alone",
             )
-        try:
-            return call()
-        except FileNotFoundError as error:
-            raise NotFound("the object of a blob is gone", hint="put the same content again") from error
-        except AlreadyExistsError as error:
-            raise _Exists from error
-        except (BaseError, OSError) as error:
-            # The text of the error holds addresses and headers: only its kind is told.
-            raise StoreUnavailable(
-                f"the object store failed while {doing}: {type(error).__name__}",
-                hint="check bucket, endpoint and credentials" if isinstance(error, _FINAL) else "try again",
-                may_retry=not isinstance(error, _FINAL),
-            ) from None
+        until, pause = time.monotonic() + self._patience, _SHORTEST
+        while True:
+            try:
+                return call()
+            except FileNotFoundError as error:
+                raise NotFound("the object of a blob is gone", hint="put the same content again") from error
+            except AlreadyExistsError as error:
+                raise _Exists from error
+            except (BaseError, OSError) as error:
+                again = not isinstance(error, _FINAL)
+                if not again or time.monotonic() + pause > until:
+                    # The text of the error holds addresses and headers: only its kind is told.
+                    raise StoreUnavailable(
+                        f"the object store failed while {doing}: {type(error).__name__}",
+                        hint="try again" if again else "check bucket, endpoint and credentials",
+                        may_retry=again,
+                    ) from None
+            time.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(pause * 2, _LONGEST)
 
 
 class _Exists(Exception):
