@@ -410,7 +410,7 @@ def test_an_index_that_fails_costs_recall_and_not_the_prompt(session: Session, m
     def broken(*args: Any) -> Any:
         raise StoreUnavailable("the search index failed: disk I/O error")
 
-    monkeypatch.setattr(session.store._passages, "_run", broken)
+    monkeypatch.setattr(session.store._passages, "followed", broken)
     prompt = PromptBuilder(session, provider="openai").build([user("login?")], hot_state=HotState(session_id="s"))
     assert prompt.recalled is None
     assert prompt.changes == ("nothing is recalled: the search index failed: disk I/O error",)

@@ -333,7 +333,7 @@ def test_threads_append_whole_lines(session: Session, path: Path) -> None:
         assert [one for one in found if one.startswith(f"{n} ")] == [f"{n} {i}" for i in range(40)]
 
 
-def test_processes_append_whole_lines(session: Session, path: Path, folder: Backend) -> None:
+def test_processes_append_whole_lines(path: Path, folder: Backend) -> None:
     code = (
         "import sys, coatcheck\n"
         "from coatcheck.transcript import Transcript\n"
@@ -345,7 +345,7 @@ def test_processes_append_whole_lines(session: Session, path: Path, folder: Back
     )
     workers = [subprocess.Popen([sys.executable, "-c", code, folder.url, str(path), str(n)]) for n in range(3)]
     assert [one.wait(120) for one in workers] == [0, 0, 0]
-    with Transcript(path, session) as transcript:
+    with Transcript(path, folder.open().session("agent")) as transcript:
         found = [one["content"].split(" a log")[0].strip() for one in transcript.messages(mode="whole")]
         assert transcript.problems == []
     for n in range(3):
