@@ -63,12 +63,13 @@ async def _run(upstream: Upstream, session: Session, settings: Settings, counts:
             tasks.append(left)
             ends: set[asyncio.Future[Any]] = {told, relay.over, client.broken}
             await asyncio.wait({left, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            left_first = left.done() and not relay.is_ending  # who has just been told of the end may leave at once
             if left.done() and not told.done() and not client.is_gone():
                 await upstream.finish()  # what was asked before may still be answered
                 await asyncio.wait(ends, timeout=_FLUSH, return_when=asyncio.FIRST_COMPLETED)
             await relay.settle(_FLUSH)
             await client.flush(_FLUSH)
-            if relay.over.done() and not left.done():
+            if relay.over.done() and not left_first:
                 raise relay.over.result()
             return 128 + told.result() if told.done() else 0
         finally:

@@ -73,6 +73,7 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
         self._has_tools = True
         self.over: asyncio.Future[UpstreamFailed] = asyncio.get_running_loop().create_future()
+        self.is_ending = False  # from the moment that the other server ended, before anybody was told
 
     # From the client
 
@@ -271,6 +272,7 @@ class Relay:
                 await self._send(failure(one, error))
 
     async def ended(self, error: UpstreamFailed) -> None:
+        self.is_ending = True
         await self.unanswered(None, error)
         if not self.over.done():
             self.over.set_result(error)
