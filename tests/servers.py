@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -44,14 +45,27 @@ class Server:
             self.process.wait()
             self.process = None
 
+    def signal(self, number: int) -> None:
+        """To the server and to its own processes, which PostgreSQL puts in groups of their own."""
+        assert self.process is not None
+        parent = self.process.pid
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                if int(status.read_text().rpartition(")")[2].split()[1]) == parent:
+                    os.kill(int(status.parent.name), number)
+        os.kill(parent, number)
+
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")[-4000:]
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """One that nobody listens on, below those that the system gives to connections: it would give it away again."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_until(ready: object, server: Server, seconds: float = 60.0) -> None:

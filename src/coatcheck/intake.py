@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from coatcheck import media
 from coatcheck.errors import Damaged, InvalidArgument, NotFound, QuotaExceeded, StoreError, TooLarge
@@ -26,6 +26,7 @@ from coatcheck.values import Encoded, decode_text, encode
 
 _TAIL = 64
 _SUMMARIZED, _LOOKED_AT = 201, 320  # characters; those beyond a summary show a secret that it would cut
+_T = TypeVar("_T")
 _HEAD = 1024  # bytes that hold the 200 characters of a summary, whatever the script
 
 
@@ -107,26 +108,35 @@ class Intake:
         codec, data, text, frames = value
         self._check_size(len(data))
         info, digest = scope.info, digest_of(data)
+        is_small = len(data) <= self._catalog.inline_limit
+        ref: Ref | None = None
+        if is_small and self._catalog.is_far:
+            ref = self._describe(scope, codec, digest, len(data), data[:_HEAD], data[-_TAIL:], about, text)
+            entry = Entry(ref, Blob(digest, len(data)), info, data)
+            new = self._within_quota(lambda: self._catalog.put_new(entry, limits=self._limits))
+            if new is not None:
+                return self._lookup.told(entry, self._all_near(scope, digest, new))
         near = self._near(info.session_id, digest[:MIN_PREFIX])
+        ids = self._all_near(scope, digest, _ids(near))
         settled = not self._catalog.behind()  # asked after: then what was found is durable too
         if near and settled:
             for entry in near:
                 if self._is_repeat(entry, digest, codec, about) and self._holds(entry, data):
-                    return self._lookup.told(entry, self._all_near(scope, digest, near))
-        near = self._all_near(scope, digest, near)
-        ref = self._describe(scope, codec, digest, len(data), data[:_HEAD], data[-_TAIL:], about, text)
-        if len(data) <= self._catalog.inline_limit:
+                    return self._lookup.told(entry, ids)
+        if ref is None:
+            ref = self._describe(scope, codec, digest, len(data), data[:_HEAD], data[-_TAIL:], about, text)
+        if is_small:
             entry = Entry(ref, Blob(digest, len(data)), info, data)
             self._add(entry)
-            return self._lookup.told(entry, near)
+            return self._lookup.told(entry, ids)
         known = self._catalog.blob(digest, settled=False)
         if known and self._blob_holds(known, data):
             entry = Entry(ref, known, info)
             if self._add(entry, reuse=True):
-                return self._lookup.told(entry, near)
+                return self._lookup.told(entry, ids)
         chunks = [data] if frames is None else FramedChunks([data], frames)
         with self._blobs.stage(chunks, digest) as staged:
-            return self._lookup.told(self._publish(Entry(ref, staged.publish(), info), instead_of=known), near)
+            return self._lookup.told(self._publish(Entry(ref, staged.publish(), info), instead_of=known), ids)
 
     def _put_stream(self, scope: Scope, stream: IO[bytes], about: About) -> Ref:
         chunks = chunks_of(stream)
@@ -153,16 +163,16 @@ class Intake:
             codec = _codec_of(stream)
             text = (head[:_HEAD] + tail).decode("utf-8", "ignore") if codec == "text" else None
             ref = self._describe(scope, codec, digest, staged.size, head[:_HEAD], tail, about, text)
-            own, near = near, self._all_near(scope, digest, near)
+            ids = self._all_near(scope, digest, _ids(near))
             known = self._catalog.blob(digest)
             if known and self._is_sound(known):
-                for entry in own:
+                for entry in near:
                     if self._is_repeat(entry, digest, codec, about):
-                        return self._lookup.told(entry, near)
+                        return self._lookup.told(entry, ids)
                 entry = Entry(ref, known, info)
                 if self._add(entry, reuse=True):
-                    return self._lookup.told(entry, near)
-            return self._lookup.told(self._publish(Entry(ref, staged.publish(), info), instead_of=known), near)
+                    return self._lookup.told(entry, ids)
+            return self._lookup.told(self._publish(Entry(ref, staged.publish(), info), instead_of=known), ids)
 
     def _near(self, session_id: str, prefix: str) -> list[Entry]:
         """What the session holds under a prefix, with content where that can be read: else it is about to be healed."""
@@ -171,12 +181,11 @@ class Intake:
         except Damaged:
             return self._catalog.find(session_id, prefix=prefix, settled=False)
 
-    def _all_near(self, scope: Scope, digest: str, own: list[Entry]) -> list[Entry]:
-        """What the new pointer must be told apart from: refs of the session and of its ancestors."""
+    def _all_near(self, scope: Scope, digest: str, own: Collection[str]) -> Collection[str]:
+        """What the new pointer must be told apart from: ids of the session and of its ancestors."""
         if not scope.ancestors:
             return own
-        prefix = digest[:MIN_PREFIX]
-        return [*own, *(e for s in scope.ancestors for e in self._catalog.find(s, prefix=prefix, settled=False))]
+        return {*own, *self._catalog.near(scope.ancestors, [digest], settled=False)}
 
     def _publish(self, entry: Entry, *, instead_of: Blob | None) -> Entry:
         """Name a new copy in the catalog. One that it replaces, since that did not hold the data, goes after."""
@@ -190,11 +199,14 @@ class Intake:
         return entry
 
     def _add(self, entry: Entry, *, reuse: bool = False, heal: bool = False) -> bool:
+        return self._within_quota(lambda: self._catalog.put(entry, limits=self._limits, reuse=reuse, heal=heal))
+
+    def _within_quota(self, put: Callable[[], _T]) -> _T:
         try:
-            return self._catalog.put(entry, limits=self._limits, reuse=reuse, heal=heal)
+            return put()
         except QuotaExceeded:
             self._make_room()
-            return self._catalog.put(entry, limits=self._limits, reuse=reuse, heal=heal)
+            return put()
 
     def _describe(
         self,
@@ -278,6 +290,10 @@ class Intake:
                 f"the value has {size} bytes or more; this store takes at most {self._max} in one artifact",
                 hint="split it, or open the store with a larger max_artifact_bytes",
             )
+
+
+def _ids(entries: list[Entry]) -> list[str]:
+    return [entry.ref.artifact_id for entry in entries]
 
 
 def _codec_of(stream: IO[bytes]) -> Codec:

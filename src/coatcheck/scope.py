@@ -93,18 +93,16 @@ class Lookup:
                     break
                 before = page[-1].seq
         whole = limit is None and name is None and kind is None
-        near: dict[str, list[Entry]] = {}
-        for entry in found if whole else ():
-            near.setdefault(entry.ref.artifact_id[:MIN_PREFIX], []).append(entry)
-        return [
-            self.told(entry, near[entry.ref.artifact_id[:MIN_PREFIX]] if whole else self.near(scope, entry))
-            for entry in found[:limit]
-        ]
+        told = found[:limit]
+        ids = {entry.ref.artifact_id for entry in told}
+        near: dict[str, list[str]] = {}
+        for one in ids if whole else self._catalog.near(scope.lineage, ids):
+            near.setdefault(one[:MIN_PREFIX], []).append(one)
+        return [self.told(entry, near.get(entry.ref.artifact_id[:MIN_PREFIX], ())) for entry in told]
 
-    def near(self, scope: Scope, entry: Entry) -> Iterable[Entry]:
-        """All that the scope sees whose ids begin like this one: what its pointer must be told apart from."""
-        prefix = entry.ref.artifact_id[:MIN_PREFIX]
-        return [one for session_id in scope.lineage for one in self._catalog.find(session_id, prefix=prefix)]
+    def near(self, scope: Scope, entry: Entry) -> Iterable[str]:
+        """The ids that the scope sees which begin like this one: what its pointer must be told apart from."""
+        return self._catalog.near(scope.lineage, [entry.ref.artifact_id])
 
     def is_live(self, entry: Entry) -> bool:
         expires = self.expires(entry)
@@ -119,13 +117,13 @@ class Lookup:
             return entry.ref.expires if session is None else session
         return min(session, entry.ref.expires)
 
-    def told(self, entry: Entry, near: Iterable[Entry] = ()) -> Ref:
+    def told(self, entry: Entry, near: Iterable[str] = ()) -> Ref:
         """The ref of an entry as users see it: with its expiry, its address, and a pointer long enough to be unique
-        among its neighbours."""
+        among the ids near it."""
         artifact_id, length = entry.ref.artifact_id, MIN_PREFIX
         for other in near:
-            if other.ref.artifact_id != artifact_id:
-                length = max(length, shared_prefix(artifact_id, other.ref.artifact_id) + 1)
+            if other != artifact_id:
+                length = max(length, shared_prefix(artifact_id, other) + 1)
         keeper = self._catalog if entry.blob.coding == "inline" else self._blobs
         return entry.ref.as_told(self.expires(entry), keeper.uri(entry.blob), length)
 
@@ -145,7 +143,7 @@ class Lookup:
         if live:
             raise AmbiguousPointer(
                 f"{pointer_of(prefix, 64)} fits {len(live)} artifacts",
-                [self.told(one, live.values()).pointer for one in live.values()],
+                [self.told(one, live).pointer for one in live.values()],
             )
         raise (
             _gone(dead, pointer_of(prefix, 64))

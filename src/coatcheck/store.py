@@ -365,7 +365,7 @@ class Store:
             )
             entry = replace(entry, ref=granted, session=receiver)
             if self._intake.add(entry):
-                return self._lookup.told(entry, self._catalog.find(to, prefix=granted.artifact_id[:12]))
+                return self._lookup.told(entry, self._catalog.near([to], [granted.artifact_id]))
 
     def pin(self, scope: Scope, target: Ref | str, pinned: bool) -> Ref:
         entry, _ = self._lookup.resolve(scope, target)

@@ -7,20 +7,22 @@ not taken the step.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 from coatcheck.errors import CoatcheckError, Damaged, NotFound
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Catalog
 
-Progress = Callable[[int, int], None]
-"""Called with what is done and what there is to do, in bytes or artifacts."""
+Progress = Callable[[int, int | None], None]
+"""Called with what is done and what there is to do, in bytes or artifacts; None where nobody knows yet."""
 
 TOMBSTONES_KEPT = 7 * 86_400.0
 COLD_AFTER = 86_400.0
 _PIECE = 1 << 20
+_SOME = 500  # copies that the catalog is asked about at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +90,10 @@ def collect(
     leftovers = blobs.leftovers(remove=not dry_run)
     compressed = 0
     if compress and not dry_run:
-        total = catalog.totals().artifacts
-        for done, (blob, _) in enumerate(catalog.blobs(), 1):
-            if blob.used <= now - cold_after:
-                compressed += _compress(blobs, catalog, blob)
+        for done, blob in enumerate(catalog.cold(now - cold_after), 1):
+            compressed += _compress(blobs, catalog, blob)
             if progress:
-                progress(done, max(done, total))
+                progress(done, None)
     if not dry_run:
         catalog.compact()
     return CollectReport(dry_run, freed.refs, freed.artifacts, freed.bytes, orphans, leftovers, compressed)
@@ -130,14 +130,16 @@ def verify(
 def _orphans(blobs: BlobStore, catalog: Catalog) -> Iterator[Blob]:
     """Copies that no row names, and that nobody is publishing."""
 
-    def is_named(copy: Blob) -> bool:
-        known = catalog.blob(copy.digest)
-        return known is not None and known.place == copy.place
+    def unnamed(copies: Sequence[Blob]) -> list[Blob]:
+        known = catalog.places({copy.digest for copy in copies})
+        return [copy for copy in copies if known.get(copy.digest) != copy.place]
 
-    for copy in blobs.places():
+    copies = blobs.places()
+    while some := list(islice(copies, _SOME)):
         # The second look counts: once a copy is no longer being published, its row is there, or never will be.
-        if not is_named(copy) and blobs.sweep(copy, remove=False) and not is_named(copy):
-            yield copy
+        for copy in unnamed(some):
+            if blobs.sweep(copy, remove=False) and unnamed([copy]):
+                yield copy
 
 
 def _examine(blobs: BlobStore, catalog: Catalog, blob: Blob, content: bytes | None) -> Problem | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import threading
 import time
@@ -15,10 +16,11 @@ import pytest
 
 import coatcheck
 from coatcheck import Store
-from coatcheck.errors import InvalidArgument, StoreUnavailable, UnsupportedFormat
+from coatcheck.errors import InvalidArgument, StoreUnavailable
 from coatcheck.storage.fleet import Place, open_fleet, parse
+from coatcheck.testing.entries import entry
 from tests.backends import LARGE, Fleet
-from tests.servers import SECRET
+from tests.servers import SECRET, postgres
 
 CANARY = "hunter2-canary"
 
@@ -137,6 +139,34 @@ def test_a_database_that_stays_away_is_told_and_may_be_tried_again(fleet: Fleet)
     assert CANARY not in str(told.value)
 
 
+def test_a_database_that_hangs_is_given_up_in_time(fleet: Fleet) -> None:
+    with postgres() as database:
+        url = fleet.new_url().replace(fleet.database.url, database.url)
+        blobs, catalog, passages = open_fleet(parse(url), patience=1.0)
+        with Store(blobs, catalog, passages, url="fleet") as store:
+            store.session("s").put("x", name="small")
+            store.session("s").put("x" * LARGE, name="large")
+            database.signal(signal.SIGSTOP)
+            try:
+                for content in ("y", "y" * LARGE):
+                    with pytest.raises(StoreUnavailable) as told:
+                        store.session("s").put(content)
+                    assert told.value.may_retry
+            finally:
+                database.signal(signal.SIGCONT)
+            assert store.session("s").get("small") == "x"
+            assert store.session("s").get("large") == "x" * LARGE
+
+
+def test_a_connection_to_a_server_that_is_no_primary_any_more_is_not_kept(fleet: Fleet) -> None:
+    _, catalog, _ = open_fleet(parse(fleet.new_url()), patience=10)
+    catalog.put(entry("before"))
+    catalog._ask("SELECT set_config('default_transaction_read_only', 'on', false)")  # as a demoted one would have it
+    catalog.put(entry("after"))
+    assert catalog.totals().refs == 2
+    catalog.close()
+
+
 def test_rights_that_are_missing_are_told_and_not_tried_again(fleet: Fleet) -> None:
     with coatcheck.open(fleet.new_url().replace(SECRET, CANARY)) as store:
         with pytest.raises(StoreUnavailable) as told:
@@ -190,15 +220,6 @@ def test_endpoint_and_credentials_come_from_the_standard_environment(
     with coatcheck.open(f"s3://coatcheck/{place.prefix}?schema={place.schema}&catalog=postgresql://") as store:
         ref = store.session("s").put("x" * LARGE)
         assert store.session("s").get(ref.pointer) == "x" * LARGE
-
-
-def test_a_schema_of_a_newer_version_is_refused(fleet: Fleet) -> None:
-    url = fleet.new_url()
-    coatcheck.open(url).close()
-    with psycopg.connect(fleet.database.url, autocommit=True) as db:
-        db.execute(f"INSERT INTO {parse(url).schema}.format (version) VALUES (99)")
-    with pytest.raises(UnsupportedFormat):
-        coatcheck.open(url)
 
 
 def test_a_store_that_is_not_there_is_not_made_by_somebody_who_only_looks(fleet: Fleet) -> None:

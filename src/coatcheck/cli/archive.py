@@ -41,7 +41,7 @@ def import_(file: str, url: str | None, as_json: bool) -> None:
     with coatcheck.open(url) as store, reading(file) as source, progress("importing", quiet=as_json) as bar:
         size = os.path.getsize(file) if file != STDIO and os.path.isfile(file) else None
 
-        def so_far(refs: int, _: int) -> None:
+        def so_far(refs: int, _: int | None) -> None:
             if bar:
                 bar(source.tell() if size else refs, size)
 

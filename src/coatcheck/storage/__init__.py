@@ -7,16 +7,22 @@ backend keeps only the promises written here; `coatcheck.testing` has a suite fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
-from coatcheck.errors import Fenced
-from coatcheck.ids import clip
 from coatcheck.refs import Blob, Ref
+from coatcheck.storage.claims import Claimant, Record, Records, check_idle, fenced
+from coatcheck.storage.indexing import Held, Mark, Match, Passage, PassageIndex
+
+__all__ = [
+    "BlobStore", "Catalog", "Claimant", "Entry", "Freed", "Gone", "Held", "Limits", "Mark", "Match", "Passage",
+    "PassageIndex", "Ranges", "Record", "Records", "SessionInfo", "Staged", "Totals", "check_idle", "fenced", "merged",
+    "newest_of_each",
+]  # fmt: skip
 
 Gone = Literal["expired", "damaged"]
 Ranges = tuple[tuple[int, int], ...]
@@ -93,25 +99,6 @@ class Limits:
     grace: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Claimant:
-    """Who claimed a session last, and when it last claimed or wrote. Only this very token passes for the claim's."""
-
-    token: int
-    holder: str
-    at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One entry of a series that belongs to a session. `token` is the claim under which it was written, if any."""
-
-    seq: int
-    at: float
-    token: int | None
-    body: bytes
-
-
 _NO_LIMITS = Limits()
 _NOTHING: Mapping[tuple[str, str], Ranges] = MappingProxyType({})
 
@@ -180,7 +167,7 @@ class BlobStore(Protocol):
     def close(self) -> None: ...
 
 
-class Catalog(Protocol):
+class Catalog(Records, Protocol):
     """Sessions, refs and names, and the content of small blobs.
 
     What a method has returned from is visible to every reader in every process, and as durable as the catalog was
@@ -189,6 +176,9 @@ class Catalog(Protocol):
 
     inline_limit: int
     """Content up to this size is kept in the catalog itself."""
+
+    is_far: bool
+    """Whether every call is a trip to another machine: then `put_new` saves one."""
 
     def session(self, session_id: str) -> SessionInfo | None: ...
 
@@ -205,6 +195,12 @@ class Catalog(Protocol):
         equals the newest one of its artifact, under its name too, is not doubled. A session that is past its expiry by
         more than the grace period gets tombstones for what it held before, and loses its records. Raises
         `QuotaExceeded`."""
+        ...
+
+    def put_new(self, entry: Entry, *, limits: Limits = _NO_LIMITS) -> set[str] | None:
+        """Put, in the same trip in which `near` would be asked, an artifact that the session does not hold; answers
+        what `near` would have. None, and nothing is changed, where the session holds it. Only a catalog that is far
+        need do it: another may always answer None."""
         ...
 
     def batch(self) -> AbstractContextManager[None]:
@@ -237,6 +233,11 @@ class Catalog(Protocol):
         that was said of them. With `settled=False` the answer may lack what `behind` would tell of."""
         ...
 
+    def near(self, sessions: Iterable[str], digests: Iterable[str], *, settled: bool = True) -> set[str]:
+        """The ids in these sessions, tombstones included, whose first 12 characters are those of one of these: what
+        their pointers must be told apart from. With `settled=False` the answer may lack what `behind` would tell of."""
+        ...
+
     def version(self, session_id: str, name: str, digest: str) -> int:
         """The how-many-th of this session's refs under a name is the newest to this artifact, tombstones counted; 0
         where there is none."""
@@ -245,6 +246,10 @@ class Catalog(Protocol):
     def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
         """The blob of this digest, whoever refers to it. With `settled=False`, one that another process put a moment
         ago may be missed."""
+        ...
+
+    def places(self, digests: Iterable[str]) -> dict[str, str]:
+        """Where the blobs of these digests are; those that are not known are left out."""
         ...
 
     def secret(self) -> bytes:
@@ -263,64 +268,6 @@ class Catalog(Protocol):
     ) -> None:
         """Count sessions and blobs as used at these times, where that is later than what is known. A crash may lose
         it."""
-        ...
-
-    def claim(
-        self,
-        session: SessionInfo,
-        holder: str,
-        *,
-        at: float,
-        idle: float = 0.0,
-        instead_of: int | None = None,
-        grace: float = 0.0,
-    ) -> int:
-        """A new fencing token for this session, larger than every one before, even where the session ended and began
-        anew. From now on it alone passes; an empty `holder` gives the claim up. Adds the session where it is new, and
-        counts it as used, as `put` does. Raises `Fenced` and changes nothing where another holder's claim was used less
-        than `idle` seconds before, and with `instead_of` unless that is the newest token (0: nobody has claimed it)."""
-        ...
-
-    def claimant(self, session_id: str) -> Claimant | None:
-        """The newest claim; None where nobody holds one."""
-        ...
-
-    def record(
-        self,
-        session: SessionInfo,
-        series: str,
-        body: bytes,
-        *,
-        at: float,
-        token: int | None = None,
-        keep: int | None = None,
-        grace: float = 0.0,
-    ) -> int:
-        """Append to a series of the session; its number there: one more than that of the newest, 1 for the first.
-
-        Adds the session where it is new, and counts it as used, as `put` does; where it is past its expiry by more than
-        the grace period, its older records go first. With a `token` that is not that of the session's newest claim it
-        raises `Fenced`, and nothing is changed; else the claim counts as used. With `keep`, only so many of the newest
-        stay."""
-        ...
-
-    def records(
-        self,
-        session_id: str,
-        series: str,
-        *,
-        after: int = 0,
-        before: int | None = None,
-        limit: int | None = None,
-        newest: bool = False,
-    ) -> list[Record]:
-        """Records with numbers between these two, oldest first, or with `newest` from the newest on; at most `limit`.
-        They stay until the session ends, or `expire` finds it expired. Raises `Damaged` where a body is not what was
-        written."""
-        ...
-
-    def series(self, session_id: str) -> list[str]:
-        """The series of this session that have records, in order."""
         ...
 
     def pin(self, session_id: str, digest: str, pinned: bool) -> int:
@@ -352,6 +299,11 @@ class Catalog(Protocol):
         """Every blob with its inline content."""
         ...
 
+    def cold(self, before: float) -> Iterator[Blob]:
+        """Blobs outside the catalog that are stored as they came and were last used before this moment. A walk that
+        came to its end is remembered: what it gave comes again only after it was used again."""
+        ...
+
     def check(self, *, repair: bool) -> list[str]:
         """Inconsistencies within the catalog, each as a sentence; with `repair`, those that can be are set right."""
         ...
@@ -367,97 +319,6 @@ class Catalog(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class Passage(NamedTuple):
-    """A part of an artifact: its first and last line, its place in the bytes, and its text."""
-
-    first: int
-    last: int
-    start: int
-    end: int
-    text: str
-
-
-class Match(NamedTuple):
-    """Where a search struck: lower scores are better. Lines are 0 where it was a name, tool or summary."""
-
-    digest: str
-    first: int
-    last: int
-    start: int
-    end: int
-    score: float
-
-
-class Held(NamedTuple):
-    """What a session says of an artifact that it holds, and when its own time to live is over."""
-
-    said: list[str]
-    expires: float | None
-
-
-class Mark(NamedTuple):
-    """How far a session was followed: when it was made, and the newest of its refs that is indexed."""
-
-    created: float
-    seq: int
-    digest: str
-
-
-class PassageIndex(Protocol):
-    """Full-text search: passages of text artifacts, and what sessions say of them. It is derived from the store, and
-    only proposes: whoever asks checks each match against the store. Every method is safe to call from many threads."""
-
-    def followed(self, session_id: str) -> Mark | None:
-        """How far a session was followed; None where it never was."""
-        ...
-
-    def missing(self, digests: Iterable[str]) -> list[str]:
-        """Those artifacts whose content is not indexed yet."""
-        ...
-
-    def add(self, contents: Mapping[str, Iterable[Passage]]) -> None:
-        """Index the contents of artifacts, each of which may be no passages at all."""
-        ...
-
-    def hold(self, session_id: str, holds: Mapping[str, Held], mark: Mark | None, *, anew: bool) -> None:
-        """Note what a session holds, by digest, and how far it was followed. With `anew` that is all that it holds,
-        else it is added to what is known."""
-        ...
-
-    def count(self, sessions: Iterable[str], at: float) -> int:
-        """How many artifacts these sessions hold together that do not expire before this moment."""
-        ...
-
-    def leave(self, session_id: str, digest: str | None = None) -> None:
-        """A session holds an artifact no more, or has ended."""
-        ...
-
-    def match(self, words: str, sessions: Iterable[str], limit: int) -> list[Match]:
-        """The best passages for these words in what the sessions hold, and in what they say of it."""
-        ...
-
-    def keep(self, is_known: Callable[[str], bool]) -> int:
-        """Drop artifacts that the store does not know any more, and every trace of their words. How many there were."""
-        ...
-
-    def close(self) -> None: ...
-
-
-def check_idle(newest: Claimant, holder: str, at: float, idle: float) -> None:
-    """Raises `Fenced` where another holder has used its claim less than so many seconds before."""
-    if idle and newest.holder not in ("", holder) and at < newest.at + idle:
-        raise Fenced(
-            f"{clip(newest.holder)} holds the claim and used it {max(0.0, at - newest.at):.0f} s ago",
-            hint="wait until it is done or idle; without `idle`, a claim takes over at once",
-        )
-
-
-def fenced(token: int, newest: Claimant) -> Fenced:
-    """The error for a token that is not the newest."""
-    now = f"{clip(newest.holder)} holds it with token {newest.token}" if newest.holder else "nobody holds it now"
-    return Fenced(f"token {token} is not that of the session's claim: {now}")
 
 
 def newest_of_each(entries: list[Entry]) -> list[Entry]:

@@ -180,6 +180,13 @@ class Changes:
             (before,),
         )
 
+    def note_cold(self, before: float) -> None:
+        """Blobs last used until then were offered for compression."""
+        self._run(
+            "INSERT INTO meta VALUES ('cold', ?) ON CONFLICT (key) DO UPDATE SET value = max(value, excluded.value)",
+            (before,),
+        )
+
     def relocate(self, old: Blob, new: Blob) -> bool:
         changed = self._run(
             "UPDATE blob SET coding = ?, place = ?, frames = ? WHERE digest = ? AND place = ?",

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import inf
 
 from coatcheck.errors import NotFound, QuotaExceeded, StoreClosed
+from coatcheck.ids import MIN_PREFIX
 from coatcheck.refs import Blob
 from coatcheck.storage import (
     _NO_LIMITS,
@@ -124,12 +126,14 @@ class MemoryCatalog:
     """Sessions and refs in dicts. Content stays with the blobs, so every blob takes the same way."""
 
     inline_limit = -1
+    is_far = False
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._sessions: dict[str, Holdings] = {}
         self._blobs: dict[str, Blob] = {}
         self._fence = 0
+        self._cold = -inf
         self._secret = secrets.token_bytes(16)
         self._closed = False
 
@@ -169,6 +173,9 @@ class MemoryCatalog:
             held.next_seq += 1
             return True
 
+    def put_new(self, entry: Entry, *, limits: Limits = _NO_LIMITS) -> set[str] | None:
+        return None
+
     def behind(self) -> bool:
         return False
 
@@ -199,6 +206,12 @@ class MemoryCatalog:
                 replace(entry, blob=self._blobs.get(entry.ref.artifact_id, entry.blob), session=told) for entry in found
             ]
 
+    def near(self, sessions: Iterable[str], digests: Iterable[str], *, settled: bool = True) -> set[str]:
+        with self._open():
+            held = [self._sessions[session_id] for session_id in sessions if session_id in self._sessions]
+            starts = {digest[:MIN_PREFIX] for digest in digests}
+            return {entry.ref.artifact_id for one in held for start in starts for entry in one.of(start)}
+
     def version(self, session_id: str, name: str, digest: str) -> int:
         with self._open():
             held = self._sessions.get(session_id)
@@ -208,6 +221,10 @@ class MemoryCatalog:
     def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
         with self._open():
             return self._blobs.get(digest)
+
+    def places(self, digests: Iterable[str]) -> dict[str, str]:
+        with self._open():
+            return {digest: self._blobs[digest].place for digest in digests if digest in self._blobs}
 
     def secret(self) -> bytes:
         return self._secret
@@ -372,6 +389,12 @@ class MemoryCatalog:
     def blobs(self) -> Iterator[tuple[Blob, bytes | None]]:
         with self._open():
             return iter([(blob, None) for blob in self._blobs.values()])
+
+    def cold(self, before: float) -> Iterator[Blob]:
+        with self._open():
+            cold = [blob for blob in self._blobs.values() if self._cold < blob.used <= before and blob.coding == "raw"]
+        yield from cold
+        self._cold = max(self._cold, before)
 
     def check(self, *, repair: bool) -> list[str]:
         return []

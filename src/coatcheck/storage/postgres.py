@@ -23,6 +23,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from coatcheck.errors import CoatcheckError, StoreClosed, StoreFull, StoreUnavailable
 from coatcheck.ids import digest_of
+from coatcheck.storage.watch import Watch
 
 PATIENCE: Final = 30.0  # seconds that a call tries before it says that the database is unavailable
 _SHORTEST, _LONGEST = 0.02, 2.0
@@ -39,6 +40,7 @@ _AGAIN: Final = (
     errors.QueryCanceled,
 )
 _T = TypeVar("_T")
+_watch: Final = Watch()
 
 logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
 Db = Connection[tuple[Any, ...]]
@@ -54,7 +56,7 @@ class Connections:
         self.schema = schema
         self.tenant = digest_of(tenant.encode()) if tenant else ""  # a name may hold anything
         self._size = size
-        self._patience = patience
+        self.patience = patience
         self._lock = threading.Lock()
         self._pool: ConnectionPool[Db] | None = None
         self._owner = 0
@@ -69,31 +71,58 @@ class Connections:
         name = about.get("dbname") or os.environ.get("PGDATABASE") or ""
         return f"postgresql://{'' if str(host).startswith('/') else host}{f':{port}' if port else ''}/{name}"
 
-    def run(self, change: Callable[[Db], _T], doing: str) -> _T:
+    def run(self, change: Callable[[Db], _T], doing: str, *, slow: bool = False) -> _T:
         """One transaction, tried again where that may help. `change` may run more than once: what it does must be
-        right when the first time succeeded and only its answer was lost."""
-        return self._tried(lambda db: _in_transaction(db, change), doing)
+        right when the first time succeeded and only its answer was lost. What is `slow` may take as long as it takes;
+        else a database that does not answer in time is given up."""
+        return self._tried(lambda db: _in_transaction(db, change), doing, slow=slow)
 
     def once(self, change: Callable[[Db], _T], doing: str) -> _T:
         """Like `run`, for a change that is a single statement and so a transaction by itself."""
         return self._tried(change, doing)
 
     def ask(
-        self, sql: str, values: tuple[Any, ...] | dict[str, Any] = (), *, doing: str = "reading the catalog"
+        self,
+        sql: str,
+        values: tuple[Any, ...] | dict[str, Any] = (),
+        *,
+        doing: str = "reading the catalog",
+        slow: bool = False,
     ) -> list[Any]:
         """The rows of one statement, which is a transaction of its own."""
-        return self._tried(lambda db: db.execute(sql, values).fetchall(), doing)
+        return self._tried(lambda db: db.execute(sql, values, binary=True).fetchall(), doing, slow=slow)
 
     def connect(self) -> Db:
         """A connection beside the pool, for who must keep it."""
         settings: dict[str, Any] = self._options()
         return psycopg.connect(self._conninfo, autocommit=True, connect_timeout=10, **settings)
 
-    def _tried(self, call: Callable[[Db], _T], doing: str) -> _T:
-        until, pause = time.monotonic() + self._patience, _SHORTEST
+    def alone(self, change: Callable[[Db], _T], doing: str) -> _T:
+        """On a connection by itself, which is closed after: what it holds goes with it. It may take long."""
+        return self._tried(change, doing, own=True)
+
+    @contextmanager
+    def _connected(self, until: float, *, own: bool, slow: bool) -> Iterator[Db]:
+        if own:
+            with contextlib.closing(self.connect()) as db:
+                yield db
+            return
+        with self._opened().connection(max(0.1, until - time.monotonic())) as db:
+            try:
+                if slow:
+                    yield db
+                else:
+                    with _watch.over(db, until):
+                        yield db
+            except errors.ReadOnlySqlTransaction:
+                db.close()  # of a server that is no primary any more: the next connection finds the one that is
+                raise
+
+    def _tried(self, call: Callable[[Db], _T], doing: str, *, own: bool = False, slow: bool = False) -> _T:
+        until, pause = time.monotonic() + self.patience, _SHORTEST
         while True:
             try:
-                with self._opened().connection(timeout=max(0.1, until - time.monotonic())) as db:
+                with self._connected(until, own=own, slow=slow) as db:
                     return call(db)
             except CoatcheckError:
                 raise
@@ -123,7 +152,7 @@ class Connections:
                         min_size=0 if self.tenant else 1,
                         max_size=self._size,
                         max_idle=120,
-                        reconnect_timeout=self._patience,
+                        reconnect_timeout=self.patience,
                         check=None,
                         open=True,
                     )
@@ -133,7 +162,12 @@ class Connections:
 
     def _options(self) -> dict[str, str]:
         settings = f"-c search_path={self.schema} -c coatcheck.tenant={self.tenant}"
-        return {"options": settings, "application_name": "coatcheck"}
+        named = conninfo_to_dict(self._conninfo)
+        # A machine that is gone does not say so: the network is asked for it.
+        network = {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3",
+                   "tcp_user_timeout": str(int(self.patience * 1000))}  # fmt: skip
+        ours = {name: value for name, value in network.items() if name not in named}
+        return {"options": settings, "application_name": "coatcheck", **ours}
 
     def close(self) -> None:
         self._closed = True
@@ -187,7 +221,9 @@ class _Kept:
         with self._lock:
             for attempt in (1, 2):
                 try:
-                    found = self._opened().execute(sql, (key,)).fetchone()
+                    db = self._opened()
+                    with _watch.over(db, time.monotonic() + self._connections.patience):
+                        found = db.execute(sql, (key,)).fetchone()
                     return found is not None and bool(found[0])
                 except psycopg.Error as error:
                     self._db = None

@@ -9,9 +9,11 @@ from coatcheck.errors import StoreUnavailable
 from coatcheck.storage import Held, Mark, Match, Passage
 from coatcheck.storage.passages import APART, spread, terms_of
 from coatcheck.storage.postgres import Connections, Db
+from coatcheck.storage.postgres_rows import hashes_of
 
 _LONGEST: Final = 500_000  # characters of a passage that are indexed: a tsvector holds a megabyte
 _PAGE: Final = 1000
+_SWEPT_EVERY: Final = 86_400  # seconds
 _OWN: Final = "tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)"
 # Each word is a query of its own: what a model asks for is never read as an operator.
 _MATCH: Final = """WITH asked AS (SELECT string_agg(q::text, ' | ')::tsquery AS q FROM
@@ -19,8 +21,8 @@ _MATCH: Final = """WITH asked AS (SELECT string_agg(q::text, ' | ')::tsquery AS 
         WHERE numnode(q) > 0)
     SELECT p.digest, p.first, p.last, p.start, p.stop, -ts_rank_cd(p.words, asked.q, 1|32)::float8 AS score
     FROM passage p, asked WHERE p.tenant = %(tenant)s AND p.words @@ asked.q
-    AND (p.session_id = '' OR p.session_id = ANY (%(sessions)s)) AND EXISTS (SELECT 1 FROM held h
-        WHERE h.tenant = p.tenant AND h.digest = p.digest AND h.session_id = ANY (%(sessions)s))
+    AND (p.session_id = '' OR sha256(p.session_id) = ANY (%(sessions)s)) AND p.digest IN (SELECT h.digest FROM held h
+        WHERE h.tenant = %(tenant)s AND sha256(h.session_id) = ANY (%(sessions)s))
     ORDER BY score, p.digest, p.first LIMIT %(limit)s"""
 
 
@@ -97,9 +99,9 @@ class PostgresPassages:
 
     def count(self, sessions: Iterable[str], at: float) -> int:
         rows = self._ask(
-            "SELECT count(DISTINCT digest) FROM held WHERE tenant = %(tenant)s AND session_id = ANY (%(sessions)s)"
-            " AND (expires IS NULL OR expires >= %(at)s)",
-            sessions=[one.encode() for one in sessions], at=at,
+            "SELECT count(DISTINCT digest) FROM held WHERE tenant = %(tenant)s"
+            " AND sha256(session_id) = ANY (%(sessions)s) AND (expires IS NULL OR expires >= %(at)s)",
+            sessions=hashes_of(sessions), at=at,
         )  # fmt: skip
         return int(rows[0][0])
 
@@ -113,7 +115,7 @@ class PostgresPassages:
                 return
             for table in ("held", "followed"):
                 db.execute(f"DELETE FROM {table} WHERE {_OWN}", own)
-            db.execute("DELETE FROM passage WHERE tenant = %(tenant)s AND session_id = %(session)s", own)
+            db.execute(f"DELETE FROM passage WHERE {_OWN} AND session_id <> ''", own)
 
         try:
             self._connections.run(drop, "sweeping the index")
@@ -124,11 +126,21 @@ class PostgresPassages:
         terms = list(dict.fromkeys(terms_of(words)))[:64]
         if not terms:
             return []
-        rows = self._ask(_MATCH, terms=terms, sessions=[one.encode() for one in sessions], limit=limit)
+        rows = self._ask(_MATCH, terms=terms, sessions=hashes_of(sessions), limit=limit)
         return [Match(digest.hex(), *rest) for digest, *rest in rows]
 
     def keep(self, is_known: Callable[[str], bool]) -> int:
-        """Drop what the catalog does not know any more. Both are in one database: nobody needs to be asked."""
+        """Drop what the catalog does not know any more. Both are in one database: nobody needs to be asked, and the
+        words of a blob go with it. Left is what was indexed just then, or let go by an older version: once a day will
+        do for that, on one machine."""
+        due = self._ask(
+            "INSERT INTO meta VALUES (%(tenant)s, 'swept', convert_to(extract(epoch FROM now())::text, 'UTF8'))"
+            " ON CONFLICT (tenant, key) DO UPDATE SET value = excluded.value"
+            " WHERE convert_from(meta.value, 'UTF8')::float8 < extract(epoch FROM now()) - %(every)s RETURNING 1",
+            every=_SWEPT_EVERY,
+        )
+        if not due:
+            return 0
 
         def drop(db: Db) -> int:
             gone = [digest for (digest,) in db.execute(
@@ -142,7 +154,7 @@ class PostgresPassages:
             return len(gone)
 
         total = 0
-        while count := self._connections.run(drop, "sweeping the index"):
+        while count := self._connections.run(drop, "sweeping the index", slow=True):
             total += count
         return total
 

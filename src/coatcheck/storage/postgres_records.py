@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from coatcheck.storage import Claimant, Record, SessionInfo, check_idle, fenced
 from coatcheck.storage.postgres import Connections, Db
+from coatcheck.storage.postgres_rows import BLOB, OF_SESSION
 from coatcheck.storage.records import checksum, record_of
 
-OF_SESSION: Final = "s.tenant = %(tenant)s AND sha256(s.session_id) = sha256(%(session)s)"
 _SERIES: Final = "sha256(series) = sha256(%(series)s)"
 
 
@@ -164,14 +164,24 @@ class PostgresRecords:
             )  # fmt: skip
         key, ttl, used, token, holder, claimed = row
         if ttl is not None and used + ttl + grace <= at:
-            db.execute(
-                "SELECT count(*) FROM bury_1(%(tenant)s, %(key)s, ARRAY(SELECT seq FROM ref WHERE session_key = %(key)s"
-                " AND gone IS NULL AND NOT pinned), 'expired')",
-                {"tenant": self._tenant, "key": key},
-            )
+            gone = db.execute(
+                "UPDATE ref SET gone = 'expired' WHERE session_key = %s AND gone IS NULL AND NOT pinned"
+                " RETURNING session_key, digest, size",
+                (key,),
+            ).fetchall()
+            self._let_go(db, gone)
             db.execute("DELETE FROM record WHERE session_key = %s", (key,))
         db.execute("UPDATE session SET used_at = greatest(used_at, %s) WHERE session_key = %s", (at, key))
         return int(key), Claimant(token, holder.decode(), claimed)
+
+    def _let_go(self, db: Db, refs: list[Any]) -> list[Any]:
+        """The accounts after refs (session, digest, size) of sessions that are locked went; blobs that went too."""
+        if not refs:
+            return []
+        keys, digests, sizes = zip(*refs, strict=True)
+        return db.execute(
+            f"SELECT {BLOB} FROM let_go_2(%s, %s, %s, %s) b", (self._tenant, list(keys), list(digests), list(sizes))
+        ).fetchall()
 
     def _asked(self, sql: str, session_id: str, **values: Any) -> list[Any]:
         return self._connections.ask(sql, {"tenant": self._tenant, "session": session_id.encode(), **values})

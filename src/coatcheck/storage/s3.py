@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 PART: Final = 8 << 20  # an object up to this size is one request; larger ones are parts of it
 _SHORTEST, _LONGEST = 0.05, 2.0  # seconds between attempts
 _SPOOLED: Final = 4 << 20  # bytes of a stage that are held in memory before a file takes them
+_TABLES: Final = 512  # compressed blobs of which it is remembered where their frames are
 _WINDOW: Final = 64  # frames that one request brings at most
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _PLACE: Final = re.compile(r"[0-9a-f]{16}\.(raw|zst)")
@@ -167,6 +168,8 @@ class S3Blobs:
             table = self._tables.get(blob.place)
             if table is None:
                 table = seekable.Table.of(self._tail(blob), lambda at, size: self._range(blob, at, size), blob.digest)
+                if len(self._tables) >= _TABLES:
+                    self._tables.pop(next(iter(self._tables)), None)
                 self._tables[blob.place] = table
             return [memoryview(one) for one in table.read(first, last, lambda at, size: self._range(blob, at, size))]
         data = memoryview(self._range(blob, first * FRAME, min((last + 1) * FRAME, blob.size) - first * FRAME))

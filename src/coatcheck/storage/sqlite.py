@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ class SqliteCatalog(Database):
     """Sessions, refs and small blobs in one SQLite file."""
 
     inline_limit = INLINE_LIMIT
+    is_far = False
 
     def __init__(self, root: Path, folder: int, disk: Disk) -> None:
         super().__init__(root, folder, disk)
@@ -121,6 +123,15 @@ class SqliteCatalog(Database):
         ]
         return entries if prefix is None else newest_of_each([*pending, *entries])
 
+    def near(self, sessions: Iterable[str], digests: Iterable[str], *, settled: bool = True) -> set[str]:
+        starts, lineage = {digest[:MIN_PREFIX] for digest in digests}, list(sessions)
+        return {
+            entry.ref.artifact_id
+            for session_id in lineage
+            for start in starts
+            for entry in self.find(session_id, prefix=start, settled=settled)
+        }
+
     def version(self, session_id: str, name: str, digest: str) -> int:
         (count,) = self._query(
             "SELECT count(*) FROM session s JOIN ref r INDEXED BY ref_by_name ON r.session_key = s.session_key"
@@ -145,6 +156,12 @@ class SqliteCatalog(Database):
             settled=settled,
         )
         return Blob(digest, *found[0]) if found else None
+
+    def places(self, digests: Iterable[str]) -> dict[str, str]:
+        wanted = [bytes.fromhex(digest) for digest in digests]
+        marks = ",".join("?" * len(wanted))
+        found = self._query(f"SELECT digest, place FROM blob WHERE digest IN ({marks})", tuple(wanted))
+        return {digest.hex(): place for digest, place in found}
 
     def secret(self) -> bytes:
         return bytes(self._query("SELECT value FROM meta WHERE key = 'secret'")[0][0])
@@ -194,6 +211,20 @@ class SqliteCatalog(Database):
             blob = Blob(digest.hex(), *rest)
             yield blob, self._content(key) if blob.coding == "inline" else None
 
+    def cold(self, before: float) -> Iterator[Blob]:
+        known = self._query("SELECT value FROM meta WHERE key = 'cold'")
+        after, last = known[0][0] if known else -inf, -1
+        while page := self._query(
+            "SELECT digest, size, coding, place, frames, used_at, blob_key FROM blob WHERE blob_key > ?"
+            " AND coding = 'raw' AND used_at > ? AND used_at <= ? ORDER BY blob_key LIMIT 64",
+            (last, after, before),
+        ):
+            for digest, *rest, key in page:
+                yield Blob(digest.hex(), *rest)
+                last = key
+        with self._change("noting what was looked at"):
+            self._changes.note_cold(before)
+
     def _content(self, blob_key: int) -> bytes | None:
         """Inline content as it is in the database: nothing right, where the pages that hold it are damaged."""
         try:
@@ -241,6 +272,9 @@ class SqliteCatalog(Database):
         else:
             self._sync_journal(mark)
         return True
+
+    def put_new(self, entry: Entry, *, limits: Limits = _NO_LIMITS) -> set[str] | None:
+        return None
 
     @contextmanager
     def batch(self) -> Iterator[None]:

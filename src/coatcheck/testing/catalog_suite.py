@@ -112,6 +112,39 @@ class CatalogSuite(RecordSuite, suite=True):
         assert catalog.find("s", prefix="abcdef0123456") == []
         assert catalog.find("s", prefix="abcdef0123458") == []
 
+    def test_ids_that_begin_alike_are_near_each_other(self, catalog: Catalog) -> None:
+        first, second, apart = ("abc" * 4 + "0" * 52, "abc" * 4 + "1" * 52, "abc" * 3 + "f" * 55)
+        for digest, session in ((first, "s"), (second, "parent"), (apart, "s"), (second, "stranger")):
+            catalog.put(entry(digest=digest, session=session))
+        assert catalog.near(["s"], [second]) == {first}
+        assert catalog.near(["s", "parent", "nobody"], [first, apart]) == {first, second, apart}
+        assert (
+            catalog.near(["s", "parent"], ["0" * 64]) == catalog.near([], [first]) == catalog.near(["s"], []) == set()
+        )
+        catalog.expire(1e12, forget_before=0)
+        assert catalog.near(["s"], [first], settled=False) == catalog.near(["s"], [first])
+
+    def test_a_far_catalog_puts_what_is_new_in_one_trip(self, catalog: Catalog, others: Catalog) -> None:
+        first, second = ("abc" * 4 + "0" * 52, "abc" * 4 + "1" * 52)
+        catalog.put(entry(digest=first))
+        near = catalog.put_new(entry(digest=second, name="n"))
+        if not catalog.is_far:
+            assert near is None
+            return
+        assert near == {first}
+        assert [one.ref.name for one in others.find("s", prefix=second)] == ["n"]
+        before = catalog.find("s"), catalog.totals()
+        assert catalog.put_new(entry(digest=second, name="another")) is None
+        assert (catalog.find("s"), catalog.totals()) == before
+        assert catalog.put_new(entry(digest=second, session="other")) == set()
+        with pytest.raises(QuotaExceeded):
+            catalog.put_new(entry("abcdef", session="small", quota=5))
+        catalog.put(entry("old", session="brief", ttl=10.0, created=0.0))
+        assert (
+            catalog.put_new(entry("old", session="brief", ttl=10.0, created=50.0), limits=Limits(grace=5.0)) is not None
+        )
+        assert [one.gone for one in catalog.find("brief")] == [None]
+
     def test_a_name_finds_every_ref_that_was_put_under_it(self, catalog: Catalog) -> None:
         for content in ("a", "b", "a", "c"):
             catalog.put(entry(content, name="n"))
@@ -222,6 +255,31 @@ class CatalogSuite(RecordSuite, suite=True):
         assert sorted(blob.digest for blob, _ in catalog.blobs()) == sorted(
             digest_of(str(i).encode()) for i in range(70)
         )
+
+    def test_places_are_told_of_the_blobs_that_are_known(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", place="here"))
+        catalog.put(entry("y", place="there", session="other"))
+        known = {digest_of(b"x"): "here", digest_of(b"y"): "there"}
+        assert catalog.places([*known, "0" * 64]) == known
+        assert catalog.places([]) == {}
+
+    def test_what_went_cold_is_offered_once_for_each_time(self, catalog: Catalog, others: Catalog) -> None:
+        def cold(before: float) -> list[str]:
+            return [blob.digest for blob in catalog.cold(before)]
+
+        for i in range(70):
+            catalog.put(entry(str(i), place=str(i), created=float(i % 7)))
+        catalog.put(entry("new", place="new", created=50.0))
+        small = b"x" * max(0, catalog.inline_limit)
+        if small:
+            catalog.put(inline(small, created=0.0))
+        digests = sorted(digest_of(str(i).encode()) for i in range(70))
+        next(catalog.cold(10.0))  # a walk that broke off does not count
+        assert sorted(cold(10.0)) == digests
+        assert cold(10.0) == [blob.digest for blob in others.cold(10.0)] == []
+        catalog.touch({}, {digests[0]: 20.0})
+        assert cold(30.0) == [digests[0]]
+        assert cold(60.0) == [digest_of(b"new")]
 
     def test_relocating_points_at_the_new_copy(self, catalog: Catalog) -> None:
         old = entry("x", place="first").blob

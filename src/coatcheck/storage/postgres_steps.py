@@ -1,0 +1,443 @@
+"""The steps that make a fleet's schema, in SQL. A released step never changes.
+
+Names, ids and labels are `bytea`: they may hold what `text` cannot, a NUL. Long ones are indexed by their SHA-256. A
+function carries the number of the step that made it: one that changes comes under a new name, so that processes of the
+previous version find theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Either a `change` in one transaction, or indexes that are made and dropped while others write.
+
+    `tolerates` is how many steps a process must know to go on using the schema after this one."""
+
+    change: tuple[str, ...] = ()
+    indexes: dict[str, str] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    tolerates: int = 1
+
+
+_FIRST: Final = (
+    "CREATE TABLE meta (tenant text NOT NULL, key text NOT NULL, value bytea NOT NULL, PRIMARY KEY (tenant, key))",
+    """CREATE TABLE session (
+        session_key bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        tenant text NOT NULL,
+        session_id bytea NOT NULL,
+        parent bytea,
+        ttl float8,
+        quota bigint,
+        created_at float8 NOT NULL,
+        used_at float8 NOT NULL,
+        used_bytes bigint NOT NULL DEFAULT 0,
+        next_seq bigint NOT NULL DEFAULT 1,
+        token bigint NOT NULL DEFAULT 0,
+        holder bytea NOT NULL DEFAULT '',
+        claimed_at float8 NOT NULL DEFAULT 0) WITH (fillfactor = 70)""",
+    "CREATE UNIQUE INDEX session_by_id ON session (tenant, sha256(session_id))",
+    "CREATE INDEX session_by_expiry ON session (tenant, (used_at + ttl)) WHERE ttl IS NOT NULL",
+    """CREATE TABLE blob (
+        tenant text NOT NULL,
+        digest bytea NOT NULL,
+        size bigint NOT NULL,
+        coding text NOT NULL,
+        place text NOT NULL,
+        frames bytea NOT NULL,
+        refs bigint NOT NULL,
+        used_at float8 NOT NULL,
+        data bytea,
+        PRIMARY KEY (tenant, digest)) WITH (fillfactor = 85)""",
+    "ALTER TABLE blob ALTER COLUMN data SET STORAGE EXTERNAL",  # to compress would cost a put more than to write
+    """CREATE TABLE ref (
+        session_key bigint NOT NULL,
+        seq bigint NOT NULL,
+        tenant text NOT NULL,
+        digest bytea NOT NULL,
+        size bigint NOT NULL,
+        name bytea,
+        codec text NOT NULL,
+        media_type bytea NOT NULL,
+        kind text NOT NULL,
+        tool bytea,
+        call_id bytea,
+        producer text NOT NULL,
+        parents text NOT NULL,
+        summary bytea NOT NULL,
+        created_at float8 NOT NULL,
+        expires_at float8,
+        pinned boolean NOT NULL,
+        granted_by bytea,
+        request bytea,
+        gone text,
+        PRIMARY KEY (session_key, seq))""",
+    "CREATE INDEX ref_by_digest ON ref (session_key, digest)",
+    "CREATE INDEX ref_by_name ON ref (session_key, sha256(name), seq) WHERE name IS NOT NULL",
+    "CREATE INDEX ref_by_expiry ON ref (tenant, expires_at) WHERE expires_at IS NOT NULL AND gone IS NULL",
+    "CREATE INDEX ref_of_blob ON ref (tenant, digest)",
+    """CREATE TABLE shown (
+        session_key bigint NOT NULL,
+        tenant text NOT NULL,
+        digest bytea NOT NULL,
+        ranges int8multirange NOT NULL,
+        PRIMARY KEY (session_key, digest))""",
+    """CREATE TABLE passage (
+        passage_key bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        tenant text NOT NULL,
+        digest bytea NOT NULL,
+        session_id bytea NOT NULL,
+        first int NOT NULL, last int NOT NULL, start bigint NOT NULL, stop bigint NOT NULL,
+        words tsvector NOT NULL)""",
+    "CREATE INDEX passage_by_digest ON passage (tenant, digest)",
+    "CREATE INDEX passage_words ON passage USING gin (words)",
+    "CREATE TABLE indexed (tenant text NOT NULL, digest bytea NOT NULL, PRIMARY KEY (tenant, digest))",
+    """CREATE TABLE held (tenant text NOT NULL, session_id bytea NOT NULL, digest bytea NOT NULL, label bytea NOT NULL,
+        expires float8)""",
+    "CREATE UNIQUE INDEX held_by_session ON held (tenant, sha256(session_id), digest)",
+    "CREATE INDEX held_by_digest ON held (tenant, digest)",
+    """CREATE TABLE followed (tenant text NOT NULL, session_id bytea NOT NULL, created float8 NOT NULL,
+        seq bigint NOT NULL, digest bytea NOT NULL)""",
+    "CREATE UNIQUE INDEX followed_by_session ON followed (tenant, sha256(session_id))",
+    # Tokens are drawn for the whole schema: a session that ended and began anew never meets an old one.
+    "CREATE SEQUENCE fence",
+    """CREATE TABLE record (
+        session_key bigint NOT NULL,
+        tenant text NOT NULL,
+        series bytea NOT NULL,
+        seq bigint NOT NULL,
+        at float8 NOT NULL,
+        token bigint,
+        checksum bytea NOT NULL,
+        drawn bytea NOT NULL,
+        body bytea NOT NULL)""",
+    "CREATE UNIQUE INDEX record_by_series ON record (session_key, sha256(series), seq)",
+    # One call is one transaction and one trip. The order of locks is session, refs, blob: everywhere.
+    """CREATE FUNCTION put_1(
+        p_tenant text, p_session bytea, p_parent bytea, p_ttl float8, p_quota bigint, p_now float8, p_grace float8,
+        p_store_quota bigint, p_digest bytea, p_size bigint, p_coding text, p_place text, p_frames bytea, p_data bytea,
+        p_heal boolean, p_reuse boolean, p_name bytea, p_codec text, p_media_type bytea, p_kind text, p_tool bytea,
+        p_call_id bytea, p_producer text, p_parents text, p_summary bytea, p_expires float8, p_pinned boolean,
+        p_granted_by bytea, p_request bytea) RETURNS void LANGUAGE plpgsql AS $$
+    DECLARE
+        s session%ROWTYPE;
+        b blob%ROWTYPE;
+        held ref%ROWTYPE;
+        is_held boolean;
+        total bigint;
+        is_pinned boolean := p_pinned;
+    BEGIN
+        LOOP
+            SELECT * INTO s FROM session WHERE tenant = p_tenant AND sha256(session_id) = sha256(p_session) FOR UPDATE;
+            EXIT WHEN FOUND;
+            INSERT INTO session (tenant, session_id, parent, ttl, quota, created_at, used_at)
+                VALUES (p_tenant, p_session, p_parent, p_ttl, p_quota, p_now, p_now) ON CONFLICT DO NOTHING;
+        END LOOP;
+        IF p_quota IS NOT NULL AND s.used_bytes + p_size > p_quota AND NOT EXISTS (SELECT 1 FROM ref
+                WHERE session_key = s.session_key AND digest = p_digest AND gone IS NULL) THEN
+            RAISE EXCEPTION 'session %', s.used_bytes USING ERRCODE = 'CC002';
+        END IF;
+        IF p_store_quota IS NOT NULL AND NOT EXISTS (SELECT 1 FROM blob WHERE tenant = p_tenant AND digest = p_digest)
+        THEN
+            SELECT coalesce(sum(size), 0) INTO total FROM blob WHERE tenant = p_tenant;
+            IF total + p_size > p_store_quota THEN
+                RAISE EXCEPTION 'store %', total USING ERRCODE = 'CC002';
+            END IF;
+        END IF;
+        IF s.ttl IS NOT NULL AND s.used_at + s.ttl + p_grace <= p_now THEN
+            PERFORM bury_1(p_tenant, s.session_key, ARRAY(SELECT seq FROM ref
+                WHERE session_key = s.session_key AND gone IS NULL AND NOT pinned), 'expired');
+            DELETE FROM record WHERE session_key = s.session_key;
+        END IF;
+        IF p_reuse THEN
+            SELECT * INTO b FROM blob WHERE tenant = p_tenant AND digest = p_digest AND place = p_place FOR UPDATE;
+            IF NOT FOUND THEN
+                RAISE EXCEPTION 'gone' USING ERRCODE = 'CC001';
+            END IF;
+        ELSE
+            LOOP
+                INSERT INTO blob (tenant, digest, size, coding, place, frames, refs, used_at, data)
+                    VALUES (p_tenant, p_digest, p_size, p_coding, p_place, p_frames, 0, p_now, p_data)
+                    ON CONFLICT DO NOTHING;
+                IF FOUND THEN
+                    PERFORM revive_1(p_tenant, p_digest);
+                    EXIT;
+                END IF;
+                SELECT * INTO b FROM blob WHERE tenant = p_tenant AND digest = p_digest FOR UPDATE;
+                IF FOUND THEN
+                    IF p_heal OR p_data IS NOT NULL THEN
+                        UPDATE blob SET coding = p_coding, place = p_place, frames = p_frames, data = p_data
+                            WHERE tenant = p_tenant AND digest = p_digest
+                            AND (coding, place, data) IS DISTINCT FROM (p_coding, p_place, p_data);
+                    END IF;
+                    EXIT;
+                END IF;
+            END LOOP;
+        END IF;
+        SELECT * INTO held FROM ref WHERE session_key = s.session_key AND digest = p_digest AND gone IS NULL
+            ORDER BY seq DESC LIMIT 1;
+        is_held := FOUND;
+        is_pinned := p_pinned OR is_held AND held.pinned;  -- a pin is on the artifact: it covers refs that come later
+        IF is_held AND (held.name, held.codec, held.media_type, held.kind, held.tool, held.call_id, held.producer,
+                held.parents, held.summary, held.expires_at, held.pinned, held.granted_by, held.request)
+                IS NOT DISTINCT FROM (p_name, p_codec, p_media_type, p_kind, p_tool, p_call_id, p_producer, p_parents,
+                p_summary, p_expires, is_pinned, p_granted_by, p_request)
+            AND (p_name IS NULL OR held.seq = (SELECT max(seq) FROM ref
+                WHERE session_key = s.session_key AND sha256(name) = sha256(p_name))) THEN
+            UPDATE session SET used_at = greatest(used_at, p_now) WHERE session_key = s.session_key;
+            RETURN;
+        END IF;
+        IF NOT is_held THEN
+            DELETE FROM ref WHERE session_key = s.session_key AND digest = p_digest AND gone IS NOT NULL;
+        END IF;
+        INSERT INTO ref VALUES (s.session_key, s.next_seq, p_tenant, p_digest, p_size, p_name, p_codec, p_media_type,
+            p_kind, p_tool, p_call_id, p_producer, p_parents, p_summary, p_now, p_expires, is_pinned, p_granted_by,
+            p_request, NULL);
+        UPDATE blob SET refs = refs + 1 WHERE tenant = p_tenant AND digest = p_digest;
+        UPDATE session SET next_seq = next_seq + 1, used_at = greatest(used_at, p_now),
+            used_bytes = used_bytes + CASE WHEN is_held THEN 0 ELSE p_size END WHERE session_key = s.session_key;
+    END $$""",
+    # Tombstones in place of refs of one session, whose row the caller has locked.
+    """CREATE FUNCTION bury_1(p_tenant text, p_session_key bigint, p_seqs bigint[], p_why text)
+    RETURNS SETOF blob LANGUAGE plpgsql AS $$
+    DECLARE
+        digests bytea[];
+        sizes bigint[];
+    BEGIN
+        WITH buried AS (UPDATE ref SET gone = p_why WHERE session_key = p_session_key AND seq = ANY (p_seqs)
+            AND gone IS NULL RETURNING digest, size)
+        SELECT array_agg(digest), array_agg(size) INTO digests, sizes FROM buried;
+        RETURN QUERY SELECT * FROM let_go_1(p_tenant, p_session_key, digests, sizes);
+    END $$""",
+    # The accounts after refs of one session went: what it uses, and blobs that nobody refers to any more.
+    """CREATE FUNCTION let_go_1(p_tenant text, p_session_key bigint, p_digests bytea[], p_sizes bigint[])
+    RETURNS SETOF blob LANGUAGE plpgsql AS $$
+    BEGIN
+        IF p_digests IS NULL THEN
+            RETURN;
+        END IF;
+        UPDATE session SET used_bytes = used_bytes - (SELECT coalesce(sum(size), 0) FROM
+            (SELECT DISTINCT digest, size FROM unnest(p_digests, p_sizes) AS went (digest, size)) went
+            WHERE NOT EXISTS (SELECT 1 FROM ref r WHERE r.session_key = p_session_key AND r.digest = went.digest
+                AND r.gone IS NULL)) WHERE session_key = p_session_key;
+        PERFORM 1 FROM blob WHERE tenant = p_tenant AND digest = ANY (p_digests) ORDER BY digest FOR UPDATE;
+        UPDATE blob b SET refs = b.refs - went.n
+            FROM (SELECT digest, count(*) AS n FROM unnest(p_digests) AS went (digest) GROUP BY digest) went
+            WHERE b.tenant = p_tenant AND b.digest = went.digest;
+        RETURN QUERY DELETE FROM blob WHERE tenant = p_tenant AND digest = ANY (p_digests) AND refs <= 0 RETURNING *;
+    END $$""",
+    # Refs that lost their bytes to damage, now that the bytes are here again.
+    """CREATE FUNCTION revive_1(p_tenant text, p_digest bytea) RETURNS void LANGUAGE plpgsql AS $$
+    DECLARE
+        keys bigint[];
+    BEGIN
+        SELECT array_agg(session_key) INTO keys FROM ref
+            WHERE tenant = p_tenant AND digest = p_digest AND gone = 'damaged';
+        IF keys IS NULL THEN
+            RETURN;
+        END IF;
+        UPDATE ref SET gone = NULL WHERE tenant = p_tenant AND digest = p_digest AND gone = 'damaged';
+        UPDATE blob SET refs = refs + cardinality(keys) WHERE tenant = p_tenant AND digest = p_digest;
+        UPDATE session SET used_bytes = (SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
+            WHERE ref.session_key = session.session_key AND gone IS NULL) held) WHERE session_key = ANY (keys);
+    END $$""",
+)
+
+_TENANTS: Final = ("meta", "session", "blob", "ref", "shown", "passage", "indexed", "held", "followed", "record")
+_SECURED: Final = tuple(
+    statement
+    for table in _TENANTS
+    for statement in (
+        f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY",
+        f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY",
+        f"CREATE POLICY own_tenant ON {table} USING (tenant = current_setting('coatcheck.tenant', true))",
+    )
+)
+
+_PUT: Final = """p_tenant text, p_session bytea, p_parent bytea, p_ttl float8, p_quota bigint, p_now float8,
+        p_grace float8, p_store_quota bigint, p_digest bytea, p_size bigint, p_coding text, p_place text,
+        p_frames bytea, p_data bytea, p_heal boolean, p_reuse boolean, p_name bytea, p_codec text,
+        p_media_type bytea, p_kind text, p_tool bytea, p_call_id bytea, p_producer text, p_parents text,
+        p_summary bytea, p_expires float8, p_pinned boolean, p_granted_by bytea, p_request bytea"""
+
+_SECOND: Final = (
+    "ALTER TABLE format ADD COLUMN tolerates int NOT NULL DEFAULT 1",
+    # When a collection has to look at a session again: at a moment, or never; and when one ended of which nothing is
+    # left. A put leaves both alone, so that the row it updates stays on its page and in its indexes.
+    "ALTER TABLE session ADD COLUMN look_at float8 DEFAULT '-infinity', ADD COLUMN ended_at float8",
+    """CREATE FUNCTION look_again_2() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        NEW.look_at := '-infinity';
+        NEW.ended_at := NULL;
+        RETURN NEW;
+    END $$""",
+    """CREATE TRIGGER look_again BEFORE UPDATE ON session FOR EACH ROW
+        WHEN (NEW.ttl IS DISTINCT FROM OLD.ttl OR OLD.look_at IS NULL
+            AND (NEW.used_at, NEW.used_bytes) IS DISTINCT FROM (OLD.used_at, OLD.used_bytes))
+        EXECUTE FUNCTION look_again_2()""",
+    # The bytes of a tenant's blobs, in some slots: writers seldom meet in one, and a quota adds up a few rows.
+    """CREATE TABLE stored (tenant text NOT NULL, slot int NOT NULL, bytes bigint NOT NULL, PRIMARY KEY (tenant, slot))
+        WITH (fillfactor = 50)""",
+    """CREATE FUNCTION count_2() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF TG_OP = 'INSERT' THEN
+            INSERT INTO stored VALUES (NEW.tenant, pg_backend_pid() % 64, NEW.size)
+                ON CONFLICT (tenant, slot) DO UPDATE SET bytes = stored.bytes + excluded.bytes;
+        ELSE
+            INSERT INTO stored VALUES (OLD.tenant, pg_backend_pid() % 64, -OLD.size)
+                ON CONFLICT (tenant, slot) DO UPDATE SET bytes = stored.bytes + excluded.bytes;
+        END IF;
+        RETURN NULL;
+    END $$""",
+    # At the end of a transaction, when it waits for nothing else: so it cannot be part of a deadlock.
+    """CREATE CONSTRAINT TRIGGER counted AFTER INSERT OR DELETE ON blob DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION count_2()""",
+    "ALTER TABLE blob NO FORCE ROW LEVEL SECURITY",  # the owner adds up for every tenant
+    "INSERT INTO stored SELECT tenant, 0, sum(size) FROM blob GROUP BY tenant",
+    "ALTER TABLE blob FORCE ROW LEVEL SECURITY",
+    # The accounts after refs went, one row of the arrays for each: what their sessions use, and blobs that nobody
+    # refers to any more, with all that the full-text index has of these.
+    """CREATE FUNCTION let_go_2(p_tenant text, p_keys bigint[], p_digests bytea[], p_sizes bigint[])
+    RETURNS SETOF blob LANGUAGE plpgsql AS $$
+    DECLARE
+        b blob%ROWTYPE;
+        gone bytea[] := '{}';
+    BEGIN
+        UPDATE session s SET used_bytes = s.used_bytes - freed.size FROM
+            (SELECT went.session_key, sum(went.size) AS size FROM
+                (SELECT DISTINCT * FROM unnest(p_keys, p_digests, p_sizes) AS w (session_key, digest, size)) went
+            WHERE NOT EXISTS (SELECT 1 FROM ref r WHERE r.session_key = went.session_key AND r.digest = went.digest
+                AND r.gone IS NULL) GROUP BY went.session_key) freed
+            WHERE s.session_key = freed.session_key;
+        PERFORM 1 FROM blob WHERE tenant = p_tenant AND digest = ANY (p_digests) ORDER BY digest FOR UPDATE;
+        UPDATE blob SET refs = refs - went.n
+            FROM (SELECT digest, count(*) AS n FROM unnest(p_digests) AS w (digest) GROUP BY digest) went
+            WHERE blob.tenant = p_tenant AND blob.digest = went.digest;
+        FOR b IN DELETE FROM blob WHERE tenant = p_tenant AND digest = ANY (p_digests) AND refs <= 0 RETURNING * LOOP
+            gone := gone || b.digest;
+            RETURN NEXT b;
+        END LOOP;
+        IF cardinality(gone) > 0 THEN
+            DELETE FROM passage WHERE tenant = p_tenant AND digest = ANY (gone);
+            DELETE FROM indexed WHERE tenant = p_tenant AND digest = ANY (gone);
+            DELETE FROM held WHERE tenant = p_tenant AND digest = ANY (gone);
+        END IF;
+    END $$""",
+    # The same as put_1 in fewer statements. With `p_if_new` it answers the ids between `p_low` and `p_high` in the
+    # session as they were before, or NULL, and does nothing, where the session holds the artifact.
+    f"""CREATE FUNCTION put_2(
+        {_PUT}, p_if_new boolean, p_low bytea, p_high bytea) RETURNS bytea[] LANGUAGE plpgsql AS $$
+    DECLARE
+        s record;
+        held ref%ROWTYPE;
+        near bytea[];
+        is_held boolean;
+        was_held boolean;
+        is_new boolean;
+        is_pinned boolean := p_pinned;
+        total bigint;
+        keys bigint[];
+        digests bytea[];
+        sizes bigint[];
+    BEGIN
+        LOOP
+            SELECT session_key, ttl, used_at, used_bytes, next_seq INTO s FROM session
+                WHERE tenant = p_tenant AND sha256(session_id) = sha256(p_session) FOR UPDATE;
+            EXIT WHEN FOUND;
+            INSERT INTO session (tenant, session_id, parent, ttl, quota, created_at, used_at)
+                VALUES (p_tenant, p_session, p_parent, p_ttl, p_quota, p_now, p_now) ON CONFLICT DO NOTHING;
+        END LOOP;
+        IF s.ttl IS NOT NULL AND s.used_at + s.ttl + p_grace <= p_now THEN
+            WITH buried AS (UPDATE ref SET gone = 'expired' WHERE session_key = s.session_key AND gone IS NULL
+                AND NOT pinned RETURNING session_key, digest, size)
+            SELECT array_agg(session_key), array_agg(digest), array_agg(size) INTO keys, digests, sizes FROM buried;
+            PERFORM let_go_2(p_tenant, keys, digests, sizes);
+            DELETE FROM record WHERE session_key = s.session_key;
+            SELECT used_bytes INTO s.used_bytes FROM session WHERE session_key = s.session_key;
+        END IF;
+        SELECT array_agg(DISTINCT digest), coalesce(bool_or(digest = p_digest AND gone IS NULL), false),
+            coalesce(bool_or(digest = p_digest AND gone IS NOT NULL), false) INTO near, is_held, was_held
+            FROM ref WHERE session_key = s.session_key AND digest BETWEEN p_low AND p_high;
+        IF p_if_new AND is_held THEN
+            RETURN NULL;
+        END IF;
+        IF p_quota IS NOT NULL AND NOT is_held AND s.used_bytes + p_size > p_quota THEN
+            RAISE EXCEPTION 'session %', s.used_bytes USING ERRCODE = 'CC002';
+        END IF;
+        IF p_store_quota IS NOT NULL AND NOT EXISTS (SELECT 1 FROM blob WHERE tenant = p_tenant AND digest = p_digest)
+        THEN
+            SELECT sum(bytes) INTO total FROM stored WHERE tenant = p_tenant;
+            IF coalesce(total, 0) + p_size > p_store_quota * 0.9 THEN  -- from here on one at a time
+                PERFORM pg_advisory_xact_lock(hashtextextended(p_tenant, 2));
+                SELECT sum(bytes) INTO total FROM stored WHERE tenant = p_tenant;
+                IF coalesce(total, 0) + p_size > p_store_quota THEN
+                    RAISE EXCEPTION 'store %', coalesce(total, 0) USING ERRCODE = 'CC002';
+                END IF;
+            END IF;
+        END IF;
+        IF p_reuse THEN
+            UPDATE blob SET refs = refs + 1 WHERE tenant = p_tenant AND digest = p_digest AND place = p_place;
+            IF NOT FOUND THEN
+                RAISE EXCEPTION 'gone' USING ERRCODE = 'CC001';
+            END IF;
+        ELSE
+            INSERT INTO blob AS b (tenant, digest, size, coding, place, frames, refs, used_at, data)
+                VALUES (p_tenant, p_digest, p_size, p_coding, p_place, p_frames, 1, p_now, p_data)
+                ON CONFLICT (tenant, digest) DO UPDATE SET refs = b.refs + 1 RETURNING b.xmax = 0 INTO is_new;
+            IF is_new THEN
+                IF EXISTS (SELECT 1 FROM ref WHERE tenant = p_tenant AND digest = p_digest AND gone = 'damaged') THEN
+                    PERFORM revive_1(p_tenant, p_digest);
+                    SELECT coalesce(bool_or(gone IS NULL), false), coalesce(bool_or(gone IS NOT NULL), false)
+                        INTO is_held, was_held FROM ref WHERE session_key = s.session_key AND digest = p_digest;
+                END IF;
+            ELSIF p_heal OR p_data IS NOT NULL THEN
+                UPDATE blob SET coding = p_coding, place = p_place, frames = p_frames, data = p_data
+                    WHERE tenant = p_tenant AND digest = p_digest
+                    AND (coding, place, data) IS DISTINCT FROM (p_coding, p_place, p_data);
+            END IF;
+        END IF;
+        IF is_held THEN
+            SELECT * INTO held FROM ref WHERE session_key = s.session_key AND digest = p_digest AND gone IS NULL
+                ORDER BY seq DESC LIMIT 1;
+            is_pinned := p_pinned OR held.pinned;  -- a pin is on the artifact: it covers refs that come later
+            IF (held.name, held.codec, held.media_type, held.kind, held.tool, held.call_id, held.producer,
+                    held.parents, held.summary, held.expires_at, held.pinned, held.granted_by, held.request)
+                    IS NOT DISTINCT FROM (p_name, p_codec, p_media_type, p_kind, p_tool, p_call_id, p_producer,
+                    p_parents, p_summary, p_expires, is_pinned, p_granted_by, p_request)
+                AND (p_name IS NULL OR held.seq = (SELECT max(seq) FROM ref
+                    WHERE session_key = s.session_key AND sha256(name) = sha256(p_name))) THEN
+                UPDATE blob SET refs = refs - 1 WHERE tenant = p_tenant AND digest = p_digest;
+                UPDATE session SET used_at = greatest(used_at, p_now) WHERE session_key = s.session_key;
+                RETURN near;
+            END IF;
+        ELSIF was_held THEN
+            DELETE FROM ref WHERE session_key = s.session_key AND digest = p_digest AND gone IS NOT NULL;
+        END IF;
+        INSERT INTO ref VALUES (s.session_key, s.next_seq, p_tenant, p_digest, p_size, p_name, p_codec, p_media_type,
+            p_kind, p_tool, p_call_id, p_producer, p_parents, p_summary, p_now, p_expires, is_pinned, p_granted_by,
+            p_request, NULL);
+        UPDATE session SET next_seq = next_seq + 1, used_at = greatest(used_at, p_now),
+            used_bytes = used_bytes + CASE WHEN is_held THEN 0 ELSE p_size END WHERE session_key = s.session_key;
+        RETURN coalesce(near, '{{}}');
+    END $$""",
+    "ALTER TABLE stored ENABLE ROW LEVEL SECURITY",
+    "ALTER TABLE stored FORCE ROW LEVEL SECURITY",
+    "CREATE POLICY own_tenant ON stored USING (tenant = current_setting('coatcheck.tenant', true))",
+)
+
+STEPS: Final[tuple[Step, ...]] = (
+    Step(_FIRST + _SECURED),
+    Step(_SECOND),
+    Step(
+        indexes={
+            "session_by_look": "session (tenant, look_at)",
+            "session_by_end": "session (tenant, ended_at) WHERE ended_at IS NOT NULL",
+            "blob_by_use": "blob (tenant, used_at) WHERE coding = 'raw'",
+            "passage_by_session": "passage (tenant, sha256(session_id)) WHERE session_id <> ''",
+        },
+        dropped=("session_by_expiry",),
+    ),
+)

@@ -1,0 +1,280 @@
+"""Upkeep of a fleet's catalog: pins, removal, expiry, walks over all there is, and what is not sound.
+
+Any number of machines may collect: each takes sessions that no other is at, some at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from math import inf
+from typing import Any, Final
+
+from coatcheck.refs import Blob
+from coatcheck.storage import Freed, SessionInfo, Totals
+from coatcheck.storage.postgres import Db
+from coatcheck.storage.postgres_records import PostgresRecords
+from coatcheck.storage.postgres_rows import BLOB, OF_SESSION, SESSION, blob_of, freed_of, packed, session_of
+
+_PAGE: Final = 256
+_BATCH: Final = 100  # sessions that a collection takes at a time
+_LATER: Final = 86_400.0  # seconds after which an expired session that holds a pin is looked at again
+_HIGHEST: Final = b"\xff" * 32
+_DEAD: Final = "NOT r.pinned AND r.gone IS NULL AND (s.used_at + s.ttl <= %(at)s OR r.expires_at <= %(at)s)"
+_USED: Final = """(SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
+    WHERE ref.session_key = session.session_key AND ref.gone IS NULL) held)"""
+_COUNTED: Final = "(SELECT count(*) FROM ref r WHERE r.tenant = b.tenant AND r.digest = b.digest AND r.gone IS NULL)"
+_STRAY: Final = (
+    "gone IS NULL AND NOT EXISTS (SELECT 1 FROM blob b WHERE b.tenant = ref.tenant AND b.digest = ref.digest)"
+)
+
+
+class PostgresUpkeep(PostgresRecords):
+    """What a catalog does besides putting and finding."""
+
+    def pin(self, session_id: str, digest: str, pinned: bool) -> int:
+        def change(db: Db) -> int:
+            key = self._locked(db, session_id)
+            if not pinned:  # what a pin has kept may have expired long ago
+                db.execute("UPDATE session SET look_at = '-infinity' WHERE session_key = %s", (key,))
+            return db.execute(
+                "UPDATE ref SET pinned = %s WHERE session_key = %s AND digest = %s AND gone IS NULL",
+                (pinned, key, bytes.fromhex(digest)),
+            ).rowcount
+
+        return self._connections.run(change, "pinning")
+
+    def remove(self, session_id: str, digest: str | None = None, *, end: bool = False) -> Freed:
+        one = None if digest is None else bytes.fromhex(digest)
+
+        def change(db: Db) -> Freed:
+            key = self._locked(db, session_id)
+            if key is None:
+                return Freed()
+            which = "session_key = %s AND (%s::bytea IS NULL OR digest = %s)"
+            gone = db.execute(
+                f"DELETE FROM ref WHERE {which} RETURNING session_key, digest, size, gone", (key, one, one)
+            ).fetchall()
+            db.execute(f"DELETE FROM shown WHERE {which}", (key, one, one))
+            refs = [ref for *ref, why in gone if why is None]
+            blobs = self._let_go(db, refs)
+            if end:
+                db.execute("DELETE FROM record WHERE session_key = %s", (key,))
+                db.execute("DELETE FROM session WHERE session_key = %s", (key,))
+            return freed_of(len(refs), blobs)
+
+        return self._connections.run(change, "forgetting")
+
+    def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
+        if dry_run:
+            return self._would_expire(at)
+        freed = Freed()
+        while (some := self._connections.run(partial(self._expire_sessions, at=at), "expiring", slow=True)) is not None:
+            freed += some
+        last: int | None = 0
+        while last is not None:
+            batch, last = self._connections.run(partial(self._expire_refs, at=at, after=last), "expiring", slow=True)
+            freed += batch
+        while self._connections.run(partial(self._drop_tombstones, before=forget_before), "expiring", slow=True):
+            pass
+        return freed
+
+    def _would_expire(self, at: float) -> Freed:
+        (refs,) = self._ask(f"SELECT count(*) FROM session s JOIN ref r USING (session_key)"
+                            f" WHERE s.tenant = %(tenant)s AND {_DEAD}", at=at, slow=True)[0]  # fmt: skip
+        blobs = self._ask(
+            f"SELECT {BLOB} FROM blob b JOIN (SELECT r.digest, count(*) AS n FROM session s JOIN ref r USING"
+            f" (session_key) WHERE s.tenant = %(tenant)s AND {_DEAD} GROUP BY r.digest) dead"
+            " ON dead.digest = b.digest AND dead.n = b.refs WHERE b.tenant = %(tenant)s",
+            at=at,
+            slow=True,
+        )
+        return freed_of(refs, blobs)
+
+    def _expire_sessions(self, db: Db, *, at: float) -> Freed | None:
+        """Look at the next sessions whose time has come, but for those that another machine is at; None where there is
+        none. Each is looked at again when it would expire, as things stand now."""
+        keys = [key for (key,) in db.execute(
+            "SELECT session_key FROM session WHERE tenant = %s AND look_at <= %s ORDER BY look_at LIMIT %s"
+            " FOR UPDATE SKIP LOCKED",
+            (self._tenant, at, _BATCH),
+        )]  # fmt: skip
+        if not keys:
+            return None
+        freed = self._bury(db, keys, at)
+        db.execute(
+            "DELETE FROM record USING session s WHERE record.session_key = s.session_key"
+            " AND s.session_key = ANY (%(keys)s) AND s.used_at + s.ttl <= %(at)s",
+            {"keys": keys, "at": at},
+        )
+        db.execute(
+            "UPDATE session s SET look_at = CASE WHEN used_at + ttl > %(at)s THEN used_at + ttl"
+            " WHEN ttl IS NOT NULL AND has.live THEN %(at)s + %(later)s END,"
+            " ended_at = CASE WHEN used_at + ttl <= %(at)s AND NOT has.live THEN used_at + ttl END"
+            " FROM (SELECT session_key, EXISTS (SELECT 1 FROM ref r WHERE r.session_key = session.session_key"
+            " AND r.gone IS NULL) AS live FROM session) has"
+            " WHERE has.session_key = s.session_key AND s.session_key = ANY (%(keys)s)",
+            {"keys": keys, "at": at, "later": _LATER},
+        )
+        return freed
+
+    def _expire_refs(self, db: Db, *, at: float, after: int) -> tuple[Freed, int | None]:
+        """The same for refs with an expiry of their own; the last session that was looked at, None after all."""
+        keys = [key for (key,) in db.execute(
+            "SELECT session_key FROM session WHERE session_key IN (SELECT session_key FROM ref WHERE tenant = %s"
+            " AND expires_at <= %s AND gone IS NULL AND NOT pinned) AND session_key > %s ORDER BY session_key LIMIT %s"
+            " FOR UPDATE SKIP LOCKED",
+            (self._tenant, at, after, _BATCH),
+        )]  # fmt: skip
+        return self._bury(db, keys, at), keys[-1] if keys else None
+
+    def _bury(self, db: Db, keys: list[int], at: float) -> Freed:
+        """Tombstones for what has expired in these sessions, whose rows are locked."""
+        dead = db.execute(
+            "UPDATE ref r SET gone = 'expired' FROM session s WHERE s.session_key = r.session_key"
+            f" AND s.session_key = ANY (%(keys)s) AND {_DEAD} RETURNING r.session_key, r.digest, r.size",
+            {"keys": keys, "at": at},
+        ).fetchall()
+        return freed_of(len(dead), self._let_go(db, dead))
+
+    def _drop_tombstones(self, db: Db, *, before: float) -> bool:
+        """The next sessions of which nothing is left but what they were; whether there were any."""
+        keys = [key for (key,) in db.execute(
+            "SELECT session_key FROM session WHERE tenant = %s AND ended_at < %s ORDER BY ended_at LIMIT %s"
+            " FOR UPDATE SKIP LOCKED",
+            (self._tenant, before, _BATCH),
+        )]  # fmt: skip
+        db.execute("DELETE FROM ref WHERE session_key = ANY (%s) AND gone IS NOT NULL", (keys,))
+        empty = db.execute(
+            "DELETE FROM session s WHERE session_key = ANY (%s)"
+            " AND NOT EXISTS (SELECT 1 FROM ref r WHERE r.session_key = s.session_key)"
+            " AND NOT EXISTS (SELECT 1 FROM record r WHERE r.session_key = s.session_key)"
+            " RETURNING session_key, sha256(session_id)",
+            (keys,),
+        ).fetchall()
+        db.execute("DELETE FROM shown WHERE session_key = ANY (%s)", ([key for key, _ in empty],))
+        for table, more in (("held", ""), ("followed", ""), ("passage", " AND session_id <> ''")):
+            db.execute(
+                f"DELETE FROM {table} WHERE tenant = %s AND sha256(session_id) = ANY (%s){more}",
+                (self._tenant, [session for _, session in empty]),
+            )
+        db.execute("UPDATE session SET ended_at = NULL WHERE session_key = ANY (%s)", (keys,))
+        return bool(keys)
+
+    def relocate(self, old: Blob, new: Blob) -> bool:
+        return bool(self._ask(
+            "UPDATE blob SET coding = %(coding)s, place = %(new)s, frames = %(frames)s"
+            " WHERE tenant = %(tenant)s AND digest = %(digest)s AND place = %(old)s RETURNING 1",
+            digest=bytes.fromhex(old.digest), old=old.place, coding=new.coding, new=new.place, frames=new.frames,
+        ))  # fmt: skip
+
+    def lose(self, blob: Blob) -> int:
+        digest = bytes.fromhex(blob.digest)
+
+        def change(db: Db) -> int:
+            keys = [key for (key,) in db.execute(
+                "SELECT session_key FROM session WHERE tenant = %s AND session_key IN"
+                " (SELECT session_key FROM ref WHERE tenant = %s AND digest = %s AND gone IS NULL)"
+                " ORDER BY session_key FOR UPDATE",
+                (self._tenant, self._tenant, digest),
+            )]  # fmt: skip
+            same = db.execute(
+                "SELECT 1 FROM blob WHERE tenant = %s AND digest = %s AND place = %s FOR UPDATE",
+                (self._tenant, digest, blob.place),
+            ).fetchone()
+            if same is None:
+                return 0
+            lost = db.execute(
+                "UPDATE ref SET gone = 'damaged' WHERE session_key = ANY (%s) AND digest = %s AND gone IS NULL"
+                " RETURNING session_key, digest, size",
+                (keys, digest),
+            ).fetchall()
+            self._let_go(db, lost)
+            return len(lost)
+
+        return self._connections.run(change, "setting a damaged blob aside")
+
+    def sessions(self) -> Iterator[SessionInfo]:
+        last = 0
+        while rows := self._ask(
+            f"SELECT {SESSION}, session_key FROM session s WHERE tenant = %(tenant)s AND session_key > %(last)s"
+            " ORDER BY session_key LIMIT %(page)s",
+            last=last, page=_PAGE,
+        ):  # fmt: skip
+            yield from map(session_of, rows)
+            last = rows[-1][-1]
+
+    def blobs(self) -> Iterator[tuple[Blob, bytes | None]]:
+        last = b""
+        while rows := self._ask(
+            f"SELECT {BLOB}, b.data FROM blob b WHERE tenant = %(tenant)s AND digest > %(last)s"
+            " ORDER BY digest LIMIT 64",
+            last=last,
+        ):
+            for row in rows:
+                yield blob_of(row), row[6]
+            last = rows[-1][0]
+
+    def cold(self, before: float) -> Iterator[Blob]:
+        noted = self._ask("SELECT value FROM meta WHERE tenant = %(tenant)s AND key = 'cold'")
+        last, digest = (float(noted[0][0].decode()) if noted else -inf), _HIGHEST
+        while rows := self._ask(
+            f"SELECT {BLOB} FROM blob b WHERE tenant = %(tenant)s AND coding = 'raw' AND used_at <= %(before)s"
+            " AND (used_at, digest) > (%(last)s, %(digest)s) ORDER BY used_at, digest LIMIT %(page)s",
+            before=before, last=last, digest=digest, page=_PAGE,
+        ):  # fmt: skip
+            yield from map(blob_of, rows)
+            last, digest = rows[-1][5], rows[-1][0]
+        self._ask(
+            "INSERT INTO meta VALUES (%(tenant)s, 'cold', %(before)s) ON CONFLICT (tenant, key)"
+            " DO UPDATE SET value = excluded.value WHERE convert_from(meta.value, 'UTF8')::float8"
+            " < convert_from(excluded.value, 'UTF8')::float8 RETURNING 1",
+            before=repr(before).encode(),
+        )
+
+    def check(self, *, repair: bool) -> list[str]:
+        def change(db: Db) -> list[str]:
+            problems = []
+            for name, where, mend in (
+                ("refs without a blob row", f"FROM ref WHERE {_STRAY} AND tenant = %(tenant)s",
+                 f"UPDATE ref SET gone = 'damaged' WHERE {_STRAY} AND tenant = %(tenant)s"),
+                ("refs without a session",
+                 "FROM ref WHERE tenant = %(tenant)s AND session_key NOT IN (SELECT session_key FROM session)",
+                 "DELETE FROM ref WHERE tenant = %(tenant)s AND session_key NOT IN (SELECT session_key FROM session)"),
+                ("blobs with a wrong count of refs", f"FROM blob b WHERE tenant = %(tenant)s AND refs <> {_COUNTED}",
+                 f"UPDATE blob b SET refs = {_COUNTED} WHERE tenant = %(tenant)s AND refs <> {_COUNTED}"),
+                ("sessions with a wrong count of bytes",
+                 f"FROM session WHERE tenant = %(tenant)s AND used_bytes <> {_USED}",
+                 f"UPDATE session SET used_bytes = {_USED} WHERE tenant = %(tenant)s AND used_bytes <> {_USED}"),
+            ):  # fmt: skip
+                found = db.execute(f"SELECT count(*) {where}", {"tenant": self._tenant}).fetchone()
+                if found and found[0]:
+                    problems.append(f"{found[0]} {name}" + (": set right" if repair else ""))
+                    if repair:
+                        db.execute(mend, {"tenant": self._tenant})
+            if repair:
+                db.execute("DELETE FROM blob WHERE tenant = %(tenant)s AND refs <= 0", {"tenant": self._tenant})
+            return [*problems, *self._check_records(db, repair=repair)]
+
+        return self._connections.run(change, "checking the catalog", slow=True)
+
+    def totals(self) -> Totals:
+        row = self._ask(
+            """SELECT (SELECT count(*) FROM session WHERE tenant = %(tenant)s),
+            count(*) FILTER (WHERE gone IS NULL), (SELECT count(*) FROM blob WHERE tenant = %(tenant)s),
+            count(*) FILTER (WHERE gone IS NOT NULL),
+            (SELECT coalesce(sum(size), 0) FROM blob WHERE tenant = %(tenant)s)::bigint,
+            coalesce(sum(size) FILTER (WHERE gone IS NULL), 0)::bigint FROM ref WHERE tenant = %(tenant)s""",
+            slow=True,
+        )[0]
+        return Totals(*row)
+
+    def _ask(self, sql: str, *, slow: bool = False, **values: Any) -> list[Any]:
+        return self._connections.ask(sql, {"tenant": self._tenant, **values}, slow=slow)
+
+    def _locked(self, db: Db, session_id: str) -> int | None:
+        row = db.execute(
+            f"SELECT session_key FROM session s WHERE {OF_SESSION} FOR UPDATE",
+            {"tenant": self._tenant, "session": packed(session_id)},
+        ).fetchone()
+        return None if row is None else int(row[0])
