@@ -67,7 +67,7 @@ def test_an_import_gives_the_same_store_whatever_the_backends(store: Store, tmp_
 
 def test_the_numbers_of_an_export_and_an_import_are_told(store: Store, backend: Backend, clock: Clock) -> None:
     fill(store, clock)
-    steps: list[tuple[int, int]] = []
+    steps: list[tuple[int, int | None]] = []
     target = io.BytesIO()
     count = store.export(target, progress=lambda done, total: steps.append((done, total)))
     assert count == store.stats().refs

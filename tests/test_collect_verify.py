@@ -362,7 +362,7 @@ def test_verify_reads_everything_and_tells_its_progress(store: Store) -> None:
     session = store.session("s")
     session.put("small")
     session.put(NOISE)
-    steps: list[tuple[int, int]] = []
+    steps: list[tuple[int, int | None]] = []
     report = store.verify(progress=lambda done, total: steps.append((done, total)))
     assert (report.artifacts, report.bytes) == (2, LARGE + 5)
     assert steps[-1] == (LARGE + 5, LARGE + 5)

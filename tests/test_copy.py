@@ -75,7 +75,7 @@ def test_a_second_copy_brings_what_is_new(store: Store, target: Store) -> None:
 def test_a_copy_that_broke_off_goes_on(store: Store, target: Store) -> None:
     filled(store)
 
-    def stop(done: int, total: int) -> None:
+    def stop(done: int, total: int | None) -> None:
         if done == 4:
             raise KeyboardInterrupt
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -34,9 +35,10 @@ def connected(place: Place, tenant: str = "") -> Iterator[psycopg.Connection[Any
 
 
 def put_as_before(db: psycopg.Connection[Any], content: bytes, *, session: str = "old", tenant: str = "") -> None:
-    values = (tenant, session.encode(), None, 3600.0, None, time.time(), 7200.0, None, bytes.fromhex(digest_of(content)),
-              len(content), "inline", "", b"", content, False, False, None, "bytes", b"text/plain", "result", None, None,
-              "system", "", b"", None, False, None, None)  # fmt: skip
+    digest = bytes.fromhex(digest_of(content))
+    values = (tenant, session.encode(), None, 3600.0, None, time.time(), 7200.0, None, digest, len(content), "inline",
+              "", b"", content, False, False, None, "bytes", b"text/plain", "result", None, None, "system", "", b"",
+              None, False, None, None)  # fmt: skip
     db.execute(FIRST_PUT, values)
 
 
@@ -57,6 +59,10 @@ def make_first(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         connections.close()
 
 
+def _moment(later: float) -> float:
+    return time.time() + later
+
+
 def stored(store: Store, place: Place) -> int:
     with connected(place) as db:
         found = db.execute("SELECT sum(bytes) FROM stored WHERE tenant = ''").fetchone()
@@ -65,7 +71,9 @@ def stored(store: Store, place: Place) -> int:
 
 
 def test_processes_of_the_version_before_put_while_the_schema_changes_and_after(first: str) -> None:
-    place, stop, written, failed = parse(first), threading.Event(), [], []
+    place, stop = parse(first), threading.Event()
+    written: list[tuple[str, bytes]] = []
+    failed: list[BaseException] = []
 
     def work(number: int) -> None:
         try:
@@ -101,7 +109,7 @@ def test_what_the_version_before_lets_go_is_counted_and_collected(first: str) ->
     with coatcheck.open(first) as store, connected(place) as db:
         put_as_before(db, content)
         with db.transaction():
-            (key,) = db.execute("SELECT session_key FROM session WHERE session_id = 'old' FOR UPDATE").fetchone() or ()
+            ((key,),) = db.execute("SELECT session_key FROM session WHERE session_id = 'old' FOR UPDATE").fetchall()
             db.execute("DELETE FROM ref WHERE session_key = %s", (key,))
             db.execute(FIRST_FORGET, ("", key, [bytes.fromhex(digest_of(content))], [len(content)]))
         assert store.stats().artifacts == stored(store, place) == 0
@@ -118,7 +126,7 @@ def test_sessions_from_before_expire_and_their_tombstones_go(first: str) -> None
             put_as_before(db, b"x", session=f"old {i}")
     day = 86_400.0
     for later, refs, sessions in ((0.0, 0, 150), (day, 150, 150), (2 * day, 0, 150), (10 * day, 0, 0)):
-        with coatcheck.open(first, clock=lambda later=later: time.time() + later) as store:
+        with coatcheck.open(first, clock=partial(_moment, later)) as store:
             assert store.collect().refs == refs
             assert store.stats().sessions == sessions
 

@@ -283,18 +283,20 @@ _SECOND: Final = (
         WITH (fillfactor = 50)""",
     """CREATE FUNCTION count_2() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
-        IF TG_OP = 'INSERT' THEN
-            INSERT INTO stored VALUES (NEW.tenant, pg_backend_pid() % 64, NEW.size)
-                ON CONFLICT (tenant, slot) DO UPDATE SET bytes = stored.bytes + excluded.bytes;
-        ELSE
-            INSERT INTO stored VALUES (OLD.tenant, pg_backend_pid() % 64, -OLD.size)
-                ON CONFLICT (tenant, slot) DO UPDATE SET bytes = stored.bytes + excluded.bytes;
-        END IF;
+        INSERT INTO stored SELECT tenant, pg_backend_pid() % 256, sum(size) FROM added GROUP BY tenant
+            ON CONFLICT (tenant, slot) DO UPDATE SET bytes = stored.bytes + excluded.bytes;
         RETURN NULL;
     END $$""",
-    # At the end of a transaction, when it waits for nothing else: so it cannot be part of a deadlock.
-    """CREATE CONSTRAINT TRIGGER counted AFTER INSERT OR DELETE ON blob DEFERRABLE INITIALLY DEFERRED
-        FOR EACH ROW EXECUTE FUNCTION count_2()""",
+    """CREATE FUNCTION discount_2() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO stored SELECT tenant, pg_backend_pid() % 256, -sum(size) FROM dropped GROUP BY tenant
+            ON CONFLICT (tenant, slot) DO UPDATE SET bytes = stored.bytes + excluded.bytes;
+        RETURN NULL;
+    END $$""",
+    """CREATE TRIGGER added AFTER INSERT ON blob REFERENCING NEW TABLE AS added
+        FOR EACH STATEMENT EXECUTE FUNCTION count_2()""",
+    """CREATE TRIGGER dropped AFTER DELETE ON blob REFERENCING OLD TABLE AS dropped
+        FOR EACH STATEMENT EXECUTE FUNCTION discount_2()""",
     "ALTER TABLE blob NO FORCE ROW LEVEL SECURITY",  # the owner adds up for every tenant
     "INSERT INTO stored SELECT tenant, 0, sum(size) FROM blob GROUP BY tenant",
     "ALTER TABLE blob FORCE ROW LEVEL SECURITY",
