@@ -31,8 +31,10 @@ def fleet(bench: Bench) -> Iterator[Row]:
     with postgres() as database, seaweedfs() as s3:
         servers = Fleet(s3, database)
         yield from _one_caller(bench, servers)
+        yield from _inline(bench, servers)
         yield from _crowd(bench, servers)
         yield from _scale(bench, servers)
+        yield from _words(bench, servers)
 
 
 class Bare:
@@ -89,6 +91,21 @@ def _one_caller(bench: Bench, servers: Fleet) -> Iterator[Row]:
         times = interleaved(Side(lambda: name, bare.get), Side(lambda: pointer, session.get), rounds)
         yield timed_row("fleet: get 1 MB, read before", times, None)
     bare.close()
+
+
+def _inline(bench: Bench, servers: Fleet) -> Iterator[Row]:
+    """Content of one size as an object of its own, and in the catalog: where the second stops being quicker."""
+    with coatcheck.open(servers.new_url()) as apart, coatcheck.open(servers.new_url()) as inside:
+        apart._catalog.inline_limit, inside._catalog.inline_limit = -1, MB
+        sessions = apart.session("bench"), inside.session("bench")
+        for size in (4 * KB, 32 * KB, 64 * KB, 128 * KB, 256 * KB):
+            sides = [Side(functools.partial(data, size), session.put) for session in sessions]
+            times = interleaved(sides[0], sides[1], bench.rounds(100))
+            yield timed_row(f"fleet: put {size // KB} KB, in the catalog instead of an object", times, None)
+            pointers = [[session.put(data(size)).pointer for _ in range(bench.rounds(100) * 2)] for session in sessions]
+            gets = [Side(mine.pop, session.get) for mine, session in zip(pointers, sessions, strict=True)]
+            times = interleaved(gets[0], gets[1], bench.rounds(100))
+            yield timed_row(f"fleet: get {size // KB} KB, likewise", times, None)
 
 
 def _crowd(bench: Bench, servers: Fleet) -> Iterator[Row]:
@@ -171,6 +188,8 @@ def _scale(bench: Bench, servers: Fleet) -> Iterator[Row]:
     for verb, rounds, side in cases:
         times = interleaved(side(few, _SMALL), side(many, large), bench.rounds(rounds))
         yield timed_row(f"fleet: {verb}, among {large:,}", times, 2.0)
+    yield from _with_quota(bench, stores, large)
+    yield from _collected(bench, stores, large)
     with psycopg.connect(servers.database.url) as db:
         row = db.execute(
             "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
@@ -179,6 +198,64 @@ def _scale(bench: Bench, servers: Fleet) -> Iterator[Row]:
         ).fetchone()
     assert row is not None
     yield Row(f"fleet: bytes of the database for each of {large:,}", None, float(row[0]) / large, None, "count")
+    for store in stores:
+        store.close()
+
+
+def _with_quota(bench: Bench, stores: list[coatcheck.Store], large: int) -> Iterator[Row]:
+    bounded = [coatcheck.open(str(store.settings["store.url"]), ttl=None, quota_bytes=1 << 40) for store in stores]
+    sides = [Side(functools.partial(text, KB), store.session("bench").put) for store in bounded]
+    yield timed_row(f"fleet: put 1 KB with a quota for the store, among {large:,}",
+                    interleaved(sides[0], sides[1], bench.rounds(200)), None)  # fmt: skip
+    for store in bounded:
+        store.close()
+
+
+def _collected(bench: Bench, stores: list[coatcheck.Store], large: int) -> Iterator[Row]:
+    """What a collection takes that finds a hundred expired sessions of one artifact each."""
+
+    def expired(store: coatcheck.Store) -> Callable[[], coatcheck.Store]:
+        def make() -> coatcheck.Store:
+            for _ in range(100):
+                store.session(os.urandom(8).hex(), ttl=0).put(text(KB))
+            return store
+
+        return make
+
+    sides = [Side(expired(store), lambda one: one.collect(grace=0)) for store in stores]
+    times = interleaved(sides[0], sides[1], bench.rounds(10))
+    yield timed_row(f"fleet: collect 100 expired sessions, among {large:,}", times, None)
+
+
+def _words(bench: Bench, servers: Fleet) -> Iterator[Row]:
+    """A search in a session of 100 artifacts, alone and among others that have the same words."""
+    import psycopg
+
+    others = 1_000 if bench.quick else 100_000
+    urls = servers.new_url(), servers.new_url()
+    stores = [coatcheck.open(url, ttl=None) for url in urls]
+    for store in stores:
+        for number in range(100):
+            store.session("bench").put(f"{small_content(number).decode()} connection refused, error {number}")
+        store.session("bench").search("refused")
+    schema = urls[1].partition("schema=")[2].partition("&")[0]
+    with psycopg.connect(servers.database.url, options=f"-c search_path={schema}", autocommit=True) as db:
+        db.execute(
+            "INSERT INTO passage (tenant, digest, session_id, first, last, start, stop, words) SELECT '',"
+            " sha256(n::text::bytea), '', 1, 1, 0, 10,"
+            " to_tsvector('english', 'connection refused, error ' || mod(n, 5000))"
+            " FROM generate_series(1, %s) AS n",
+            (others,),
+        )
+        db.execute(
+            "INSERT INTO held SELECT '', convert_to('other ' || n / 100, 'UTF8'), sha256(n::text::bytea), '', NULL"
+            " FROM generate_series(1, %s) AS n",
+            (others,),
+        )
+        db.execute("VACUUM ANALYZE passage, held")
+    sides = [Side(lambda: f"refused {random.randrange(100)}", store.session("bench").search) for store in stores]
+    yield timed_row(f"fleet: search among 100, with {others:,} of others", interleaved(
+        sides[0], sides[1], bench.rounds(100)), None)  # fmt: skip
     for store in stores:
         store.close()
 

@@ -50,13 +50,11 @@ class PostgresPassages:
         found = {digest: list(passages) for digest, passages in sorted(contents.items())}
 
         def insert(db: Db) -> None:
-            for digest, passages in found.items():
-                key = bytes.fromhex(digest)
-                new = db.execute(
-                    "INSERT INTO indexed VALUES (%s, %s) ON CONFLICT DO NOTHING RETURNING 1", (self._tenant, key)
-                ).fetchone()
-                if new:
-                    self._insert(db, key, b"", passages)
+            new = db.execute(
+                "INSERT INTO indexed SELECT %s, unnest(%s) ON CONFLICT DO NOTHING RETURNING digest",
+                (self._tenant, [bytes.fromhex(digest) for digest in found]),
+            ).fetchall()
+            self._insert(db, b"", [(digest, passage) for (digest,) in new for passage in found[digest.hex()]])
 
         self._connections.run(insert, "indexing artifacts")
 
@@ -70,24 +68,26 @@ class PostgresPassages:
             rows = db.execute(f"SELECT digest, label, expires FROM held WHERE {_OWN}", own).fetchall()
             known = {digest.hex(): (label.decode(), expires) for digest, label, expires in rows}
             if anew:
-                for digest in known.keys() - holds.keys():
-                    self._leave(db, session, bytes.fromhex(digest))
+                self._leave(db, session, [bytes.fromhex(digest) for digest in known.keys() - holds.keys()])
+            noted: list[tuple[Any, ...]] = []
+            said: dict[bytes, str] = {}
             for digest, held in sorted(holds.items()):
                 label, ends = (None, None) if anew else known.get(digest, (None, None))
                 text = APART.join(dict.fromkeys([*(label.split(APART) if label else []), *held.said]))
                 both = (held.expires,) if label is None else (held.expires, ends)
                 last = None if None in both else max(one for one in both if one is not None)
                 key = bytes.fromhex(digest)
-                db.execute(
+                noted.append((self._tenant, session, key, text.encode("utf-8", "replace"), last))
+                if digest not in known or known[digest][0] != text:
+                    said[key] = text
+            with db.cursor() as cursor:
+                cursor.executemany(
                     "INSERT INTO held VALUES (%s, %s, %s, %s, %s) ON CONFLICT (tenant, sha256(session_id), digest)"
                     " DO UPDATE SET label = excluded.label, expires = excluded.expires",
-                    (self._tenant, session, key, text.encode("utf-8", "replace"), last),
+                    noted,
                 )
-                if digest in known and known[digest][0] == text:
-                    continue
-                self._unsay(db, session, key)
-                if text:
-                    self._insert(db, key, session, [Passage(0, 0, 0, 0, text)])
+            self._unsay(db, session, list(said))
+            self._insert(db, session, [(key, Passage(0, 0, 0, 0, text)) for key, text in said.items() if text])
             if mark is not None:
                 db.execute(
                     "INSERT INTO followed VALUES (%s, %s, %s, %s, %s) ON CONFLICT (tenant, sha256(session_id))"
@@ -111,7 +111,7 @@ class PostgresPassages:
         def drop(db: Db) -> None:
             own = {"tenant": self._tenant, "session": session}
             if digest is not None:
-                self._leave(db, session, bytes.fromhex(digest))
+                self._leave(db, session, [bytes.fromhex(digest)])
                 return
             for table in ("held", "followed"):
                 db.execute(f"DELETE FROM {table} WHERE {_OWN}", own)
@@ -164,17 +164,18 @@ class PostgresPassages:
     def _ask(self, sql: str, **values: Any) -> list[Any]:
         return self._connections.ask(sql, {"tenant": self._tenant, **values}, doing="searching")
 
-    def _leave(self, db: Db, session: bytes, digest: bytes) -> None:
-        own = {"tenant": self._tenant, "session": session, "digest": digest}
-        db.execute(f"DELETE FROM held WHERE {_OWN} AND digest = %(digest)s", own)
-        self._unsay(db, session, digest)
+    def _leave(self, db: Db, session: bytes, digests: list[bytes]) -> None:
+        own = {"tenant": self._tenant, "session": session, "digests": digests}
+        db.execute(f"DELETE FROM held WHERE {_OWN} AND digest = ANY (%(digests)s)", own)
+        self._unsay(db, session, digests)
 
-    def _unsay(self, db: Db, session: bytes, digest: bytes) -> None:
+    def _unsay(self, db: Db, session: bytes, digests: list[bytes]) -> None:
         db.execute(
-            "DELETE FROM passage WHERE tenant = %s AND digest = %s AND session_id = %s", (self._tenant, digest, session)
+            "DELETE FROM passage WHERE tenant = %s AND digest = ANY (%s) AND session_id = %s",
+            (self._tenant, digests, session),
         )
 
-    def _insert(self, db: Db, digest: bytes, session: bytes, rows: list[Passage]) -> None:
+    def _insert(self, db: Db, session: bytes, rows: list[tuple[bytes, Passage]]) -> None:
         with db.cursor() as cursor:
             cursor.executemany(
                 "INSERT INTO passage (tenant, digest, session_id, first, last, start, stop, words)"
@@ -182,6 +183,6 @@ class PostgresPassages:
                 [
                     (self._tenant, digest, session, row.first, row.last, row.start, row.end,
                      spread(row.text)[:_LONGEST].replace("\0", " "))
-                    for row in rows
+                    for digest, row in rows
                 ],
             )  # fmt: skip
