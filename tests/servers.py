@@ -169,6 +169,11 @@ def seaweedfs() -> Iterator[Server]:
 
 
 def wait_for_s3(server: Server) -> None:
+    wait_until_healthy(server)
+    create_bucket(server, "coatcheck")
+
+
+def wait_until_healthy(server: Server) -> None:
     def ready() -> bool:
         try:
             with urllib.request.urlopen(server.url + "/healthz", timeout=2) as answer:
@@ -177,7 +182,6 @@ def wait_for_s3(server: Server) -> None:
             return False
 
     wait_until(ready, server)
-    create_bucket(server, "coatcheck")
 
 
 def create_bucket(server: Server, name: str) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import psycopg
 import pytest
+from click.testing import CliRunner
 
 import coatcheck
+from coatcheck.cli import main
 from coatcheck.errors import InvalidArgument, NotFound, QuotaExceeded
 from coatcheck.ids import digest_of
 from tests.backends import LARGE, Backend, Fleet
@@ -74,6 +79,39 @@ def test_a_tenant_is_still_there_after_the_store_was_closed(backend: Backend) ->
     store.tenant("acme").session("s").put("kept", name="n")
     store.close()
     assert backend.open().tenant("acme").session("s").get("n") == "kept"
+
+
+def test_a_tenants_store_is_opened_alone(backend: Backend) -> None:
+    with backend.open(tenant="acme") as alone:
+        alone.session("s").put("of acme", name="n")
+        with pytest.raises(InvalidArgument):
+            alone.tenant("inner")
+    if backend.url == "memory:":
+        return
+    store = backend.open()
+    assert store.tenant("acme").session("s").get("n") == "of acme"
+    assert store.session("s").get("n") is None
+    with backend.open(tenant="acme", quota_bytes=10) as bounded, pytest.raises(QuotaExceeded):
+        bounded.session("s").put("much more than ten bytes")
+    with pytest.raises(InvalidArgument):
+        backend.open(tenant="")
+
+
+def test_a_command_works_for_the_tenant_that_the_environment_names(tmp_path: Path) -> None:
+    def run(*args: str, tenant: str = "", stdin: str = "") -> str:
+        runner = CliRunner(env={"COATCHECK_STORE": str(tmp_path / "store"), "COATCHECK_TENANT": tenant or "none"})
+        done = runner.invoke(main, args, input=stdin)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    run("put", "-", "--name", "n", tenant="acme", stdin="of acme")
+    run("put", "-", "--name", "n", stdin="nobody's")
+    assert (run("get", "n", tenant="acme"), run("get", "n")) == ("of acme", "nobody's")
+    assert json.loads(run("stats", "--json", tenant="umbrella"))["refs"] == 0
+    assert json.loads(run("collect", "--no-orphans", "--json", tenant="acme"))["refs"] == 0
+    run("copy", str(tmp_path / "store"), str(tmp_path / "copy"), "--tenant", "acme")
+    with coatcheck.open(tmp_path / "copy", tenant="acme") as copied:
+        assert copied.session("default").get("n") == b"of acme"
 
 
 def test_a_tenant_has_no_tenants_and_needs_a_name(backend: Backend) -> None:

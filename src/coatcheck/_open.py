@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from coatcheck.config import Settings, load
 from coatcheck.errors import InvalidArgument, StoreUnavailable, storage_errors
 from coatcheck.ids import digest_of
+from coatcheck.scope import check_name
 from coatcheck.storage.passages import NAME as SEARCH
 from coatcheck.storage.passages import Passages
 from coatcheck.store import Store
@@ -36,6 +37,7 @@ def open(
     *,
     durability: Durability = _UNSAID,
     create: bool = True,
+    tenant: str | None = _UNSAID,
     ttl: float | None = _UNSAID,
     grace: float = _UNSAID,
     max_artifact_bytes: int | None = _UNSAID,
@@ -47,12 +49,14 @@ def open(
 
     `url` is a folder, `memory:`, or `s3://bucket/prefix?catalog=postgresql://…` for a fleet. `durability` is `power`
     (what is acknowledged survives a power cut) or `process` (it survives the process). `ttl` is the time to live of new
-    sessions; `quota_bytes` bounds the whole store, `max_artifact_bytes` one artifact. What is not said here, the
+    sessions; `quota_bytes` bounds the whole store, `max_artifact_bytes` one artifact. With a `tenant` it is the store
+    of that tenant, as `store.tenant` would give it, and nothing else is opened. What is not said here, the
     `settings` say: those of `coatcheck.toml` and of the environment (COATCHECK_STORE, …) unless others are given. Where
     nobody names a url, it is the user's data folder."""
     said = {
         "store.url": None if url is None else os.fspath(url),
         "store.durability": durability,
+        "store.tenant": tenant,
         "store.grace": grace,
         "store.max_artifact_bytes": max_artifact_bytes,
         "store.quota_bytes": quota_bytes,
@@ -62,7 +66,9 @@ def open(
         key: value for key, value in said.items() if value is not _UNSAID and (key != "store.url" or url is not None)
     }
     settings = (load() if settings is None else settings).saying(told)
-    place = settings["store.url"] or str(_data_folder())
+    place, tenant = settings["store.url"] or str(_data_folder()), settings["store.tenant"]
+    if tenant is not None:
+        check_name(tenant, "tenant")
     options = {
         "url": place,
         "ttl": settings["session.ttl"],
@@ -73,18 +79,23 @@ def open(
         "clock": clock,
     }
     if place == "memory:":
-        return _in_memory(**options)
+        return _in_memory(tenant, **options)
     if place.startswith("s3:"):
         from coatcheck.storage import fleet
 
         found = fleet.parse(place)
-        return _in_fleet(found, create=create, **options | {"url": repr(found)})  # without its secrets
+        return _in_fleet(found, tenant, create=create, **options | {"url": repr(found)})  # without its secrets
     from coatcheck.storage.disk import Disk
 
-    root = _folder(place)
-    if not create and not (root.is_dir() and any(root.iterdir())):
-        raise StoreUnavailable(f"there is no store at {str(root)!r}", hint="check the place, or put something there")
-    return open_on(root, Disk(durable=settings["store.durability"] == "power"), **options)
+    root, disk = _folder(place), Disk(durable=settings["store.durability"] == "power")
+    own = root if tenant is None else _folder_of(root, tenant)
+    if not create and not (own.is_dir() and any(own.iterdir())):
+        raise StoreUnavailable(f"there is no store at {str(own)!r}", hint="check the place, or put something there")
+    if tenant is None:
+        return open_on(root, disk, **options)
+    if not own.is_dir():
+        open_on(root, disk, **options).close()
+    return _folders_below(root, disk, options)(tenant, options["quota_bytes"])
 
 
 def open_on(root: Path, disk: Disk, **options: Any) -> Store:
@@ -102,7 +113,7 @@ def _folders_below(root: Path, disk: Disk, options: dict[str, Any]) -> Callable[
     def tenant(name: str, quota_bytes: int | None) -> Store:
         from coatcheck.storage.folder import open_folder_store
 
-        own = root / TENANTS / digest_of(name.encode())
+        own = _folder_of(root, name)
         with storage_errors("opening a tenant's store"):
             (root / TENANTS).mkdir(mode=0o700, exist_ok=True)
             blobs, catalog = open_folder_store(own, disk)
@@ -111,23 +122,30 @@ def _folders_below(root: Path, disk: Disk, options: dict[str, Any]) -> Callable[
     return tenant
 
 
-def _in_memory(**options: Any) -> Store:
+def _folder_of(root: Path, tenant: str) -> Path:
+    return root / TENANTS / digest_of(tenant.encode())
+
+
+def _in_memory(tenant: str | None, **options: Any) -> Store:
     from coatcheck.storage.memory import MemoryBlobs, MemoryCatalog
 
-    def tenant(name: str, quota_bytes: int | None) -> Store:
+    def open_tenant(_: str, quota_bytes: int | None) -> Store:
         return Store(MemoryBlobs(), MemoryCatalog(), Passages(None), **options | {"quota_bytes": quota_bytes})
 
-    return Store(MemoryBlobs(), MemoryCatalog(), Passages(None), tenants=tenant, **options)
+    if tenant is not None:
+        return open_tenant(tenant, options["quota_bytes"])
+    return Store(MemoryBlobs(), MemoryCatalog(), Passages(None), tenants=open_tenant, **options)
 
 
-def _in_fleet(place: Place, *, create: bool, **options: Any) -> Store:
+def _in_fleet(place: Place, tenant: str | None, *, create: bool, **options: Any) -> Store:
     from coatcheck.storage.fleet import open_fleet
 
-    def tenant(name: str, quota_bytes: int | None) -> Store:
-        backend = open_fleet(place, tenant=name)
-        return Store(*backend, **options | {"quota_bytes": quota_bytes})
+    def open_tenant(name: str, quota_bytes: int | None) -> Store:
+        return Store(*open_fleet(place, tenant=name, create=create), **options | {"quota_bytes": quota_bytes})
 
-    return Store(*open_fleet(place, create=create), tenants=tenant, **options)
+    if tenant is not None:
+        return open_tenant(tenant, options["quota_bytes"])
+    return Store(*open_fleet(place, create=create), tenants=open_tenant, **options)
 
 
 def default() -> Store:

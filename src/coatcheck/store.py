@@ -165,11 +165,15 @@ class Store:
         *,
         dry_run: bool = False,
         grace: float | None = None,
+        orphans: bool = True,
         compress: bool = True,
         cold_after: float = COLD_AFTER,
         progress: Progress | None = None,
     ) -> CollectReport:
         """Free what has expired and what crashes have left behind, and compress what has gone cold.
+
+        To find what a crash has left (`orphans`), every stored copy is listed: where there are very many, once in a
+        while will do.
 
         Expired artifacts are kept for the grace period of the store (two hours) unless `grace` says otherwise, so that
         a clock which is off removes nothing that lives."""
@@ -180,6 +184,7 @@ class Store:
             now=self._clock(),
             grace=self.grace if grace is None else grace,
             dry_run=dry_run,
+            orphans=orphans,
             compress=compress,
             cold_after=cold_after,
             progress=progress,

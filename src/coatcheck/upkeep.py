@@ -77,6 +77,7 @@ def collect(
     now: float,
     grace: float,
     dry_run: bool = False,
+    orphans: bool = True,
     compress: bool = True,
     cold_after: float = COLD_AFTER,
     progress: Progress | None = None,
@@ -86,8 +87,8 @@ def collect(
     if not dry_run:
         for blob in freed.blobs:
             blobs.remove(blob)
-    orphans = sum(blobs.sweep(blob, remove=not dry_run) for blob in _orphans(blobs, catalog))
-    leftovers = blobs.leftovers(remove=not dry_run)
+    swept = sum(blobs.sweep(blob, remove=not dry_run) for blob in _orphans(blobs, catalog)) if orphans else 0
+    leftovers = blobs.leftovers(remove=not dry_run) if orphans else 0
     compressed = 0
     if compress and not dry_run:
         for done, blob in enumerate(catalog.cold(now - cold_after), 1):
@@ -96,7 +97,7 @@ def collect(
                 progress(done, None)
     if not dry_run:
         catalog.compact()
-    return CollectReport(dry_run, freed.refs, freed.artifacts, freed.bytes, orphans, leftovers, compressed)
+    return CollectReport(dry_run, freed.refs, freed.artifacts, freed.bytes, swept, leftovers, compressed)
 
 
 def verify(

@@ -9,12 +9,18 @@ import click
 import coatcheck
 from coatcheck.cli.options import json_option
 from coatcheck.cli.terminal import progress
+from coatcheck.config import load
 
 
 @click.command()
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
-@click.option("--tenant", help="Copy this tenant's store, to the same tenant over there.")
+@click.option(
+    "--tenant",
+    default=lambda: load()["store.tenant"],
+    show_default="what the settings say (COATCHECK_TENANT)",
+    help="Copy this tenant's store, to the same tenant over there.",
+)
 @click.option(
     "--move", is_flag=True, help="End the sessions over here once all of them are over there. Stop their writers first."
 )
@@ -24,11 +30,10 @@ def copy(source: str, target: str, tenant: str | None, move: bool, as_json: bool
 
     What the target has already is passed over: a copy that broke off goes on, and a later one brings what is new."""
     with (
-        coatcheck.open(source, create=False) as here,
-        coatcheck.open(target) as there,
+        coatcheck.open(source, create=False, tenant=tenant) as one,
+        coatcheck.open(target, tenant=tenant) as other,
         progress("copying", quiet=as_json) as bar,
     ):
-        one, other = (here.tenant(tenant), there.tenant(tenant)) if tenant else (here, there)
         report = one.copy_to(other, progress=bar)
         if move and not report.lost:
             for info in list(one.sessions()):

@@ -19,12 +19,13 @@ from coatcheck.cli.terminal import one_line, print_details, print_json, progress
     metavar="SECONDS",
     help="How long expired artifacts are kept; two hours where not given.",
 )
+@click.option("--no-orphans", is_flag=True, help="Do not list every stored copy to find what crashes have left.")
 @store_option
 @json_option
-def collect(dry_run: bool, grace: float | None, url: str | None, as_json: bool) -> None:
+def collect(dry_run: bool, grace: float | None, no_orphans: bool, url: str | None, as_json: bool) -> None:
     """Free what has expired and what crashes have left behind, and compress what has gone cold."""
     with open_existing(url) as store, progress("collecting", quiet=as_json) as bar:
-        report = store.collect(dry_run=dry_run, grace=grace, progress=bar).to_record()
+        report = store.collect(dry_run=dry_run, grace=grace, orphans=not no_orphans, progress=bar).to_record()
     (print_json if as_json else print_details)(report)
 
 

@@ -114,6 +114,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
             optional=True, named="COATCHECK_STORE"),
     Setting("store.durability", "text", "power", "what an acknowledged put survives: a power cut, or the process",
             choices=("power", "process")),
+    Setting("store.tenant", "text", None, "the tenant whose store is opened", optional=True, named="COATCHECK_TENANT"),
     Setting("store.grace", "number", 7_200.0, "seconds that expired artifacts are kept before collect removes them",
             least=0),
     Setting("store.max_artifact_bytes", "whole", None, "the most that one artifact has", optional=True),

@@ -32,7 +32,7 @@ from coatcheck.storage.postgres_rows import (
 from coatcheck.storage.postgres_upkeep import PostgresUpkeep
 
 INLINE: Final = 64 * 1024
-_GONE, _OVER = "CC001", "CC002"
+_GONE, _OVER, _ALONE = "CC001", "CC002", "CC003"
 
 _JOINED: Final = """FROM ref r JOIN session s ON s.session_key = r.session_key
     LEFT JOIN blob b ON b.tenant = r.tenant AND b.digest = r.digest"""
@@ -85,7 +85,12 @@ class PostgresCatalog(PostgresUpkeep):
 
         def change(db: Db) -> set[str] | None:
             try:
-                row = db.execute(_PUT, values, binary=True).fetchone()
+                try:
+                    row = db.execute(_PUT, (*values, False), binary=True).fetchone()
+                except psycopg.Error as error:
+                    if error.sqlstate != _ALONE:
+                        raise
+                    row = db.execute(_PUT, (*values, True), binary=True).fetchone()
             except psycopg.Error as error:
                 if error.sqlstate == _GONE:
                     return None
@@ -225,4 +230,4 @@ class PostgresCatalog(PostgresUpkeep):
         self._connections.close()
 
 
-_PUT: Final = f"SELECT put_2({', '.join(['%s'] * 32)})"
+_PUT: Final = f"SELECT put_2({', '.join(['%s'] * 33)})"

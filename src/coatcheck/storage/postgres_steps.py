@@ -331,7 +331,7 @@ _SECOND: Final = (
     # The same as put_1 in fewer statements. With `p_if_new` it answers the ids between `p_low` and `p_high` in the
     # session as they were before, or NULL, and does nothing, where the session holds the artifact.
     f"""CREATE FUNCTION put_2(
-        {_PUT}, p_if_new boolean, p_low bytea, p_high bytea) RETURNS bytea[] LANGUAGE plpgsql AS $$
+        {_PUT}, p_if_new boolean, p_low bytea, p_high bytea, p_alone boolean) RETURNS bytea[] LANGUAGE plpgsql AS $$
     DECLARE
         s record;
         held ref%ROWTYPE;
@@ -371,13 +371,18 @@ _SECOND: Final = (
         END IF;
         IF p_store_quota IS NOT NULL AND NOT EXISTS (SELECT 1 FROM blob WHERE tenant = p_tenant AND digest = p_digest)
         THEN
-            SELECT sum(bytes) INTO total FROM stored WHERE tenant = p_tenant;
-            IF coalesce(total, 0) + p_size > p_store_quota * 0.9 THEN  -- from here on one at a time
-                PERFORM pg_advisory_xact_lock(hashtextextended(p_tenant, 2));
-                SELECT sum(bytes) INTO total FROM stored WHERE tenant = p_tenant;
-                IF coalesce(total, 0) + p_size > p_store_quota THEN
-                    RAISE EXCEPTION 'store %', coalesce(total, 0) USING ERRCODE = 'CC002';
-                END IF;
+            -- Others do not see what is not committed. As long as a thousand more of this size would fit, that does
+            -- no harm; from there on one puts at a time.
+            IF p_alone THEN
+                PERFORM pg_advisory_xact_lock(hashtextextended(current_schema() || p_tenant, 2));
+            ELSE
+                PERFORM pg_advisory_xact_lock_shared(hashtextextended(current_schema() || p_tenant, 2));
+            END IF;
+            SELECT coalesce(sum(bytes), 0) INTO total FROM stored WHERE tenant = p_tenant;
+            IF p_alone AND total + p_size > p_store_quota THEN
+                RAISE EXCEPTION 'store %', total USING ERRCODE = 'CC002';
+            ELSIF NOT p_alone AND total + p_size * 1000 > p_store_quota THEN
+                RAISE EXCEPTION 'alone' USING ERRCODE = 'CC003';
             END IF;
         END IF;
         IF p_reuse THEN
