@@ -12,10 +12,17 @@ from hypothesis import strategies as st
 
 import coatcheck
 from coatcheck.context import Budget, HotState
-from coatcheck.context.counting import counted
 from coatcheck.errors import BudgetExceeded, InvalidArgument, LimitExceeded
-from coatcheck.tokens import estimate
+from coatcheck.tokens import counted, estimate
 from tests.backends import Backend
+
+
+class Raising:
+    """A part of a host's own class, which is not as it should be."""
+
+    @property
+    def text(self) -> str:
+        raise RuntimeError("the text is gone")
 
 
 def raises(text: str) -> int:
@@ -32,6 +39,7 @@ BROKEN: dict[str, Callable[[str], Any]] = {
     "text": lambda text: "12",
     "zero": lambda text: 0,
     "list": lambda text: [1],
+    "endless": lambda text: 10**5_000,
 }
 broken = pytest.mark.parametrize("count", BROKEN.values(), ids=BROKEN)
 
@@ -103,6 +111,7 @@ def test_what_cannot_be_counted_is_a_violation_of_every_check_that_counts(count:
     [
         {"hot_state": object()}, {"hot_state": "no JSON"}, {"hot_state": {"artifact_index": 7}},
         {"prompt": float("nan")}, {"prompt": -3}, {"prompt": True}, {"chunks": "a text, not a list"},
+        {"prompt": float("inf")}, {"prompt": 10**5_000}, {"chunks": [Raising()]}, {"artifacts": [Raising()]},
         {"chunks": 7}, {"chunks": [object()]}, {"artifacts": [None]}, {"artifacts": 7},
     ],
 )  # fmt: skip

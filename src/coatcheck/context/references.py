@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from coatcheck.context.budget import Budget, Violation, text_of
-from coatcheck.context.counting import counted
 from coatcheck.errors import BudgetExceeded, CoatcheckError
 from coatcheck.externalize import Policy
 from coatcheck.refs import Ref
-from coatcheck.tokens import TokenCounter, estimate
+from coatcheck.tokens import TokenCounter, counted, estimate
 
 if TYPE_CHECKING:
     from coatcheck.session import Session

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from coatcheck.context._recall import LEAST_CHARS, Recalled, recall
 from coatcheck.context.budget import Budget, rendered, text_of
-from coatcheck.context.counting import counted
 from coatcheck.context.fitting import Rendered
 from coatcheck.context.references import inline, refusal, surplus
 from coatcheck.errors import BudgetExceeded, StoreError
 from coatcheck.refs import Ref
-from coatcheck.tokens import TokenCounter
+from coatcheck.tokens import TokenCounter, counted
 
 if TYPE_CHECKING:
     from coatcheck.session import Session

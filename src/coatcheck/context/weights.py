@@ -7,9 +7,8 @@ import json
 from collections import OrderedDict
 from typing import Any, Final, NamedTuple
 
-from coatcheck.context.counting import counted
 from coatcheck.errors import LimitExceeded
-from coatcheck.tokens import TokenCounter, estimate
+from coatcheck.tokens import TokenCounter, counted, estimate
 from coatcheck.transcript.weight import weigh
 
 __all__ = ["Tally", "Weighed"]
@@ -39,7 +38,7 @@ class Tally:
     def tokens(self, text: str) -> int | None:
         key = _digest(text)
         known = self._known.get(key)
-        return self._noted(key, counted(self._count, text)) if known is None else known
+        return self._noted(key, self._counted(text)) if known is None else known
 
     def weighed(self, message: dict[str, Any]) -> Weighed | None:
         """A message, whatever cache breakpoints a host has set in it: those move from turn to turn, and are no
@@ -52,10 +51,13 @@ class Tally:
         known = self._known.get(digest)
         if known is None:
             try:
-                known = self._noted(digest, weigh(message, self._count))
+                known = self._noted(digest, weigh(message, self._counted))  # type: ignore[arg-type]
             except LimitExceeded:
                 return None
         return None if known is None else Weighed(digest, known)
+
+    def _counted(self, text: str) -> int | None:
+        return counted(self._count, text)
 
     def _noted(self, key: bytes, tokens: int | None) -> int | None:
         if tokens is not None:

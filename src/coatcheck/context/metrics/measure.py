@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from coatcheck._toolkit import DESCRIPTIONS
-from coatcheck.context.counting import counted
 from coatcheck.context.prefix import Sent
 from coatcheck.context.weights import Weighed
 from coatcheck.errors import CoatcheckError
 from coatcheck.externalize.marks import is_ours
 from coatcheck.externalize.stub import LEAD, SHORTENED
 from coatcheck.ids import is_pointer
-from coatcheck.tokens import TokenCounter, estimate
+from coatcheck.tokens import TokenCounter, counted, estimate
 from coatcheck.transcript.weight import weigh
 
 if TYPE_CHECKING:
