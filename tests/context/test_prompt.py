@@ -311,6 +311,40 @@ def test_a_hosts_own_breakpoints_stay_count_and_rewrite_nothing(session: Session
         assert prompt.rewritten_tokens == 0
 
 
+@pytest.mark.parametrize(
+    ("content", "policy"),
+    [("line of a large result\n" * 4_000, Policy()), ("line of a result\n" * 60, None)],
+    ids=["stubs", "pruned"],
+)
+def test_a_hosts_breakpoints_that_move_on_leave_none_behind(
+    session: Session, content: str, policy: Policy | None
+) -> None:
+    budget = Budget(max_prompt_tokens=8_000 if policy is None else 20_000)
+    builder = PromptBuilder(session, provider="anthropic", system=SYSTEM, policy=policy, budget=budget)
+    messages = conversation("anthropic", 30, content)
+    was_pruned = False
+    for end in range(3, len(messages) + 1, 2):
+        given = copy.deepcopy(messages[:end])
+        places = [at for at in (end - 1, end - 2, end - 3) if at]
+        for at in places:
+            given[at]["content"][-1]["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
+        prompt = builder.build(given)
+        was_pruned = was_pruned or prompt.pruned is not None
+        request = prompt.request()
+        assert refused(request) == []
+        own = [one for one in request["messages"] if "1h" in json.dumps(one)]
+        assert len(own) == len(places)
+    assert was_pruned == (policy is None)
+
+
+@pytest.mark.parametrize("key", ["cache_control", "other"])
+def test_what_a_tool_is_called_with_counts_whatever_its_keys_are(session: Session, key: str) -> None:
+    messages = conversation("anthropic", 1)
+    messages[1]["content"][0]["input"] = {key: {"text": "word " * 20_000}}
+    with pytest.raises(BudgetExceeded):  # the newest turn stays whole
+        PromptBuilder(session, provider="anthropic").build(messages)
+
+
 def test_no_breakpoint_stands_on_thinking_or_on_an_empty_text(session: Session) -> None:
     thinking = {"type": "thinking", "thinking": "hm", "signature": "s"}
     messages = [user("go"), {"role": "assistant", "content": [{"type": "text", "text": "I see"}, thinking]}]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from coatcheck.context.cache_marks import marks_in
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
 from coatcheck.transcript.formats import FORMATS, Format, Message
@@ -144,9 +145,7 @@ class Anthropic(Dialect):
         return ("system", 0) if system else None
 
     def own_marks(self, messages: Sequence[Message], tools: Sequence[Any]) -> int:
-        blocks = [one for message in messages for one in _blocks(message)]
-        inner = [one for block in blocks if isinstance(block, dict) for one in _blocks(block)]
-        return sum(isinstance(one, dict) and bool(one.get("cache_control")) for one in (*blocks, *inner, *tools))
+        return sum(1 for _ in marks_in([*messages, *tools]))
 
     def tool(self, tool: Any) -> Any:
         return _described(tool, "as_anthropic")

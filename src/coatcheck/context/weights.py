@@ -7,6 +7,7 @@ import json
 from collections import OrderedDict
 from typing import Any, Final, NamedTuple
 
+from coatcheck.context.cache_marks import KEY, bare
 from coatcheck.errors import LimitExceeded
 from coatcheck.tokens import TokenCounter, counted, estimate
 from coatcheck.transcript.weight import weigh
@@ -44,9 +45,8 @@ class Tally:
         """A message, whatever cache breakpoints a host has set in it: those move from turn to turn, and are no
         content. None where it cannot be counted; raises what `json` raises where it is no JSON."""
         text = _ENCODER.encode(message)
-        if '"cache_control"' in text:
-            message = _unmarked(message)
-            text = _ENCODER.encode(message)
+        if f'"{KEY}"' in text and (plain := bare(message)) is not message:
+            message, text = plain, _ENCODER.encode(plain)
         digest = _digest("message " + text)
         known = self._known.get(digest)
         if known is None:
@@ -69,9 +69,3 @@ class Tally:
 
 def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _unmarked(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _unmarked(each) for key, each in value.items() if key != "cache_control"}
-    return [_unmarked(each) for each in value] if isinstance(value, list) else value

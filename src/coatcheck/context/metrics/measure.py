@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from coatcheck._toolkit import DESCRIPTIONS
+from coatcheck.context.cache_marks import KEY, bare
 from coatcheck.context.prefix import Sent
 from coatcheck.context.weights import Weighed
 from coatcheck.errors import CoatcheckError
@@ -290,18 +291,9 @@ def _plain(message: Any) -> tuple[Any, str]:
     except TypeError:
         text = _dumped(message)
         message = json.loads(text)
-    if '"cache_control"' in text:  # where a cache ends is not sent to the model, and moves with every turn
-        message = _unmarked(message, 0)
-        text = _dumped(message)
+    if f'"{KEY}"' in text and (unmarked := bare(message)) is not message:
+        message, text = unmarked, _dumped(unmarked)
     return message, text
-
-
-def _unmarked(value: Any, depth: int) -> Any:
-    if depth >= _DEEPEST or not isinstance(value, dict | list):
-        return value
-    if isinstance(value, list):
-        return [_unmarked(one, depth + 1) for one in value]
-    return {key: _unmarked(one, depth + 1) for key, one in value.items() if key != "cache_control"}
 
 
 def _dumped(value: Any) -> str:
