@@ -6,8 +6,8 @@ import asyncio
 import base64
 import io
 import json
-import math
 import logging
+import math
 import stat
 import threading
 from dataclasses import dataclass

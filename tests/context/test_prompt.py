@@ -311,6 +311,19 @@ def test_a_hosts_own_breakpoints_stay_count_and_rewrite_nothing(session: Session
         assert prompt.rewritten_tokens == 0
 
 
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_no_breakpoint_of_ours_is_shorter_than_a_hosts_behind_it(session: Session, at: int) -> None:
+    builder = PromptBuilder(session, provider="anthropic", system=SYSTEM * 3)
+    messages = conversation("anthropic", 2)
+    builder.build(messages[:3])
+    blocks = [{"type": "text", "text": "Find out why."}] if at == 0 else messages[at]["content"]
+    blocks[-1]["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
+    messages[at]["content"] = blocks
+    request = builder.build(messages).request()
+    assert request["system"][0]["cache_control"]["ttl"] == "1h"
+    assert refused(request) == []
+
+
 @pytest.mark.parametrize(
     ("content", "policy"),
     [("line of a large result\n" * 4_000, Policy()), ("line of a result\n" * 60, None)],
