@@ -158,6 +158,45 @@ def test_a_large_result_is_a_stub_from_its_first_appearance_on(session: Session,
     assert whole.build(messages[:3]).messages == messages[:3]
 
 
+SEARCHED = [
+    {"type": "web_search_result", "url": f"https://example.org/{n}", "title": "t", "encrypted_content": "Eo8FCio" * 300}
+    for n in range(20)
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("web_search_tool_result", SEARCHED),
+        ("code_execution_tool_result", {"type": "code_execution_result", "stdout": "line\n" * 9_000, "content": []}),
+        ("tool_search_tool_result", [{"type": "tool_reference", "tool_name": f"t{n}"} for n in range(2_000)]),
+    ],
+)
+def test_what_a_providers_own_tools_answered_is_sent_back_as_it_came(session: Session, kind: str, content: Any) -> None:
+    asks = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}
+    answer = {"role": "assistant", "content": [asks, {"type": kind, "tool_use_id": "srvtoolu_1", "content": content}]}
+    messages: list[Message] = [{"role": "user", "content": "go"}, answer, {"role": "user", "content": "and then?"}]
+    prompt = PromptBuilder(session, provider="anthropic", budget=Budget(max_prompt_tokens=100_000)).build(messages)
+    assert prompt.messages[1] == answer
+    assert prompt.refs == ()
+
+
+def test_of_a_shell_the_streams_become_stubs_and_the_shape_stays(session: Session) -> None:
+    log = "line of a log\n" * 4_000
+    done = {"type": "exit", "exit_code": 1}
+    parts = [{"stdout": log, "stderr": "", "outcome": done}, {"stdout": "ok", "stderr": log[5:], "outcome": done}]
+    messages: list[Message] = [
+        {"role": "user", "content": "go"},
+        {"type": "shell_call", "call_id": "a", "action": {"commands": ["make"]}},
+        {"type": "shell_call_output", "call_id": "a", "output": parts},
+    ]
+    sent = PromptBuilder(session, provider="openai-responses").build(messages).messages[2]["output"]
+    assert [one["outcome"] for one in sent] == [done, done]
+    assert (sent[0]["stderr"], sent[1]["stdout"]) == ("", "ok")
+    assert session.get(json.loads(sent[0]["stdout"])["artifact"]) == log
+    assert session.get(json.loads(sent[1]["stderr"])["artifact"]) == log[5:]
+
+
 @providers
 def test_the_messages_given_are_not_changed(session: Session, provider: str) -> None:
     messages = conversation(provider, 30)
@@ -316,7 +355,7 @@ def test_no_breakpoint_of_ours_is_shorter_than_a_hosts_behind_it(session: Sessio
     builder = PromptBuilder(session, provider="anthropic", system=SYSTEM * 3)
     messages = conversation("anthropic", 2)
     builder.build(messages[:3])
-    blocks = [{"type": "text", "text": "Find out why."}] if at == 0 else messages[at]["content"]
+    blocks: list[Message] = [{"type": "text", "text": "Find out why."}] if at == 0 else messages[at]["content"]
     blocks[-1]["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
     messages[at]["content"] = blocks
     request = builder.build(messages).request()

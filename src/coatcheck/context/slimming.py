@@ -6,7 +6,7 @@ What became of a message is remembered by its digest, so that a conversation is 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from coatcheck.context.cache_marks import bare, marked
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from coatcheck.session import Session
 
 _REMEMBERED: Final = 16_384
+_TAKE_TEXT: Final = frozenset(
+    {None, "tool_result", "mcp_tool_result", "function_call_output", "custom_tool_call_output", "mcp_call"}
+)
+_STREAMS: Final = ("stdout", "stderr")
 
 
 class Slim(NamedTuple):
@@ -74,11 +78,12 @@ class Slimmer:
         refs: list[Ref] = []
         failed = False
         for result, name in zip(results, names, strict=True):
-            outcome = self._outcome(bare(at(message, result.content_path)), name, result.call_id)
-            if outcome is not None:
-                stubs.append((result.content_path, outcome.content))
-                refs += outcome.refs
-                failed = failed or outcome.failure is not None
+            for path in _places(message, result):
+                outcome = self._outcome(bare(at(message, path)), name, result.call_id)
+                if outcome is not None:
+                    stubs.append((path, outcome.content))
+                    refs += outcome.refs
+                    failed = failed or outcome.failure is not None
         return _Known(tuple(stubs), tuple(refs)), failed
 
     def _outcome(self, content: Any, tool: str | None, call_id: str) -> Outcome | None:
@@ -89,3 +94,18 @@ class Slimmer:
             return None
         outcome = self._session.externalize(content, tool=tool, call_id=call_id or None, policy=policy)
         return outcome if outcome.content is not content else None
+
+
+def _places(message: Message, result: Result) -> Iterator[Path]:
+    """Where the payloads of a result stand that the provider takes a text for: all of its content as a rule. What its
+    own tools answered (searches, programs that it ran) has shapes that it wants back; of a shell, its streams go."""
+    content = at(message, result.content_path)
+    holder = at(message, result.path)
+    kind = holder.get("type") if isinstance(holder, dict) else None
+    if isinstance(content, str) or kind in _TAKE_TEXT:
+        yield result.content_path
+    elif kind == "shell_call_output" and isinstance(content, list):
+        for number, one in enumerate(content):
+            yield from (
+                (*result.content_path, number, name) for name in _STREAMS if isinstance(one, dict) and name in one
+            )
