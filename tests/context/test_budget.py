@@ -156,6 +156,14 @@ def test_a_hot_state_that_is_over_is_cut_by_its_own_steps() -> None:
     assert done.hot_state.steps
 
 
+def test_a_hot_state_that_was_rendered_elsewhere_becomes_a_reference() -> None:
+    session = coatcheck.open("memory:").session("s")
+    rendered = HotState(session_id="s", objective="word " * 3_000).fitted(Budget(max_hot_state_tokens=20_000))
+    done = Budget().enforce(session=session, hot_state=rendered)
+    assert session.get(done.refs[0]) == rendered.text
+    assert Budget().check(hot_state=done.hot_state) == ()
+
+
 def test_what_cannot_become_a_reference_is_refused() -> None:
     session = coatcheck.open("memory:").session("s")
     with pytest.raises(BudgetExceeded):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import coatcheck
 from benchmarks.provider_rules import refused
 from coatcheck import Policy, Session, Store, toolkit
-from coatcheck.context import Budget, HotState, Prompt, PromptBuilder, artifact_index
+from coatcheck.context import Budget, HotState, IndexEntry, Prompt, PromptBuilder, artifact_index
 from coatcheck.errors import BudgetExceeded, InvalidArgument, StoreUnavailable
 from tests.backends import Backend
 from tests.context.test_budget import BROKEN
@@ -287,6 +287,28 @@ def test_chunks_over_their_limits_become_references(session: Session) -> None:
     assert "4 more retrieved chunks, stored and not shown: art:" in prompt.tail
     assert session.get(prompt.refs[-1].pointer) == "x" * 3_000
     assert len(prompt.changes) == 2
+
+
+def test_a_chunk_that_was_cut_inside_a_character_can_be_sent(session: Session) -> None:
+    prompt = PromptBuilder(session, provider="openai").build([{"role": "user", "content": "go"}], chunks=["x \ud83d"])
+    assert "x \N{REPLACEMENT CHARACTER}" in prompt.tail
+    json.dumps(prompt.request(), ensure_ascii=False).encode()
+
+
+def test_a_hot_state_that_was_fitted_to_other_limits_is_held_to_those_of_the_prompt(session: Session) -> None:
+    entries = [IndexEntry(artifact_id=f"{n:064x}", type="doc") for n in range(40)]
+    wide = Budget(max_hot_state_tokens=20_000, max_artifact_index_entries=100)
+    told = [{"role": "user", "content": "go"}]
+    for state in (
+        HotState(session_id="s", objective="word " * 3_000),
+        HotState(session_id="s", artifact_index=entries),
+    ):
+        fitted = state.fitted(wide)
+        assert PromptBuilder(session, provider="openai", budget=wide).build(told, hot_state=fitted).hs_tokens > 1_000
+        prompt = PromptBuilder(session, provider="openai").build(told, hot_state=fitted)
+        assert prompt.hs_tokens <= 1_000
+        assert prompt.artifacts <= 20
+        assert session.get(prompt.refs[0]) == fitted.text
 
 
 def test_a_search_hit_is_shown_with_its_pointer_and_lines(session: Session) -> None:

@@ -6,12 +6,11 @@ reference, and so it refuses too.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from coatcheck.context.budget import Budget, Violation, text_of
+from coatcheck.context.budget import Budget, Violation, rendered, text_of
 from coatcheck.errors import BudgetExceeded, CoatcheckError
 from coatcheck.externalize import Policy
 from coatcheck.refs import Ref
@@ -127,7 +126,8 @@ def _smaller(
     fitted = getattr(hot_state, "fitted", None)
     if callable(fitted):
         return fitted(budget, count=count)
-    text = hot_state if isinstance(hot_state, str) else json.dumps(hot_state, ensure_ascii=False)
+    text, _ = rendered(hot_state)
+    assert text is not None, "what cannot be rendered is ambiguous, and was refused"
     for preview in _PREVIEWS:
         policy = Policy(tools={_TOOL: "always"}, preview_chars=preview)
         outcome = session.externalize(text, tool=_TOOL, policy=policy)

@@ -108,10 +108,13 @@ class Volatile:
         )
 
     def _state(self, budget: Budget, refs: list[Ref], changes: list[str]) -> Rendered | None:
-        """The hot state within its limits: a `HotState` by its own steps; a text or mapping that is over, as a stub."""
+        """The hot state within its limits: a `HotState` by its own steps; a text or mapping that is over, as a stub.
+        What was fitted before may have been to other limits, or by another counter."""
         state = self.hot_state
-        if state is None or (isinstance(state, Rendered) and state.tokens <= budget.max_hot_state_tokens):
-            return state
+        if state is None:
+            return None
+        if isinstance(state, Rendered) and not budget.check(hot_state=state, count=self.count):
+            return replace(state, tokens=counted(self.count, state.text) or state.tokens)
         fitted = getattr(state, "fitted", None)
         if callable(fitted):
             found: Rendered = fitted(budget, count=self.count)
@@ -130,7 +133,7 @@ class Volatile:
         violations = [one for one in self.budget.check(chunks=self.chunks, count=self.count) if one.ambiguous]
         if violations:
             raise refusal(violations)
-        texts = tuple(str(text_of(chunk)) for chunk in self.chunks)
+        texts = tuple(_sendable(str(text_of(chunk))) for chunk in self.chunks)
         kept, rest = surplus(self.budget, self.session, texts, refs, changes)
         lines = []
         for number, (text, chunk) in enumerate(zip(kept, self.chunks, strict=False), 1):
@@ -166,6 +169,11 @@ class Volatile:
 class _Kept:
     lines: tuple[str, ...]
     rest: str | None
+
+
+def _sendable(text: str) -> str:
+    """A text that there is UTF-8 for: a retriever may have cut a character in half."""
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _line(number: int, text: str, chunk: object) -> str:
