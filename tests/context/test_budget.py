@@ -123,6 +123,17 @@ def test_parts_that_nobody_can_count_are_ambiguous_and_never_pass(parts: dict[st
         Budget().enforce(session=coatcheck.open("memory:").session("s"), **parts)
 
 
+def test_parts_that_fail_while_they_are_listed_are_ambiguous() -> None:
+    def failing() -> Any:
+        yield "a chunk"
+        raise RuntimeError("the retriever is gone")
+
+    for name in ("chunks", "artifacts"):
+        assert Budget().check(**{name: failing()})[0].ambiguous
+        with pytest.raises(BudgetExceeded):
+            Budget().enforce(session=coatcheck.open("memory:").session("s"), **{name: failing()})
+
+
 def test_without_a_session_enforcing_refuses_with_every_violation() -> None:
     with pytest.raises(LimitExceeded) as caught:
         Budget().enforce(prompt=9_000, artifacts=["x" * 3_000])

@@ -289,6 +289,60 @@ def test_chunks_over_their_limits_become_references(session: Session) -> None:
     assert len(prompt.changes) == 2
 
 
+@pytest.mark.parametrize("style", [{"prefix": "x_"}, {"style": "camel"}, {"style": "dotted"}])
+@pytest.mark.parametrize("policy", [{}, {"policy": Policy(max_chars=4_000)}], ids=["configured", "given"])
+def test_stubs_and_recall_name_the_tools_as_the_agent_has_them(session: Session, style: Any, policy: Any) -> None:
+    tools = toolkit(session, **style)
+    builder = PromptBuilder(session, provider="anthropic", tools=tools, **policy)
+    for number in range(20):
+        session.put(f"note {number}")
+    prompt = builder.build(
+        conversation("anthropic", 1, "line\n" * 9_000), chunks=["long " * 900, *map(str, range(400))]
+    )
+    said = json.dumps([prompt.messages, prompt.tail])
+    assert f"{tools[0].name}(pointer=" in json.dumps(prompt.messages)
+    assert f"{tools[0].name}(pointer=" in prompt.tail
+    assert f"{tools[1].name}() shows them" in prompt.tail
+    assert f"others, see {tools[1].name}" in prompt.tail
+    assert " get_artifact" not in said
+    assert '"get_artifact' not in said
+
+
+def test_what_is_retrieved_is_masked_before_it_is_stored_where_the_policy_says_so(session: Session) -> None:
+    secret = "sk-ant-api03-" + "aB3x" * 20
+    builder = PromptBuilder(session, provider="openai", policy=Policy(redact="store"), recall=False)
+    chunks = [f"key {secret} " * 100, *(f"{n} {secret}" for n in range(12))]
+    prompt = builder.build([{"role": "user", "content": "go"}], chunks=chunks)
+    assert len(prompt.refs) == 4
+    assert not any(secret in str(session.get(ref)) for ref in prompt.refs)
+
+
+def test_tools_may_be_objects_of_a_providers_library(session: Session) -> None:
+    class Described:
+        def model_dump(self, **options: Any) -> dict[str, Any]:
+            return {"name": "run", "input_schema": {"type": "object"}}
+
+    prompt = PromptBuilder(session, provider="anthropic", tools=[Described()]).build(
+        [{"role": "user", "content": "go"}]
+    )
+    assert prompt.request()["tools"] == [Described().model_dump()]
+    with pytest.raises(InvalidArgument):
+        PromptBuilder(session, provider="anthropic", tools=[object()])
+
+
+def failing() -> Any:
+    yield "a chunk"
+    raise RuntimeError("the retriever is gone")
+
+
+def test_chunks_that_nobody_can_list_give_no_prompt(session: Session) -> None:
+    chunks: Any
+    for chunks in (7, None, "one text", failing()):
+        with pytest.raises(BudgetExceeded) as caught:
+            PromptBuilder(session, provider="openai").build([{"role": "user", "content": "go"}], chunks=chunks)
+        assert caught.value.violations[0].ambiguous
+
+
 def test_a_chunk_that_was_cut_inside_a_character_can_be_sent(session: Session) -> None:
     prompt = PromptBuilder(session, provider="openai").build([{"role": "user", "content": "go"}], chunks=["x \ud83d"])
     assert "x \N{REPLACEMENT CHARACTER}" in prompt.tail

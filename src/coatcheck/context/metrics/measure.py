@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from coatcheck._toolkit import DESCRIPTIONS
+from coatcheck._toolkit import known_as
 from coatcheck.context.cache_marks import KEY, bare
 from coatcheck.context.prefix import Sent
 from coatcheck.context.weights import Weighed
@@ -97,11 +97,11 @@ class Scale:
     ) -> Measured:
         """The prompt of these messages. `tools` are as a provider takes them, or the toolkit's own."""
         described = [_described(tool) for tool in tools]
-        ours = [tool for tool in described if _is_ours(tool)]
-        names = frozenset(name for tool in ours if (name := _name(tool)) is not None)
+        ours = [(tool, known[1]) for tool in described if (known := known_as(tool)) is not None]
+        names = frozenset(name for _, name in ours)
         parts = []
         if described:
-            schemas = sum(self._tokens(_dumped(tool)) for tool in ours)
+            schemas = sum(self._tokens(_dumped(tool)) for tool, _ in ours)
             parts.append(Part(*self._weighed(described), schemas=schemas))
         if system:
             parts.append(self._part({"role": "system", "content": _joined(system)}, names))
@@ -269,18 +269,6 @@ def _described(tool: Any) -> Any:
     """A tool as a provider is told of it."""
     describe = getattr(tool, "as_openai", None)
     return describe() if callable(describe) else tool
-
-
-def _name(tool: Any) -> str | None:
-    inner = tool.get("function", tool)
-    name = inner.get("name") if isinstance(inner, Mapping) else None
-    return name if isinstance(name, str) else None
-
-
-def _is_ours(tool: Any) -> bool:
-    """Told by what it says of itself: hosts rename tools, but do not rewrite them."""
-    inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
-    return isinstance(inner, Mapping) and inner.get("description") in DESCRIPTIONS
 
 
 def _plain(message: Any) -> tuple[Any, str]:
