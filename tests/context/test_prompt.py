@@ -197,6 +197,68 @@ def test_of_a_shell_the_streams_become_stubs_and_the_shape_stays(session: Sessio
     assert session.get(json.loads(sent[1]["stderr"])["artifact"]) == log[5:]
 
 
+PICTURES: dict[str, list[Message]] = {
+    "openai": [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}],
+    "openai-responses": [
+        {"type": "input_image", "image_url": "https://example.org/a.png"}, {"type": "input_image", "file_id": "file-1"},
+    ],
+    "anthropic": [
+        {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}},
+        {"source": {"file_id": "file_1", "type": "file"}, "type": "image"},
+    ],
+}  # fmt: skip
+DOCUMENTS: dict[str, list[Message]] = {
+    "openai": [{"type": "file", "file": {"file_id": "file-1"}}],
+    "openai-responses": [
+        {"type": "input_file", "file_id": "file-1"}, {"type": "input_file", "file_url": "https://example.org/a.pdf"},
+    ],
+    "anthropic": [
+        {"type": "document", "source": {"type": "url", "url": "https://example.org/a.pdf"}},
+        {"type": "document", "source": {"type": "file", "file_id": "file_1"}},
+    ],
+}  # fmt: skip
+
+
+@providers
+def test_a_picture_that_is_only_named_counts_as_what_providers_charge_for_one(session: Session, provider: str) -> None:
+    builder = PromptBuilder(session, provider=provider)
+    without = builder.build([{"role": "user", "content": []}]).est_tokens
+    for block in PICTURES[provider]:
+        assert builder.build([{"role": "user", "content": [block]}]).est_tokens >= without + 1_600
+        with pytest.raises(BudgetExceeded):
+            builder.build([{"role": "user", "content": [block] * 5}])
+
+
+@providers
+def test_a_document_that_is_only_named_cannot_be_counted_unless_the_host_says(session: Session, provider: str) -> None:
+    for block in DOCUMENTS[provider]:
+        messages = [{"role": "user", "content": [block]}]
+        with pytest.raises(BudgetExceeded) as caught:
+            PromptBuilder(session, provider=provider).build(messages)
+        (violation,) = caught.value.violations
+        assert violation.ambiguous
+        assert "document_tokens" in violation.message
+        said = PromptBuilder(session, provider=provider, document_tokens=5_000).build(messages)
+        assert 5_000 < said.est_tokens <= 8_000
+        with pytest.raises(BudgetExceeded):
+            PromptBuilder(session, provider=provider, document_tokens=5_000).build(messages * 2)
+
+
+def test_what_a_tool_is_called_with_names_nothing(session: Session) -> None:
+    messages = conversation("anthropic", 1)
+    messages[1]["content"][0]["input"] = {"content": [*DOCUMENTS["anthropic"], *PICTURES["anthropic"]]}
+    assert PromptBuilder(session, provider="anthropic").build(messages).est_tokens < 1_600
+
+
+def test_old_results_give_way_to_pictures_that_are_only_named(session: Session) -> None:
+    builder = PromptBuilder(session, provider="anthropic", policy=None)
+    messages = conversation("anthropic", 10)
+    messages[-1]["content"] += PICTURES["anthropic"]
+    prompt = builder.build(messages)
+    assert prompt.pruned is not None
+    assert prompt.est_tokens <= 8_000
+
+
 @providers
 def test_the_messages_given_are_not_changed(session: Session, provider: str) -> None:
     messages = conversation(provider, 30)

@@ -22,7 +22,7 @@ from coatcheck.context.dialects import Breakpoint, Dialect, dialect
 from coatcheck.context.prefix import SMALLEST, Prefix, Sent, breakpoints, compared
 from coatcheck.context.references import refusal
 from coatcheck.context.tail import Tail, Volatile
-from coatcheck.context.weights import Tally, Weighed
+from coatcheck.context.weights import Tally, Weighed, named_documents
 from coatcheck.errors import BudgetExceeded, InvalidArgument, LimitExceeded
 from coatcheck.externalize import Policy, configured
 from coatcheck.ids import clip
@@ -92,7 +92,9 @@ class PromptBuilder:
     `system` and `files` (see `bootstrap`) stand first. `tools` are the toolkit's, or as the provider takes them. Limits
     come from `budget`, what leaves the conversation at once from `policy` (None: nothing does), both by default from
     the settings. `reserve_tokens` are kept free for the tail, so that the conversation is pruned at the same places
-    whatever a turn brings: by default what the hot state and recall can need, at most a quarter of the budget."""
+    whatever a turn brings: by default what the hot state and recall can need, at most a quarter of the budget. A
+    document that a message only names, by its address or an id, counts `document_tokens`; nobody can count it, and so
+    there is no prompt, where that is not said."""
 
     def __init__(
         self,
@@ -107,6 +109,7 @@ class PromptBuilder:
         policy: Policy | None = _UNSET,
         recall: bool | None = None,
         count: TokenCounter = estimate,
+        document_tokens: int | None = None,
         keep_turns: int = 3,
         reserve_tokens: int | None = None,
         smallest_cache: int = SMALLEST,
@@ -129,7 +132,7 @@ class PromptBuilder:
         self._budget = Budget(**settings.section("budget")) if budget is None else budget
         self._recalls = settings["memory.artifacts.enabled"] if recall is None else recall
         self._count = count
-        self._tally = Tally(count)
+        self._tally = Tally(count, document_tokens=document_tokens)
         self._conversation = Conversation(
             session,
             self._dialect,
@@ -216,11 +219,21 @@ class PromptBuilder:
             violations += error.violations
         except LimitExceeded as error:
             if None in costs:
-                violations += self._budget.prompt_tokens(None)
+                violations += self._uncounted(given)
             else:
                 actual = fixed + sum(one.tokens for one in costs if one) + self._reserve
                 violations.append(Violation("max_prompt_tokens", limit, actual, f"a prompt over it: {error.message}"))
         return Told([], [])
+
+    def _uncounted(self, given: list[Message]) -> tuple[Violation, ...]:
+        """That the prompt cannot be counted, and why where it is no fault of the counter's."""
+        found = self._budget.prompt_tokens(None)
+        if not any(map(named_documents, given)):
+            return found
+        said = (
+            "a document that is only named, by its address or an id, cannot be counted: send it, or say document_tokens"
+        )
+        return tuple(replace(one, message=said) for one in found)
 
     def _tail(self, volatile: Volatile, room: int, violations: list[Violation]) -> Tail:
         try:
