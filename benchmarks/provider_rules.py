@@ -61,6 +61,11 @@ def _anthropic(request: dict[str, Any]) -> Iterator[str]:
     if marks > _MOST_BREAKPOINTS:
         yield f"{marks} cache breakpoints"
     yield from (f"a breakpoint on {kind!r}" for kind in _marked_kinds(request) if "thinking" in kind)
+    spans = [
+        mark.get("ttl", "5m") for part in ("tools", "system", "messages") for mark in _all_marks(request.get(part))
+    ]
+    if spans != sorted(spans):
+        yield f"breakpoints for {spans}: those of an hour come first"
 
 
 def _chat(messages: list[dict[str, Any]]) -> Iterator[str]:
@@ -106,6 +111,17 @@ def _responses(items: list[dict[str, Any]]) -> Iterator[str]:
 
 def _marks(value: Any) -> int:
     return sum(1 for _ in _marked_kinds(value))
+
+
+def _all_marks(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        for each in value.values():
+            yield from _all_marks(each)
+        if value.get("cache_control"):
+            yield value["cache_control"]
+    elif isinstance(value, list):
+        for each in value:
+            yield from _all_marks(each)
 
 
 def _marked_kinds(value: Any) -> Iterator[str]:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import io
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -277,3 +277,22 @@ def test_a_plain_session_has_an_async_executor_and_no_other_mix_is_taken(tmp_pat
             assert (await executor.run(coatcheck.ToolCall("c", "two"))).text == "2"
 
     asyncio.run(scenario())
+
+
+def test_whoever_is_cancelled_while_a_thread_reads_on_is_told_so_and_nothing_else() -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def lines() -> Iterator[int]:
+        begun.set()
+        goes_on.wait()
+        yield 1
+
+    async def main() -> None:
+        reading = asyncio.ensure_future(anext(coatcheck.aio._each(lines())))
+        await asyncio.to_thread(begun.wait)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        goes_on.set()
+
+    asyncio.run(main())

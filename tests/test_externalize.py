@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import logging
+import math
 import stat
 import threading
 from dataclasses import dataclass
@@ -272,7 +273,20 @@ def test_a_counter_of_the_host_decides_and_one_that_fails_has_found_it_too_large
     assert session.externalize("one two", policy=Policy(count=lambda text: 3_001)).is_stub
     assert not session.externalize(LOG, policy=Policy(count=lambda text: 3_000)).is_stub
     assert session.externalize("one two", policy=Policy(count=fails)).is_stub
-    assert session.externalize("one two", policy=Policy(count=lambda text: float("nan"))).is_stub  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize("said", [None, -1, 0, True, "12", [1], math.nan, math.inf, 10**5_000], ids=range(9))
+def test_what_is_no_count_has_found_a_result_too_large(session: Session, said: Any) -> None:
+    assert session.externalize("one two", policy=Policy(count=lambda text: said)).is_stub
+
+
+def test_whole_numbers_of_any_type_are_counts(session: Session) -> None:
+    class Whole:
+        def __index__(self) -> int:
+            return 7
+
+    policy = Policy(count=lambda text: Whole())  # type: ignore[arg-type, return-value]
+    assert not session.externalize("one two", policy=policy).is_stub
 
 
 def test_off_means_off(session: Session) -> None:

@@ -4,11 +4,11 @@ import codecs
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import coatcheck
-from coatcheck.media import HEAD, KINDS, is_text, sniff_bytes, sniff_kind, sniff_text
+from coatcheck.media import HEAD, KINDS, decoded, encoding_of, is_text, sniff_bytes, sniff_kind, sniff_text
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,8 @@ from coatcheck.media import HEAD, KINDS, is_text, sniff_bytes, sniff_kind, sniff
         (b"plain words", "text/plain"),
         ("mots et smörgåsbord".encode(), "text/plain"),
         (codecs.BOM_UTF16_LE + "text".encode("utf-16-le"), "text/plain"),
+        (codecs.BOM_UTF32_LE + "text".encode("utf-32-le"), "text/plain"),
+        (codecs.BOM_UTF32_BE + "text".encode("utf-32-be"), "text/plain"),
         (b'{"a": 1}', "application/json"),
         (b"", "text/plain"),
     ],
@@ -187,3 +189,10 @@ def test_real_content_is_told_without_a_name(corpus: Path, pattern: str, media_t
         assert sniff_bytes(data[:HEAD], data[-64:]) == media_type
         text = data.decode()
         assert sniff_text(text[:HEAD], text[-64:]) == media_type
+
+
+@given(st.text(), st.sampled_from(["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]))
+def test_text_is_decoded_by_its_byte_order_mark(text: str, encoding: str) -> None:
+    assume(not (encoding == "utf-16-le" and text.startswith("\0")))  # that is the mark of UTF-32
+    assert decoded(f"\ufeff{text}".encode(encoding)) == text
+    assert encoding_of(f"\ufeff{text}".encode(encoding)).is_wide == (encoding != "utf-8")

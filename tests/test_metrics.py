@@ -503,6 +503,14 @@ def test_a_baseline_comes_back_from_its_file_and_what_is_none_is_refused(tmp_pat
         Baseline.read(tmp_path / "nothing.json")
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e400", "1" + "0" * 400, "true", '"9"', "null"])
+def test_a_baseline_with_a_number_that_nobody_can_reckon_with_is_refused(number: str) -> None:
+    for calls, median in (("20", number), (number, "7")):
+        figures = f'{{"est_tokens":{{"median":{median},"p90":9}}}}'
+        with pytest.raises(coatcheck.errors.InvalidArgument):
+            Baseline.from_json(f'{{"type":"metrics_baseline","label":"1.0","calls":{calls},"figures":{figures}}}')
+
+
 def test_a_baseline_in_a_file_is_a_setting(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text(Baseline.of("1.0", [call(est_tokens=10)] * CALLS).to_json())
     settings = config.load({"metrics": {"baseline": str(tmp_path / "b.json")}})
@@ -639,5 +647,9 @@ def test_a_damaged_record_is_passed_over(session: Session) -> None:
     meter.call(messages=START)
     session.record("metrics", b"\xff not json")
     session.record("metrics", b"[" * 100_000)
+    for odd in ('"budget_violations":[{}]', '"at":1' + "0" * 400, '"warnings":[{"reason":"over","before":1e400}]'):
+        session.record("metrics", f'{{"type":"prompt_metrics","session":"s",{odd}}}'.encode())
     meter.call(messages=START)
-    assert [one.turn for one in calls_of(session)] == [1, 4]
+    assert [one.turn for one in calls_of(session)] == [1, 7]
+    assert meter.failures == 0
+    assert Meter(session).call(messages=START) is not None

@@ -206,3 +206,13 @@ def test_how_many_artifacts_a_session_sees_counts_each_once(store: Store) -> Non
     child.forget("own")
     parent.forget(shared)
     assert (parent.count(), child.count()) == (0, 1)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_text_is_found_by_its_words_in_whatever_encoding(encoding: str) -> None:
+    session = coatcheck.open("memory:").session("s")
+    ref = session.put("\ufeffthe first line\nthe login timed out\n".encode(encoding))
+    session.put("something else")
+    (hit,) = session.search("login")
+    assert hit.ref.artifact_id == ref.artifact_id
+    assert "the login timed out" in hit.passage

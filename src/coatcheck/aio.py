@@ -11,6 +11,7 @@ task that is cancelled stops waiting at once; the call that it made still runs t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import io
@@ -318,7 +319,8 @@ async def _each(items: Iterator[R]) -> AsyncGenerator[R, None]:
     finally:
         close = getattr(items, "close", None)
         if close is not None:
-            close()
+            with contextlib.suppress(ValueError):  # it still runs in its thread, where somebody was cancelled meanwhile
+                close()
 
 
 async def transcript(

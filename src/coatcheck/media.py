@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 KINDS: Final = ("repo", "doc", "code", "log", "data", "plan", "result")
 HEAD: Final = 512
@@ -101,7 +101,7 @@ def sniff_bytes(head: bytes, tail: bytes, name: str | None = None) -> str:
         return _RIFF[head[8:12]]
     if head[4:8] == b"ftyp":
         return "video/mp4"
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if encoding_of(head).is_wide:
         return _named(name) or TEXT
     if b"\x00" in head:
         return BINARY
@@ -112,10 +112,34 @@ def sniff_bytes(head: bytes, tail: bytes, name: str | None = None) -> str:
     return sniff_text(text, tail.decode("utf-8", "ignore"), name)
 
 
+class Encoding(NamedTuple):
+    """How characters are written: its name, how many bytes make a unit, and how many its byte-order mark has (0 where
+    there is none)."""
+
+    name: str
+    unit: int
+    mark: int
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether every character takes more than a byte, whatever it is."""
+        return self.unit > 1
+
+
+def encoding_of(head: bytes) -> Encoding:
+    """What a byte-order mark says, else UTF-8. Everything that reads text asks here."""
+    return next((encoding for mark, encoding in _MARKS if head.startswith(mark)), _UTF8)
+
+
+def decoded(data: bytes, errors: Literal["replace", "ignore"] = "replace") -> str:
+    """Text by its byte-order mark, without it. What cannot be decoded shows as U+FFFD, or not at all."""
+    encoding = encoding_of(data)
+    return data[encoding.mark :].decode(encoding.name, errors)
+
+
 def decode_head(head: bytes) -> str:
-    """The first characters of text: UTF-16 where a byte-order mark says so, else UTF-8."""
-    is_wide = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return head.decode("utf-16" if is_wide else "utf-8", "ignore")
+    """The first characters of text, as far as they are whole."""
+    return decoded(head, "ignore")
 
 
 def sniff_kind(media_type: str, head: str, *, name: str | None = None) -> str:
@@ -160,3 +184,16 @@ def _named(name: str | None) -> str | None:
     if not name or "." not in name:
         return None
     return _BY_SUFFIX.get(name.rpartition(".")[2].lower())
+
+
+_UTF8: Final = Encoding("UTF-8", 1, 0)
+_MARKS: Final = tuple(
+    (mark, Encoding(name, unit, len(mark)))
+    for mark, name, unit in (  # UTF-32 first: its little-endian mark begins with that of UTF-16
+        (codecs.BOM_UTF32_LE, "UTF-32LE", 4),
+        (codecs.BOM_UTF32_BE, "UTF-32BE", 4),
+        (codecs.BOM_UTF8, "UTF-8", 1),
+        (codecs.BOM_UTF16_LE, "UTF-16LE", 2),
+        (codecs.BOM_UTF16_BE, "UTF-16BE", 2),
+    )
+)

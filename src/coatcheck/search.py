@@ -149,9 +149,8 @@ def cut(content: Content) -> Iterator[Passage]:
     if not media.is_text(content.ref.media_type):
         return
     data = content.read(0, INDEXED_BYTES)
-    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
-    if encoding == "utf-16":
-        text = data.decode(encoding, "replace")
+    if media.encoding_of(data).is_wide:
+        text = media.decoded(data)
         yield Passage(1, text.count("\n") + 1, 0, len(data), text)
         return
     line, start = 1, 0

@@ -12,12 +12,16 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
+from operator import index
 from typing import Any, Final
 
 from coatcheck.errors import MissingExtra
 
 TokenCounter = Callable[[str], int]
 """What a host plugs in to count with its own tokenizer. `estimate`, `exact` and `count` are of this type."""
+
+LARGEST: Final = 1 << 53
+"""No text has more tokens: a number beyond is a fault of whoever counted."""
 
 # Longer texts are read in this many pieces of this many characters, spread evenly.
 _PIECES: Final = 512
@@ -191,6 +195,21 @@ def count(text: str) -> int:
         return exact(text)
     except MissingExtra:
         return estimate(text)
+
+
+def counted(count: TokenCounter, text: str) -> int | None:
+    """The tokens of a text by a host's counter, rounded up, or None: then the text is over every limit.
+
+    None where the counter raises, or answers what cannot be a count: None, a bool, what is no number, not a number,
+    infinite or near it, negative, or 0 for a text that is not empty."""
+    try:
+        found: object = count(text)
+        if isinstance(found, bool):
+            return None
+        tokens = math.ceil(found) if isinstance(found, float) else index(found)  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001 - whatever a host's counter raises: no count is no count
+        return None
+    return tokens if (0 if not text else 1) <= tokens <= LARGEST else None
 
 
 def _parts(text: str) -> Iterator[str]:

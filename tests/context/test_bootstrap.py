@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import coatcheck
-from coatcheck import Session
+from coatcheck import Session, config
 from coatcheck.context import bootstrap
 from coatcheck.errors import InvalidArgument
 from tests.backends import Backend
@@ -164,6 +164,16 @@ def test_a_file_that_cannot_be_stored_is_still_shown_in_bounds(tmp_path: Path) -
     assert "could not be stored" in done.text
     assert done.refs == ()
     assert len(done.text) < 4_500
+
+
+def test_secrets_are_masked_before_a_file_is_stored_where_the_settings_say_so(tmp_path: Path) -> None:
+    secret = "sk-ant-api03-" + "aB3x" * 20
+    (tmp_path / "AGENTS.md").write_text(f"a rule\n{secret}\n" * 1_000)
+    with coatcheck.open("memory:", settings=config.load({"policy.redact": "store"})) as store:
+        session = store.session("s")
+        (ref,) = bootstrap(session, ["AGENTS.md"], root=tmp_path).refs
+        assert "a rule" in str(session.get(ref))
+        assert secret not in str(session.get(ref))
 
 
 def test_the_environment_switches_it_off_and_sizes_it_and_code_wins(

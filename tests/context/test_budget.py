@@ -12,10 +12,17 @@ from hypothesis import strategies as st
 
 import coatcheck
 from coatcheck.context import Budget, HotState
-from coatcheck.context.counting import counted
 from coatcheck.errors import BudgetExceeded, InvalidArgument, LimitExceeded
-from coatcheck.tokens import estimate
+from coatcheck.tokens import counted, estimate
 from tests.backends import Backend
+
+
+class Raising:
+    """A part of a host's own class, which is not as it should be."""
+
+    @property
+    def text(self) -> str:
+        raise RuntimeError("the text is gone")
 
 
 def raises(text: str) -> int:
@@ -32,6 +39,7 @@ BROKEN: dict[str, Callable[[str], Any]] = {
     "text": lambda text: "12",
     "zero": lambda text: 0,
     "list": lambda text: [1],
+    "endless": lambda text: 10**5_000,
 }
 broken = pytest.mark.parametrize("count", BROKEN.values(), ids=BROKEN)
 
@@ -103,6 +111,7 @@ def test_what_cannot_be_counted_is_a_violation_of_every_check_that_counts(count:
     [
         {"hot_state": object()}, {"hot_state": "no JSON"}, {"hot_state": {"artifact_index": 7}},
         {"prompt": float("nan")}, {"prompt": -3}, {"prompt": True}, {"chunks": "a text, not a list"},
+        {"prompt": float("inf")}, {"prompt": 10**5_000}, {"chunks": [Raising()]}, {"artifacts": [Raising()]},
         {"chunks": 7}, {"chunks": [object()]}, {"artifacts": [None]}, {"artifacts": 7},
     ],
 )  # fmt: skip
@@ -112,6 +121,17 @@ def test_parts_that_nobody_can_count_are_ambiguous_and_never_pass(parts: dict[st
     assert any(one.ambiguous for one in found)
     with pytest.raises(BudgetExceeded):
         Budget().enforce(session=coatcheck.open("memory:").session("s"), **parts)
+
+
+def test_parts_that_fail_while_they_are_listed_are_ambiguous() -> None:
+    def failing() -> Any:
+        yield "a chunk"
+        raise RuntimeError("the retriever is gone")
+
+    for name in ("chunks", "artifacts"):
+        assert Budget().check(**{name: failing()})[0].ambiguous
+        with pytest.raises(BudgetExceeded):
+            Budget().enforce(session=coatcheck.open("memory:").session("s"), **{name: failing()})
 
 
 def test_without_a_session_enforcing_refuses_with_every_violation() -> None:
@@ -145,6 +165,14 @@ def test_a_hot_state_that_is_over_is_cut_by_its_own_steps() -> None:
     done = Budget().enforce(session=session, hot_state=state)
     assert Budget().check(hot_state=done.hot_state) == ()
     assert done.hot_state.steps
+
+
+def test_a_hot_state_that_was_rendered_elsewhere_becomes_a_reference() -> None:
+    session = coatcheck.open("memory:").session("s")
+    rendered = HotState(session_id="s", objective="word " * 3_000).fitted(Budget(max_hot_state_tokens=20_000))
+    done = Budget().enforce(session=session, hot_state=rendered)
+    assert session.get(done.refs[0]) == rendered.text
+    assert Budget().check(hot_state=done.hot_state) == ()
 
 
 def test_what_cannot_become_a_reference_is_refused() -> None:

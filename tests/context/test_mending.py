@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.provider_rules import refused
 from coatcheck.context.mending import NO_RESULT, mended
+from coatcheck.previews.binaries import pixels
 
 Message = dict[str, Any]
 FIELDS = {"anthropic": "messages", "openai": "messages", "openai-responses": "input"}
@@ -79,6 +81,22 @@ def test_results_in_neighbouring_user_messages_go_where_they_belong() -> None:
     assert done[3] == user("and a word")
 
 
+def test_calls_in_neighbouring_messages_of_the_assistant_are_answered_behind_the_last() -> None:
+    thinks = {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}]}
+    messages = [user("go"), thinks, use("a"), use("b"), user(result("b"), result("a"))]
+    assert all(new is old for new, old in zip(mended(messages, "anthropic"), messages, strict=True))
+    lost = mended([*messages[:-1], user(result("a"))], "anthropic")
+    assert lost[:-1] == messages[:-1]
+    assert lost[-1]["content"] == [result("a"), {**result("b", NO_RESULT), "is_error": True}]
+
+
+def test_a_call_that_the_assistant_went_on_from_without_a_result_is_answered_where_it_was_interrupted() -> None:
+    done = mended([user("go"), use("a"), use("b"), user(result("b"))], "anthropic")
+    assert accepted(done, "anthropic")
+    assert done[2]["content"] == [{**result("a", NO_RESULT), "is_error": True}]
+    assert done[-1] == user(result("b"))
+
+
 def call(*ids: str) -> Message:
     calls = [{"id": i, "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in ids]
     return {"role": "assistant", "content": None, "tool_calls": calls}
@@ -114,6 +132,36 @@ def output(call_id: str) -> Message:
 )
 def test_responses_accept_what_was_interrupted(items: list[Message]) -> None:
     assert accepted(mended([{"role": "user", "content": "go"}, *items], "openai-responses"), "openai-responses")
+
+
+MISSING: dict[str, Any] = {
+    "function_call": {"output": NO_RESULT},
+    "custom_tool_call": {"output": NO_RESULT},
+    "local_shell_call": {"output": NO_RESULT},
+    "shell_call": {"output": [{"stdout": "", "stderr": NO_RESULT, "outcome": {"type": "exit", "exit_code": 1}}]},
+    "apply_patch_call": {"output": NO_RESULT, "status": "failed"},
+}
+
+
+@pytest.mark.parametrize("kind", MISSING)
+def test_a_missing_output_has_the_shape_that_its_call_wants(kind: str) -> None:
+    asked = {"type": kind, "call_id": "a", "name": "f"}
+    assert mended([asked], "openai-responses") == [asked, {"type": f"{kind}_output", "call_id": "a", **MISSING[kind]}]
+
+
+def test_a_missing_screenshot_is_a_blank_picture_that_is_said_to_be_none() -> None:
+    done = mended([{"type": "computer_call", "call_id": "a", "action": {"type": "screenshot"}}], "openai-responses")
+    picture = done[1]["output"]
+    assert (done[1]["type"], picture["type"]) == ("computer_call_output", "computer_screenshot")
+    data = base64.b64decode(picture["image_url"].removeprefix("data:image/png;base64,"))
+    assert pixels(data) == (1, 1)
+    assert done[2]["role"] == "user"
+    assert NO_RESULT in done[2]["content"]
+
+
+def test_the_output_of_a_local_shell_may_name_its_call_as_its_own_id() -> None:
+    items = [{"type": "local_shell_call", "call_id": "a"}, {"type": "local_shell_call_output", "id": "a", "output": ""}]
+    assert mended(items, "openai-responses") == items
 
 
 IDS = st.sampled_from("abcd")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import coatcheck
 from benchmarks.provider_rules import refused
 from coatcheck import Policy, Session, Store, toolkit
-from coatcheck.context import Budget, HotState, Prompt, PromptBuilder, artifact_index
+from coatcheck.context import Budget, HotState, IndexEntry, Prompt, PromptBuilder, artifact_index
 from coatcheck.errors import BudgetExceeded, InvalidArgument, StoreUnavailable
 from tests.backends import Backend
 from tests.context.test_budget import BROKEN
@@ -158,6 +158,107 @@ def test_a_large_result_is_a_stub_from_its_first_appearance_on(session: Session,
     assert whole.build(messages[:3]).messages == messages[:3]
 
 
+SEARCHED = [
+    {"type": "web_search_result", "url": f"https://example.org/{n}", "title": "t", "encrypted_content": "Eo8FCio" * 300}
+    for n in range(20)
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("web_search_tool_result", SEARCHED),
+        ("code_execution_tool_result", {"type": "code_execution_result", "stdout": "line\n" * 9_000, "content": []}),
+        ("tool_search_tool_result", [{"type": "tool_reference", "tool_name": f"t{n}"} for n in range(2_000)]),
+    ],
+)
+def test_what_a_providers_own_tools_answered_is_sent_back_as_it_came(session: Session, kind: str, content: Any) -> None:
+    asks = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}
+    answer = {"role": "assistant", "content": [asks, {"type": kind, "tool_use_id": "srvtoolu_1", "content": content}]}
+    messages: list[Message] = [{"role": "user", "content": "go"}, answer, {"role": "user", "content": "and then?"}]
+    prompt = PromptBuilder(session, provider="anthropic", budget=Budget(max_prompt_tokens=100_000)).build(messages)
+    assert prompt.messages[1] == answer
+    assert prompt.refs == ()
+
+
+def test_of_a_shell_the_streams_become_stubs_and_the_shape_stays(session: Session) -> None:
+    log = "line of a log\n" * 4_000
+    done = {"type": "exit", "exit_code": 1}
+    parts = [{"stdout": log, "stderr": "", "outcome": done}, {"stdout": "ok", "stderr": log[5:], "outcome": done}]
+    messages: list[Message] = [
+        {"role": "user", "content": "go"},
+        {"type": "shell_call", "call_id": "a", "action": {"commands": ["make"]}},
+        {"type": "shell_call_output", "call_id": "a", "output": parts},
+    ]
+    sent = PromptBuilder(session, provider="openai-responses").build(messages).messages[2]["output"]
+    assert [one["outcome"] for one in sent] == [done, done]
+    assert (sent[0]["stderr"], sent[1]["stdout"]) == ("", "ok")
+    assert session.get(json.loads(sent[0]["stdout"])["artifact"]) == log
+    assert session.get(json.loads(sent[1]["stderr"])["artifact"]) == log[5:]
+
+
+PICTURES: dict[str, list[Message]] = {
+    "openai": [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}],
+    "openai-responses": [
+        {"type": "input_image", "image_url": "https://example.org/a.png"}, {"type": "input_image", "file_id": "file-1"},
+    ],
+    "anthropic": [
+        {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}},
+        {"source": {"file_id": "file_1", "type": "file"}, "type": "image"},
+    ],
+}  # fmt: skip
+DOCUMENTS: dict[str, list[Message]] = {
+    "openai": [{"type": "file", "file": {"file_id": "file-1"}}],
+    "openai-responses": [
+        {"type": "input_file", "file_id": "file-1"}, {"type": "input_file", "file_url": "https://example.org/a.pdf"},
+    ],
+    "anthropic": [
+        {"type": "document", "source": {"type": "url", "url": "https://example.org/a.pdf"}},
+        {"type": "document", "source": {"type": "file", "file_id": "file_1"}},
+    ],
+}  # fmt: skip
+
+
+@providers
+def test_a_picture_that_is_only_named_counts_as_what_providers_charge_for_one(session: Session, provider: str) -> None:
+    builder = PromptBuilder(session, provider=provider)
+    without = builder.build([{"role": "user", "content": []}]).est_tokens
+    for block in PICTURES[provider]:
+        assert builder.build([{"role": "user", "content": [block]}]).est_tokens >= without + 1_600
+        with pytest.raises(BudgetExceeded):
+            builder.build([{"role": "user", "content": [block] * 5}])
+
+
+@providers
+def test_a_document_that_is_only_named_cannot_be_counted_unless_the_host_says(session: Session, provider: str) -> None:
+    for block in DOCUMENTS[provider]:
+        messages = [{"role": "user", "content": [block]}]
+        with pytest.raises(BudgetExceeded) as caught:
+            PromptBuilder(session, provider=provider).build(messages)
+        (violation,) = caught.value.violations
+        assert violation.ambiguous
+        assert "document_tokens" in violation.message
+        said = PromptBuilder(session, provider=provider, document_tokens=5_000).build(messages)
+        assert 5_000 < said.est_tokens <= 8_000
+        with pytest.raises(BudgetExceeded):
+            PromptBuilder(session, provider=provider, document_tokens=5_000).build(messages * 2)
+
+
+def test_what_a_tool_is_called_with_names_nothing(session: Session) -> None:
+    messages = conversation("anthropic", 1)
+    messages[1]["content"][0]["input"] = {"content": [*DOCUMENTS["anthropic"], *PICTURES["anthropic"]]}
+    assert PromptBuilder(session, provider="anthropic").build(messages).est_tokens < 1_600
+
+
+def test_old_results_give_way_to_pictures_that_are_only_named(session: Session) -> None:
+    builder = PromptBuilder(session, provider="anthropic", policy=None)
+    messages = conversation("anthropic", 10)
+    messages[-1]["content"] += PICTURES["anthropic"]
+    prompt = builder.build(messages)
+    assert prompt.pruned is not None
+    assert prompt.est_tokens <= 8_000
+
+
 @providers
 def test_the_messages_given_are_not_changed(session: Session, provider: str) -> None:
     messages = conversation(provider, 30)
@@ -250,6 +351,82 @@ def test_chunks_over_their_limits_become_references(session: Session) -> None:
     assert len(prompt.changes) == 2
 
 
+@pytest.mark.parametrize("style", [{"prefix": "x_"}, {"style": "camel"}, {"style": "dotted"}])
+@pytest.mark.parametrize("policy", [{}, {"policy": Policy(max_chars=4_000)}], ids=["configured", "given"])
+def test_stubs_and_recall_name_the_tools_as_the_agent_has_them(session: Session, style: Any, policy: Any) -> None:
+    tools = toolkit(session, **style)
+    builder = PromptBuilder(session, provider="anthropic", tools=tools, **policy)
+    for number in range(20):
+        session.put(f"note {number}")
+    prompt = builder.build(
+        conversation("anthropic", 1, "line\n" * 9_000), chunks=["long " * 900, *map(str, range(400))]
+    )
+    said = json.dumps([prompt.messages, prompt.tail])
+    assert f"{tools[0].name}(pointer=" in json.dumps(prompt.messages)
+    assert f"{tools[0].name}(pointer=" in prompt.tail
+    assert f"{tools[1].name}() shows them" in prompt.tail
+    assert f"others, see {tools[1].name}" in prompt.tail
+    assert " get_artifact" not in said
+    assert '"get_artifact' not in said
+
+
+def test_what_is_retrieved_is_masked_before_it_is_stored_where_the_policy_says_so(session: Session) -> None:
+    secret = "sk-ant-api03-" + "aB3x" * 20
+    builder = PromptBuilder(session, provider="openai", policy=Policy(redact="store"), recall=False)
+    chunks = [f"key {secret} " * 100, *(f"{n} {secret}" for n in range(12))]
+    prompt = builder.build([{"role": "user", "content": "go"}], chunks=chunks)
+    assert len(prompt.refs) == 4
+    assert not any(secret in str(session.get(ref)) for ref in prompt.refs)
+
+
+def test_tools_may_be_objects_of_a_providers_library(session: Session) -> None:
+    class Described:
+        def model_dump(self, **options: Any) -> dict[str, Any]:
+            return {"name": "run", "input_schema": {"type": "object"}}
+
+    prompt = PromptBuilder(session, provider="anthropic", tools=[Described()]).build(
+        [{"role": "user", "content": "go"}]
+    )
+    assert prompt.request()["tools"] == [Described().model_dump()]
+    with pytest.raises(InvalidArgument):
+        PromptBuilder(session, provider="anthropic", tools=[object()])
+
+
+def failing() -> Any:
+    yield "a chunk"
+    raise RuntimeError("the retriever is gone")
+
+
+def test_chunks_that_nobody_can_list_give_no_prompt(session: Session) -> None:
+    chunks: Any
+    for chunks in (7, None, "one text", failing()):
+        with pytest.raises(BudgetExceeded) as caught:
+            PromptBuilder(session, provider="openai").build([{"role": "user", "content": "go"}], chunks=chunks)
+        assert caught.value.violations[0].ambiguous
+
+
+def test_a_chunk_that_was_cut_inside_a_character_can_be_sent(session: Session) -> None:
+    prompt = PromptBuilder(session, provider="openai").build([{"role": "user", "content": "go"}], chunks=["x \ud83d"])
+    assert "x \N{REPLACEMENT CHARACTER}" in prompt.tail
+    json.dumps(prompt.request(), ensure_ascii=False).encode()
+
+
+def test_a_hot_state_that_was_fitted_to_other_limits_is_held_to_those_of_the_prompt(session: Session) -> None:
+    entries = [IndexEntry(artifact_id=f"{n:064x}", type="doc") for n in range(40)]
+    wide = Budget(max_hot_state_tokens=20_000, max_artifact_index_entries=100)
+    told = [{"role": "user", "content": "go"}]
+    for state in (
+        HotState(session_id="s", objective="word " * 3_000),
+        HotState(session_id="s", artifact_index=entries),
+    ):
+        fitted = state.fitted(wide)
+        assert PromptBuilder(session, provider="openai", budget=wide).build(told, hot_state=fitted).hs_tokens > 1_000
+        prompt = PromptBuilder(session, provider="openai").build(told, hot_state=fitted)
+        assert prompt.hs_tokens <= 1_000
+        assert prompt.artifacts <= 20
+        assert session.get(prompt.refs[0]) == fitted.text
+
+
 def test_a_search_hit_is_shown_with_its_pointer_and_lines(session: Session) -> None:
     ref = session.put("one\nthe needle\nthree")
     prompt = PromptBuilder(session, provider="openai", recall=False).build([], chunks=session.search("needle"))
@@ -309,6 +486,53 @@ def test_a_hosts_own_breakpoints_stay_count_and_rewrite_nothing(session: Session
         assert request["messages"][end - 1]["content"][0]["cache_control"] == own
         assert json.dumps(request).count('"cache_control"') <= 4
         assert prompt.rewritten_tokens == 0
+
+
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_no_breakpoint_of_ours_is_shorter_than_a_hosts_behind_it(session: Session, at: int) -> None:
+    builder = PromptBuilder(session, provider="anthropic", system=SYSTEM * 3)
+    messages = conversation("anthropic", 2)
+    builder.build(messages[:3])
+    blocks: list[Message] = [{"type": "text", "text": "Find out why."}] if at == 0 else messages[at]["content"]
+    blocks[-1]["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
+    messages[at]["content"] = blocks
+    request = builder.build(messages).request()
+    assert request["system"][0]["cache_control"]["ttl"] == "1h"
+    assert refused(request) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "policy"),
+    [("line of a large result\n" * 4_000, Policy()), ("line of a result\n" * 60, None)],
+    ids=["stubs", "pruned"],
+)
+def test_a_hosts_breakpoints_that_move_on_leave_none_behind(
+    session: Session, content: str, policy: Policy | None
+) -> None:
+    budget = Budget(max_prompt_tokens=8_000 if policy is None else 20_000)
+    builder = PromptBuilder(session, provider="anthropic", system=SYSTEM, policy=policy, budget=budget)
+    messages = conversation("anthropic", 30, content)
+    was_pruned = False
+    for end in range(3, len(messages) + 1, 2):
+        given = copy.deepcopy(messages[:end])
+        places = [at for at in (end - 1, end - 2, end - 3) if at]
+        for at in places:
+            given[at]["content"][-1]["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
+        prompt = builder.build(given)
+        was_pruned = was_pruned or prompt.pruned is not None
+        request = prompt.request()
+        assert refused(request) == []
+        own = [one for one in request["messages"] if "1h" in json.dumps(one)]
+        assert len(own) == len(places)
+    assert was_pruned == (policy is None)
+
+
+@pytest.mark.parametrize("key", ["cache_control", "other"])
+def test_what_a_tool_is_called_with_counts_whatever_its_keys_are(session: Session, key: str) -> None:
+    messages = conversation("anthropic", 1)
+    messages[1]["content"][0]["input"] = {key: {"text": "word " * 20_000}}
+    with pytest.raises(BudgetExceeded):  # the newest turn stays whole
+        PromptBuilder(session, provider="anthropic").build(messages)
 
 
 def test_no_breakpoint_stands_on_thinking_or_on_an_empty_text(session: Session) -> None:

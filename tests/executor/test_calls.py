@@ -478,6 +478,17 @@ def test_an_error_is_bounded_even_where_the_policy_is_off(session: Session, stor
     assert store.stats().artifacts == 0
 
 
+def test_what_shrinks_a_tools_answers_does_not_shrink_its_errors(session: Session) -> None:
+    def tool() -> str:
+        raise ValueError("the reason")
+
+    outcome = error(
+        ToolExecutor(session, [tool], policy=Policy(tools={"tool": lambda said: said[:3]})).run(call("tool"))
+    )
+    assert outcome.text.endswith("ValueError: the reason")
+    assert outcome.ref is None
+
+
 def test_a_store_that_fails_costs_no_answer(backend: Backend) -> None:
     session = backend.open(max_artifact_bytes=10_000).session("s")
     tools = {"large": lambda: BIG, "broken": lambda: int(BIG), "lines": lambda: iter([BIG] * 99)}

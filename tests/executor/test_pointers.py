@@ -68,6 +68,20 @@ def test_a_fragment_arrives_as_that_part(session: Session) -> None:
     assert given_to(session, int, pointer + "#/rows/1/price") == 2
 
 
+def test_an_array_for_the_rest_parameters_may_be_a_pointer_and_pointers_in_it_are_data(session: Session) -> None:
+    def tool(*rest: list[int] | str) -> list[Any]:
+        return list(rest)
+
+    executor = ToolExecutor(session, [tool])
+    one = session.put([1, 2]).pointer
+    whole = session.put([[3], one]).pointer
+    assert executor.run(ToolCall("c", "tool", {"rest": [one, "x"]})).text == '[[1,2],"x"]'
+    assert executor.run(ToolCall("c", "tool", {"rest": whole})).text == f'[[3],"{one}"]'
+    wrong = executor.run(ToolCall("c", "tool", {"rest": session.put({"a": 1}).pointer}))
+    assert isinstance(wrong, ToolError)
+    assert "'rest' takes an array; tool takes rest" in wrong.text
+
+
 def test_what_arrives_is_checked_against_the_annotation(session: Session) -> None:
     class Row(pydantic.BaseModel):
         name: str

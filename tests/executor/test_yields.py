@@ -252,6 +252,17 @@ def test_a_tool_that_never_stops_yielding_is_stopped_when_its_time_is_up(session
     assert ended.wait(LONG)
 
 
+def test_what_was_yielded_and_cannot_be_kept_is_said_to_be_so(backend: Backend) -> None:
+    def tool() -> Iterator[str]:
+        yield "the beginning"
+        raise ValueError("the reason")
+
+    outcome = run(backend.open(max_artifact_bytes=5).session("s"), tool)
+    assert isinstance(outcome, ToolError), outcome
+    assert outcome.partial
+    assert outcome.text.endswith("by then is partial, and could not be kept:\nthe beginning")
+
+
 def test_a_store_that_takes_no_more_stops_the_tool_and_says_so(backend: Backend) -> None:
     session = backend.open(max_artifact_bytes=3 * BUFFER).session("s")
     ended = threading.Event()

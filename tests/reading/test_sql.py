@@ -448,3 +448,9 @@ def test_real_data_answers(corpus: Path) -> None:
     chunks = make_content((corpus / "retrieval/codebase_chunks.json").read_bytes(), "application/json")
     rows = json.loads((corpus / "retrieval/codebase_chunks.json").read_bytes())
     assert run_sql("SELECT count(*) AS n FROM artifact", {"artifact": chunks}).text == f"n\n{len(rows)}"
+
+
+def test_a_table_in_an_encoding_that_sql_does_not_read_is_refused() -> None:
+    data = "\ufeffid,name\n1,apple\n".encode("utf-32-le")
+    with pytest.raises(InvalidArgument, match="UTF-32LE"):
+        run_sql("SELECT * FROM artifact", table(data, "text/csv"))

@@ -23,6 +23,7 @@ from coatcheck.session import Session
 LEAST_CHARS: Final = 1_500
 
 Style = Literal["snake", "camel", "dotted"]
+Purpose = Literal["get", "list", "store"]
 _STYLES: Final[dict[str, tuple[str, str, str]]] = {
     "snake": ("get_artifact", "list_artifacts", "store_artifact"),
     "camel": ("getArtifact", "listArtifacts", "storeArtifact"),
@@ -37,6 +38,8 @@ DESCRIPTIONS: Final = (
     "Store a text or JSON under a name for later. Answers its pointer.",
 )
 """What the tools say of themselves, by which they are known under any name."""
+
+_PURPOSES: Final[tuple[Purpose, ...]] = ("get", "list", "store")
 
 _PREFIX: Final = re.compile(r"[\w.:/-]{0,40}", re.ASCII)
 _LOG: Final = logging.getLogger("coatcheck")
@@ -168,6 +171,16 @@ def toolkit(
             run.failed,
         ),
     ]
+
+
+def known_as(told: Any) -> tuple[Purpose, str] | None:
+    """Which of our tools this is, as a provider was told of it, and its name there. Hosts rename tools, but do not
+    rewrite them: what it says of itself tells."""
+    inner = told.get("function", told) if isinstance(told, Mapping) else None
+    if not isinstance(inner, Mapping) or inner.get("description") not in DESCRIPTIONS:
+        return None
+    name = inner.get("name")
+    return (_PURPOSES[DESCRIPTIONS.index(inner["description"])], name) if isinstance(name, str) else None
 
 
 def _schema(required: list[str], **properties: str) -> dict[str, Any]:

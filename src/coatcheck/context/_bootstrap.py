@@ -133,7 +133,10 @@ class _Text:
         return said, BootstrapFile(name, "reference", ref, failure or "not UTF-8 text")
 
     def _stored(self, name: str, value: str | bytes) -> tuple[Ref | None, str]:
-        """The artifact of a file; where the store fails, why. A prompt is made all the same."""
+        """The artifact of a file, masked where the settings say that secrets are not stored; where the store fails,
+        why. A prompt is made all the same."""
+        if isinstance(value, str) and self._session.store.settings["policy.redact"] == "store":
+            value = mask(value)
         try:
             return self._session.put(value, name=name, kind="doc", tool="bootstrap"), ""
         except (StoreError, LimitExceeded) as error:

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from coatcheck.context.counting import counted
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
-from coatcheck.tokens import TokenCounter, estimate
+from coatcheck.tokens import LARGEST, TokenCounter, counted, estimate
 
 if TYPE_CHECKING:
     from coatcheck.context.references import Enforced
@@ -154,7 +153,10 @@ def text_of(part: object) -> str | None:
     if isinstance(part, str):
         return part
     for name in ("text", "passage"):
-        held = part.get(name) if isinstance(part, Mapping) else getattr(part, name, None)
+        try:
+            held = part.get(name) if isinstance(part, Mapping) else getattr(part, name, None)
+        except Exception:  # noqa: BLE001 - a class of the host's own: what cannot be read cannot be counted
+            return None
         if isinstance(held, str):
             return held
     return None
@@ -170,7 +172,7 @@ def _listed(parts: object) -> list[object] | None:
 
 
 def _judged(field: str, limit: int, actual: object, said: str) -> tuple[Violation, ...]:
-    number = isinstance(actual, int | float) and not isinstance(actual, bool) and actual >= 0
+    number = isinstance(actual, int | float) and not isinstance(actual, bool) and 0 <= actual <= LARGEST
     if not number or not isinstance(actual, int | float):
         message = f"{said.format('an unknown number of')}: it could not be counted, and {field} is {limit:,}"
         return (Violation(field, limit, None, message, True),)

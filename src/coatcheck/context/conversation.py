@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from coatcheck.context.cache_marks import bare, marked
 from coatcheck.context.dialects import Dialect
 from coatcheck.context.mending import mended
 from coatcheck.context.slimming import Slimmer
@@ -43,11 +44,16 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step of pruning: the digests of the messages that it was made of, at how much room, and what it left."""
+    """A step of pruning: the digests of the messages that it was made of, at how much room, and what it left.
+
+    `left` are messages without a host's breakpoints, each with the number of the one that it was made of; a note of
+    what was folded has none. `costs` are those of the messages as they are told."""
 
     of: tuple[bytes, ...]
     room: int
-    told: Told
+    left: tuple[tuple[Message, int | None], ...]
+    costs: tuple[Weighed, ...]
+    pruned: Pruned
 
 
 class Conversation:
@@ -89,7 +95,7 @@ class Conversation:
 
     def _pruned(self, slim: list[Message], costs: list[Weighed], room: int, refs: tuple[Ref, ...]) -> Told:
         done = prune(
-            slim,
+            [bare(one) for one in slim],
             max_tokens=max(1, room),
             format=self._dialect.format,
             keep_turns=self._keep_turns,
@@ -97,9 +103,10 @@ class Conversation:
             count=self._tally.tokens,  # type: ignore[arg-type]
             read_tool=self._read_tool,
         )
-        left = self._alternating(done.messages, slim)
-        told = Told(left, self._weighed(left), refs, done, True)
-        self._step = _Step(tuple(one.digest for one in costs), room, told)
+        left = tuple(zip(done.messages, _origins(done, len(slim)), strict=True))
+        messages = self._alternating(left, slim)
+        told = Told(messages, self._weighed(messages), refs, done, True)
+        self._step = _Step(tuple(one.digest for one in costs), room, left, tuple(told.costs), done)
         return told
 
     def _grown(self, slim: list[Message], costs: list[Weighed], room: int) -> Told | None:
@@ -110,10 +117,12 @@ class Conversation:
         if any(one.digest != old for one, old in zip(costs, step.of, strict=False)):
             return None
         since, new = slim[len(step.of) :], costs[len(step.of) :]
-        messages = [*step.told.messages, *since]
-        if sum(one.tokens for one in (*step.told.costs, *new)) > room or not self._are_paired(messages, since):
+        if sum(one.tokens for one in (*step.costs, *new)) > room:
             return None
-        return Told(messages, [*step.told.costs, *new], pruned=step.told.pruned)
+        messages = [*self._alternating(step.left, slim), *since]
+        if not self._are_paired(messages, since):
+            return None
+        return Told(messages, [*step.costs, *new], pruned=step.pruned)
 
     def _are_paired(self, messages: list[Message], since: list[Message]) -> bool:
         """Whether all that came since answers calls that are still there."""
@@ -121,22 +130,21 @@ class Conversation:
         wanted = {result.call_id for message in since for result in known.results(message)}
         return wanted <= {call.id for message in messages for call in known.calls(message)}
 
-    def _alternating(self, messages: list[Message], slim: list[Message]) -> list[Message]:
-        """For Anthropic, messages of the user that pruning made neighbours are one. Those that a host left side by side
-        stay so: the provider takes them as one, and the last may still get neighbours."""
-        if not self._dialect.alternates:
-            return messages
-        places = {id(one): number for number, one in enumerate(slim)}
+    def _alternating(self, left: Sequence[tuple[Message, int | None]], slim: list[Message]) -> list[Message]:
+        """What a step left, with the breakpoints that the host has set in this turn. For Anthropic, messages of the
+        user that pruning made neighbours are one. Those that a host left side by side stay so: the provider takes them
+        as one, and the last may still get neighbours."""
         found: list[Message] = []
         last: int | None = None
-        for message in messages:
-            place = places.get(id(message))
-            were_neighbours = last is not None and place == last + 1
-            if found and found[-1].get("role") == message.get("role") == "user" and not were_neighbours:
-                found[-1] = self._dialect.joined(found[-1], message)
+        for message, origin in left:
+            told = message if origin is None else _with_marks(message, slim[origin])
+            were_neighbours = last is not None and origin == last + 1
+            both = self._dialect.alternates and found and found[-1].get("role") == told.get("role") == "user"
+            if both and not were_neighbours:
+                found[-1] = self._dialect.joined(found[-1], told)
             else:
-                found.append(message)
-            last = place
+                found.append(told)
+            last = origin
         return found
 
     def _weighed(self, messages: Sequence[Message], known: Mapping[int, Weighed] = _NOTHING) -> list[Weighed]:
@@ -148,3 +156,19 @@ class Conversation:
                 raise LimitExceeded("the tokens of a message cannot be counted", hint="mend the counter")
             found.append(one)
         return found
+
+
+def _origins(done: Pruned, length: int) -> list[int | None]:
+    """For each message that pruning left, the number of the one that it was made of. A note, which is made of many,
+    stands where the first of them stood."""
+    folded = {one.message for one in done.replaced if one.what == "turns"}
+    first = min(folded, default=None)
+    return [None if number == first else number for number in range(length) if number == first or number not in folded]
+
+
+def _with_marks(message: Message, now: Message) -> Message:
+    """A message as it was left, with the marks that it has now; the same object as now where that is all."""
+    if message is now or message == now:
+        return now
+    told: Message = marked(message, now) if bare(now) is not now else message
+    return told

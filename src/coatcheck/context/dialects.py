@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from coatcheck.context.cache_marks import marks_in
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
 from coatcheck.transcript.formats import FORMATS, Format, Message
@@ -19,6 +20,7 @@ __all__ = ["Breakpoint", "Dialect", "dialect"]
 
 MOST_BREAKPOINTS: Final = 4
 _MARK: Final = {"type": "ephemeral"}
+_MARK_FOR_AN_HOUR: Final = {"type": "ephemeral", "ttl": "1h"}
 _UNMARKABLE: Final = frozenset({"thinking", "redacted_thinking"})
 
 
@@ -124,8 +126,9 @@ class Anthropic(Dialect):
             said = {"system": [{"type": "text", "text": system}], **said}
         if tools:
             said = {"tools": list(tools), **said}
+        last = _last_for_an_hour(messages)
         for one in marks:
-            _mark(said, one.path)
+            _mark(said, one.path, _MARK if last is None or _place(one.path) > last else _MARK_FOR_AN_HOUR)
         if tail:
             _append(said["messages"], self.before_tail(messages) - 1, tail)
         return said
@@ -144,9 +147,7 @@ class Anthropic(Dialect):
         return ("system", 0) if system else None
 
     def own_marks(self, messages: Sequence[Message], tools: Sequence[Any]) -> int:
-        blocks = [one for message in messages for one in _blocks(message)]
-        inner = [one for block in blocks if isinstance(block, dict) for one in _blocks(block)]
-        return sum(isinstance(one, dict) and bool(one.get("cache_control")) for one in (*blocks, *inner, *tools))
+        return sum(1 for _ in marks_in([*messages, *tools]))
 
     def tool(self, tool: Any) -> Any:
         return _described(tool, "as_anthropic")
@@ -182,15 +183,27 @@ def _takes_mark(block: Any) -> bool:
     return block.get("type") != "text" or bool(str(block.get("text", "")).strip())
 
 
-def _mark(request: dict[str, Any], path: tuple[str | int, ...]) -> None:
+def _last_for_an_hour(messages: Sequence[Message]) -> tuple[int, int] | None:
+    """Where the last breakpoint stands that a host keeps for an hour: the provider refuses those that stand behind one
+    of five minutes."""
+    found = [path for path, mark in marks_in(list(messages)) if isinstance(mark, Mapping) and mark.get("ttl") == "1h"]
+    return _place(("messages", *found[-1])) if found else None
+
+
+def _place(path: tuple[str | int, ...]) -> tuple[int, int]:
+    """A place among the blocks of a request by its path, in the order in which the provider reads them."""
+    return (-1, 0) if path[0] == "system" else (int(path[1]), int(path[3]) if len(path) > 3 else 0)
+
+
+def _mark(request: dict[str, Any], path: tuple[str | int, ...], mark: Mapping[str, str]) -> None:
     """Set a breakpoint on a copy of the block at this path; a host's own stays what it is."""
     if path[0] == "system":
-        request["system"] = [{**request["system"][0], "cache_control": _MARK}]
+        request["system"] = [{**request["system"][0], "cache_control": dict(mark)}]
         return
     number, index = int(path[1]), int(path[3])
     message = request["messages"][number]
     blocks = list(_blocks(message))
-    blocks[index] = {**blocks[index], "cache_control": blocks[index].get("cache_control") or _MARK}
+    blocks[index] = {**blocks[index], "cache_control": blocks[index].get("cache_control") or dict(mark)}
     request["messages"][number] = {**message, "content": blocks}
 
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from coatcheck.context.budget import Budget, Violation
-from coatcheck.context.counting import counted
 from coatcheck.context.hot_state import compact
 from coatcheck.errors import BudgetExceeded
-from coatcheck.tokens import TokenCounter
+from coatcheck.tokens import TokenCounter, counted
 
 __all__ = ["Rendered", "fitted"]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from coatcheck.context.budget import Budget
 from coatcheck.errors import InvalidArgument, NotFound
@@ -48,7 +48,17 @@ def _whole_id(value: object) -> object:
     raise ValueError("an artifact's id is 64 hex characters, or its pointer")
 
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(_ordered)]
+def _sendable(value: str) -> str:
+    """A text that there is UTF-8 for: half a surrogate pair can neither be kept nor sent."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("half a character: a surrogate without the other") from None
+    return value
+
+
+Text = Annotated[str, AfterValidator(_sendable)]
+Texts = Annotated[tuple[Text, ...], BeforeValidator(_ordered)]
 
 
 class IndexEntry(BaseModel):
@@ -59,9 +69,9 @@ class IndexEntry(BaseModel):
 
     artifact_id: Annotated[str, BeforeValidator(_whole_id)]
     type: Kind
-    label: str = ""
+    label: Text = ""
     version: int = Field(default=1, ge=1, le=1 << 53)
-    summary: str = ""
+    summary: Text = ""
 
     def __init__(self, **said: Any) -> None:
         try:
@@ -76,15 +86,15 @@ class HotState(BaseModel):
 
     model_config = _CONFIG
 
-    session_id: str = Field(min_length=1)
-    session_key: str | None = None
-    run_id: str | None = None
-    objective: str | None = None
-    current_plan_id: str | None = None
+    session_id: Text = Field(min_length=1)
+    session_key: Text | None = None
+    run_id: Text | None = None
+    objective: Text | None = None
+    current_plan_id: Text | None = None
     accepted_decisions: Texts = ()
     open_questions: Texts = ()
     constraints: Texts = ()
-    last_successful_step: str | None = None
+    last_successful_step: Text | None = None
     risk_level: RiskLevel = "low"
     artifact_index: Annotated[tuple[IndexEntry, ...], BeforeValidator(_ordered)] = ()
 

@@ -7,6 +7,7 @@ conversation that grows keeps its beginning.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,9 @@ __all__ = ["mended"]
 NO_RESULT: Final = "No result: the call was interrupted, or its result came later."
 _LATE: Final = "Late result of the call {}: {}"
 _RESPONSES: Final = FORMATS["openai-responses"]
+_BLANK: Final = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mP4DwABAQEAHLCMmQAAAABJRU5ErkJggg=="
+)
 
 
 def mended(messages: Sequence[Message], provider: str) -> list[Message]:
@@ -28,28 +32,39 @@ def mended(messages: Sequence[Message], provider: str) -> list[Message]:
 
 
 def _anthropic(messages: Sequence[Message]) -> Iterator[Message]:
-    """Results stand first in the user message right after their call; a run of user messages is one to the provider."""
+    """Results stand first in the user message right after their call; a run of messages with one role is one to the
+    provider. Of a run of the assistant's, a call that nothing behind it answers was interrupted there."""
     number = 0
     while number < len(messages):
         message = messages[number]
-        number += 1
-        asked = _ids(message, "tool_use", "id") if message.get("role") == "assistant" else []
-        if not asked:
+        if message.get("role") != "assistant":
             yield (_without_strays(message, ()) or message) if message.get("role") == "user" else message
-            continue
-        yield message
-        run: list[Message] = []
-        while number < len(messages) and messages[number].get("role") == "user":
-            run.append(messages[number])
             number += 1
-        if not run:
-            yield {"role": "user", "content": [_missing(call_id) for call_id in asked]}
             continue
-        yield _answer(run, asked)
-        for one in run[1:]:
-            rest = _without_strays(one, asked)
-            if rest is not None:
-                yield rest
+        said = list(_run(messages, number, "assistant"))
+        run = list(_run(messages, number + len(said), "user"))
+        number += len(said) + len(run)
+        answered = {one.get("tool_use_id") for message in run for one in _blocks(message) if _is_result(one)}
+        asked: list[str] = []
+        for one in said:
+            yield one
+            calls = _ids(one, "tool_use", "id")
+            if calls and one is not said[-1] and answered.isdisjoint(calls):
+                yield {"role": "user", "content": [_missing(call_id) for call_id in calls]}
+            else:
+                asked += calls
+        if asked and not run:
+            yield {"role": "user", "content": [_missing(call_id) for call_id in asked]}
+        elif run:
+            yield _answer(run, asked)
+            for one in run[1:]:
+                rest = _without_strays(one, asked)
+                if rest is not None:
+                    yield rest
+
+
+def _run(messages: Sequence[Message], start: int, role: str) -> Iterator[Message]:
+    return itertools.takewhile(lambda one: one.get("role") == role, itertools.islice(messages, start, None))
 
 
 def _answer(run: Sequence[Message], asked: Sequence[str]) -> Message:
@@ -139,10 +154,10 @@ def _items(items: Sequence[Message]) -> Iterator[Message]:
     outputs: dict[str, list[int]] = {}
     for number, item in enumerate(items):
         if _is_output(item):
-            outputs.setdefault(str(item.get("call_id")), []).append(number)
+            outputs.setdefault(_call_id(item), []).append(number)
     wanted: set[int] = set()
     for number, item in enumerate(items):
-        call_id = str(item.get("call_id"))
+        call_id = _call_id(item)
         if _is_output(item) and number not in wanted:
             yield _as_user(call_id, item.get("output"))
             continue
@@ -152,11 +167,31 @@ def _items(items: Sequence[Message]) -> Iterator[Message]:
             if later:
                 wanted.add(later[0])
             else:
-                yield {"type": f"{item['type']}_output", "call_id": call_id, "output": NO_RESULT}
+                yield from _missing_output(str(item["type"]), call_id)
+
+
+def _missing_output(kind: str, call_id: str) -> Iterator[Message]:
+    """An output that says that there is none, in the shape that the provider takes for this kind of call."""
+    said: Message = {"type": f"{kind}_output", "call_id": call_id}
+    if kind == "shell_call":
+        yield said | {"output": [{"stdout": "", "stderr": NO_RESULT, "outcome": {"type": "exit", "exit_code": 1}}]}
+    elif kind == "apply_patch_call":
+        yield said | {"status": "failed", "output": NO_RESULT}
+    elif kind == "computer_call":  # nothing but a picture may stand there
+        yield said | {"output": {"type": "computer_screenshot", "image_url": _BLANK}}
+        yield {"role": "user", "content": f"The screenshot of the call {call_id} is blank. {NO_RESULT}"}
+    else:
+        yield said | {"output": NO_RESULT}
 
 
 def _is_output(item: Message) -> bool:
-    return str(item.get("type")).endswith("_output") and "call_id" in item and bool(_RESPONSES.results(item))
+    return str(item.get("type")).endswith("_output") and bool(_RESPONSES.results(item))
+
+
+def _call_id(item: Message) -> str:
+    """The id by which a call and its output match. That of a local shell may stand under another name."""
+    is_local = item.get("type") == "local_shell_call_output" and "call_id" not in item
+    return str(item.get("id" if is_local else "call_id"))
 
 
 def _as_user(call_id: str, content: object) -> Message:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from coatcheck._toolkit import known_as
 from coatcheck.context._bootstrap import Bootstrapped, bootstrap
 from coatcheck.context._recall import Recalled
 from coatcheck.context.budget import Budget, Violation
@@ -21,7 +22,7 @@ from coatcheck.context.dialects import Breakpoint, Dialect, dialect
 from coatcheck.context.prefix import SMALLEST, Prefix, Sent, breakpoints, compared
 from coatcheck.context.references import refusal
 from coatcheck.context.tail import Tail, Volatile
-from coatcheck.context.weights import Tally, Weighed
+from coatcheck.context.weights import Tally, Weighed, named_documents
 from coatcheck.errors import BudgetExceeded, InvalidArgument, LimitExceeded
 from coatcheck.externalize import Policy, configured
 from coatcheck.ids import clip
@@ -40,7 +41,8 @@ _UNSET: Final[Any] = object()
 _PRIMING: Final = 3
 _TOOLS: Final = 12
 _RECALL_CHARS_A_TOKEN: Final = 2
-_LISTS: Final = ("list_artifacts", "listArtifacts")
+_JSON: Final = "messages and tools are JSON objects"
+_LIST_TOOL: Final = "list_artifacts"
 _PROBE: Final = "A counter that cannot count this can count nothing."
 
 
@@ -90,7 +92,9 @@ class PromptBuilder:
     `system` and `files` (see `bootstrap`) stand first. `tools` are the toolkit's, or as the provider takes them. Limits
     come from `budget`, what leaves the conversation at once from `policy` (None: nothing does), both by default from
     the settings. `reserve_tokens` are kept free for the tail, so that the conversation is pruned at the same places
-    whatever a turn brings: by default what the hot state and recall can need, at most a quarter of the budget."""
+    whatever a turn brings: by default what the hot state and recall can need, at most a quarter of the budget. A
+    document that a message only names, by its address or an id, counts `document_tokens`; nobody can count it, and so
+    there is no prompt, where that is not said."""
 
     def __init__(
         self,
@@ -105,28 +109,35 @@ class PromptBuilder:
         policy: Policy | None = _UNSET,
         recall: bool | None = None,
         count: TokenCounter = estimate,
+        document_tokens: int | None = None,
         keep_turns: int = 3,
         reserve_tokens: int | None = None,
         smallest_cache: int = SMALLEST,
         read_tool: str | None = _UNSET,
     ) -> None:
         settings = session.store.settings
-        read_tool = settings["policy.read_tool"] if read_tool is _UNSET else read_tool
         self._session = session
         self._dialect: Dialect = dialect(provider)
         self._system = system
         self._files = tuple(files)
         self._root = root
-        self._tools = tuple(self._dialect.tool(tool) for tool in tools)
+        self._tools = tuple(_plain(self._dialect.tool(tool), "a tool") for tool in tools)
+        known = dict(found for tool in self._tools if (found := known_as(tool)) is not None)
+        if read_tool is _UNSET:
+            read_tool = known.get("get", settings["policy.read_tool"])
+        self._list_tool = None if read_tool is None else known.get("list", None if self._tools else _LIST_TOOL)
+        if policy is _UNSET or ("get" in known and policy is not None and policy.read_tool is not None):
+            policy = replace(configured(settings) if policy is _UNSET else policy, read_tool=read_tool)
+        self._policy = policy or replace(configured(settings), read_tool=read_tool)
         self._budget = Budget(**settings.section("budget")) if budget is None else budget
         self._recalls = settings["memory.artifacts.enabled"] if recall is None else recall
         self._count = count
-        self._tally = Tally(count)
+        self._tally = Tally(count, document_tokens=document_tokens)
         self._conversation = Conversation(
             session,
             self._dialect,
             self._tally,
-            policy=replace(configured(settings), read_tool=read_tool) if policy is _UNSET else policy,
+            policy=policy,
             keep_turns=keep_turns,
             read_tool=read_tool,
         )
@@ -166,9 +177,10 @@ class PromptBuilder:
             hot_state=hot_state,
             chunks=_listed(chunks),
             message=_last_said(given) if message is None else message,
+            policy=self._policy,
             recalls=self._recalls,
             read_tool=self._read_tool,
-            list_tool=self._list_tool(),
+            list_tool=self._list_tool,
         )
         used = fixed + sum(one.tokens for one in told.costs)
         tail = self._tail(volatile, self._budget.max_prompt_tokens - (0 if violations else used), violations)
@@ -177,13 +189,6 @@ class PromptBuilder:
         if over := self._budget.prompt_tokens(used + tail.tokens):
             raise refusal(over)
         return self._prompt(system, told, tail, used + tail.tokens, lead, files)
-
-    def _list_tool(self) -> str | None:
-        """What the tool that lists artifacts is called, as far as this agent has one."""
-        if self._read_tool is None:
-            return None
-        names = [str(tool.get("name") or (tool.get("function") or {}).get("name")) for tool in self._tools]
-        return next((name for name in names if name in _LISTS), None if names else _LISTS[0])
 
     def _bootstrapped(self) -> Bootstrapped | None:
         if not self._files:
@@ -214,11 +219,21 @@ class PromptBuilder:
             violations += error.violations
         except LimitExceeded as error:
             if None in costs:
-                violations += self._budget.prompt_tokens(None)
+                violations += self._uncounted(given)
             else:
                 actual = fixed + sum(one.tokens for one in costs if one) + self._reserve
                 violations.append(Violation("max_prompt_tokens", limit, actual, f"a prompt over it: {error.message}"))
         return Told([], [])
+
+    def _uncounted(self, given: list[Message]) -> tuple[Violation, ...]:
+        """That the prompt cannot be counted, and why where it is no fault of the counter's."""
+        found = self._budget.prompt_tokens(None)
+        if not any(map(named_documents, given)):
+            return found
+        said = (
+            "a document that is only named, by its address or an id, cannot be counted: send it, or say document_tokens"
+        )
+        return tuple(replace(one, message=said) for one in found)
 
     def _tail(self, volatile: Volatile, room: int, violations: list[Violation]) -> Tail:
         try:
@@ -290,16 +305,16 @@ class PromptBuilder:
         return min(self._budget.max_prompt_tokens // 4, self._budget.max_hot_state_tokens + recalled)
 
 
-def _plain(message: Any) -> Message:
-    """A message as JSON has it: providers' libraries answer objects, which hosts send back as they are."""
+def _plain(value: Any, what: str = "a message") -> Message:
+    """A message or a tool as JSON has it: providers' libraries answer objects, which hosts send back as they are."""
     try:
-        found = json.loads(json.dumps(message, ensure_ascii=False, default=_object))
+        found = json.loads(json.dumps(value, ensure_ascii=False, default=_object))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"a message cannot be sent: {clip(str(error))}", hint="messages are JSON") from error
-    if not isinstance(found, dict):
         raise InvalidArgument(
-            f"a message is a {type(message).__name__}, not an object", hint="messages are JSON objects"
-        )
+            f"{what} cannot be sent: {clip(str(error))}", hint="messages and tools are JSON"
+        ) from error
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"{what} is a {type(value).__name__}, not an object", hint=_JSON)
     return found
 
 
@@ -310,8 +325,12 @@ def _object(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} is no JSON")
 
 
-def _listed(chunks: Iterable[object]) -> Sequence[object]:
-    return chunks if isinstance(chunks, str) else tuple(chunks)
+def _listed(chunks: Any) -> Any:
+    """The chunks as they can be looked at twice; what cannot be listed, as what no check lets pass."""
+    try:
+        return chunks if isinstance(chunks, str | bytes) else tuple(chunks)
+    except Exception:  # noqa: BLE001 - a retriever of the host's own
+        return None
 
 
 def _last_said(messages: Sequence[Message]) -> str:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from coatcheck.context._recall import LEAST_CHARS, Recalled, recall
 from coatcheck.context.budget import Budget, rendered, text_of
-from coatcheck.context.counting import counted
 from coatcheck.context.fitting import Rendered
-from coatcheck.context.references import inline, refusal, surplus
+from coatcheck.context.references import References, refusal
 from coatcheck.errors import BudgetExceeded, StoreError
+from coatcheck.externalize import Policy
 from coatcheck.refs import Ref
-from coatcheck.tokens import TokenCounter
+from coatcheck.tokens import TokenCounter, counted
 
 if TYPE_CHECKING:
     from coatcheck.session import Session
@@ -53,6 +53,7 @@ class Volatile:
     hot_state: Any = None
     chunks: Sequence[object] = ()
     message: str = ""
+    policy: Policy | None = None
     recalls: bool = True
     read_tool: str | None = "get_artifact"
     list_tool: str | None = "list_artifacts"
@@ -60,27 +61,26 @@ class Volatile:
     def tail(self, room: int) -> Tail | None:
         """The fullest tail that fits; None where not even the least does. Raises `BudgetExceeded` where a part cannot
         be counted, or cannot be made to keep to its own limit."""
-        refs: list[Ref] = []
-        changes: list[str] = []
-        state = self._state(self.budget, refs, changes)
-        kept = self._chunks(refs, changes)
-        for recalled, most, said in self._ladder(len(kept.lines), changes):
+        make = References(self.budget, self.session, self.policy, list_tool=self.list_tool)
+        state = self._state(self.budget, make)
+        kept = self._chunks(make)
+        for recalled, most, said in self._ladder(len(kept.lines), make.changes):
             made = self._made(state, kept, recalled, most)
             if made.tokens <= room:
-                return replace(made, refs=tuple(refs), changes=(*changes, *said))
+                return replace(made, refs=tuple(make.refs), changes=(*make.changes, *said))
         if state is None:
             return None
         left = room - self._made(None, kept, None, 0).tokens
-        said = (*changes, "recall is left out", "the hot state was cut to the room that is left")
+        said = (*make.changes, "recall is left out", "the hot state was cut to the room that is left")
         for share in _SHARES:  # inside a message its quotes are escaped, which costs more than the state alone
             most = int(min(left, state.tokens) * share)
             try:
-                smaller = self._state(replace(self.budget, max_hot_state_tokens=max(1, most)), refs, changes)
+                smaller = self._state(replace(self.budget, max_hot_state_tokens=max(1, most)), make)
             except BudgetExceeded:
                 return None
             made = self._made(smaller, kept, None, 0)
             if made.tokens <= room:
-                return replace(made, refs=tuple(refs), changes=said)
+                return replace(made, refs=tuple(make.refs), changes=said)
         return None
 
     def _ladder(self, chunks: int, changes: list[str]) -> Iterator[tuple[Recalled | None, int, tuple[str, ...]]]:
@@ -108,34 +108,40 @@ class Volatile:
             self.session, self.message, max_chars=max_chars, read_tool=self.read_tool, list_tool=self.list_tool
         )
 
-    def _state(self, budget: Budget, refs: list[Ref], changes: list[str]) -> Rendered | None:
-        """The hot state within its limits: a `HotState` by its own steps; a text or mapping that is over, as a stub."""
+    def _state(self, budget: Budget, make: References) -> Rendered | None:
+        """The hot state within its limits: a `HotState` by its own steps; a text or mapping that is over, as a stub.
+        What was fitted before may have been to other limits, or by another counter."""
         state = self.hot_state
-        if state is None or (isinstance(state, Rendered) and state.tokens <= budget.max_hot_state_tokens):
-            return state
+        if state is None:
+            return None
         fitted = getattr(state, "fitted", None)
         if callable(fitted):
             found: Rendered = fitted(budget, count=self.count)
             return found
-        done = budget.enforce(session=self.session, hot_state=state, count=self.count)
-        refs += done.refs
-        changes += done.changes
-        text, entries = rendered(done.hot_state)
+        steps = len(make.changes)
+        violations = budget.check(hot_state=state, count=self.count)
+        if violations and not any(one.ambiguous for one in violations):
+            state = make.smaller(state, budget, self.count)
+            violations = budget.check(hot_state=state, count=self.count)
+        text, entries = rendered(state)
         tokens = None if text is None else counted(self.count, text)
-        if text is None or tokens is None:
-            raise refusal(budget.hot_state_tokens(None))
-        return Rendered(text, tokens, len(text.encode("utf-8", "surrogatepass")), done.changes, entries or 0)
+        if violations or text is None or tokens is None:
+            raise refusal(violations or budget.hot_state_tokens(None))
+        if isinstance(state, Rendered):
+            return replace(state, tokens=tokens)
+        size = len(text.encode("utf-8", "surrogatepass"))
+        return Rendered(text, tokens, size, tuple(make.changes[steps:]), entries or 0)
 
-    def _chunks(self, refs: list[Ref], changes: list[str]) -> _Kept:
+    def _chunks(self, make: References) -> _Kept:
         """The chunks as JSON, each on a line, within their limits."""
         violations = [one for one in self.budget.check(chunks=self.chunks, count=self.count) if one.ambiguous]
         if violations:
             raise refusal(violations)
-        texts = tuple(str(text_of(chunk)) for chunk in self.chunks)
-        kept, rest = surplus(self.budget, self.session, texts, refs, changes)
+        texts = tuple(_sendable(str(text_of(chunk))) for chunk in self.chunks)
+        kept, rest = make.surplus(texts)
         lines = []
         for number, (text, chunk) in enumerate(zip(kept, self.chunks, strict=False), 1):
-            shown = inline(self.budget, self.session, text, "retrieved chunk", refs, changes)
+            shown = make.inline(text, "retrieved chunk")
             if len(shown) > self.budget.max_inline_artifact_chars:
                 raise refusal(self.budget.inline_chars("retrieved chunk", [shown]))
             lines.append(shown if shown is not text else _line(number, text, chunk))
@@ -167,6 +173,11 @@ class Volatile:
 class _Kept:
     lines: tuple[str, ...]
     rest: str | None
+
+
+def _sendable(text: str) -> str:
+    """A text that there is UTF-8 for: a retriever may have cut a character in half."""
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _line(number: int, text: str, chunk: object) -> str:

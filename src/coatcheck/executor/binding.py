@@ -11,6 +11,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast, runtime_checkable
 
 from coatcheck.descriptions import Description
@@ -100,14 +101,17 @@ class BoundTool:
                 else:
                     accepted.setdefault(rest, {})[name] = self._checked(name, rest, value, resolver, problems)
             elif known.kind is inspect.Parameter.VAR_POSITIONAL:
-                if not isinstance(value, list):
+                hint = GenericAlias(list, (self._hints.get(name, Any),))
+                items = self._resolved(name, value, hint, resolver)
+                if not isinstance(items, list):
                     problems.append(f"the parameter {name!r} takes an array")
                 else:
-                    accepted[name] = tuple(self._checked(name, name, item, resolver, problems) for item in value)
+                    accepted[name] = tuple(self._validated(name, name, item, item, problems) for item in items)
             else:
                 accepted[name] = self._checked(name, name, value, resolver, problems)
         if problems:
-            takes = f"; {self.name} takes " + (", ".join(plain[:20]) or "no parameters")
+            names = [name for name, one in parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+            takes = f"; {self.name} takes " + (", ".join(names[:20]) or "no parameters")
             more = f"; and {len(problems) - _MANY} more" if len(problems) > _MANY else ""
             raise BadCall("invalid_arguments", "; ".join(problems[:_MANY]) + more + (takes if rest is None else ""))
         in_order = {name: accepted[name] for name in parameters if name in accepted}
@@ -117,12 +121,11 @@ class BoundTool:
 
     def _checked(self, said: str, name: str, value: Any, resolver: Resolver, problems: list[str]) -> Any:
         """The value for a parameter, pointers resolved and types converted; else one more problem."""
-        hint = self._hints.get(name, Any)
-        try:
-            resolved = resolver.resolve(value, hint)
-        except Unresolved as error:
-            raise BadCall("unresolved_pointer", f"the parameter {clip(said)}: {error}") from error
-        adapter = self._adapter(name, hint)
+        resolved = self._resolved(said, value, self._hints.get(name, Any), resolver)
+        return self._validated(said, name, value, resolved, problems)
+
+    def _validated(self, said: str, name: str, value: Any, resolved: Any, problems: list[str]) -> Any:
+        adapter = self._adapter(name, self._hints.get(name, Any))
         if adapter is None:
             return resolved
         import pydantic
@@ -138,6 +141,12 @@ class BoundTool:
                 at = f" at {clip(where)}" if where else ""
                 problems.append(f"the parameter {clip(said)}{at}: {one['msg'][:200]} (it got {got})")
             return None
+
+    def _resolved(self, said: str, value: Any, hint: Any, resolver: Resolver) -> Any:
+        try:
+            return resolver.resolve(value, hint)
+        except Unresolved as error:
+            raise BadCall("unresolved_pointer", f"the parameter {clip(said)}: {error}") from error
 
     def _adapter(self, name: str, hint: Any) -> Callable[[Any], Any] | None:
         """What checks a parameter: None where anything goes."""

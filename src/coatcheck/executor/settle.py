@@ -216,10 +216,12 @@ class Settling:
 
     # Values, errors and time
 
-    def _shown(self, value: object, *, always: bool = False) -> Shown:
-        """The store step."""
+    def _shown(self, value: object, *, always: bool = False, is_error: bool = False) -> Shown:
+        """The store step. A function that shrinks what a tool answers has no say in what its errors say."""
         self._check_turn()
         policy = self._policy
+        if is_error and policy is not None and callable(policy.tools.get(self._call.name)):
+            policy = replace(policy, tools={})
         if always:
             from coatcheck.externalize import configured  # with all that stands behind it, for those who need it
 
@@ -252,7 +254,7 @@ class Settling:
     def _told(self, line: str, whole: str) -> tuple[str, Ref | None]:
         """A long account of an error: like any other text, in the store where it is large."""
         try:
-            shown = self._shown(whole)
+            shown = self._shown(whole, is_error=True)
         except TurnOver:
             return _cut(whole), None
         return f"{line}\n{shown.text}" if shown.is_stub else _cut(shown.text), shown.ref
@@ -282,6 +284,8 @@ def refused(call: ToolCall, code: ErrorCode, message: str) -> ToolError:
 def _partial(said: str, yielded: Shown) -> str:
     """What went wrong, and what there was by then."""
     where = f", kept as {yielded.ref.pointer}" if yielded.ref and not yielded.is_stub else ""
+    if yielded.ref is None and yielded.failure is not None:
+        where = ", and could not be kept"
     return _cut(f"{said}\nwhat it had yielded by then is partial{where}:\n{yielded.text}")
 
 

@@ -71,7 +71,7 @@ class Payload:
 
 def is_block(value: object) -> bool:
     """Whether this is a block of a shape that we know, not just data with a type."""
-    return isinstance(value, dict) and (nested(value) is not None or payload(value) is not None or _refers(value))
+    return isinstance(value, dict) and (nested(value) is not None or payload(value) is not None or refers(value))
 
 
 def payload(block: Block) -> Payload | None:
@@ -129,8 +129,8 @@ def parts(value: Iterable[Any]) -> Iterator[str | Payload]:
             yield carried
 
 
-def _refers(block: Block) -> bool:
-    """Whether a block names an address or an id in place of data."""
+def refers(block: Block) -> bool:
+    """Whether a block names an address or an id: in place of data, where it carries none."""
     kind, source = block.get("type"), block.get("source")
     if kind in ("image", "document"):
         return isinstance(source, dict) and source.get("type") in ("url", "file")

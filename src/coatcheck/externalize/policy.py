@@ -5,7 +5,6 @@ Both are checked when they are made, so that a mistake shows at start-up and not
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -13,7 +12,7 @@ from typing import Any, Final, Literal
 
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
-from coatcheck.tokens import TokenCounter, estimate
+from coatcheck.tokens import TokenCounter, counted, estimate
 
 MAX_TOKENS: Final = 3_000
 PREVIEW_CHARS: Final = 200
@@ -55,15 +54,16 @@ class Limit:
     def exceeded(
         self, text: str, count: TokenCounter | None = None, *, roughly: Callable[[], float] | None = None
     ) -> bool:
-        """Whether a text is over the limit. A counter that fails, or counts nothing that is a number, has found it too
-        large. `roughly` answers about how many tokens some of it has."""
+        """Whether a text is over the limit. A counter that fails, or answers what is no count, has found it too large.
+        `roughly` answers about how many tokens some of it has."""
         if self.is_too_long(text):
             return True
         most = self.tokens
         if most is None or (count is None and len(text) * COSTLIEST <= most):
             return False
         if count is not None:
-            return not _counted(count, text) <= most
+            tokens = counted(count, text)
+            return tokens is None or tokens > most
         return (roughly is not None and roughly() > most * CLEARLY) or estimate(text) > most
 
     def is_too_long(self, text: str) -> bool:
@@ -124,14 +124,6 @@ class Policy(Limit):
             None if self.max_bytes is None else self.max_bytes // _UTF8,
         ]
         return min(bound for bound in bounds if bound is not None) if self.enabled else 0
-
-
-def _counted(count: TokenCounter, text: str) -> float:
-    try:
-        found: object = count(text)
-    except Exception:  # noqa: BLE001 - whatever a host's counter raises: no count is a violated budget
-        return math.inf
-    return found if isinstance(found, int | float) and found >= 0 else math.inf
 
 
 def _more_bytes(text: str, most: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Final
 from coatcheck import media
 from coatcheck.externalize.policy import Policy
 from coatcheck.previews import Preview, Sample, preview
-from coatcheck.previews.sample import decode, is_wide
+from coatcheck.previews.sample import decode
 from coatcheck.previews.text import line
 from coatcheck.redaction import MARK, mask
 from coatcheck.refs import Ref, summarize
@@ -64,7 +64,7 @@ def facts(
         said = said.removesuffix("…")
         said = said[: len(said) * 3 // 4].rstrip() + "…" if len(said) > 1 else ""
     ends = _ends(sample, media_type)
-    if lines is not None and is_wide(sample.head):
+    if lines is not None and media.encoding_of(sample.head).is_wide:
         lines = decode(sample).lines
     return Facts(kind, media_type, sample.size, lines, about, preview(ends, media_type=media_type, limit=limit), said)
 
@@ -77,7 +77,7 @@ def _at_most(text: str) -> int:
 
 def tokens_in(sample: Sample) -> float:
     """About how many tokens the ends that a sample holds have."""
-    if is_wide(sample.head):
+    if media.encoding_of(sample.head).is_wide:
         text = decode(sample)
         return roughly((text.head + text.tail).encode("utf-8", "replace"))
     return roughly(sample.head + sample.tail)

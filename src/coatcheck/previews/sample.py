@@ -10,6 +10,8 @@ import codecs
 from dataclasses import dataclass
 from typing import Final
 
+from coatcheck.media import encoding_of
+
 EDGE: Final = 64 * 1024
 """How many bytes of the head, and of the tail, a sample holds: content up to twice this is held whole."""
 
@@ -87,7 +89,7 @@ class Preview:
 
 def decode(sample: Sample) -> Text:
     """The characters of a sample: UTF-8, or UTF-16 and UTF-32 where a byte-order mark says so."""
-    encoding, unit, mark = _encoding(sample.head)
+    encoding, unit, mark = encoding_of(sample.head)
     whole = sample.is_whole
     decoder = codecs.getincrementaldecoder(encoding)("replace")
     raw = sample.head + sample.tail if whole else sample.head
@@ -98,11 +100,6 @@ def decode(sample: Sample) -> Text:
         lines = head.count("\n") + (not head.endswith("\n") if head else 0)
     exact = "\ufffd" not in head and "\ufffd" not in tail
     return Text(head, tail, whole, sample.size, len(sample.head), lines, exact, encoding, len(sample.tail))
-
-
-def is_wide(head: bytes) -> bool:
-    """Whether a byte-order mark says that a character takes more than a byte, whatever it is."""
-    return _encoding(head)[1] > 1
 
 
 def looks_binary(text: Text) -> bool:
@@ -122,17 +119,6 @@ def _controls(look: str) -> int:
     return len(data) - len(data.translate(None, _CONTROL))
 
 
-def _encoding(head: bytes) -> tuple[str, int, int]:
-    """Its name, how many bytes make a unit, and how long the byte-order mark is."""
-    if head.startswith(codecs.BOM_UTF8):
-        return "utf-8", 1, 3
-    if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
-        return ("utf-32-le" if head.startswith(codecs.BOM_UTF32_LE) else "utf-32-be"), 4, 4
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return ("utf-16-le" if head.startswith(codecs.BOM_UTF16_LE) else "utf-16-be"), 2, 2
-    return "utf-8", 1, 0
-
-
 def _decode_tail(sample: Sample, encoding: str, unit: int) -> str:
     tail = sample.tail
     if unit == 1:
@@ -142,6 +128,6 @@ def _decode_tail(sample: Sample, encoding: str, unit: int) -> str:
         return tail[start:].decode(encoding, "replace")
     start = -(sample.size - len(tail)) % unit
     if unit == 2 and len(tail) > start + 1:
-        high = tail[start + 1] if encoding == "utf-16-le" else tail[start]
+        high = tail[start + 1] if encoding == "UTF-16LE" else tail[start]
         start += 2 if 0xDC <= high <= 0xDF else 0
     return tail[start:].decode(encoding, "replace")

@@ -16,19 +16,13 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Final
 
+from coatcheck.media import encoding_of
 from coatcheck.storage.frames import FRAME, line_counts
 from coatcheck.streams import Content
 
 REPLACEMENT: Final = "\ufffd"
 PIECE: Final = 4 * FRAME  # it stays in a cache of the processor from the read to the end of a search
 _KEPT: Final = 4
-_MARKS: Final = (  # UTF-32 first: its little-endian mark begins with that of UTF-16
-    (codecs.BOM_UTF32_LE, "UTF-32LE", 4),
-    (codecs.BOM_UTF32_BE, "UTF-32BE", 4),
-    (codecs.BOM_UTF8, "UTF-8", 1),
-    (codecs.BOM_UTF16_LE, "UTF-16LE", 2),
-    (codecs.BOM_UTF16_BE, "UTF-16BE", 2),
-)
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _LOST: Final = "\udcff"  # a code unit that could not be read, between UTF-16 or UTF-32 and our UTF-8: the byte 0xFF
 
@@ -40,8 +34,7 @@ class Text:
     `visible` makes them fit to show."""
 
     def __init__(self, content: Content) -> None:
-        head = content.read(0, 4)
-        mark, self.encoding, self._unit = next((m for m in _MARKS if head.startswith(m[0])), (b"", "UTF-8", 1))
+        self.encoding, self._unit, mark = encoding_of(content.read(0, 4))
         self.unit = "byte" if self._unit == 1 else "code unit"
         self.is_scanned = self._unit > 1
         self.has_mark = bool(mark)
@@ -51,9 +44,9 @@ class Text:
         self._starts: Sequence[int]
         if self._unit > 1:
             self.start = 0
-            self._scan(len(mark))
+            self._scan(mark)
         else:
-            self.start, self.end = len(mark), content.size
+            self.start, self.end = mark, content.size
             self._starts = range(0, self.end, FRAME)
             counts = line_counts(content.frames)
             if len(counts) != len(self._starts):

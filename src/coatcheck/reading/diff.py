@@ -14,9 +14,9 @@ from difflib import SequenceMatcher
 from itertools import count as numbers
 from typing import Final, NamedTuple
 
-from coatcheck.media import TEXT, is_text
+from coatcheck.media import TEXT, decoded, is_text
 from coatcheck.reading.answer import LIMIT, Answer, Gathering, count
-from coatcheck.reading.documents import text_of, whole
+from coatcheck.reading.documents import whole
 from coatcheck.streams import Content
 
 MAX_BYTES: Final = 32 << 20
@@ -201,7 +201,7 @@ def _range(start: int, end: int) -> str:
 
 def _split(content: Content) -> list[str]:
     """Lines with their line feed; the last may have none."""
-    *lines, last = text_of(whole(content, MAX_BYTES)).split("\n")
+    *lines, last = decoded(whole(content, MAX_BYTES)).split("\n")
     return [line + "\n" for line in lines] + ([last] if last else [])
 
 

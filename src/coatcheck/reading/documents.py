@@ -4,7 +4,6 @@ what to do instead. Nothing here runs longer or takes more memory than its caps 
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from collections.abc import Iterator
@@ -20,13 +19,6 @@ MAX_NODES: Final = 10_000_000
 MAX_LINE: Final = 16 << 20
 _AS_TEXT: Final = "look at it as text, with lines or grep"
 _STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_MARKS: Final = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),
-    (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
 
 
 def essence(media_type: str) -> str:
@@ -51,14 +43,6 @@ def whole(content: Content, max_bytes: int = MAX_BYTES) -> bytes:
             hint="read it by lines or with grep; a large table or array answers SQL, e.g. SELECT … FROM artifact",
         )
     return b"".join(content.chunks())
-
-
-def text_of(data: bytes) -> str:
-    """Bytes as text: by their byte-order mark, else UTF-8. What cannot be decoded shows as U+FFFD."""
-    for mark, encoding in _MARKS:
-        if data.startswith(mark):
-            return data[len(mark) :].decode(encoding, "replace")
-    return data.decode("utf-8", "replace")
 
 
 def parse(data: bytes, what: str = "the artifact", max_nodes: int = MAX_NODES) -> Any:

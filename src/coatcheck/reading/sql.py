@@ -16,7 +16,7 @@ from typing import Final
 
 from coatcheck.errors import InvalidArgument, LimitExceeded, TooLarge
 from coatcheck.ids import clip
-from coatcheck.media import is_text
+from coatcheck.media import encoding_of, is_text
 from coatcheck.reading.answer import LIMIT, Answer, count
 from coatcheck.reading.child import Pool
 from coatcheck.reading.documents import essence, is_json, is_jsonl
@@ -113,8 +113,10 @@ def _format(content: Content, name: str) -> str:
         return "array"
     if not is_text(media):
         raise InvalidArgument(f"{clip(name)} is {bare}: not a table", hint=_TABULAR)
-    encoding = "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-    return f"{'tsv' if bare in _TSV else 'csv'} {encoding}".strip()
+    encoding = encoding_of(head)
+    if encoding.unit > 2:
+        raise InvalidArgument(f"{clip(name)} is {encoding.name}, which SQL cannot read", hint="read it by lines")
+    return f"{'tsv' if bare in _TSV else 'csv'} {'utf-16' if encoding.is_wide else ''}".strip()
 
 
 def _answer(told: Mapping[str, object], limits: SqlLimits) -> Answer:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from coatcheck.context.metrics.figures import Notice, PromptMetrics
+from coatcheck.context.metrics.figures import Notice, PromptMetrics, is_number, number
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
 
@@ -69,9 +69,9 @@ class Baseline:
             if said["type"] != TYPE or not isinstance(said["label"], str):
                 raise ValueError
             figures = {name: one for name, one in said["figures"].items() if name in FLOORS}
-            medians = {name: float(one["median"]) for name, one in figures.items()}
-            tops = {name: float(one["p90"]) for name, one in figures.items()}
-            return cls(said["label"], int(said["calls"]), medians, tops)
+            medians = {name: number(one["median"]) for name, one in figures.items()}
+            tops = {name: number(one["p90"]) for name, one in figures.items()}
+            return cls(said["label"], int(number(said["calls"])), medians, tops)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             hint = "make one with 'coatcheck metrics --save-baseline FILE'"
             raise InvalidArgument("this is no baseline of metrics", hint=hint) from error
@@ -139,4 +139,4 @@ def told_in(record: Mapping[str, Any]) -> dict[str, float]:
     """How high each figure was when it was last told, as a release's record keeps it."""
     said = record.get("told")
     pairs = said.items() if isinstance(said, dict) else ()
-    return {name: value for name, value in pairs if name in FLOORS and isinstance(value, int | float)}
+    return {name: value for name, value in pairs if name in FLOORS and is_number(value)}

@@ -6,7 +6,6 @@ Records come back from stores and files, so what they say is checked: one that i
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
@@ -155,7 +154,7 @@ def _text_or_none(value: object) -> str | None:
 
 
 def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not -_LARGEST < value < _LARGEST:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _LARGEST:
         raise ValueError("not a count")
     return value
 
@@ -164,8 +163,13 @@ def _count_or_none(value: object) -> int | None:
     return None if value is None else _count(value)
 
 
-def _number(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+def is_number(value: object) -> bool:
+    """Whether this is a number that can be reckoned with: no bool, not infinite or near it."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
+
+
+def number(value: object) -> float:
+    if not isinstance(value, int | float) or not is_number(value):
         raise ValueError("not a number")
     return value
 
@@ -183,15 +187,15 @@ def _steps(value: object) -> tuple[str, ...]:
 def _types(value: object) -> Mapping[str, int]:
     if not isinstance(value, dict) or len(value) > _MANY:
         raise ValueError("not counts by type")
-    return MappingProxyType({_text(name): _count(number) for name, number in value.items()})
+    return MappingProxyType({_text(name): _count(many) for name, many in value.items()})
 
 
 def _violations(value: object) -> tuple[Mapping[str, Any], ...]:
     return tuple(
         {
-            "field": _text(one["field"]),
-            "limit": _number(one["limit"]),
-            "actual": None if one.get("actual") is None else _number(one["actual"]),
+            "field": _text(one.get("field")),
+            "limit": number(one.get("limit")),
+            "actual": None if one.get("actual") is None else number(one["actual"]),
             "message": _text(one.get("message", "")),
             "ambiguous": one.get("ambiguous") is True,
         }
@@ -204,10 +208,10 @@ def _notices(value: object) -> tuple[Notice, ...]:
     for one in map(_mapping, _items(value)):
         if one.get("reason") not in _REASONS:
             raise ValueError("not a warning")
-        actual = None if one.get("actual") is None else _number(one["actual"])
+        actual = None if one.get("actual") is None else number(one["actual"])
         found.append(
             Notice(
-                _text(one.get("figure")), one["reason"], _number(one.get("before")), actual, _text(one.get("message"))
+                _text(one.get("figure")), one["reason"], number(one.get("before")), actual, _text(one.get("message"))
             )
         )
     return tuple(found)
@@ -236,7 +240,7 @@ _READ: Final[Mapping[str, Any]] = {
         ),
         _count,
     ),
-    "at": _number,
+    "at": number,
     "hs_steps": _steps,
     "artifact_types": _types,
     "budget_violations": _violations,

@@ -6,7 +6,6 @@ result that it stands for would too. What was measured of a message is remembere
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import OrderedDict
@@ -14,16 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from coatcheck._toolkit import DESCRIPTIONS
-from coatcheck.context.counting import counted
+from coatcheck._toolkit import known_as
 from coatcheck.context.prefix import Sent
-from coatcheck.context.weights import Weighed
+from coatcheck.context.weights import Tally, Weighed
 from coatcheck.errors import CoatcheckError
 from coatcheck.externalize.marks import is_ours
 from coatcheck.externalize.stub import LEAD, SHORTENED
 from coatcheck.ids import is_pointer
 from coatcheck.tokens import TokenCounter, estimate
-from coatcheck.transcript.weight import weigh
 
 if TYPE_CHECKING:
     from coatcheck.refs import Ref
@@ -39,7 +36,6 @@ _FILE: Final = re.compile(
 _LEFT_OUT: Final = re.compile(r"^\[([\d,]{1,20}) characters are left out here.*", re.MULTILINE)
 _TOOL_RESULTS: Final = ("tool_result", "function_call_output")
 _DECODER: Final = json.JSONDecoder()
-_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +85,7 @@ class Scale:
 
     def __init__(self, session: Session, count: TokenCounter = estimate) -> None:
         self._session = session
-        self._count = count
+        self._tally = Tally(count, document_tokens=0)
         self._known: OrderedDict[tuple[bytes, frozenset[str]], Part] = OrderedDict()
 
     def measure(
@@ -97,12 +93,12 @@ class Scale:
     ) -> Measured:
         """The prompt of these messages. `tools` are as a provider takes them, or the toolkit's own."""
         described = [_described(tool) for tool in tools]
-        ours = [tool for tool in described if _is_ours(tool)]
-        names = frozenset(name for tool in ours if (name := _name(tool)) is not None)
+        ours = [(tool, known[1]) for tool in described if (known := known_as(tool)) is not None]
+        names = frozenset(name for _, name in ours)
         parts = []
         if described:
-            schemas = sum(self._tokens(_dumped(tool)) for tool in ours)
-            parts.append(Part(*self._weighed(described), schemas=schemas))
+            schemas = sum(self._tokens(_dumped(tool)) for tool, _ in ours)
+            parts.append(Part(*self._weighed({"tools": described})[1:], schemas=schemas))
         if system:
             parts.append(self._part({"role": "system", "content": _joined(system)}, names))
         parts += [self._part(message, names) for message in messages]
@@ -111,16 +107,15 @@ class Scale:
         return Measured(tuple(parts), bool(tail))
 
     def _part(self, message: Any, names: frozenset[str]) -> Part:
-        message, text = _plain(message)
-        key = (_digest(text), names)
-        known = self._known.get(key)
+        message, digest, tokens = self._weighed(message)
+        known = self._known.get((digest, names))
         if known is None:
-            known = self._known[key] = self._measured(message, key[0], names)
+            known = self._known[digest, names] = self._measured(message, digest, tokens, names)
             while len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
         return known
 
-    def _measured(self, message: Any, digest: bytes, names: frozenset[str]) -> Part:
+    def _measured(self, message: Any, digest: bytes, tokens: int | None, names: frozenset[str]) -> Part:
         saved = stubs = read_back = files = 0
         for text in _texts(message, 0):
             if self._was_read(text):
@@ -139,8 +134,7 @@ class Scale:
         role = message.get("role") if isinstance(message, Mapping) else None
         chars = sum(map(len, _spoken(message))) if role in ("user", "system", "developer") else 0
         user_chars, sys_chars = (chars, 0) if role == "user" else (0, chars)
-        weight = self._weight(message)
-        return Part(digest, weight, saved, stubs, read_back, files, user_chars=user_chars, sys_chars=sys_chars)
+        return Part(digest, tokens, saved, stubs, read_back, files, user_chars=user_chars, sys_chars=sys_chars)
 
     def _whole(self, stub: Mapping[str, Any]) -> int:
         """The tokens of what a stub stands for, as it says, where that can be so: it may be somebody else's words."""
@@ -172,18 +166,18 @@ class Scale:
         except CoatcheckError:
             return False
 
-    def _weighed(self, value: Any) -> tuple[bytes, int | None]:
-        return _digest(_dumped(value)), self._weight(value)
-
-    def _weight(self, value: Any) -> int | None:
+    def _weighed(self, value: Any) -> tuple[Any, bytes, int | None]:
+        """A message as JSON has it, what it is known by, and what it costs: providers' libraries answer objects, which
+        hosts send back as they are."""
         try:
-            return weigh(value, self._count)
-        except CoatcheckError:
-            return None
+            return value, *self._tally.known(value)
+        except TypeError:
+            value = json.loads(_dumped(value))
+            return value, *self._tally.known(value)
 
     def _tokens(self, text: str) -> int:
         """Of what cannot be counted, the estimate: that the prompt could not be is said elsewhere."""
-        found = counted(self._count, text)
+        found = self._tally.tokens(text)
         return estimate(text) if found is None else found
 
 
@@ -271,40 +265,6 @@ def _described(tool: Any) -> Any:
     return describe() if callable(describe) else tool
 
 
-def _name(tool: Any) -> str | None:
-    inner = tool.get("function", tool)
-    name = inner.get("name") if isinstance(inner, Mapping) else None
-    return name if isinstance(name, str) else None
-
-
-def _is_ours(tool: Any) -> bool:
-    """Told by what it says of itself: hosts rename tools, but do not rewrite them."""
-    inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
-    return isinstance(inner, Mapping) and inner.get("description") in DESCRIPTIONS
-
-
-def _plain(message: Any) -> tuple[Any, str]:
-    """A message as JSON has it, and that JSON: providers' libraries answer objects, which hosts send back as they
-    are."""
-    try:
-        text = _ENCODER.encode(message)
-    except TypeError:
-        text = _dumped(message)
-        message = json.loads(text)
-    if '"cache_control"' in text:  # where a cache ends is not sent to the model, and moves with every turn
-        message = _unmarked(message, 0)
-        text = _dumped(message)
-    return message, text
-
-
-def _unmarked(value: Any, depth: int) -> Any:
-    if depth >= _DEEPEST or not isinstance(value, dict | list):
-        return value
-    if isinstance(value, list):
-        return [_unmarked(one, depth + 1) for one in value]
-    return {key: _unmarked(one, depth + 1) for key, one in value.items() if key != "cache_control"}
-
-
 def _dumped(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_object)
 
@@ -312,7 +272,3 @@ def _dumped(value: Any) -> str:
 def _object(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     return dump(mode="json", exclude_none=True) if callable(dump) else str(value)
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from coatcheck import __version__
 from coatcheck.context.budget import Budget, Violation, rendered
-from coatcheck.context.counting import counted
 from coatcheck.context.metrics import outlets
 from coatcheck.context.metrics.baseline import Baseline, session_rises
 from coatcheck.context.metrics.figures import SERIES, Notice, PromptMetrics
@@ -23,7 +22,7 @@ from coatcheck.context.metrics.usage import Usage, usage_of
 from coatcheck.context.prefix import Sent, compared
 from coatcheck.errors import BudgetExceeded
 from coatcheck.redaction import mask
-from coatcheck.tokens import TokenCounter, estimate
+from coatcheck.tokens import TokenCounter, counted, estimate
 
 if TYPE_CHECKING:
     from coatcheck.context.prompt import Prompt
