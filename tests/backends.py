@@ -1,4 +1,4 @@
-"""The two backends as tests open them, and a clock that they set."""
+"""The three backends as tests open them, and a clock that they set."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hypothesis import settings
+
 import coatcheck
-from coatcheck import Store
+from coatcheck import Session, Store
 from tests.servers import Server, url_of
 
 START = 1_750_000_000.0
@@ -39,14 +42,25 @@ class Clock:
 
 @dataclass
 class Backend:
-    """Opens stores at one url, and closes them in the end."""
+    """Opens stores at one url, and closes them in the end. `new_url` gives places of the same sort that nobody used."""
 
     url: str
+    new_url: Callable[[], str]
     opened: list[Store] = field(default_factory=list)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     @property
     def is_folder(self) -> bool:
-        return "://" not in self.url and self.url != "memory:"
+        return self.lasts and not self.is_fleet
+
+    @property
+    def is_fleet(self) -> bool:
+        return self.url.startswith("s3:")
+
+    @property
+    def lasts(self) -> bool:
+        """Whether what is in it is still there when it is opened again, by whomever."""
+        return self.url != "memory:"
 
     @property
     def path(self) -> Path:
@@ -54,9 +68,26 @@ class Backend:
         return Path(self.url)
 
     def open(self, **options: Any) -> Store:
-        store = coatcheck.open(self.url, **{"durability": "process"} | options)
+        return self._opened(self.url, options)
+
+    def open_new(self, **options: Any) -> Store:
+        """An empty store, somewhere else."""
+        return self._opened(self.new_url(), options)
+
+    def _opened(self, url: str, options: dict[str, Any]) -> Store:
+        store = coatcheck.open(url, **{"durability": "process"} | options)
         self.opened.append(store)
         return store
+
+    def new_session(self, **options: Any) -> Session:
+        """An empty session of one store that all of them share: what an example of hypothesis begins with."""
+        store = self.opened[0] if self.opened else self.open()
+        return store.session(f"session {next(self._numbers)}", **options)
+
+    def examples(self, most: int | None = None) -> settings:
+        """How often hypothesis tries something. A fleet answers over the network: there a fifth has to do."""
+        most = most or settings().max_examples
+        return settings(max_examples=most // 5 if self.is_fleet else most)
 
     def close(self) -> None:
         while self.opened:
@@ -72,6 +103,7 @@ class Fleet:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def new_url(self) -> str:
+        """A prefix and a schema of their own."""
         name = f"t{os.getpid()}_{next(self._numbers)}"
         return url_of(self.s3, self.database, name, name)
 

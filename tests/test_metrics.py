@@ -522,7 +522,7 @@ def test_figures_are_kept_with_their_session_in_order(backend: Backend) -> None:
     meter = Meter(session, run="r", model="m")
     made = [meter.call(messages=START * number) for number in range(1, 6)]
     assert [one.turn for one in made if one] == [1, 2, 3, 4, 5]
-    if backend.is_folder:
+    if backend.lasts:
         store.close()
         store = backend.open()
         session = store.session("s")
