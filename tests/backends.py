@@ -9,13 +9,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hypothesis import settings
 
 import coatcheck
 from coatcheck import Session, Store
+from coatcheck.storage.fleet import Place, parse
 from tests.servers import Server, url_of
+
+if TYPE_CHECKING:
+    from obstore.store import S3Config
 
 START = 1_750_000_000.0
 
@@ -89,6 +93,10 @@ class Backend:
         most = most or settings().max_examples
         return settings(max_examples=most // 5 if self.is_fleet else most)
 
+    def places_of(self, needle: bytes) -> list[str]:
+        """The files, or the tables and objects, that hold these bytes."""
+        return files_with(self.path, needle) if self.is_folder else _in_fleet(parse(self.url), needle)
+
     def close(self) -> None:
         while self.opened:
             self.opened.pop().close()
@@ -138,6 +146,24 @@ def files_with(root: Path, needle: bytes) -> list[str]:
         root,
         needle.hex(),
     ).split()
+
+
+def _in_fleet(place: Place, needle: bytes) -> list[str]:
+    import obstore
+    import psycopg
+    from obstore.store import S3Store
+
+    found = []
+    with psycopg.connect(place.catalog) as db:
+        tables = db.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (place.schema,)).fetchall()
+        for (table,) in tables:
+            rows = db.execute(f'SELECT t::text FROM "{place.schema}"."{table}" t').fetchall()
+            if any(needle.decode("latin-1") in row or needle.hex() in row for (row,) in rows):
+                found.append(table)
+    options = cast("S3Config", place.options)
+    bucket = S3Store(place.bucket, prefix=place.prefix, config=options, client_options={"allow_http": True})
+    objects = [one["path"] for page in obstore.list(bucket) for one in page]
+    return found + [path for path in objects if needle in bytes(obstore.get(bucket, path).bytes())]
 
 
 def edit_catalog(root: Path, *statements: str) -> None:
