@@ -19,7 +19,7 @@ from coatcheck import Store
 from coatcheck.cli import main
 from coatcheck.ids import clip
 from coatcheck.previews import EDGE, Sample, preview
-from coatcheck.redaction import MARK, mask, mask_value, spans
+from coatcheck.redaction import MARK, mask, mask_url, mask_value, spans
 from coatcheck.redaction.keys import addresses, private_keys
 from coatcheck.redaction.names import named
 from coatcheck.redaction.suspects import is_suspect
@@ -240,6 +240,16 @@ def test_an_imported_summary_is_masked(backend: Backend) -> None:
     one.export(exported)
     other.import_(io.BytesIO(exported.getvalue().replace(b"harmless words", secret.encode())))
     assert [ref.summary for ref in other.session("s").list()] == ["[masked: github token]"]
+
+
+@pytest.mark.parametrize("secret", ["minio", "postgres", "1", "not-a-secret", "a%40b", "token"])
+def test_in_a_url_a_secret_is_known_by_its_place_however_it_looks(secret: str) -> None:
+    key, catalog = f"{MARK} key]", "catalog=postgresql://u:{}@h:1/d?sslmode=require"
+    url = f"s3://b/p?secret_access_key={secret}&session_token={secret}&region=r&{catalog.format(secret)}"
+    masked = f"s3://b/p?secret_access_key={key}&session_token={key}&region=r&{catalog.format(f'{MARK} password]')}"
+    assert mask_url(url) == mask_url(masked) == masked
+    for plain in ("s3://b/p?region=r&catalog=postgresql://u@h:5432/d?a=b", "/home/me/a store", "memory:"):
+        assert mask_url(plain) == plain
 
 
 def test_errors_quote_no_secret() -> None:
