@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import obstore
+import psycopg
 from hypothesis import settings
+from obstore.store import S3Store
 
 import coatcheck
-from coatcheck import Session, Store
+from coatcheck import Ref, Session, Store
 from coatcheck.storage.fleet import Place, parse
 from tests.servers import Server, url_of
 
@@ -97,9 +100,63 @@ class Backend:
         """The files, or the tables and objects, that hold these bytes."""
         return files_with(self.path, needle) if self.is_folder else _in_fleet(parse(self.url), needle)
 
+    def size_of(self, ref: Ref) -> int:
+        """What the file or object of an artifact takes."""
+        return len(self._held(ref).read())
+
+    def damage(self, ref: Ref, harm: Callable[[bytes], bytes | None]) -> None:
+        """Change the file or object of an artifact behind the store's back; None removes it."""
+        held = self._held(ref)
+        held.write(harm(held.read()))
+        for store in self.opened if self.is_fleet else ():
+            store._blobs._cache.clear()  # type: ignore[attr-defined]
+
+    def _held(self, ref: Ref) -> _File | _Object:
+        if self.is_folder:
+            assert ref.content_uri.startswith("file://")
+            return _File(Path(ref.content_uri.removeprefix("file://")))
+        place = parse(self.url)
+        return _Object(bucket_of(place), ref.content_uri.removeprefix(f"s3://{place.bucket}/{place.prefix}"))
+
+    def edit_catalog(self, *statements: str) -> None:
+        """Change rows behind the store's back."""
+        if self.is_folder:
+            edit_catalog(self.path, *statements)
+            return
+        place = parse(self.url)
+        with psycopg.connect(place.catalog, options=f"-c search_path={place.schema}") as db:
+            for statement in statements:
+                db.execute(statement.encode())
+
     def close(self) -> None:
         while self.opened:
             self.opened.pop().close()
+
+
+@dataclass
+class _File:
+    path: Path
+
+    def read(self) -> bytes:
+        return self.path.read_bytes()
+
+    def write(self, data: bytes | None) -> None:
+        self.path.unlink() if data is None else self.path.write_bytes(data)
+
+
+@dataclass
+class _Object:
+    bucket: S3Store
+    path: str
+
+    def read(self) -> bytes:
+        return bytes(obstore.get(self.bucket, self.path).bytes())
+
+    def write(self, data: bytes | None) -> None:
+        if data is None:
+            obstore.delete(self.bucket, self.path)
+        else:
+            obstore.put(self.bucket, self.path, data)
 
 
 @dataclass
@@ -148,11 +205,12 @@ def files_with(root: Path, needle: bytes) -> list[str]:
     ).split()
 
 
-def _in_fleet(place: Place, needle: bytes) -> list[str]:
-    import obstore
-    import psycopg
-    from obstore.store import S3Store
+def bucket_of(place: Place) -> S3Store:
+    options = cast("S3Config", place.options)
+    return S3Store(place.bucket, prefix=place.prefix, config=options, client_options={"allow_http": True})
 
+
+def _in_fleet(place: Place, needle: bytes) -> list[str]:
     found = []
     with psycopg.connect(place.catalog) as db:
         tables = db.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (place.schema,)).fetchall()
@@ -160,8 +218,7 @@ def _in_fleet(place: Place, needle: bytes) -> list[str]:
             rows = db.execute(f'SELECT t::text FROM "{place.schema}"."{table}" t').fetchall()
             if any(needle.decode("latin-1") in row or needle.hex() in row for (row,) in rows):
                 found.append(table)
-    options = cast("S3Config", place.options)
-    bucket = S3Store(place.bucket, prefix=place.prefix, config=options, client_options={"allow_http": True})
+    bucket = bucket_of(place)
     objects = [one["path"] for page in obstore.list(bucket) for one in page]
     return found + [path for path in objects if needle in bytes(obstore.get(bucket, path).bytes())]
 

@@ -156,12 +156,13 @@ def test_a_version_is_told_of_what_the_session_sees_alone(store: Store) -> None:
 # Damage
 
 
-def test_a_damaged_record_is_an_error_and_repair_takes_it_out(folder: Backend) -> None:
-    store = folder.open()
+def test_a_damaged_record_is_an_error_and_repair_takes_it_out(lasting: Backend) -> None:
+    store = lasting.open()
     session = store.session("s")
     for number in range(5):
         session.record("x", b"body %d" % number)
-    edit_catalog(folder.path, "UPDATE record SET body = CAST('body X' AS BLOB) WHERE seq = 3")
+    rotten = "'body X'" if lasting.is_fleet else "CAST('body X' AS BLOB)"
+    lasting.edit_catalog(f"UPDATE record SET body = {rotten} WHERE seq = 3")
     with pytest.raises(errors.Damaged):
         session.records("x")
     assert [one.seq for one in session.records("x", after=3)] == [4, 5]
