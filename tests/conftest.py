@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -55,11 +55,12 @@ def clock() -> Clock:
 
 def backend_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     numbers = itertools.count(1)
-    new_url = {
+    new_urls: dict[str, Callable[[], str]] = {
         "memory": lambda: "memory:",
         "folder": lambda: str(tmp_path / f"another store {next(numbers)}"),
         "fleet": lambda: request.getfixturevalue("fleet").new_url(),
-    }[kind]
+    }
+    new_url = new_urls[kind]
     return Backend(str(tmp_path / "store") if kind == "folder" else new_url(), new_url)
 
 

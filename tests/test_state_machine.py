@@ -319,4 +319,4 @@ def test_a_store_does_what_its_model_does(backend: Backend) -> None:
         chosen = settings(max_examples=60 if LONG_FAULTS else 6, stateful_step_count=40 if LONG_FAULTS else 20)
     else:
         chosen = settings(max_examples=400 if LONG_FAULTS else 12, stateful_step_count=40)
-    run_state_machine_as_test(lambda: Machine(backend), settings=settings(chosen, phases=PHASES))  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(lambda: Machine(backend), settings=settings(chosen, phases=PHASES))  # type: ignore[arg-type]

@@ -239,7 +239,7 @@ class Dispatchers(RuleBasedStateMachine):
 
 def test_claims_follow_their_model(backend: Backend, clock: Clock) -> None:
     backend.open(clock=clock)
-    run_state_machine_as_test(lambda: Dispatchers(backend, clock), settings=backend.examples())  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(lambda: Dispatchers(backend, clock), settings=backend.examples())  # type: ignore[arg-type]
 
 
 @pytest.mark.faults

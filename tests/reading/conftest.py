@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import coatcheck
+from coatcheck.streams import Content
 from tests.backends import Fleet
 from tests.reading import framed
 from tests.reading.framed import make_content
 
-ContentOf = Callable[..., framed.Content]
+ContentOf = Callable[..., Content]
 
 
 @pytest.fixture
