@@ -1,4 +1,4 @@
-"""The two backends as tests open them, and a clock that they set."""
+"""The three backends as tests open them, and a clock that they set."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+import obstore
+import psycopg
+from hypothesis import settings
+from obstore.store import S3Store
 
 import coatcheck
-from coatcheck import Store
+from coatcheck import Ref, Session, Store
+from coatcheck.storage.fleet import Place, parse
 from tests.servers import Server, url_of
+
+if TYPE_CHECKING:
+    from obstore.store import S3Config
 
 START = 1_750_000_000.0
 
@@ -39,14 +49,25 @@ class Clock:
 
 @dataclass
 class Backend:
-    """Opens stores at one url, and closes them in the end."""
+    """Opens stores at one url, and closes them in the end. `new_url` gives places of the same sort that nobody used."""
 
     url: str
+    new_url: Callable[[], str]
     opened: list[Store] = field(default_factory=list)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     @property
     def is_folder(self) -> bool:
-        return "://" not in self.url and self.url != "memory:"
+        return self.lasts and not self.is_fleet
+
+    @property
+    def is_fleet(self) -> bool:
+        return self.url.startswith("s3:")
+
+    @property
+    def lasts(self) -> bool:
+        """Whether what is in it is still there when it is opened again, by whomever."""
+        return self.url != "memory:"
 
     @property
     def path(self) -> Path:
@@ -54,13 +75,88 @@ class Backend:
         return Path(self.url)
 
     def open(self, **options: Any) -> Store:
-        store = coatcheck.open(self.url, **{"durability": "process"} | options)
+        return self._opened(self.url, options)
+
+    def open_new(self, **options: Any) -> Store:
+        """An empty store, somewhere else."""
+        return self._opened(self.new_url(), options)
+
+    def _opened(self, url: str, options: dict[str, Any]) -> Store:
+        store = coatcheck.open(url, **{"durability": "process"} | options)
         self.opened.append(store)
         return store
+
+    def new_session(self, **options: Any) -> Session:
+        """An empty session of one store that all of them share: what an example of hypothesis begins with."""
+        store = self.opened[0] if self.opened else self.open()
+        return store.session(f"session {next(self._numbers)}", **options)
+
+    def examples(self, most: int | None = None) -> settings:
+        """How often hypothesis tries something. A fleet answers over the network: there a fifth has to do."""
+        most = most or settings().max_examples
+        return settings(max_examples=most // 5 if self.is_fleet else most)
+
+    def places_of(self, needle: bytes) -> list[str]:
+        """The files, or the tables and objects, that hold these bytes."""
+        return files_with(self.path, needle) if self.is_folder else _in_fleet(parse(self.url), needle)
+
+    def size_of(self, ref: Ref) -> int:
+        """What the file or object of an artifact takes."""
+        return len(self._held(ref).read())
+
+    def damage(self, ref: Ref, harm: Callable[[bytes], bytes | None]) -> None:
+        """Change the file or object of an artifact behind the store's back; None removes it."""
+        held = self._held(ref)
+        held.write(harm(held.read()))
+        for store in self.opened if self.is_fleet else ():
+            store._blobs._cache.clear()  # type: ignore[attr-defined]
+
+    def _held(self, ref: Ref) -> _File | _Object:
+        if self.is_folder:
+            assert ref.content_uri.startswith("file://")
+            return _File(Path(ref.content_uri.removeprefix("file://")))
+        place = parse(self.url)
+        return _Object(bucket_of(place), ref.content_uri.removeprefix(f"s3://{place.bucket}/{place.prefix}"))
+
+    def edit_catalog(self, *statements: str) -> None:
+        """Change rows behind the store's back."""
+        if self.is_folder:
+            edit_catalog(self.path, *statements)
+            return
+        place = parse(self.url)
+        with psycopg.connect(place.catalog, options=f"-c search_path={place.schema}") as db:
+            for statement in statements:
+                db.execute(statement.encode())
 
     def close(self) -> None:
         while self.opened:
             self.opened.pop().close()
+
+
+@dataclass
+class _File:
+    path: Path
+
+    def read(self) -> bytes:
+        return self.path.read_bytes()
+
+    def write(self, data: bytes | None) -> None:
+        self.path.unlink() if data is None else self.path.write_bytes(data)
+
+
+@dataclass
+class _Object:
+    bucket: S3Store
+    path: str
+
+    def read(self) -> bytes:
+        return bytes(obstore.get(self.bucket, self.path).bytes())
+
+    def write(self, data: bytes | None) -> None:
+        if data is None:
+            obstore.delete(self.bucket, self.path)
+        else:
+            obstore.put(self.bucket, self.path, data)
 
 
 @dataclass
@@ -72,6 +168,7 @@ class Fleet:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def new_url(self) -> str:
+        """A prefix and a schema of their own."""
         name = f"t{os.getpid()}_{next(self._numbers)}"
         return url_of(self.s3, self.database, name, name)
 
@@ -106,6 +203,24 @@ def files_with(root: Path, needle: bytes) -> list[str]:
         root,
         needle.hex(),
     ).split()
+
+
+def bucket_of(place: Place) -> S3Store:
+    options = cast("S3Config", place.options)
+    return S3Store(place.bucket, prefix=place.prefix, config=options, client_options={"allow_http": True})
+
+
+def _in_fleet(place: Place, needle: bytes) -> list[str]:
+    found = []
+    with psycopg.connect(place.catalog) as db:
+        tables = db.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (place.schema,)).fetchall()
+        for (table,) in tables:
+            rows = db.execute(f'SELECT t::text FROM "{place.schema}"."{table}" t').fetchall()
+            if any(needle.decode("latin-1") in row or needle.hex() in row for (row,) in rows):
+                found.append(table)
+    bucket = bucket_of(place)
+    objects = [one["path"] for page in obstore.list(bucket) for one in page]
+    return found + [path for path in objects if needle in bytes(obstore.get(bucket, path).bytes())]
 
 
 def edit_catalog(root: Path, *statements: str) -> None:

@@ -1,7 +1,8 @@
 """Fixtures that every test may use. Those for one area stay beside its tests."""
 
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,10 +53,21 @@ def clock() -> Clock:
     return Clock()
 
 
+def backend_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    numbers = itertools.count(1)
+    new_urls: dict[str, Callable[[], str]] = {
+        "memory": lambda: "memory:",
+        "folder": lambda: str(tmp_path / f"another store {next(numbers)}"),
+        "fleet": lambda: request.getfixturevalue("fleet").new_url(),
+    }
+    new_url = new_urls[kind]
+    return Backend(str(tmp_path / "store") if kind == "folder" else new_url(), new_url)
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Backend]:
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     """A store in a folder, for what only a folder has."""
-    made = Backend(str(tmp_path / "store"))
+    made = backend_of("folder", request, tmp_path)
     yield made
     made.close()
 
@@ -63,10 +75,15 @@ def folder(tmp_path: Path) -> Iterator[Backend]:
 @pytest.fixture(params=["memory", "folder", "fleet"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     """Each backend in turn."""
-    if request.param == "fleet":
-        made = Backend(request.getfixturevalue("fleet").new_url())
-    else:
-        made = Backend("memory:" if request.param == "memory" else str(tmp_path / "store"))
+    made = backend_of(request.param, request, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["folder", "fleet"])
+def lasting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    """Each backend that other processes can reach too."""
+    made = backend_of(request.param, request, tmp_path)
     yield made
     made.close()
 

@@ -16,11 +16,12 @@ import coatcheck
 import coatcheck.aio
 from coatcheck import errors, ids
 from coatcheck.transcript import Transcript
+from tests.backends import Backend
 
 
 @asynccontextmanager
-async def opened(tmp_path: Path) -> AsyncIterator[coatcheck.aio.AsyncStore]:
-    async with await coatcheck.aio.open(tmp_path / "store") as store:
+async def opened(backend: Backend) -> AsyncIterator[coatcheck.aio.AsyncStore]:
+    async with await coatcheck.aio.open(backend.url) as store:
         yield store
 
 
@@ -53,11 +54,11 @@ def test_every_public_method_has_an_awaitable_twin_with_the_same_parameters() ->
         assert list(inspect.signature(twin).parameters) == list(inspect.signature(getattr(coatcheck, both)).parameters)
 
 
-def test_a_transcript_is_appended_and_read(tmp_path: Path) -> None:
+def test_a_transcript_is_appended_and_read(backend: Backend, tmp_path: Path) -> None:
     large = "a line of a log\n" * 2_000
 
     async def scenario() -> None:
-        async with opened(tmp_path) as store:
+        async with opened(backend) as store:
             session = await store.session("agent")
             async with await coatcheck.aio.transcript(tmp_path / "session.jsonl", session) as log:
                 await log.append({"role": "user", "content": "go"})
@@ -79,9 +80,9 @@ def test_a_transcript_is_appended_and_read(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_what_is_put_comes_back_exactly(tmp_path: Path) -> None:
+def test_what_is_put_comes_back_exactly(backend: Backend) -> None:
     async def scenario() -> None:
-        async with opened(tmp_path) as store:
+        async with opened(backend) as store:
             session = await store.session("s", ttl=60)
             ref = await session.put({"rows": [1, 2]}, name="rows", tool="t")
             assert await session.get("rows") == {"rows": [1, 2]}
@@ -97,9 +98,9 @@ def test_what_is_put_comes_back_exactly(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_grants_pins_forgetting_and_ending_go_through(tmp_path: Path) -> None:
+def test_grants_pins_forgetting_and_ending_go_through(backend: Backend) -> None:
     async def scenario() -> None:
-        async with opened(tmp_path) as store:
+        async with opened(backend) as store:
             one, two = await store.session("one"), await store.session("two")
             ref = await one.put("text")
             await one.grant(ref, to="two")
@@ -114,28 +115,28 @@ def test_grants_pins_forgetting_and_ending_go_through(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_upkeep_and_archives_go_through(tmp_path: Path) -> None:
+def test_upkeep_and_archives_go_through(backend: Backend) -> None:
     async def scenario() -> None:
         archive = io.BytesIO()
-        async with opened(tmp_path) as store:
+        async with opened(backend) as store:
             await (await store.session("s")).put("text")
             assert (await store.collect(dry_run=True)).artifacts == 0
             assert (await store.verify()).problems == []
             assert (await store.stats()).artifacts == 1
             assert await store.export(archive) == 1
         archive.seek(0)
-        async with await coatcheck.aio.open("memory:") as other:
+        async with await coatcheck.aio.open(backend.new_url()) as other:
             assert await other.import_(archive) == 1
             assert [ref.summary for ref in await (await other.session("s")).list()] == ["text"]
 
     asyncio.run(scenario())
 
 
-def test_a_stream_is_read_by_pieces_and_closed_at_the_end(tmp_path: Path) -> None:
+def test_a_stream_is_read_by_pieces_and_closed_at_the_end(backend: Backend) -> None:
     content = bytes(range(256)) * 4_000
 
     async def scenario() -> None:
-        async with opened(tmp_path) as store:
+        async with opened(backend) as store:
             session = await store.session("s")
             ref = await session.put(content)
             async with await session.open(ref) as stream:
@@ -152,9 +153,9 @@ def test_a_stream_is_read_by_pieces_and_closed_at_the_end(tmp_path: Path) -> Non
     asyncio.run(scenario())
 
 
-def test_errors_are_those_of_the_store(tmp_path: Path) -> None:
+def test_errors_are_those_of_the_store(backend: Backend) -> None:
     async def scenario() -> None:
-        async with opened(tmp_path) as store:
+        async with opened(backend) as store:
             session = await store.session("s")
             with pytest.raises(errors.NotFound):
                 await session.open("art:000000000000")
@@ -184,9 +185,9 @@ class Patient(io.RawIOBase):
         return self._content.read(size)
 
 
-def test_the_event_loop_goes_on_while_a_put_waits(tmp_path: Path) -> None:
+def test_the_event_loop_goes_on_while_a_put_waits(backend: Backend) -> None:
     async def scenario() -> None:
-        async with opened(tmp_path) as store:
+        async with opened(backend) as store:
             session = await store.session("s")
             stream = Patient()
             waiting = asyncio.create_task(session.put(stream))
@@ -200,9 +201,9 @@ def test_the_event_loop_goes_on_while_a_put_waits(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_cancelled_put_stops_waiting_and_leaves_the_store_sound(tmp_path: Path) -> None:
+def test_a_cancelled_put_stops_waiting_and_leaves_the_store_sound(backend: Backend) -> None:
     async def scenario() -> None:
-        async with opened(tmp_path) as store:
+        async with opened(backend) as store:
             session = await store.session("s")
             stream = Patient()
             waiting = asyncio.create_task(session.put(stream))
@@ -216,9 +217,9 @@ def test_a_cancelled_put_stops_waiting_and_leaves_the_store_sound(tmp_path: Path
     asyncio.run(scenario())
 
 
-def test_many_tasks_put_at_the_same_time(tmp_path: Path) -> None:
+def test_many_tasks_put_at_the_same_time(backend: Backend) -> None:
     async def scenario() -> None:
-        async with opened(tmp_path) as store:
+        async with opened(backend) as store:
             session = await store.session("s")
             refs = await asyncio.gather(*(session.put(f"value {number}") for number in range(100)))
             values = await asyncio.gather(*(session.get(ref) for ref in refs))
@@ -227,7 +228,7 @@ def test_many_tasks_put_at_the_same_time(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_an_agents_tools_are_awaited(tmp_path: Path) -> None:
+def test_an_agents_tools_are_awaited(backend: Backend) -> None:
     loops: list[object] = []
 
     async def search(q: str) -> str:
@@ -238,7 +239,7 @@ def test_an_agents_tools_are_awaited(tmp_path: Path) -> None:
         return len(text.split())
 
     async def scenario() -> None:
-        async with opened(tmp_path) as store:
+        async with opened(backend) as store:
             session = await store.session("s")
             tools = coatcheck.aio.toolkit(session, prefix="my_")
             executor = coatcheck.aio.AsyncToolExecutor(session, [search, count, *tools])
@@ -264,17 +265,16 @@ def test_an_agents_tools_are_awaited(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_plain_session_has_an_async_executor_and_no_other_mix_is_taken(tmp_path: Path) -> None:
+def test_a_plain_session_has_an_async_executor_and_no_other_mix_is_taken(backend: Backend) -> None:
     async def scenario() -> None:
-        async with opened(tmp_path) as store:
+        async with opened(backend) as store:
             session = await store.session("s")
             with pytest.raises(errors.InvalidArgument, match=r"coatcheck\.aio"):
                 coatcheck.toolkit(session)  # type: ignore[arg-type]
             with pytest.raises(errors.InvalidArgument, match=r"coatcheck\.aio"):
                 coatcheck.ToolExecutor(session, [])  # type: ignore[arg-type]
-        with coatcheck.open("memory:") as plain:
-            executor = coatcheck.aio.AsyncToolExecutor(plain.session("s"), {"two": lambda: 2})
-            assert (await executor.run(coatcheck.ToolCall("c", "two"))).text == "2"
+        executor = coatcheck.aio.AsyncToolExecutor(backend.open().session("s"), {"two": lambda: 2})
+        assert (await executor.run(coatcheck.ToolCall("c", "two"))).text == "2"
 
     asyncio.run(scenario())
 

@@ -12,7 +12,7 @@ import pytest
 import coatcheck
 from coatcheck import Store
 from coatcheck.errors import InvalidArgument
-from tests.backends import LARGE, Backend, Clock
+from tests.backends import LARGE, Backend, Clock, Fleet
 
 
 def fill(store: Store, clock: Clock) -> None:
@@ -54,10 +54,12 @@ def archive(clock: Clock) -> bytes:
         return exported(store)
 
 
-def test_an_import_gives_the_same_store_whatever_the_backends(store: Store, tmp_path: Path, clock: Clock) -> None:
+def test_an_import_gives_the_same_store_whatever_the_backends(
+    store: Store, fleet: Fleet, tmp_path: Path, clock: Clock
+) -> None:
     fill(store, clock)
     data = exported(store)
-    for url in ("memory:", tmp_path / "copy"):
+    for url in ("memory:", tmp_path / "copy", fleet.new_url()):
         with coatcheck.open(url, clock=clock) as copy:
             copy.import_(io.BytesIO(data))
             assert exported(copy) == data
@@ -65,15 +67,14 @@ def test_an_import_gives_the_same_store_whatever_the_backends(store: Store, tmp_
             assert copy.verify().problems == []
 
 
-def test_the_numbers_of_an_export_and_an_import_are_told(store: Store, backend: Backend, clock: Clock) -> None:
+def test_the_numbers_of_an_export_and_an_import_are_told(backend: Backend, store: Store, clock: Clock) -> None:
     fill(store, clock)
     steps: list[tuple[int, int | None]] = []
     target = io.BytesIO()
     count = store.export(target, progress=lambda done, total: steps.append((done, total)))
     assert count == store.stats().refs
     assert steps[-1] == (count, count)
-    with coatcheck.open("memory:", clock=clock) as copy:
-        assert copy.import_(io.BytesIO(target.getvalue())) == count
+    assert backend.open_new(clock=clock).import_(io.BytesIO(target.getvalue())) == count
 
 
 def test_what_was_imported_is_as_it_was_put(backend: Backend, archive: bytes, clock: Clock) -> None:
@@ -135,8 +136,7 @@ def test_an_import_adds_to_what_is_there(backend: Backend, archive: bytes, clock
 def test_an_import_that_broke_off_anywhere_can_be_repeated(backend: Backend, archive: bytes, clock: Clock) -> None:
     lines = archive.splitlines(keepends=True)
     for cut in range(1, len(lines), 3):
-        url = f"{backend.url}-{cut}" if backend.is_folder else backend.url
-        with coatcheck.open(url, durability="process", clock=clock) as store:
+        with backend.open_new(clock=clock) as store:
             with pytest.raises(InvalidArgument, match=f"line {cut + 1}"):
                 store.import_(io.BytesIO(b"".join(lines[:cut]) + lines[cut][: len(lines[cut]) // 2]))
             store.import_(io.BytesIO(archive))

@@ -10,7 +10,8 @@ import pytest
 
 from coatcheck import Ref, Store
 from coatcheck.errors import Damaged, NotFound
-from tests.backends import LARGE, Backend, Clock, edit_catalog, files_with
+from coatcheck.storage.frames import FRAME
+from tests.backends import LARGE, Backend, Clock
 
 TEXT = "".join(f"{i:06d} a line of a log that repeats itself\n" for i in range(20_000))
 NOISE = random.Random(7).randbytes(LARGE)
@@ -81,8 +82,8 @@ def test_the_progress_of_a_collection_is_told(store: Store) -> None:
 # Compression
 
 
-def test_what_has_gone_cold_is_compressed_and_reads_the_same(folder: Backend, clock: Clock) -> None:
-    store = folder.open(clock=clock)
+def test_what_has_gone_cold_is_compressed_and_reads_the_same(lasting: Backend, clock: Clock) -> None:
+    store = lasting.open(clock=clock)
     session = store.session("s", ttl=None)
     values = {"text": TEXT, "noise": NOISE, "small": "small", "zeros": bytes(700_000)}
     for name, value in values.items():
@@ -93,7 +94,7 @@ def test_what_has_gone_cold_is_compressed_and_reads_the_same(folder: Backend, cl
     assert report.compressed == 2, "noise has nothing to gain, and what is small is in the database"
     ref = session.ref("text")
     assert ref is not None
-    assert file_of(ref).stat().st_size < len(TEXT) / 2
+    assert lasting.size_of(ref) < len(TEXT) / 2
     for name, value in values.items():
         assert session.get(name) == value
         data = value.encode() if isinstance(value, str) else value
@@ -105,8 +106,8 @@ def test_what_has_gone_cold_is_compressed_and_reads_the_same(folder: Backend, cl
     assert store.collect(cold_after=0).compressed == 0
 
 
-def test_what_is_used_stays_raw(folder: Backend, clock: Clock) -> None:
-    store = folder.open(clock=clock)
+def test_what_is_used_stays_raw(lasting: Backend, clock: Clock) -> None:
+    store = lasting.open(clock=clock)
     session = store.session("s", ttl=None)
     session.put(TEXT, name="n")
     clock.advance(80_000)
@@ -128,8 +129,8 @@ def test_putting_what_is_compressed_again_keeps_one_copy(folder: Backend) -> Non
     assert store.verify().problems == []
 
 
-def test_a_stream_stays_readable_across_compression(folder: Backend) -> None:
-    store = folder.open()
+def test_a_stream_stays_readable_across_compression(lasting: Backend) -> None:
+    store = lasting.open()
     session = store.session("s")
     ref = session.put(TEXT)
     with session.open(ref) as stream:
@@ -138,25 +139,25 @@ def test_a_stream_stays_readable_across_compression(folder: Backend) -> None:
         assert head + stream.read() == TEXT.encode()
 
 
-def test_a_stream_stays_readable_across_healing(folder: Backend) -> None:
-    store = folder.open()
+def test_a_stream_stays_readable_across_healing(lasting: Backend) -> None:
+    store = lasting.open()
     session = store.session("s")
     ref = session.put(NOISE)
     with session.open(ref) as stream:
         head = stream.read(1000)
-        file_of(ref).unlink()
+        lasting.damage(ref, remove)
         session.put(NOISE)
         assert head + stream.read() == NOISE
 
 
-def test_a_compressed_copy_that_rots_is_an_error_and_heals(folder: Backend) -> None:
-    store = folder.open()
+def test_a_compressed_copy_that_rots_is_an_error_and_heals(lasting: Backend) -> None:
+    store = lasting.open()
     session = store.session("s")
     ref = session.put(TEXT)
     store.collect(cold_after=0)
     moved = session.ref(ref)
     assert moved is not None
-    flip(file_of(moved))
+    lasting.damage(moved, flip)
     with pytest.raises(Damaged):
         session.get(ref)
     session.put(TEXT)
@@ -168,46 +169,62 @@ def test_a_compressed_copy_that_rots_is_an_error_and_heals(folder: Backend) -> N
 # Damage
 
 
-def flip(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 0x10
-    file.write_bytes(data)
+Harm = Callable[[bytes], bytes | None]
 
 
-def truncate(file: Path) -> None:
-    os.truncate(file, file.stat().st_size // 2)
+def flip(data: bytes) -> bytes:
+    at = len(data) // 2
+    return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
 
 
-def zero(file: Path) -> None:
-    file.write_bytes(bytes(file.stat().st_size))
+def truncate(data: bytes) -> bytes:
+    return data[: len(data) // 2]
 
 
-def empty(file: Path) -> None:
-    os.truncate(file, 0)
+def truncate_at_a_frame(data: bytes) -> bytes:
+    return data[:FRAME]
 
 
-def lengthen(file: Path) -> None:
-    with file.open("ab") as stream:
-        stream.write(b"more")
+def zero(data: bytes) -> bytes:
+    return bytes(len(data))
 
 
-def remove(file: Path) -> None:
-    file.unlink()
+def empty(data: bytes) -> bytes:
+    return b""
 
 
-def remove_folder(file: Path) -> None:
-    file.unlink()
-    file.parent.rmdir()
+def lengthen(data: bytes) -> bytes:
+    return data + b"more"
 
 
-DAMAGE = pytest.mark.parametrize("harm", [flip, truncate, zero, empty, remove, remove_folder])
+def remove(data: bytes) -> None:
+    return None
+
+
+def remove_folder(data: bytes) -> None:
+    return None
+
+
+def damage(place: Backend, ref: Ref, harm: Harm) -> None:
+    place.damage(ref, harm)
+    if harm is remove_folder:
+        file_of(ref).parent.rmdir()
+
+
+HARMS: dict[str, list[Harm]] = {
+    "folder": [flip, truncate, truncate_at_a_frame, zero, empty, remove, remove_folder],
+    "fleet": [flip, truncate, zero, remove],
+}
+DAMAGE = pytest.mark.parametrize(
+    ("lasting", "harm"), [(kind, harm) for kind, harms in HARMS.items() for harm in harms], indirect=["lasting"]
+)
 
 
 @DAMAGE
-def test_damage_to_a_file_is_an_error_never_wrong_bytes(folder: Backend, harm: Callable[[Path], None]) -> None:
-    session = folder.open().session("s")
+def test_damage_to_a_blob_is_an_error_never_wrong_bytes(lasting: Backend, harm: Harm) -> None:
+    session = lasting.open().session("s")
     ref, other = session.put(NOISE), session.put(TEXT)
-    harm(file_of(ref))
+    damage(lasting, ref, harm)
     if harm in (remove, remove_folder):
         assert session.get(ref) is None
         with pytest.raises(NotFound):
@@ -221,11 +238,11 @@ def test_damage_to_a_file_is_an_error_never_wrong_bytes(folder: Backend, harm: C
 
 
 @DAMAGE
-def test_verify_finds_damage_to_a_file(folder: Backend, harm: Callable[[Path], None]) -> None:
-    store = folder.open()
+def test_verify_finds_damage_to_a_blob(lasting: Backend, harm: Harm) -> None:
+    store = lasting.open()
     ref = store.session("s").put(NOISE)
     store.session("s").put(TEXT)
-    harm(file_of(ref))
+    damage(lasting, ref, harm)
     for _ in range(2):
         (problem,) = store.verify().problems
         assert problem.kind == ("missing" if harm in (remove, remove_folder) else "damaged")
@@ -234,8 +251,8 @@ def test_verify_finds_damage_to_a_file(folder: Backend, harm: Callable[[Path], N
 
 
 @DAMAGE
-def test_putting_the_same_content_heals_a_file(folder: Backend, harm: Callable[[Path], None]) -> None:
-    store = folder.open()
+def test_putting_the_same_content_heals_a_blob(lasting: Backend, harm: Harm) -> None:
+    store = lasting.open()
     session = store.session("s")
     ways: list[Callable[[], object]] = [
         lambda: session.put(NOISE),
@@ -246,7 +263,7 @@ def test_putting_the_same_content_heals_a_file(folder: Backend, harm: Callable[[
     for again in ways:
         ref = session.ref(session.put(NOISE))
         assert ref is not None
-        harm(file_of(ref))
+        damage(lasting, ref, harm)
         again()
         assert session.get(ref) == NOISE
         store.collect()
@@ -255,16 +272,14 @@ def test_putting_the_same_content_heals_a_file(folder: Backend, harm: Callable[[
 
 
 @DAMAGE
-def test_repair_sets_damage_aside_and_putting_it_again_brings_all_refs_back(
-    folder: Backend, harm: Callable[[Path], None]
-) -> None:
-    store = folder.open()
+def test_repair_sets_damage_aside_and_putting_it_again_brings_all_refs_back(lasting: Backend, harm: Harm) -> None:
+    store = lasting.open()
     one, two = store.session("one"), store.session("two")
     ref = one.put(NOISE, name="first")
     one.put(NOISE, name="second")
     two.put(NOISE, name="theirs")
     sound = one.put(TEXT)
-    harm(file_of(ref))
+    damage(lasting, ref, harm)
     report = store.verify(repair=True)
     assert [problem.repaired for problem in report.problems] == [True] * len(report.problems)
     assert store.verify().problems == []
@@ -278,11 +293,11 @@ def test_repair_sets_damage_aside_and_putting_it_again_brings_all_refs_back(
     assert store.verify().problems == []
 
 
-def test_a_file_that_grew_is_still_read_as_it_was(folder: Backend) -> None:
-    store = folder.open()
+def test_a_blob_that_grew_is_still_read_as_it_was(lasting: Backend) -> None:
+    store = lasting.open()
     session = store.session("s")
     ref = session.put(NOISE)
-    lengthen(file_of(ref))
+    lasting.damage(ref, lengthen)
     try:
         assert session.get(ref) == NOISE
     except Damaged:
@@ -311,16 +326,30 @@ ROWS = {
     "a wrong count of refs": ("UPDATE blob SET refs = refs + 1", "catalog"),
     "a wrong count of bytes": ("UPDATE session SET used_bytes = 1", "catalog"),
     "a wrong total": ("UPDATE meta SET value = 1 WHERE key = 'stored_bytes'", "catalog"),
+    "a wrong size": ("UPDATE blob SET size = 1", "catalog"),
+}
+ROWS_OF_A_FLEET = {
+    "content that changed": ("UPDATE blob SET data = 'rotten!'", "damaged"),
+    "content that is gone": ("UPDATE blob SET data = NULL", "missing"),
+    "a ref without a blob": ("DELETE FROM blob", "catalog"),
+    "a ref to another blob": ("UPDATE ref SET digest = sha256('another')", "catalog"),
+    "a ref without a session": ("DELETE FROM session", "catalog"),
+    "a wrong count of refs": ("UPDATE blob SET refs = refs + 1", "catalog"),
+    "a wrong count of bytes": ("UPDATE session SET used_bytes = 1", "catalog"),
 }
 
 
-@pytest.mark.parametrize("harm", ROWS)
-def test_verify_finds_and_repairs_damage_to_rows(folder: Backend, harm: str) -> None:
-    statement, kind = ROWS[harm]
-    with folder.open() as store:
+@pytest.mark.parametrize(
+    ("lasting", "harm"),
+    [*(("folder", harm) for harm in ROWS), *(("fleet", harm) for harm in ROWS_OF_A_FLEET)],
+    indirect=["lasting"],
+)
+def test_verify_finds_and_repairs_damage_to_rows(lasting: Backend, harm: str) -> None:
+    statement, kind = (ROWS_OF_A_FLEET if lasting.is_fleet else ROWS)[harm]
+    with lasting.open() as store:
         ref = store.session("s").put("content", name="n")
-    edit_catalog(folder.path, statement)
-    store = folder.open()
+    lasting.edit_catalog(statement)
+    store = lasting.open()
     session = store.session("s")
     assert kind in {problem.kind for problem in store.verify().problems}
     try:
@@ -334,12 +363,12 @@ def test_verify_finds_and_repairs_damage_to_rows(folder: Backend, harm: str) -> 
     assert store.verify().problems == []
 
 
-def test_small_content_that_rots_is_an_error_and_heals(folder: Backend) -> None:
-    with folder.open() as store:
+def test_small_content_that_rots_is_an_error_and_heals(lasting: Backend) -> None:
+    with lasting.open() as store:
         ref = store.session("s").put("content", name="n")
     for again in ("s", "other"):
-        edit_catalog(folder.path, "UPDATE content SET data = CAST('rotten!' AS BLOB)")
-        with folder.open() as store:
+        lasting.edit_catalog((ROWS_OF_A_FLEET if lasting.is_fleet else ROWS)["content that changed"][0])
+        with lasting.open() as store:
             with pytest.raises(Damaged):
                 store.session("s").get(ref)
             with pytest.raises(Damaged):
@@ -374,9 +403,9 @@ def test_verify_reads_everything_and_tells_its_progress(store: Store) -> None:
 
 @pytest.mark.parametrize("size", [10, 100_000, LARGE])
 @pytest.mark.parametrize("way", ["forget", "end", "expire"])
-def test_what_was_forgotten_and_collected_is_in_no_file(folder: Backend, clock: Clock, size: int, way: str) -> None:
+def test_what_was_forgotten_and_collected_is_nowhere(lasting: Backend, clock: Clock, size: int, way: str) -> None:
     secret, name = b"canary-" + b"7c1e" * 8, "canary-name-91f3"
-    store = folder.open(clock=clock)
+    store = lasting.open(clock=clock)
     session, other = store.session("s", ttl=100), store.session("other", ttl=None)
     for i in range(20):
         other.put(f"neighbour {i}")
@@ -384,7 +413,7 @@ def test_what_was_forgotten_and_collected_is_in_no_file(folder: Backend, clock: 
     for i in range(20):
         other.put(f"another neighbour {i}")
     assert session.get(ref) is not None
-    assert files_with(folder.path, secret)
+    assert lasting.places_of(secret)
     if way == "forget":
         session.forget(ref)
     elif way == "end":
@@ -394,16 +423,16 @@ def test_what_was_forgotten_and_collected_is_in_no_file(folder: Backend, clock: 
         store.collect(grace=0)
         clock.advance(86_400 * 8)  # the tombstone goes too
     store.collect(grace=0)
-    assert files_with(folder.path, secret) == []
-    assert files_with(folder.path, name.encode()) == []
+    assert lasting.places_of(secret) == []
+    assert lasting.places_of(name.encode()) == []
     assert store.verify().problems == []
 
 
-def test_healing_leaves_nothing_to_sweep(folder: Backend) -> None:
-    store = folder.open()
+def test_healing_leaves_nothing_to_sweep(lasting: Backend) -> None:
+    store = lasting.open()
     data = "x" * LARGE
     ref = store.session("s").put(data)
-    file_of(ref).write_bytes(b"y" * LARGE)
+    lasting.damage(ref, lambda data: b"y" * LARGE)
     store.session("other").put(data)
     assert store.session("s").get(ref) == data
     assert store.verify().problems == []

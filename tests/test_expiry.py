@@ -2,11 +2,9 @@
 
 import threading
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
-import coatcheck
 from coatcheck import Store
 from coatcheck.errors import Expired, NotFound
 from tests.backends import LARGE, START, Backend, Clock, digests_of_files
@@ -257,8 +255,8 @@ def test_reading_writes_nothing(folder: Backend, clock: Clock, value: str) -> No
     assert digests_of_files(folder.path) == before
 
 
-def test_uses_reach_other_processes_before_the_session_could_expire(folder: Backend, clock: Clock) -> None:
-    reader, other = folder.open(clock=clock), folder.open(clock=clock)
+def test_uses_reach_other_processes_before_the_session_could_expire(lasting: Backend, clock: Clock) -> None:
+    reader, other = lasting.open(clock=clock), lasting.open(clock=clock)
     ref = reader.session("s", ttl=100).put("x")
     clock.advance(80)
     assert reader.session("s").get(ref) == "x"
@@ -267,8 +265,8 @@ def test_uses_reach_other_processes_before_the_session_could_expire(folder: Back
     assert other.session("s").get(ref) == "x"
 
 
-def test_uses_are_written_by_a_timer(folder: Backend) -> None:
-    reader, other = folder.open(), folder.open()
+def test_uses_are_written_by_a_timer(lasting: Backend) -> None:
+    reader, other = lasting.open(), lasting.open()
     session = reader.session("s", ttl=0.4)
     ref = session.put("x")
     done = threading.Event()
@@ -287,20 +285,19 @@ def test_uses_are_written_by_a_timer(folder: Backend) -> None:
         using.join()
 
 
-def test_uses_are_written_on_close(folder: Backend, clock: Clock) -> None:
-    with folder.open(clock=clock) as store:
+def test_uses_are_written_on_close(lasting: Backend, clock: Clock) -> None:
+    with lasting.open(clock=clock) as store:
         session = store.session("s", ttl=100)
         ref = session.put("x")
         clock.advance(80)
         session.get(ref)
     clock.advance(80)
-    assert folder.open(clock=clock).session("s").get(ref) == "x"
+    assert lasting.open(clock=clock).session("s").get(ref) == "x"
 
 
-def test_a_ref_knows_when_it_has_expired_and_a_pinned_one_never_has(tmp_path: Path) -> None:
-    with coatcheck.open(tmp_path / "store") as store:
-        session = store.session("s", ttl=3600)
-        assert not session.put("lives").is_expired
-        assert session.put("is over at once", ttl=0).is_expired
-        pinned = session.pin(session.put("stays"))
-        assert (pinned.expires_at, pinned.is_expired) == (None, False)
+def test_a_ref_knows_when_it_has_expired_and_a_pinned_one_never_has(backend: Backend) -> None:
+    session = backend.open().session("s", ttl=3600)
+    assert not session.put("lives").is_expired
+    assert session.put("is over at once", ttl=0).is_expired
+    pinned = session.pin(session.put("stays"))
+    assert (pinned.expires_at, pinned.is_expired) == (None, False)

@@ -10,6 +10,7 @@ import logging
 import math
 import stat
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ import coatcheck.aio
 from coatcheck import Limit, Policy, Session, Store, errors, tokens
 from coatcheck.externalize import FAILURES, Outcome
 from coatcheck.externalize.policy import COSTLIEST
-from tests.backends import Clock
+from tests.backends import Backend, Clock
 from tests.token_samples import corpus_texts
 
 LOG = "".join(
@@ -56,10 +57,6 @@ values = st.recursive(
 )
 
 
-def memory() -> Session:
-    return coatcheck.open("memory:").session("s")
-
-
 @pytest.fixture
 def session(store: Store) -> Session:
     return store.session("s")
@@ -69,15 +66,21 @@ class Broken(Exception):
     pass
 
 
-def broken(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Session:
-    """A session whose catalog takes nothing."""
-    session = memory()
+Break = Callable[[Exception], Session]
 
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise error
 
-    monkeypatch.setattr(session.store._catalog, "put", refuse)
-    return session
+@pytest.fixture
+def broken(session: Session, monkeypatch: pytest.MonkeyPatch) -> Break:
+    """`broken(error)`: a session whose catalog takes nothing."""
+
+    def breaking(error: Exception) -> Session:
+        def refuse(*args: object, **kwargs: object) -> None:
+            raise error
+
+        monkeypatch.setattr(session.store._catalog, "put", refuse)
+        return session
+
+    return breaking
 
 
 # Small and large
@@ -180,30 +183,36 @@ def test_a_ref_whose_summary_is_somebodys_words_shows_it(session: Session) -> No
 # The stub
 
 
-def test_the_same_content_gives_the_same_bytes_whatever_happened_before(session: Session, clock: Clock) -> None:
+def test_the_same_content_gives_the_same_bytes_whatever_happened_before(
+    session: Session, backend: Backend, clock: Clock
+) -> None:
     first = session.externalize(LOG, tool="a", call_id="1").text
     clock.advance(60)
     session.put(LOG, kind="plan", media_type="text/markdown", summary="words", name="n")
     assert session.externalize(LOG, tool="b", call_id="2").text == first
     assert session.externalize(LOG).text == first
-    assert memory().externalize(LOG, tool="a").text == first
+    assert backend.open_new().session("s").externalize(LOG, tool="a").text == first
 
 
-@given(
-    text=st.text(min_size=1, max_size=50),
-    times=st.integers(1, 400),
-    chars=st.sampled_from([0, 10, 20, 60, 200, 1_000]),
-    summary=st.text(max_size=300),
-)
-def test_a_stub_has_150_tokens_at_most_beside_its_preview(text: str, times: int, chars: int, summary: str) -> None:
-    session, policy = memory(), Policy(preview_chars=chars, tools={"t": "always"})
-    for value in (text * times, [text] * times, (text * times).encode("utf-8", "replace")):
-        said = session.externalize(session.put(value, summary=summary[:300]), tool="t", policy=policy).text
-        stub = json.loads(said)
-        assert said.count("\n") == 0
-        assert len(stub["preview"]) <= max(chars, 7)
-        bare = json.dumps({**stub, "preview": ""}, ensure_ascii=False, separators=(",", ":"))
-        assert tokens.exact(bare) <= 150
+def test_a_stub_has_150_tokens_at_most_beside_its_preview(backend: Backend) -> None:
+    @backend.examples()
+    @given(
+        text=st.text(min_size=1, max_size=50),
+        times=st.integers(1, 400),
+        chars=st.sampled_from([0, 10, 20, 60, 200, 1_000]),
+        summary=st.text(max_size=300),
+    )
+    def check(text: str, times: int, chars: int, summary: str) -> None:
+        session, policy = backend.new_session(), Policy(preview_chars=chars, tools={"t": "always"})
+        for value in (text * times, [text] * times, (text * times).encode("utf-8", "replace")):
+            said = session.externalize(session.put(value, summary=summary[:300]), tool="t", policy=policy).text
+            stub = json.loads(said)
+            assert said.count("\n") == 0
+            assert len(stub["preview"]) <= max(chars, 7)
+            bare = json.dumps({**stub, "preview": ""}, ensure_ascii=False, separators=(",", ":"))
+            assert tokens.exact(bare) <= 150
+
+    check()
 
 
 def test_untrusted_text_cannot_leave_its_string(session: Session) -> None:
@@ -325,13 +334,16 @@ def test_a_policy_that_cannot_be_meant_is_an_error(wrong: dict[str, Any]) -> Non
         Policy(**wrong)
 
 
-@given(value=values, always=st.booleans())
-def test_no_value_makes_it_raise(value: object, always: bool) -> None:
-    outcome = memory().externalize(
-        value, tool="t", policy=Policy(tools={"t": "always"} if always else {}, max_chars=40)
-    )
-    assert isinstance(outcome.text, str)
-    assert outcome.failure is None
+def test_no_value_makes_it_raise(backend: Backend) -> None:
+    @backend.examples()
+    @given(value=values, always=st.booleans())
+    def check(value: object, always: bool) -> None:
+        policy = Policy(tools={"t": "always"} if always else {}, max_chars=40)
+        outcome = backend.new_session().externalize(value, tool="t", policy=policy)
+        assert isinstance(outcome.text, str)
+        assert outcome.failure is None
+
+    check()
 
 
 @pytest.mark.parametrize("odd", ["", "x" * 5_000, "\ud800", "../../etc", "a\nb"])
@@ -460,13 +472,17 @@ def test_what_claims_to_be_base64_and_is_not_is_kept_as_it_was(session: Session)
 BLOCKS = openai() + responses() + anthropic() + mcp()
 
 
-@given(st.lists(st.integers(0, len(BLOCKS) - 1), min_size=1, max_size=8))
-def test_every_mix_of_blocks_keeps_length_and_order(chosen: list[int]) -> None:
-    blocks = [BLOCKS[number] for number in chosen]
-    session = memory()
-    content = session.externalize(blocks).content
-    alone = [session.externalize([block]).content[0] for block in blocks]
-    assert content == alone
+def test_every_mix_of_blocks_keeps_length_and_order(backend: Backend) -> None:
+    @backend.examples()
+    @given(st.lists(st.integers(0, len(BLOCKS) - 1), min_size=1, max_size=8))
+    def check(chosen: list[int]) -> None:
+        blocks = [BLOCKS[number] for number in chosen]
+        session = backend.new_session()
+        content = session.externalize(blocks).content
+        alone = [session.externalize([block]).content[0] for block in blocks]
+        assert content == alone
+
+    check()
 
 
 # The store fails
@@ -475,8 +491,8 @@ def test_every_mix_of_blocks_keeps_length_and_order(chosen: list[int]) -> None:
 @pytest.mark.parametrize(
     "error", [errors.StoreFull("no space"), OSError(5, "I/O error"), Broken("x"), errors.QuotaExceeded("q")]
 )
-def test_a_store_that_fails_leaves_a_bounded_head_and_tail(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    session, before = broken(monkeypatch, error), FAILURES.count
+def test_a_store_that_fails_leaves_a_bounded_head_and_tail(broken: Break, error: Exception) -> None:
+    session, before = broken(error), FAILURES.count
     for policy in (Policy(), Policy(max_chars=2_000), Policy(max_bytes=900), Policy(max_tokens=400)):
         outcome = session.externalize(LOG, policy=policy)
         assert outcome.failure
@@ -488,21 +504,21 @@ def test_a_store_that_fails_leaves_a_bounded_head_and_tail(monkeypatch: pytest.M
     assert FAILURES.count == before + 4
 
 
-def test_a_limit_too_small_for_head_and_tail_leaves_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = broken(monkeypatch, errors.StoreFull("no space")).externalize(LOG, policy=Policy(max_chars=10))
+def test_a_limit_too_small_for_head_and_tail_leaves_words(broken: Break) -> None:
+    outcome = broken(errors.StoreFull("no space")).externalize(LOG, policy=Policy(max_chars=10))
     assert len(outcome.text) < 200
     assert "not kept" in outcome.text
 
 
-def test_blocks_survive_a_store_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = broken(monkeypatch, OSError(28, "No space left")).externalize(anthropic())
+def test_blocks_survive_a_store_that_fails(broken: Break) -> None:
+    outcome = broken(OSError(28, "No space left")).externalize(anthropic())
     assert [block["type"] for block in outcome.content] == TYPES[anthropic]
     assert outcome.failure
     assert len(json.dumps(outcome.content)) < 100_000
 
 
-def test_a_failing_store_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    session = broken(monkeypatch, errors.StoreFull(f"no space for {KEY}"))
+def test_a_failing_store_is_logged_once(broken: Break, caplog: pytest.LogCaptureFixture) -> None:
+    session = broken(errors.StoreFull(f"no space for {KEY}"))
     with caplog.at_level(logging.WARNING, "coatcheck"):
         session.externalize(LOG)
         session.externalize(LOG)
@@ -510,10 +526,8 @@ def test_a_failing_store_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog:
     assert KEY not in caplog.text
 
 
-def test_a_closed_store_fails_like_any_other() -> None:
-    store = coatcheck.open("memory:")
-    session = store.session("s")
-    store.close()
+def test_a_closed_store_fails_like_any_other(session: Session) -> None:
+    session.store.close()
     assert isinstance(session.externalize(LOG), Outcome)
 
 
@@ -555,8 +569,8 @@ def test_a_result_of_any_size_is_stored_as_put_stores_it(session: Session, times
     assert session.store.verify().problems == []
 
 
-def test_no_stub_of_the_corpus_has_more_than_150_tokens_beside_its_preview(corpus: Path) -> None:
-    session, policy = memory(), Policy(tools={"t": "always"})
+def test_no_stub_of_the_corpus_has_more_than_150_tokens_beside_its_preview(session: Session, corpus: Path) -> None:
+    policy = Policy(tools={"t": "always"})
     texts = [text for _, text in corpus_texts(corpus)]
     for text in texts[::23] + [path.read_text() for path in sorted(corpus.glob("content/*/*"))]:
         for value in (text, session.put(text, summary="what somebody says of it, at some length, in words like these")):
@@ -592,9 +606,9 @@ def test_a_generator_cannot_be_offloaded(session: Session) -> None:
         session.offload(lambda: (yield 1))
 
 
-def test_the_async_session_externalizes_offloads_and_materializes(tmp_path: Path) -> None:
+def test_the_async_session_externalizes_offloads_and_materializes(backend: Backend, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with await coatcheck.aio.open("memory:") as store:
+        async with await coatcheck.aio.open(backend.url) as store:
             session = await store.session("s")
             outcome = await session.externalize(LOG, tool="t")
             assert outcome.is_stub
@@ -653,10 +667,8 @@ def test_a_stream_is_masked_before_it_is_stored_where_the_policy_says_so(store: 
     assert secret.encode() not in session.get(outcome.ref)
 
 
-def test_a_store_that_was_closed_costs_the_agent_nothing(tmp_path: Path) -> None:
-    store = coatcheck.open(tmp_path / "store")
-    session = store.session("s")
-    store.close()
+def test_a_store_that_was_closed_costs_the_agent_nothing(session: Session) -> None:
+    session.store.close()
     outcome = session.externalize("a long result\n" * 5_000)
     assert outcome.failure
     assert outcome.text.startswith(("a long result", "["))

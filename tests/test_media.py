@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-import coatcheck
+from coatcheck import Store
 from coatcheck.media import HEAD, KINDS, decoded, encoding_of, is_text, sniff_bytes, sniff_kind, sniff_text
 
 
@@ -161,16 +161,15 @@ def test_anything_at_all_gets_a_type_and_a_kind(head: bytes, tail: bytes, name: 
     ],
 )
 def test_real_files_are_told_by_name_and_come_back_exactly(
-    corpus: Path, pattern: str, media_type: str, kind: str
+    store: Store, corpus: Path, pattern: str, media_type: str, kind: str
 ) -> None:
     files = sorted(corpus.glob(pattern))
     assert files
-    with coatcheck.open("memory:") as store:
-        session = store.session("s")
-        for file in files:
-            ref = session.put(file)
-            assert (ref.media_type, ref.kind, ref.name) == (media_type, kind, file.name)
-            assert session.get(ref) == file.read_bytes()
+    session = store.session("s")
+    for file in files:
+        ref = session.put(file)
+        assert (ref.media_type, ref.kind, ref.name) == (media_type, kind, file.name)
+        assert session.get(ref) == file.read_bytes()
 
 
 @pytest.mark.parametrize(

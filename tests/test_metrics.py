@@ -267,19 +267,17 @@ def test_the_usage_of_anthropics_library_is_read() -> None:
 
 
 @pytest.mark.parametrize("name", ["13da966e", "189d8afc", "b6b83817"])
-def test_what_real_sessions_would_have_sent_is_never_overstated(corpus: Path, name: str) -> None:
+def test_what_real_sessions_would_have_sent_is_never_overstated(session: Session, corpus: Path, name: str) -> None:
     text = (corpus / "transcripts" / "claude-code" / f"{name}.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     whole = FORMATS["claude-code"].for_model(lines)
-    with coatcheck.open("memory:") as store:
-        session = store.session("s")
-        slim = json.loads(json.dumps(whole))
-        for message in slim:
-            for block in message["content"] if isinstance(message["content"], list) else ():
-                if block.get("type") == "tool_result":
-                    outcome = session.externalize(block["content"], policy=Policy(max_tokens=500))
-                    block["content"] = outcome.content
-        found, really = Meter(session).call(messages=slim), Meter(session).call(messages=whole)
+    slim = json.loads(json.dumps(whole))
+    for message in slim:
+        for block in message["content"] if isinstance(message["content"], list) else ():
+            if block.get("type") == "tool_result":
+                outcome = session.externalize(block["content"], policy=Policy(max_tokens=500))
+                block["content"] = outcome.content
+    found, really = Meter(session).call(messages=slim), Meter(session).call(messages=whole)
     assert found is not None
     assert really is not None
     assert found.est_tokens is not None
@@ -385,14 +383,12 @@ def test_warnings_begin_at_their_thresholds(session: Session) -> None:
     assert found.budget_ok
 
 
-def test_thresholds_are_settings_and_a_count_at_the_threshold_is_no_warning(tmp_path: Path) -> None:
-    with coatcheck.open("memory:") as store:
-        tokens = Meter(store.session("s")).call(messages=START)
+def test_thresholds_are_settings_and_a_count_at_the_threshold_is_no_warning(backend: Backend) -> None:
+    tokens = Meter(backend.open().session("s")).call(messages=START)
     assert tokens is not None
     for most, warned in ((tokens.est_tokens, False), ((tokens.est_tokens or 0) - 1, True)):
         settings = config.load({"metrics": {"warn_prompt_tokens": most}})
-        with coatcheck.open("memory:", settings=settings) as store:
-            found = Meter(store.session("s")).call(messages=START)
+        found = Meter(backend.open_new(settings=settings).session("s")).call(messages=START)
         assert found is not None
         assert bool(found.warnings) is warned
 
@@ -511,12 +507,11 @@ def test_a_baseline_with_a_number_that_nobody_can_reckon_with_is_refused(number:
             Baseline.from_json(f'{{"type":"metrics_baseline","label":"1.0","calls":{calls},"figures":{figures}}}')
 
 
-def test_a_baseline_in_a_file_is_a_setting(tmp_path: Path) -> None:
+def test_a_baseline_in_a_file_is_a_setting(backend: Backend, tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text(Baseline.of("1.0", [call(est_tokens=10)] * CALLS).to_json())
     settings = config.load({"metrics": {"baseline": str(tmp_path / "b.json")}})
-    with coatcheck.open("memory:", settings=settings) as store:
-        meter = Meter(store.session("s"), budget=Budget(max_prompt_tokens=10**6))
-        found = [meter.call(messages=[{"role": "user", "content": "word " * 1_000}]) for _ in range(CALLS + 2)]
+    meter = Meter(backend.open(settings=settings).session("s"), budget=Budget(max_prompt_tokens=10**6))
+    found = [meter.call(messages=[{"role": "user", "content": "word " * 1_000}]) for _ in range(CALLS + 2)]
     rises = [one for each in found if each for one in each.warnings if one.reason == "release"]
     assert [(one.figure, one.before) for one in rises] == [("est_tokens", 10)]
 
@@ -530,7 +525,7 @@ def test_figures_are_kept_with_their_session_in_order(backend: Backend) -> None:
     meter = Meter(session, run="r", model="m")
     made = [meter.call(messages=START * number) for number in range(1, 6)]
     assert [one.turn for one in made if one] == [1, 2, 3, 4, 5]
-    if backend.is_folder:
+    if backend.lasts:
         store.close()
         store = backend.open()
         session = store.session("s")
@@ -542,21 +537,22 @@ def test_figures_are_kept_with_their_session_in_order(backend: Backend) -> None:
     assert list(calls_of(store.session("s"))) == []
 
 
-def test_only_as_many_calls_are_kept_as_the_settings_say() -> None:
-    with coatcheck.open("memory:", settings=config.load({"metrics.keep": 3})) as store:
-        meter = Meter(store.session("s"))
-        for _ in range(5):
-            meter.call(messages=START)
-        assert [one.turn for one in calls_of(store.session("s"))] == [3, 4, 5]
+def test_only_as_many_calls_are_kept_as_the_settings_say(backend: Backend) -> None:
+    session = backend.open(settings=config.load({"metrics.keep": 3})).session("s")
+    meter = Meter(session)
+    for _ in range(5):
+        meter.call(messages=START)
+    assert [one.turn for one in calls_of(session)] == [3, 4, 5]
 
 
-def test_a_file_and_a_logger_get_a_line_for_each_call(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_and_a_logger_get_a_line_for_each_call(
+    backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, logger="figures")
     file = tmp_path / "metrics.jsonl"
     settings = config.load({"metrics": {"file": str(file), "logger": "figures"}})
-    with coatcheck.open("memory:", settings=settings) as store:
-        meter = Meter(store.session("two\nlines \u202e é"))
-        made = [meter.call(messages=START) for _ in range(3)]
+    meter = Meter(backend.open(settings=settings).session("two\nlines \u202e é"))
+    made = [meter.call(messages=START) for _ in range(3)]
     lines = file.read_text().splitlines()
     assert [PromptMetrics.from_json(line) for line in lines] == made
     assert [record.getMessage() for record in caplog.records if record.name == "figures"] == lines
@@ -564,19 +560,21 @@ def test_a_file_and_a_logger_get_a_line_for_each_call(tmp_path: Path, caplog: py
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_nothing_is_kept_or_sent_where_metrics_are_off(tmp_path: Path) -> None:
+def test_nothing_is_kept_or_sent_where_metrics_are_off(backend: Backend, tmp_path: Path) -> None:
     settings = config.load({"metrics": {"enabled": False, "file": str(tmp_path / "m.jsonl")}})
-    with coatcheck.open("memory:", settings=settings) as store:
-        found = Meter(store.session("s")).call(messages=START)
-        assert found is not None
-        assert found.est_tokens
-        assert list(calls_of(store.session("s"))) == []
+    session = backend.open(settings=settings).session("s")
+    found = Meter(session).call(messages=START)
+    assert found is not None
+    assert found.est_tokens
+    assert list(calls_of(session)) == []
     assert not (tmp_path / "m.jsonl").exists()
 
 
-def test_a_failure_never_reaches_the_agent_and_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_never_reaches_the_agent_and_is_logged_once(
+    backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = config.load({"metrics": {"file": str(tmp_path / "no" / "such" / "folder")}})
-    store = coatcheck.open(tmp_path / "store", settings=settings)
+    store = backend.open(settings=settings)
     meter = Meter(store.session("s"))
     assert meter.call(messages=START) is not None
     assert meter.call(messages=START) is not None
@@ -589,35 +587,38 @@ def test_a_failure_never_reaches_the_agent_and_is_logged_once(tmp_path: Path, ca
     assert meter.failures > 4
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-        lambda children: (
-            st.lists(children)
-            | st.dictionaries(
-                st.text()
-                | st.sampled_from(["role", "content", "type", "text", "stub", "artifact", "name", "arguments"]),
-                children,
-            )
-        ),
-        max_leaves=12,
-    )
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda children: (
+        st.lists(children)
+        | st.dictionaries(
+            st.text() | st.sampled_from(["role", "content", "type", "text", "stub", "artifact", "name", "arguments"]),
+            children,
+        )
+    ),
+    max_leaves=12,
 )
-def test_no_message_breaks_the_meter(message: Any) -> None:
-    with coatcheck.open("memory:") as store:
-        meter = Meter(store.session("s"), tools=toolkit(store.session("s")))
+
+
+def test_no_message_breaks_the_meter(backend: Backend) -> None:
+    @backend.examples()
+    @given(ANYTHING)
+    def check(message: Any) -> None:
+        session = backend.new_session()
+        meter = Meter(session, tools=toolkit(session))
         meter.call(messages=[message, {"role": "user", "content": message}], hot_state=message, usage=message)
         assert meter.failures == 0
+
+    check()
 
 
 # Records
 
 
-def test_records_come_back_as_they_were() -> None:
-    with coatcheck.open("memory:") as store:
-        found = Meter(store.session("s"), budget=Budget(max_prompt_tokens=1)).call(
-            messages=START, hot_state={"artifact_index": [{"type": "log"}]}
-        )
+def test_records_come_back_as_they_were(session: Session) -> None:
+    found = Meter(session, budget=Budget(max_prompt_tokens=1)).call(
+        messages=START, hot_state={"artifact_index": [{"type": "log"}]}
+    )
     assert found is not None
     assert PromptMetrics.from_json(found.to_json()) == found
     assert PromptMetrics.from_record({**found.to_record(), "of a later version": 1}) == found

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-import coatcheck
 from coatcheck import Policy, Session, Store, errors
 from coatcheck.externalize import Outcome
 
@@ -208,9 +207,9 @@ def test_what_stands_beside_the_text_of_a_block_must_be_small_too(session: Sessi
     assert session.get(outcome.refs[0]) == blocks
 
 
-def test_a_store_that_fails_leaves_less_of_each_block_where_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = coatcheck.open("memory:").session("s")
-
+def test_a_store_that_fails_leaves_less_of_each_block_where_they_are_many(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise errors.StoreFull("no space")
 

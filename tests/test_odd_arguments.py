@@ -32,7 +32,7 @@ def test_a_file_name_that_is_no_text_is_kept_with_replacement_characters(backend
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     path.write_bytes(b"coffee")
     assert backend.open().session("s").put(path).name == "caf\ufffd"
-    if backend.is_folder:
+    if backend.lasts:
         backend.close()
         assert backend.open().session("s").get("caf\ufffd") == b"coffee"
 

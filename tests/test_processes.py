@@ -53,14 +53,14 @@ def check_all(store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_many_processes_lose_and_double_nothing(folder: Backend) -> None:
-    store = folder.open()
+def test_many_processes_lose_and_double_nothing(lasting: Backend) -> None:
+    store = lasting.open()
     with CONTEXT.Pool(PROCESSES) as pool:
-        ids = pool.starmap(put_some, [(folder.url, worker) for worker in range(1, PROCESSES + 1)])
+        ids = pool.starmap(put_some, [(lasting.url, worker) for worker in range(1, PROCESSES + 1)])
     assert len({one for some in ids for one in some}) == PROCESSES * EACH
     check_all(store)
     store.close()
-    check_all(folder.open())
+    check_all(lasting.open())
 
 
 @pytest.mark.parametrize("durability", ["power", "process"])
@@ -84,25 +84,25 @@ def answer(url: str, calls: list[tuple[str, str]]) -> list[object]:
         return [getattr(store.session("s"), method)(target) for method, target in calls]
 
 
-def test_every_change_is_seen_by_another_process_at_once(folder: Backend) -> None:
-    session = folder.open().session("s")
+def test_every_change_is_seen_by_another_process_at_once(lasting: Backend) -> None:
+    session = lasting.open().session("s")
     with CONTEXT.Pool(1) as pool:
         for value in ("small", "x" * LARGE):
             ref = session.put(value, name="n")
-            assert pool.apply(answer, (folder.url, [("get", "n"), ("get", ref.pointer)])) == [value, value]
-            assert pool.apply(answer, (folder.url, [("forget", "n")])) == [True]
+            assert pool.apply(answer, (lasting.url, [("get", "n"), ("get", ref.pointer)])) == [value, value]
+            assert pool.apply(answer, (lasting.url, [("forget", "n")])) == [True]
             assert session.get(ref) is None
-        assert pool.apply(answer, (folder.url, [("put", "from there")]))
+        assert pool.apply(answer, (lasting.url, [("put", "from there")]))
         assert [session.get(ref) for ref in session.list()] == ["from there"]
 
 
-def test_two_stores_on_one_folder_in_one_process_agree(folder: Backend) -> None:
-    one, two = folder.open().session("s"), folder.open().session("s")
+def test_two_stores_at_one_place_in_one_process_agree(lasting: Backend) -> None:
+    one, two = lasting.open().session("s"), lasting.open().session("s")
     for i in range(20):
         writer, reader = (one, two) if i % 2 else (two, one)
         ref = writer.put(value_of(i), name="n")
         assert reader.get("n") == reader.get(ref) == value_of(i)
-    folder.opened[0].close()
+    lasting.opened[0].close()
     assert two.get("n") == value_of(19)
 
 
@@ -188,7 +188,7 @@ def test_a_collection_beside_puts_of_the_same_content_loses_nothing(backend: Bac
     assert store.verify().problems == []
 
 
-def test_a_process_that_was_killed_leaves_what_it_was_told_is_stored(folder: Backend, tmp_path: Path) -> None:
+def test_a_process_that_was_killed_leaves_what_it_was_told_is_stored(lasting: Backend, tmp_path: Path) -> None:
     script = """
 import os, sys, coatcheck
 session = coatcheck.open(sys.argv[1], durability="process").session("s")
@@ -197,10 +197,10 @@ for i in range(10):
     session.put(str(i) * 300_000, name=f"large {i}")
 os.kill(os.getpid(), 9)
 """
-    pid = os.spawnve(os.P_NOWAIT, sys.executable, [sys.executable, "-c", script, folder.url],
+    pid = os.spawnve(os.P_NOWAIT, sys.executable, [sys.executable, "-c", script, lasting.url],
                      {"PYTHONPATH": ":".join(sys.path)})  # fmt: skip
     assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == 9
-    store = folder.open()
+    store = lasting.open()
     session = store.session("s")
     for i in range(10):
         assert session.get(f"name {i}") == f"value {i}"

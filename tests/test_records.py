@@ -15,17 +15,17 @@ import pytest
 import coatcheck
 from coatcheck import Store, errors
 from coatcheck.records import RECORD_LIMIT
-from tests.backends import Backend, Clock, edit_catalog, files_with
+from tests.backends import Backend, Clock, edit_catalog
 
 CONTEXT = get_context("spawn")
 
 
-def test_what_was_recorded_is_there_after_reopening(folder: Backend, clock: Clock) -> None:
-    session = folder.open(clock=clock).session("s")
+def test_what_was_recorded_is_there_after_reopening(lasting: Backend, clock: Clock) -> None:
+    session = lasting.open(clock=clock).session("s")
     token = session.claim("dispatcher")
     assert [session.record("hot", body, token=token) for body in (b"one", b"", bytes(200_000))] == [1, 2, 3]
-    folder.close()
-    again = folder.open().session("s")
+    lasting.close()
+    again = lasting.open().session("s")
     assert [(one.seq, one.at, one.token, one.body) for one in again.records("hot")] == [
         (number, clock.now, token, body) for number, body in enumerate((b"one", b"", bytes(200_000)), 1)
     ]
@@ -88,29 +88,29 @@ def test_records_can_be_read_until_an_expired_session_is_collected(store: Store,
     assert session.records("metrics") == []
 
 
-def test_what_was_recorded_is_in_no_file_after_the_session_ended_and_a_collection(folder: Backend) -> None:
-    store = folder.open()
+def test_what_was_recorded_is_nowhere_after_the_session_ended_and_a_collection(lasting: Backend) -> None:
+    store = lasting.open()
     store.session("other").record("metrics", b"kept")
     session = store.session("s")
     secrets = [f"the secret of record {number}".encode() * (300 if number % 2 else 1) for number in range(40)]
     for secret in secrets:
         session.record("metrics", secret)
     session.claim("a holder whose name is a secret")
-    assert files_with(folder.path, b"the secret of record")
+    assert lasting.places_of(b"the secret of record")
     session.end()
     store.collect()
-    assert files_with(folder.path, b"the secret of record") == []
-    assert files_with(folder.path, b"a holder whose name is a secret") == []
+    assert lasting.places_of(b"the secret of record") == []
+    assert lasting.places_of(b"a holder whose name is a secret") == []
     assert [one.body for one in store.session("other").records("metrics")] == [b"kept"]
 
 
-def test_records_beyond_what_is_kept_are_in_no_file_after_a_collection(folder: Backend) -> None:
-    store = folder.open()
+def test_records_beyond_what_is_kept_are_nowhere_after_a_collection(lasting: Backend) -> None:
+    store = lasting.open()
     for number in range(30):
         store.session("s").record("metrics", b"record number %d." % number, keep=2)
     store.collect()
-    assert files_with(folder.path, b"record number 5.") == []
-    assert files_with(folder.path, b"record number 29.")
+    assert lasting.places_of(b"record number 5.") == []
+    assert lasting.places_of(b"record number 29.")
 
 
 @pytest.mark.parametrize(
@@ -156,12 +156,13 @@ def test_a_version_is_told_of_what_the_session_sees_alone(store: Store) -> None:
 # Damage
 
 
-def test_a_damaged_record_is_an_error_and_repair_takes_it_out(folder: Backend) -> None:
-    store = folder.open()
+def test_a_damaged_record_is_an_error_and_repair_takes_it_out(lasting: Backend) -> None:
+    store = lasting.open()
     session = store.session("s")
     for number in range(5):
         session.record("x", b"body %d" % number)
-    edit_catalog(folder.path, "UPDATE record SET body = CAST('body X' AS BLOB) WHERE seq = 3")
+    rotten = "'body X'" if lasting.is_fleet else "CAST('body X' AS BLOB)"
+    lasting.edit_catalog(f"UPDATE record SET body = {rotten} WHERE seq = 3")
     with pytest.raises(errors.Damaged):
         session.records("x")
     assert [one.seq for one in session.records("x", after=3)] == [4, 5]
@@ -206,13 +207,13 @@ def test_an_export_holds_records_and_an_import_doubles_none(store: Store, backen
         session.record("metrics", b"\x00\xff %d" % (number // 3))
     session.record("hot", b"state", token=token)
     data = exported(store)
-    with coatcheck.open("memory:", clock=clock) as copy:
-        for _ in range(2):
-            copy.import_(io.BytesIO(data))
-            assert recorded(copy) == recorded(store)
-            assert recorded(copy, "hot") == [(clock.now, b"state")]
-            assert copy.session("s").claimant() is None
-        assert exported(copy) == data
+    copy = backend.open_new(clock=clock)
+    for _ in range(2):
+        copy.import_(io.BytesIO(data))
+        assert recorded(copy) == recorded(store)
+        assert recorded(copy, "hot") == [(clock.now, b"state")]
+        assert copy.session("s").claimant() is None
+    assert exported(copy) == data
     before = recorded(store)
     store.import_(io.BytesIO(data))
     assert recorded(store) == before
@@ -231,11 +232,11 @@ def test_an_old_export_does_not_bring_back_what_a_series_has_left_behind(store: 
     assert recorded(store) == now
 
 
-def test_an_export_of_the_first_format_is_taken_in(store: Store) -> None:
+def test_an_export_of_the_first_format_is_taken_in(store: Store, backend: Backend) -> None:
     source = io.BytesIO()
-    with coatcheck.open("memory:") as other:
-        other.session("s").put("text", name="n")
-        other.export(source)
+    other = backend.open_new()
+    other.session("s").put("text", name="n")
+    other.export(source)
     first, _, rest = source.getvalue().partition(b"\n")
     assert json.loads(first) == {"coatcheck": 2}
     assert store.import_(io.BytesIO(b'{"coatcheck": 1}\n' + rest)) == 1
@@ -267,18 +268,18 @@ def write_some(url: str, worker: int) -> list[int]:
         return [session.record("metrics", b"%d/%d" % (worker, number)) for number in range(25)]
 
 
-def test_many_processes_lose_no_record(folder: Backend) -> None:
+def test_many_processes_lose_no_record(lasting: Backend) -> None:
     with CONTEXT.Pool(3) as pool:
-        numbers = pool.starmap(write_some, [(folder.url, worker) for worker in range(3)])
+        numbers = pool.starmap(write_some, [(lasting.url, worker) for worker in range(3)])
     assert sorted(one for some in numbers for one in some) == list(range(1, 76))
-    session = folder.open().session("s")
+    session = lasting.open().session("s")
     assert {one.body for one in session.records("metrics")} == {
         b"%d/%d" % (worker, number) for worker in range(3) for number in range(25)
     }
 
 
-def test_a_forked_child_claims_and_writes_on_its_own(folder: Backend) -> None:
-    store = folder.open()
+def test_a_forked_child_claims_and_writes_on_its_own(lasting: Backend) -> None:
+    store = lasting.open()
     session = store.session("s")
     token = session.claim("parent")
     session.record("hot", b"parent's", token=token)

@@ -19,11 +19,12 @@ from coatcheck import Store
 from coatcheck.cli import main
 from coatcheck.ids import clip
 from coatcheck.previews import EDGE, Sample, preview
-from coatcheck.redaction import MARK, mask, mask_value, spans
+from coatcheck.redaction import MARK, mask, mask_url, mask_value, spans
 from coatcheck.redaction.keys import addresses, private_keys
 from coatcheck.redaction.names import named
 from coatcheck.redaction.suspects import is_suspect
 from coatcheck.redaction.tokens import tokens
+from tests.backends import Backend
 
 HEX = "0123456789abcdef"
 MIXED = "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zA" * 4
@@ -221,25 +222,34 @@ def test_a_summary_does_not_show_the_beginning_of_a_secret_that_it_cuts(store: S
         assert secret[:8] not in summary
 
 
-def test_a_long_summary_stays_within_its_limit_and_putting_it_again_adds_nothing() -> None:
-    with coatcheck.open("memory:") as store:
-        session = store.session("s")
-        said = " ".join(f"password=Zx9!horse{number}" for number in range(30))[:500]
-        first = session.put("content", summary=said)
-        assert len(first.summary) <= 500
-        assert "Zx9" not in first.summary
-        assert session.put("content", summary=said) == first
-        assert len(session.list(name=None)) == 1
+def test_a_long_summary_stays_within_its_limit_and_putting_it_again_adds_nothing(store: Store) -> None:
+    session = store.session("s")
+    said = " ".join(f"password=Zx9!horse{number}" for number in range(30))[:500]
+    first = session.put("content", summary=said)
+    assert len(first.summary) <= 500
+    assert "Zx9" not in first.summary
+    assert session.put("content", summary=said) == first
+    assert len(session.list(name=None)) == 1
 
 
-def test_an_imported_summary_is_masked() -> None:
+def test_an_imported_summary_is_masked(backend: Backend) -> None:
     _, secret = CANARIES["github"]
-    with coatcheck.open("memory:") as one, coatcheck.open("memory:") as other:
-        one.session("s").put("content", summary="harmless words")
-        exported = io.BytesIO()
-        one.export(exported)
-        other.import_(io.BytesIO(exported.getvalue().replace(b"harmless words", secret.encode())))
-        assert [ref.summary for ref in other.session("s").list()] == ["[masked: github token]"]
+    one, other = backend.open(), backend.open_new()
+    one.session("s").put("content", summary="harmless words")
+    exported = io.BytesIO()
+    one.export(exported)
+    other.import_(io.BytesIO(exported.getvalue().replace(b"harmless words", secret.encode())))
+    assert [ref.summary for ref in other.session("s").list()] == ["[masked: github token]"]
+
+
+@pytest.mark.parametrize("secret", ["minio", "postgres", "1", "not-a-secret", "a%40b", "token"])
+def test_in_a_url_a_secret_is_known_by_its_place_however_it_looks(secret: str) -> None:
+    key, catalog = f"{MARK} key]", "catalog=postgresql://u:{}@h:1/d?sslmode=require"
+    url = f"s3://b/p?secret_access_key={secret}&session_token={secret}&region=r&{catalog.format(secret)}"
+    masked = f"s3://b/p?secret_access_key={key}&session_token={key}&region=r&{catalog.format(f'{MARK} password]')}"
+    assert mask_url(url) == mask_url(masked) == masked
+    for plain in ("s3://b/p?region=r&catalog=postgresql://u@h:5432/d?a=b", "/home/me/a store", "memory:"):
+        assert mask_url(plain) == plain
 
 
 def test_errors_quote_no_secret() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pydantic
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 import coatcheck
 from coatcheck import Store
@@ -80,19 +80,22 @@ def test_a_value_comes_back_exactly(store: Store, value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", VALUES, ids=shown)
-def test_a_value_comes_back_exactly_after_reopening(folder: Backend, value: Any) -> None:
-    with folder.open() as store:
+def test_a_value_comes_back_exactly_after_reopening(lasting: Backend, value: Any) -> None:
+    with lasting.open() as store:
         ref = store.session("s").put(value, name="n")
-    again = folder.open().session("s")
+    again = lasting.open().session("s")
     for target in (ref, ref.pointer, ref.artifact_id, "n"):
         assert same(again.get(target), value)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(value=JSON_VALUES | ANY_TEXT)
-def test_any_value_at_all_comes_back_exactly(store: Store, value: Any) -> None:
-    session = store.session("s")
-    assert same(session.get(session.put(value)), value)
+def test_any_value_at_all_comes_back_exactly(backend: Backend) -> None:
+    @backend.examples()
+    @given(value=JSON_VALUES | ANY_TEXT)
+    def check(value: Any) -> None:
+        session = backend.new_session()
+        assert same(session.get(session.put(value)), value)
+
+    check()
 
 
 def test_models_and_dataclasses_come_back_as_their_json(store: Store) -> None:
@@ -275,7 +278,7 @@ def test_a_pointer_with_a_fragment_opens_the_json_of_that_part(store: Store) -> 
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_artifact(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_artifact(lasting: Backend) -> None:
     grown = run_python(
         """
 import io, resource, sys
@@ -303,7 +306,7 @@ with coatcheck.open(sys.argv[1], durability="process") as store:
     assert size == ref.size_bytes == 200_000_000
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """,
-        tmp_path / "store",
+        lasting.url,
         env={"PYTHONPATH": ":".join(sys.path)},
     )
     assert int(grown) // (1 if sys.platform != "darwin" else 1024) < 64 * 1024
@@ -857,12 +860,12 @@ def test_a_closed_store_says_so(backend: Backend) -> None:
             use()
 
 
-def test_opening_and_closing_leaves_no_descriptor_open(folder: Backend) -> None:
+def test_opening_and_closing_leaves_no_descriptor_open(lasting: Backend) -> None:
     script = """
 import os, sys, coatcheck
 def used():
     return len(os.listdir("/proc/self/fd"))
-for round in range(5):
+for round in range(12):
     with coatcheck.open(sys.argv[1], durability="process") as store:
         session = store.session("s")
         session.get(session.put("x"))
@@ -875,7 +878,8 @@ print(used() - first)
 """
     if not Path("/proc/self/fd").exists():
         pytest.skip("no /proc to count descriptors in")
-    assert run_python(script, folder.path, env={"PYTHONPATH": ":".join(sys.path)}).strip() == "0"
+    grown = int(run_python(script, lasting.url, env={"PYTHONPATH": ":".join(sys.path)}))
+    assert grown == 0 if lasting.is_folder else grown < 6, "obstore ends its connections in its own time"
 
 
 def test_unknown_urls_and_durabilities_are_refused(tmp_path: Path) -> None:

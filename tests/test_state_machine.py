@@ -1,28 +1,34 @@
 """A store against a model made of dicts: whatever is done to both, they answer the same.
 
 The machine reopens the store, and abandons it as a crash would: without close, its journal not taken over, its uses not
-written. It knows nothing of blobs, rows or files.
+written. It knows nothing of blobs, rows, files or objects.
 """
 
 from __future__ import annotations
 
 import io
 import shutil
-import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 import coatcheck
 from coatcheck import Store
 from coatcheck.errors import InvalidArgument, NotFound
 from coatcheck.ids import digest_of
 from coatcheck.values import encode
-from tests.backends import LARGE, Clock
+from tests.backends import LARGE, Backend, Clock
 from tests.conftest import LONG_FAULTS
 
 TTL, GRACE = 100.0, 50.0
@@ -60,18 +66,16 @@ class Model:
 class Machine(RuleBasedStateMachine):
     """Everything that a session can do, on one backend."""
 
-    folder: Path | None = None
-
-    def __init__(self) -> None:
+    def __init__(self, backend: Backend) -> None:
         super().__init__()
+        self.backend, self.url = backend, backend.new_url()
         self.clock = Clock()
         self.sessions: dict[str, Model] = {}
         self.abandoned: list[Store] = []
         self.store = self.opened()
 
     def opened(self) -> Store:
-        url = "memory:" if self.folder is None else str(self.folder / "store")
-        return coatcheck.open(url, durability="process", ttl=TTL, grace=GRACE, clock=self.clock)
+        return coatcheck.open(self.url, durability="process", ttl=TTL, grace=GRACE, clock=self.clock)
 
     # The model
 
@@ -259,23 +263,23 @@ class Machine(RuleBasedStateMachine):
         self.collect(None)  # what lost to another copy is swept
         assert self.store.verify().problems == []
 
-    @precondition(lambda self: self.folder is not None)
+    @precondition(lambda self: self.backend.lasts)
     @rule()
     def reopen(self) -> None:
         self.store.close()
         self.store = self.opened()
 
-    @precondition(lambda self: self.folder is not None)
+    @precondition(lambda self: self.backend.lasts)
     @rule()
     def crash(self) -> None:
         self.store._uses.flush()  # a crash may lose uses; the model does not follow that
         self.abandoned.append(self.store)
         self.store = self.opened()
 
-    @precondition(lambda self: self.folder is None)
+    @precondition(lambda self: not self.backend.lasts)
     @rule()
     def move(self) -> None:
-        """What reopening is to a folder, an export and an import are to memory."""
+        """What reopening is to the others, an export and an import are to memory."""
         target = io.BytesIO()
         self.store.export(target)
         self.store.close()
@@ -298,31 +302,21 @@ class Machine(RuleBasedStateMachine):
         finally:
             for store in (self.store, *self.abandoned):
                 store.close()
+            if self.backend.is_folder:
+                shutil.rmtree(self.url)
 
 
 def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-class FolderMachine(Machine):
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp())
-        super().__init__()
-
-    def teardown(self) -> None:
-        try:
-            super().teardown()
-        finally:
-            assert self.folder is not None
-            shutil.rmtree(self.folder)
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]  # to explain takes longer than to understand
 
 
-SETTINGS = settings(
-    max_examples=400 if LONG_FAULTS else 12,
-    stateful_step_count=40,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],  # to explain takes longer than to understand
-)
-TestMemoryStore = Machine.TestCase
-TestMemoryStore.settings = SETTINGS
-TestFolderStore = FolderMachine.TestCase
-TestFolderStore.settings = SETTINGS
+@pytest.mark.timeout(0)
+def test_a_store_does_what_its_model_does(backend: Backend) -> None:
+    if backend.is_fleet:
+        chosen = settings(max_examples=60 if LONG_FAULTS else 6, stateful_step_count=40 if LONG_FAULTS else 20)
+    else:
+        chosen = settings(max_examples=400 if LONG_FAULTS else 12, stateful_step_count=40)
+    run_state_machine_as_test(lambda: Machine(backend), settings=settings(chosen, phases=PHASES))  # type: ignore[arg-type]

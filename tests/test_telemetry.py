@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from coatcheck.context.metrics import Notice, PromptMetrics
 from coatcheck.context.metrics.telemetry import Telemetry
-from tests.backends import run_python
+from tests.backends import Backend, run_python
 
 CALL = PromptMetrics(
     session="fix-login-bug", run="r", turn=3, release="1.4", model="gpt-5", est_tokens=900, hs_tokens=120,
@@ -88,8 +88,9 @@ def test_the_span_of_the_call_is_told_the_session_and_the_figures() -> None:
     assert "gen_ai.usage.cache_creation.input_tokens" not in attributes
 
 
-def test_a_meter_reaches_the_hosts_provider() -> None:
+def test_a_meter_reaches_the_hosts_provider(backend: Backend) -> None:
     assert run_python(
+        "import sys\n"
         "from opentelemetry import metrics\n"
         "from opentelemetry.sdk.metrics import MeterProvider\n"
         "from opentelemetry.sdk.metrics.export import InMemoryMetricReader\n"
@@ -97,24 +98,26 @@ def test_a_meter_reaches_the_hosts_provider() -> None:
         "metrics.set_meter_provider(MeterProvider([reader]))\n"
         "import coatcheck\n"
         "from coatcheck.context.metrics import Meter\n"
-        "meter = Meter(coatcheck.open('memory:').session('s'))\n"
+        "meter = Meter(coatcheck.open(sys.argv[1]).session('s'))\n"
         "meter.call(messages=[{'role': 'user', 'content': 'hello'}], usage={'prompt_tokens': 5})\n"
         "scopes = reader.get_metrics_data().resource_metrics[0].scope_metrics\n"
-        "print(meter.failures, scopes[0].scope.name, *sorted(one.name for one in scopes[0].metrics))"
+        "print(meter.failures, scopes[0].scope.name, *sorted(one.name for one in scopes[0].metrics))",
+        backend.url,
     ).split() == [
         "0", "coatcheck", "coatcheck.hot_state.tokens", "coatcheck.prompt.tokens", "coatcheck.tokens",
         "gen_ai.client.token.usage",
     ]  # fmt: skip
 
 
-def test_a_host_without_opentelemetry_has_all_the_rest() -> None:
+def test_a_host_without_opentelemetry_has_all_the_rest(backend: Backend) -> None:
     assert run_python(
         "import sys\n"
         "sys.modules['opentelemetry'] = None\n"
         "import coatcheck\n"
         "from coatcheck.context.metrics import Meter, calls_of\n"
-        "session = coatcheck.open('memory:').session('s')\n"
+        "session = coatcheck.open(sys.argv[1]).session('s')\n"
         "meter = Meter(session)\n"
         "meter.call(messages=[{'role': 'user', 'content': 'hello'}])\n"
-        "print(meter.failures, len(list(calls_of(session))))"
+        "print(meter.failures, len(list(calls_of(session))))",
+        backend.url,
     ).split() == ["0", "1"]

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import coatcheck
 from coatcheck import Policy, Session, Store, errors, tokens, toolkit
-from tests.backends import TWINS, Clock
+from tests.backends import TWINS, Backend, Clock
 
 LOG = "".join(
     f"2026-01-01 12:{i // 60 % 60:02}:{i % 60:02} INFO request {i} took {i * 7 % 900} ms\n" for i in range(2_000)
@@ -304,15 +303,19 @@ ARGUMENTS = st.dictionaries(
 )  # fmt: skip
 
 
-@given(ARGUMENTS)
-def test_no_argument_makes_a_tool_raise_or_answer_too_much(arguments: dict[str, Any]) -> None:
-    session = coatcheck.open("memory:").session("s")
-    session.put(LOG, name="run")
-    session.put([{"a": i} for i in range(3_000)], name="rows")
-    for tool in toolkit(session, max_chars=2_000):
-        answer = tool.run(**arguments)
-        assert 0 < len(answer) <= 2_000
-        assert not session.externalize(answer, policy=TINY).is_stub
+def test_no_argument_makes_a_tool_raise_or_answer_too_much(backend: Backend) -> None:
+    @backend.examples()
+    @given(ARGUMENTS)
+    def check(arguments: dict[str, Any]) -> None:
+        session = backend.new_session()
+        session.put(LOG, name="run")
+        session.put([{"a": i} for i in range(3_000)], name="rows")
+        for tool in toolkit(session, max_chars=2_000):
+            answer = tool.run(**arguments)
+            assert 0 < len(answer) <= 2_000
+            assert not session.externalize(answer, policy=TINY).is_stub
+
+    check()
 
 
 def test_a_store_that_fails_is_told_and_nothing_is_raised(session: Session) -> None:
@@ -345,11 +348,11 @@ def test_our_answers_are_never_externalized_again(session: Session) -> None:
         assert not session.externalize(answer, tool="t", policy=Policy(tools={"t": "always"})).is_stub
 
 
-def test_a_mark_that_is_forged_altered_or_stretched_does_not_count(session: Session) -> None:
+def test_a_mark_that_is_forged_altered_or_stretched_does_not_count(session: Session, backend: Backend) -> None:
     session.put(LOG, name="run")
     answer = get(session, pointer="run")
     first, _, rest = answer.partition("\n")
-    other = coatcheck.open("memory:").session("s")
+    other = backend.open_new().session("s")
     other.put(LOG, name="run")
     for forged in (
         answer.replace("request 5 ", "request 6 "),

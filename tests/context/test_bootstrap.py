@@ -75,14 +75,17 @@ def test_the_threshold_counts_characters_and_may_be_reached(session: Session, tm
     assert [file.status for file in done.files] == ["whole", "reference"]
 
 
-def test_unchanged_files_give_the_same_bytes_in_another_session_too(session: Session, tmp_path: Path) -> None:
+def test_unchanged_files_give_the_same_bytes_in_another_store_too(
+    session: Session, backend: Backend, tmp_path: Path
+) -> None:
     for number, name in enumerate(("AGENTS.md", "SOUL.md", "short")):
         (tmp_path / name).write_text(rules(700, name) if number < 2 else "short")
     names = ["AGENTS.md", "SOUL.md", "short"]
     first = bootstrap(session, names, root=tmp_path).text
     os.utime(tmp_path / "AGENTS.md", (1, 1))
     assert bootstrap(session, names, root=tmp_path).text == first
-    assert bootstrap(coatcheck.open("memory:").session("other"), names, root=tmp_path).text == first
+    assert bootstrap(session.store.session("other"), names, root=tmp_path).text == first
+    assert bootstrap(backend.open_new().session("s"), names, root=tmp_path).text == first
 
 
 def test_a_changed_file_becomes_a_new_artifact_and_the_old_one_stays(session: Session, tmp_path: Path) -> None:
@@ -157,8 +160,8 @@ def test_a_byte_order_mark_and_line_ends_of_windows_are_stored_as_they_are(sessi
     assert done.refs[0].artifact_id == hashlib.sha256(data).hexdigest()
 
 
-def test_a_file_that_cannot_be_stored_is_still_shown_in_bounds(tmp_path: Path) -> None:
-    full = coatcheck.open("memory:").session("full", quota_bytes=10)
+def test_a_file_that_cannot_be_stored_is_still_shown_in_bounds(backend: Backend, tmp_path: Path) -> None:
+    full = backend.open().session("full", quota_bytes=10)
     (tmp_path / "AGENTS.md").write_text(rules(600))
     done = bootstrap(full, ["AGENTS.md"], root=tmp_path)
     assert "could not be stored" in done.text
@@ -177,15 +180,15 @@ def test_secrets_are_masked_before_a_file_is_stored_where_the_settings_say_so(tm
 
 
 def test_the_environment_switches_it_off_and_sizes_it_and_code_wins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "AGENTS.md").write_text(rules(100))
     monkeypatch.setenv("COATCHECK_BOOTSTRAP_THRESHOLD_CHARS", "1000")
-    session = coatcheck.open("memory:").session("s")
+    session = backend.open().session("s")
     assert bootstrap(session, ["AGENTS.md"], root=tmp_path).files[0].status == "reference"
     assert bootstrap(session, ["AGENTS.md"], root=tmp_path, threshold_chars=8_000).files[0].status == "whole"
     monkeypatch.setenv("COATCHECK_BOOTSTRAP_REFS", "0")
-    session = coatcheck.open("memory:").session("s")
+    session = backend.open().session("s")
     assert bootstrap(session, ["AGENTS.md"], root=tmp_path).files[0].status == "whole"
     assert bootstrap(session, ["AGENTS.md"], root=tmp_path, enabled=True).files[0].status == "reference"
 
@@ -196,24 +199,25 @@ def test_sizes_that_cannot_be_are_refused(session: Session, said: dict[str, obje
         bootstrap(session, [], **said)  # type: ignore[arg-type]
 
 
-@given(st.text(min_size=1, max_size=400), st.integers(1, 60), st.integers(0, 80))
-def test_head_note_and_tail_account_for_every_character(text: str, threshold: int, shown: int) -> None:
-    import tempfile
+def test_head_note_and_tail_account_for_every_character(backend: Backend, tmp_path: Path) -> None:
+    @backend.examples()
+    @given(st.text(min_size=1, max_size=400), st.integers(1, 60), st.integers(0, 80))
+    def check(text: str, threshold: int, shown: int) -> None:
+        text = text.encode("utf-8", "replace").decode().removeprefix("\ufeff").rstrip("\n")
+        (tmp_path / "f").write_bytes(text.encode())
+        session = backend.new_session()
+        done = bootstrap(session, ["f"], root=tmp_path, threshold_chars=threshold, shown_chars=shown)
+        body = done.text.removeprefix("--- f ---\n")
+        if len(text) <= threshold:
+            assert body == text
+            return
+        found = LEFT_OUT.search(body)
+        assert found
+        head = body[: found.start()].split("\n", 1)[1] if "\n" in body[: found.start()] else ""
+        tail = body[found.end() :].partition(" reads them]")[2].removeprefix("\n")
+        assert text.startswith(head.rstrip("\n"))
+        assert text.endswith(tail)
+        assert len(head.rstrip("\n")) + len(tail) <= min(shown, threshold)
+        assert session.get("f") == text
 
-    text = text.encode("utf-8", "replace").decode().removeprefix("\ufeff").rstrip("\n")
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "f").write_bytes(text.encode())
-        session = coatcheck.open("memory:").session("s")
-        done = bootstrap(session, ["f"], root=folder, threshold_chars=threshold, shown_chars=shown)
-    body = done.text.removeprefix("--- f ---\n")
-    if len(text) <= threshold:
-        assert body == text
-        return
-    found = LEFT_OUT.search(body)
-    assert found
-    head = body[: found.start()].split("\n", 1)[1] if "\n" in body[: found.start()] else ""
-    tail = body[found.end() :].partition(" reads them]")[2].removeprefix("\n")
-    assert text.startswith(head.rstrip("\n"))
-    assert text.endswith(tail)
-    assert len(head.rstrip("\n")) + len(tail) <= min(shown, threshold)
-    assert session.get("f") == text
+    check()

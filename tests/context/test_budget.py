@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import coatcheck
+from coatcheck import Session
 from coatcheck.context import Budget, HotState
 from coatcheck.errors import BudgetExceeded, InvalidArgument, LimitExceeded
 from coatcheck.tokens import counted, estimate
@@ -23,6 +23,11 @@ class Raising:
     @property
     def text(self) -> str:
         raise RuntimeError("the text is gone")
+
+
+@pytest.fixture
+def session(backend: Backend) -> Session:
+    return backend.open().session("s")
 
 
 def raises(text: str) -> int:
@@ -115,15 +120,15 @@ def test_what_cannot_be_counted_is_a_violation_of_every_check_that_counts(count:
         {"chunks": 7}, {"chunks": [object()]}, {"artifacts": [None]}, {"artifacts": 7},
     ],
 )  # fmt: skip
-def test_parts_that_nobody_can_count_are_ambiguous_and_never_pass(parts: dict[str, Any]) -> None:
+def test_parts_that_nobody_can_count_are_ambiguous_and_never_pass(session: Session, parts: dict[str, Any]) -> None:
     found = Budget().check(**parts)
     assert found
     assert any(one.ambiguous for one in found)
     with pytest.raises(BudgetExceeded):
-        Budget().enforce(session=coatcheck.open("memory:").session("s"), **parts)
+        Budget().enforce(session=session, **parts)
 
 
-def test_parts_that_fail_while_they_are_listed_are_ambiguous() -> None:
+def test_parts_that_fail_while_they_are_listed_are_ambiguous(session: Session) -> None:
     def failing() -> Any:
         yield "a chunk"
         raise RuntimeError("the retriever is gone")
@@ -131,7 +136,7 @@ def test_parts_that_fail_while_they_are_listed_are_ambiguous() -> None:
     for name in ("chunks", "artifacts"):
         assert Budget().check(**{name: failing()})[0].ambiguous
         with pytest.raises(BudgetExceeded):
-            Budget().enforce(session=coatcheck.open("memory:").session("s"), **{name: failing()})
+            Budget().enforce(session=session, **{name: failing()})
 
 
 def test_without_a_session_enforcing_refuses_with_every_violation() -> None:
@@ -142,8 +147,7 @@ def test_without_a_session_enforcing_refuses_with_every_violation() -> None:
     assert "and 1 more" in str(caught.value)
 
 
-def test_what_is_too_large_becomes_a_reference_that_reads_back_exactly() -> None:
-    session = coatcheck.open("memory:").session("s")
+def test_what_is_too_large_becomes_a_reference_that_reads_back_exactly(session: Session) -> None:
     large, many = "large " * 1_000, [f"chunk number {n}" for n in range(14)]
     done = Budget().enforce(session=session, artifacts=["small", large], chunks=many)
     assert done.artifacts[0] == "small"
@@ -159,24 +163,21 @@ def test_what_is_too_large_becomes_a_reference_that_reads_back_exactly() -> None
     )  # fmt: skip
 
 
-def test_a_hot_state_that_is_over_is_cut_by_its_own_steps() -> None:
-    session = coatcheck.open("memory:").session("s")
+def test_a_hot_state_that_is_over_is_cut_by_its_own_steps(session: Session) -> None:
     state = HotState(session_id="s", objective="find it", constraints=[f"never do {n}" * 20 for n in range(200)])
     done = Budget().enforce(session=session, hot_state=state)
     assert Budget().check(hot_state=done.hot_state) == ()
     assert done.hot_state.steps
 
 
-def test_a_hot_state_that_was_rendered_elsewhere_becomes_a_reference() -> None:
-    session = coatcheck.open("memory:").session("s")
+def test_a_hot_state_that_was_rendered_elsewhere_becomes_a_reference(session: Session) -> None:
     rendered = HotState(session_id="s", objective="word " * 3_000).fitted(Budget(max_hot_state_tokens=20_000))
     done = Budget().enforce(session=session, hot_state=rendered)
     assert session.get(done.refs[0]) == rendered.text
     assert Budget().check(hot_state=done.hot_state) == ()
 
 
-def test_what_cannot_become_a_reference_is_refused() -> None:
-    session = coatcheck.open("memory:").session("s")
+def test_what_cannot_become_a_reference_is_refused(session: Session) -> None:
     with pytest.raises(BudgetExceeded):
         Budget().enforce(session=session, prompt=8_001)
     with pytest.raises(BudgetExceeded):
@@ -194,19 +195,21 @@ def test_where_the_store_fails_nothing_over_the_budget_gets_through(backend: Bac
     assert "could not be stored" in str(done.rest)
 
 
-@given(
-    st.lists(st.text(max_size=400), max_size=12),
-    st.lists(st.text(max_size=400), max_size=5),
-    st.integers(0, 8),
-    st.integers(400, 700),
-)
-def test_whatever_enforcing_answers_is_within_the_budget(
-    chunks: list[str], artifacts: list[str], most: int, chars: int
-) -> None:
-    budget = Budget(max_rag_chunks=most, max_inline_artifact_chars=chars)
-    session = coatcheck.open("memory:").session("s")
-    longer = [text * 4 for text in artifacts]
-    done = budget.enforce(session=session, chunks=[text * 3 for text in chunks], artifacts=longer)
-    assert budget.check(chunks=done.chunks, artifacts=done.artifacts) == ()
-    for text, shown in zip(longer, done.artifacts, strict=True):
-        assert shown == text or session.get(json.loads(shown)["artifact"]) == text
+def test_whatever_enforcing_answers_is_within_the_budget(backend: Backend) -> None:
+    @backend.examples()
+    @given(
+        st.lists(st.text(max_size=400), max_size=12),
+        st.lists(st.text(max_size=400), max_size=5),
+        st.integers(0, 8),
+        st.integers(400, 700),
+    )
+    def check(chunks: list[str], artifacts: list[str], most: int, chars: int) -> None:
+        budget = Budget(max_rag_chunks=most, max_inline_artifact_chars=chars)
+        session = backend.new_session()
+        longer = [text * 4 for text in artifacts]
+        done = budget.enforce(session=session, chunks=[text * 3 for text in chunks], artifacts=longer)
+        assert budget.check(chunks=done.chunks, artifacts=done.artifacts) == ()
+        for text, shown in zip(longer, done.artifacts, strict=True):
+            assert shown == text or session.get(json.loads(shown)["artifact"]) == text
+
+    check()

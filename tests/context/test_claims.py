@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 import coatcheck
 from coatcheck import Session, Store, errors
@@ -38,7 +38,7 @@ def test_what_was_written_last_is_the_current_state(backend: Backend, clock: Clo
     assert list(history(session)) == []
     held = claim(session, "a")
     assert [held.write(state(text)) for text in ("one", "two")] == [1, 2]
-    if backend.is_folder:
+    if backend.lasts:
         backend.close()
         session = backend.open().session("s")
     newest = current(session)
@@ -184,11 +184,10 @@ def test_two_threads_that_fight_write_in_turns_of_their_claims(store: Store) -> 
 class Dispatchers(RuleBasedStateMachine):
     """Claims against a model: the newest token alone writes, and the history is what was written."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Backend, clock: Clock) -> None:
         super().__init__()
-        self.clock = Clock()
-        self.store = coatcheck.open("memory:", clock=self.clock, ttl=None)
-        self.session = self.store.session("s")
+        self.clock = clock
+        self.session = backend.new_session(ttl=None)
         self.claims: list[Claim] = []
         self.newest: Claim | None = None
         self.is_idle_since = self.clock.now
@@ -213,11 +212,11 @@ class Dispatchers(RuleBasedStateMachine):
         held = self.claims[-1 - which % len(self.claims)]
         if held is self.newest:
             self.written.append(text)
-            assert held.write(state(text)) == len(self.written)
+            assert held.write(state(text, self.session.session_id)) == len(self.written)
             self.is_idle_since = self.clock.now
         else:
             with pytest.raises(errors.Fenced):
-                held.write(state(text))
+                held.write(state(text, self.session.session_id))
 
     @rule(which=st.integers(0, 5))
     def release(self, which: int) -> None:
@@ -237,21 +236,22 @@ class Dispatchers(RuleBasedStateMachine):
         assert (holder.token if holder else None) == (self.newest.token if self.newest else None)
         assert [one.is_held for one in self.claims] == [one is self.newest for one in self.claims]
 
-    def teardown(self) -> None:
-        self.store.close()
 
-
-test_claims_follow_their_model = Dispatchers.TestCase
+def test_claims_follow_their_model(backend: Backend, clock: Clock) -> None:
+    backend.open(clock=clock)
+    run_state_machine_as_test(lambda: Dispatchers(backend, clock), settings=backend.examples())  # type: ignore[arg-type]
 
 
 @pytest.mark.faults
-def test_of_processes_that_fight_and_are_killed_only_the_newest_claim_writes(tmp_path: Path, long_faults: bool) -> None:
-    folder, logs = tmp_path / "store", tmp_path / "logs"
+def test_of_processes_that_fight_and_are_killed_only_the_newest_claim_writes(
+    lasting: Backend, tmp_path: Path, long_faults: bool
+) -> None:
+    url, logs = lasting.url, tmp_path / "logs"
     rng, count = random.Random(7), 0
     logs.mkdir()
-    coatcheck.open(folder, durability="process").close()
+    lasting.open().close()
     for turn in range(20 if long_faults else 2):
-        started = [_fighter(folder, logs / f"{turn}.{number}", rng) for number in range(3)]
+        started = [_fighter(url, logs / f"{turn}.{number}", rng) for number in range(3)]
         try:
             for number, one in enumerate(started):
                 _wait_for_writes(one, logs / f"{turn}.{number}")
@@ -262,12 +262,12 @@ def test_of_processes_that_fight_and_are_killed_only_the_newest_claim_writes(tmp
             for one in started:
                 one.kill()
                 one.communicate()
-        count = _check(folder, logs)
+        count = _check(url, logs)
     assert count
 
 
-def _fighter(folder: Path, log: Path, rng: random.Random) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tests.faults.worker", "fight", folder, rng.randrange(1 << 32), log, log.name]
+def _fighter(url: str, log: Path, rng: random.Random) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.faults.worker", "fight", url, rng.randrange(1 << 32), log, log.name]
     return subprocess.Popen([str(word) for word in command], cwd=ROOT, stderr=subprocess.PIPE)
 
 
@@ -277,10 +277,10 @@ def _wait_for_writes(fighter: subprocess.Popen[bytes], log: Path) -> None:
         time.sleep(0.01)
 
 
-def _check(folder: Path, logs: Path) -> int:
+def _check(url: str, logs: Path) -> int:
     """Compare the history with what each process was told; how many writes were acknowledged."""
     told: list[dict[str, Any]] = [json.loads(line) for log in logs.iterdir() for line in log.read_bytes().splitlines()]
-    with coatcheck.open(folder, durability="process") as store:
+    with coatcheck.open(url, durability="process") as store:
         session = store.session("fought for")
         found = {one.number: one for one in history(session)}
         for line in told:

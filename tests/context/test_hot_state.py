@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import coatcheck
 from coatcheck import errors
 from coatcheck.context import Budget, HotState, IndexEntry, Rendered, artifact_index, changes_between
 from coatcheck.tokens import estimate
@@ -395,14 +394,13 @@ def test_pointers_in_an_index_are_long_enough_for_twins(backend: Backend) -> Non
     assert [session.get(one.artifact_id) for one in index] == list(reversed(TWINS))
 
 
-def test_long_names_and_hostile_ones_are_bounded_in_an_index() -> None:
-    with coatcheck.open("memory:") as store:
-        session = store.session("s")
-        session.put("text", name="x" * 60_000)
-        session.put("other", name="\x1b[31m\u202e")
-        index = artifact_index(session)
-        assert [len(one.label) for one in index] == [6, 80]
-        assert HotState(session_id="s", artifact_index=index).fitted().steps == ()
+def test_long_names_and_hostile_ones_are_bounded_in_an_index(backend: Backend) -> None:
+    session = backend.open().session("s")
+    session.put("text", name="x" * 60_000)
+    session.put("other", name="\x1b[31m\u202e")
+    index = artifact_index(session)
+    assert [len(one.label) for one in index] == [6, 80]
+    assert HotState(session_id="s", artifact_index=index).fitted().steps == ()
 
 
 # What changed

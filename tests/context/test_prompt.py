@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import coatcheck
 from benchmarks.provider_rules import refused
 from coatcheck import Policy, Session, Store, toolkit
 from coatcheck.context import Budget, HotState, IndexEntry, Prompt, PromptBuilder, artifact_index
@@ -671,16 +670,23 @@ def test_a_build_touches_as_many_rows_whatever_the_session_holds(store: Store, m
 ANSWERS = st.tuples(st.text(max_size=80), st.integers(0, 3), st.sampled_from([1, 20, 400, 3_000]), st.booleans())
 
 
-@given(
-    st.sampled_from(PROVIDERS),
-    st.lists(ANSWERS, max_size=12),
-    st.integers(500, 6_000),
-    st.booleans(),
-)
-def test_whatever_is_said_a_prompt_is_within_the_budget_and_accepted_or_there_is_none(
-    provider: str, answers: list[tuple[str, int, int, bool]], limit: int, externalizes: bool
+def test_whatever_is_said_a_prompt_is_within_the_budget_and_accepted_or_there_is_none(backend: Backend) -> None:
+    @backend.examples()
+    @given(
+        st.sampled_from(PROVIDERS),
+        st.lists(ANSWERS, max_size=12),
+        st.integers(500, 6_000),
+        st.booleans(),
+    )
+    def check(provider: str, answers: list[tuple[str, int, int, bool]], limit: int, externalizes: bool) -> None:
+        check_prompts(backend.new_session(), provider, answers, limit, externalizes)
+
+    check()
+
+
+def check_prompts(
+    session: Session, provider: str, answers: list[tuple[str, int, int, bool]], limit: int, externalizes: bool
 ) -> None:
-    session = coatcheck.open("memory:").session("s")
     policy = Policy(max_tokens=300) if externalizes else None
     builder = PromptBuilder(session, provider=provider, budget=Budget(max_prompt_tokens=limit), policy=policy)
     messages = [user("go")]

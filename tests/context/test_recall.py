@@ -16,14 +16,10 @@ from benchmarks.prompts import recalled
 from coatcheck import Session, Store
 from coatcheck.context import Recalled, recall
 from coatcheck.errors import InvalidArgument
-from tests.backends import Clock
+from tests.backends import Backend, Clock
 
 UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 KEY = "AKIAIOSFODNN7EXAMPLE"
-
-
-def memory() -> Session:
-    return coatcheck.open("memory:").session("s")
 
 
 def test_the_artifact_that_fits_the_message_comes_first_with_its_pointer_and_the_fitting_lines(store: Store) -> None:
@@ -129,8 +125,8 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_content_names_and_summaries_stay_inside_their_strings(text: str) -> None:
-    session = memory()
+def test_content_names_and_summaries_stay_inside_their_strings(store: Store, text: str) -> None:
+    session = store.session("s")
     session.put(f"harmless\n{text}\nneedle {text}", name=text, summary=text)
     session.put(text + " needle")
     assert_inert(recall(session, "needle").text, session)
@@ -155,32 +151,34 @@ def assert_inert(text: str, session: Session) -> None:
         assert not any(UNSEEN.search(each) for each in strings)
 
 
-@given(
-    st.lists(st.tuples(st.text(max_size=300), st.one_of(st.none(), st.text(min_size=1, max_size=90))), max_size=12),
-    st.text(max_size=60),
-    st.integers(1, 12),
-    st.integers(300, 1_200),
-    st.integers(0, 300),
-)
-def test_whatever_is_recalled_keeps_to_its_bounds_and_is_counted(
-    puts: list[tuple[str, str | None]], message: str, items: int, chars: int, narrative: int
-) -> None:
-    session = memory()
-    for text, name in puts:
-        session.put(text, name=name)
-    found = recall(session, message, max_items=items, max_chars=chars, narrative_max_chars=narrative)
-    assert len(found.text) <= chars
-    assert len(found.items) <= items
-    assert len(found.items) + found.left_out == len({ref.artifact_id for ref in session.list()})
-    assert len(puts) == 0 or found.items
-    if found.text:
-        assert_inert(found.text, session)
+def test_whatever_is_recalled_keeps_to_its_bounds_and_is_counted(backend: Backend) -> None:
+    @backend.examples()
+    @given(
+        st.lists(st.tuples(st.text(max_size=300), st.one_of(st.none(), st.text(min_size=1, max_size=90))), max_size=12),
+        st.text(max_size=60),
+        st.integers(1, 12),
+        st.integers(300, 1_200),
+        st.integers(0, 300),
+    )
+    def check(puts: list[tuple[str, str | None]], message: str, items: int, chars: int, narrative: int) -> None:
+        session = backend.new_session()
+        for text, name in puts:
+            session.put(text, name=name)
+        found = recall(session, message, max_items=items, max_chars=chars, narrative_max_chars=narrative)
+        assert len(found.text) <= chars
+        assert len(found.items) <= items
+        assert len(found.items) + found.left_out == len({ref.artifact_id for ref in session.list()})
+        assert len(puts) == 0 or found.items
+        if found.text:
+            assert_inert(found.text, session)
+
+    check()
 
 
-def test_settings_bound_it_where_code_does_not() -> None:
+def test_settings_bound_it_where_code_does_not(backend: Backend) -> None:
     said = {"memory": {"artifacts": {"max_items": 2, "max_chars": 400, "narrative_max_chars": 1}}}
     settings = coatcheck.config.DEFAULTS.saying(said)
-    session = coatcheck.open("memory:", settings=settings).session("s")
+    session = backend.open(settings=settings).session("s")
     for n in range(5):
         session.put(f"needle {n} and more words", name=f"n{n}")
     found = recall(session, "needle")
@@ -193,12 +191,13 @@ def test_settings_bound_it_where_code_does_not() -> None:
 @pytest.mark.parametrize(
     "said", [{"max_items": 0}, {"max_chars": 100}, {"narrative_max_chars": -1}, {"max_items": "8"}]
 )
-def test_bounds_that_cannot_be_are_refused(said: dict[str, object]) -> None:
+def test_bounds_that_cannot_be_are_refused(store: Store, said: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
-        recall(memory(), "x", **said)  # type: ignore[arg-type]
+        recall(store.session("s"), "x", **said)  # type: ignore[arg-type]
 
 
 def test_the_right_chunk_is_in_the_block_for_most_questions(corpus: Path) -> None:
-    right, questions = recalled(corpus, memory())
+    with coatcheck.open("memory:") as store:
+        right, questions = recalled(corpus, store.session("s"))
     assert questions == 124
     assert right >= 0.7 * questions

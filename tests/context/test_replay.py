@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import coatcheck
 from benchmarks.conversations import Conversation, conversations
 from benchmarks.replay import BUDGET, replayed
+from tests.backends import Backend
 
 WHOLE = ("56de1726", "7505c804", "9f26971d", "d88bceb6", "189d8afc")
 """Files that are replayed to their end; of the others, the first calls."""
@@ -23,11 +23,12 @@ def sampled(corpus: Path) -> Iterator[Conversation]:
             yield replace(one, messages=one.messages[: turns[40] + 1]) if len(turns) > 40 else one
 
 
-def test_every_prompt_is_within_the_budget_and_accepted_and_few_rewrite_the_prefix(corpus: Path) -> None:
+def test_every_prompt_is_within_the_budget_and_accepted_and_few_rewrite_the_prefix(
+    corpus: Path, backend: Backend
+) -> None:
     found = list(sampled(corpus))
     assert len({one.file for one in found}) == 17
-    with coatcheck.open("memory:", ttl=None) as store:
-        done = replayed(found, store, recall=False)
+    done = replayed(found, backend.open(ttl=None), recall=False)
     assert done.turns == sum(len(one.turns) for one in found) > 500
     assert 40_000 < done.most <= BUDGET
     assert done.most_exact <= BUDGET

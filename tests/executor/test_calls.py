@@ -521,20 +521,21 @@ def test_any_call_id_passes_through_verbatim(session: Session, id: str) -> None:
     assert outcome.call_id == id
 
 
-def test_control_c_in_the_main_thread_is_not_swallowed() -> None:
+def test_control_c_in_the_main_thread_is_not_swallowed(backend: Backend) -> None:
     assert hasattr(signal, "raise_signal")
     printed = run_python(
-        "import os, signal, threading, coatcheck\n"
+        "import os, signal, sys, threading, coatcheck\n"
         "from coatcheck.executor import ToolCall, ToolExecutor\n"
         "def tool():\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    threading.Event().wait(60)\n"
-        "executor = ToolExecutor(coatcheck.open('memory:').session('s'), [tool])\n"
+        "executor = ToolExecutor(coatcheck.open(sys.argv[1]).session('s'), [tool])\n"
         "for run in (executor.run, lambda call: executor.run_all([call])):\n"
         "    try:\n"
         "        print(run(ToolCall('c', 'tool')))\n"
         "    except KeyboardInterrupt:\n"
-        "        print('interrupted')\n"
+        "        print('interrupted')\n",
+        backend.url,
     )
     assert printed.split() == ["interrupted", "interrupted"]
 

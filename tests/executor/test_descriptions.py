@@ -15,15 +15,15 @@ from typing import Annotated, Any, BinaryIO, Literal
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-import coatcheck
 from coatcheck import Ref, Session, ToolCall, ToolExecutor, toolkit
 from coatcheck.executor import Pointer
 from examples.standins.checks import schema_fault
+from tests.backends import Backend
 
 
 class Item(BaseModel):
@@ -159,9 +159,16 @@ HINTS = (
 )  # fmt: skip
 
 
-@given(st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.sampled_from(HINTS), st.booleans()), max_size=4))
-@settings(max_examples=60)
-def test_whatever_the_annotations_the_schema_is_one_that_providers_take(parameters: dict[str, Any]) -> None:
+def test_whatever_the_annotations_the_schema_is_one_that_providers_take(backend: Backend) -> None:
+    @backend.examples(60)
+    @given(st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.sampled_from(HINTS), st.booleans()), max_size=4))
+    def check(parameters: dict[str, Any]) -> None:
+        check_schema(backend.new_session(), parameters)
+
+    check()
+
+
+def check_schema(session: Session, parameters: dict[str, Any]) -> None:
     def tool(**given: Any) -> None: ...
 
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -171,8 +178,7 @@ def test_whatever_the_annotations_the_schema_is_one_that_providers_take(paramete
     ]
     tool.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     tool.__annotations__ = {name: hint for name, (hint, _) in parameters.items()}
-    with coatcheck.open("memory:") as store:
-        (told,) = ToolExecutor(store.session("s"), [tool]).tools
+    (told,) = ToolExecutor(session, [tool]).tools
     assert schema_fault(told.parameters) is None
     assert list(told.parameters["properties"]) == list(parameters)
     assert told.parameters.get("required", []) == [name for name, (_, optional) in parameters.items() if not optional]

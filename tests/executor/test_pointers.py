@@ -12,13 +12,12 @@ from typing import IO, Annotated, Any, BinaryIO, NewType, TypedDict
 
 import pydantic
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-import coatcheck
 from coatcheck import Ref, Session, Store
 from coatcheck.executor import PASS_POINTER, Pointer, Result, ToolCall, ToolError, ToolExecutor
-from tests.backends import LARGE, TWIN_PREFIX, TWINS, Clock
+from tests.backends import LARGE, TWIN_PREFIX, TWINS, Backend, Clock
 
 ROWS = [{"name": "ünï", "price": 1}, {"name": "b", "price": 2}]
 
@@ -329,11 +328,11 @@ JSON = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(value=JSON)
-def test_resolving_undoes_putting_at_every_place_of_any_value(value: Any) -> None:
-    with coatcheck.open("memory:") as store:
-        session = store.session("s")
+def test_resolving_undoes_putting_at_every_place_of_any_value(backend: Backend) -> None:
+    @backend.examples()
+    @given(value=JSON)
+    def check(value: Any) -> None:
+        session = backend.new_session()
 
         def pointed(at: Any, depth: int) -> Any:
             if depth % 2 and not isinstance(at, str):
@@ -345,3 +344,5 @@ def test_resolving_undoes_putting_at_every_place_of_any_value(value: Any) -> Non
             return at
 
         assert given_to(session, Any, pointed(value, 0)) == value
+
+    check()

@@ -9,17 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import coatcheck
 from coatcheck import Session
 from coatcheck.errors import InvalidArgument, TooLarge
 from coatcheck.executor import resolve_arguments
+from tests.backends import Backend
 
 ROWS = {"rows": [{"id": 1}, {"id": 2}]}
-
-
-@pytest.fixture
-def session() -> Session:
-    return coatcheck.open("memory:").session("schemas")
 
 
 def resolved(session: Session, value: str, schema: Any) -> Any:
@@ -89,12 +84,16 @@ def test_values_that_are_too_large_together_are_refused_before_they_are_read(ses
         resolve_arguments(session, {"a": pointer, "b": [pointer]}, max_bytes=1_000)
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    )
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
 )
-def test_arguments_without_pointers_are_what_they_were(value: Any) -> None:
-    with coatcheck.open("memory:") as store:
-        assert resolve_arguments(store.session("none"), {"x": value}) == {"x": value}
+
+
+def test_arguments_without_pointers_are_what_they_were(backend: Backend) -> None:
+    @backend.examples()
+    @given(JSON)
+    def check(value: Any) -> None:
+        assert resolve_arguments(backend.new_session(), {"x": value}) == {"x": value}
+
+    check()

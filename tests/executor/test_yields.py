@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import coatcheck
 from coatcheck import Policy, Session, Store
 from coatcheck.executor import ArtifactReference, Result, TimedOut, ToolCall, ToolError, ToolExecutor, ToolOutcome
 from coatcheck.executor.attempt import BUFFER
@@ -120,16 +119,19 @@ def test_a_large_output_is_an_artifact_with_all_of_it(session: Session, colour: 
     assert len(outcome.text) < 2_000
 
 
-@given(chunks=st.lists(st.text(max_size=20) | st.binary(max_size=20)), times=st.integers(1, 2))
-def test_what_is_kept_is_what_was_yielded_joined(chunks: list[str | bytes], times: int) -> None:
-    chunks = [*chunks * times, "x" * 20_000]
-    with coatcheck.open("memory:") as store:
-        session = store.session("s")
+def test_what_is_kept_is_what_was_yielded_joined(backend: Backend) -> None:
+    @backend.examples()
+    @given(chunks=st.lists(st.text(max_size=20) | st.binary(max_size=20)), times=st.integers(1, 2))
+    def check(chunks: list[str | bytes], times: int) -> None:
+        chunks = [*chunks * times, "x" * 20_000]
+        session = backend.new_session()
         outcome = run(session, yields(chunks, "plain"))
         assert isinstance(outcome, ArtifactReference)
         assert outcome.ref is not None
         whole = b"".join(one.encode("utf-8", "surrogatepass") if isinstance(one, str) else one for one in chunks)
         assert session.open(outcome.ref).read() == whole
+
+    check()
 
 
 def test_an_open_file_is_streamed_and_closed(session: Session, tmp_path: Path) -> None:
@@ -285,7 +287,7 @@ def test_a_store_that_takes_no_more_stops_the_tool_and_says_so(backend: Backend)
 
 @pytest.mark.slow
 @COLOURS
-def test_memory_does_not_grow_with_what_a_tool_yields(tmp_path: Path, colour: str) -> None:
+def test_memory_does_not_grow_with_what_a_tool_yields(lasting: Backend, colour: str) -> None:
     grown = run_python(
         "import resource, sys, coatcheck\n"
         "from coatcheck.executor import ToolCall, ToolExecutor\n"
@@ -303,7 +305,7 @@ def test_memory_does_not_grow_with_what_a_tool_yields(tmp_path: Path, colour: st
         "    outcome = executor.run(ToolCall('c', sys.argv[2], {'count': 3100}))\n"
         "    assert outcome.ref.size_bytes == 3100 * 1000 * len(LINE) > 200_000_000, outcome\n"
         "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n",
-        tmp_path / "store",
+        lasting.url,
         colour,
     )
     assert int(grown) < 64 * 1024

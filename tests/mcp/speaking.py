@@ -18,7 +18,7 @@ WAIT = 60.0
 VERSION = "2025-06-18"
 
 
-def environment(store: Path, **more: str) -> dict[str, str]:
+def environment(store: Path | str, **more: str) -> dict[str, str]:
     """What a proxy is started with: a store of its own, and nothing of the person's who runs the tests."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("COATCHECK_")}
     return {**kept, "COATCHECK_STORE": str(store), **more}

@@ -22,6 +22,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 import coatcheck
 from coatcheck.mcp import resources
+from tests.backends import Fleet
 from tests.mcp.speaking import ODD, Speaker, environment, proxy, stub_in, text_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.MCPDeprecationWarning")
@@ -40,21 +41,25 @@ class Web:
         self.token = token
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with a log, a binary and many small ones in a session."""
-    folder = tmp_path_factory.mktemp("server") / "store"
-    with coatcheck.open(folder) as store:
+def filled(place: Path | str) -> None:
+    """A log, a binary and many small ones in a session."""
+    with coatcheck.open(place) as store:
         session = store.session(SESSION, ttl=None)
         for number in range(60):
             session.put(f"small {number}", name=f"note {number}")
         session.put(BINARY, name="binary", media_type="application/octet-stream")
         session.put(LOG, name="a log")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("server") / "store"
+    filled(folder)
     return folder
 
 
 @contextlib.contextmanager
-def served(place: Path, *options: str, **env: str) -> Iterator[Web]:
+def served(place: Path | str, *options: str, **env: str) -> Iterator[Web]:
     command = [*SERVE, "--http", "--port", "0", *options]
     process = subprocess.Popen(command, env=environment(place, **env), stderr=subprocess.PIPE, text=True)
     try:
@@ -75,6 +80,14 @@ def web(place: Path) -> Iterator[Web]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def fleet_web(fleet: Fleet) -> Iterator[Web]:
+    url = fleet.new_url()
+    filled(url)
+    with served(url, "--session", SESSION) as found:
+        yield found
+
+
 @contextlib.contextmanager
 def silence() -> Iterator[Any]:
     """Somewhere for stderr to go."""
@@ -82,16 +95,16 @@ def silence() -> Iterator[Any]:
         yield quiet
 
 
-@pytest.fixture(params=["stdio legacy", "stdio auto", "http legacy", "http auto"])
+@pytest.fixture(params=["stdio legacy", "stdio auto", "http legacy", "http auto", "fleet auto"])
 def opened(request: pytest.FixtureRequest, place: Path) -> Open:
-    """How to connect: each transport, in each era of the protocol."""
+    """How to connect: each transport, in each era of the protocol, and to the store of a fleet."""
     transport, mode = request.param.split()
 
     @contextlib.asynccontextmanager
     async def connect(**options: Any) -> AsyncIterator[Client]:
         async with contextlib.AsyncExitStack() as stack:
-            if transport == "http":
-                found: Web = request.getfixturevalue("web")
+            if transport != "stdio":
+                found: Web = request.getfixturevalue("web" if transport == "http" else "fleet_web")
                 headers = {"authorization": f"Bearer {found.token}"}
                 http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers))
                 wire: Any = streamable_http_client(found.url, http_client=http)

@@ -1,22 +1,34 @@
-"""Contents made of plain bytes: what the functions of the layer are given, without a store."""
+"""What the functions of the layer are given: contents made of plain bytes, and the same as a fleet's store has them."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from coatcheck.ids import digest_of
-from coatcheck.refs import Ref
+import coatcheck
 from coatcheck.streams import Content
+from tests.backends import Fleet
+from tests.reading import framed
+from tests.reading.framed import make_content
 
 ContentOf = Callable[..., Content]
-
-
-def make_content(data: bytes, media_type: str = "application/octet-stream") -> Content:
-    ref = Ref(digest_of(data), "test", len(data), media_type, "data")
-    return Content(ref, b"", lambda offset, length: data[offset : offset + length])
 
 
 @pytest.fixture
 def content_of() -> ContentOf:
     """`content_of(data, media_type=…)`: a content of these bytes."""
     return make_content
+
+
+@pytest.fixture(scope="module", params=["bytes", "fleet"])
+def each_source(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The contents of a module are plain bytes first, then artifacts in a fleet's store, which are read by range."""
+    if request.param == "bytes":
+        yield
+        return
+    fleet: Fleet = request.getfixturevalue("fleet")
+    with coatcheck.open(fleet.new_url()) as store:
+        framed.kept_in = store.session("s")
+        yield
+        framed.kept_in = None

@@ -1,8 +1,11 @@
-"""Contents with frames, as a store's backend gives them, that note which frames were read."""
+"""Contents: as a store has them, of plain bytes, and such as note which of their frames were read."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
+from coatcheck import Session
+from coatcheck.ids import digest_of
 from coatcheck.reading import Page, Request, cursors, read_text
 from coatcheck.refs import Ref
 from coatcheck.storage.frames import FRAME, Framer
@@ -31,8 +34,25 @@ class Framed:
         return data
 
 
+kept_in: Session | None = None
+"""Where contents are put before they are read. Without one they are what they are made of."""
+
+
+def kept(session: Session, data: bytes, **about: Any) -> Content:
+    return session.store.content(session._scope, session.put(data, **about))
+
+
 def content_of(data: bytes | str) -> Content:
-    return Framed(data if isinstance(data, bytes) else data.encode()).content()
+    """A text, with frames where it has more than one."""
+    data = data if isinstance(data, bytes) else data.encode()
+    return kept(kept_in, data, media_type="text/plain", kind="log") if kept_in else Framed(data).content()
+
+
+def make_content(data: bytes, media_type: str = "application/octet-stream") -> Content:
+    if kept_in:
+        return kept(kept_in, data, media_type=media_type, kind="data")
+    ref = Ref(digest_of(data), "test", len(data), media_type, "data")
+    return Content(ref, b"", lambda offset, length: data[offset : offset + length])
 
 
 def read(content: Content, request: Request | None = None, cursor: str | None = None) -> Page:

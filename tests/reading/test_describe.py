@@ -14,7 +14,9 @@ from coatcheck.reading import pdf
 from coatcheck.reading.describe import describe
 from coatcheck.reading.pdf import PdfLimits, pages_in, pdf_text
 from coatcheck.streams import Content
-from tests.reading.conftest import make_content
+from tests.reading.framed import make_content
+
+pytestmark = pytest.mark.usefixtures("each_source")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from coatcheck.reading import diff as module
 from coatcheck.reading.answer import Answer
 from coatcheck.reading.diff import diff
-from tests.reading.conftest import make_content
+from tests.reading.framed import make_content
+
+pytestmark = pytest.mark.usefixtures("each_source")
 
 LINES = st.lists(st.sampled_from(["a", "b", "c", "", " x", "-y"]), max_size=30)
 TEXTS = st.tuples(LINES, st.booleans()).map(lambda made: "\n".join(made[0]) + "\n" * made[1])

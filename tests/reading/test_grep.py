@@ -14,6 +14,8 @@ from coatcheck.reading import Page, Request, grep, scanning
 from coatcheck.reading.decoding import PIECE
 from tests.reading.framed import content_of, pages, read
 
+pytestmark = pytest.mark.usefixtures("each_source")
+
 LOG = "".join(f"line {number}{' ERROR' if number % 100 == 0 else ''}\n" for number in range(1, 12_032))
 
 WORDS = st.sampled_from(["a", "ab", "ERROR", "error", "x" * 30, "x" * 700, "é", "語", " ", "", "\r", "a.c", "42"])

@@ -12,7 +12,9 @@ from coatcheck.errors import InvalidArgument, LimitExceeded, TooLarge
 from coatcheck.reading import documents
 from coatcheck.reading.jsonpath import find
 from coatcheck.streams import Content
-from tests.reading.conftest import make_content
+from tests.reading.framed import make_content
+
+pytestmark = pytest.mark.usefixtures("each_source")
 
 SHOP = {
     "items": [

@@ -10,7 +10,7 @@ import coatcheck
 from coatcheck import Session, Store
 from coatcheck.errors import AmbiguousPointer, CoatcheckError, Expired, InvalidArgument, InvalidPointer, NotFound
 from coatcheck.reading import Page
-from tests.backends import Clock
+from tests.backends import Backend, Clock, Fleet
 
 LOG = "".join(f"2026-01-01 12:00:{i % 60:02} INFO request {i} served\n" for i in range(12_031))
 ROWS = [{"id": i, "price": i / 2, "name": f"item {i}"} for i in range(500)]
@@ -45,22 +45,23 @@ def test_all_pages_together_are_the_artifact(session: Session) -> None:
     assert all(len(page.text) <= 8_000 for page in found)
 
 
-def test_a_cursor_works_in_another_process_and_after_a_restart(tmp_path: Path) -> None:
-    with coatcheck.open(tmp_path / "store") as store:
+def test_a_cursor_works_in_another_process_and_after_a_restart(lasting: Backend) -> None:
+    with lasting.open() as store:
         ref = store.session("s").put(LOG)
         first = store.session("s").read(ref)
-    with coatcheck.open(tmp_path / "store") as store:
+    with lasting.open() as store:
         second = store.session("s").read(ref.pointer, cursor=first.cursor)
     assert LOG.startswith(first.text + second.text)
 
 
-def test_a_cursor_of_another_artifact_or_store_is_a_clear_error(session: Session) -> None:
+def test_a_cursor_of_another_artifact_or_store_is_a_clear_error(session: Session, backend: Backend) -> None:
     one, other = session.put(LOG), session.put(LOG + "more")
     cursor = session.read(one).cursor
     with pytest.raises(InvalidArgument, match="cursor"):
         session.read(other, cursor=cursor)
-    with coatcheck.open("memory:") as elsewhere, pytest.raises(InvalidArgument, match="cursor"):
-        elsewhere.session("s").read(elsewhere.session("s").put(LOG), cursor=cursor)
+    elsewhere = backend.open_new().session("s")
+    with pytest.raises(InvalidArgument, match="cursor"):
+        elsewhere.read(elsewhere.put(LOG), cursor=cursor)
 
 
 def test_grep_finds_with_line_numbers_and_counts_all(session: Session) -> None:
@@ -141,11 +142,11 @@ def test_coverage_adds_up_what_slices_have_shown(store: Store, session: Session)
     assert session.coverage(ref).share == 1.0
 
 
-def test_coverage_survives_a_restart(tmp_path: Path) -> None:
-    with coatcheck.open(tmp_path / "store") as store:
+def test_coverage_survives_a_restart(lasting: Backend) -> None:
+    with lasting.open() as store:
         ref = store.session("s").put(LOG)
         store.session("s").read(ref, lines="1:10")
-    with coatcheck.open(tmp_path / "store") as store:
+    with lasting.open() as store:
         assert store.session("s").coverage(ref).shown == len("".join(LOG.splitlines(keepends=True)[:10]))
 
 
@@ -167,13 +168,13 @@ def test_what_is_missing_is_told_in_words(session: Session) -> None:
         session.read("no such name")
 
 
-def test_a_preview_is_the_same_for_the_same_content_wherever_it_is_stored(tmp_path: Path) -> None:
+def test_a_preview_is_the_same_for_the_same_content_wherever_it_is_stored(fleet: Fleet, tmp_path: Path) -> None:
     found = []
-    for url in ("memory:", tmp_path / "store"):
+    for url in ("memory:", tmp_path / "store", fleet.new_url()):
         with coatcheck.open(url) as store:
             session = store.session("s")
             found.append([session.preview(session.put(value)) for value in (LOG, LOG[:500], ROWS, "", b"\x00\x01")])
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert "empty" in found[0][3].text
     assert all(len(preview.text) <= 200 for preview in found[0])
 

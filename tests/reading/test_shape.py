@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.reading.shape import shape
 from coatcheck.streams import Content
-from tests.reading.conftest import make_content
+from tests.reading.framed import make_content
 from tests.reading.test_jsonpath import JSON_VALUES, document, records
+
+pytestmark = pytest.mark.usefixtures("each_source")
 
 
 def outline(value: Any, max_chars: int = 8000) -> list[str]:

@@ -19,7 +19,9 @@ from coatcheck.reading import sql
 from coatcheck.reading.child import MOST, Pool
 from coatcheck.reading.sql import SqlLimits, is_sql, pointers_in, run_sql
 from coatcheck.streams import Content
-from tests.reading.conftest import make_content
+from tests.reading.framed import make_content
+
+pytestmark = pytest.mark.usefixtures("each_source")
 
 CSV = b"id,name,price\n1,apple,1.5\n2,pear,\n3,,2.25\n"
 SHORT = SqlLimits(seconds=2, memory=256 << 20, threads=2)

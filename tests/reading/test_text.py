@@ -12,6 +12,8 @@ from coatcheck.storage.frames import FRAME
 from coatcheck.streams import Content
 from tests.reading.framed import Framed, content_of, pages, read
 
+pytestmark = pytest.mark.usefixtures("each_source")
+
 LOG = "".join(f"line {number}\n" for number in range(1, 12_032))
 
 

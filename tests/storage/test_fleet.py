@@ -1,20 +1,33 @@
-"""The fleet's backend keeps the promises of both protocols, on a real SeaweedFS and a real PostgreSQL."""
+"""The fleet's backend keeps the promises of both protocols and of its page, on a real SeaweedFS and PostgreSQL."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import urllib.parse
 from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import obstore
+import psycopg
 import pytest
 
+import coatcheck
+from coatcheck.errors import Fenced
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Catalog
 from coatcheck.storage.fleet import open_fleet, parse
 from coatcheck.storage.postgres_catalog import PostgresCatalog
 from coatcheck.storage.s3 import S3Blobs
 from coatcheck.testing import BlobStoreSuite, CatalogSuite
-from tests.backends import Fleet
+from tests.backends import LARGE, Fleet
+from tests.servers import SECRET
+
+CANARY = "hunter2-canary"
 
 
 class TestS3Blobs(BlobStoreSuite):
@@ -51,3 +64,210 @@ class TestPostgresCatalog(CatalogSuite):
         blobs.close()
         assert isinstance(catalog, PostgresCatalog)
         return catalog
+
+
+# Roles
+
+
+@pytest.fixture
+def workers(fleet: Fleet) -> str:
+    """The url of a store for a role that owns nothing: an owner made the schema, and granted what the page says."""
+    owner, worker = (f"{who}_{parse(fleet.new_url()).schema}" for who in ("owner", "worker"))
+    url = fleet.new_url()
+    schema = parse(url).schema
+    with psycopg.connect(fleet.database.url, autocommit=True) as admin:
+        for role in (owner, worker):
+            admin.execute(f"CREATE ROLE {role} LOGIN NOSUPERUSER NOBYPASSRLS")
+        admin.execute(f"GRANT CREATE ON DATABASE postgres TO {owner}")
+    coatcheck.open(url.replace("postgres@", f"{owner}@")).close()
+    with psycopg.connect(fleet.database.url.replace("postgres@", f"{owner}@"), autocommit=True) as db:
+        for granted in (
+            f"USAGE ON SCHEMA {schema}",
+            f"SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema}",
+            f"USAGE ON ALL SEQUENCES IN SCHEMA {schema}",
+            f"EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema}",
+        ):
+            db.execute(f"GRANT {granted} TO {worker}")
+    return url.replace("postgres@", f"{worker}@")
+
+
+def test_a_role_with_the_rights_that_are_named_does_all_that_an_agents_process_does(workers: str) -> None:
+    with coatcheck.open(workers) as store:
+        session = store.session("s")
+        small, large = session.put("small words", name="small"), session.put("x" * LARGE, name="large")
+        assert (session.get(small), session.get(large)) == ("small words", "x" * LARGE)
+        assert len(session.list()) == 2
+        assert [hit.ref.name for hit in session.search("words")] == ["small"]
+        assert session.read("large", chars="0:9").text == "x" * 9
+        assert session.coverage("large").shown == 9
+        token = session.claim("dispatcher")
+        assert session.record("hot", b"state", token=token) == 1
+        assert session.record("metrics", b"figures", keep=1) == 1
+        assert session.externalize("a long result\n" * 5_000).is_stub
+        session.grant(small, to="friend")
+        store.tenant("acme").session("s").put("theirs" * LARGE)
+        assert session.forget("large")
+        store.session("friend").end()
+        store.collect(grace=0)
+        assert store.stats().artifacts == 2
+        assert store.verify(repair=True).problems == []
+
+
+def test_a_role_that_owns_nothing_cannot_take_the_tables_or_their_policies_away(workers: str) -> None:
+    coatcheck.open(workers).close()
+    place = parse(workers)
+    with psycopg.connect(place.catalog, autocommit=True) as db:
+        for statement in (
+            f"DROP TABLE {place.schema}.ref", f"ALTER TABLE {place.schema}.ref DISABLE ROW LEVEL SECURITY",
+            f"DROP POLICY own_tenant ON {place.schema}.ref", f"CREATE TABLE {place.schema}.mine (n int)",
+            f"TRUNCATE {place.schema}.ref",
+        ):  # fmt: skip
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                db.execute(statement)
+
+
+# Credentials
+
+
+def secretive(fleet: Fleet) -> tuple[str, str]:
+    """A url that holds secrets, each of which works, and what it is without them."""
+    url = fleet.new_url().replace("postgres@", f"postgres:{CANARY}@")
+    return url, f"s3://coatcheck/{parse(url).prefix}"
+
+
+def assert_no_secret(*said: str | bytes) -> None:
+    for one in said:
+        text = one.decode(errors="replace") if isinstance(one, bytes) else one
+        for secret in (SECRET, CANARY):
+            assert secret not in text
+            assert urllib.parse.quote(secret, safe="") not in text
+
+
+def test_a_file_of_settings_names_the_store_and_its_credentials(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, bare = secretive(fleet)
+    (tmp_path / "coatcheck.toml").write_text(f"[store]\nurl = {json.dumps(url)}\n")
+    (tmp_path / "coatcheck.toml").chmod(0o600)
+    monkeypatch.delenv("COATCHECK_STORE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with coatcheck.open() as store:
+        assert store.url == bare
+        ref = store.session("s").put("x" * LARGE, name="n")
+        assert_no_secret(repr(store), str(ref.to_record()))
+    assert command("get", "n", "--session", "s", cwd=tmp_path).stdout == b"x" * LARGE
+
+
+# The command line
+
+
+def command(*words: str, stdin: bytes = b"", **options: Any) -> subprocess.CompletedProcess[bytes]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COATCHECK_")}
+    env |= {"PYTHONPATH": ":".join(sys.path)} | options.pop("env", {})
+    done = subprocess.run(
+        [sys.executable, "-m", "coatcheck", *words], input=stdin, capture_output=True, timeout=60, env=env, **options
+    )
+    assert done.returncode == 0, done.stderr
+    assert_no_secret(done.stdout, done.stderr)
+    return done
+
+
+def test_every_command_works_on_a_fleet_and_shows_no_secret(fleet: Fleet, tmp_path: Path) -> None:
+    env = {"COATCHECK_SESSION": "s", "COATCHECK_STORE": secretive(fleet)[0]}
+
+    def run(*words: str, stdin: bytes = b"") -> str:
+        return command(*words, stdin=stdin, env=env).stdout.decode()
+
+    large = b"one line of a log\n" * (LARGE // 10)
+    put = json.loads(run("put", "-", "--name", "log", "--json", stdin=large))
+    assert run("get", "log").encode() == large
+    assert put["artifact_id"][:12] in run("ls")
+    assert run("read", "log", "--lines", "2:3") == "one line of a log\n" * 2
+    assert put["artifact_id"][:12] in run("search", "line", "log")
+    assert json.loads(run("stats", "--json"))["artifacts"] == 1
+    run("collect", "--grace", "0")
+    assert json.loads(run("verify", "--json"))["problems"] == []
+    archive = tmp_path / "archive.jsonl"
+    run("export", str(archive))
+    assert_no_secret(archive.read_bytes())
+    run("forget", "log")
+    run("import", str(archive))
+    assert run("get", "log").encode() == large
+    assert "s3://coatcheck/" in run("config", "store", "--json")
+
+
+def test_a_url_that_was_typed_is_not_repeated_with_its_secrets(fleet: Fleet) -> None:
+    url, _ = secretive(fleet)
+    rows = json.dumps([{"n": number, "text": f"word {number}"} for number in range(2_000)]).encode()
+    command("put", "-", "--name", "rows", "--store", url, stdin=rows)
+    assert b"rows" in command("search", "word", "--store", url).stdout
+    assert command("read", "rows", "--query", "$[*].text", "--store", url).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (("get", "nothing"), ("", "")),
+        (("put", "no such file"), ("", "")),
+        (("put", "large"), (SECRET, CANARY)),
+        (("ls",), ("schema=", "colour=")),
+        (("stats",), ("schema=", "schema=not_yet_")),
+    ],
+)
+def test_a_command_that_fails_on_a_fleet_shows_no_secret(
+    fleet: Fleet, tmp_path: Path, words: tuple[str, ...], wrong: tuple[str, str]
+) -> None:
+    (tmp_path / "large").write_bytes(bytes(LARGE))
+    url, _ = secretive(fleet)
+    coatcheck.open(url).close()
+    done = subprocess.run(
+        [sys.executable, "-m", "coatcheck", *words, "--store", url.replace(*wrong) if all(wrong) else url],
+        capture_output=True, timeout=60, cwd=tmp_path, env={"PYTHONPATH": ":".join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert done.stderr
+    assert_no_secret(done.stdout, done.stderr)
+
+
+# Processes
+
+
+def take_turns(url: str, worker: int, rounds: int) -> list[int]:
+    """Puts, names, records and claims in one session, at the same time as others do."""
+    told = []
+    with coatcheck.open(url) as store:
+        session = store.session("shared")
+        for turn in range(rounds):
+            value = f"{worker} {turn} " * (LARGE // 4 if turn % 5 == 0 else 1)
+            session.put(value, name=f"{worker}/{turn}")
+            session.put("the same of both", name="common")
+            told.append(session.record("metrics", f"{worker} {turn}".encode()))
+            assert session.get(f"{worker}/{turn}") == value
+            token = session.claim(f"worker {worker}")
+            try:
+                session.record("hot", f"{worker} {turn}".encode(), token=token)
+            except Fenced:
+                pass  # the other one came in between
+    return told
+
+
+def test_two_processes_at_one_session_lose_and_double_nothing(fleet: Fleet) -> None:
+    url, rounds = fleet.new_url(), 15
+    with get_context("spawn").Pool(2) as pool:  # neither has made the schema
+        told = pool.starmap(take_turns, [(url, worker, rounds) for worker in range(2)])
+    assert sorted(number for some in told for number in some) == list(range(1, 2 * rounds + 1))
+    with coatcheck.open(url) as store:
+        session = store.session("shared")
+        assert {ref.name for ref in session.list()} == {
+            *(f"{worker}/{turn}" for worker in range(2) for turn in range(rounds)), "common",
+        }  # fmt: skip
+        assert len(session.list(name="common")) == 1
+        assert {one.body for one in session.records("metrics")} == {
+            f"{worker} {turn}".encode() for worker in range(2) for turn in range(rounds)
+        }
+        hot = session.records("hot")
+        assert [one.seq for one in hot] == list(range(1, len(hot) + 1))
+        assert [one.token for one in hot] == sorted(one.token or 0 for one in hot)
+        store.collect(grace=0)
+        assert store.stats().artifacts == 2 * rounds + 1
+        assert store.verify().problems == []

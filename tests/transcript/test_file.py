@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-import coatcheck
 from coatcheck import Policy, Session
 from coatcheck.errors import InvalidArgument, NotFound, StoreError, UnsupportedValue
 from coatcheck.transcript import FORMATS, Transcript, externalize, forget, rehydrate, unpaired, verify
@@ -286,9 +285,8 @@ def test_what_the_transcripts_own_session_lost_is_had_from_the_agents(session: S
         assert transcript.problems == []
 
 
-def test_where_the_store_fails_the_line_is_written_whole(tmp_path: Path, path: Path) -> None:
-    small = coatcheck.open(tmp_path / "small", quota_bytes=1_000)
-    with small as store, Transcript(path, store.session("agent")) as transcript:
+def test_where_the_store_fails_the_line_is_written_whole(backend: Backend, path: Path) -> None:
+    with Transcript(path, backend.open(quota_bytes=1_000).session("agent")) as transcript:
         done = transcript.append(result())
         assert done.refs == ()
         assert [problem.kind for problem in transcript.problems] == ["not stored"]
@@ -333,7 +331,7 @@ def test_threads_append_whole_lines(session: Session, path: Path) -> None:
         assert [one for one in found if one.startswith(f"{n} ")] == [f"{n} {i}" for i in range(40)]
 
 
-def test_processes_append_whole_lines(path: Path, folder: Backend) -> None:
+def test_processes_append_whole_lines(path: Path, lasting: Backend) -> None:
     code = (
         "import sys, coatcheck\n"
         "from coatcheck.transcript import Transcript\n"
@@ -343,9 +341,9 @@ def test_processes_append_whole_lines(path: Path, folder: Backend) -> None:
         "            text = f'{sys.argv[3]} {i} ' + ('a log line\\n' * 2000 if i % 7 == 0 else '')\n"
         "            transcript.append({'role': 'tool', 'tool_call_id': str(i), 'content': text})\n"
     )
-    workers = [subprocess.Popen([sys.executable, "-c", code, folder.url, str(path), str(n)]) for n in range(3)]
+    workers = [subprocess.Popen([sys.executable, "-c", code, lasting.url, str(path), str(n)]) for n in range(3)]
     assert [one.wait(120) for one in workers] == [0, 0, 0]
-    with Transcript(path, folder.open().session("agent")) as transcript:
+    with Transcript(path, lasting.open().session("agent")) as transcript:
         found = [one["content"].split(" a log")[0].strip() for one in transcript.messages(mode="whole")]
         assert transcript.problems == []
     for n in range(3):
@@ -576,11 +574,16 @@ MESSAGES = st.fixed_dictionaries(
 )
 
 
-@given(st.lists(MESSAGES, max_size=6), st.integers(0, 6))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-def test_whatever_is_appended_comes_back(tmp_path_factory: Any, messages: list[dict[str, Any]], cut: int) -> None:
-    path = tmp_path_factory.mktemp("any") / "session.jsonl"
-    session = coatcheck.open("memory:").session("agent")
+def test_whatever_is_appended_comes_back(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> None:
+    @backend.examples(60)
+    @given(st.lists(MESSAGES, max_size=6), st.integers(0, 6))
+    def check(messages: list[dict[str, Any]], cut: int) -> None:
+        check_appended(backend.new_session(), tmp_path_factory.mktemp("any") / "session.jsonl", messages, cut)
+
+    check()
+
+
+def check_appended(session: Session, path: Path, messages: list[dict[str, Any]], cut: int) -> None:
     policy = Policy(max_chars=400)
     with Transcript(path, session, policy=policy, format="openai-chat") as transcript:
         for one in messages[:cut]:

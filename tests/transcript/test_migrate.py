@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-import coatcheck
 from coatcheck import Policy, Session, Store, transcript
 from coatcheck.errors import InvalidArgument, StoreUnavailable
-from tests.backends import Backend
+from tests.backends import Backend, Clock
 from tests.transcript.samples import LARGE, SAMPLES, as_lines
 
 ODD = [
@@ -232,23 +231,23 @@ def test_a_file_that_was_edited_is_not_proved(file: Path, session: Session) -> N
         transcript.externalize(file, session)
 
 
-def test_what_a_transcript_refers_to_outlives_every_session_and_collection(file: Path, tmp_path: Path) -> None:
-    now = [1_000_000.0]
+def test_what_a_transcript_refers_to_outlives_every_session_and_collection(
+    file: Path, store: Store, clock: Clock
+) -> None:
     before = file.read_bytes()
-    with coatcheck.open(tmp_path / "store", clock=lambda: now[0]) as store:
-        session = store.session("agent")
-        transcript.externalize(file, session)
-        assert session.list() != []
-        now[0] += 10**9
-        assert store.collect(grace=0).artifacts == 0
-        assert session.list() == []
-        assert whole(file, store) == before
-        session.end()
-        assert whole(file, store) == before
-        transcript.rehydrate(file, store)
-        assert transcript.forget(file, store).artifacts > 0
-        store.collect(grace=0)
-        assert store.stats().artifacts == 0
+    session = store.session("agent")
+    transcript.externalize(file, session)
+    assert session.list() != []
+    clock.advance(10**9)
+    assert store.collect(grace=0).artifacts == 0
+    assert session.list() == []
+    assert whole(file, store) == before
+    session.end()
+    assert whole(file, store) == before
+    transcript.rehydrate(file, store)
+    assert transcript.forget(file, store).artifacts > 0
+    store.collect(grace=0)
+    assert store.stats().artifacts == 0
 
 
 def test_forgetting_is_for_transcripts_that_are_gone_or_whole(file: Path, session: Session) -> None:

@@ -211,10 +211,8 @@ def test_what_the_system_says_in_the_middle_is_never_folded(session: coatcheck.S
     assert messages[10] in done.messages
 
 
-def test_a_store_that_is_closed_costs_pointers_and_not_the_prompt() -> None:
-    store = coatcheck.open("memory:")
-    session = store.session("agent")
-    store.close()
+def test_a_store_that_is_closed_costs_pointers_and_not_the_prompt(session: coatcheck.Session) -> None:
+    session.store.close()
     done = prune(chat(12), max_tokens=6_000, session=session)
     assert done.tokens_after <= 6_000
     assert all(one.pointer is None for one in done.replaced)
@@ -300,9 +298,8 @@ def test_a_clients_cache_breakpoint_stays_where_it_was(session: coatcheck.Sessio
     assert done.messages[number]["content"][0]["content"][0]["cache_control"] == mark
 
 
-def test_where_the_store_fails_a_placeholder_has_no_pointer() -> None:
-    with coatcheck.open("memory:", quota_bytes=100) as store:
-        done = prune(chat(12), max_tokens=6_000, session=store.session("full"))
+def test_where_the_store_fails_a_placeholder_has_no_pointer(backend: Backend) -> None:
+    done = prune(chat(12), max_tokens=6_000, session=backend.open(quota_bytes=100).session("full"))
     assert done.failures
     assert all(one.pointer is None for one in done.replaced)
 
@@ -324,13 +321,19 @@ def test_a_late_result_of_a_folded_call_brings_the_call_back(session: coatcheck.
 # Properties
 
 
-@given(conversations(odd_ids=True), st.sampled_from(WRITTEN), st.integers(40, 3_000), st.integers(0, 4), st.booleans())
-def test_any_conversation_is_within_its_budget_and_paired_as_before(
-    turns_: list[Turn], form: str, budget: int, keep: int, stored: bool
-) -> None:
-    messages, known = written(turns_, form), FORMATS[form]
+def test_any_conversation_is_within_its_budget_and_paired_as_before(backend: Backend) -> None:
+    forms = st.sampled_from(WRITTEN)
+
+    @backend.examples()
+    @given(conversations(odd_ids=True), forms, st.integers(40, 3_000), st.integers(0, 4), st.booleans())
+    def check(turns_: list[Turn], form: str, budget: int, keep: int, stored: bool) -> None:
+        check_pruned(written(turns_, form), FORMATS[form], budget, keep, backend.new_session() if stored else None)
+
+    check()
+
+
+def check_pruned(messages: list[Any], known: Any, budget: int, keep: int, session: coatcheck.Session | None) -> None:
     before = copy.deepcopy(messages)
-    session = coatcheck.open("memory:").session("agent") if stored else None
     try:
         done = prune(messages, max_tokens=budget, format=known, keep_turns=keep, session=session, count=by_length)
     except LimitExceeded:
@@ -396,8 +399,9 @@ def test_a_rewrite_is_told_and_what_is_stable_is_what_was_answered_before(turns_
 
 
 @pytest.mark.parametrize("name", ["claude-code/545b45d4.snapshot4", "claude-code/56de1726", "claude-code/9f26971d"])
-def test_a_real_session_is_within_its_budget_at_every_turn_and_rarely_rewritten(corpus: Path, name: str) -> None:
-    session = coatcheck.open("memory:").session("agent")
+def test_a_real_session_is_within_its_budget_at_every_turn_and_rarely_rewritten(
+    backend: Backend, session: coatcheck.Session, corpus: Path, name: str
+) -> None:
     transcript = Transcript(corpus / "transcripts" / f"{name}.jsonl", session, read_only=True)
     known = transcript.format
     messages = [_slim(one, session, known) for one in transcript.messages_for_model()]
@@ -411,7 +415,7 @@ def test_a_real_session_is_within_its_budget_at_every_turn_and_rarely_rewritten(
     sent: list[Any] = []
     points = [at for at, one in enumerate(messages) if at and side(one, known) == "assistant"]
     rewritten = 0
-    for point in points[::2]:
+    for point in points[:: 12 if backend.is_fleet else 2]:
         done = prune(messages[:point], max_tokens=50_000, format=known, session=session, count=remembered)
         assert done.tokens_after <= 50_000
         assert len(unpaired(done.messages, known)) <= len(unpaired(messages[:point], known))

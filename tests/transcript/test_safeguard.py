@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import coatcheck
 from coatcheck import Policy, Session
 from coatcheck.errors import InvalidArgument
 from coatcheck.transcript import Transcript, check_summary, safeguard
@@ -89,9 +88,8 @@ def test_pointers_that_lead_nowhere_are_not_in_the_index(session: Session) -> No
     assert (index.text, index.refs, index.unresolved) == ("", (), ("art:0123456789ab",))
 
 
-def test_a_store_that_fails_is_told(tmp_path: Path) -> None:
-    with coatcheck.open(tmp_path / "store", quota_bytes=10) as store:
-        index = safeguard([result(LARGE)], store.session("agent"))
+def test_a_store_that_fails_is_told(backend: Backend) -> None:
+    index = safeguard([result(LARGE)], backend.open(quota_bytes=10).session("agent"))
     assert index.refs == ()
     assert len(index.failures) == 1
 
@@ -120,14 +118,13 @@ def test_a_summary_that_lost_part_of_the_index_is_told_which(session: Session) -
     assert check_summary(f"only {one.pointer}", session, index=[one.pointer]).ok
 
 
-def test_what_does_not_resolve_says_why_and_anothers_answers_like_none() -> None:
-    clock = Clock()
-    with coatcheck.open("memory:", clock=clock, ttl=100) as store:
-        session, other = store.session("agent"), store.session("other", ttl=None)
-        old, foreign = session.put("old"), other.put("foreign")
-        clock.advance(200)
-        text = f"{old.pointer} {foreign.pointer} art:0123456789ab art:123 art:XYZXYZXYZXYZ smart:ffffffffffff"
-        check = check_summary(text, store.session("agent"))
+def test_what_does_not_resolve_says_why_and_anothers_answers_like_none(backend: Backend, clock: Clock) -> None:
+    store = backend.open(clock=clock, ttl=100)
+    session, other = store.session("agent"), store.session("other", ttl=None)
+    old, foreign = session.put("old"), other.put("foreign")
+    clock.advance(200)
+    text = f"{old.pointer} {foreign.pointer} art:0123456789ab art:123 art:XYZXYZXYZXYZ smart:ffffffffffff"
+    check = check_summary(text, store.session("agent"))
     reasons = {one.pointer: one.reason for one in check.unresolved}
     assert reasons == {
         old.pointer: "expired",
@@ -148,22 +145,27 @@ def test_the_report_on_a_summary_is_bounded(session: Session) -> None:
     assert len(str(check)) < 10_000
 
 
-@given(st.lists(st.text(max_size=60), max_size=20), st.integers(160, 3_000), st.integers(0, 30))
-def test_any_index_is_within_its_bounds_and_its_own_summary(names: list[str], max_chars: int, max_items: int) -> None:
-    session = coatcheck.open("memory:").session("agent")
-    refs = [
-        session.put(f"{number} {name}", name=f"n{name}".encode(errors="replace").decode())
-        for number, name in enumerate(names)
-    ]
-    index = safeguard([said(ref.pointer) for ref in refs], session, max_chars=max_chars, max_items=max_items)
-    assert len(index.text) <= max_chars
-    assert len(index.refs) <= max_items
-    assert len(index.refs) + len(index.left_out) == len(refs)
-    assert check_summary(f"Summary.\n{index.text}", session, index=index).ok or not index.refs
+def test_any_index_is_within_its_bounds_and_its_own_summary(backend: Backend) -> None:
+    @backend.examples()
+    @given(st.lists(st.text(max_size=60), max_size=20), st.integers(160, 3_000), st.integers(0, 30))
+    def check(names: list[str], max_chars: int, max_items: int) -> None:
+        session = backend.new_session()
+        refs = [
+            session.put(f"{number} {name}", name=f"n{name}".encode(errors="replace").decode())
+            for number, name in enumerate(names)
+        ]
+        index = safeguard([said(ref.pointer) for ref in refs], session, max_chars=max_chars, max_items=max_items)
+        assert len(index.text) <= max_chars
+        assert len(index.refs) <= max_items
+        assert len(index.refs) + len(index.left_out) == len(refs)
+        assert check_summary(f"Summary.\n{index.text}", session, index=index).ok or not index.refs
+
+    check()
 
 
-def test_the_index_of_a_real_session_carries_its_largest_results(corpus: Path, tmp_path: Path) -> None:
-    session = coatcheck.open("memory:").session("agent")
+def test_the_index_of_a_real_session_carries_its_largest_results(
+    session: Session, corpus: Path, tmp_path: Path
+) -> None:
     raw = (corpus / "transcripts/claude-code/545b45d4.snapshot1.jsonl").read_bytes()
     with Transcript(tmp_path / "t.jsonl", session) as transcript:
         transcript.extend(raw.splitlines())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from coatcheck.transcript.keep import Keeper, fetch_from, new_session_id
 from coatcheck.transcript.refs import ArtifactRef
 from coatcheck.transcript.splice import refs_of, slim, whole
 from coatcheck.transcript.strings import STYLES, binary, styled
+from tests.backends import Backend
 from tests.transcript.samples import CODE, IMAGE, LARGE, ROWS, SAMPLES, as_lines
 
 SMALL = Policy(max_chars=600)
@@ -51,21 +51,14 @@ WRITERS = st.fixed_dictionaries(
 )
 
 
-@pytest.fixture(scope="module")
-def memory() -> Iterator[Store]:
-    with coatcheck.open("memory:") as store:
-        yield store
-
-
-@pytest.fixture(scope="module")
-def another() -> Iterator[Store]:
-    with coatcheck.open("memory:") as store:
-        yield store
+@pytest.fixture
+def another(backend: Backend) -> Store:
+    return backend.open_new()
 
 
 @pytest.fixture
-def keeper(memory: Store) -> Keeper:
-    return Keeper(memory, new_session_id(), session=memory.session("agent"), policy=SMALL)
+def keeper(store: Store) -> Keeper:
+    return Keeper(store, new_session_id(), session=store.session("agent"), policy=SMALL)
 
 
 def round_trip(text: bytes, keeper: Keeper, known: Any = CHAT) -> bytes:
@@ -98,50 +91,63 @@ def test_a_whole_document_comes_back(options: dict[str, Any], keeper: Keeper) ->
             assert len(round_trip(text, keeper, FORMATS[name])) < len(text) / 2
 
 
-@given(message=MESSAGES, options=WRITERS)
-def test_any_message_by_any_writer_comes_back(message: dict[str, Any], options: dict[str, Any], memory: Store) -> None:
-    keeper = Keeper(memory, new_session_id(), policy=SMALL)
-    text = json.dumps(message, **options).encode("utf-8", "surrogatepass")
-    for known in (CHAT, FORMATS["mcp"]):
-        round_trip(text, keeper, known)
-        round_trip(b"[" + text + b",[ " + text + b"\n]]", keeper, known)
+def test_any_message_by_any_writer_comes_back(backend: Backend, store: Store) -> None:
+    @backend.examples()
+    @given(message=MESSAGES, options=WRITERS)
+    def check(message: dict[str, Any], options: dict[str, Any]) -> None:
+        keeper = Keeper(store, new_session_id(), policy=SMALL)
+        text = json.dumps(message, **options).encode("utf-8", "surrogatepass")
+        for known in (CHAT, FORMATS["mcp"]):
+            round_trip(text, keeper, known)
+            round_trip(b"[" + text + b",[ " + text + b"\n]]", keeper, known)
+
+    check()
 
 
-@given(text=st.binary(max_size=300) | st.builds(lambda a, b: a + b"artifactRefs" + b, st.binary(), st.binary()))
-@example(text=b"\xef\xbb\xbf" + as_lines(SAMPLES["openai-chat"][3:4]))
-@example(text=as_lines(SAMPLES["openai-chat"][3:4]).replace(b"\n", b"\r\n"))
-@example(text=as_lines(SAMPLES["openai-chat"][3:4])[:-1])
-@example(text=as_lines(SAMPLES["openai-chat"][3:4])[:-100])
-@example(text=as_lines(SAMPLES["openai-chat"][3:4]).replace(b"INFO", b"IN\xff\xfeFO"))
-@example(text=b"[" * 100_000)
-@example(text=b'{"role":"tool","content":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
-@example(text=b'{"role":"tool","content":"' + b"a b " * 500 + b'","n":' + b"9" * 5_000 + b"}")
-@example(text=b'{"role":"tool","n":NaN,"content":"' + b"a b " * 500 + b'","m":-Infinity,"n":1E400}')
-@example(text=b'{"content":"' + b"a b " * 500 + b'","role":"tool","content":"' + b"c d " * 500 + b'"}')
-@example(text=b'{"role":"tool","content":"' + b"a b " * 500 + b'","content":"short"}')
-@example(text=b'{"role":"tool","a":{"x":"' + b"a b " * 500 + b'"},"a":{"x":"' + b"a b " * 500 + b'"}}')
-@example(text=b'{"role":"tool","content":"' + b"\\ud83d\\ude00 \\ud800 \\u0041\\/ " * 100 + b'"}')
-@example(text=b'{"role":"tool","content":"' + b"\\udc00\xe2\x82\xac " * 200 + b'"}')
-@example(text=b'{"role":"tool","content":"' + b"tab\there " * 200 + b'"}')
-@example(text=b'"' + b"a b " * 500 + b'"')
-@example(text=b'["' + b"a b " * 500 + b'"]')
-@example(text=b"")
-@example(text=b"\n")
-def test_any_bytes_come_back(text: bytes, memory: Store) -> None:
-    round_trip(text, Keeper(memory, new_session_id(), policy=SMALL))
+def test_any_bytes_come_back(backend: Backend, store: Store) -> None:
+    @backend.examples()
+    @given(text=st.binary(max_size=300) | st.builds(lambda a, b: a + b"artifactRefs" + b, st.binary(), st.binary()))
+    @example(text=b"\xef\xbb\xbf" + as_lines(SAMPLES["openai-chat"][3:4]))
+    @example(text=as_lines(SAMPLES["openai-chat"][3:4]).replace(b"\n", b"\r\n"))
+    @example(text=as_lines(SAMPLES["openai-chat"][3:4])[:-1])
+    @example(text=as_lines(SAMPLES["openai-chat"][3:4])[:-100])
+    @example(text=as_lines(SAMPLES["openai-chat"][3:4]).replace(b"INFO", b"IN\xff\xfeFO"))
+    @example(text=b"[" * 100_000)
+    @example(text=b'{"role":"tool","content":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+    @example(text=b'{"role":"tool","content":"' + b"a b " * 500 + b'","n":' + b"9" * 5_000 + b"}")
+    @example(text=b'{"role":"tool","n":NaN,"content":"' + b"a b " * 500 + b'","m":-Infinity,"n":1E400}')
+    @example(text=b'{"content":"' + b"a b " * 500 + b'","role":"tool","content":"' + b"c d " * 500 + b'"}')
+    @example(text=b'{"role":"tool","content":"' + b"a b " * 500 + b'","content":"short"}')
+    @example(text=b'{"role":"tool","a":{"x":"' + b"a b " * 500 + b'"},"a":{"x":"' + b"a b " * 500 + b'"}}')
+    @example(text=b'{"role":"tool","content":"' + b"\\ud83d\\ude00 \\ud800 \\u0041\\/ " * 100 + b'"}')
+    @example(text=b'{"role":"tool","content":"' + b"\\udc00\xe2\x82\xac " * 200 + b'"}')
+    @example(text=b'{"role":"tool","content":"' + b"tab\there " * 200 + b'"}')
+    @example(text=b'"' + b"a b " * 500 + b'"')
+    @example(text=b'["' + b"a b " * 500 + b'"]')
+    @example(text=b"")
+    @example(text=b"\n")
+    def check(text: bytes) -> None:
+        round_trip(text, Keeper(store, new_session_id(), policy=SMALL))
+
+    check()
 
 
-@given(message=MESSAGES)
-def test_what_looks_like_our_refs_and_stubs_comes_back(message: dict[str, Any], memory: Store, another: Store) -> None:
+def test_what_looks_like_our_refs_and_stubs_comes_back(backend: Backend, store: Store, another: Store) -> None:
     """A slim line of another store, and what such lines can be made to look like."""
-    foreign = Keeper(another, new_session_id(), policy=SMALL)
-    line = slim(json.dumps({**message, "content": LARGE, "role": "tool"}).encode(), CHAT, foreign).text
-    keeper = Keeper(memory, new_session_id(), policy=SMALL)
-    for text in (line, line.replace(b'"role"', b'"artifactRefs":[],"role"'), b"[" + line + b"]"):
-        once = round_trip(text, keeper)
-        assert once != text
-        again = Keeper(memory, new_session_id(), policy=SMALL)
-        assert slim(once, CHAT, again).text == once
+
+    @backend.examples()
+    @given(message=MESSAGES)
+    def check(message: dict[str, Any]) -> None:
+        foreign = Keeper(another, new_session_id(), policy=SMALL)
+        line = slim(json.dumps({**message, "content": LARGE, "role": "tool"}).encode(), CHAT, foreign).text
+        keeper = Keeper(store, new_session_id(), policy=SMALL)
+        for text in (line, line.replace(b'"role"', b'"artifactRefs":[],"role"'), b"[" + line + b"]"):
+            once = round_trip(text, keeper)
+            assert once != text
+            again = Keeper(store, new_session_id(), policy=SMALL)
+            assert slim(once, CHAT, again).text == once
+
+    check()
 
 
 @pytest.mark.parametrize("more", [{}, {"content": LARGE}])
@@ -222,25 +228,25 @@ def test_the_same_content_is_one_artifact_in_every_format(keeper: Keeper) -> Non
     assert set.intersection(*ids) == {keeper.store.session("agent").put(LARGE).artifact_id}
 
 
-def test_what_is_under_the_policy_stays(memory: Store) -> None:
+def test_what_is_under_the_policy_stays(store: Store) -> None:
     for policy in (Policy(max_chars=100_000), Policy(enabled=False)):
-        keeper = Keeper(memory, policy=policy)
+        keeper = Keeper(store, policy=policy)
         for name, lines in SAMPLES.items():
             for line in as_lines(lines).splitlines(keepends=True):
                 assert slim(line, FORMATS[name], keeper).text == line
 
 
-def test_rules_for_tools_count(memory: Store) -> None:
+def test_rules_for_tools_count(store: Store) -> None:
     line = as_lines(SAMPLES["pi"][3:4])
-    never = slim(line, FORMATS["pi"], Keeper(memory, policy=Policy(tools={"edit": "never"})))
+    never = slim(line, FORMATS["pi"], Keeper(store, policy=Policy(tools={"edit": "never"})))
     assert never.refs == ()
     limit = coatcheck.Limit(max_chars=30_000)
-    assert len(slim(line, FORMATS["pi"], Keeper(memory, policy=Policy(tools={"edit": limit}))).refs) == 1
+    assert len(slim(line, FORMATS["pi"], Keeper(store, policy=Policy(tools={"edit": limit}))).refs) == 1
 
 
-def test_a_policy_that_masks_is_refused(memory: Store) -> None:
+def test_a_policy_that_masks_is_refused(store: Store) -> None:
     with pytest.raises(coatcheck.errors.InvalidArgument):
-        Keeper(memory, policy=Policy(redact="store"))
+        Keeper(store, policy=Policy(redact="store"))
 
 
 def test_pages_of_our_own_tools_stay(keeper: Keeper) -> None:

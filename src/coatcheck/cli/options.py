@@ -10,6 +10,7 @@ import click
 import coatcheck
 from coatcheck import Store
 from coatcheck.config import load
+from coatcheck.redaction import mask_url
 
 store_option = click.option(
     "--store",
@@ -37,9 +38,10 @@ def open_existing(url: str | None) -> Store:
 
 
 def command_line(*words: str) -> str:
-    """A command that somebody can copy: it looks in the store and session that this one was told of."""
+    """A command that somebody can copy: it looks in the store and session that this one was told of. Whoever typed
+    credentials types them again: they are masked."""
     context = click.get_current_context()
     for option, name in _TOLD.items():
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
-            words = (*words, option, str(context.params[name]))
+            words = (*words, option, mask_url(str(context.params[name])))
     return shlex.join(("coatcheck", *words))

@@ -17,7 +17,7 @@ from coatcheck.config.sources import FILE, VARIABLE, find, from_code, from_envir
 from coatcheck.config.table import BY_KEY, NONE, SECTIONS, SETTINGS, Setting
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
-from coatcheck.redaction import mask
+from coatcheck.redaction import mask, mask_url
 
 __all__ = ["DEFAULTS", "FILE", "SETTINGS", "VARIABLE", "Origin", "Setting", "Settings", "load", "unknown"]
 
@@ -72,7 +72,9 @@ class Settings:
             return str(value).lower()
         if isinstance(value, float):
             return f"{value:g}"
-        return NONE if value is None else mask(str(value))
+        if value is None:
+            return NONE
+        return mask_url(str(value)) if BY_KEY[key].kind == "place" else mask(str(value))
 
     def section(self, name: str, **said: Any) -> dict[str, Any]:
         """The settings under a name, by their last part: `Budget(**settings.section("budget"))`. What is said here

@@ -7,6 +7,7 @@ before it ended. Hashes, UUIDs, pointers and images are left alone.
 
 from __future__ import annotations
 
+import re
 from itertools import chain
 from typing import Any, Final
 
@@ -16,11 +17,13 @@ from .span import MARK, Span
 from .suspects import is_suspect
 from .tokens import HINT, tokens
 
-__all__ = ["CONTEXT", "MARK", "Span", "is_suspect", "mask", "mask_value", "spans"]
+__all__ = ["CONTEXT", "MARK", "Span", "is_suspect", "mask", "mask_url", "mask_value", "spans"]
 
 CONTEXT: Final = 4_096
 """Characters on either side of a passage that show a secret which the passage would cut."""
 
+_PASSWORD: Final = re.compile(r"(://[^/?#@:\s]*+:)[^/?#@\s]++(?=@)")
+_OPTION: Final = re.compile(r"([?&][\w.-]*(?:secret|password|token)[\w.-]*=)(?!\[masked: )[^&\s]++", re.IGNORECASE)
 _ROUNDS: Final = 8
 _LONG: Final = 1_000  # characters from which on it is worth asking first
 _LOWER: Final = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
@@ -40,6 +43,11 @@ def mask(text: str, start: int = 0, end: int | None = None) -> str:
             break
         masked = _replace(masked, found, 0, len(masked))
     return masked
+
+
+def mask_url(url: str) -> str:
+    """A url as people are shown it: passwords and secret options are masked for where they stand, however they look."""
+    return mask(_OPTION.sub(rf"\1{MARK} key]", _PASSWORD.sub(rf"\1{MARK} password]", url)))
 
 
 def mask_value(value: Any) -> Any:
