@@ -10,6 +10,7 @@ import json
 import json.decoder
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from coatcheck.transcript.formats.values import Path
@@ -31,6 +32,54 @@ def parse(text: str) -> tuple[Any, int, int] | None:
     except (ValueError, StopIteration, RecursionError):
         return None
     return (value, start, end) if _end(_BLANK, text, end) == len(text) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A text that is an object or a list: its characters, its value, and where that begins and ends in them.
+    `elements` are the spans of what a list holds, where that is objects alone."""
+
+    text: bytes
+    source: str
+    value: dict[str, Any] | list[Any]
+    start: int
+    end: int
+    elements: list[Span] | None = None
+
+    @classmethod
+    def of(cls, text: bytes) -> Opened | None:
+        """The text opened; None where it is no JSON that we can hold, or neither an object nor a list."""
+        try:
+            source = text.decode()
+        except UnicodeDecodeError:
+            return None
+        start = _end(_LEAD, source, 0)
+        listed = _objects(source, start) if source.startswith("[", start) else None
+        if listed is not None:
+            return cls(text, source, *listed)
+        found = parse(source)
+        return cls(text, source, *found) if found is not None and isinstance(found[0], dict | list) else None
+
+
+def _objects(text: str, start: int) -> tuple[list[Any], int, int, list[Span]] | None:
+    """A list of objects, parsed one by one: that takes no longer, and shows where each of them stands. None where it
+    holds anything else."""
+    values: list[Any] = []
+    elements: list[Span] = []
+    at = _end(_BLANK, text, start + 1)
+    try:
+        while text.startswith("{", at):
+            value, end = _SCAN(text, at)
+            values.append(value)
+            elements.append((at, end))
+            behind = _end(_BLANK, text, end)
+            at = _end(_BLANK, text, behind + 1)
+            if not text.startswith(",", behind):
+                is_all = text.startswith("]", behind) and at == len(text)
+                return (values, start, behind + 1, elements) if is_all else None
+    except (ValueError, StopIteration, RecursionError):
+        pass
+    return None
 
 
 def spans(text: str, start: int, paths: Iterable[Path]) -> dict[Path, Span]:
