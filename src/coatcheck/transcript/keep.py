@@ -8,6 +8,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, Final
 
 from coatcheck.errors import InvalidArgument, StoreError
@@ -46,6 +47,7 @@ _RARE: Final = b"jkqwxz" + bytes(code for code in range(32) if code not in b"\t\
 _ENDS: Final = 16
 _NO_SAMPLE: Final = Sample(b"", b"", 0)
 _RECENT: Final = 64  # short lines that passed unread: the call of a result is among them
+_SEEN: Final = 16_384  # characters of a text that is remembered for a while: a host often writes it twice
 _STUBS: Final = 256  # that were made last: the same result often stands on several lines, and in several files
 _NAMES: Final = 10_000  # calls whose tool is remembered until their result comes
 
@@ -300,10 +302,17 @@ def _most_tokens(data: bytes) -> float:
 
 def _glimpsed(text: str, pieces: int = 16) -> float:
     """About how many tokens a text has, from a few pieces of it where it is longer than those."""
+    return _seen(text, pieces) if len(text) <= _SEEN else _glimpse(text, pieces)
+
+
+def _glimpse(text: str, pieces: int) -> float:
     if len(text) <= 2 * pieces * _PIECE:
         return estimate(text)
     starts = (number * (len(text) - _PIECE) // (pieces - 1) for number in range(pieces))
     return estimate("".join([text[at : at + _PIECE] for at in starts])) * len(text) / (pieces * _PIECE)
+
+
+_seen = lru_cache(_STUBS)(_glimpse)
 
 
 def _note(ref: Ref) -> str:

@@ -10,8 +10,7 @@ import json
 import json.decoder
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from coatcheck.transcript.formats.values import Path
 
@@ -21,12 +20,13 @@ _SCAN: Final = _C.JSONDecoder().scan_once
 _STRING: Final = _C.scanstring
 _BLANK: Final = re.compile(r"[ \t\n\r]*")
 _LEAD: Final = re.compile(r"\ufeff?[ \t\n\r]*")
+_CONTAINERS: Final = (dict, list)
 
 
 def parse(text: str) -> tuple[Any, int, int] | None:
     """The value of a text, and where it begins and ends; None where it is no JSON that we can hold. A byte-order mark
     and blanks may stand around it."""
-    start = _end(_LEAD, text, 0)
+    start = 0 if text.startswith("{") else _end(_LEAD, text, 0)
     try:
         value, end = _SCAN(text, start)
     except (ValueError, StopIteration, RecursionError):
@@ -34,8 +34,7 @@ def parse(text: str) -> tuple[Any, int, int] | None:
     return (value, start, end) if _end(_BLANK, text, end) == len(text) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """A text that is an object or a list: its characters, its value, and where that begins and ends in them.
     `elements` are the spans of what a list holds, where that is objects alone."""
 
@@ -53,12 +52,13 @@ class Opened:
             source = text.decode()
         except UnicodeDecodeError:
             return None
-        start = _end(_LEAD, source, 0)
-        listed = _objects(source, start) if source.startswith("[", start) else None
-        if listed is not None:
-            return cls(text, source, *listed)
+        if not source.startswith("{"):
+            start = _end(_LEAD, source, 0)
+            listed = _objects(source, start) if source.startswith("[", start) else None
+            if listed is not None:
+                return cls(text, source, *listed)
         found = parse(source)
-        return cls(text, source, *found) if found is not None and isinstance(found[0], dict | list) else None
+        return cls(text, source, *found) if found is not None and isinstance(found[0], _CONTAINERS) else None
 
 
 def _objects(text: str, start: int) -> tuple[list[Any], int, int, list[Span]] | None:

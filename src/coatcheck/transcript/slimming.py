@@ -140,17 +140,14 @@ class _Run:
             )
 
     def _slim_parts(self, new: int | None, end: int) -> None:
-        assert self._format is not None
         wholes: list[bytes] = []
         slims: list[bytes] = []
         held, at = 0, self._at
         for part in parts(self._file, at, end, is_document=self._is_document):
             at += len(part)
             marked = at > self._unmarked and _MARK in part
-            document = self._document if self._document and self._document.text == part else None
-            text = slim(part, self._format, self._keeper, opened=document, marked=marked).text
+            text = part if not marked and self._keeper.passes(part) else self._slim_part(part, marked)
             self._parts += 1
-            self._changed = self._changed or text != part
             if held + len(part) > _BUFFER:
                 self._take(new, wholes, slims)
                 wholes, slims, held = [], [], 0
@@ -160,6 +157,13 @@ class _Run:
             if self._wanted.progress is not None:
                 self._wanted.progress(at, end)
         self._take(new, wholes, slims)
+
+    def _slim_part(self, part: bytes, marked: bool) -> bytes:
+        assert self._format is not None
+        document = self._document if self._document and self._document.text == part else None
+        text = slim(part, self._format, self._keeper, opened=document, marked=marked).text
+        self._changed = self._changed or text != part
+        return text
 
     def _take(self, new: int | None, wholes: list[bytes], slims: list[bytes]) -> None:
         """Measure and write what has come together: a line at a time would cost more than the lines do."""

@@ -11,7 +11,7 @@ import base64
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from coatcheck.errors import CoatcheckError, Damaged
 from coatcheck.refs import Ref
@@ -36,8 +36,7 @@ _TRIES: Final = 16
 _NOWHERE: Final = "90631724905817263"  # the beginning of numbers that stand in no text but where we put them
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+class Payload(NamedTuple):
     """Something large in a line: `text` is what counts against a limit, `value` what is stored (the text, the bytes
     behind base64, or a container's JSON as it was written), `path` where it stands in the parsed `line`."""
 
@@ -304,7 +303,7 @@ def _slimmed(
     for cut in cuts:
         payload, token = cut.payload, source[slice(*cut.span)]
         if payload.is_json:
-            payload = replace(payload, value=token, text=token)
+            payload = payload._replace(value=token, text=token)
         holder = _holder(value, payload.path)
         if holder is None or len(token) < _LEAST_GAIN or (payload.is_json and not keeper.leaves(known, payload)):
             continue
