@@ -30,7 +30,7 @@ from coatcheck.session import Session
 from coatcheck.storage import SessionInfo
 from coatcheck.store import Store
 from coatcheck.tokens import estimate
-from coatcheck.transcript.formats import Format, Message, Path
+from coatcheck.transcript.formats import Format, Message
 from coatcheck.transcript.refs import PREFIX
 from coatcheck.transcript.scan import parse
 from coatcheck.transcript.splice import Fetch, Payload

@@ -254,7 +254,8 @@ def _in_order(payloads: Iterable[Payload], found: Iterable[_Where | None], base:
 
 def _located(source: str, value: Any, start: int, paths: Sequence[Path]) -> Sequence[_Where | None]:
     """Where in a text the values at these paths stand. They are found by writing each as most writers would, which is
-    proved by numbers in their places: where the parser finds those is where they stood. Else by a scan of everything."""
+    proved by numbers in their places: where the parser finds those is where they stood. Else a scan of everything
+    tells."""
     found = _guessed(source, value, start, paths)
     if found is not None:
         return found
@@ -292,9 +293,7 @@ def _find(text: str, token: str, start: int) -> int:
     return text.find(token, start)
 
 
-def _slimmed(
-    opened: Opened, cuts: Iterable[_Cut], foreign: Iterable[Path], known: Format, keeper: Keeps
-) -> Slimmed:
+def _slimmed(opened: Opened, cuts: Iterable[_Cut], foreign: Iterable[Path], known: Format, keeper: Keeps) -> Slimmed:
     edits: list[tuple[int, int, str]] = []
     refs: dict[Path, list[ArtifactRef]] = {path: [] for path in foreign}
     source, value = opened.source, opened.value

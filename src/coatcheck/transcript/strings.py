@@ -19,7 +19,9 @@ _GO: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 _ESCAPE: Final = re.compile(r"\\(?:u[0-9a-f]{4}|.)")
 _DATA_URL: Final = re.compile(r"data:[\w.+/;=-]{0,100};base64,", re.ASCII)
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/]{64,}={0,2}")
-_LOADING: Final = 8 << 20  # characters whose writing takes as long as loading what writes them in less than half the time
+_LOADING: Final = (
+    8 << 20
+)  # characters whose writing takes as long as loading what writes them in less than half the time
 _LEAST: Final = 256  # characters from which on a text of that alphabet is base64, not a long word
 
 
