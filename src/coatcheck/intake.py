@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TypeVar
@@ -96,18 +96,22 @@ class Intake:
             return self._put_stream(scope, value, _checked(about))
         return self.put_encoded(scope, Encoded(*encode(value), value if isinstance(value, str) else None), about)
 
-    def put_encoded(self, scope: Scope, value: Encoded, about: About) -> Ref:
-        """Put a value that the caller has encoded. Its digest is computed here, always."""
-        return self._put_bytes(scope, value, _checked(about))
+    def put_encoded(self, scope: Scope, value: Encoded, about: About, also: Iterable[Scope] = ()) -> Ref:
+        """Put a value that the caller has encoded, into further sessions too. Its digest is computed here, always."""
+        about, digest = _checked(about), digest_of(value.data)
+        ref = self._put_bytes(scope, value, about, digest)
+        for other in also:
+            self._put_bytes(other, value, about, digest)
+        return ref
 
     def add(self, entry: Entry) -> bool:
         """A further ref to a blob that the catalog knows. False where that is gone meanwhile."""
         return self._add(replace(entry, content=None), reuse=True)
 
-    def _put_bytes(self, scope: Scope, value: Encoded, about: About) -> Ref:
+    def _put_bytes(self, scope: Scope, value: Encoded, about: About, digest: str) -> Ref:
         codec, data, text, frames = value
         self._check_size(len(data))
-        info, digest = scope.info, digest_of(data)
+        info = scope.info
         is_small = len(data) <= self._catalog.inline_limit
         ref: Ref | None = None
         if is_small and self._catalog.is_far:
@@ -143,7 +147,8 @@ class Intake:
         head = next(chunks, b"")
         if len(head) < CHUNK:
             codec = _codec_of(stream)
-            return self._put_bytes(scope, Encoded(codec, head, decode_text(head) if codec == "text" else None), about)
+            value = Encoded(codec, head, decode_text(head) if codec == "text" else None)
+            return self._put_bytes(scope, value, about, digest_of(head))
         tail = head[-_TAIL:]
 
         def measured() -> Iterator[bytes]:

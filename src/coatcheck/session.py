@@ -48,6 +48,11 @@ class Session:
     def store(self) -> Store:
         return self._store
 
+    @property
+    def scope(self) -> Scope:
+        """The session with its ancestors, as the store is asked for them."""
+        return self._scope
+
     def __repr__(self) -> str:
         return f"Session({self.session_id!r} of {self._store!r})"
 

@@ -10,7 +10,7 @@ import io
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
@@ -230,9 +230,12 @@ class Store:
     def put(self, scope: Scope, value: object, about: About) -> Ref:
         return self._noted(scope, self._intake.put(scope, value, about))
 
-    def put_encoded(self, scope: Scope, value: Encoded, about: About) -> Ref:
-        """Put what the caller has encoded already."""
-        return self._noted(scope, self._intake.put_encoded(scope, value, about))
+    def put_encoded(self, scope: Scope, value: Encoded, about: About, also: Sequence[Scope] = ()) -> Ref:
+        """Put what the caller has encoded already, into further sessions too."""
+        ref = self._intake.put_encoded(scope, value, about, also)
+        for each in (*also, scope):
+            self._noted(each, ref)
+        return ref
 
     def _noted(self, scope: Scope, ref: Ref) -> Ref:
         large = ref.artifact_id if ref.size_bytes > self._catalog.inline_limit else None

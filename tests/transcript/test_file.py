@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from coatcheck import Policy, Session
 from coatcheck.errors import InvalidArgument, NotFound, StoreError, UnsupportedValue
-from coatcheck.transcript import FORMATS, Transcript, externalize, forget, rehydrate, unpaired, verify
+from coatcheck.transcript import FORMATS, Transcript, externalize, forget, rehydrate, undo, unpaired, verify
 from coatcheck.transcript.appending import TORN
 from tests.backends import Backend, run_python
 from tests.transcript import samples
@@ -405,6 +405,29 @@ def test_a_migration_and_appends_at_the_same_time_lose_nothing(session: Session,
         assert [one for one in ids if one[0] == "a"] == [f"a{n}" for n in range(150)]
         assert transcript.problems == []
     assert verify(path, session.store).is_sound
+
+
+def test_a_file_that_was_slim_in_part_is_made_slim_verified_and_undone(session: Session, path: Path) -> None:
+    """An old transcript that somebody goes on with, and makes slim only then: its backup has slim lines too."""
+    store, first = session.store, [json.dumps(result(f"{n} {LARGE}", f"h{n}")) + "\n" for n in range(3)]
+    path.write_text("".join(first))
+    with Transcript(path, session) as transcript:
+        transcript.append(result(LARGE, "a0"))
+    found = path.read_bytes()
+    for number in (1, 2, 3):
+        assert externalize(path, session).is_sound
+        assert verify(path, store).is_sound
+        with path.open("a") as other:
+            other.write(json.dumps(result(f"late {number} {LARGE}", f"l{number}")) + "\n")
+        with Transcript(path, session) as transcript:
+            transcript.append(result(f"{number} {LARGE}", f"b{number}"))
+    backup = path.with_name(f".{path.name}.coatcheck-backup").read_bytes()
+    assert backup.startswith(found)
+    assert undo(path, store).is_sound
+    ids = [json.loads(line)["tool_call_id"] for line in path.read_text().splitlines()]
+    assert ids == ["h0", "h1", "h2", "a0", "l1", "b1", "l2", "b2", "l3", "b3"]
+    assert all(LARGE in json.loads(line)["content"] for line in path.read_text().splitlines())
+    assert not path.with_name(f".{path.name}.coatcheck-backup").exists()
 
 
 def test_an_appended_transcript_is_verified_and_made_whole_like_any_other(session: Session, path: Path) -> None:

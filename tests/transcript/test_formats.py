@@ -66,6 +66,17 @@ def test_calls_and_results_are_found_with_their_ids(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
+def test_the_message_around_a_place_is_the_one_of_the_line_that_it_is_in(name: str) -> None:
+    known = FORMATS[name]
+    for line in (*SAMPLES[name], SAMPLES[name], {"messages": SAMPLES[name], "model": "m"}):
+        messages = list(known.messages(line))
+        for path in [*known.places(line, 3), (), ("nowhere", 3)]:
+            found = [(base, message) for base, message in messages if path[: len(base)] == base]
+            around = known.message_around(line, path)
+            assert ([] if around is None else [around]) == found[:1]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
 def test_payloads_are_found_wherever_they_are(name: str) -> None:
     known = FORMATS[name]
     found = {str(at(line, path)) for line in SAMPLES[name] for path in known.places(line, 5_000)}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+from itertools import pairwise
+from json.encoder import encode_basestring
 from typing import Any
 
 import pytest
@@ -13,12 +15,14 @@ from hypothesis import strategies as st
 import coatcheck
 from coatcheck import Policy, Store
 from coatcheck.errors import NotFound
+from coatcheck.transcript import strings
 from coatcheck.transcript.formats import FORMATS, at
 from coatcheck.transcript.formats.values import REFS_KEY
 from coatcheck.transcript.keep import Keeper, fetch_from, new_session_id
 from coatcheck.transcript.refs import ArtifactRef
-from coatcheck.transcript.splice import refs_of, slim, whole
-from coatcheck.transcript.strings import STYLES, binary, styled
+from coatcheck.transcript.scan import Opened, parse
+from coatcheck.transcript.splice import _find, refs_of, slim, whole
+from coatcheck.transcript.strings import STYLES, binary, styled, tokens_of
 from tests.backends import Backend
 from tests.transcript.samples import CODE, IMAGE, LARGE, ROWS, SAMPLES, as_lines
 
@@ -313,3 +317,67 @@ def test_only_base64_that_is_written_the_usual_way_is_taken_for_bytes(text: str)
         base64.urlsafe_b64encode(b"\xff" * 300).decode(),
     ):
         assert binary(odd) is None or base64.b64encode(binary(odd)[1]).decode() == odd  # type: ignore[index]
+
+
+def test_a_list_of_messages_comes_back_and_each_has_its_refs_itself(backend: Backend, store: Store) -> None:
+    @backend.examples()
+    @given(
+        messages=st.lists(MESSAGES, min_size=1, max_size=6),
+        options=WRITERS,
+        lead=st.sampled_from(["", "\ufeff", " \n"]),
+    )
+    def check(messages: list[Any], options: dict[str, Any], lead: str) -> None:
+        text = (lead + json.dumps(messages, **options) + "\n").encode("utf-8", "surrogatepass")
+        slimmed = round_trip(text, Keeper(store, new_session_id(), policy=SMALL))
+        if slimmed != text:
+            shown = json.loads(slimmed.decode("utf-8-sig"))
+            holders = {ref.path[0] for ref in refs_of(slimmed)}
+            assert all(REFS_KEY in shown[int(index)] for index in holders)
+            keys = [list(one)[: len(message)] for message, one in zip(messages, shown, strict=True)]
+            assert keys == list(map(list, messages))
+
+    check()
+
+
+@given(st.lists(VALUES, max_size=6) | st.lists(st.dictionaries(TEXT, VALUES), max_size=6), WRITERS)
+def test_a_list_is_opened_with_the_spans_of_its_objects(values: list[Any], writer: dict[str, Any]) -> None:
+    text = json.dumps(values, **writer)
+    data = text.encode("utf-8", "replace")
+    opened, parsed = Opened.of(data), parse(data.decode())
+    assert opened is not None
+    assert parsed is not None
+    assert repr(opened.value) == repr(parsed[0])
+    assert opened.source[opened.start : opened.end] == data.decode()
+    if values and all(isinstance(one, dict) for one in values):
+        assert opened.elements is not None
+    else:
+        assert opened.elements is None
+    for span, one in zip(opened.elements or (), opened.value, strict=False):
+        assert repr(json.loads(opened.source[slice(*span)])) == repr(one)
+    assert all(one[1] < two[0] for one, two in pairwise(opened.elements or ()))
+
+
+@pytest.mark.parametrize("text", ["[", "[{}", "[{},]", "[{} {}]", "[{}] x", "[{}]]", "{}x", "3", '"a"', ""])
+def test_what_is_no_object_and_no_list_of_them_is_not_opened(text: str) -> None:
+    assert Opened.of(text.encode()) is None
+
+
+@given(st.text("ab", max_size=80), st.text("ab", min_size=1, max_size=70), st.integers(0, 20))
+@example("a" * 300 + "b", "a" * 70 + "b", 0)
+def test_a_token_is_found_where_it_stands(text: str, token: str, start: int) -> None:
+    assert _find(text, token, start) == text.find(token, start)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_text_is_written_the_same_before_and_after_there_is_much_to_write(
+    loaded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strings, "_LOADING", 0 if loaded else 1 << 40)
+
+    @given(st.text())
+    @example("".join(map(chr, range(0x300))) + "\u2028\u2029\ufeff\uffff\U0010ffff")
+    @example("half a pair \ud800")
+    def same(text: str) -> None:
+        assert next(tokens_of(text)) == ("utf8", encode_basestring(text))
+
+    same()

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, Final
 
 from coatcheck.errors import InvalidArgument, StoreError
@@ -18,6 +19,7 @@ from coatcheck.externalize.plain import described
 from coatcheck.externalize.policy import CLEARLY, Limit, Policy
 from coatcheck.externalize.stub import facts, is_stub, stub_of
 from coatcheck.ids import digest_of
+from coatcheck.intake import About
 from coatcheck.media import JSON
 from coatcheck.media import is_text as is_text_type
 from coatcheck.previews import Sample
@@ -28,12 +30,12 @@ from coatcheck.session import Session
 from coatcheck.storage import SessionInfo
 from coatcheck.store import Store
 from coatcheck.tokens import estimate
-from coatcheck.transcript.formats import Format, Message, Path
+from coatcheck.transcript.formats import Format, Message
 from coatcheck.transcript.refs import PREFIX
 from coatcheck.transcript.scan import parse
 from coatcheck.transcript.splice import Fetch, Payload
 from coatcheck.transcript.strings import utf8
-from coatcheck.values import encode
+from coatcheck.values import Encoded, encode, encode_text
 
 _LABEL: Final = 1_000
 _CHARS: Final = 2  # of JSON in a token, at the least
@@ -45,12 +47,13 @@ _RARE: Final = b"jkqwxz" + bytes(code for code in range(32) if code not in b"\t\
 _ENDS: Final = 16
 _NO_SAMPLE: Final = Sample(b"", b"", 0)
 _RECENT: Final = 64  # short lines that passed unread: the call of a result is among them
+_SEEN: Final = 16_384  # characters of a text that is remembered for a while: a host often writes it twice
 _STUBS: Final = 256  # that were made last: the same result often stands on several lines, and in several files
 _NAMES: Final = 10_000  # calls whose tool is remembered until their result comes
 
 
-# A stub is a function of the content, its pointer and the policy; its tokens come with it.
-_made: dict[tuple[str, str, str], tuple[Policy, str, int | None]] = {}
+# A stub is a function of the content, its pointer and the policy; the tokens that it saves come with it.
+_made: dict[tuple[str, str, str, str], tuple[Policy, str, int]] = {}
 
 
 def new_session_id() -> str:
@@ -95,7 +98,6 @@ class Keeper:
         self._passed: deque[bytes] = deque(maxlen=_RECENT)
         self._tools: dict[str, str] = {}
         self._line: Any = None
-        self._messages: dict[Path, Message] = {}
 
     @property
     def session_id(self) -> str:
@@ -143,31 +145,37 @@ class Keeper:
 
     def put(self, known: Format, payload: Payload) -> tuple[Ref, str]:
         is_shown = known.is_shown(payload.path)
-        value = _value(payload)
-        parcel = Parcel(value, payload.text)
-        sample = parcel.sample if is_shown or not isinstance(value, str) else _NO_SAMPLE
-        media_type, kind = described(parcel.encoded, sample, JSON if payload.is_json else None)
+        parcel = Parcel(_value(payload), payload.text)
+        encoded = parcel.encoded
+        sample = parcel.sample if encoded.codec == "bytes" else _NO_SAMPLE
+        media_type, kind = described(encoded, sample, JSON if payload.is_json else None)
         tool, call_id = self._about(known, payload)
-        ref = self._put(value, is_shown, tool=tool, call_id=call_id, media_type=media_type, kind=kind)
+        about = About(tool=tool, call_id=call_id, media_type=media_type, kind=kind)
+        ref = self._put(encoded, is_shown, about)
         self.stored.add(ref.artifact_id)
         if not is_shown:
             return ref, _note(ref)
-        key = (ref.artifact_id, ref.pointer, media_type)
+        key = (ref.artifact_id, ref.pointer, media_type, ref.codec)
         made = _made.get(key)
-        if made is None or made[0] != self.policy:
-            about = facts(sample, media_type, kind, self.policy.preview_chars)
-            made = _made[key] = self.policy, stub_of(ref.pointer, about, self.policy), about.tokens
+        if made is None or (made[0] is not self.policy and made[0] != self.policy):
+            made = _made[key] = self.policy, *self._stub(ref, parcel)
             if len(_made) > _STUBS:
                 _made.pop(next(iter(_made), key), None)
-        _, stub, tokens = made
-        if isinstance(payload.value, str):  # what an image costs, providers tell: not what its base64 would
-            self.tokens_saved += max(0, (tokens or round(_glimpsed(payload.text))) - round(_glimpsed(stub)))
+        _, stub, saved = made
+        self.tokens_saved += saved
         return ref, stub
 
+    def _stub(self, ref: Ref, parcel: Parcel) -> tuple[str, int]:
+        """The stub of what was put, and how many tokens it saves."""
+        told = facts(parcel.sample, ref.media_type, ref.kind, self.policy.preview_chars)
+        stub = stub_of(ref.pointer, told, self.policy)
+        if ref.codec == "bytes":  # what an image costs, providers tell: not what its base64 would
+            return stub, 0
+        return stub, max(0, (told.tokens or round(_glimpsed(parcel.text))) - round(_glimpsed(stub)))
+
     def put_raw(self, token: str) -> Ref:
-        return self._put(
-            token, False, media_type="text/plain", kind="data", summary="a JSON string just as it was written"
-        )
+        about = About(media_type="text/plain", kind="data", summary="a JSON string just as it was written")
+        return self._put(Encoded(*encode(token), token), False, about)
 
     def hold(self) -> None:
         if self._own is None:
@@ -187,11 +195,9 @@ class Keeper:
             self._session_id = min(wanted)
         return wanted <= self._known
 
-    def _put(self, value: object, is_shown: bool, **about: Any) -> Ref:
-        ref = self._held().put(value, **about)
-        if is_shown and self._agent is not None:
-            self._agent.put(value, **about)
-        return ref
+    def _put(self, value: Encoded, is_shown: bool, about: About) -> Ref:
+        also = (self._agent.scope,) if is_shown and self._agent is not None else ()
+        return self.store.put_encoded(self._held().scope, value, about, also)
 
     def _learn(self, known: Format, message: Message) -> None:
         for call in known.calls(message):
@@ -200,23 +206,31 @@ class Keeper:
         while len(self._tools) > _NAMES:
             del self._tools[next(iter(self._tools))]
 
+    def _learn_all(self, known: Format, line: Any) -> None:
+        """See every message of a line, once: those of a document were not known yet."""
+        if line is not self._line:
+            self._line = line
+            for _, message in known.messages(line):
+                self._learn(known, message)
+
     def _about(self, known: Format, payload: Payload) -> tuple[str | None, str | None]:
         """The tool and the call that a payload belongs to, where the line tells."""
-        if payload.line is not self._line:
-            self._line, self._messages = payload.line, dict(known.messages(payload.line))
-            for message in self._messages.values():
-                self._learn(known, message)  # those of a document were not known yet
-        for depth in range(len(payload.path) + 1):
-            base, inside = payload.path[:depth], payload.path[depth:]
-            found = self._messages.get(base)
-            if found is None:
-                continue
-            for result in known.results(found):
-                if inside[: len(result.path)] == result.path:
-                    return _label(result.name or self._tool(known, result.call_id)), _label(result.call_id)
-            for call in known.calls(found):
-                if inside[: len(call.path)] == call.path:
-                    return _label(call.name), _label(call.id)
+        line, path = payload.line, payload.path
+        if isinstance(line, dict):
+            self._learn_all(known, line)
+        around = known.message_around(line, path)
+        if around is None:
+            return None, None
+        base, message = around
+        inside = path[len(base) :]
+        for result in known.results(message):
+            if inside[: len(result.path)] == result.path:
+                if not result.name:
+                    self._learn_all(known, line)
+                return _label(result.name or self._tool(known, result.call_id)), _label(result.call_id)
+        for call in known.calls(message):
+            if inside[: len(call.path)] == call.path:
+                return _label(call.name), _label(call.id)
         return None, None
 
     def _tool(self, known: Format, call_id: str) -> str | None:
@@ -236,12 +250,11 @@ class Weigher(Keeper):
     def hold(self) -> None:
         pass
 
-    def _put(self, value: object, is_shown: bool, **about: Any) -> Ref:
-        codec, data = encode(value)
-        media_type = about["media_type"]
+    def _put(self, value: Encoded, is_shown: bool, about: About) -> Ref:
+        data, media_type, kind = value.data, about.media_type or "", about.kind or ""
         start = data[:1_024].decode("utf-8", "ignore") if is_text_type(media_type) else ""
         summary = summarize(mask(start)) if start else f"{media_type}, {len(data)} bytes"
-        return Ref(digest_of(data), self.session_id, len(data), media_type, about["kind"], codec, summary=summary)
+        return Ref(digest_of(data), self.session_id, len(data), media_type, kind, value.codec, summary=summary)
 
 
 def fetch_from(store: Store) -> Fetch:
@@ -276,7 +289,7 @@ def _exceeds(limit: Limit, policy: Policy, text: str) -> bool:
     most = limit.tokens
     if most is None or policy.count is not None or limit.max_chars is not None or limit.max_bytes is not None:
         return limit.exceeded(text, policy.count)
-    if len(text) * _DEAREST <= most and text.isascii() and _most_tokens(text.encode()) <= most:
+    if len(text) * _DEAREST <= most and _most_tokens(encode_text(text)) <= most:
         return False
     about = _glimpsed(text)
     return (_glimpsed(text, 64) if most / CLEARLY <= about <= most * CLEARLY else about) > most
@@ -289,10 +302,17 @@ def _most_tokens(data: bytes) -> float:
 
 def _glimpsed(text: str, pieces: int = 16) -> float:
     """About how many tokens a text has, from a few pieces of it where it is longer than those."""
+    return _seen(text, pieces) if len(text) <= _SEEN else _glimpse(text, pieces)
+
+
+def _glimpse(text: str, pieces: int) -> float:
     if len(text) <= 2 * pieces * _PIECE:
         return estimate(text)
     starts = (number * (len(text) - _PIECE) // (pieces - 1) for number in range(pieces))
     return estimate("".join([text[at : at + _PIECE] for at in starts])) * len(text) / (pieces * _PIECE)
+
+
+_seen = lru_cache(_STUBS)(_glimpse)
 
 
 def _note(ref: Ref) -> str:

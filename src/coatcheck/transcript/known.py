@@ -51,7 +51,7 @@ def _matches(handle: int, stretches: list[tuple[int, str | None]], new: Callable
 def sessions_of_file(handle: int, *, is_document: bool) -> Iterator[str]:
     """The sessions that the refs of a file name, each once, in the order of the file."""
     seen: set[str] = set()
-    if not _is_marked(handle):
+    if unmarked_until(handle) is not None:
         return
     for part in parts(opened(handle), 0, None, is_document=is_document):
         if _MARK in part:
@@ -91,11 +91,11 @@ def not_among(late: bytes, lines: bytes) -> bytes:
     return b"".join(rest)
 
 
-def _is_marked(handle: int) -> bool:
-    """Whether our key stands anywhere in a file: most have none, and this is quick to tell."""
-    tail = b""
+def unmarked_until(handle: int) -> int | None:
+    """The size of a file that has our key nowhere; None where it has. Most have it not, and this is quick to tell."""
+    tail, size = b"", 0
     for piece in pieces(handle, 0, os.fstat(handle).st_size):
-        if _MARK in tail + piece:
-            return True
-        tail = piece[-len(_MARK) :]
-    return False
+        if _MARK in piece or _MARK in tail + piece[: len(_MARK)]:
+            return None
+        tail, size = piece[-len(_MARK) :], size + len(piece)
+    return size

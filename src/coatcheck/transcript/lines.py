@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from coatcheck.transcript.formats import FORMATS, Format, detect
-from coatcheck.transcript.scan import parse
+from coatcheck.transcript.scan import Opened, parse
 
 _FIRST: Final = 200
 _PLAINLY: Final = 12  # lines that plainly have a format: then no more need be looked at
@@ -29,6 +29,11 @@ class Layout:
 
 def layout_of(file: BinaryIO) -> Layout:
     """The layout of an open file, by its first lines; the file is at its beginning after."""
+    return look_at(file)[0]
+
+
+def look_at(file: BinaryIO) -> tuple[Layout, Opened | None]:
+    """The same, with the document where it is one: to tell, all of it had to be parsed."""
     objects, seen, lines, plain = [], 0, 0, 0
     first = b""
     for line in file:
@@ -42,12 +47,12 @@ def layout_of(file: BinaryIO) -> Layout:
             break
     file.seek(0)
     if objects:
-        return Layout(detect(objects))
+        return Layout(detect(objects)), None
     if not first.startswith((b"[", b"{")):
-        return Layout(None)
-    document = _parsed(file.read())
+        return Layout(None), None
+    document = Opened.of(file.read())
     file.seek(0)
-    return Layout(detect([document]) if document is not None else None, is_document=document is not None)
+    return Layout(detect([document.value]) if document else None, is_document=document is not None), document
 
 
 def parts(file: BinaryIO, start: int, end: int | None, *, is_document: bool) -> Iterator[bytes]:

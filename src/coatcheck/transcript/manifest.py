@@ -27,6 +27,13 @@ class Segment:
     checksum: str
     whole_size: int
     whole_sha256: str | None
+    found_size: int | None = None
+    found_sha256: str | None = None
+
+    @property
+    def in_backup(self) -> tuple[int, str | None]:
+        """Size and digest of what a backup has of it: the bytes as they were found."""
+        return (self.whole_size, self.whole_sha256) if self.found_size is None else (self.found_size, self.found_sha256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ class Manifest:
 
     @property
     def backup_size(self) -> int:
-        return sum(one.whole_size for one in self.segments[self.backed_up :])
+        return sum(one.in_backup[0] for one in self.segments[self.backed_up :])
 
     def grown(self, segment: Segment) -> Manifest:
         return replace(self, segments=(*self.segments, segment))
@@ -56,7 +63,11 @@ class Manifest:
 
 def remember(store: Store, session_id: str, manifest: Manifest) -> None:
     """Record a manifest, as durably as the store was opened for."""
-    segments = [[one.size, one.checksum, one.whole_size, one.whole_sha256] for one in manifest.segments]
+    segments = [
+        [one.size, one.checksum, one.whole_size, one.whole_sha256]
+        + ([] if one.found_size is None else [one.found_size, one.found_sha256])
+        for one in manifest.segments
+    ]
     said = {
         "v": 1,
         "path": manifest.path,
@@ -91,12 +102,16 @@ def _newest(found: Iterable[Manifest]) -> list[Manifest]:
     return []
 
 
+def _found(size: Any = None, digest: Any = None) -> tuple[int | None, str | None]:
+    return (None, None) if size is None else (int(size), None if digest is None else str(digest))
+
+
 def _parsed(body: bytes) -> Manifest | None:
     try:
         said: Any = json.loads(body)
         segments = tuple(
-            Segment(int(size), str(digest), int(whole_size), None if whole is None else str(whole))
-            for size, digest, whole_size, whole in said["segments"]
+            Segment(int(size), str(digest), int(whole_size), None if whole is None else str(whole), *_found(*found))
+            for size, digest, whole_size, whole, *found in said["segments"]
         )
         return Manifest(str(said["path"]), str(said["format"]), segments, int(said["backup"]))
     except (ValueError, KeyError, TypeError):

@@ -201,10 +201,23 @@ class Restoring:
                 return False
             os.ftruncate(new, 0)
             os.lseek(new, 0, os.SEEK_SET)
-            for piece in pieces(backup, 0, manifest.backup_size):
-                write_all(new, piece)
+            if not self._copy_backup(backup, new, manifest):
+                return False
         try:
             for part in parts(opened(self._old), manifest.size, self._size, is_document=self._is_document):
+                write_all(new, whole(part, self._fetch))
+        except CoatcheckError:
+            return False
+        return True
+
+    def _copy_backup(self, backup: int, new: int, manifest: Manifest) -> bool:
+        """Lines that were slim when they were found are made whole, as far as the store has what they refer to."""
+        if all(one.found_size is None for one in manifest.segments):
+            for piece in pieces(backup, 0, manifest.backup_size):
+                write_all(new, piece)
+            return True
+        try:
+            for part in parts(opened(backup), 0, manifest.backup_size, is_document=self._is_document):
                 write_all(new, whole(part, self._fetch))
         except CoatcheckError:
             return False
@@ -262,12 +275,13 @@ def forget_file(place: Place, store: Store, *, force: bool) -> FileReport:
 def _backup_fits(backup: int, manifest: Manifest) -> bool:
     start = 0
     for segment in manifest.segments[manifest.backed_up :]:
+        size, expected = segment.in_backup
         digest = hashlib.sha256()
-        for piece in pieces(backup, start, start + segment.whole_size):
+        for piece in pieces(backup, start, start + size):
             digest.update(piece)
-        if segment.whole_sha256 is not None and digest.hexdigest() != segment.whole_sha256:
+        if expected is not None and digest.hexdigest() != expected:
             return False
-        start += segment.whole_size
+        start += size
     return True
 
 

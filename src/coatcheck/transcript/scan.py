@@ -10,7 +10,7 @@ import json
 import json.decoder
 import re
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from coatcheck.transcript.formats.values import Path
 
@@ -20,17 +20,66 @@ _SCAN: Final = _C.JSONDecoder().scan_once
 _STRING: Final = _C.scanstring
 _BLANK: Final = re.compile(r"[ \t\n\r]*")
 _LEAD: Final = re.compile(r"\ufeff?[ \t\n\r]*")
+_CONTAINERS: Final = (dict, list)
 
 
 def parse(text: str) -> tuple[Any, int, int] | None:
     """The value of a text, and where it begins and ends; None where it is no JSON that we can hold. A byte-order mark
     and blanks may stand around it."""
-    start = _end(_LEAD, text, 0)
+    start = 0 if text.startswith("{") else _end(_LEAD, text, 0)
     try:
         value, end = _SCAN(text, start)
     except (ValueError, StopIteration, RecursionError):
         return None
     return (value, start, end) if _end(_BLANK, text, end) == len(text) else None
+
+
+class Opened(NamedTuple):
+    """A text that is an object or a list: its characters, its value, and where that begins and ends in them.
+    `elements` are the spans of what a list holds, where that is objects alone."""
+
+    text: bytes
+    source: str
+    value: dict[str, Any] | list[Any]
+    start: int
+    end: int
+    elements: list[Span] | None = None
+
+    @classmethod
+    def of(cls, text: bytes) -> Opened | None:
+        """The text opened; None where it is no JSON that we can hold, or neither an object nor a list."""
+        try:
+            source = text.decode()
+        except UnicodeDecodeError:
+            return None
+        if not source.startswith("{"):
+            start = _end(_LEAD, source, 0)
+            listed = _objects(source, start) if source.startswith("[", start) else None
+            if listed is not None:
+                return cls(text, source, *listed)
+        found = parse(source)
+        return cls(text, source, *found) if found is not None and isinstance(found[0], _CONTAINERS) else None
+
+
+def _objects(text: str, start: int) -> tuple[list[Any], int, int, list[Span]] | None:
+    """A list of objects, parsed one by one: that takes no longer, and shows where each of them stands. None where it
+    holds anything else."""
+    values: list[Any] = []
+    elements: list[Span] = []
+    at = _end(_BLANK, text, start + 1)
+    try:
+        while text.startswith("{", at):
+            value, end = _SCAN(text, at)
+            values.append(value)
+            elements.append((at, end))
+            behind = _end(_BLANK, text, end)
+            at = _end(_BLANK, text, behind + 1)
+            if not text.startswith(",", behind):
+                is_all = text.startswith("]", behind) and at == len(text)
+                return (values, start, behind + 1, elements) if is_all else None
+    except (ValueError, StopIteration, RecursionError):
+        pass
+    return None
 
 
 def spans(text: str, start: int, paths: Iterable[Path]) -> dict[Path, Span]:

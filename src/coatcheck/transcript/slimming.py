@@ -18,11 +18,12 @@ from coatcheck.store import Store
 from coatcheck.transcript.formats import Format
 from coatcheck.transcript.formats.values import REFS_KEY
 from coatcheck.transcript.keep import Keeper, Weigher, fetch_from, new_session_id
-from coatcheck.transcript.known import begins_with, known_manifest, not_among, tidy
-from coatcheck.transcript.lines import Layout, layout_of, opened, parts
+from coatcheck.transcript.known import begins_with, known_manifest, not_among, tidy, unmarked_until
+from coatcheck.transcript.lines import Layout, look_at, opened, parts
 from coatcheck.transcript.manifest import Manifest, Segment, remember
 from coatcheck.transcript.place import Place, pieces, write_all
 from coatcheck.transcript.report import FileReport
+from coatcheck.transcript.scan import Opened
 from coatcheck.transcript.splice import Fetch, slim, whole
 
 Progress = Callable[[int, int | None], None]
@@ -50,13 +51,13 @@ def slim_file(place: Place, wanted: Wanted) -> FileReport:
     """Make one file slim. Raises where it cannot be read or replaced, and then it is as it was."""
     with place.reading() as old:
         file = opened(old)
-        layout = layout_of(file)
+        layout, document = look_at(file)
         if wanted.format is not None:
             layout = Layout(wanted.format, layout.is_document)
         size = os.fstat(old).st_size
         if layout.format is None:
             return FileReport(str(place.path), "no transcript", bytes_before=size, bytes_after=size)
-        return _Run(place, wanted, old, file, layout).report()
+        return _Run(place, wanted, old, file, layout, document).report()
 
 
 @dataclass(slots=True)
@@ -74,10 +75,15 @@ class _Measured:
 class _Run:
     """One file on its way."""
 
-    def __init__(self, place: Place, wanted: Wanted, old: int, file: BinaryIO, layout: Layout) -> None:
+    def __init__(
+        self, place: Place, wanted: Wanted, old: int, file: BinaryIO, layout: Layout, document: Opened | None
+    ) -> None:
         self._place, self._wanted, self._old, self._file = place, wanted, old, file
-        self._format, self._is_document = layout.format, layout.is_document
-        found = known_manifest(wanted.store, old, is_document=layout.is_document)
+        self._format, self._is_document, self._document = layout.format, layout.is_document, document
+        self._looked_at = os.fstat(old).st_mtime_ns
+        unmarked = unmarked_until(old)
+        self._unmarked = unmarked or 0
+        found = None if unmarked is not None else known_manifest(wanted.store, old, is_document=layout.is_document)
         self._before = found[1] if found else Manifest(place.real_path, layout.format.name if layout.format else "")
         unfinished = place.unfinished() if wanted.write else []
         self._session_id = found[0] if found else (unfinished or [new_session_id()])[0]
@@ -85,6 +91,7 @@ class _Run:
         self._keeper = keeper(wanted.store, self._session_id, session=wanted.session, policy=wanted.policy)
         self._fetch: Fetch = fetch_from(wanted.store)
         self._slim, self._whole = _Measured(xxhash.xxh3_128()), _Measured(hashlib.sha256())
+        self._found: _Measured | None = None  # the file as it was, from where that is not what its lines stand for
         self._is_known = True
         self._changed = False
         self._parts = 0
@@ -121,6 +128,8 @@ class _Run:
         """All parts from where the last run ended, and those that are appended while we are at it."""
         began = os.fstat(self._old)
         end = began.st_size
+        if began.st_mtime_ns != self._looked_at:
+            self._unmarked = 0
         while self._at < end:
             self._slim_parts(new, end)
             self._at, end = end, os.fstat(self._old).st_size
@@ -132,30 +141,47 @@ class _Run:
             )
 
     def _slim_parts(self, new: int | None, end: int) -> None:
-        assert self._format is not None
-        waiting: list[bytes] = []
-        held = 0
-        for part in parts(self._file, self._at, end, is_document=self._is_document):
-            text = slim(part, self._format, self._keeper).text
+        found: list[bytes] = []
+        wholes: list[bytes] = []
+        slims: list[bytes] = []
+        held, at = 0, self._at
+        for part in parts(self._file, at, end, is_document=self._is_document):
+            at += len(part)
+            marked = at > self._unmarked and _MARK in part
+            text = part if not marked and self._keeper.passes(part) else self._slim_part(part, marked)
             self._parts += 1
-            self._changed = self._changed or text != part
-            self._slim.add(text)
-            if new is not None:
-                self._whole.add(self._whole_of(part, text))
-                waiting.append(text)
-                held += len(text)
-                if held >= _BUFFER:
-                    write_all(new, b"".join(waiting))
-                    waiting, held = [], 0
+            if held + len(part) > _BUFFER:
+                self._take(new, found, wholes, slims)
+                found, wholes, slims, held = [], [], [], 0
+            found.append(part)
+            wholes.append(self._whole_of(part, text) if marked and new is not None else part)
+            slims.append(text)
+            held += len(part)
             if self._wanted.progress is not None:
-                self._wanted.progress(min(end, self._at + self._slim.size), end)
+                self._wanted.progress(at, end)
+        self._take(new, found, wholes, slims)
+
+    def _slim_part(self, part: bytes, marked: bool) -> bytes:
+        assert self._format is not None
+        document = self._document if self._document and self._document.text == part else None
+        text = slim(part, self._format, self._keeper, opened=document, marked=marked).text
+        self._changed = self._changed or text != part
+        return text
+
+    def _take(self, new: int | None, found: list[bytes], wholes: list[bytes], slims: list[bytes]) -> None:
+        """Measure and write what has come together: a line at a time would cost more than the lines do."""
+        data = b"".join(slims)
+        self._slim.add(data)
         if new is not None:
-            write_all(new, b"".join(waiting))
+            if self._found is None and any(one is not other for one, other in zip(found, wholes, strict=True)):
+                self._found = _Measured(self._whole.digest.copy(), self._whole.size)
+            if self._found is not None:
+                self._found.add(b"".join(found))
+            self._whole.add(b"".join(wholes))
+            write_all(new, data)
 
     def _whole_of(self, part: bytes, text: bytes) -> bytes:
-        """The bytes that a slim part stands for: the part that it was made from, unless that was slim before."""
-        if _MARK not in part:
-            return part
+        """The bytes that a slim part stands for: the part that it was made from, where nobody knows better."""
         try:
             return whole(text, self._fetch)
         except CoatcheckError:
@@ -168,6 +194,7 @@ class _Run:
             self._slim.digest.hexdigest(),
             self._whole.size,
             self._whole.digest.hexdigest() if self._is_known else None,
+            *((self._found.size, self._found.digest.hexdigest()) if self._found else ()),
         )
         again = bool(self._before.segments)
         had_backup = self._place.size_of_backup() is not None

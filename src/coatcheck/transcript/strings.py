@@ -19,6 +19,9 @@ _GO: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 _ESCAPE: Final = re.compile(r"\\(?:u[0-9a-f]{4}|.)")
 _DATA_URL: Final = re.compile(r"data:[\w.+/;=-]{0,100};base64,", re.ASCII)
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/]{64,}={0,2}")
+_LOADING: Final = (
+    8 << 20
+)  # characters whose writing takes as long as loading what writes them in less than half the time
 _LEAST: Final = 256  # characters from which on a text of that alphabet is base64, not a long word
 
 
@@ -52,7 +55,7 @@ def styled(text: str, token: str) -> str | None:
 def tokens_of(value: object) -> Iterator[tuple[str, str]]:
     """How the commonest writers write a value: styles and tokens. A token with half a pair in it stands in no text."""
     if isinstance(value, str):
-        yield "utf8", encode_basestring(value)
+        yield "utf8", _plain(value)
         yield "ascii", ascii_(value)
         return
     for is_ascii in (False, True):
@@ -61,6 +64,23 @@ def tokens_of(value: object) -> Iterator[tuple[str, str]]:
                 yield "json", json.dumps(value, ensure_ascii=is_ascii, separators=separators)
             except (ValueError, RecursionError):
                 return
+
+
+_written = 0
+
+
+def _plain(text: str) -> str:
+    """What `encode_basestring` gives."""
+    global _written
+    if _written < _LOADING:
+        _written += len(text)
+        return encode_basestring(text)
+    import pydantic_core  # here, so that who has little to write need not load it
+
+    try:
+        return pydantic_core.to_json(text).decode()
+    except ValueError:  # half a pair
+        return encode_basestring(text)
 
 
 def binary(text: str) -> tuple[str, bytes] | None:

@@ -43,6 +43,9 @@ class ClaudeCode(Anthropic):
         if found is not None:
             yield ("message",), found
 
+    def message_around(self, line: object, path: Path) -> tuple[Path, Message] | None:
+        return next((one for one in self.messages(line) if path[: len(one[0])] == one[0]), None)
+
     def is_shown(self, path: Path) -> bool:
         return path[:2] == ("message", "content")
 

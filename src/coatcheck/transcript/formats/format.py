@@ -68,6 +68,17 @@ class Format:
         """Every message of a line or a document, in order, with where it stands."""
         yield from _messages(self, line, ())
 
+    def message_around(self, line: object, path: Path) -> tuple[Path, Message] | None:
+        """The one of `messages` that a place is in; None where it is in none."""
+        for depth in range(min(len(path), _DEEPEST + 1) + 1):
+            found = self.message(line) if isinstance(line, dict) else None
+            if found is not None:
+                return path[:depth], found
+            if depth == len(path) or path[depth] == REFS_KEY:
+                break
+            line = at(line, path[depth : depth + 1])
+        return None
+
     def places(self, line: object, least: int = 0, bulk: int | None = None) -> list[Path]:
         """Where payloads can be, in the order of the text: strings of `least` characters or more, and containers that
         may go whole, where they have `bulk` characters or more beside what goes for itself."""

@@ -50,6 +50,9 @@ class Pi(Format):
         if found is not None:
             yield (() if found is line else ("message",)), found
 
+    def message_around(self, line: object, path: Path) -> tuple[Path, Message] | None:
+        return next((one for one in self.messages(line) if path[: len(one[0])] == one[0]), None)
+
     def is_shown(self, path: Path) -> bool:
         return path[:2] in (("message", "content"), ("message", "output")) or path[:1] == ("content",)
 

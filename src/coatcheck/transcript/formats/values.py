@@ -29,6 +29,7 @@ _OPAQUE: Final = frozenset(
     {"toolUseResult", "structuredContent", "structured_content", "details", "arguments", "input", "args", "parameters",
      "artifact", "metadata", "response_metadata", "additional_kwargs", "_meta", "extra"}
 )  # fmt: skip
+_CONTAINERS: Final = (dict, list)  # quicker to ask for than their union
 _DEEPEST: Final = 400
 _SCALAR: Final = 6  # characters that a number or a word of JSON takes, about
 
@@ -117,7 +118,7 @@ def _look(
                 if len(one) < least or (not inside and (key in _KEPT_KEYS or (says and key == "content"))):
                     continue
                 found.append((*path, key))
-            elif isinstance(one, dict | list) and one and (inside or key not in _KEPT_KEYS) and len(path) < _DEEPEST:
+            elif one and isinstance(one, _CONTAINERS) and (inside or key not in _KEPT_KEYS) and len(path) < _DEEPEST:
                 words = says and key == "content"
                 _look(one, (*path, key), found, least, bulk, opaque, inside or key in opaque, words)
         return
@@ -125,7 +126,7 @@ def _look(
         if isinstance(one, str):
             if len(one) >= least and not spoken:
                 found.append((*path, index))
-        elif isinstance(one, dict | list) and one and len(path) < _DEEPEST:
+        elif one and isinstance(one, _CONTAINERS) and len(path) < _DEEPEST:
             _look(one, (*path, index), found, least, bulk, opaque, inside, spoken)
 
 
