@@ -63,7 +63,7 @@ class Changes:
     # The tools that are added
 
     def is_ours(self, name: object) -> bool:
-        return name in self._ours
+        return isinstance(name, str) and name in self._ours
 
     def definitions(self) -> list[dict[str, Any]]:
         return [tool.as_mcp() for tool in self._ours.values()]
@@ -106,7 +106,7 @@ class Changes:
             self._partial = listing
             shown = [self._noted(listing, tool) if isinstance(tool, dict) else tool for tool in tools]
             self._listing.tools.update(listing.tools)
-            if result.get("nextCursor") is None:
+            if not result.get("nextCursor"):  # some say that there is no more with an empty one
                 self._name_ours(listing)
                 self._listing = listing
                 self.is_listed = True

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
-import sys
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
@@ -18,8 +19,9 @@ from typing import Any, Final
 
 from coatcheck.errors import CoatcheckError, UpstreamFailed
 from coatcheck.mcp.changes import Changes
+from coatcheck.mcp.stdio import say
 from coatcheck.mcp.upstreams import Upstream
-from coatcheck.mcp.wire import Id, Message, Raw, failure, parse, response, rewritten
+from coatcheck.mcp.wire import Id, Message, Raw, Unread, failure, id_of, parse, response, rewritten
 
 TIMEOUT: Final = 600.0
 _LOOK: Final = 1.0  # seconds between looks at the clock
@@ -65,9 +67,11 @@ class Relay:
         self._to_client = to_client
         self._timeout = timeout
         self._pending: dict[Id, Pending] = {}
-        self._late: OrderedDict[Id, Pending] = OrderedDict()
+        self._late: OrderedDict[Id, Pending | None] = OrderedDict()  # None: we have answered it, and nobody else may
         self._asked: set[Id] = set()  # what the other server wants to know from the client
-        self._own: dict[Id | None, asyncio.Future[dict[str, Any]]] = {}  # what we want to know ourselves
+        self._own: dict[Id, asyncio.Future[dict[str, Any]]] = {}  # what we want to know ourselves
+        self._mark = f"coatcheck-{secrets.token_hex(6)}-"  # before our own ids: no client has such
+        self._numbers = itertools.count(1)
         self._listing = asyncio.Lock()
         self._running: dict[Id, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,6 +90,18 @@ class Relay:
                 await self._route(message)
             except UpstreamFailed as error:
                 await self._unsent(message, error)
+            except Exception as error:  # noqa: BLE001 - one odd message is not the end of all others
+                say(f"a message could not be passed on: {error!r}")
+                await self._unsent(message, CoatcheckError("the proxy could not pass the message on"))
+
+    async def too_large(self, line: Unread, error: UpstreamFailed) -> None:
+        """A message of the client that cannot be passed on: who waits for it is told, client or other server."""
+        if line.method is None and line.id is not None:
+            await self._route(failure(line.id, error))
+        elif line.method is None or line.id is not None:
+            await self._send(failure(line.id, error))
+        else:
+            say(str(error))
 
     async def _route(self, message: Message) -> None:
         if message.is_response and message.id is not None:
@@ -147,9 +163,9 @@ class Relay:
         """List the other server's tools for ourselves. One that does not answer is left unlisted."""
         kept = {key: value for key, value in meta.items() if key != "progressToken"} if isinstance(meta, dict) else {}
         cursor: object = None
-        for number in range(_PAGES):
+        for _ in range(_PAGES):
             params = {**({"_meta": kept} if kept else {}), **({"cursor": cursor} if cursor is not None else {})}
-            request_id = f"coatcheck-{number}"
+            request_id = f"{self._mark}{next(self._numbers)}"
             body = {"jsonrpc": "2.0", "id": request_id, "method": "tools/list", "params": params}
             answer = self._own[request_id] = asyncio.get_running_loop().create_future()
             try:
@@ -161,7 +177,7 @@ class Relay:
                 self._own.pop(request_id, None)
             self._changes.listed(result, first=cursor is None)
             cursor = result.get("nextCursor")
-            if cursor is None:
+            if not cursor:
                 break
         self._changes.is_listed = True
 
@@ -187,45 +203,64 @@ class Relay:
 
     def _cancelled(self, request_id: object) -> bool:
         """Whether what is cancelled was still with us, and the other server need not know of it."""
-        if not isinstance(request_id, str | int):
+        found = id_of(request_id)
+        if found is None:
             return False
-        task = self._running.get(request_id)
-        if task is not None:
-            task.cancel()
+        task = self._running.get(found)
+        if task is not None and task.cancel():
             return True
-        pending = self._pending.pop(request_id, None)
+        pending = self._pending.pop(found, None)
         if pending is not None:
-            self._late[request_id] = pending
-            while len(self._late) > _LATE:
-                self._late.popitem(last=False)
+            self._remember(found, pending)
         return False
 
-    async def _unsent(self, message: Message, error: UpstreamFailed) -> None:
+    def _remember(self, request_id: Id, pending: Pending | None) -> None:
+        self._late[request_id] = pending
+        while len(self._late) > _LATE:
+            self._late.popitem(last=False)
+
+    async def _unsent(self, message: Message, error: CoatcheckError) -> None:
         if message.is_request:
             await self._send(failure(message.id, error))
 
     # From the other server
 
     async def message(self, message: Message) -> None:
-        if message.is_response and message.id in self._own:
-            answer, result = self._own[message.id], message.body.get("result")
-            if not answer.done():
-                answer.set_result(result if isinstance(result, dict) else {})
-            return
+        try:
+            await self._came(message)
+        except Exception as error:  # noqa: BLE001 - who reads for us must read on, and what we do not understand passes
+            say(f"a message passes unchanged: {error!r}")
+            await self._send(message)
+
+    async def _came(self, message: Message) -> None:
         if message.is_response and message.id is not None:
-            pending = self._pending.pop(message.id, None) or self._late.pop(message.id, None)
-            if pending is not None:
-                await self._answered(pending, message)
-                return
-        elif message.is_request and message.id is not None:
+            await self._response(message, message.id)
+            return
+        if message.is_request and message.id is not None:
             self._asked.add(message.id)
         elif message.method == "notifications/progress":
             self._progressed(message.params.get("progressToken"))
         elif message.method == "notifications/cancelled":
-            request_id = message.params.get("requestId")
-            if isinstance(request_id, str | int):
+            request_id = id_of(message.params.get("requestId"))
+            if request_id is not None:
                 self._asked.discard(request_id)
         await self._send(message)
+
+    async def _response(self, message: Message, request_id: Id) -> None:
+        if isinstance(request_id, str) and request_id.startswith(self._mark):
+            answer, result = self._own.get(request_id), message.body.get("result")
+            if answer is not None and not answer.done():
+                answer.set_result(result if isinstance(result, dict) else {})
+            return
+        pending = self._pending.pop(request_id, None)
+        if pending is None and request_id in self._late:
+            pending = self._late.pop(request_id)
+            if pending is None:
+                return
+        if pending is None:
+            await self._send(message)
+        else:
+            await self._answered(pending, message)
 
     async def _answered(self, pending: Pending, message: Message) -> None:
         result = message.body.get("result")
@@ -257,7 +292,7 @@ class Relay:
         try:
             message = _with_result(message, await asyncio.to_thread(change))
         except Exception as error:  # noqa: BLE001 - whatever is wrong here: a request is answered
-            sys.stderr.write(f"coatcheck: a result could not be passed on: {error!r}\n")
+            say(f"a result could not be passed on: {error!r}")
             message = failure(message.id, CoatcheckError("the proxy could not pass the result on"))
         await self._send(message)
 
@@ -269,6 +304,8 @@ class Relay:
         ids = list(self._pending) if request_id is None else [request_id]
         for one in ids:
             if self._pending.pop(one, None) is not None:
+                if request_id is None:
+                    self._remember(one, None)  # it may have been another's answer that was lost
                 await self._send(failure(one, error))
 
     async def ended(self, error: UpstreamFailed) -> None:
@@ -286,16 +323,18 @@ class Relay:
             await asyncio.sleep(min(_LOOK, self._timeout))
             now = time.monotonic()
             if self._asked:
-                for pending in self._pending.values():
-                    pending.until = max(pending.until, now + self._timeout)
+                for waiting in self._pending.values():
+                    waiting.until = max(waiting.until, now + self._timeout)
             for request_id in [one for one, pending in self._pending.items() if pending.until <= now]:
-                method = self._pending[request_id].method
-                self._cancelled(request_id)
+                if (pending := self._pending.pop(request_id, None)) is None:
+                    continue  # answered while we wrote
+                self._remember(request_id, None)
                 error = UpstreamFailed(
-                    f"no answer to {method} in {self._timeout:g} seconds", hint="try once more, or raise --timeout"
+                    f"no answer to {pending.method} in {self._timeout:g} seconds",
+                    hint="try once more, or raise --timeout",
                 )
                 await self._send(failure(request_id, error))
-                if method != "initialize":
+                if pending.method != "initialize":
                     await self._tell_cancelled(request_id)
 
     async def _tell_cancelled(self, request_id: Id) -> None:
@@ -322,7 +361,7 @@ class Relay:
             if request_id is not None and self._running.get(request_id) is task:
                 del self._running[request_id]
             if not task.cancelled() and (error := task.exception()) is not None:
-                sys.stderr.write(f"coatcheck: a message was lost: {error!r}\n")
+                say(f"a message was lost: {error!r}")
 
         task.add_done_callback(done)
         return task

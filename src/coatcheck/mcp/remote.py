@@ -27,7 +27,7 @@ from mcp_types import PROTOCOL_VERSION_META_KEY
 
 from coatcheck.errors import UpstreamFailed
 from coatcheck.mcp.upstreams import Sink
-from coatcheck.mcp.wire import MAX_MESSAGE, Id, Lines, Message, Oversized, Raw, parse, rewritten
+from coatcheck.mcp.wire import MAX_MESSAGE, Id, Lines, Message, Raw, Unread, parse, rewritten
 
 _SESSION: Final = "mcp-session-id"
 _LAST_EVENT: Final = "last-event-id"
@@ -220,9 +220,9 @@ class Remote:
                 if stream.answered:
                     return
 
-    async def _field(self, line: Raw | Oversized, message: Message | None, stream: _Stream) -> None:
+    async def _field(self, line: Raw | Unread, message: Message | None, stream: _Stream) -> None:
         """One line of a stream of events. An empty one ends the event."""
-        if isinstance(line, Oversized):
+        if isinstance(line, Unread):
             await self._received(line, message, stream)
         elif not line:
             data, stream.data = stream.data, []
@@ -237,9 +237,9 @@ class Remote:
             with contextlib.suppress(ValueError):
                 stream.again = min(int(line[6:]) / 1_000, _AGAIN_AT_MOST)
 
-    async def _received(self, line: Raw | Oversized, message: Message | None, stream: _Stream) -> None:
+    async def _received(self, line: Raw | Unread, message: Message | None, stream: _Stream) -> None:
         request_id = message.id if message is not None else None
-        if isinstance(line, Oversized):
+        if isinstance(line, Unread):
             stream.answered = stream.answered or request_id is not None
             error = UpstreamFailed(
                 f"{self._place} sent a message of {line.size:,} bytes; at most {self._max_message:,} are taken",

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import sys
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 from coatcheck.errors import UpstreamFailed
 from coatcheck.mcp import merging
+from coatcheck.mcp.stdio import say
 from coatcheck.mcp.upstreams import Sink, Upstream
 from coatcheck.mcp.wire import Id, Message, encode, failure, response, rewritten
 
@@ -190,7 +190,7 @@ class Switchboard:
             try:
                 answer = await line.ask(method, None if cursor is None else {"cursor": cursor})
             except UpstreamFailed as error:
-                _say(str(error))
+                say(str(error))
                 break
             result = answer.body.get("result")
             entries = result.get(field) if isinstance(result, dict) else None
@@ -346,7 +346,7 @@ class Switchboard:
     def _drop(self, line: _Line, error: UpstreamFailed) -> None:
         line.lost = error
         self._asking = {ours: owner for ours, owner in self._asking.items() if owner[0] is not line}
-        _say(f"{line.name}: {error}")
+        say(f"{line.name}: {error}")
 
     def _live(self) -> list[_Line]:
         return [line for line in self._lines.values() if line.lost is None]
@@ -371,10 +371,3 @@ class Switchboard:
 def _error(request_id: Id | None, code: int, said: str) -> Message:
     body = {"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": said}}
     return Message(encode(body), body)
-
-
-def _say(text: str) -> None:
-    """A line on stderr. Servers have a hand in it, and stderr may be a terminal."""
-    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-    sys.stderr.write(f"coatcheck: {shown}\n")
-    sys.stderr.flush()
