@@ -16,7 +16,7 @@ from typing import Any
 NAME = sys.argv[1]
 ANSWERS: dict[str, Any] = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
 HEARD: list[dict[str, Any]] = []
-TOOLS = [{"name": f"{NAME}_{what}", "inputSchema": {"type": "object"}} for what in ("say", "heard", "hold")]
+TOOLS = [{"name": f"{NAME}_{what}", "inputSchema": {"type": "object"}} for what in ("say", "heard", "hold", "end")]
 
 
 def write(line: bytes) -> None:
