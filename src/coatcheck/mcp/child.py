@@ -49,9 +49,10 @@ class Child:
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self, sink: Sink) -> None:
-        found = shutil.which(self._command[0], path=self._env.get("PATH"))
-        if found is None:
-            raise UpstreamFailed(f"there is no command {self._command[0]!r}", hint="check its name and PATH")
+        command = self._command[0]
+        place = os.path.join(self._cwd or "", command) if os.path.dirname(command) else command
+        if shutil.which(place, path=self._env.get("PATH")) is None:
+            raise UpstreamFailed(f"there is no command {command!r}", hint="check its name and PATH")
         theirs, ours = os.pipe()
         os.set_inheritable(theirs, True)
         try:
@@ -124,7 +125,7 @@ class Child:
                 del line  # it may be large, and the next may be long in coming
         for line in lines.end():
             await self._deliver(sink, line)
-        await self._gone(process, _GRACE)
+        await self._gone(process, _KILL)
         await sink.ended(UpstreamFailed(f"{self._name} {_said(process.returncode)}"))
 
     async def _deliver(self, sink: Sink, line: Raw | Unread) -> None:
