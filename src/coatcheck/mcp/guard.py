@@ -1,7 +1,7 @@
 """Stands between a proxy and the command that it runs, so that the command never outlives the proxy.
 
 Run as a script, `guard.py FD COMMAND ARGS…`, with nothing but the standard library: it must start quickly. The command
-and all that it starts share a process group, unless they leave it, as daemons do. FD is a pipe that only the proxy holds
+and all that it starts share a process group, unless they leave it, as daemons do. FD is a pipe that the proxy alone has
 open: when it closes, however the proxy ended, the group is asked to end, and killed where it does not. The same is done
 to what a command leaves behind that ends by itself.
 """
