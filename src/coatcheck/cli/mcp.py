@@ -167,8 +167,22 @@ def _upstream(
     assert config is not None
     from coatcheck.mcp.switchboard import Switchboard
 
-    found = servers(config, max_message=max_message)
+    found = servers(_configuration(config), max_message=max_message)
     return Switchboard(found), ", ".join(found)
+
+
+def _configuration(file: Path) -> object:
+    """What a file says in which clients name their servers; they write comments and trailing commas, too."""
+    from coatcheck.install import files, jsonc
+
+    data = files.read(file)
+    if data is None:
+        raise errors.InvalidArgument(f"there is no file {str(file)!r}", hint="--config FILE")
+    try:
+        found = jsonc.parse(files.text_of(data)[1])
+    except errors.InvalidArgument as error:
+        raise errors.InvalidArgument(f"{str(file)!r} cannot be read: {error.message}", hint=error.hint) from error
+    return found.value if found is not None else None
 
 
 def _named(command: tuple[str, ...]) -> str:
