@@ -121,3 +121,31 @@ def test_a_last_page_is_one_whose_cursor_is_empty(speak: Speak, end: str | None)
     page = {"tools": [{"name": "x", "inputSchema": {"type": "object"}}], "nextCursor": end}
     listed = speak(server=told("it", **{"tools/list": [page]})).ask("tools/list")["result"]["tools"]
     assert [tool["name"] for tool in listed] == ["x", "get_artifact", "list_artifacts", "store_artifact"]
+
+
+def test_the_result_of_a_task_is_judged_as_that_of_its_tool(speak: Speak) -> None:
+    whole = {"content": [{"type": "text", "text": LONG}]}
+    speaker = speak("--inline", "it_hold", server=told("it", **{"tasks/result": whole}))
+    speaker.ask("tools/list")
+    waiting = held(speaker)
+    say(speaker, {"jsonrpc": "2.0", "id": waiting, "result": {"task": {"taskId": "mine", "status": "working"}}})
+    assert speaker.answer(waiting)["result"]["task"]["taskId"] == "mine"
+    assert speaker.ask("tasks/result", {"taskId": "mine"})["result"] == whole
+    assert stub_in(text_of(speaker.ask("tasks/result", {"taskId": "another"})["result"]))
+
+
+def test_a_few_links_stay_links_where_very_many_blocks_become_one_stub(one: Speaker) -> None:
+    waiting = held(one)
+    link = {"type": "resource_link", "uri": "it://1", "name": "a link", "annotations": {"priority": 1.0}}
+    texts = [{"type": "text", "text": f"row number {number}"} for number in range(3_000)]
+    say(one, {"jsonrpc": "2.0", "id": waiting, "result": {"content": [*texts, link]}})
+    stub, kept = one.answer(waiting)["result"]["content"]
+    assert stub_in(stub["text"])
+    assert kept == link
+
+
+def test_a_batch_is_answered_message_by_message(one: Speaker) -> None:
+    calls = [{"jsonrpc": "2.0", "id": f"b{n}", "method": "tools/call", "params": {"name": "it_heard"}} for n in (1, 2)]
+    one.write(json.dumps([*calls, {"jsonrpc": "2.0", "method": "notifications/batched"}]).encode())
+    assert [one.answer(call["id"])["id"] for call in calls] == ["b1", "b2"]
+    assert "notifications/batched" in [found.get("method") for found in heard(one, "it")]

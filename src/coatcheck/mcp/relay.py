@@ -9,18 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import math
 import secrets
-import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Final
 
 from coatcheck.errors import CoatcheckError, UpstreamFailed
 from coatcheck.mcp.changes import Changes
 from coatcheck.mcp.stdio import say
 from coatcheck.mcp.upstreams import Upstream
+from coatcheck.mcp.waiting import Pending, Waiting
 from coatcheck.mcp.wire import Id, Message, Raw, Unread, failure, id_of, parse, response, rewritten
 
 TIMEOUT: Final = 600.0
@@ -30,32 +27,10 @@ _ASK: Final = 10.0
 _PAGES: Final = 1_000
 _METHOD_NOT_FOUND: Final = -32601
 _HEAVY: Final = 1 << 20
-_LATE: Final = 1_000  # cancelled requests that are remembered, should their answer come after all
-_TIMED: Final = frozenset(
-    {
-        "initialize", "server/discover", "ping", "tools/list", "tools/call", "resources/list", "resources/read",
-        "resources/templates/list", "resources/subscribe", "resources/unsubscribe", "prompts/list", "prompts/get",
-        "completion/complete", "logging/setLevel",
-    }
-)  # fmt: skip
-"""What is answered soon, or tells of progress. Other requests may be meant to stay open."""
-
 _SAYS_WHAT_IT_CAN: Final = ("initialize", "server/discover")
 _CALLS: Final = ("tools/call", "tasks/result")
 
 Send = Callable[[Raw], Awaitable[None]]
-
-
-@dataclass(slots=True)
-class Pending:
-    """A request of the client that the other server has not answered yet."""
-
-    method: str
-    tool: str | None
-    token: object
-    first: bool
-    meta: object
-    until: float
 
 
 class Relay:
@@ -66,9 +41,7 @@ class Relay:
         self._changes = changes
         self._to_client = to_client
         self._timeout = timeout
-        self._pending: dict[Id, Pending] = {}
-        self._late: OrderedDict[Id, Pending | None] = OrderedDict()  # None: we have answered it, and nobody else may
-        self._asked: set[Id] = set()  # what the other server wants to know from the client
+        self._waiting = Waiting(timeout)
         self._own: dict[Id, asyncio.Future[dict[str, Any]]] = {}  # what we want to know ourselves
         self._mark = f"coatcheck-{secrets.token_hex(6)}-"  # before our own ids: no client has such
         self._numbers = itertools.count(1)
@@ -105,7 +78,7 @@ class Relay:
 
     async def _route(self, message: Message) -> None:
         if message.is_response and message.id is not None:
-            self._asked.discard(message.id)
+            self._waiting.told(message.id)
         elif message.method == "notifications/cancelled" and self._cancelled(message.params.get("requestId")):
             return
         if not message.is_request or message.id is None:
@@ -122,21 +95,11 @@ class Relay:
 
     async def _forward(self, message: Message) -> None:
         assert message.id is not None
-        params = message.params
-        meta = params.get("_meta")
-        tool = params.get("name") if message.method == "tools/call" else None
-        self._pending[message.id] = Pending(
-            message.method or "",
-            tool if isinstance(tool, str) else None,
-            meta.get("progressToken") if isinstance(meta, dict) else None,
-            params.get("cursor") is None,
-            meta,
-            time.monotonic() + self._timeout if message.method in _TIMED else math.inf,
-        )
+        self._waiting.begin(message)
         try:
             await self._upstream.send(message)
         except UpstreamFailed:
-            self._pending.pop(message.id, None)
+            self._waiting.forget(message.id)
             raise
 
     def _is_work(self, message: Message) -> bool:
@@ -209,15 +172,8 @@ class Relay:
         task = self._running.get(found)
         if task is not None and task.cancel():
             return True
-        pending = self._pending.pop(found, None)
-        if pending is not None:
-            self._remember(found, pending)
+        self._waiting.cancelled(found)
         return False
-
-    def _remember(self, request_id: Id, pending: Pending | None) -> None:
-        self._late[request_id] = pending
-        while len(self._late) > _LATE:
-            self._late.popitem(last=False)
 
     async def _unsent(self, message: Message, error: CoatcheckError) -> None:
         if message.is_request:
@@ -237,13 +193,13 @@ class Relay:
             await self._response(message, message.id)
             return
         if message.is_request and message.id is not None:
-            self._asked.add(message.id)
+            self._waiting.asked(message.id)
         elif message.method == "notifications/progress":
-            self._progressed(message.params.get("progressToken"))
+            self._waiting.progressed(message.params.get("progressToken"))
         elif message.method == "notifications/cancelled":
             request_id = id_of(message.params.get("requestId"))
             if request_id is not None:
-                self._asked.discard(request_id)
+                self._waiting.told(request_id)
         await self._send(message)
 
     async def _response(self, message: Message, request_id: Id) -> None:
@@ -252,15 +208,11 @@ class Relay:
             if answer is not None and not answer.done():
                 answer.set_result(result if isinstance(result, dict) else {})
             return
-        pending = self._pending.pop(request_id, None)
-        if pending is None and request_id in self._late:
-            pending = self._late.pop(request_id)
-            if pending is None:
-                return
-        if pending is None:
-            await self._send(message)
-        else:
+        is_wanted, pending = self._waiting.answered(request_id)
+        if pending is not None:
             await self._answered(pending, message)
+        elif is_wanted:
+            await self._send(message)
 
     async def _answered(self, pending: Pending, message: Message) -> None:
         result = message.body.get("result")
@@ -268,7 +220,11 @@ class Relay:
             message = response(message.id, self._changes.only_ours(pending.meta))
         if not isinstance(result, dict):
             await self._send(message)
-        elif pending.method in _SAYS_WHAT_IT_CAN:
+            return
+        task = result.get("task")
+        if pending.method == "tools/call" and isinstance(task, dict):
+            self._waiting.runs(str(task.get("taskId")), pending.tool)
+        if pending.method in _SAYS_WHAT_IT_CAN:
             capabilities = result.get("capabilities")
             self._has_tools = not isinstance(capabilities, dict) or isinstance(capabilities.get("tools"), dict)
             await self._send(_with_result(message, self._changes.capable(result)))
@@ -301,12 +257,8 @@ class Relay:
         for asked, answer in self._own.items():
             if request_id in (None, asked) and not answer.done():
                 answer.set_result({})
-        ids = list(self._pending) if request_id is None else [request_id]
-        for one in ids:
-            if self._pending.pop(one, None) is not None:
-                if request_id is None:
-                    self._remember(one, None)  # it may have been another's answer that was lost
-                await self._send(failure(one, error))
+        for one in self._waiting.given_up(request_id):
+            await self._send(failure(one, error))
 
     async def ended(self, error: UpstreamFailed) -> None:
         self.is_ending = True
@@ -321,19 +273,9 @@ class Relay:
         begins anew with each sign of progress."""
         while self._timeout > 0:
             await asyncio.sleep(min(_LOOK, self._timeout))
-            now = time.monotonic()
-            if self._asked:
-                for waiting in self._pending.values():
-                    waiting.until = max(waiting.until, now + self._timeout)
-            for request_id in [one for one, pending in self._pending.items() if pending.until <= now]:
-                if (pending := self._pending.pop(request_id, None)) is None:
-                    continue  # answered while we wrote
-                self._remember(request_id, None)
-                error = UpstreamFailed(
-                    f"no answer to {pending.method} in {self._timeout:g} seconds",
-                    hint="try once more, or raise --timeout",
-                )
-                await self._send(failure(request_id, error))
+            for request_id, pending in self._waiting.overdue():
+                said = f"no answer to {pending.method} in {self._timeout:g} seconds"
+                await self._send(failure(request_id, UpstreamFailed(said, hint="try once more, or raise --timeout")))
                 if pending.method != "initialize":
                     await self._tell_cancelled(request_id)
 
@@ -342,11 +284,6 @@ class Relay:
         body = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
         with contextlib.suppress(UpstreamFailed):
             await self._upstream.send(rewritten(Message(b"", body)))
-
-    def _progressed(self, token: object) -> None:
-        for pending in self._pending.values():
-            if token is not None and pending.token == token:
-                pending.until = time.monotonic() + self._timeout
 
     # Tasks
 
