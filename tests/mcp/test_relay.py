@@ -149,3 +149,18 @@ def test_a_batch_is_answered_message_by_message(one: Speaker) -> None:
     one.write(json.dumps([*calls, {"jsonrpc": "2.0", "method": "notifications/batched"}]).encode())
     assert [one.answer(call["id"])["id"] for call in calls] == ["b1", "b2"]
     assert "notifications/batched" in [found.get("method") for found in heard(one, "it")]
+
+
+@pytest.mark.parametrize("depth", [400, 800, 950])
+def test_a_call_with_arguments_of_any_depth_is_answered(one: Speaker, depth: int) -> None:
+    params = {"name": "it_heard", "arguments": {"x": "@"}}
+    line = json.dumps({"jsonrpc": "2.0", "id": f"d{depth}", "method": "tools/call", "params": params})
+    one.write(line.replace('"@"', "[" * depth + '"art:000000000000"' + "]" * depth).encode())
+    found = one.answer(f"d{depth}")
+    assert "result" in found or "error" in found
+
+
+def test_a_listing_that_leads_in_a_circle_is_left(speak: Speak) -> None:
+    page = {"tools": [{"name": "it_heard", "inputSchema": {"type": "object"}}], "nextCursor": "0"}
+    speaker = speak(server=told("it", **{"tools/list": [page]}))
+    assert [one["method"] for one in heard(speaker, "it")].count("tools/list") == 2

@@ -464,6 +464,14 @@ def test_an_address_of_another_kind_is_refused_at_the_start(tmp_path: Path) -> N
         assert speaker.leave() == 10
 
 
+def test_a_header_that_cannot_be_sent_is_refused_at_the_start_and_not_shown(tmp_path: Path) -> None:
+    words = proxy("--url", "http://127.0.0.1:1/mcp", "--header", "X-Key: geheim\u20ac")
+    with Speaker(words, environment(tmp_path / "store")) as speaker:
+        assert speaker.leave() == 10
+    assert "X-Key" in speaker.complained("header")
+    assert not [line for line in speaker.complaints if "geheim" in line]
+
+
 @pytest.mark.parametrize("command", [["mcp"], ["proxy", "--url", "http://127.0.0.1:1/mcp"]])
 def test_a_missing_extra_names_its_fix(tmp_path: Path, command: list[str]) -> None:
     without = "import sys; sys.modules['mcp'] = sys.modules['mcp_types'] = None; from coatcheck.cli import main; main()"

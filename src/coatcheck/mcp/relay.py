@@ -70,7 +70,8 @@ class Relay:
     async def too_large(self, line: Unread, error: UpstreamFailed) -> None:
         """A message of the client that cannot be passed on: who waits for it is told, client or other server."""
         if line.method is None and line.id is not None:
-            await self._route(failure(line.id, error))
+            with contextlib.suppress(UpstreamFailed):
+                await self._route(failure(line.id, error))
         elif line.method is None or line.id is not None:
             await self._send(failure(line.id, error))
         else:
@@ -121,13 +122,16 @@ class Relay:
                 await self._forward(message)
         except UpstreamFailed as error:
             await self._unsent(message, error)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong here: a request is answered
+            say(f"a call could not be passed on: {error!r}")
+            await self._unsent(message, CoatcheckError("the proxy could not pass the call on"))
 
     async def _list(self, meta: object) -> None:
         """List the other server's tools for ourselves. One that does not answer is left unlisted."""
         kept = {key: value for key, value in meta.items() if key != "progressToken"} if isinstance(meta, dict) else {}
-        cursor: object = None
-        for _ in range(_PAGES):
-            params = {**({"_meta": kept} if kept else {}), **({"cursor": cursor} if cursor is not None else {})}
+        cursors: list[object] = [None]
+        while len(cursors) <= _PAGES:
+            params = {**({"_meta": kept} if kept else {}), **({"cursor": cursors[-1]} if cursors[-1] else {})}
             request_id = f"{self._mark}{next(self._numbers)}"
             body = {"jsonrpc": "2.0", "id": request_id, "method": "tools/list", "params": params}
             answer = self._own[request_id] = asyncio.get_running_loop().create_future()
@@ -138,10 +142,11 @@ class Relay:
                 break
             finally:
                 self._own.pop(request_id, None)
-            self._changes.listed(result, first=cursor is None)
-            cursor = result.get("nextCursor")
-            if not cursor:
+            self._changes.listed(result, first=len(cursors) == 1)
+            following = result.get("nextCursor")
+            if not following or following in cursors:
                 break
+            cursors.append(following)
         self._changes.is_listed = True
 
     async def _answer(self, message: Message) -> None:

@@ -80,6 +80,9 @@ class Remote:
             raise UpstreamFailed(f"{self._url!r} is no address: {error}", hint="http://… or https://…") from error
         if url.scheme not in ("http", "https") or not url.host:
             raise UpstreamFailed(f"{self._url!r} is no address of a server", hint="http://… or https://…")
+        for name, value in self._headers.items():
+            if not value.isascii() or not value.isprintable():
+                raise UpstreamFailed(f"the header {name!r} has characters that no header may have", hint="plain ASCII")
         self._client = httpx2.AsyncClient(
             headers=self._headers,
             timeout=httpx2.Timeout(None, connect=_CONNECT),
@@ -196,7 +199,7 @@ class Remote:
                 await self._answer(response, exchange)
             if exchange.request_id is not None and not exchange.is_answered:
                 await self._resume(exchange)
-        except httpx2.HTTPError as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, ValueError) as error:
             if exchange.request_id is not None and not exchange.is_answered:
                 reason = str(error) or type(error).__name__
                 await self._unanswered(exchange, UpstreamFailed(f"{self._place} cannot be reached: {reason}"))
