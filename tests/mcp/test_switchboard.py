@@ -227,3 +227,9 @@ def test_the_version_that_the_client_wants_is_spoken_where_a_server_speaks_it(
 def test_a_level_that_every_server_refuses_is_refused(board: Board) -> None:
     logs = {"capabilities": {"logging": {}}, "logging/setLevel": {"code": -32602, "message": "no such level"}}
     assert board(a=logs, b={}).ask("logging/setLevel", {"level": "loud"})["error"]["message"] == "no such level"
+
+
+def test_a_server_that_does_not_begin_does_not_keep_the_others(board: Board) -> None:
+    client = board("--timeout", "4", a={"silent": True}, b={})
+    assert [tool["name"] for tool in client.ask("tools/list")["result"]["tools"]][:1] == ["b_say"]
+    assert "handshake" in client.complained("coatcheck: a:")

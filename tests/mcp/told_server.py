@@ -49,6 +49,8 @@ def handle(message: dict[str, Any]) -> None:
     if "id" not in message or method is None:
         return
     told = ANSWERS.get(method)
+    if method == "initialize" and ANSWERS.get("silent"):
+        return
     if method == "initialize":
         capabilities = {"tools": {}, **ANSWERS.get("capabilities", {})}
         info = {"name": NAME, "version": "1"}

@@ -136,7 +136,7 @@ def proxy(
     from coatcheck.mcp.proxy import Settings, run
     from coatcheck.mcp.report import Counts, keep
 
-    upstream, name = _upstream(command, address, header, config, max_message * _MIB)
+    upstream, name = _upstream(command, address, header, config, max_message * _MIB, timeout)
     counts = Counts()
     settings = Settings(Policy(max_tokens=max_tokens), frozenset(inline), timeout, max_message * _MIB)
     session_id = session_id or _new_session()
@@ -152,7 +152,12 @@ def proxy(
 
 
 def _upstream(
-    command: tuple[str, ...], address: str | None, header: tuple[str, ...], config: Path | None, max_message: int
+    command: tuple[str, ...],
+    address: str | None,
+    header: tuple[str, ...],
+    config: Path | None,
+    max_message: int,
+    timeout: float,
 ) -> tuple[Upstream, str]:
     """What stands behind the proxy, and a name for it."""
     from coatcheck.mcp.child import Child
@@ -165,10 +170,10 @@ def _upstream(
         headers = dict(map(parsed, (*headers_of_environment(), *header)))
         return remote(address, headers, max_message), urlsplit(address).hostname or "?"
     assert config is not None
-    from coatcheck.mcp.switchboard import Switchboard
+    from coatcheck.mcp.switchboard import PATIENCE, Switchboard
 
     found = servers(_configuration(config), max_message=max_message)
-    return Switchboard(found), ", ".join(found)
+    return Switchboard(found, patience=min(PATIENCE, timeout / 2 or PATIENCE)), ", ".join(found)
 
 
 def _configuration(file: Path) -> object:

@@ -18,7 +18,8 @@ from coatcheck.mcp.stdio import say
 from coatcheck.mcp.upstreams import Sink, Upstream
 from coatcheck.mcp.wire import Id, Message, encode, failure, id_of, response, rewritten
 
-_START: Final = 60.0  # seconds in which a server must have answered the handshake
+_START: Final = 60.0  # seconds in which a server must have answered the handshake,
+PATIENCE: Final = 20.0  # and no more than these once another has: a client waits for all of them
 _ASK: Final = 60.0
 _PAGES: Final = 1_000
 _PARSE_ERROR: Final = -32700
@@ -38,9 +39,10 @@ _BY_URI: Final = ("resources/read", "resources/subscribe", "resources/unsubscrib
 
 
 class Switchboard:
-    """An upstream of upstreams, by name."""
+    """An upstream of upstreams, by name. `patience` is how long the others wait for one that does not begin."""
 
-    def __init__(self, servers: Mapping[str, Upstream]) -> None:
+    def __init__(self, servers: Mapping[str, Upstream], *, patience: float = PATIENCE) -> None:
+        self._patience = patience
         self._members = {name: Member(name, upstream, self) for name, upstream in servers.items()}
         self._sink: Sink | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -111,12 +113,8 @@ class Switchboard:
             await self._first(message, self._live(), (_METHOD_NOT_FOUND,))
 
     async def _initialize(self, message: Message) -> None:
-        members = self._live()
-        done = await asyncio.gather(
-            *(one.ask("initialize", message.params, _START) for one in members), return_exceptions=True
-        )
         results: dict[str, Mapping[str, Any]] = {}
-        for member, answer in zip(members, done, strict=True):
+        for member, answer in (await self._begun(message.params)).items():
             result = answer.body.get("result") if isinstance(answer, Message) else None
             if isinstance(result, dict):
                 results[member.name] = result
@@ -130,6 +128,23 @@ class Switchboard:
             raise UpstreamFailed("none of the servers could be started", hint="see above for each")
         merged = merging.initialized(results, str(message.params.get("protocolVersion")))
         await self._to.message(response(message.id, merged))
+
+    async def _begun(self, params: Mapping[str, Any]) -> dict[Member, Message | BaseException]:
+        """What each server answers to the handshake, or why it does not."""
+        tasks = {one: asyncio.create_task(one.ask("initialize", params, _START)) for one in self._live()}
+        waiting = set(tasks.values())
+        try:
+            while waiting and not any(one.done() and one.exception() is None for one in tasks.values()):
+                _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if waiting:
+                await asyncio.wait(waiting, timeout=self._patience)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+        late = UpstreamFailed("no answer to the handshake, and the others cannot wait", hint="start it by itself")
+        done = await asyncio.gather(*tasks.values(), return_exceptions=True)
+        answers = [late if isinstance(one, asyncio.CancelledError) else one for one in done]
+        return dict(zip(tasks, answers, strict=True))
 
     async def _listed(self, method: str) -> list[dict[str, Any]]:
         """What all servers list. One that does not answer is left out: the others are still there."""
