@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from coatcheck.errors import CoatcheckError, UpstreamFailed
 from coatcheck.mcp import merging
+from coatcheck.mcp.directory import ASK, LISTS, Directory
 from coatcheck.mcp.member import Member, new_id
 from coatcheck.mcp.stdio import say
 from coatcheck.mcp.upstreams import Sink, Upstream
@@ -20,20 +21,11 @@ from coatcheck.mcp.wire import Id, Message, encode, failure, id_of, response, re
 
 _START: Final = 60.0  # seconds in which a server must have answered the handshake,
 PATIENCE: Final = 20.0  # and no more than these once another has: a client waits for all of them
-_ASK: Final = 60.0
-_PAGES: Final = 1_000
 _PARSE_ERROR: Final = -32700
 _INVALID_REQUEST: Final = -32600
 _METHOD_NOT_FOUND: Final = -32601
 _INVALID_PARAMS: Final = -32602
 _RESOURCE_NOT_FOUND: Final = -32002
-_LISTS: Final = {
-    "tools/list": ("tools", "tools", "name"),
-    "prompts/list": ("prompts", "prompts", "name"),
-    "resources/list": ("resources", "resources", "uri"),
-    "resources/templates/list": ("resources", "resourceTemplates", "uriTemplate"),
-    "tasks/list": ("tasks", "tasks", "taskId"),
-}
 _BY_NAME: Final = {"tools/call": "tools/list", "prompts/get": "prompts/list"}
 _BY_URI: Final = ("resources/read", "resources/subscribe", "resources/unsubscribe")
 
@@ -44,14 +36,13 @@ class Switchboard:
     def __init__(self, servers: Mapping[str, Upstream], *, patience: float = PATIENCE) -> None:
         self._patience = patience
         self._members = {name: Member(name, upstream, self) for name, upstream in servers.items()}
+        self._directory = Directory(self._members)
         self._sink: Sink | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: dict[Id, asyncio.Task[None]] = {}  # requests of the client that are still with us,
         self._at: dict[Id, Member] = {}  # whom we ask for them just now,
         self._owners: dict[Id, Member] = {}  # and those that were handed on, until they are answered
         self._asking: dict[Id, tuple[Member, Id, object]] = {}  # of servers, under our ids: theirs, and progress token
-        self._names: dict[str, dict[str, tuple[str, str]]] = {}  # all that were ever given, the newest meaning
-        self._addresses: dict[str, dict[str, str]] = {}
 
     async def start(self, sink: Sink) -> None:
         self._sink = sink
@@ -62,11 +53,11 @@ class Switchboard:
                 self._drop(member, error)
             elif isinstance(error, BaseException):
                 raise error
-        if not self._live():
+        if not self._directory.live():
             raise UpstreamFailed("none of the servers could be started", hint="see above for each")
 
     async def finish(self) -> None:
-        for member in self._live():
+        for member in self._directory.live():
             await member.upstream.finish()
 
     async def close(self) -> None:
@@ -96,21 +87,21 @@ class Switchboard:
             await self._initialize(message)
         elif method == "server/discover":
             await self._to.message(_error(message.id, _METHOD_NOT_FOUND, "Method not found"))
-        elif method in _LISTS:
-            await self._to.message(response(message.id, {_LISTS[method][1]: await self._listed(method)}))
+        elif method in LISTS:
+            await self._to.message(response(message.id, {LISTS[method][1]: await self._directory.listed(method)}))
         elif method in _BY_NAME:
             await self._by_name(message, _BY_NAME[method], str(params.get("name")))
         elif method in _BY_URI:
-            members = await self._candidates(str(params.get("uri")))
+            members = await self._directory.candidates(str(params.get("uri")))
             await self._first(message, members, (_RESOURCE_NOT_FOUND, _INVALID_PARAMS))
         elif method == "completion/complete":
             await self._complete(message)
         elif method == "logging/setLevel":
             await self._everywhere(message, "logging")
         elif method.startswith("tasks/"):
-            await self._first(message, self._able("tasks"), (_INVALID_PARAMS, _METHOD_NOT_FOUND))
+            await self._first(message, self._directory.able("tasks"), (_INVALID_PARAMS, _METHOD_NOT_FOUND))
         else:
-            await self._first(message, self._live(), (_METHOD_NOT_FOUND,))
+            await self._first(message, self._directory.live(), (_METHOD_NOT_FOUND,))
 
     async def _initialize(self, message: Message) -> None:
         results: dict[str, Mapping[str, Any]] = {}
@@ -131,7 +122,7 @@ class Switchboard:
 
     async def _begun(self, params: Mapping[str, Any]) -> dict[Member, Message | BaseException]:
         """What each server answers to the handshake, or why it does not."""
-        tasks = {one: asyncio.create_task(one.ask("initialize", params, _START)) for one in self._live()}
+        tasks = {one: asyncio.create_task(one.ask("initialize", params, _START)) for one in self._directory.live()}
         waiting = set(tasks.values())
         try:
             while waiting and not any(one.done() and one.exception() is None for one in tasks.values()):
@@ -146,50 +137,8 @@ class Switchboard:
         answers = [late if isinstance(one, asyncio.CancelledError) else one for one in done]
         return dict(zip(tasks, answers, strict=True))
 
-    async def _listed(self, method: str) -> list[dict[str, Any]]:
-        """What all servers list. One that does not answer is left out: the others are still there."""
-        capability, _, key = _LISTS[method]
-        members = self._able(capability)
-        pages = await asyncio.gather(*(self._pages(one, method) for one in members))
-        listed = {one.name: found for one, found in zip(members, pages, strict=True)}
-        if key == "name":
-            names = merging.named(listed)
-            self._names[method] = self._names.get(method, {}) | names
-            return merging.shown(listed, names)
-        self._addresses[method] = merging.addressed(listed, key)
-        return merging.distinct(listed, key)
-
-    async def _pages(self, member: Member, method: str) -> list[dict[str, Any]]:
-        """What one server lists, each entry once: some lead in a circle."""
-        _, field, key = _LISTS[method]
-        found: dict[str, dict[str, Any]] = {}
-        cursors: list[object] = [None]
-        while len(cursors) <= _PAGES:
-            try:
-                answer = await member.ask(method, {"cursor": cursors[-1]} if cursors[-1] else None, _ASK)
-            except UpstreamFailed as error:
-                say(str(error))
-                break
-            result = answer.body.get("result")
-            entries = result.get(field) if isinstance(result, dict) else None
-            for one in entries if isinstance(entries, list) else []:
-                if isinstance(one, dict):
-                    found.setdefault(str(one.get(key)), one)
-            following = result.get("nextCursor") if isinstance(result, dict) else None
-            if not following or following in cursors:
-                break
-            cursors.append(following)
-        return list(found.values())
-
-    async def _named(self, listing: str, name: str) -> tuple[Member, str] | None:
-        """The server that a name leads to, and what it is called there. A name that was once given stays good."""
-        if name not in self._names.get(listing, {}):
-            await self._listed(listing)
-        found = self._names[listing].get(name)
-        return (self._members[found[0]], found[1]) if found is not None else None
-
     async def _by_name(self, message: Message, listing: str, name: str) -> None:
-        found = await self._named(listing, name)
+        found = await self._directory.named(listing, name)
         if found is None:
             await self._to.message(_error(message.id, _INVALID_PARAMS, f"none of the servers has {name[:80]!r}"))
             return
@@ -198,41 +147,24 @@ class Switchboard:
             message = rewritten(message, params={**message.params, "name": own})
         await self._forward(member, message)
 
-    async def _candidates(self, uri: str) -> list[Member]:
-        """The server that lists an address; else all with resources, those first whose templates say most of it."""
-        for method in ("resources/list", "resources/templates/list"):
-            if method not in self._addresses:
-                await self._listed(method)
-        server = self._addresses["resources/list"].get(uri)
-        if server is not None:
-            return [self._members[server]]
-        templates = self._addresses["resources/templates/list"].items()
-        fitting = sorted(
-            ((merging.fitness(template, uri), server) for template, server in templates), key=lambda one: -one[0]
-        )
-        servers = [server for fitness, server in fitting if fitness >= 0]
-        servers += [member.name for member in self._able("resources")]
-        return [self._members[server] for server in dict.fromkeys(servers) if self._members[server].lost is None]
-
     async def _complete(self, message: Message) -> None:
         ref = message.params.get("ref")
         if isinstance(ref, dict) and ref.get("type") == "ref/prompt":
-            found = await self._named("prompts/list", str(ref.get("name")))
+            found = await self._directory.named("prompts/list", str(ref.get("name")))
             if found is not None:
                 params = {**message.params, "ref": {**ref, "name": found[1]}}
                 await self._forward(found[0], rewritten(message, params=params))
                 return
         elif isinstance(ref, dict) and isinstance(ref.get("uri"), str):
-            members = await self._candidates(ref["uri"])
-            server = self._addresses["resources/templates/list"].get(ref["uri"])
-            if server is not None or members:
-                await self._forward(self._members[server] if server is not None else members[0], message)
+            member = await self._directory.completing(ref["uri"])
+            if member is not None:
+                await self._forward(member, message)
                 return
         await self._to.message(_error(message.id, _INVALID_PARAMS, "none of the servers completes this"))
 
     async def _everywhere(self, message: Message, capability: str) -> None:
         """To all who can do it. Where none of them would, the first says why."""
-        asked = [one.ask(message.method or "", message.params, _ASK) for one in self._able(capability)]
+        asked = [one.ask(message.method or "", message.params, ASK) for one in self._directory.able(capability)]
         done = [one for one in await asyncio.gather(*asked, return_exceptions=True) if isinstance(one, Message)]
         refused = [one for one in done if "error" in one.body]
         if not asked:
@@ -276,7 +208,7 @@ class Switchboard:
             if found is not None:
                 await found[0].send(rewritten(message, params={**params, "progressToken": found[2]}))
         else:
-            for member in self._live():
+            for member in self._directory.live():
                 with contextlib.suppress(UpstreamFailed):
                     await member.send(message)
 
@@ -315,7 +247,7 @@ class Switchboard:
                 await self._to.message(rewritten(message, params={**message.params, "requestId": ours}))
             return
         if message.method == "notifications/resources/list_changed":
-            self._addresses.clear()
+            self._directory.changed()
         await self._to.message(message)
 
     def _as_ours(self, member: Member, message: Message, theirs: Id) -> Message:
@@ -337,7 +269,7 @@ class Switchboard:
     async def lost(self, member: Member, error: UpstreamFailed) -> None:
         """A server that ends takes along what it has asked and listed, and the client is told of both."""
         self._drop(member, error)
-        if not self._live():
+        if not self._directory.live():
             await self._to.ended(error)
             return
         for ours in [ours for ours, asked in self._asking.items() if asked[0] is member]:
@@ -346,7 +278,7 @@ class Switchboard:
         for what in merging.LISTED:
             if what in member.capabilities:
                 await self._tell(f"notifications/{what}/list_changed")
-        self._addresses.clear()
+        self._directory.changed()
 
     async def _tell(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         body = {"jsonrpc": "2.0", "method": method, **({"params": params} if params else {})}
@@ -355,12 +287,6 @@ class Switchboard:
     def _drop(self, member: Member, error: UpstreamFailed) -> None:
         member.lost = error
         say(f"{member.name}: {error}")
-
-    def _live(self) -> list[Member]:
-        return [member for member in self._members.values() if member.lost is None]
-
-    def _able(self, capability: str) -> list[Member]:
-        return [member for member in self._live() if capability in member.capabilities]
 
     @property
     def _to(self) -> Sink:
