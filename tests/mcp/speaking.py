@@ -159,12 +159,12 @@ def stub_in(text: str) -> dict[str, Any]:
 
 def is_running(pid: int) -> bool:
     """Whether a process is there and has not ended: a zombie has."""
+    state = Path(f"/proc/{pid}/stat")
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+        return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):  # it ended while we looked
         return False
-    state = Path(f"/proc/{pid}/stat")
-    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def gone(*pids: int) -> bool:
