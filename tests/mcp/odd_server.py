@@ -114,7 +114,10 @@ def call(request_id: Any, name: str, given: dict[str, Any], meta: dict[str, Any]
             write(json.dumps({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}))
         answer(request_id, text("done"))
     elif name == "spawn":
-        child = subprocess.Popen([sys.executable, "-c", "import time\nwhile True: time.sleep(60)"], stdout=2)
+        deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if given.get("deaf") else ""
+        code = f"{deaf}print('ready', flush=True)\nimport time\nwhile True: time.sleep(60)"
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        child.stdout.readline() if child.stdout else None
         answer(request_id, text(f"{os.getpid()} {child.pid}"))
     elif name == "error":
         answer(request_id, text(words(size), isError=True, _meta={"kept": [1.0]}))

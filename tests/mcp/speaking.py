@@ -100,7 +100,7 @@ class Speaker:
             if not line:
                 raise EOFError("the other side has closed its stdout")
             self.lines.append(line.rstrip(b"\n"))
-            self.heard.append(json.loads(line))
+            self.heard.append(json.loads(line.decode("utf-8", "replace")))
 
     def leave(self) -> int:
         """Close our end, and wait for theirs; the exit status."""
@@ -159,12 +159,12 @@ def stub_in(text: str) -> dict[str, Any]:
 
 def is_running(pid: int) -> bool:
     """Whether a process is there and has not ended: a zombie has."""
+    state = Path(f"/proc/{pid}/stat")
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+        return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):  # it ended while we looked
         return False
-    state = Path(f"/proc/{pid}/stat")
-    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def gone(*pids: int) -> bool:
@@ -175,3 +175,15 @@ def gone(*pids: int) -> bool:
             return True
         waiting.wait(0.05)
     return False
+
+
+def told(name: str, **answers: Any) -> list[str]:
+    """A server that does what it is told: see `told_server.py`."""
+    return [sys.executable, str(Path(__file__).with_name("told_server.py")), name, json.dumps(answers)]
+
+
+def heard(speaker: Speaker, name: str) -> list[dict[str, Any]]:
+    """What a told server has heard so far."""
+    found = json.loads(text_of(speaker.call(f"{name}_heard")))
+    assert isinstance(found, list)
+    return found

@@ -134,6 +134,34 @@ def test_children_end_with_the_proxy_however_it_ends(speak: Speak, number: signa
     assert gone(*pids)
 
 
+@pytest.mark.parametrize("end", ["proxy", "server", "client"])
+def test_what_a_server_started_ends_with_it_though_it_hears_of_nothing(speak: Speak, end: str) -> None:
+    speaker = speak()
+    pids = [int(one) for one in text_of(speaker.call("spawn", deaf=True)).split()]
+    assert all(map(is_running, pids))
+    if end == "proxy":
+        speaker.process.kill()
+    elif end == "server":
+        assert "exit status 7" in speaker.call("die", status=7)["message"]
+        assert speaker.leave() == 10
+    else:
+        assert speaker.leave() == 0
+    assert gone(*pids)
+
+
+def test_a_command_is_looked_for_where_it_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "there"
+    folder.mkdir()
+    script = folder / "serve"
+    script.write_text(f"#!/bin/sh\nexec {ODD[0]} {ODD[1]}\n")
+    script.chmod(0o755)
+    config = tmp_path / "servers.json"
+    config.write_text(json.dumps({"mcpServers": {"it": {"command": "./serve", "cwd": str(folder)}}}))
+    with Speaker(proxy("--config", str(config)), environment(tmp_path / "store")) as speaker:
+        speaker.begin()
+        assert text_of(speaker.call("echo"))
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for the guard in /proc")
 def test_children_end_though_their_guard_was_killed(speak: Speak) -> None:
     speaker = speak()

@@ -17,6 +17,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from coatcheck.cli import main
+from coatcheck.errors import InvalidArgument
+from coatcheck.install import files
 from coatcheck.install.clients import CLIENTS, place_of
 from coatcheck.install.documents import Json, document
 from coatcheck.install.wrapping import after_launcher, launcher
@@ -288,6 +290,91 @@ def test_claude_code_keeps_servers_for_a_user_in_a_project_too(person: Person) -
     assert json.loads(file.read_text()) == whole
     assert "no scope 'local'" in person.run("cursor", "--scope", "local", code=2).stderr
     assert "no configuration for a project" in person.run("claude-desktop", "--scope", "project", code=2).stderr
+
+
+def test_scopes_that_share_a_file_are_undone_apart_though_the_client_writes_to_it(person: Person) -> None:
+    here = str(person.project)
+    whole = {
+        "count": 1,
+        "mcpServers": {"git": {"command": "user-git"}},
+        "projects": {here: {"mcpServers": {"git": {"command": "local-git"}}}},
+    }
+    file = person.has("claude-code", json.dumps(whole, indent=2))
+    person.run("claude-code", "--wrap", "--write")
+    person.run("claude-code", "--scope", "local", "--wrap", "--write")
+    file.write_text(file.read_text().replace('"count": 1', '"count": 2'))
+    person.run("claude-code", "--undo")
+    now = json.loads(file.read_text())
+    assert now["mcpServers"] == whole["mcpServers"]
+    assert after_launcher(now["projects"][here]["mcpServers"]["git"]) == ["proxy", "--", "local-git"]
+    person.run("claude-code", "--undo", code=3)
+    person.run("claude-code", "--scope", "local", "--undo")
+    assert json.loads(file.read_text()) == {**whole, "count": 2}
+    assert files_below(file.parent) == {file.name}
+
+
+def test_scopes_that_share_a_file_are_undone_apart_though_nobody_else_wrote_to_it(person: Person) -> None:
+    here = str(person.project)
+    whole = {"mcpServers": {"a": {"command": "b"}}, "projects": {here: {"mcpServers": {"c": {"command": "d"}}}}}
+    text = json.dumps(whole, indent=2)
+    file = person.has("claude-code", text)
+    person.run("claude-code", "--wrap", "--write")
+    person.run("claude-code", "--scope", "local", "--wrap", "--write")
+    person.run("claude-code", "--scope", "local", "--undo")
+    now = json.loads(file.read_text())
+    assert after_launcher(now["mcpServers"]["a"]) is not None
+    assert now["projects"] == whole["projects"]
+    person.run("claude-code", "--undo")
+    assert file.read_text() == text
+
+
+def test_what_somebody_changed_in_an_address_that_was_wrapped_stays_when_it_is_undone(person: Person) -> None:
+    entry = {"url": "http://127.0.0.1/mcp", "headers": {"A": "b"}, "env": {"OLD": "1"}, "note": "mine", "gone": True}
+    file = person.has("cursor", json.dumps({"mcpServers": {"web": entry}}, indent=2))
+    person.run("cursor", "--wrap", "--write")
+    now = json.loads(file.read_text())
+    now["mcpServers"]["web"] |= {"note": "changed", "disabled": True}
+    now["mcpServers"]["web"]["env"]["NEW"] = "2"
+    del now["mcpServers"]["web"]["gone"]
+    file.write_text(json.dumps(now, indent=2))
+    person.run("cursor", "--undo")
+    del entry["gone"]
+    after = {**entry, "env": {"OLD": "1", "NEW": "2"}, "note": "changed", "disabled": True}
+    assert json.loads(file.read_text())["mcpServers"]["web"] == after
+
+
+@pytest.mark.parametrize(
+    ("client", "key", "text"),
+    [
+        ("gemini", "includeTools", '{"mcpServers": {"a": {"command": "b", "includeTools": %s}}}'),
+        ("codex", "enabled_tools", '[mcp_servers.a]\ncommand = "b"\nenabled_tools = %s\n'),
+    ],
+)
+def test_a_server_whose_tools_are_picked_is_wrapped_only_where_ours_are_among_them(
+    person: Person, client: str, key: str, text: str
+) -> None:
+    file = person.has(client, text % '["read"]')
+    done = person.run(client, "--wrap", "--write")
+    assert f"'a' is left alone: it picks its tools ({key})" in done.stderr
+    assert file.read_text() == text % '["read"]'
+    file.write_text(text % '["read", "get_artifact"]')
+    person.run(client, "--wrap", "--write")
+    assert after_launcher(servers(client, file)["a"]) is not None
+
+
+def test_an_edit_that_comes_while_we_write_is_not_lost(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(b"before")
+
+    def write() -> None:
+        with files.replacing(file, b"after", mode=0o600):
+            file.write_bytes(b"theirs")
+            files.check_unchanged(file, b"before")
+
+    with pytest.raises(InvalidArgument, match="just now"):
+        write()
+    assert file.read_bytes() == b"theirs"
+    assert files_below(tmp_path) == {"config.json"}
 
 
 ODD_FILES: dict[str, bytes] = {

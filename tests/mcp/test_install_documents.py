@@ -192,6 +192,9 @@ def test_no_value_of_an_environment_or_header_is_shown(secret: str) -> None:
         ["-H", "Authorization: Bearer Zx81kQ0pLm22"],
         ["postgres://me:Zx81kQ0pLm22@host/db"],
         ["https://host/mcp?api_key=Zx81kQ0pLm22"],
+        ["https://host/mcp?k=Zx81kQ0pLm22&x=1"],
+        ["-e", "HARMLESS=Zx81kQ0pLm22"],
+        ["--env", "HARMLESS=Zx81kQ0pLm22"],
     ],
     ids=lambda words: words[0].split("=")[0],
 )
@@ -201,3 +204,26 @@ def test_secrets_among_arguments_are_not_shown(words: list[str], indent: int | N
     shown += Toml(f"[mcp_servers.a]\ncommand = 'x'\nargs = {arguments}\n", TABLES).masked()
     assert "Zx81kQ0pLm22" not in shown
     assert shown.count('"plain"') == 2
+
+
+def test_nothing_of_an_environment_is_shown_however_it_is_written() -> None:
+    secret = "4711081500"
+    text = f"""{{"mcpServers": {{"a": {{"env": {{ // {secret}
+        "A": {secret}, /* {secret}
+        {secret} */ "B": "// {secret}", "C": [[{secret}]]
+    }} }}, "b": {{"env": ["A={secret}"]}} }}, "x": "// stays"}} // stays"""
+    shown = Json(text, SECTION).masked()
+    assert secret not in shown
+    assert shown.count("// stays") == 2
+    assert Json(shown, SECTION).value["mcpServers"]["a"]["env"].keys() == {"A", "B", "C"}
+    text = f"""# stays
+[mcp_servers.a.env] # {secret}
+# {secret}
+A = "# {secret}" # {secret}
+B = {secret}
+[mcp_servers.a]
+args = ["# stays"] # stays
+"""
+    shown = Toml(text, TABLES).masked()
+    assert secret not in shown
+    assert shown.count("# stays") == 3

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -301,6 +302,30 @@ def test_logs_and_changes_are_told_to_who_wants_them(place: Path) -> None:
     assert "notifications/resources/list_changed" in told
 
 
+def test_who_asked_for_progress_is_told_while_a_call_runs(opened: Open, place: Path) -> None:
+    told: list[tuple[float, str | None]] = []
+    lock = sqlite3.connect(place / "catalog.sqlite", isolation_level=None)
+
+    async def progressed(progress: float, total: float | None, message: str | None) -> None:
+        told.append((progress, message))
+        if len(told) == 2:
+            lock.execute("ROLLBACK")  # what the call waits for
+
+    async def store() -> types.CallToolResult:
+        async with opened() as client:
+            await client.call_tool("list_artifacts", {})
+            lock.execute("BEGIN IMMEDIATE")
+            value = {"name": "slow", "value": f"waited for {len(told)}"}
+            return await client.call_tool("store_artifact", value, progress_callback=progressed)
+
+    try:
+        assert not run(store()).is_error
+    finally:
+        lock.close()
+    assert [progress for progress, _ in told] == sorted({progress for progress, _ in told})
+    assert all(message for _, message in told)
+
+
 # The gate
 
 ASKED = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
@@ -349,6 +374,29 @@ def test_the_token_comes_from_the_environment_and_is_not_printed(place: Path) ->
     with served(place, "--allow-origin", "https://friend.example", COATCHECK_MCP_TOKEN=secret) as found:
         assert asked(found) not in (401, 403)
         assert asked(found, origin="https://friend.example") not in (401, 403)
+
+
+def test_a_page_whose_origin_is_allowed_can_really_ask(place: Path) -> None:
+    friend, wanted = "https://friend.example", "authorization,content-type,mcp-session-id"
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": wanted}
+    with served(place, "--allow-origin", friend) as found, httpx2.Client() as client:
+        before = client.options(found.url, headers={"origin": friend, **asks})
+        assert before.status_code == 204
+        assert before.headers["access-control-allow-origin"] == friend
+        assert before.headers["access-control-allow-headers"] == wanted
+        assert {"POST", "GET", "DELETE"} == set(before.headers["access-control-allow-methods"].split(", "))
+        given = {**HEADERS, "authorization": f"Bearer {found.token}"}
+        said = client.post(found.url, json=ASKED, headers={**given, "origin": friend})
+        assert said.headers["access-control-allow-origin"] == friend
+        assert "mcp-session-id" in said.headers["access-control-expose-headers"]
+        refused = client.post(found.url, json=ASKED, headers={**HEADERS, "origin": friend})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, friend)
+        for foreign in (client.options(found.url, headers={"origin": "https://evil.example", **asks}),
+                        client.post(found.url, json=ASKED, headers={**given, "origin": "https://evil.example"}),
+                        client.post(found.url, json=ASKED, headers=given)):  # fmt: skip
+            assert not [name for name in foreign.headers if name.startswith("access-control")]
+        assert client.options(found.url, headers={"origin": "https://evil.example", **asks}).status_code == 403
+        assert client.options(found.url).status_code == 401
 
 
 def test_a_weak_token_is_refused_at_the_start(place: Path) -> None:
@@ -427,6 +475,14 @@ def test_an_address_that_does_not_answer_is_an_error_for_each_request(
 def test_an_address_of_another_kind_is_refused_at_the_start(tmp_path: Path) -> None:
     with Speaker(proxy("--url", "file:///etc/passwd"), environment(tmp_path / "store")) as speaker:
         assert speaker.leave() == 10
+
+
+def test_a_header_that_cannot_be_sent_is_refused_at_the_start_and_not_shown(tmp_path: Path) -> None:
+    words = proxy("--url", "http://127.0.0.1:1/mcp", "--header", "X-Key: geheim\u20ac")
+    with Speaker(words, environment(tmp_path / "store")) as speaker:
+        assert speaker.leave() == 10
+    assert "X-Key" in speaker.complained("header")
+    assert not [line for line in speaker.complaints if "geheim" in line]
 
 
 @pytest.mark.parametrize("command", [["mcp"], ["proxy", "--url", "http://127.0.0.1:1/mcp"]])

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coatcheck.cli import main
 from coatcheck.errors import InvalidArgument
 from coatcheck.mcp import merging
 from coatcheck.mcp.config import expanded, header, servers
@@ -116,25 +118,44 @@ def test_the_end_of_one_server_is_not_the_end_of_the_others(tmp_path: Path) -> N
         "nothing",
     ],
 )
-def test_a_wrong_entry_is_an_error_that_names_it(tmp_path: Path, entry: Any) -> None:
+def test_a_wrong_entry_is_an_error_that_names_it(entry: Any) -> None:
     with pytest.raises(InvalidArgument):
-        servers(written(tmp_path / "servers.json", wrong=entry))
+        servers({"mcpServers": {"wrong": entry}})
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"mcpServers": {}}', '{"mcpServers": 1}', "[" * 100_000])
-def test_a_file_that_names_no_servers_is_an_error(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "servers.json"
-    path.write_text(text)
-    with pytest.raises(InvalidArgument):
-        servers(path)
-    with pytest.raises(InvalidArgument):
-        servers(tmp_path / "missing.json")
+def test_a_file_may_have_a_mark_comments_and_commas_as_clients_write_it(tmp_path: Path) -> None:
+    text = f"""\ufeff{{ // VS Code's
+        "servers": {{
+            "odd": {{"type": "stdio", "command": {json.dumps(ODD[0])}, "args": ["{ODD[1]}",], /* here */ }},
+        }},
+    }}"""
+    config = tmp_path / "servers.json"
+    config.write_text(text, "utf-8")
+    with Speaker(proxy("--config", str(config)), environment(tmp_path / "store")) as speaker:
+        speaker.begin()
+        assert text_of(speaker.call("echo"))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"mcpServers": {}}', '{"mcpServers": 1}', "[" * 100_000, "\udcff", None]
+)
+def test_a_file_that_names_no_servers_is_an_error(tmp_path: Path, text: str | None) -> None:
+    config = tmp_path / "servers.json"
+    if text is not None:
+        config.write_text(text, "utf-8", "surrogateescape")
+    done = CliRunner().invoke(main, ["proxy", "--config", str(config)], env={"COATCHECK_STORE": str(tmp_path / "s")})
+    assert done.exit_code == 2
+    assert done.stderr.startswith("coatcheck: ")
 
 
 def test_variables_of_the_environment_stand_for_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COATCHECK_TEST_TOKEN", "secret")
     assert header("Authorization: Bearer ${COATCHECK_TEST_TOKEN}") == ("Authorization", "Bearer secret")
     assert expanded("${COATCHECK_TEST_MISSING:-else} $HOME") == "else $HOME"
+    assert expanded("${env:COATCHECK_TEST_TOKEN}") == "secret"
+    for unknown in ("${env:COATCHECK_TEST_MISSING}", "${input:token}", "${workspaceFolder}"):
+        with pytest.raises(InvalidArgument):
+            expanded(unknown)
     with pytest.raises(InvalidArgument):
         header("no colon")
 

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coatcheck.errors import UpstreamFailed
-from coatcheck.mcp.wire import Lines, Oversized, encode, failure, parse, response, rewritten
+from coatcheck.mcp.wire import Lines, Unread, encode, failure, parse, response, rewritten
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -62,7 +62,7 @@ def test_a_line_over_the_cap_is_measured_and_tells_its_id(
     line = (f'{{"jsonrpc":"2.0",{named},{inside}}}' if first else f'{{{inside},"jsonrpc":"2.0",{named}}}').encode()
     cutter = Lines(cap=50)
     found = [one for piece in cut(line + b"\nnext\n", sizes) for one in cutter.feed(piece)]
-    assert isinstance(found[0], Oversized)
+    assert isinstance(found[0], Unread)
     assert (found[0].size, found[0].id) == (len(line), request_id)
     assert whole(found[1]) == b"next"
 

@@ -136,7 +136,7 @@ def proxy(
     from coatcheck.mcp.proxy import Settings, run
     from coatcheck.mcp.report import Counts, keep
 
-    upstream, name = _upstream(command, address, header, config, max_message * _MIB)
+    upstream, name = _upstream(command, address, header, config, max_message * _MIB, timeout)
     counts = Counts()
     settings = Settings(Policy(max_tokens=max_tokens), frozenset(inline), timeout, max_message * _MIB)
     session_id = session_id or _new_session()
@@ -152,7 +152,12 @@ def proxy(
 
 
 def _upstream(
-    command: tuple[str, ...], address: str | None, header: tuple[str, ...], config: Path | None, max_message: int
+    command: tuple[str, ...],
+    address: str | None,
+    header: tuple[str, ...],
+    config: Path | None,
+    max_message: int,
+    timeout: float,
 ) -> tuple[Upstream, str]:
     """What stands behind the proxy, and a name for it."""
     from coatcheck.mcp.child import Child
@@ -165,10 +170,24 @@ def _upstream(
         headers = dict(map(parsed, (*headers_of_environment(), *header)))
         return remote(address, headers, max_message), urlsplit(address).hostname or "?"
     assert config is not None
-    from coatcheck.mcp.switchboard import Switchboard
+    from coatcheck.mcp.switchboard import PATIENCE, Switchboard
 
-    found = servers(config, max_message=max_message)
-    return Switchboard(found), ", ".join(found)
+    found = servers(_configuration(config), max_message=max_message)
+    return Switchboard(found, patience=min(PATIENCE, timeout / 2 or PATIENCE)), ", ".join(found)
+
+
+def _configuration(file: Path) -> object:
+    """What a file says in which clients name their servers; they write comments and trailing commas, too."""
+    from coatcheck.install import files, jsonc
+
+    data = files.read(file)
+    if data is None:
+        raise errors.InvalidArgument(f"there is no file {str(file)!r}", hint="--config FILE")
+    try:
+        found = jsonc.parse(files.text_of(data)[1])
+    except errors.InvalidArgument as error:
+        raise errors.InvalidArgument(f"{str(file)!r} cannot be read: {error.message}", hint=error.hint) from error
+    return found.value if found is not None else None
 
 
 def _named(command: tuple[str, ...]) -> str:

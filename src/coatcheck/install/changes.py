@@ -14,8 +14,8 @@ from coatcheck.errors import CoatcheckError, InvalidArgument, NotFound
 from coatcheck.install import files
 from coatcheck.install.clients import Place
 from coatcheck.install.documents import Document, Json, Toml, document
-from coatcheck.install.record import Record, back_up, backup_of, forget
-from coatcheck.install.wrapping import Prefixed, Rewritten, after_launcher, wrapped
+from coatcheck.install.record import Part, Record, back_up, backup_of, forget
+from coatcheck.install.wrapping import Prefixed, Rewritten, after_launcher, unwrapped, wrapped
 
 
 @dataclass(slots=True)
@@ -26,7 +26,8 @@ class Plan:
     before: bytes | None
     after: bytes | None
     shown: tuple[str, str]
-    record: Record | None
+    record: Record
+    is_undo: bool = False
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -46,28 +47,40 @@ class Plan:
     def write(self) -> None:
         """Do it. Raises `InvalidArgument` where the file is not what it was when the plan was made."""
         file = self.place.file
-        if files.read(file) != self.before:
-            raise InvalidArgument(f"{str(file)!r} was changed just now", hint="nothing was written; try again")
+        files.check_unchanged(file, self.before)
         files.check_writable(file)
-        if self.record is None:
+        if self.is_undo:
             self._undo(file)
             return
         assert self.after is not None
         self.record.made += files.make_folders(file.parent)
-        if self.before is not None and self.record.written is None:
+        is_first = self.record.written is None
+        if self.before is not None and is_first:
             back_up(file, self.before)
         self.record.written = files.digest(self.after)
-        self.record.write(file)  # before the file: a record of what did not come about does no harm
-        files.write(file, self.after, mode=0o600 if self.place.scope != "project" else 0o666 & ~_umask())
+        mode = 0o600 if self.place.scope != "project" else 0o666 & ~_umask()
+        with files.replacing(file, self.after, mode=mode):
+            self.record.write(file)  # before the file: a record of what did not come about does no harm
+            try:
+                files.check_unchanged(file, self.before)
+            except InvalidArgument:
+                if is_first:
+                    forget(file)
+                raise
 
     def _undo(self, file: Path) -> None:
-        record = Record.read(file)
+        """What other scopes have written into the file stays, and their record."""
         if self.after is None:
             file.unlink()
         elif self.after != self.before:
-            files.write(file, self.after, mode=0o600)
+            with files.replacing(file, self.after, mode=0o600):
+                files.check_unchanged(file, self.before)
+        if self.record.parts and self.after is not None:
+            self.record.written = files.digest(self.after)
+            self.record.write(file)
+            return
         forget(file)
-        for folder in reversed(record.made if record else []):
+        for folder in reversed(self.record.made):
             try:
                 os.rmdir(folder)
             except OSError:
@@ -89,8 +102,8 @@ def plan_entry(place: Place, name: str, entry: Mapping[str, Any]) -> Plan:
             )
         edited = open_.attempt(lambda: edited.removing(name), _paste(place, name, new))
     edited = open_.attempt(lambda: edited.adding(name, new), _paste(place, name, new))
-    if name not in open_.record.added:
-        open_.record.added.append(name)
+    if name not in open_.part.added:
+        open_.part.added.append(name)
     return open_.plan(edited, [])
 
 
@@ -118,40 +131,46 @@ def plan_wrap(place: Place, names: Sequence[str], start: Sequence[str], options:
         except InvalidArgument as error:
             notes.append(f"{name!r} is left alone: {error}")
             continue
-        open_.record.wrapped[name] = _before(before, name, decided)
+        open_.part.wrapped[name] = _before(before, name, decided)
     if not names and not edited.servers:
         notes.append("there are no servers to wrap")
     return open_.plan(edited, notes)
 
 
 def plan_undo(place: Place) -> Plan:
-    """A plan to take everything back. Raises `NotFound` where nothing was done."""
+    """A plan to take back what was done in this scope. Raises `NotFound` where nothing was."""
     file = place.file
     record = Record.read(file)
-    if record is None:
+    part = record.part(place.section) if record is not None else None
+    if record is None or part is None:
         raise NotFound(f"nothing of Coatcheck's is recorded for {str(file)!r}", hint="is it another --scope or --file?")
+    record.end(place.section)
     current = files.read(file)
     if current is None:
         raise NotFound(f"{str(file)!r} is gone", hint=f"what it was before is {str(backup_of(file))!r}")
     now = files.digest(current)
     if now == record.original:
-        return Plan(place, current, current, ("", ""), None, ["it is what it was before"])
+        record.parts.clear()
+        return Plan(place, current, current, ("", ""), record, True, ["it is what it was before"])
     original = files.read(backup_of(file)) if record.original is not None else None
-    if record.exact and now == record.written and files.digest(original) == record.original:
-        return Plan(place, current, original, (_shown(place, current), _shown(place, original)), None)
-    notes = [f"{str(file)!r} was edited since: only what Coatcheck wrote is taken out"]
+    if not record.parts and record.exact and now == record.written and files.digest(original) == record.original:
+        return Plan(place, current, original, (_shown(place, current), _shown(place, original)), record, True)
+    notes = []
+    if not record.exact or now != record.written:
+        notes.append(f"{str(file)!r} was edited since: only what Coatcheck wrote is taken out")
+        record.exact = False
     mark, text = _text(place, current)
     parsed = _parsed(place, text)
     try:
-        edited = _without_ours(parsed, record, notes)
+        edited = _without_ours(parsed, part, notes)
     except InvalidArgument as error:
         raise _about(place, error) from error
     after = (mark + edited.text).encode()
-    return Plan(place, current, after, (parsed.masked(), edited.masked()), None, notes)
+    return Plan(place, current, after, (parsed.masked(), edited.masked()), record, True, notes)
 
 
-def _without_ours(edited: Json | Toml, record: Record, notes: list[str]) -> Json | Toml:
-    for name in record.added:
+def _without_ours(edited: Json | Toml, part: Part, notes: list[str]) -> Json | Toml:
+    for name in part.added:
         entry = edited.servers.get(name)
         if entry is None:
             continue
@@ -159,7 +178,7 @@ def _without_ours(edited: Json | Toml, record: Record, notes: list[str]) -> Json
             notes.append(f"{name!r} is left alone: it is no longer Coatcheck")
             continue
         edited = edited.removing(name)
-    for name, before in record.wrapped.items():
+    for name, before in part.wrapped.items():
         entry = edited.servers.get(name)
         if entry is None:
             continue
@@ -167,11 +186,12 @@ def _without_ours(edited: Json | Toml, record: Record, notes: list[str]) -> Json
             notes.append(f"{name!r} is left alone: it is no longer behind the proxy")
         elif "entry" in before:
             assert isinstance(edited, Json)
-            edited = edited.rewriting(name, before["entry"], written=before["text"])
+            whole = unwrapped(entry, before["entry"])
+            edited = edited.rewriting(name, whole, written=before["text"] if whole == before["entry"] else None)
         elif "--" in words:
             command, *arguments = words[words.index("--") + 1 :] or [before["command"]]
             edited = edited.restoring(name, command, arguments if arguments or before["args"] is not None else None)
-    if isinstance(edited, Json) and not record.section_was_there:
+    if isinstance(edited, Json) and not part.section_was_there:
         edited = edited.without_section()
     return edited
 
@@ -193,7 +213,8 @@ class _Opened:
         self.data = files.read(place.file)
         self._mark, text = _text(place, self.data)
         self.document = _parsed(place, text)
-        self.record = Record.read(place.file) or Record(files.digest(self.data), section_was_there=self._has_section())
+        self.record = Record.read(place.file) or Record(files.digest(self.data))
+        self.part = self.record.begin(place.section, was_there=self._has_section())
         if self.record.written is not None and files.digest(self.data) not in (
             self.record.written,
             self.record.original,
@@ -203,8 +224,8 @@ class _Opened:
     def plan(self, edited: Document, notes: list[str]) -> Plan:
         shown = (self.document.masked(), edited.masked())
         if edited is self.document:
-            return Plan(self.place, self.data, self.data, shown, self.record, notes)
-        return Plan(self.place, self.data, (self._mark + edited.text).encode(), shown, self.record, notes)
+            return Plan(self.place, self.data, self.data, shown, self.record, notes=notes)
+        return Plan(self.place, self.data, (self._mark + edited.text).encode(), shown, self.record, notes=notes)
 
     def attempt(self, edit: Any, paste: str) -> Json | Toml:
         """Edit, or say what a person can put there."""

@@ -10,17 +10,11 @@ import copy
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from itertools import pairwise
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from coatcheck.errors import InvalidArgument
 from coatcheck.install import jsonc, tomltext
-from coatcheck.redaction import mask
-
-HOLDERS: Final = frozenset({"env", "headers", "http_headers"})
-"""Where clients keep secrets: each value below these keys is masked in what is shown."""
-
-HIDDEN: Final = '"[masked]"'
+from coatcheck.install.masking import masked_json, masked_toml
 
 
 class Document(ABC):
@@ -228,19 +222,7 @@ class Json(Document):
         return json.dumps({name: entry}, ensure_ascii=False)[1:-1]
 
     def masked(self) -> str:
-        root = jsonc.parse(self.text)
-        splices: list[jsonc.Splice] = []
-        todo = [root] if root else []
-        while todo:
-            node = todo.pop()
-            for member in node.members:
-                if member.key in HOLDERS and member.node.members:
-                    splices += [(one.start, one.end, HIDDEN) for one in jsonc.strings(member.node)]
-                else:
-                    todo.append(member.node)
-            todo += node.items
-            splices += [(b.start, b.end, HIDDEN) for a, b in pairwise(node.items) if _names_secret(a.value, b.value)]
-        return mask(jsonc.spliced(self.text, splices))
+        return masked_json(self.text)
 
 
 class Toml(Document):
@@ -278,24 +260,7 @@ class Toml(Document):
         return tomltext.line(name, dict(entry))
 
     def masked(self) -> str:
-        splices: list[jsonc.Splice] = []
-        for one in tomltext.statements(self.text):
-            if one.value is None:
-                continue
-            spans = list(tomltext.strings(self.text, *one.value))
-            if HOLDERS & set(one.path):
-                splices += [(start, end, HIDDEN) for start, end in spans]
-                continue
-            texts = [self.text[start + 1 : end - 1] for start, end in spans]
-            splices += [(*spans[at], HIDDEN) for at in range(1, len(spans)) if _names_secret(*texts[at - 1 : at + 1])]
-        return mask(jsonc.spliced(self.text, splices))
-
-
-def _names_secret(flag: object, value: object) -> bool:
-    """Whether an argument such as `--api-key` says that the next is a secret; on lines of their own, none would see."""
-    if not isinstance(flag, str) or not flag.startswith("-") or not isinstance(value, str) or not value:
-        return False
-    return value not in mask(f'"{flag}", "{value}"')[len(flag) + 2 :]
+        return masked_toml(self.text)
 
 
 def _without(value: dict[str, Any], section: tuple[str, ...]) -> dict[str, Any]:

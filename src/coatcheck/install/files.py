@@ -6,6 +6,8 @@ import hashlib
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -70,6 +72,19 @@ def check_writable(file: Path) -> None:
 def write(file: Path, data: bytes, *, mode: int) -> None:
     """Replace what a file holds, at once; what links lead to is replaced, not the link. A file that is there keeps its
     mode and its owner, a new one has `mode`."""
+    with replacing(file, data, mode=mode):
+        pass
+
+
+def check_unchanged(file: Path, before: bytes | None) -> None:
+    """Raises `InvalidArgument` where a file is no longer what it was."""
+    if read(file) != before:
+        raise InvalidArgument(f"{str(file)!r} was changed just now", hint="nothing was written; try again")
+
+
+@contextmanager
+def replacing(file: Path, data: bytes, *, mode: int) -> Iterator[None]:
+    """As `write`, but only the last step is left to do when the body runs, and is not done where that raises."""
     target = os.path.realpath(file)
     folder = os.path.dirname(target)
     try:
@@ -89,6 +104,7 @@ def write(file: Path, data: bytes, *, mode: int) -> None:
                 os.fchmod(out.fileno(), mode)
             out.flush()
             os.fsync(out.fileno())
+        yield
         os.replace(scratch, target)
     except BaseException:
         os.unlink(scratch)

@@ -128,12 +128,12 @@ def prepending(text: str, start: int, items: Sequence[str], *, is_empty: bool) -
     return spliced(text, [(start + 1, start + 1, new)])
 
 
-def strings(node: Node) -> Iterator[Node]:
-    """All strings below a node, itself included; no keys."""
+def leaves(node: Node) -> Iterator[Node]:
+    """All values below a node that hold no others, itself included; no keys."""
     todo = [node]
     while todo:
         one = todo.pop()
-        if isinstance(one.value, str):
+        if not isinstance(one.value, dict | list):
             yield one
         todo += [member.node for member in one.members]
         todo += one.items

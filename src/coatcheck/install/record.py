@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -14,22 +15,39 @@ from typing import Any, Final, Self
 from coatcheck.errors import InvalidArgument
 from coatcheck.install import files
 
-_VERSION: Final = 1
+_VERSION: Final = 2
+
+
+@dataclass(slots=True)
+class Part:
+    """What was done to the servers of one scope: a file may hold those of several."""
+
+    section_was_there: bool = True
+    added: list[str] = field(default_factory=list)
+    wrapped: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Record:
     """`original` and `written` are digests; `original` is None where there was no file. `exact` is False once
-    somebody else's edits lie between the original and what was written last."""
+    somebody else's edits lie between the original and what was written last. `parts` are by path of the servers."""
 
     original: str | None
     written: str | None = None
     exact: bool = True
     made: list[str] = field(default_factory=list)
-    section_was_there: bool = True
-    added: list[str] = field(default_factory=list)
-    wrapped: dict[str, dict[str, Any]] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
     version: int = _VERSION
+
+    def part(self, section: Sequence[str]) -> Part | None:
+        return self.parts.get(json.dumps(section))
+
+    def begin(self, section: Sequence[str], *, was_there: bool) -> Part:
+        """The part for these servers, a new one where there is none."""
+        return self.parts.setdefault(json.dumps(section), Part(section_was_there=was_there))
+
+    def end(self, section: Sequence[str]) -> None:
+        self.parts.pop(json.dumps(section), None)
 
     @classmethod
     def read(cls, file: Path) -> Self | None:
@@ -42,8 +60,8 @@ class Record:
             found = json.loads(data)
             if found["version"] != _VERSION:
                 raise ValueError(found["version"])
-            return cls(**found)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            return cls(**{**found, "parts": {key: Part(**part) for key, part in found["parts"].items()}})
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidArgument(
                 f"{str(place)!r} is damaged or of another version", hint=f"the original is {str(backup_of(file))!r}"
             ) from error

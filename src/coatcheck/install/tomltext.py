@@ -15,7 +15,7 @@ from coatcheck.install.jsonc import Splice, spliced
 
 _TRIVIA: Final = re.compile(r"(?:[ \t\r\n]+|#[^\r\n]*)*")
 _REST_OF_LINE: Final = re.compile(r"[ \t]*(?:#[^\r\n]*)?(?:\r\n|\n|\Z)")
-_STRING: Final = re.compile(
+STRING: Final = re.compile(
     r'"""(?:[^\\]|\\.)*?"{3,5}(?!")'
     r"|'''.*?'{3,5}(?!')"
     r'|"(?:[^"\\\n]|\\.)*+"'
@@ -139,7 +139,7 @@ def statements(text: str) -> Iterator[Statement]:
 
 def strings(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Where the strings of a value stand; the keys of inline tables left out."""
-    for match in _STRING.finditer(text, start, end):
+    for match in STRING.finditer(text, start, end):
         if not re.compile(r"[ \t]*[=.]").match(text, match.end(), end):
             yield match.span()
 
@@ -165,7 +165,7 @@ def _value_end(text: str, at: int) -> int:
     while True:
         if depth:
             at = _skip(text, at)
-        if (match := _STRING.match(text, at)) is not None:
+        if (match := STRING.match(text, at)) is not None:
             at = match.end()
         elif text[at : at + 1] in tuple("[{"):
             depth, at = depth + 1, at + 1

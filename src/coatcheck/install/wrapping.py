@@ -19,6 +19,9 @@ HEADERS: Final = "COATCHECK_PROXY_HEADERS"
 
 _HTTP: Final = ("http", "streamable-http", "streamableHttp", "streamable_http")
 _SIGNS_IN: Final = ("oauth", "auth", "headersHelper", "authProviderType", "bearer_token_env_var", "env_http_headers")
+_PICKS: Final = ("includeTools", "enabled_tools")  # the client shows no other tools
+_READER: Final = "get_artifact"
+_REPLACED: Final = ("command", "args", "type", "url", "httpUrl", "headers")  # by the proxy, and back again
 _UV_CACHE: Final = re.compile(r"/(?:archive|environments|builds)-v\d+/")
 _PASSING: Final = re.compile(r"/pipx/\.cache/|/\.cache/pipx/|/_npx/")
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -99,6 +102,9 @@ def wrapped(
         return "it is behind the proxy already, or is Coatcheck itself"
     if not isinstance(entry, dict):
         return "its entry is no object"
+    for key in _PICKS:
+        if isinstance(entry.get(key), list) and _READER not in entry[key]:
+            return f"it picks its tools ({key}), and a stub is of no use without {_READER}: add that there first"
     if "command" in entry:
         words = words_of(entry)
         if words is None:
@@ -141,3 +147,13 @@ def _address(
     arguments = [*start[1:], "proxy", "--url", url, *options]
     new = {**client.entry, "command": start[0], "args": arguments, **kept, **({"env": env} if env else {})}
     return Rewritten(new)
+
+
+def unwrapped(entry: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry that was rewritten, with its address again, and with all else that somebody has changed in it since."""
+    env = {name: value for name, value in (entry.get("env") or {}).items() if name != HEADERS}
+    now = {key: value for key, value in entry.items() if key not in _REPLACED} | {"env": env}
+    if not env and "env" not in before:
+        del now["env"]
+    kept = {key: value for key, value in before.items() if key in _REPLACED or key in now}
+    return {**kept, **now}

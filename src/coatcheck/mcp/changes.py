@@ -63,7 +63,7 @@ class Changes:
     # The tools that are added
 
     def is_ours(self, name: object) -> bool:
-        return name in self._ours
+        return isinstance(name, str) and name in self._ours
 
     def definitions(self) -> list[dict[str, Any]]:
         return [tool.as_mcp() for tool in self._ours.values()]
@@ -106,7 +106,7 @@ class Changes:
             self._partial = listing
             shown = [self._noted(listing, tool) if isinstance(tool, dict) else tool for tool in tools]
             self._listing.tools.update(listing.tools)
-            if result.get("nextCursor") is None:
+            if not result.get("nextCursor"):  # some say that there is no more with an empty one
                 self._name_ours(listing)
                 self._listing = listing
                 self.is_listed = True
@@ -214,15 +214,20 @@ class _Change:
         return content if isinstance(content, str) and content is not value else None
 
     def blocks(self, content: list[Any]) -> list[Any]:
-        """The blocks of a result. Where they are too many together, one stub stands for all but images and sound."""
-        judged = [one for one in content if not _is_seen(one)]
+        """The blocks of a result. Where they are too many together, one stub stands for all but images, sound and, so
+        long as those are few, links."""
+        links = [one for one in content if _is_link(one)]
+        few = len(json.dumps(links)) <= self._policy.safe_chars
+        stays = [_is_seen(one) or (few and _is_link(one)) for one in content]
+        judged = [one for one, as_it_is in zip(content, stays, strict=True) if not as_it_is]
         done = self._externalized(judged) if judged else judged
         if done is judged:
             return content
         if isinstance(done, str):
-            return [{"type": "text", "text": done}, *(one for one in content if _is_seen(one))]
+            kept = [one for one, as_it_is in zip(content, stays, strict=True) if as_it_is]
+            return [{"type": "text", "text": done}, *kept]
         left = iter(done)
-        return [one if _is_seen(one) else next(left) for one in content]
+        return [one if as_it_is else next(left) for one, as_it_is in zip(content, stays, strict=True)]
 
     def resource(self, content: dict[str, Any]) -> dict[str, Any]:
         block = {"type": "resource", "resource": content}
@@ -240,6 +245,10 @@ def _is_seen(block: object) -> bool:
     if block.get("type") == "resource" and isinstance(resource, dict) and "blob" in resource:
         return str(resource.get("mimeType")).partition("/")[0] in _SEEN
     return block.get("type") in _SEEN
+
+
+def _is_link(block: object) -> bool:
+    return isinstance(block, dict) and block.get("type") == "resource_link"
 
 
 def _repeats(content: object, structured: object) -> bool:

@@ -14,8 +14,9 @@ from typing import Final
 
 from coatcheck.errors import UpstreamFailed
 from coatcheck.mcp import guard
-from coatcheck.mcp.upstreams import Sink
-from coatcheck.mcp.wire import MAX_MESSAGE, Lines, Message, Oversized, Raw, parse
+from coatcheck.mcp.stdio import say
+from coatcheck.mcp.upstreams import Sink, refuse
+from coatcheck.mcp.wire import MAX_MESSAGE, Lines, Message, Raw, Unread, parse, unread
 
 _CHUNK: Final = 1 << 18
 _GRACE: Final = 2.0  # seconds for a server to end once its stdin is closed
@@ -48,9 +49,10 @@ class Child:
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self, sink: Sink) -> None:
-        found = shutil.which(self._command[0], path=self._env.get("PATH"))
-        if found is None:
-            raise UpstreamFailed(f"there is no command {self._command[0]!r}", hint="check its name and PATH")
+        command = self._command[0]
+        place = os.path.join(self._cwd or "", command) if os.path.dirname(command) else command
+        if shutil.which(place, path=self._env.get("PATH")) is None:
+            raise UpstreamFailed(f"there is no command {command!r}", hint="check its name and PATH")
         theirs, ours = os.pipe()
         os.set_inheritable(theirs, True)
         try:
@@ -123,20 +125,22 @@ class Child:
                 del line  # it may be large, and the next may be long in coming
         for line in lines.end():
             await self._deliver(sink, line)
-        await self._gone(process, _GRACE)
+        await self._gone(process, _KILL)
         await sink.ended(UpstreamFailed(f"{self._name} {_said(process.returncode)}"))
 
-    async def _deliver(self, sink: Sink, line: Raw | Oversized) -> None:
-        if isinstance(line, Oversized):
+    async def _deliver(self, sink: Sink, line: Raw | Unread) -> None:
+        if isinstance(line, Unread):
             error = UpstreamFailed(
                 f"{self._name} sent a message of {line.size:,} bytes; at most {self._max_message:,} are taken",
                 hint="ask for less",
             )
-            await sink.unanswered(line.id, error)
+            await refuse(line, error, self, sink)
             return
         messages = parse(line)
         if not messages and line.strip():
             self._note(line)
+            if (ends := unread(line)).id is not None:
+                await refuse(ends, UpstreamFailed(f"{self._name} sent what is no JSON", hint=""), self, sink)
         for message in messages:
             await sink.message(message)
 
@@ -146,8 +150,7 @@ class Child:
         if self._junk <= _TOLD:
             shown = ascii(bytes(line[:80]).decode("utf-8", "replace"))
             more = "; no more of these will be told" if self._junk == _TOLD else ""
-            sys.stderr.write(f"coatcheck: {self._name} wrote what is no message on its stdout: {shown}{more}\n")
-            sys.stderr.flush()
+            say(f"{self._name} wrote what is no message on its stdout: {shown}{more}")
 
 
 def _said(status: int | None) -> str:

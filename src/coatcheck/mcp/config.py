@@ -1,16 +1,14 @@
-"""The file in which MCP clients name their servers (`mcpServers`), and what stands behind each name.
+"""The servers that MCP clients name in their configuration (`mcpServers`), and what stands behind each name.
 
-Commands, addresses and headers come from this file and the command line alone, never from the wire. `${NAME}` and
-`${NAME:-otherwise}` stand for variables of the environment, so that no secret need be in the file.
+Commands, addresses and headers come from there and the command line alone, never from the wire. `${NAME}`,
+`${env:NAME}` and `${NAME:-otherwise}` stand for variables of the environment, so that no secret need be in a file.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from coatcheck.errors import InvalidArgument, MissingExtra
@@ -18,9 +16,10 @@ from coatcheck.mcp.child import Child
 from coatcheck.mcp.upstreams import Upstream
 from coatcheck.mcp.wire import MAX_MESSAGE
 
-_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_VARIABLE: Final = re.compile(
+    r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{(?:input|command|config):[^}]*\}"
+)
 _NAME: Final = re.compile(r"[^\s\x00-\x1f]{1,64}")
-_LARGEST: Final = 4 << 20
 HEADERS: Final = "COATCHECK_PROXY_HEADERS"  # the name of a variable
 _HTTP: Final = ("http", "streamable-http", "streamableHttp", "streamable_http")
 
@@ -34,19 +33,11 @@ def remote(url: str, headers: Mapping[str, str], max_message: int) -> Upstream:
     return Remote(url, headers=headers, max_message=max_message)
 
 
-def servers(path: Path, *, max_message: int = MAX_MESSAGE) -> dict[str, Upstream]:
+def servers(whole: object, *, max_message: int = MAX_MESSAGE) -> dict[str, Upstream]:
     """The servers of a configuration, by name. Raises `InvalidArgument`."""
-    try:
-        if path.stat().st_size > _LARGEST:
-            raise InvalidArgument(f"{str(path)!r} is too large for a configuration")
-        whole = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InvalidArgument(f"{str(path)!r} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{str(path)!r} is no JSON: {error}") from error
     found = whole.get("mcpServers", whole.get("servers")) if isinstance(whole, dict) else None
     if not isinstance(found, dict) or not found:
-        raise InvalidArgument(f"{str(path)!r} names no servers", hint='{"mcpServers": {"name": {"command": "…"}}}')
+        raise InvalidArgument("it names no servers", hint='{"mcpServers": {"name": {"command": "…"}}}')
     return {
         name: _server(name, entry, max_message)
         for name, entry in found.items()
@@ -98,6 +89,8 @@ def expanded(text: str) -> str:
     """A text with the environment's variables in it. One that is not set is an error: an empty one would mislead."""
 
     def value(match: re.Match[str]) -> str:
+        if match[1] is None:
+            raise InvalidArgument(f"only its client knows what {match[0][:80]} is", hint="use a variable: ${NAME}")
         found = os.environ.get(match[1]) or match[2]
         if found is None:
             raise InvalidArgument(f"the variable {match[1]} is not set", hint=f"export {match[1]}=…")

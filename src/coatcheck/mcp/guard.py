@@ -1,8 +1,9 @@
 """Stands between a proxy and the command that it runs, so that the command never outlives the proxy.
 
 Run as a script, `guard.py FD COMMAND ARGS…`, with nothing but the standard library: it must start quickly. The command
-and all that it starts share a process group. FD is a pipe that only the proxy holds open: when it closes, however the
-proxy ended, the group is asked to end, and killed where it does not.
+and all that it starts share a process group, unless they leave it, as daemons do. FD is a pipe that the proxy alone has
+open: when it closes, however the proxy ended, the group is asked to end, and killed where it does not. The same is done
+to what a command leaves behind that ends by itself.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 
 GRACE = 2.0  # seconds between asking and killing
+_LOOK = 0.02
 _PR_SET_PDEATHSIG = 1
 _ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -41,13 +43,12 @@ def main(arguments: list[str]) -> int:
     while True:
         status = _ended(child)
         if status is not None:
-            _ask()  # what the command left behind in its group
-            return status
+            return _end_group(child, status)
         ready, _, _ = select.select([lifeline, woken], [], [])
         if woken in ready:
             _drain(woken)
         if lifeline in ready or asked:
-            return _end_group(child, woken)
+            return _end_group(child, None)
 
 
 def _become(command: list[str], die_with_parent: object) -> None:
@@ -81,25 +82,68 @@ def _die_with_parent() -> object:
         return None
 
 
-def _end_group(child: int, woken: int) -> int:
-    _ask()
-    until = time.monotonic() + GRACE
-    while (status := _ended(child)) is None and (left := until - time.monotonic()) > 0:
-        select.select([woken], [], [], left)
-        _drain(woken)
-    if status is not None:
+def _end_group(child: int, status: int | None) -> int:
+    """End all that is left of the group but this process; the status of the command, which may have ended before."""
+    if status is not None and not _others():
         return status
-    os.killpg(os.getpgrp(), signal.SIGKILL)  # this process too
-    return 128 + signal.SIGKILL
-
-
-def _ask() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.killpg(os.getpgrp(), signal.SIGTERM)
+    until = time.monotonic() + GRACE
+    while time.monotonic() < until:
+        status = _ended(child) if status is None else status
+        if status is not None and not _others():
+            return status
+        time.sleep(_LOOK)
+    while others := _others():
+        for one in others:
+            try:
+                os.kill(one, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        status = _ended(child) if status is None else status
+        time.sleep(_LOOK)
+    return 128 + signal.SIGKILL if status is None else status
+
+
+def _others() -> list[int]:
+    """Who else is in the group, and has not ended."""
+    ours, group = os.getpid(), os.getpgrp()
+    return [pid for pid, its_group, state in _processes() if its_group == group and pid != ours and state[:1] != "Z"]
+
+
+def _processes() -> list[tuple[int, int, str]]:
+    """All processes: id, group and state."""
+    found = []
+    try:
+        names = [name for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        names = []
+    for name in names:
+        try:
+            with open(f"/proc/{name}/stat", "rb") as source:
+                state, _, group = source.read().rpartition(b")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue  # it ended just now
+        found.append((int(name), int(group), state.decode()))
+    return found or _told_by_ps()
+
+
+def _told_by_ps() -> list[tuple[int, int, str]]:
+    import subprocess
+
+    try:
+        said = subprocess.run(["ps", "-A", "-o", "pid=,pgid=,stat="], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [line.split() for line in said.splitlines()]
+    return [(int(row[0]), int(row[1]), row[2]) for row in rows if len(row) >= 3]
 
 
 def _ended(child: int) -> int | None:
-    found, status = os.waitpid(child, os.WNOHANG)
+    try:
+        found, status = os.waitpid(child, os.WNOHANG)
+    except ChildProcessError:
+        return 128 + signal.SIGKILL
     if not found:
         return None
     code = os.waitstatus_to_exitcode(status)

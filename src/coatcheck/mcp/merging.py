@@ -9,26 +9,33 @@ from typing import Any, Final
 
 from coatcheck import __version__
 
+LISTED: Final = ("tools", "prompts", "resources")
+"""Capabilities that are about lists."""
+
+_EXPRESSION: Final = re.compile(r"\{[^{}]*\}")
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9_-]+")
 Listed = Mapping[str, Sequence[Mapping[str, Any]]]
 """What each server lists, by the server's name."""
 
 
 def initialized(results: Mapping[str, Mapping[str, Any]], wanted: str) -> dict[str, Any]:
-    """The answer to `initialize` of all servers together. The newest version that one of them speaks holds: what an
-    older one says is valid there too."""
+    """The answer to `initialize` of all servers together. The version that the client wants holds where one of them
+    speaks it, else the newest. Lists change when a server ends, whether or not its own ever do."""
     versions = [str(result.get("protocolVersion")) for result in results.values()]
     capabilities: dict[str, Any] = {}
     for result in results.values():
         found = result.get("capabilities")
         capabilities = united(capabilities, found if isinstance(found, dict) else {})
+    for what in LISTED:
+        if isinstance(capabilities.get(what), dict):
+            capabilities[what] = {**capabilities[what], "listChanged": True}
     told = [
         f"# {name}\n{result['instructions']}"
         for name, result in results.items()
         if isinstance(result.get("instructions"), str) and result["instructions"]
     ]
     return {
-        "protocolVersion": max(versions, default=wanted),
+        "protocolVersion": wanted if wanted in versions else max(versions, default=wanted),
         "capabilities": capabilities,
         "serverInfo": {"name": "coatcheck", "version": __version__, "title": f"Coatcheck: {', '.join(results)}"},
         **({"instructions": "\n\n".join(told)} if told else {}),
@@ -92,6 +99,18 @@ def distinct(listed: Listed, key: str) -> list[dict[str, Any]]:
     ]
 
 
-def fits(template: str, uri: str) -> bool:
-    """Whether an address may come from a template: it begins like it."""
-    return uri.startswith(template.partition("{")[0])
+def fitness(template: str, uri: str) -> int:
+    """How much of an address a template says in so many characters; -1 where the address cannot come from it."""
+    parts = _EXPRESSION.split(template)
+    if len(parts) == 1:
+        return len(uri) if template == uri else -1
+    first, *between, last = parts
+    at = len(first)
+    if not uri.startswith(first) or not uri.endswith(last) or len(uri) < len(first) + len(last):
+        return -1
+    for part in between:
+        found = uri.find(part, at, len(uri) - len(last))
+        if found < 0:
+            return -1
+        at = found + len(part)
+    return sum(map(len, parts))

@@ -16,7 +16,7 @@ from coatcheck.mcp.changes import Changes
 from coatcheck.mcp.relay import TIMEOUT, Relay
 from coatcheck.mcp.stdio import Stdio
 from coatcheck.mcp.upstreams import Upstream
-from coatcheck.mcp.wire import MAX_MESSAGE, Lines, Oversized, failure
+from coatcheck.mcp.wire import MAX_MESSAGE, Lines, Raw, Unread
 
 _FLUSH: Final = 2.0
 _M_MMAP_THRESHOLD: Final = -3  # of mallopt
@@ -84,14 +84,17 @@ async def _serve(client: Stdio, relay: Relay, max_message: int) -> None:
     lines = Lines(max_message)
     while piece := await client.read():
         for line in lines.feed(piece):
-            if isinstance(line, Oversized):
-                error = UpstreamFailed(f"a message of {line.size:,} bytes is too large to pass on", hint="send less")
-                await client.write(failure(line.id, error).raw)
-            else:
-                await relay.from_client(line)
+            await _handed(relay, line)
     for line in lines.end():
-        if not isinstance(line, Oversized):
-            await relay.from_client(line)
+        await _handed(relay, line)
+
+
+async def _handed(relay: Relay, line: Raw | Unread) -> None:
+    if isinstance(line, Unread):
+        error = UpstreamFailed(f"a message of {line.size:,} bytes is too large to pass on", hint="send less")
+        await relay.too_large(line, error)
+    else:
+        await relay.from_client(line)
 
 
 def _give_back_what_is_large() -> None:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-import sys
-import time
-from collections import OrderedDict
+import itertools
+import secrets
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Final
 
 from coatcheck.errors import CoatcheckError, UpstreamFailed
 from coatcheck.mcp.changes import Changes
+from coatcheck.mcp.stdio import say
 from coatcheck.mcp.upstreams import Upstream
-from coatcheck.mcp.wire import Id, Message, Raw, failure, parse, response, rewritten
+from coatcheck.mcp.waiting import Pending, Waiting
+from coatcheck.mcp.wire import Id, Message, Raw, Unread, failure, id_of, parse, response, rewritten
 
 TIMEOUT: Final = 600.0
 _LOOK: Final = 1.0  # seconds between looks at the clock
@@ -28,32 +27,10 @@ _ASK: Final = 10.0
 _PAGES: Final = 1_000
 _METHOD_NOT_FOUND: Final = -32601
 _HEAVY: Final = 1 << 20
-_LATE: Final = 1_000  # cancelled requests that are remembered, should their answer come after all
-_TIMED: Final = frozenset(
-    {
-        "initialize", "server/discover", "ping", "tools/list", "tools/call", "resources/list", "resources/read",
-        "resources/templates/list", "resources/subscribe", "resources/unsubscribe", "prompts/list", "prompts/get",
-        "completion/complete", "logging/setLevel",
-    }
-)  # fmt: skip
-"""What is answered soon, or tells of progress. Other requests may be meant to stay open."""
-
 _SAYS_WHAT_IT_CAN: Final = ("initialize", "server/discover")
 _CALLS: Final = ("tools/call", "tasks/result")
 
 Send = Callable[[Raw], Awaitable[None]]
-
-
-@dataclass(slots=True)
-class Pending:
-    """A request of the client that the other server has not answered yet."""
-
-    method: str
-    tool: str | None
-    token: object
-    first: bool
-    meta: object
-    until: float
 
 
 class Relay:
@@ -64,10 +41,10 @@ class Relay:
         self._changes = changes
         self._to_client = to_client
         self._timeout = timeout
-        self._pending: dict[Id, Pending] = {}
-        self._late: OrderedDict[Id, Pending] = OrderedDict()
-        self._asked: set[Id] = set()  # what the other server wants to know from the client
-        self._own: dict[Id | None, asyncio.Future[dict[str, Any]]] = {}  # what we want to know ourselves
+        self._waiting = Waiting(timeout)
+        self._own: dict[Id, asyncio.Future[dict[str, Any]]] = {}  # what we want to know ourselves
+        self._mark = f"coatcheck-{secrets.token_hex(6)}-"  # before our own ids: no client has such
+        self._numbers = itertools.count(1)
         self._listing = asyncio.Lock()
         self._running: dict[Id, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,10 +63,23 @@ class Relay:
                 await self._route(message)
             except UpstreamFailed as error:
                 await self._unsent(message, error)
+            except Exception as error:  # noqa: BLE001 - one odd message is not the end of all others
+                say(f"a message could not be passed on: {error!r}")
+                await self._unsent(message, CoatcheckError("the proxy could not pass the message on"))
+
+    async def too_large(self, line: Unread, error: UpstreamFailed) -> None:
+        """A message of the client that cannot be passed on: who waits for it is told, client or other server."""
+        if line.method is None and line.id is not None:
+            with contextlib.suppress(UpstreamFailed):
+                await self._route(failure(line.id, error))
+        elif line.method is None or line.id is not None:
+            await self._send(failure(line.id, error))
+        else:
+            say(str(error))
 
     async def _route(self, message: Message) -> None:
         if message.is_response and message.id is not None:
-            self._asked.discard(message.id)
+            self._waiting.told(message.id)
         elif message.method == "notifications/cancelled" and self._cancelled(message.params.get("requestId")):
             return
         if not message.is_request or message.id is None:
@@ -106,21 +96,11 @@ class Relay:
 
     async def _forward(self, message: Message) -> None:
         assert message.id is not None
-        params = message.params
-        meta = params.get("_meta")
-        tool = params.get("name") if message.method == "tools/call" else None
-        self._pending[message.id] = Pending(
-            message.method or "",
-            tool if isinstance(tool, str) else None,
-            meta.get("progressToken") if isinstance(meta, dict) else None,
-            params.get("cursor") is None,
-            meta,
-            time.monotonic() + self._timeout if message.method in _TIMED else math.inf,
-        )
+        self._waiting.begin(message)
         try:
             await self._upstream.send(message)
         except UpstreamFailed:
-            self._pending.pop(message.id, None)
+            self._waiting.forget(message.id)
             raise
 
     def _is_work(self, message: Message) -> bool:
@@ -142,14 +122,17 @@ class Relay:
                 await self._forward(message)
         except UpstreamFailed as error:
             await self._unsent(message, error)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong here: a request is answered
+            say(f"a call could not be passed on: {error!r}")
+            await self._unsent(message, CoatcheckError("the proxy could not pass the call on"))
 
     async def _list(self, meta: object) -> None:
         """List the other server's tools for ourselves. One that does not answer is left unlisted."""
         kept = {key: value for key, value in meta.items() if key != "progressToken"} if isinstance(meta, dict) else {}
-        cursor: object = None
-        for number in range(_PAGES):
-            params = {**({"_meta": kept} if kept else {}), **({"cursor": cursor} if cursor is not None else {})}
-            request_id = f"coatcheck-{number}"
+        cursors: list[object] = [None]
+        while len(cursors) <= _PAGES:
+            params = {**({"_meta": kept} if kept else {}), **({"cursor": cursors[-1]} if cursors[-1] else {})}
+            request_id = f"{self._mark}{next(self._numbers)}"
             body = {"jsonrpc": "2.0", "id": request_id, "method": "tools/list", "params": params}
             answer = self._own[request_id] = asyncio.get_running_loop().create_future()
             try:
@@ -159,10 +142,11 @@ class Relay:
                 break
             finally:
                 self._own.pop(request_id, None)
-            self._changes.listed(result, first=cursor is None)
-            cursor = result.get("nextCursor")
-            if cursor is None:
+            self._changes.listed(result, first=len(cursors) == 1)
+            following = result.get("nextCursor")
+            if not following or following in cursors:
                 break
+            cursors.append(following)
         self._changes.is_listed = True
 
     async def _answer(self, message: Message) -> None:
@@ -187,45 +171,53 @@ class Relay:
 
     def _cancelled(self, request_id: object) -> bool:
         """Whether what is cancelled was still with us, and the other server need not know of it."""
-        if not isinstance(request_id, str | int):
+        found = id_of(request_id)
+        if found is None:
             return False
-        task = self._running.get(request_id)
-        if task is not None:
-            task.cancel()
+        task = self._running.get(found)
+        if task is not None and task.cancel():
             return True
-        pending = self._pending.pop(request_id, None)
-        if pending is not None:
-            self._late[request_id] = pending
-            while len(self._late) > _LATE:
-                self._late.popitem(last=False)
+        self._waiting.cancelled(found)
         return False
 
-    async def _unsent(self, message: Message, error: UpstreamFailed) -> None:
+    async def _unsent(self, message: Message, error: CoatcheckError) -> None:
         if message.is_request:
             await self._send(failure(message.id, error))
 
     # From the other server
 
     async def message(self, message: Message) -> None:
-        if message.is_response and message.id in self._own:
-            answer, result = self._own[message.id], message.body.get("result")
-            if not answer.done():
+        try:
+            await self._came(message)
+        except Exception as error:  # noqa: BLE001 - who reads for us must read on, and what we do not understand passes
+            say(f"a message passes unchanged: {error!r}")
+            await self._send(message)
+
+    async def _came(self, message: Message) -> None:
+        if message.is_response and message.id is not None:
+            await self._response(message, message.id)
+            return
+        if message.is_request and message.id is not None:
+            self._waiting.asked(message.id)
+        elif message.method == "notifications/progress":
+            self._waiting.progressed(message.params.get("progressToken"))
+        elif message.method == "notifications/cancelled":
+            request_id = id_of(message.params.get("requestId"))
+            if request_id is not None:
+                self._waiting.told(request_id)
+        await self._send(message)
+
+    async def _response(self, message: Message, request_id: Id) -> None:
+        if isinstance(request_id, str) and request_id.startswith(self._mark):
+            answer, result = self._own.get(request_id), message.body.get("result")
+            if answer is not None and not answer.done():
                 answer.set_result(result if isinstance(result, dict) else {})
             return
-        if message.is_response and message.id is not None:
-            pending = self._pending.pop(message.id, None) or self._late.pop(message.id, None)
-            if pending is not None:
-                await self._answered(pending, message)
-                return
-        elif message.is_request and message.id is not None:
-            self._asked.add(message.id)
-        elif message.method == "notifications/progress":
-            self._progressed(message.params.get("progressToken"))
-        elif message.method == "notifications/cancelled":
-            request_id = message.params.get("requestId")
-            if isinstance(request_id, str | int):
-                self._asked.discard(request_id)
-        await self._send(message)
+        is_wanted, pending = self._waiting.answered(request_id)
+        if pending is not None:
+            await self._answered(pending, message)
+        elif is_wanted:
+            await self._send(message)
 
     async def _answered(self, pending: Pending, message: Message) -> None:
         result = message.body.get("result")
@@ -233,7 +225,11 @@ class Relay:
             message = response(message.id, self._changes.only_ours(pending.meta))
         if not isinstance(result, dict):
             await self._send(message)
-        elif pending.method in _SAYS_WHAT_IT_CAN:
+            return
+        task = result.get("task")
+        if pending.method == "tools/call" and isinstance(task, dict):
+            self._waiting.runs(str(task.get("taskId")), pending.tool)
+        if pending.method in _SAYS_WHAT_IT_CAN:
             capabilities = result.get("capabilities")
             self._has_tools = not isinstance(capabilities, dict) or isinstance(capabilities.get("tools"), dict)
             await self._send(_with_result(message, self._changes.capable(result)))
@@ -257,7 +253,7 @@ class Relay:
         try:
             message = _with_result(message, await asyncio.to_thread(change))
         except Exception as error:  # noqa: BLE001 - whatever is wrong here: a request is answered
-            sys.stderr.write(f"coatcheck: a result could not be passed on: {error!r}\n")
+            say(f"a result could not be passed on: {error!r}")
             message = failure(message.id, CoatcheckError("the proxy could not pass the result on"))
         await self._send(message)
 
@@ -266,10 +262,8 @@ class Relay:
         for asked, answer in self._own.items():
             if request_id in (None, asked) and not answer.done():
                 answer.set_result({})
-        ids = list(self._pending) if request_id is None else [request_id]
-        for one in ids:
-            if self._pending.pop(one, None) is not None:
-                await self._send(failure(one, error))
+        for one in self._waiting.given_up(request_id):
+            await self._send(failure(one, error))
 
     async def ended(self, error: UpstreamFailed) -> None:
         self.is_ending = True
@@ -284,18 +278,10 @@ class Relay:
         begins anew with each sign of progress."""
         while self._timeout > 0:
             await asyncio.sleep(min(_LOOK, self._timeout))
-            now = time.monotonic()
-            if self._asked:
-                for pending in self._pending.values():
-                    pending.until = max(pending.until, now + self._timeout)
-            for request_id in [one for one, pending in self._pending.items() if pending.until <= now]:
-                method = self._pending[request_id].method
-                self._cancelled(request_id)
-                error = UpstreamFailed(
-                    f"no answer to {method} in {self._timeout:g} seconds", hint="try once more, or raise --timeout"
-                )
-                await self._send(failure(request_id, error))
-                if method != "initialize":
+            for request_id, pending in self._waiting.overdue():
+                said = f"no answer to {pending.method} in {self._timeout:g} seconds"
+                await self._send(failure(request_id, UpstreamFailed(said, hint="try once more, or raise --timeout")))
+                if pending.method != "initialize":
                     await self._tell_cancelled(request_id)
 
     async def _tell_cancelled(self, request_id: Id) -> None:
@@ -303,11 +289,6 @@ class Relay:
         body = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
         with contextlib.suppress(UpstreamFailed):
             await self._upstream.send(rewritten(Message(b"", body)))
-
-    def _progressed(self, token: object) -> None:
-        for pending in self._pending.values():
-            if token is not None and pending.token == token:
-                pending.until = time.monotonic() + self._timeout
 
     # Tasks
 
@@ -322,7 +303,7 @@ class Relay:
             if request_id is not None and self._running.get(request_id) is task:
                 del self._running[request_id]
             if not task.cancelled() and (error := task.exception()) is not None:
-                sys.stderr.write(f"coatcheck: a message was lost: {error!r}\n")
+                say(f"a message was lost: {error!r}")
 
         task.add_done_callback(done)
         return task

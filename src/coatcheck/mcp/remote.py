@@ -1,53 +1,54 @@
 """A server that somebody else runs, over streamable HTTP: a message is a POST, answers are JSON or a stream of events.
 
 Bodies pass as they are. What the transport wants besides (session, version, routing headers) is read from them.
-A server that is away costs the requests that it should have answered, and nothing else.
+A server that is away costs the requests that it should have answered, and nothing else; one that has forgotten our
+session gets a new handshake, of which the client learns nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+import secrets
+from collections.abc import Mapping
 from typing import Any, Final
 
 import httpx2
-from mcp.shared.inbound import (
-    MCP_METHOD_HEADER,
-    MCP_NAME_HEADER,
-    MCP_PROTOCOL_VERSION_HEADER,
-    NAME_BEARING_METHODS,
-    encode_header_value,
-    find_invalid_x_mcp_header,
-    mcp_param_headers,
-    x_mcp_header_map,
-)
-from mcp_types import PROTOCOL_VERSION_META_KEY
 
 from coatcheck.errors import UpstreamFailed
-from coatcheck.mcp.upstreams import Sink
-from coatcheck.mcp.wire import MAX_MESSAGE, Id, Lines, Message, Oversized, Raw, parse, rewritten
+from coatcheck.mcp.events import MOST, Events
+from coatcheck.mcp.routing import VERSION, Routing
+from coatcheck.mcp.stdio import say
+from coatcheck.mcp.upstreams import Sink, refuse
+from coatcheck.mcp.wire import MAX_MESSAGE, Id, Lines, Message, Raw, Unread, id_of, parse, rewritten
 
 _SESSION: Final = "mcp-session-id"
 _LAST_EVENT: Final = "last-event-id"
 _CONNECT: Final = 20.0
 _CLOSE: Final = 3.0
-_AGAIN: Final = 1.0  # seconds before a broken stream is taken up again, where the server does not say
-_AGAIN_AT_MOST: Final = 30.0
 _ATTEMPTS: Final = 3
 _ERROR_BODY: Final = 64 * 1024
+_EVENTS: Final = "text/event-stream"
+_ONE_LINE: Final = bytes.maketrans(b"\r\n", b"  ")
+_LASTING: Final = ("logging/setLevel", "resources/subscribe")
 
 
-@dataclass(slots=True)
-class _Stream:
-    """Where a stream of events has come to."""
+class _Exchange:
+    """A request and what came of it; without a request, the stream of what a server says unasked.
 
-    last_id: str | None = None
-    again: float = _AGAIN
-    answered: bool = False
-    data: list[Raw] = field(default_factory=list)
-    event_id: str | None = None
+    An exchange of our own keeps its answer to itself."""
+
+    def __init__(self, message: Message | None, cap: int, *, is_own: bool = False) -> None:
+        self.message = message
+        self.request_id = message.id if message is not None and message.is_request else None
+        self.events = Events(cap)
+        self.is_own = is_own
+        self.answer: Message | None = None
+        self.is_answered = False
+
+
+class _SessionOver(Exception):
+    """The server does not know the session that we named."""
 
 
 class Remote:
@@ -62,9 +63,14 @@ class Remote:
         self._tasks: set[asyncio.Task[None]] = set()
         self._posts: dict[Id, asyncio.Task[None]] = {}
         self._session: str | None = None
+        self._epoch = 0  # counts the sessions: a server may give an id twice
         self._version: str | None = None
-        self._params: dict[str, Mapping[tuple[str, ...], str]] = {}
+        self._routing = Routing()
         self._order = asyncio.Lock()
+        self._hello: Message | None = None
+        self._begun: asyncio.Task[None] | None = None
+        self._lasting: dict[str, Message] = {}  # what a session holds for the client, for the next one
+        self._renewing = asyncio.Lock()
 
     async def start(self, sink: Sink) -> None:
         self._sink = sink
@@ -74,6 +80,9 @@ class Remote:
             raise UpstreamFailed(f"{self._url!r} is no address: {error}", hint="http://… or https://…") from error
         if url.scheme not in ("http", "https") or not url.host:
             raise UpstreamFailed(f"{self._url!r} is no address of a server", hint="http://… or https://…")
+        for name, value in self._headers.items():
+            if not value.isascii() or not value.isprintable():
+                raise UpstreamFailed(f"the header {name!r} has characters that no header may have", hint="plain ASCII")
         self._client = httpx2.AsyncClient(
             headers=self._headers,
             timeout=httpx2.Timeout(None, connect=_CONNECT),
@@ -82,23 +91,22 @@ class Remote:
         )
 
     async def send(self, message: Message) -> None:
-        if message.method == "notifications/cancelled" and self._abort(message.params.get("requestId")):
-            return
-        self._spawn(self._deliver(message), message.id if message.is_request else None)
-        if message.method == "notifications/initialized" and self._session is not None:
-            self._spawn(self._listen(), None)
+        if message.method == "notifications/cancelled":
+            await self._cancel(message)
+        elif message.method == "notifications/initialized":
+            self._begun = self._spawn(self._begin(message))
+        else:
+            self._spawn(self._deliver(message), message.id if message.is_request else None)
 
     async def finish(self) -> None:
         """Answers to what was asked are still delivered."""
 
         async def end() -> None:
-            others = self._tasks - {asyncio.current_task()} if self._posts else set()
-            posts = [task for task in others if task in self._posts.values()]
-            if posts:
+            if posts := list(self._posts.values()):
                 await asyncio.wait(posts)
             await self._to.ended(UpstreamFailed("the client has left"))
 
-        self._spawn(end(), None)
+        self._spawn(end())
 
     async def close(self) -> None:
         if self._client is None:
@@ -118,7 +126,12 @@ class Remote:
         assert self._sink is not None
         return self._sink
 
-    def _spawn(self, work: Any, request_id: Id | None) -> None:
+    @property
+    def _http(self) -> httpx2.AsyncClient:
+        assert self._client is not None
+        return self._client
+
+    def _spawn(self, work: Any, request_id: Id | None = None) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(work)
         self._tasks.add(task)
         if request_id is not None:
@@ -130,66 +143,90 @@ class Remote:
                 del self._posts[request_id]
 
         task.add_done_callback(done)
+        return task
 
-    def _abort(self, request_id: object) -> bool:
-        """From 2026-07-28 on, ending the answer's stream is how a request is cancelled."""
-        task = self._posts.get(request_id) if isinstance(request_id, str | int) else None
-        if task is None or self._version is not None:
-            return False
-        task.cancel()
-        return True
+    async def _cancel(self, message: Message) -> None:
+        """From 2026-07-28 on, ending the answer's stream is how a request is cancelled; before, the server is told, and
+        what it has to say of it is not waited for."""
+        request_id = id_of(message.params.get("requestId"))
+        post = self._posts.get(request_id) if request_id is not None else None
+        if post is not None and self._version is None:
+            post.cancel()
+            return
+
+        async def told() -> None:
+            await self._deliver(message)
+            if post is not None:
+                post.cancel()
+
+        self._spawn(told())
+
+    async def _begin(self, message: Message) -> None:
+        await self._deliver(message)
+        self._spawn(self._listen())
 
     async def _deliver(self, message: Message) -> None:
-        request_id = message.id if message.is_request else None
-        if message.is_request:
-            await self._post(message, request_id)
+        exchange = _Exchange(message, self._max_message)
+        if not message.is_request:
+            async with self._order:  # notifications and answers arrive in the order they were sent
+                await self._post(exchange)
             return
-        async with self._order:  # notifications and answers arrive in the order they were sent
-            await self._post(message, request_id)
-
-    async def _post(self, message: Message, request_id: Id | None) -> None:
-        assert self._client is not None
         if message.method == "initialize":
-            self._session = self._version = None
-        headers = self._common() | self._routing(message)
-        stream = _Stream()
+            self._hello, self._session, self._version = message, None, None
+            self._epoch += 1
+            self._lasting.clear()
+        elif self._begun is not None and not self._begun.done():
+            await asyncio.wait({self._begun}, timeout=_CONNECT)  # many refuse what comes before it
+        epoch = self._epoch
         try:
-            async with self._client.stream("POST", self._url, content=bytes(message.raw), headers=headers) as response:
-                await self._answer(response, message, request_id, stream)
-            if request_id is not None and not stream.answered:
-                await self._resume(message, request_id, stream)
-        except httpx2.HTTPError as error:
-            if request_id is not None and not stream.answered:
-                reason = str(error) or type(error).__name__
-                await self._to.unanswered(request_id, UpstreamFailed(f"{self._place} cannot be reached: {reason}"))
+            await self._post(exchange)
+        except _SessionOver:
+            await self._renew(epoch)
+            try:
+                await self._post(exchange)
+            except _SessionOver:
+                error = UpstreamFailed(f"{self._place} answered 404", hint="it forgets its sessions: connect again")
+                await self._unanswered(exchange, error)
 
-    async def _answer(
-        self, response: httpx2.Response, message: Message, request_id: Id | None, stream: _Stream
-    ) -> None:
-        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if response.status_code >= 300 and request_id is not None:
-            stream.answered = True
-            await self._refused(response, kind, request_id)
+    async def _post(self, exchange: _Exchange) -> None:
+        message = exchange.message
+        assert message is not None
+        headers = self._common(fresh=message.method == "initialize") | self._routing.headers(message)
+        try:
+            async with self._http.stream("POST", self._url, content=bytes(message.raw), headers=headers) as response:
+                if response.status_code == 404 and _SESSION in headers and exchange.request_id is not None:
+                    raise _SessionOver
+                await self._answer(response, exchange)
+            if exchange.request_id is not None and not exchange.is_answered:
+                await self._resume(exchange)
+        except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, ValueError) as error:
+            if exchange.request_id is not None and not exchange.is_answered:
+                reason = str(error) or type(error).__name__
+                await self._unanswered(exchange, UpstreamFailed(f"{self._place} cannot be reached: {reason}"))
+
+    async def _answer(self, response: httpx2.Response, exchange: _Exchange) -> None:
+        kind = _kind(response)
+        if exchange.request_id is None:
             return
-        if message.method == "initialize" and response.headers.get(_SESSION):
+        if response.status_code >= 300:
+            await self._refused(response, kind, exchange)
+            return
+        if exchange.message is not None and exchange.message.method == "initialize" and _SESSION in response.headers:
             self._session = response.headers[_SESSION]
-        if request_id is None:
-            return
         if kind == "application/json":
             lines = Lines(self._max_message)
             async for chunk in response.aiter_bytes():
-                for line in lines.feed(chunk.replace(b"\n", b" ")):
-                    await self._received(line, message, stream)
+                for line in lines.feed(chunk.translate(_ONE_LINE)):
+                    await self._received(line, exchange)
             for line in lines.end():
-                await self._received(line, message, stream)
-        elif kind == "text/event-stream":
-            await self._events(response, message, stream)
+                await self._received(line, exchange)
+        elif kind == _EVENTS:
+            await self._read(response, exchange)
         else:
-            stream.answered = True
             said = f"{self._place} answered {response.status_code} with {kind[:60] or 'nothing'}"
-            await self._to.unanswered(request_id, UpstreamFailed(said, hint="is this the address of an MCP server?"))
+            await self._unanswered(exchange, UpstreamFailed(said, hint="is this the address of an MCP server?"))
 
-    async def _refused(self, response: httpx2.Response, kind: str, request_id: Id) -> None:
+    async def _refused(self, response: httpx2.Response, kind: str, exchange: _Exchange) -> None:
         """A status that is an error: with the server's own words where it has some."""
         body = b""
         async for chunk in response.aiter_bytes():
@@ -198,107 +235,114 @@ class Remote:
                 break
         messages = parse(body) if kind == "application/json" else []
         if messages and isinstance(messages[0].body.get("error"), dict):
-            await self._to.message(rewritten(messages[0], id=request_id))
+            await self._received(rewritten(messages[0], id=exchange.request_id).raw, exchange)
             return
         hint = None
         if response.status_code in (401, 403):
-            hint = "it wants credentials: --header 'Authorization: Bearer ${TOKEN}'"
-        elif response.status_code == 404 and self._session is not None:
-            hint = "it has forgotten this session: connect again"
+            hint = "signing in (OAuth) is not supported; with a token: --header 'Authorization: Bearer ${TOKEN}'"
         elif response.status_code < 400:
             hint = f"use the address that it points to: {response.headers.get('location', '')[:200]}"
-        said = f"{self._place} answered {response.status_code}"
-        await self._to.unanswered(request_id, UpstreamFailed(said, hint=hint))
+        await self._unanswered(exchange, UpstreamFailed(f"{self._place} answered {response.status_code}", hint=hint))
+
+    async def _unanswered(self, exchange: _Exchange, error: UpstreamFailed) -> None:
+        exchange.is_answered = True
+        if not exchange.is_own:
+            await self._to.unanswered(exchange.request_id, error)
 
     # What comes back
 
-    async def _events(self, response: httpx2.Response, message: Message | None, stream: _Stream) -> None:
-        lines = Lines(self._max_message + 16)
-        async for chunk in _unified(response.aiter_bytes()):
-            for line in lines.feed(chunk):
-                await self._field(line, message, stream)
-                if stream.answered:
+    async def _read(self, response: httpx2.Response, exchange: _Exchange) -> None:
+        exchange.events.begin()
+        async for chunk in response.aiter_bytes():
+            for line in exchange.events.feed(chunk):
+                await self._received(line, exchange)
+                if exchange.is_answered:
                     return
 
-    async def _field(self, line: Raw | Oversized, message: Message | None, stream: _Stream) -> None:
-        """One line of a stream of events. An empty one ends the event."""
-        if isinstance(line, Oversized):
-            await self._received(line, message, stream)
-        elif not line:
-            data, stream.data = stream.data, []
-            stream.last_id = stream.event_id or stream.last_id
-            if data and (whole := data[0] if len(data) == 1 else b"\n".join(data)).strip():
-                await self._received(whole, message, stream)
-        elif line.startswith(b"data:"):
-            stream.data.append(line[6:] if line[5:6] == b" " else line[5:])
-        elif line.startswith(b"id:"):
-            stream.event_id = bytes(line[3:]).strip().decode("utf-8", "replace")
-        elif line.startswith(b"retry:"):
-            with contextlib.suppress(ValueError):
-                stream.again = min(int(line[6:]) / 1_000, _AGAIN_AT_MOST)
-
-    async def _received(self, line: Raw | Oversized, message: Message | None, stream: _Stream) -> None:
-        request_id = message.id if message is not None else None
-        if isinstance(line, Oversized):
-            stream.answered = stream.answered or request_id is not None
+    async def _received(self, line: Raw | Unread, exchange: _Exchange) -> None:
+        if isinstance(line, Unread):
             error = UpstreamFailed(
                 f"{self._place} sent a message of {line.size:,} bytes; at most {self._max_message:,} are taken",
                 hint="ask for less",
             )
-            await self._to.unanswered(request_id if request_id is not None else line.id, error)
+            if line.method is None and exchange.request_id is not None:
+                await self._unanswered(exchange, error)
+            else:
+                await refuse(line, error, self, self._to)
             return
         for found in parse(line):
-            if message is not None and found.is_response:
-                stream.answered = True
-                self._learned(message, found)
-            await self._to.message(found)
+            if exchange.request_id is not None and found.is_response:
+                exchange.is_answered, exchange.answer = True, found
+                self._learned(exchange, found)
+            if not (exchange.is_own and found.is_response):
+                await self._to.message(found)
 
-    def _learned(self, message: Message, answer: Message) -> None:
-        result = answer.body.get("result")
-        if not isinstance(result, dict):
+    def _learned(self, exchange: _Exchange, answer: Message) -> None:
+        message, result = exchange.message, answer.body.get("result")
+        if message is None or not isinstance(result, dict):
             return
         if message.method == "initialize" and isinstance(result.get("protocolVersion"), str):
             self._version = result["protocolVersion"]
-        tools = result.get("tools")
-        if message.method == "tools/list" and isinstance(tools, list) and _version_of(message) is not None:
-            for tool in tools:
-                schema = tool.get("inputSchema") if isinstance(tool, dict) else None
-                if isinstance(schema, dict) and find_invalid_x_mcp_header(schema) is None:
-                    self._params[str(tool.get("name"))] = x_mcp_header_map(schema)
+        elif message.method in _LASTING:
+            self._lasting[f"{message.method} {message.params.get('uri')}"] = message
+        elif message.method == "resources/unsubscribe":
+            self._lasting.pop(f"resources/subscribe {message.params.get('uri')}", None)
+        elif message.method == "tools/list":
+            self._routing.listed(message, result)
 
-    async def _resume(self, message: Message, request_id: Id, stream: _Stream) -> None:
-        """Take a stream up again that broke before the answer, where the server numbers its events."""
-        assert self._client is not None
-        attempts = _ATTEMPTS if stream.last_id is not None else 0
-        while attempts and not stream.answered:
-            attempts -= 1
-            await asyncio.sleep(stream.again)
-            headers = self._common() | {_LAST_EVENT: stream.last_id or ""}
+    async def _resume(self, exchange: _Exchange) -> None:
+        """Take a stream up again that broke before the answer, where the server numbers its events. It may close the
+        stream as often as it likes, so long as it takes it up again."""
+        events = exchange.events
+        failures = 0 if events.last_id is not None else _ATTEMPTS
+        while failures < _ATTEMPTS and not exchange.is_answered:
+            await asyncio.sleep(events.again)
+            headers = self._common() | {_LAST_EVENT: events.last_id or ""}
+            failures += 1
             with contextlib.suppress(httpx2.HTTPError):
-                async with self._client.stream("GET", self._url, headers=headers) as response:
-                    if response.status_code == 200:
-                        attempts = _ATTEMPTS
-                        before = stream.last_id
-                        await self._events(response, message, stream)
-                        attempts = _ATTEMPTS if stream.last_id != before else attempts - 1
-        if not stream.answered:
-            await self._to.unanswered(request_id, UpstreamFailed(f"{self._place} ended the answer before it was whole"))
+                async with self._http.stream("GET", self._url, headers=headers) as response:
+                    if response.status_code == 200 and _kind(response) == _EVENTS:
+                        failures = 0
+                        await self._read(response, exchange)
+        if not exchange.is_answered:
+            await self._unanswered(exchange, UpstreamFailed(f"{self._place} ended the answer before it was whole"))
 
     async def _listen(self) -> None:
-        """What the server says unasked. One that offers no such stream answers 405, and is left alone."""
-        assert self._client is not None
-        stream, failures = _Stream(), 0
-        while failures < _ATTEMPTS:
-            headers = self._common() | ({_LAST_EVENT: stream.last_id} if stream.last_id else {})
-            try:
-                async with self._client.stream("GET", self._url, headers=headers) as response:
-                    if response.status_code != 200:
+        """What the server says unasked. One that offers no such stream says so, and is left alone; one that is away is
+        asked again, more and more seldom."""
+        exchange, epoch = _Exchange(None, self._max_message), self._epoch
+        events, pause = exchange.events, 0.0
+        while self._epoch == epoch:
+            headers = self._common() | ({_LAST_EVENT: events.last_id} if events.last_id else {})
+            pause = min(max(pause * 2, events.again), MOST)
+            with contextlib.suppress(httpx2.HTTPError):
+                async with self._http.stream("GET", self._url, headers=headers) as response:
+                    if response.status_code == 200 and _kind(response) == _EVENTS:
+                        await self._read(response, exchange)
+                        pause = events.again
+                    elif response.status_code < 500 and response.status_code != 429:
                         return
-                    failures = 0
-                    await self._events(response, None, stream)
-            except httpx2.HTTPError:
-                failures += 1
-            await asyncio.sleep(stream.again)
+            await asyncio.sleep(pause)
+
+    async def _renew(self, over: int) -> None:
+        """Begin anew where a session is over, as the protocol demands: once, however many requests find out."""
+        async with self._renewing:
+            if self._hello is None or self._epoch != over:
+                return
+            before = self._session, self._version
+            hello = _Exchange(_own(self._hello), self._max_message, is_own=True)
+            await self._post(hello)
+            if hello.answer is None or "result" not in hello.answer.body:
+                self._session, self._version = before
+                return
+            self._epoch += 1
+            say(f"{self._place} has forgotten the session: it was begun anew")
+            begun = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+            await self._post(_Exchange(rewritten(Message(b"", begun)), self._max_message))
+            for message in list(self._lasting.values()):
+                with contextlib.suppress(_SessionOver):
+                    await self._post(_Exchange(_own(message), self._max_message, is_own=True))
+            self._spawn(self._listen())
 
     # Headers
 
@@ -307,40 +351,23 @@ class Remote:
         url = httpx2.URL(self._url)
         return f"the server at {url.host}"
 
-    def _common(self) -> dict[str, str]:
-        headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+    def _common(self, *, fresh: bool = False) -> dict[str, str]:
+        """What every request has; a `fresh` one belongs to no session yet."""
+        headers = {"accept": f"application/json, {_EVENTS}", "content-type": "application/json"}
+        if fresh:
+            return headers
         if self._session is not None:
             headers[_SESSION] = self._session
         if self._version is not None:
-            headers[MCP_PROTOCOL_VERSION_HEADER] = self._version
-        return headers
-
-    def _routing(self, message: Message) -> dict[str, str]:
-        """What requests say in their headers from 2026-07-28 on."""
-        version = _version_of(message)
-        if version is None or message.method is None:
-            return {}
-        headers = {MCP_PROTOCOL_VERSION_HEADER: version, MCP_METHOD_HEADER: message.method}
-        name = message.params.get(NAME_BEARING_METHODS.get(message.method, ""))
-        if isinstance(name, str):
-            headers[MCP_NAME_HEADER] = encode_header_value(name)
-        arguments = message.params.get("arguments")
-        if message.method == "tools/call" and isinstance(arguments, dict):
-            headers |= mcp_param_headers(self._params.get(str(name), {}), arguments)
+            headers[VERSION] = self._version
         return headers
 
 
-def _version_of(message: Message) -> str | None:
-    meta = message.params.get("_meta")
-    version = meta.get(PROTOCOL_VERSION_META_KEY) if isinstance(meta, dict) else None
-    return version if isinstance(version, str) and version.isascii() and version.isprintable() else None
+def _kind(response: httpx2.Response) -> str:
+    kind: str = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind
 
 
-async def _unified(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Line ends of any kind as line feeds."""
-    after_return = False
-    async for chunk in chunks:
-        if after_return and chunk.startswith(b"\n"):
-            chunk = chunk[1:]
-        after_return = chunk.endswith(b"\r")
-        yield chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in chunk else chunk
+def _own(message: Message) -> Message:
+    """A message of the client once more, under an id of ours."""
+    return rewritten(message, id=f"coatcheck-{secrets.token_hex(6)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +20,13 @@ from coatcheck.mcp.wire import Raw
 _CHUNK: Final = 1 << 16
 _AHEAD: Final = 16 << 20  # bytes that may wait to be written before those who write must wait
 _PIECES: Final = 8  # pieces that may wait to be read
+
+
+def say(text: str) -> None:
+    """A line on stderr. Servers have a hand in it, and stderr may be a terminal."""
+    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    sys.stderr.write(f"coatcheck: {shown}\n")
+    sys.stderr.flush()
 
 
 class Stdio:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Protocol
 
 from coatcheck.errors import UpstreamFailed
-from coatcheck.mcp.wire import Id, Message
+from coatcheck.mcp.stdio import say
+from coatcheck.mcp.wire import Id, Message, Unread, failure
 
 
 class Sink(Protocol):
@@ -34,3 +36,15 @@ class Upstream(Protocol):
 
     async def close(self) -> None:
         """End it, within seconds, whatever it does."""
+
+
+async def refuse(line: Unread, error: UpstreamFailed, upstream: Upstream, sink: Sink) -> None:
+    """Tell who waits for it that a server's message cannot be passed on: the client of its answer, or the server itself
+    of the answer that its request will not get. Nobody waits for a notification."""
+    if line.method is None:
+        await sink.unanswered(line.id, error)
+        return
+    say(str(error))
+    if line.id is not None:
+        with contextlib.suppress(UpstreamFailed):
+            await upstream.send(failure(line.id, error))

@@ -1,7 +1,7 @@
 """JSON-RPC as it stands on the wire: one message a line, kept as the bytes that it came in.
 
 What nobody changes leaves as it came, byte for byte, so that methods, fields and numbers that we do not know pass
-unharmed. A line over the cap is never held: its two ends are enough to say whose answer it was.
+unharmed. A line over the cap is never held: its two ends are enough to say what it was.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from typing import Any, Final
 
 from coatcheck.errors import CODES, CoatcheckError
 
-Id = str | int
+Id = str | int | float
 Raw = bytes | bytearray
 
 MAX_MESSAGE: Final = 64 << 20
 _LARGE: Final = 1 << 16
 _END: Final = 4_096
-_ID_FIRST: Final = re.compile(rb'^\s*\{(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(-?\d+|"(?:[^"\\]|\\.)*")')
-_ID_LAST: Final = re.compile(rb'"id"\s*:\s*(-?\d+|"(?:[^"\\]|\\.)*")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
+_MEMBER: Final = rb'\s*"(jsonrpc|id|method)"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?)\s*'
+_MEMBERS: Final = re.compile(_MEMBER)
+_FIRST: Final = re.compile(rb"\s*\{(?:" + _MEMBER + rb",)*")
+_LAST: Final = re.compile(rb"(?:," + _MEMBER + rb")+\}\s*$|^\s*\{" + _MEMBER + rb"\}\s*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,7 @@ class Message:
 
     @property
     def id(self) -> Id | None:
-        found = self.body.get("id")
-        return found if isinstance(found, str | int) and not isinstance(found, bool) else None
+        return id_of(self.body.get("id"))
 
     @property
     def params(self) -> dict[str, Any]:
@@ -56,8 +57,10 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Oversized:
-    """A line that was over the cap: how long it was, and its two ends."""
+class Unread:
+    """A line that was not parsed, because it is over the cap or no JSON: how long it is, and its two ends.
+
+    Implementations write what a message is (its id, its method) first or last, so that the ends mostly tell."""
 
     size: int
     head: bytes
@@ -65,12 +68,31 @@ class Oversized:
 
     @property
     def id(self) -> Id | None:
-        """Whose answer it is, where its ends say so: implementations write the id first or last."""
-        match = _ID_FIRST.match(self.head) or _ID_LAST.search(self.tail)
-        if match is None:
+        return id_of(self._told("id"))
+
+    @property
+    def method(self) -> str | None:
+        found = self._told("method")
+        return found if isinstance(found, str) else None
+
+    def _told(self, name: str) -> object:
+        first, last = _FIRST.match(self.head), _LAST.search(self.tail)
+        ends = [found[0] for found in (first, last) if found is not None]
+        told = {key.decode(): value for end in reversed(ends) for key, value in _MEMBERS.findall(end)}
+        try:
+            return json.loads(told[name]) if name in told else None
+        except ValueError:
             return None
-        found = json.loads(match[1])
-        return found if isinstance(found, str | int) else None
+
+
+def unread(line: Raw) -> Unread:
+    """What is left to say of a line that is no JSON."""
+    return Unread(len(line), bytes(line[:_END]), bytes(line[-_END:]))
+
+
+def id_of(value: object) -> Id | None:
+    """A value as an id, where it can be one."""
+    return value if isinstance(value, str | int | float) and not isinstance(value, bool) else None
 
 
 class Lines:
@@ -82,7 +104,7 @@ class Lines:
         self._size = 0  # of a line that is over the cap
         self._head = b""
 
-    def feed(self, chunk: bytes) -> Iterator[Raw | Oversized]:
+    def feed(self, chunk: bytes) -> Iterator[Raw | Unread]:
         start = 0
         while (end := chunk.find(b"\n", start)) >= 0:
             if not self._held and not self._size and end - start <= self._cap:
@@ -94,7 +116,7 @@ class Lines:
         if start < len(chunk):
             self._hold(chunk[start:] if start else chunk)
 
-    def end(self) -> Iterator[Raw | Oversized]:
+    def end(self) -> Iterator[Raw | Unread]:
         """What is left where the stream ends without a line end."""
         if self._held or self._size:
             yield self._taken()
@@ -108,11 +130,11 @@ class Lines:
             self._size, self._head = len(self._held), bytes(self._held[:_END])
             self._held = self._held[-_END:]
 
-    def _taken(self) -> Raw | Oversized:
+    def _taken(self) -> Raw | Unread:
         held, self._held = self._held, bytearray()
         if not self._size:
             return held
-        found = Oversized(self._size, self._head, bytes(held))
+        found = Unread(self._size, self._head, bytes(held))
         self._size, self._head = 0, b""
         return found
 
@@ -138,7 +160,10 @@ def _loads(raw: Raw) -> Any:
             return pydantic_core.from_json(bytes(raw) if isinstance(raw, bytes) else raw)
         except ValueError:  # half a surrogate pair, which JSON allows
             pass
-    return json.loads(raw)
+    try:
+        return json.loads(raw)
+    except UnicodeDecodeError:  # somebody's Latin-1: the bytes pass as they are, and we read what can be read
+        return json.loads(raw.decode("utf-8", "replace"))
 
 
 def encode(body: object) -> bytes:

@@ -1,0 +1,166 @@
+"""Messages that are odd, late or unreadable, both ways: each request is answered once, and all others go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.mcp.speaking import Speaker, environment, heard, proxy, stub_in, text_of, told
+
+Speak = Callable[..., Speaker]
+FAILED = "upstream_failed"
+LONG = "0123456789 " * 5_000
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speaker]:
+    """A proxy with a small cap before a server that does what it is told."""
+    env = environment(tmp_path_factory.mktemp("relay") / "store")
+    with Speaker(proxy("--max-message", "1", server=told("it")), env) as speaker:
+        speaker.begin()
+        speaker.ask("tools/list")
+        yield speaker
+
+
+def say(speaker: Speaker, *lines: Any, **how: Any) -> None:
+    """Have the server write these lines; they have passed when this returns."""
+    written = [one if isinstance(one, str) else json.dumps(one) for one in lines]
+    assert speaker.call("it_say", lines=written, **how)["content"] == []
+
+
+def held(speaker: Speaker, request_id: Any = None) -> Any:
+    """A call that the server does not answer."""
+    params = {"name": "it_hold", "arguments": {}}
+    if request_id is None:
+        return speaker.start("tools/call", params)
+    speaker.send({"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params})
+    return request_id
+
+
+def result(request_id: Any, text: str) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": request_id, "result": {"content": [{"type": "text", "text": text}]}}
+
+
+@pytest.mark.parametrize("name", [["a list"], {"an": "object"}, None, 7, True])
+def test_a_call_whose_name_is_no_text_is_for_the_server_to_judge(one: Speaker, name: Any) -> None:
+    assert one.ask("tools/call", {"name": name, "arguments": {}})["error"]["message"] == f"it has no tool {name!r}"
+    assert one.call("it_heard")
+
+
+@pytest.mark.parametrize("request_id", [0, -1, "", "0", 1.5, 2**70, "coatcheck-0", "ü\n"])
+def test_every_id_of_json_rpc_is_answered_and_its_result_slimmed(one: Speaker, request_id: Any) -> None:
+    held(one, request_id)
+    say(one, result(request_id, LONG))
+    assert stub_in(text_of(one.answer(request_id)["result"]))["size_bytes"] == len(LONG)
+
+
+def test_a_result_with_bytes_that_are_no_utf_8_passes_as_the_bytes_that_it_was(one: Speaker) -> None:
+    waiting = held(one)
+    say(one, result(waiting, "caf@"), hex="e9")
+    assert text_of(one.answer(waiting)["result"]) == "caf\ufffd"
+    assert json.dumps(result(waiting, "caf@")).encode().replace(b"@", b"\xe9") in one.lines
+
+
+def test_a_large_result_with_bytes_that_are_no_utf_8_becomes_a_stub(one: Speaker) -> None:
+    waiting = held(one)
+    say(one, result(waiting, "@" + LONG), hex="e9")
+    assert stub_in(text_of(one.answer(waiting)["result"]))
+
+
+@pytest.mark.parametrize("broken", ['"x', "1e", "[" * 3_000 + "]" * 3_000, "9" * 5_000])
+def test_an_answer_that_cannot_be_read_is_an_error_at_once(one: Speaker, broken: str) -> None:
+    waiting = held(one)
+    say(one, f'{{"jsonrpc":"2.0","id":{waiting},"result":{broken}}}')
+    assert one.answer(waiting)["error"]["data"]["code"] == FAILED
+
+
+def big(**body: Any) -> str:
+    return json.dumps({"jsonrpc": "2.0", **body, "params": {"data": "@"}})
+
+
+@pytest.mark.parametrize("line", [big(method="notifications/message"), big(method="from/the/future")], ids=["", "new"])
+def test_a_notification_that_is_too_large_costs_no_request_its_answer(one: Speaker, line: str) -> None:
+    waiting = held(one)
+    say(one, line, result(waiting, "still there"), hex="78", times=2 << 20)
+    assert text_of(one.answer(waiting)["result"]) == "still there"
+
+
+@pytest.mark.parametrize("id_first", [True, False])
+def test_a_request_of_the_server_that_is_too_large_is_refused_to_the_server(one: Speaker, id_first: bool) -> None:
+    waiting = held(one)  # under the same id: the two sides count apart
+    ask = {"method": "sampling/createMessage"}
+    line = big(id=waiting, **ask) if id_first else json.dumps({**ask, "params": ["@"], "jsonrpc": "2.0", "id": waiting})
+    say(one, line, hex="78", times=2 << 20)
+    say(one, result(waiting, "still there"))
+    assert text_of(one.answer(waiting)["result"]) == "still there"
+    errors = [found["error"] for found in heard(one, "it") if found.get("id") == waiting and "error" in found]
+    assert [error["data"]["code"] for error in errors] == [FAILED]
+
+
+def test_an_answer_of_the_client_that_is_too_large_is_refused_to_the_server(one: Speaker) -> None:
+    say(one, {"jsonrpc": "2.0", "id": "sample", "method": "sampling/createMessage", "params": {}})
+    one.until(lambda found: found.get("method") == "sampling/createMessage")
+    one.send({"jsonrpc": "2.0", "id": "sample", "result": {"content": "x" * (2 << 20)}})
+    assert [found["error"]["data"]["code"] for found in heard(one, "it") if found.get("id") == "sample"] == [FAILED]
+    assert not [found for found in one.heard if found.get("id") == "sample"]
+
+
+def test_who_was_given_up_gets_no_second_answer(speak: Speak) -> None:
+    speaker = speak("--timeout", "1", server=told("it"))
+    waiting = held(speaker)
+    assert speaker.answer(waiting)["error"]["data"]["code"] == FAILED
+    say(speaker, result(waiting, "too late"))
+    assert not [found for found in speaker.heard if found.get("id") == waiting]
+
+
+@pytest.mark.parametrize("end", ["", None])
+def test_a_last_page_is_one_whose_cursor_is_empty(speak: Speak, end: str | None) -> None:
+    page = {"tools": [{"name": "x", "inputSchema": {"type": "object"}}], "nextCursor": end}
+    listed = speak(server=told("it", **{"tools/list": [page]})).ask("tools/list")["result"]["tools"]
+    assert [tool["name"] for tool in listed] == ["x", "get_artifact", "list_artifacts", "store_artifact"]
+
+
+def test_the_result_of_a_task_is_judged_as_that_of_its_tool(speak: Speak) -> None:
+    whole = {"content": [{"type": "text", "text": LONG}]}
+    speaker = speak("--inline", "it_hold", server=told("it", **{"tasks/result": whole}))
+    speaker.ask("tools/list")
+    waiting = held(speaker)
+    say(speaker, {"jsonrpc": "2.0", "id": waiting, "result": {"task": {"taskId": "mine", "status": "working"}}})
+    assert speaker.answer(waiting)["result"]["task"]["taskId"] == "mine"
+    assert speaker.ask("tasks/result", {"taskId": "mine"})["result"] == whole
+    assert stub_in(text_of(speaker.ask("tasks/result", {"taskId": "another"})["result"]))
+
+
+def test_a_few_links_stay_links_where_very_many_blocks_become_one_stub(one: Speaker) -> None:
+    waiting = held(one)
+    link = {"type": "resource_link", "uri": "it://1", "name": "a link", "annotations": {"priority": 1.0}}
+    texts = [{"type": "text", "text": f"row number {number}"} for number in range(3_000)]
+    say(one, {"jsonrpc": "2.0", "id": waiting, "result": {"content": [*texts, link]}})
+    stub, kept = one.answer(waiting)["result"]["content"]
+    assert stub_in(stub["text"])
+    assert kept == link
+
+
+def test_a_batch_is_answered_message_by_message(one: Speaker) -> None:
+    calls = [{"jsonrpc": "2.0", "id": f"b{n}", "method": "tools/call", "params": {"name": "it_heard"}} for n in (1, 2)]
+    one.write(json.dumps([*calls, {"jsonrpc": "2.0", "method": "notifications/batched"}]).encode())
+    assert [one.answer(call["id"])["id"] for call in calls] == ["b1", "b2"]
+    assert "notifications/batched" in [found.get("method") for found in heard(one, "it")]
+
+
+@pytest.mark.parametrize("depth", [400, 800, 950])
+def test_a_call_with_arguments_of_any_depth_is_answered(one: Speaker, depth: int) -> None:
+    params = {"name": "it_heard", "arguments": {"x": "@"}}
+    line = json.dumps({"jsonrpc": "2.0", "id": f"d{depth}", "method": "tools/call", "params": params})
+    one.write(line.replace('"@"', "[" * depth + '"art:000000000000"' + "]" * depth).encode())
+    found = one.answer(f"d{depth}")
+    assert "result" in found or "error" in found
+
+
+def test_a_listing_that_leads_in_a_circle_is_left(speak: Speak) -> None:
+    page = {"tools": [{"name": "it_heard", "inputSchema": {"type": "object"}}], "nextCursor": "0"}
+    speaker = speak(server=told("it", **{"tools/list": [page]}))
+    assert [one["method"] for one in heard(speaker, "it")].count("tools/list") == 2
