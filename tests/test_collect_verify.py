@@ -213,7 +213,7 @@ def damage(place: Backend, ref: Ref, harm: Harm) -> None:
 
 HARMS: dict[str, list[Harm]] = {
     "folder": [flip, truncate, truncate_at_a_frame, zero, empty, remove, remove_folder],
-    "fleet": [flip, truncate, zero, remove],
+    "fleet": [flip, truncate, truncate_at_a_frame, zero, empty, remove],
 }
 DAMAGE = pytest.mark.parametrize(
     ("lasting", "harm"), [(kind, harm) for kind, harms in HARMS.items() for harm in harms], indirect=["lasting"]
@@ -336,6 +336,7 @@ ROWS_OF_A_FLEET = {
     "a ref without a session": ("DELETE FROM session", "catalog"),
     "a wrong count of refs": ("UPDATE blob SET refs = refs + 1", "catalog"),
     "a wrong count of bytes": ("UPDATE session SET used_bytes = 1", "catalog"),
+    "a wrong size": ("UPDATE blob SET size = 1", "catalog"),
 }
 
 

@@ -24,6 +24,12 @@ _DEAD: Final = "NOT r.pinned AND r.gone IS NULL AND (s.used_at + s.ttl <= %(at)s
 _USED: Final = """(SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
     WHERE ref.session_key = session.session_key AND ref.gone IS NULL) held)"""
 _COUNTED: Final = "(SELECT count(*) FROM ref r WHERE r.tenant = b.tenant AND r.digest = b.digest AND r.gone IS NULL)"
+_SIZE: Final = """coalesce(octet_length(b.data), (SELECT max(r.size) FROM ref r WHERE r.tenant = b.tenant
+    AND r.digest = b.digest AND r.gone IS NULL), b.size)"""
+_STORED: Final = """((SELECT coalesce(sum(size), 0) FROM blob WHERE tenant = %(tenant)s)
+    - (SELECT coalesce(sum(bytes), 0) FROM stored WHERE tenant = %(tenant)s))"""
+_STORE_AGAIN: Final = f"""INSERT INTO stored SELECT %(tenant)s, -1, {_STORED}
+    ON CONFLICT (tenant, slot) DO UPDATE SET bytes = stored.bytes + excluded.bytes"""
 _STRAY: Final = (
     "gone IS NULL AND NOT EXISTS (SELECT 1 FROM blob b WHERE b.tenant = ref.tenant AND b.digest = ref.digest)"
 )
@@ -94,27 +100,28 @@ class PostgresUpkeep(PostgresRecords):
     def _expire_sessions(self, db: Db, *, at: float) -> Freed | None:
         """Look at the next sessions whose time has come, but for those that another machine is at; None where there is
         none. Each is looked at again when it would expire, as things stand now."""
-        keys = [key for (key,) in db.execute(
-            "SELECT session_key FROM session WHERE tenant = %s AND look_at <= %s ORDER BY look_at LIMIT %s"
-            " FOR UPDATE SKIP LOCKED",
-            (self._tenant, at, _BATCH),
-        )]  # fmt: skip
-        if not keys:
+        due = db.execute(
+            "SELECT session_key, coalesce(used_at + ttl <= %(at)s, false) FROM session WHERE tenant = %(tenant)s"
+            " AND look_at <= %(at)s ORDER BY look_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED",
+            {"tenant": self._tenant, "at": at, "batch": _BATCH},
+        ).fetchall()
+        if not due:
             return None
-        freed = self._bury(db, keys, at)
+        over = [key for key, is_over in due if is_over]
+        freed = self._bury(db, "session_key = ANY (%(keys)s)", keys=over)
+        db.execute("DELETE FROM record WHERE session_key = ANY (%s)", (over,))
+        # A bound inside keeps the planner from reading all refs of all sessions for it.
+        pinned = [key for (key,) in db.execute(
+            "SELECT one.key FROM unnest(%s::bigint[]) AS one (key), LATERAL (SELECT 1 FROM ref"
+            " WHERE session_key = one.key AND gone IS NULL LIMIT 1) found",
+            (over,),
+        )]  # fmt: skip
+        later = [key for key, is_over in due if not is_over]
+        db.execute("UPDATE session SET look_at = used_at + ttl WHERE session_key = ANY (%s)", (later,))
+        db.execute("UPDATE session SET look_at = %s WHERE session_key = ANY (%s)", (at + _LATER, pinned))
         db.execute(
-            "DELETE FROM record USING session s WHERE record.session_key = s.session_key"
-            " AND s.session_key = ANY (%(keys)s) AND s.used_at + s.ttl <= %(at)s",
-            {"keys": keys, "at": at},
-        )
-        db.execute(
-            "UPDATE session s SET look_at = CASE WHEN used_at + ttl > %(at)s THEN used_at + ttl"
-            " WHEN ttl IS NOT NULL AND has.live THEN %(at)s + %(later)s END,"
-            " ended_at = CASE WHEN used_at + ttl <= %(at)s AND NOT has.live THEN used_at + ttl END"
-            " FROM (SELECT session_key, EXISTS (SELECT 1 FROM ref r WHERE r.session_key = session.session_key"
-            " AND r.gone IS NULL) AS live FROM session) has"
-            " WHERE has.session_key = s.session_key AND s.session_key = ANY (%(keys)s)",
-            {"keys": keys, "at": at, "later": _LATER},
+            "UPDATE session SET look_at = NULL, ended_at = used_at + ttl WHERE session_key = ANY (%s)",
+            ([key for key in over if key not in pinned],),
         )
         return freed
 
@@ -126,14 +133,15 @@ class PostgresUpkeep(PostgresRecords):
             " FOR UPDATE SKIP LOCKED",
             (self._tenant, at, after, _BATCH),
         )]  # fmt: skip
-        return self._bury(db, keys, at), keys[-1] if keys else None
+        dead = "tenant = %(tenant)s AND expires_at <= %(at)s AND session_key = ANY (%(keys)s)"
+        return self._bury(db, dead, keys=keys, at=at), keys[-1] if keys else None
 
-    def _bury(self, db: Db, keys: list[int], at: float) -> Freed:
-        """Tombstones for what has expired in these sessions, whose rows are locked."""
+    def _bury(self, db: Db, where: str, **values: Any) -> Freed:
+        """Tombstones for such refs, of sessions whose rows are locked."""
         dead = db.execute(
-            "UPDATE ref r SET gone = 'expired' FROM session s WHERE s.session_key = r.session_key"
-            f" AND s.session_key = ANY (%(keys)s) AND {_DEAD} RETURNING r.session_key, r.digest, r.size",
-            {"keys": keys, "at": at},
+            f"UPDATE ref SET gone = 'expired' WHERE {where} AND gone IS NULL AND NOT pinned"
+            " RETURNING session_key, digest, size",
+            {"tenant": self._tenant, **values},
         ).fetchall()
         return freed_of(len(dead), self._let_go(db, dead))
 
@@ -246,6 +254,9 @@ class PostgresUpkeep(PostgresRecords):
                 ("sessions with a wrong count of bytes",
                  f"FROM session WHERE tenant = %(tenant)s AND used_bytes <> {_USED}",
                  f"UPDATE session SET used_bytes = {_USED} WHERE tenant = %(tenant)s AND used_bytes <> {_USED}"),
+                ("blobs with a wrong size", f"FROM blob b WHERE tenant = %(tenant)s AND size <> {_SIZE}",
+                 f"UPDATE blob b SET size = {_SIZE} WHERE tenant = %(tenant)s AND size <> {_SIZE}"),
+                ("wrong counts of all bytes", f"WHERE {_STORED} <> 0", _STORE_AGAIN),
             ):  # fmt: skip
                 found = db.execute(f"SELECT count(*) {where}", {"tenant": self._tenant}).fetchone()
                 if found and found[0]:

@@ -28,7 +28,7 @@ from obstore.exceptions import (
     UnauthenticatedError,
 )
 
-from coatcheck.errors import NotFound, StoreClosed, StoreUnavailable
+from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreUnavailable
 from coatcheck.refs import Blob, Coding
 from coatcheck.storage import seekable
 from coatcheck.storage.cache import FrameCache
@@ -46,6 +46,7 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _PLACE: Final = re.compile(r"[0-9a-f]{16}\.(raw|zst)")
 _CODINGS: Final[dict[str, Coding]] = {"raw": "raw", "zst": "zstd"}
 _FINAL: Final = (PermissionDeniedError, UnauthenticatedError, NotSupportedError)  # trying again helps nobody
+_BEYOND: Final = re.compile(r"\b416\b|InvalidRange|not satisfiable|out of range|greater than length", re.IGNORECASE)
 _T = TypeVar("_T")
 
 
@@ -172,15 +173,26 @@ class S3Blobs:
                     self._tables.pop(next(iter(self._tables)), None)
                 self._tables[blob.place] = table
             return [memoryview(one) for one in table.read(first, last, lambda at, size: self._range(blob, at, size))]
-        data = memoryview(self._range(blob, first * FRAME, min((last + 1) * FRAME, blob.size) - first * FRAME))
+        length = min((last + 1) * FRAME, blob.size) - first * FRAME
+        data = memoryview(self._range(blob, first * FRAME, length))
+        if len(data) != length:
+            raise _shortened(blob)
         return [data[at : at + FRAME] for at in range(0, len(data), FRAME)]
 
     def _range(self, blob: Blob, start: int, length: int) -> bytes:
         path = self._path(blob)
         if blob.coding == "raw" and not start and length == blob.size:  # all of it: object stores are quicker so
             return bytes(self._asked(lambda: obstore.get(self._bucket, path).bytes(), "reading a blob"))
-        found = self._asked(lambda: obstore.get_range(self._bucket, path, start=start, length=length), "reading a blob")
-        return bytes(found)
+
+        def ranged() -> bytes:
+            try:
+                return bytes(obstore.get_range(self._bucket, path, start=start, length=length))
+            except BaseError as error:
+                if _BEYOND.search(str(error)):
+                    raise _shortened(blob) from None
+                raise
+
+        return self._asked(ranged, "reading a blob")
 
     def _tail(self, blob: Blob) -> int:
         """How long the object is."""
@@ -283,6 +295,10 @@ class S3Blobs:
                     ) from None
             time.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, _LONGEST)
+
+
+def _shortened(blob: Blob) -> Damaged:
+    return Damaged(f"the object of blob {blob.digest} has fewer bytes than it had")
 
 
 class _Exists(Exception):
