@@ -104,23 +104,22 @@ def test_query_syntax_in_the_words_is_data(store: Store, words: str) -> None:
     assert isinstance(session.search(words), list)
 
 
-def test_the_right_chunk_is_among_the_first_eight_for_most_questions(corpus: Path) -> None:
+def test_the_right_chunk_is_among_the_first_eight_for_most_questions(corpus: Path, store: Store) -> None:
     documents = json.loads((corpus / "retrieval" / "codebase_chunks.json").read_text())
     questions = [json.loads(line) for line in (corpus / "retrieval" / "queries.jsonl").read_text().splitlines()]
-    with coatcheck.open("memory:") as store:
-        session = store.session("s")
-        chunks: dict[str, set[tuple[str, int]]] = {}
-        for document in documents:
-            for chunk in document["chunks"]:
-                ref = session.put(chunk["content"], name=document["doc_id"])
-                chunks.setdefault(ref.artifact_id, set()).add((document["original_uuid"], chunk["original_index"]))
-        found = sum(
-            any(
-                chunks[hit.ref.artifact_id] & {(uuid, index) for uuid, index in question["golden_chunks"]}
-                for hit in session.search(question["query"], limit=8)
-            )
-            for question in questions
+    session = store.session("s")
+    chunks: dict[str, set[tuple[str, int]]] = {}
+    for document in documents:
+        for chunk in document["chunks"]:
+            ref = session.put(chunk["content"], name=document["doc_id"])
+            chunks.setdefault(ref.artifact_id, set()).add((document["original_uuid"], chunk["original_index"]))
+    found = sum(
+        any(
+            chunks[hit.ref.artifact_id] & {(uuid, index) for uuid, index in question["golden_chunks"]}
+            for hit in session.search(question["query"], limit=8)
         )
+        for question in questions
+    )
     assert found >= 0.85 * len(questions)
 
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import coatcheck
 import coatcheck.config
 from benchmarks.prompts import recalled
 from coatcheck import Session, Store
@@ -196,8 +195,7 @@ def test_bounds_that_cannot_be_are_refused(store: Store, said: dict[str, object]
         recall(store.session("s"), "x", **said)  # type: ignore[arg-type]
 
 
-def test_the_right_chunk_is_in_the_block_for_most_questions(corpus: Path) -> None:
-    with coatcheck.open("memory:") as store:
-        right, questions = recalled(corpus, store.session("s"))
+def test_the_right_chunk_is_in_the_block_for_most_questions(corpus: Path, store: Store) -> None:
+    right, questions = recalled(corpus, store.session("s"))
     assert questions == 124
     assert right >= 0.7 * questions
