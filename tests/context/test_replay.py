@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from benchmarks.conversations import Conversation, conversations
 from benchmarks.replay import BUDGET, replayed
 from tests.backends import Backend
@@ -23,6 +25,7 @@ def sampled(corpus: Path) -> Iterator[Conversation]:
             yield replace(one, messages=one.messages[: turns[40] + 1]) if len(turns) > 40 else one
 
 
+@pytest.mark.parametrize("backend", ["memory", "fleet"], indirect=True)
 def test_every_prompt_is_within_the_budget_and_accepted_and_few_rewrite_the_prefix(
     corpus: Path, backend: Backend
 ) -> None:

@@ -287,7 +287,7 @@ def test_a_store_that_takes_no_more_stops_the_tool_and_says_so(backend: Backend)
 
 @pytest.mark.slow
 @COLOURS
-def test_memory_does_not_grow_with_what_a_tool_yields(lasting: Backend, colour: str) -> None:
+def test_memory_does_not_grow_with_what_a_tool_yields(folder: Backend, colour: str) -> None:
     grown = run_python(
         "import resource, sys, coatcheck\n"
         "from coatcheck.executor import ToolCall, ToolExecutor\n"
@@ -305,7 +305,7 @@ def test_memory_does_not_grow_with_what_a_tool_yields(lasting: Backend, colour: 
         "    outcome = executor.run(ToolCall('c', sys.argv[2], {'count': 3100}))\n"
         "    assert outcome.ref.size_bytes == 3100 * 1000 * len(LINE) > 200_000_000, outcome\n"
         "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n",
-        lasting.url,
+        folder.url,
         colour,
     )
     assert int(grown) < 64 * 1024

@@ -21,7 +21,7 @@ from coatcheck.reading.sql import SqlLimits, is_sql, pointers_in, run_sql
 from coatcheck.streams import Content
 from tests.reading.framed import make_content
 
-pytestmark = pytest.mark.usefixtures("each_source")
+of_each_source = pytest.mark.usefixtures("each_source")
 
 CSV = b"id,name,price\n1,apple,1.5\n2,pear,\n3,,2.25\n"
 SHORT = SqlLimits(seconds=2, memory=256 << 20, threads=2)
@@ -38,6 +38,7 @@ def table(data: bytes = CSV, media_type: str = "text/csv") -> dict[str, Content]
     return {"artifact": make_content(data, media_type)}
 
 
+@of_each_source
 def test_a_select_answers_csv_where_null_is_empty_and_an_empty_text_is_two_quotes() -> None:
     answer = run_sql("SELECT id, name, price, '' AS nothing FROM artifact ORDER BY id DESC", table())
     assert answer.text == 'id,name,price,nothing\n3,,2.25,""\n2,pear,,""\n1,apple,1.5,""'
@@ -55,12 +56,14 @@ def test_a_select_answers_csv_where_null_is_empty_and_an_empty_text_is_two_quote
         (b'{"id": 1, "name": "apple"}\n{"id": 2, "name": "pear"}\n', "application/x-ndjson"),
     ],
 )
+@of_each_source
 def test_every_tabular_format_is_a_table(data: bytes, media_type: str) -> None:
     assert (
         run_sql("SELECT id, name FROM artifact ORDER BY id", table(data, media_type)).text == "id,name\n1,apple\n2,pear"
     )
 
 
+@of_each_source
 def test_parquet_is_a_table(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     duckdb.execute("COPY (SELECT range AS n FROM range(1000)) TO $path (FORMAT parquet)", {"path": str(path)})
@@ -68,6 +71,7 @@ def test_parquet_is_a_table(tmp_path: Path) -> None:
     assert answer.text == "s\n499500"
 
 
+@of_each_source
 def test_nested_values_come_as_json_and_odd_types_as_text() -> None:
     answer = run_sql(
         "SELECT [1, 2] AS l, {'a': 'x'} AS s, DATE 'infinity' AS d, 170141183460469231731::HUGEINT AS h", table()
@@ -75,6 +79,7 @@ def test_nested_values_come_as_json_and_odd_types_as_text() -> None:
     assert answer.text == 'l,s,d,h\n"[1,2]","{""a"":""x""}",infinity,170141183460469231731'
 
 
+@of_each_source
 def test_other_artifacts_join_under_their_pointers() -> None:
     other = make_content(b'[{"id": 1, "qty": 10}, {"id": 3, "qty": 30}]', "application/json")
     question = 'SELECT name, qty FROM artifact JOIN "art:0123456789ab" AS o USING (id) ORDER BY id'
@@ -82,6 +87,7 @@ def test_other_artifacts_join_under_their_pointers() -> None:
     assert run_sql(question, table() | {"art:0123456789ab": other}).text == "name,qty\napple,10\n,30"
 
 
+@of_each_source
 def test_one_content_under_two_names_is_loaded_once() -> None:
     given = table()
     answer = run_sql(
@@ -110,12 +116,14 @@ def test_looking_around_is_a_select(question: str) -> None:
     assert run_sql(question, table()).text.count("\n") == 3
 
 
+@of_each_source
 def test_irregular_rows_are_read_as_text_and_the_note_says_so() -> None:
     data = b"a,b\n" + b"1,2\n" * 3000 + b"x,y,z\n" + b"5\n"
     answer = run_sql("SELECT count(*) AS n FROM artifact", table(data))
     assert answer.text.startswith("n\n300")
 
 
+@of_each_source
 def test_rows_over_the_limit_are_left_out_and_the_answer_says_so() -> None:
     answer = run_sql("SELECT * FROM range(1000)", table(), limits=SqlLimits(rows=10))
     assert (answer.shown, answer.complete) == ("the first 10 rows, 1 column", False)
@@ -123,6 +131,7 @@ def test_rows_over_the_limit_are_left_out_and_the_answer_says_so() -> None:
     assert "left out" in answer.note
 
 
+@of_each_source
 def test_characters_over_the_limit_are_left_out_by_whole_rows() -> None:
     answer = run_sql("SELECT repeat('x', 100) AS t FROM range(1000)", table(), limits=SqlLimits(chars=1000))
     assert len(answer.text) <= 1000
@@ -156,11 +165,13 @@ def test_an_unknown_table_is_told_with_those_that_there_are() -> None:
         (b"[" * 100_000, "application/json", "not readable as a table"),
     ],
 )
+@of_each_source
 def test_what_is_no_table_is_an_error_that_says_why(data: bytes, media_type: str, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         run_sql("SELECT * FROM artifact", table(data, media_type))
 
 
+@of_each_source
 def test_tables_over_the_size_limit_are_refused_before_they_are_read() -> None:
     with pytest.raises(TooLarge):
         run_sql("SELECT 1", table(), limits=SqlLimits(input_bytes=10))
@@ -401,6 +412,7 @@ def test_the_second_call_finds_its_tables_loaded() -> None:
     assert reads == [4096]  # the head, for the format
 
 
+@of_each_source
 def test_a_statement_cannot_change_what_the_next_one_sees() -> None:
     for question in ("SELECT setseed(0.5)", "WITH x AS (DELETE FROM artifact RETURNING *) FROM x"):
         with pytest.raises(InvalidArgument) if "DELETE" in question else nullcontext():
@@ -408,6 +420,7 @@ def test_a_statement_cannot_change_what_the_next_one_sees() -> None:
         assert run_sql("SELECT count(*) AS n FROM artifact", table()).text == "n\n3"
 
 
+@of_each_source
 def test_concurrent_calls_each_get_their_own_answer() -> None:
     answers: dict[int, str] = {}
 
@@ -441,6 +454,7 @@ def test_a_statement_that_runs_on_does_not_hold_up_another() -> None:
     assert len(failed) == 1
 
 
+@of_each_source
 def test_real_data_answers(corpus: Path) -> None:
     heroes = make_content((corpus / "content/csv/marvel-wikia-data.csv").read_bytes(), "text/csv")
     answer = run_sql(
