@@ -71,11 +71,18 @@ class Connections:
         name = about.get("dbname") or os.environ.get("PGDATABASE") or ""
         return f"postgresql://{'' if str(host).startswith('/') else host}{f':{port}' if port else ''}/{name}"
 
-    def run(self, change: Callable[[Db], _T], doing: str, *, slow: bool = False) -> _T:
+    def run(self, change: Callable[[Db], _T], doing: str, *, slow: bool = False, whole: bool = False) -> _T:
         """One transaction, tried again where that may help. `change` may run more than once: what it does must be
         right when the first time succeeded and only its answer was lost. What is `slow` may take as long as it takes;
-        else a database that does not answer in time is given up."""
-        return self._tried(lambda db: _in_transaction(db, change), doing, slow=slow)
+        else a database that does not answer in time is given up. What reads `whole` tables is slow."""
+
+        def all_of_it(db: Db) -> _T:
+            with db.transaction():
+                if whole:
+                    db.execute("SET LOCAL enable_seqscan = on")
+                return change(db)
+
+        return self._tried(all_of_it, doing, slow=slow or whole)
 
     def once(self, change: Callable[[Db], _T], doing: str) -> _T:
         """Like `run`, for a change that is a single statement and so a transaction by itself."""
@@ -87,10 +94,9 @@ class Connections:
         values: tuple[Any, ...] | dict[str, Any] = (),
         *,
         doing: str = "reading the catalog",
-        slow: bool = False,
     ) -> list[Any]:
         """The rows of one statement, which is a transaction of its own."""
-        return self._tried(lambda db: db.execute(sql, values, binary=True).fetchall(), doing, slow=slow)
+        return self._tried(lambda db: db.execute(sql, values, binary=True).fetchall(), doing)
 
     def connect(self) -> Db:
         """A connection beside the pool, for who must keep it."""
@@ -161,7 +167,9 @@ class Connections:
         return pool
 
     def _options(self) -> dict[str, str]:
-        settings = f"-c search_path={self.schema} -c coatcheck.tenant={self.tenant}"
+        # Whatever is asked for on behalf of a caller has an index. One session with most of the refs makes the planner
+        # think that every session has as many, and that reading all, or compiling, would pay.
+        settings = f"-c search_path={self.schema} -c coatcheck.tenant={self.tenant} -c jit=off -c enable_seqscan=off"
         named = conninfo_to_dict(self._conninfo)
         # A machine that is gone does not say so: the network is asked for it.
         network = {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3",
@@ -269,8 +277,3 @@ def unavailable(error: Exception, doing: str, *, may_retry: bool) -> StoreUnavai
         hint="try again" if may_retry else "check the catalog's url, role and schema",
         may_retry=may_retry,
     )
-
-
-def _in_transaction(db: Db, change: Callable[[Db], _T]) -> _T:
-    with db.transaction():
-        return change(db)

@@ -161,7 +161,7 @@ class PostgresPassages:
             return len(gone)
 
         total = 0
-        while count := self._connections.run(drop, "sweeping the index", slow=True):
+        while count := self._connections.run(drop, "sweeping the index", whole=True):
             total += count
         return total
 

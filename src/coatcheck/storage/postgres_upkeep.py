@@ -51,17 +51,17 @@ class PostgresUpkeep(PostgresRecords):
         return self._connections.run(change, "pinning")
 
     def remove(self, session_id: str, digest: str | None = None, *, end: bool = False) -> Freed:
-        one = None if digest is None else bytes.fromhex(digest)
-
         def change(db: Db) -> Freed:
             key = self._locked(db, session_id)
             if key is None:
                 return Freed()
-            which = "session_key = %s AND (%s::bytea IS NULL OR digest = %s)"
+            which, values = "session_key = %(key)s", {"key": key, "digest": digest and bytes.fromhex(digest)}
+            if digest is not None:
+                which += " AND digest = %(digest)s"
             gone = db.execute(
-                f"DELETE FROM ref WHERE {which} RETURNING session_key, digest, size, gone", (key, one, one)
+                f"DELETE FROM ref WHERE {which} RETURNING session_key, digest, size, gone", values
             ).fetchall()
-            db.execute(f"DELETE FROM shown WHERE {which}", (key, one, one))
+            db.execute(f"DELETE FROM shown WHERE {which}", values)
             refs = [ref for *ref, why in gone if why is None]
             blobs = self._let_go(db, refs)
             if end:
@@ -69,7 +69,7 @@ class PostgresUpkeep(PostgresRecords):
                 db.execute("DELETE FROM session WHERE session_key = %s", (key,))
             return freed_of(len(refs), blobs)
 
-        return self._connections.run(change, "forgetting")
+        return self._connections.run(change, "forgetting", slow=True)
 
     def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
         if dry_run:
@@ -86,14 +86,13 @@ class PostgresUpkeep(PostgresRecords):
         return freed
 
     def _would_expire(self, at: float) -> Freed:
-        (refs,) = self._ask(f"SELECT count(*) FROM session s JOIN ref r USING (session_key)"
-                            f" WHERE s.tenant = %(tenant)s AND {_DEAD}", at=at, slow=True)[0]  # fmt: skip
-        blobs = self._ask(
+        (refs,) = self._ask_all(f"SELECT count(*) FROM session s JOIN ref r USING (session_key)"
+                                f" WHERE s.tenant = %(tenant)s AND {_DEAD}", at=at)[0]  # fmt: skip
+        blobs = self._ask_all(
             f"SELECT {BLOB} FROM blob b JOIN (SELECT r.digest, count(*) AS n FROM session s JOIN ref r USING"
             f" (session_key) WHERE s.tenant = %(tenant)s AND {_DEAD} GROUP BY r.digest) dead"
             " ON dead.digest = b.digest AND dead.n = b.refs WHERE b.tenant = %(tenant)s",
             at=at,
-            slow=True,
         )
         return freed_of(refs, blobs)
 
@@ -267,21 +266,27 @@ class PostgresUpkeep(PostgresRecords):
                 db.execute("DELETE FROM blob WHERE tenant = %(tenant)s AND refs <= 0", {"tenant": self._tenant})
             return [*problems, *self._check_records(db, repair=repair)]
 
-        return self._connections.run(change, "checking the catalog", slow=True)
+        return self._connections.run(change, "checking the catalog", whole=True)
 
     def totals(self) -> Totals:
-        row = self._ask(
+        row = self._ask_all(
             """SELECT (SELECT count(*) FROM session WHERE tenant = %(tenant)s),
             count(*) FILTER (WHERE gone IS NULL), (SELECT count(*) FROM blob WHERE tenant = %(tenant)s),
             count(*) FILTER (WHERE gone IS NOT NULL),
             (SELECT coalesce(sum(size), 0) FROM blob WHERE tenant = %(tenant)s)::bigint,
-            coalesce(sum(size) FILTER (WHERE gone IS NULL), 0)::bigint FROM ref WHERE tenant = %(tenant)s""",
-            slow=True,
+            coalesce(sum(size) FILTER (WHERE gone IS NULL), 0)::bigint FROM ref WHERE tenant = %(tenant)s"""
         )[0]
         return Totals(*row)
 
-    def _ask(self, sql: str, *, slow: bool = False, **values: Any) -> list[Any]:
-        return self._connections.ask(sql, {"tenant": self._tenant, **values}, slow=slow)
+    def _ask(self, sql: str, **values: Any) -> list[Any]:
+        return self._connections.ask(sql, {"tenant": self._tenant, **values})
+
+    def _ask_all(self, sql: str, **values: Any) -> list[Any]:
+        """The same, of whole tables."""
+        own = {"tenant": self._tenant, **values}
+        return self._connections.run(
+            lambda db: db.execute(sql, own, binary=True).fetchall(), "reading the catalog", whole=True
+        )
 
     def _locked(self, db: Db, session_id: str) -> int | None:
         row = db.execute(
