@@ -879,7 +879,7 @@ print(used() - first)
     if not Path("/proc/self/fd").exists():
         pytest.skip("no /proc to count descriptors in")
     grown = int(run_python(script, lasting.url, env={"PYTHONPATH": ":".join(sys.path)}))
-    assert grown == 0 if lasting.is_folder else grown < 6, "obstore ends its connections in its own time"
+    assert grown <= (0 if lasting.is_folder else 2), "obstore ends a connection in its own time"
 
 
 def test_unknown_urls_and_durabilities_are_refused(tmp_path: Path) -> None:

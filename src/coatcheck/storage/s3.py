@@ -252,7 +252,10 @@ class S3Blobs:
         return f"{self._uri}/blobs/{blob.digest}-{blob.place}"
 
     def close(self) -> None:
+        if self._closed:
+            return
         self._closed = True
+        del self._bucket  # and so its connections: whoever still holds this store holds none of them
         self._leases.close()
         self._cache.clear()
         self._tables.clear()
@@ -278,6 +281,7 @@ class S3Blobs:
             )
         until, pause = time.monotonic() + self._patience, _SHORTEST
         while True:
+            self._check_open()
             try:
                 return call()
             except FileNotFoundError as error:
