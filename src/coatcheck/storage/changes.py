@@ -347,9 +347,9 @@ class Changes:
         """The accounts after these refs (session_key, digest, size, blob_key) went; blobs without any are dropped."""
         self._db.executemany("UPDATE blob SET refs = refs - 1 WHERE blob_key = ?", [ref[3:] for ref in refs])
         self._db.executemany(
-            "UPDATE session SET used_bytes = used_bytes - ?3 WHERE session_key = ?1 AND NOT EXISTS"
-            f" (SELECT 1 FROM {_REF} WHERE session_key = ?1 AND digest = ?2 AND gone IS NULL)",
-            {ref[:3] for ref in refs},
+            "UPDATE session SET used_bytes = used_bytes - ? WHERE session_key = ? AND NOT EXISTS"
+            f" (SELECT 1 FROM {_REF} WHERE session_key = ? AND digest = ? AND gone IS NULL)",
+            {(size, key, key, digest) for key, digest, size, *_ in refs},
         )
         return _freed(len(refs), self._drop_unreferenced())
 

@@ -40,8 +40,8 @@ _FROM = "FROM session s JOIN ref r ON r.session_key = s.session_key LEFT JOIN bl
 _FROM_DIGEST = _FROM.replace("ref r", "ref r INDEXED BY ref_by_digest")
 _FROM_NAME = _FROM.replace("ref r", "ref r INDEXED BY ref_by_name")
 _BY_PREFIX = f"""SELECT {{columns}}, {{content}}, (SELECT o.digest FROM ref o WHERE o.session_key = r.session_key
-    AND o.digest >= ?1 AND o.digest < r.digest LIMIT 1) {_FROM} LEFT JOIN content c ON c.blob_key = b.blob_key
-    WHERE s.session_id = ?3 AND r.digest >= ?1 AND r.digest <= ?2 ORDER BY r.digest DESC, r.seq DESC LIMIT 1"""
+    AND o.digest >= ? AND o.digest < r.digest LIMIT 1) {_FROM} LEFT JOIN content c ON c.blob_key = b.blob_key
+    WHERE s.session_id = ? AND r.digest >= ? AND r.digest <= ? ORDER BY r.digest DESC, r.seq DESC LIMIT 1"""
 _NEWEST = {
     True: _BY_PREFIX.format(columns=COLUMNS, content="c.data"),
     False: _BY_PREFIX.format(columns=COLUMNS, content="NULL"),
@@ -92,7 +92,7 @@ class SqliteCatalog(Database):
         if prefix is not None:
             low, high = prefix_range(prefix)
             if brief and content and settled:
-                (row,) = self._query(_NEWEST_BRIEF, (low, high, session_id)) or (None,)
+                (row,) = self._query(_NEWEST_BRIEF, (low, session_id, low, high)) or (None,)
                 if row is None:
                     return []
                 if row[13] is None and row[5] is None and row[3] is None:
@@ -101,7 +101,7 @@ class SqliteCatalog(Database):
             # Most puts are of something new: one look at the blobs says so, for a third of the whole question's time.
             if not settled and not self._query(_ANY_BLOB, (low, high), settled=False):
                 return newest_of_each(pending)
-            found = self._query(_NEWEST[content], (low, high, session_id), settled=settled)
+            found = self._query(_NEWEST[content], (low, session_id, low, high), settled=settled)
             if not found:
                 return newest_of_each(pending)
             if found[0][WIDTH + 1] is None and found[0][GONE] is None and found[0][EXPIRES] is None:
@@ -135,9 +135,9 @@ class SqliteCatalog(Database):
     def version(self, session_id: str, name: str, digest: str) -> int:
         (count,) = self._query(
             "SELECT count(*) FROM session s JOIN ref r INDEXED BY ref_by_name ON r.session_key = s.session_key"
-            " WHERE s.session_id = ?1 AND r.name = ?2 AND r.seq <= (SELECT max(o.seq) FROM ref o INDEXED BY"
-            " ref_by_digest WHERE o.session_key = s.session_key AND o.digest = ?3 AND o.name = ?2)",
-            (session_id, name, bytes.fromhex(digest)),
+            " WHERE s.session_id = ? AND r.name = ? AND r.seq <= (SELECT max(o.seq) FROM ref o INDEXED BY"
+            " ref_by_digest WHERE o.session_key = s.session_key AND o.digest = ? AND o.name = ?)",
+            (session_id, name, bytes.fromhex(digest), name),
         )[0]
         return int(count)
 
