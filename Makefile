@@ -3,6 +3,7 @@ PYTHON ?= python3
 ARGS ?=
 
 BIN := .venv/bin
+DEMO := .venv/.demo
 VENV := .venv/.installed
 SERVERS := .venv/mcp-servers/.installed
 COMPILE := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11
@@ -13,7 +14,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate -
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
-demo: $(VENV)  ## Watch an agent at work, and what it costs with and without Coatcheck (no network)
+demo: $(DEMO)  ## Watch an agent at work, and what it costs with and without Coatcheck (no network)
 	$(BIN)/python -m examples.demo $(ARGS)
 
 test: $(VENV) $(SERVERS)  ## Run the tests, with the short form of the faults (ARGS="-k session" for some)
@@ -31,8 +32,9 @@ bench: $(VENV) $(SERVERS)  ## Measure ours against the floor and against peers, 
 faults: $(VENV)  ## Run the long form of the faults: crashes, full disks, damage, races
 	COATCHECK_FAULTS=long $(BIN)/python -m pytest -m faults --timeout 7200 $(ARGS)
 
-lock: $(VENV)  ## Write the constraints anew (ARGS=--upgrade for newer versions)
+lock: $(VENV)  ## Write the constraints files (ARGS=--upgrade for newer versions)
 	$(COMPILE) --group dev pyproject.toml -o constraints.txt $(ARGS)
+	$(COMPILE) --group demo pyproject.toml -c constraints.txt -o constraints-demo.txt $(ARGS)
 	$(COMPILE) benchmarks/peers/wanted.txt --override benchmarks/peers/overrides.txt -o constraints-peers.txt $(ARGS)
 
 clean:  ## Remove .venv, builds and caches
@@ -43,10 +45,18 @@ clean:  ## Remove .venv, builds and caches
 $(SERVERS): $(VENV) tests/mcp/node/package-lock.json
 	@$(BIN)/python -m tests.mcp.node_servers || { echo "the servers from npm cannot be installed" >&2; test -z "$$CI"; }
 
-$(VENV): constraints.txt pyproject.toml
+# What the demo uses, about 170 MB.
+$(DEMO): constraints-demo.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "coatcheck needs Python 3.11 or newer; '$(PYTHON)' is not. Try: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "Making .venv with the $$(grep -c == constraints-demo.txt) packages that the demo uses (about 170 MB, once) …"
 	$(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install --quiet --require-hashes -r constraints.txt
+	$(BIN)/python -m pip install --quiet --require-hashes -r constraints-demo.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+# What the tests, the benchmarks and the linters use on top of that.
+$(VENV): $(DEMO) constraints.txt
+	@echo "Adding the packages for tests, benchmarks and linting to .venv (about 800 MB, once) …"
+	$(BIN)/python -m pip install --quiet --require-hashes -r constraints.txt
 	@touch $@

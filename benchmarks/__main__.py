@@ -25,6 +25,7 @@ from benchmarks import (
     scale,
     store,
     transcripts,
+    walks,
 )
 from benchmarks.bench import Bench
 from benchmarks.peers import compare
@@ -56,17 +57,18 @@ CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "peers": compare.peers,
     "crowd": offload.crowd,
     "demo": offload.demo,
+    "walks": walks.walks,
 }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks", description="Our times against the floor's, in one run.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(CASES)}; all where none is given")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rounds: to see that it works")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
+    parser = argparse.ArgumentParser(prog="benchmarks", description="Compare our times with the floor, in one run.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(CASES)}; default: all")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rounds, to check that it works")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     asked = parser.parse_args(argv)
     if unknown := [name for name in asked.names if name not in CASES]:
-        parser.error(f"no case is called {unknown[0]!r}: choose from {', '.join(CASES)}")
+        parser.error(f"unknown case {unknown[0]!r}: choose from {', '.join(CASES)}")
     build = Path("build")  # on the disk of the working directory, and not in git
     build.mkdir(exist_ok=True)
     known = machine.facts(build)
@@ -84,8 +86,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     judged = [row for row in rows if row.limit is not None]
     print(f"\n{sum(row.ok is True for row in judged)} of {len(judged)} rows are within their limit")
     if asked.json:
-        told = {"machine": known, "rows": [row.to_record() for row in rows]}
-        asked.json.write_text(json.dumps(told, indent=2) + "\n")
+        record = {"machine": known, "rows": [row.to_record() for row in rows]}
+        asked.json.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

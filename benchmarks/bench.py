@@ -1,4 +1,4 @@
-"""What every case works with: a folder on the disk that is measured, how thorough to be, and text to put."""
+"""Shared by all cases: a folder on the measured disk, the number of rounds, and text to put."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Bench:
         return folder
 
     def new_store(self, durability: Durability = "power") -> coatcheck.Store:
-        """A store in its steady state: the 256 folders that blobs fan out to are there."""
+        """A store in its steady state: the 256 folders for blobs exist."""
         folder = self.new_folder("store")
         coatcheck.open(folder, durability=durability).close()
         for fan in range(256):
@@ -42,7 +42,7 @@ class Bench:
 
 
 def text(size: int) -> str:
-    """Text of this many bytes that nobody has seen before: lines of hex digits."""
+    """New text of this many bytes: lines of random hex digits."""
     digits = os.urandom(size // 2 + 1).hex()
     return "\n".join(digits[at : at + _LINE] for at in range(0, size, _LINE))[:size]
 
@@ -52,7 +52,7 @@ def data(size: int) -> bytes:
 
 
 def write_data(path: Path, size: int) -> int:
-    """The same in a file of so many megabytes; how many lines it has."""
+    """Write a file of this many megabytes of text, and return its number of lines."""
     lines = 1
     with path.open("wb") as file:
         for _ in range(size // MB):
@@ -63,7 +63,7 @@ def write_data(path: Path, size: int) -> int:
 
 
 def corpus() -> Path | None:
-    """The folder with real data, as tests find it: `COATCHECK_CORPUS`, else `../shared/data`; None where it is not."""
+    """The folder with real data, as in the tests: `COATCHECK_CORPUS`, else `../shared/data`; None if there is none."""
     for folder in (os.environ.get("COATCHECK_CORPUS"), Path(__file__).resolve().parents[2] / "shared" / "data"):
         if folder and Path(folder).is_dir():
             return Path(folder)

@@ -1,7 +1,7 @@
 """`python -m benchmarks.calibrate_tokens [--corpus FOLDER] [--fit]`: token estimates against exact counts, by hand.
 
 Prints a line for each text of the corpus and each generated sample (exact, estimate, error), then mean and worst.
-`--fit` also solves for new rates of the ASCII classes, the rest left as it is, and needs scipy, which is no dependency.
+`--fit` also solves for new rates of the ASCII classes, keeps the others, and needs scipy, which is not a dependency.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from coatcheck import tokens
 from tests.token_samples import corpus_texts, samples
 
 SMALL = 2_048
-LOWEST = 0.967  # of the exact count: what --fit grants to no text
+LOWEST = 0.967  # of the exact count: the lowest estimate that --fit allows
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def show(name: str, text: str) -> float:
 
 
 def fit(real: list[str], generated: list[str]) -> None:
-    from scipy.optimize import linprog  # type: ignore[import-untyped]  # by hand only; it is no dependency
+    from scipy.optimize import linprog  # type: ignore[import-untyped]  # not a dependency
 
     names = [*tokens._BY_CLASS, *tokens._BY_LETTER]
     shares, needs, weights = [], [], []

@@ -1,4 +1,4 @@
-"""The conversations of the corpus, each as the messages that a provider would be sent, whole and in order."""
+"""The conversations of the corpus, each as the messages that a provider would be sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coatcheck.transcript.formats import FORMATS, Message, detect
+from coatcheck.messages.formats import FORMATS, detect
+from coatcheck.messages.message import Message
 
 _EMPTY = "(no words)"
 
@@ -28,7 +29,7 @@ class Conversation:
 
 
 def conversations(corpus: Path) -> Iterator[Conversation]:
-    """Every conversation, without the compactions that hosts made: those are what is compared."""
+    """Every conversation, without the compactions of its host."""
     for path in sorted((corpus / "transcripts").rglob("*.json*")):
         if path.suffix == ".json":
             for run in json.loads(path.read_text()):
@@ -44,7 +45,7 @@ def conversations(corpus: Path) -> Iterator[Conversation]:
 
 
 def _chat(message: Message) -> Message:
-    """A message as the API takes it: hosts write down empty fields too."""
+    """A message as the API accepts it, without the empty fields that hosts add."""
     return {key: value for key, value in message.items() if value is not None or key == "content"}
 
 
@@ -73,7 +74,7 @@ def _block(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _joined(messages: list[Message]) -> list[Message]:
-    """Messages of one side in a row are one to the provider. Empty texts, which it refuses, are said to be empty."""
+    """Consecutive messages of one role become one. Empty texts, which it refuses, get a placeholder."""
     found: list[Message] = []
     for message in messages:
         content = message["content"]

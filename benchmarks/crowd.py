@@ -1,4 +1,4 @@
-"""Many at once: eight threads of one process, and eight processes, against one."""
+"""Concurrency: eight threads in one process, and eight processes, compared with one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SIZE = 20 * KB
 
 
 def threads(bench: Bench) -> Iterator[Row]:
-    """The throughput of one thread and of eight, in turns: with group commit, eight share their syncs."""
+    """Throughput of one thread and of eight, taking turns. With group commit, eight share their syncs."""
     each = bench.rounds(100)
     rates: dict[int, list[float]] = {1: [], _MANY: []}
     with bench.new_store() as store, no_collection():
@@ -56,7 +56,7 @@ def _threads_rate(session: coatcheck.Session, count: int, each: int) -> float:
 
 
 def processes(bench: Bench) -> Iterator[Row]:
-    """The throughput of one process and of eight, in turns, the errors they met, and how long the slowest waited."""
+    """Throughput of one process and of eight, taking turns, with errors and the wait of the slowest."""
     each = bench.rounds(100)
     with bench.new_store() as store:
         folder = Path(store.url)
@@ -88,7 +88,7 @@ def processes(bench: Bench) -> Iterator[Row]:
 
 
 class _Worker:
-    """A process with the store open, that puts when it is told to."""
+    """A process with the store open, that puts on request."""
 
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen(
@@ -97,7 +97,7 @@ class _Worker:
         )  # fmt: skip
 
     def prepare(self, each: int) -> None:
-        """Have it make its texts, and wait until it has."""
+        """Tell the process to create its texts, and wait until it has."""
         self._tell(str(each))
         self._answer()
 
@@ -105,9 +105,9 @@ class _Worker:
         self._tell("go")
 
     def answer(self) -> tuple[list[float], int]:
-        """What each put took, and how many failed."""
-        told = json.loads(self._answer())
-        return told["times"], told["errors"]
+        """The time of each put, and the number of errors."""
+        result = json.loads(self._answer())
+        return result["times"], result["errors"]
 
     def close(self) -> None:
         self._process.communicate()

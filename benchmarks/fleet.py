@@ -1,4 +1,4 @@
-"""A fleet's store on a real SeaweedFS and a real PostgreSQL, both on this machine, against the same engines bare."""
+"""A fleet store on SeaweedFS and PostgreSQL on this machine, compared with the two servers alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.timing import Side, interleaved, no_collection
 from tests.backends import Fleet
 from tests.servers import KEY, SECRET, find_postgres, find_weed, postgres, seaweedfs
 
-_PROCESSES, _SESSIONS = 8, 8  # so many sessions in each process
+_PROCESSES, _SESSIONS = 8, 8  # sessions per process
 _SMALL, _LARGE, _QUICK = 1_000, 1_000_000, 20_000
 
 
@@ -38,7 +38,7 @@ def fleet(bench: Bench) -> Iterator[Row]:
 
 
 class Bare:
-    """The two engines by themselves: an object, and a row that names it."""
+    """The two servers alone: an object, and a row that names it."""
 
     def __init__(self, s3: str, database: str) -> None:
         import psycopg
@@ -94,7 +94,7 @@ def _one_caller(bench: Bench, servers: Fleet) -> Iterator[Row]:
 
 
 def _inline(bench: Bench, servers: Fleet) -> Iterator[Row]:
-    """Content of one size as an object of its own, and in the catalog: where the second stops being quicker."""
+    """Content as an object and in the catalog, by size: up to which size the catalog is faster."""
     with coatcheck.open(servers.new_url()) as apart, coatcheck.open(servers.new_url()) as inside:
         apart._catalog.inline_limit, inside._catalog.inline_limit = -1, MB
         sessions = apart.session("bench"), inside.session("bench")
@@ -109,7 +109,7 @@ def _inline(bench: Bench, servers: Fleet) -> Iterator[Row]:
 
 
 def _crowd(bench: Bench, servers: Fleet) -> Iterator[Row]:
-    """64 sessions over 8 processes, ours and bare in turns."""
+    """64 sessions over 8 processes, with and without Coatcheck, taking turns."""
     url, each = servers.new_url(), bench.rounds(30)
     coatcheck.open(url).close()
     ours: list[float] = []
@@ -144,7 +144,7 @@ def _rate(what: str, url: str, servers: Fleet, each: int) -> float:
 
 
 def _work(what: str, url: str, s3: str, database: str, each: str) -> None:
-    """One process: eight threads, each a session (or a connection) of its own."""
+    """One process with eight threads, each with its own session or connection."""
     store = coatcheck.open(url) if what == "ours" else None
     puts: list[Callable[[bytes], Any]] = [
         store.session(f"{os.getpid()} {number}").put if store else Bare(s3, database).put for number in range(_SESSIONS)
@@ -212,7 +212,7 @@ def _with_quota(bench: Bench, stores: list[coatcheck.Store], large: int) -> Iter
 
 
 def _collected(bench: Bench, stores: list[coatcheck.Store], large: int) -> Iterator[Row]:
-    """What a collection takes that finds a hundred expired sessions of one artifact each."""
+    """The time of a collection that finds a hundred expired sessions with one artifact each."""
 
     def expired(store: coatcheck.Store) -> Callable[[], coatcheck.Store]:
         def make() -> coatcheck.Store:

@@ -1,4 +1,4 @@
-"""The floors: the least that a program must do for the same promise, written as plainly as it can be."""
+"""The floors: the least that a program must do for the same guarantee, in plain code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `import coatcheck` costs in a fresh interpreter, and that it loads no extra."""
+"""The cost of `import coatcheck` in a new interpreter, and a check that it loads no extras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gigabyte in and out: how much memory it takes, and what a few bytes from its middle cost."""
+"""A gigabyte in and out: the memory it takes, and the cost of reading a few bytes in the middle."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _reader(session: coatcheck.Session, pointer: str, size: int) -> Side[int]:
 
 
 def _through(folder: str, source: str) -> None:
-    """In a process of its own: put the file, read it back, and say how much memory each took at most."""
+    """In a separate process: put the file, read it back, and print the peak memory of each."""
     with coatcheck.open(folder) as store:
         session = store.session("bench")
         session.get(session.put("so that everything is loaded"))

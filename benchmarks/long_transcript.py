@@ -1,4 +1,4 @@
-"""A transcript of a gigabyte: what it takes to open it, to read its last hundred messages, and to append one more."""
+"""A one-gigabyte transcript: open it, read its last hundred messages, append one more."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _result(number: int, size: int) -> dict[str, str]:
 
 
 def _through(store: str, path: str) -> None:
-    """In a process of its own: open, read and append, and say how long each took and how much memory all of it."""
+    """In a separate process: open, read and append, and print the time of each and the memory of all."""
     with coatcheck.open(store) as opened:
         session = opened.session("agent")
         session.get(session.put("so that everything is loaded"))

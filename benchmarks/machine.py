@@ -1,4 +1,4 @@
-"""What a reader must know of the machine, and nothing that names it."""
+"""A description of the machine without anything that identifies it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def file_system(folder: Path) -> str:
 
 
 def peak() -> int:
-    """The most memory that this process has had resident so far, in bytes."""
+    """Peak resident memory of this process so far, in bytes."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Taking results out of the context: what small ones cost, large ones, 64 threads at once, and what a run saves."""
+"""Moving results out of the context: the cost of small and large ones, 64 threads at once, and the savings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EACH: dict[Durability, int] = {"power": 10, "process": 20}  # results of each t
 
 
 def small(bench: Bench) -> Iterator[Row]:
-    """A result of 100 bytes: what it costs over calling the function and no more."""
+    """A result of 100 bytes: the cost beyond calling the function."""
     with bench.new_store("process") as store:
         session = store.session("bench")
 
@@ -66,7 +66,7 @@ def _each(times: Times) -> Times:
 
 
 def large(bench: Bench) -> Iterator[Row]:
-    """New content in durability `process`, against hashing and writing it and nothing else."""
+    """New content in durability `process`, compared with only hashing and writing it."""
     numbers = itertools.count(1)
     for size, rounds in ((20 * KB, 300), (MB, 60)):
         for kind in KINDS:
@@ -88,7 +88,7 @@ def _new(kind: str, size: int, numbers: Iterator[int]) -> str:
 
 
 def crowd(bench: Bench) -> Iterator[Row]:
-    """64 threads on one session against one: how many a second, and whether each artifact is there once."""
+    """64 threads on one session compared with one: results per second, lost and duplicate artifacts."""
     made = itertools.count(1)
     lost = doubled = 0
     for durability, each in _EACH.items():

@@ -1,4 +1,4 @@
-"""What a prompt costs to build in a session that holds much, and whether recall brings what answers a question."""
+"""The cost of building a prompt in a large session, and the quality of recall."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def _side(session: coatcheck.Session, question: str) -> Side[None]:
 
 
 def recalled(folder: Path, session: coatcheck.Session) -> tuple[int, int]:
-    """For how many questions of the corpus the pointer of a right chunk stands in the block of 2,000 characters, each
-    chunk put as an artifact of its document's name; and how many questions there are."""
+    """The number of questions whose right chunk is in the recall block of 2,000 characters, and of all questions. Each
+    chunk is stored as an artifact under its document's name."""
     documents = json.loads((folder / "retrieval" / "codebase_chunks.json").read_text())
     questions = [json.loads(line) for line in (folder / "retrieval" / "queries.jsonl").read_text().splitlines()]
     pointers: dict[tuple[str, int], str] = {}

@@ -1,4 +1,4 @@
-"""What a provider refuses of a request, as strictly as it does: pairing, order, roles, empty texts, breakpoints.
+"""Rules by which providers refuse a request: pairing, order, roles, empty texts, breakpoints.
 
 It knows nothing of Coatcheck: requests are judged by what the providers document. Tests and the replay use it."""
 
@@ -11,7 +11,7 @@ _MOST_BREAKPOINTS = 4
 
 
 def refused(request: dict[str, Any]) -> list[str]:
-    """What is wrong with a call's arguments: Anthropic's, OpenAI's chat or its Responses. Empty where they pass."""
+    """Violations in a request to Anthropic, OpenAI chat or Responses; empty if there are none."""
     if "input" in request:
         return list(_responses(request["input"]))
     blocks = [one for message in request["messages"] for one in message.get("content") or () if isinstance(one, dict)]

@@ -1,4 +1,4 @@
-"""The MCP proxy against the bare server: what it costs, what it holds in memory, and how many tokens reach the client.
+"""The MCP proxy compared with the server alone: time, memory, and the tokens that reach the client.
 
 The servers are real ones. Those from npm are left out where they are not installed, and the row is missing then.
 """
@@ -56,7 +56,7 @@ def _small_calls(bench: Bench) -> Iterator[Row]:
 
 
 def _large_result(bench: Bench) -> Iterator[Row]:
-    """A result of 10 MB, three times: the most that was resident, and what is once it is over."""
+    """A 10 MB result, three times: peak resident memory, and memory afterwards."""
     if not Path("/proc/self/status").exists():
         return
     folder = _repository(bench.new_folder("large"), [{"large.txt": text(10 * MB)}])

@@ -1,4 +1,4 @@
-"""How right the answers are, on real data: the hits of a search, and estimates of tokens."""
+"""Accuracy on real data: search hits and token estimates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking inside: lines from the middle of a gigabyte, grep against RE2, SQL against DuckDB."""
+"""Reads: lines from the middle of a gigabyte, grep compared with RE2, SQL compared with DuckDB."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _searcher(session: coatcheck.Session, pointer: str, pattern: str) -> Side[st
 
 
 def _read_and_search(path: Path, known: re2._Regexp) -> None:
-    """What any grep of a file must do: bring it in, a piece at a time, and search it."""
+    """What any grep of a file must do: read it piece by piece, and search each."""
     with path.open("rb", buffering=0) as file:
         while piece := file.read(MB):
             known.search(piece)
@@ -197,7 +197,7 @@ def _table(form: str) -> str:
 
 
 def _grep_alone(folder: str, pointer: str) -> None:
-    """In a process of its own: grep, and say how much memory that took at most."""
+    """In a separate process: grep, and print the peak memory."""
     with coatcheck.open(folder, durability="process") as store:
         session = store.session("bench")
         session.read(session.put(data(MB)), grep=_RARE)  # so that everything is loaded

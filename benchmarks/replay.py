@@ -14,7 +14,7 @@ from benchmarks.report import Row
 from coatcheck import tokens, toolkit
 from coatcheck.context import Budget, HotState, PromptBuilder
 from coatcheck.context.prompt import Prompt
-from coatcheck.context.weights import Tally
+from coatcheck.messages.cost import Tally
 
 BUDGET = 50_000
 CACHED, WRITTEN = 0.1, 1.25
@@ -24,7 +24,7 @@ _NO_CORPUS = "there is no corpus (COATCHECK_CORPUS names no folder, and there is
 
 @dataclass(slots=True)
 class Replayed:
-    """What came of a replay: prompts, in tokens as they are estimated, and what was wrong with any."""
+    """The result of a replay: prompts in estimated tokens, and violations."""
 
     turns: int = 0
     rewritten: int = 0

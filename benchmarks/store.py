@@ -1,4 +1,4 @@
-"""One caller and one artifact at a time: put, get, and put of what is there already."""
+"""One caller and one artifact at a time: put, get, and put of existing content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How things are timed: two sides in turns, so that whatever else the machine does slows both alike."""
+"""Timing: two sides take turns, so that other load on the machine slows both equally."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ B = TypeVar("B")
 
 @dataclass(frozen=True, slots=True)
 class Side(Generic[T]):
-    """What is timed (`run`), and what makes its argument while the clock stands still (`prepare`)."""
+    """The timed function (`run`), and one that makes its argument while the clock is stopped (`prepare`)."""
 
     prepare: Callable[[], T]
     run: Callable[[T], object]
@@ -38,7 +38,7 @@ class Times:
 
 
 def interleaved(floor: Side[A], ours: Side[B], rounds: int) -> tuple[Times, Times]:
-    """Time both sides in turns, each leading every second time, after a warm-up of a tenth that does not count."""
+    """Time both sides in turns, each going first every second time, after a warm-up of a tenth of the rounds."""
     theirs: list[float] = []
     own: list[float] = []
     warm_up = max(2, rounds // 10)

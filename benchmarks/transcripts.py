@@ -1,4 +1,4 @@
-"""Transcripts: what is saved on disk and in prompts, how much of snapshots is one, and what externalizing costs."""
+"""Transcripts: savings on disk and in prompts, deduplication of snapshots, and the cost of externalizing."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from coatcheck import transcript
 from coatcheck.tokens import estimate
 from coatcheck.transcript import Format
 from coatcheck.transcript.keep import Keeper
+from coatcheck.transcript.scan import binary
 from coatcheck.transcript.splice import slim
-from coatcheck.transcript.strings import binary
 
 _FULL = 1024 * MB
 _QUICK = 48 * MB
 _MEMORY = 100 * MB
 _SPEED = 2.0
-_IMAGE = 1_600  # tokens that an image is taken for: nobody is sent its base64 as text
+_IMAGE = 1_600  # tokens counted for an image, which is never sent as base64 text
 _SNAPSHOTS = "545b45d4.snapshot*.jsonl"
 
 
@@ -44,7 +44,7 @@ def transcripts(bench: Bench) -> Iterator[Row]:
 
 
 def _saved(bench: Bench, files: list[Path]) -> Iterator[Row]:
-    """Each file before and after: its bytes, and the tokens that a turn sends on average, all that came before it."""
+    """Bytes of each file before and after, and the average tokens per turn."""
     with bench.new_store("process") as store:
         for file in files:
             copy = _copy(file, bench.new_folder("file"))
@@ -56,7 +56,7 @@ def _saved(bench: Bench, files: list[Path]) -> Iterator[Row]:
 
 
 def _shared(bench: Bench, files: list[Path]) -> Iterator[Row]:
-    """Successive snapshots of one session: what they hold together is stored once."""
+    """Successive snapshots of one session: common content is stored once."""
     with bench.new_store("process") as store:
         for file in files:
             transcript.externalize(_copy(file, bench.new_folder("file")), store.session("bench"))
@@ -105,7 +105,7 @@ def _speed(bench: Bench, files: list[Path]) -> Iterator[Row]:
 
 
 def _memory(bench: Bench) -> Row:
-    """A large file in a process of its own: the most memory that externalizing it takes."""
+    """Peak memory for externalizing a large file, in a separate process."""
     size = _QUICK if bench.quick else _FULL
     folder = bench.new_folder("large")
     done = subprocess.run(
@@ -133,15 +133,15 @@ def _through(folder: str, size: str) -> None:
 
 
 def _write(path: Path, size: int) -> None:
-    """A transcript of results of 2 to 200 KB, none like another."""
+    """A transcript with results of 2 to 200 KB, all different."""
     rng, written = random.Random(size), 0
     words = [f"{rng.randrange(1 << 24):x}" for _ in range(4_000)]
     with path.open("wb") as file:
         while written < size:
             text = " ".join(rng.choices(words, k=rng.choice((300, 3_000, 30_000))))
             block = {"type": "tool_result", "tool_use_id": f"toolu_{written}", "content": text}
-            said = {"role": "user", "content": [block]}
-            line = {"type": "user", "uuid": f"{written:x}", "sessionId": "s", "message": said, "toolUseResult": text}
+            message = {"role": "user", "content": [block]}
+            line = {"type": "user", "uuid": f"{written:x}", "sessionId": "s", "message": message, "toolUseResult": text}
             written += file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
 
@@ -155,7 +155,7 @@ def _parsed(file: Path) -> list[Any]:
 
 
 def _per_turn(lines: list[Any], known: Format) -> float:
-    """The tokens that a turn sends on average, where each sends all messages before it."""
+    """Average tokens per turn, if each turn sends all messages before it."""
     total = sent = turns = 0
     for message in known.for_model(lines, compacted=False):
         if known.role(message) == "assistant":

@@ -18,18 +18,18 @@ from coatcheck import Session, ToolCall, ToolExecutor, toolkit
 MODEL = os.environ.get("ANTHROPIC_MODEL", "claude-sonnet-5")
 TURNS = 20
 SYSTEM = (
-    "You answer questions about files. A large result comes as a stub with a pointer (art:...): look inside with "
-    "get_artifact, or pass the pointer to another tool, which then gets the whole."
+    "You answer questions about files. A large result comes as a stub with a pointer (art:...): read it with "
+    "get_artifact, or pass the pointer to another tool, which then gets the whole value."
 )
 
 
 def read_file(path: str) -> str:
-    """The whole text of a file."""
+    """Return the text of a file."""
     return Path(path).read_text()
 
 
 def tally(text: str, column: int, containing: str = "") -> dict[str, int]:
-    """How often each word stands in a column (from 0) of the lines that contain a text. The ten most frequent."""
+    """Count the words in a column (from 0) of the lines that contain a text. Returns the ten most frequent."""
     rows = (line.split() for line in text.splitlines() if containing in line)
     return dict(Counter(row[column] for row in rows if column < len(row)).most_common(10))
 
@@ -48,7 +48,7 @@ def agent(client: Anthropic, session: Session, question: str, tools: Any = TOOLS
             system=SYSTEM,
             messages=messages,
             tools=described,
-            cache_control={"type": "ephemeral"},  # what was sent stays as it was, so each turn is read from the cache
+            cache_control={"type": "ephemeral"},  # what was sent never changes, so each turn is read from the cache
         ) as stream:
             for text in stream.text_stream:
                 print(text, end="", flush=True)
@@ -57,7 +57,7 @@ def agent(client: Anthropic, session: Session, question: str, tools: Any = TOOLS
         calls = [ToolCall.from_anthropic(block) for block in message.content if block.type == "tool_use"]
         if not calls:
             return "".join(block.text for block in message.content if block.type == "text")
-        # All calls of a turn run side by side; their results go back together, each under its own id.
+        # All calls of a turn run concurrently; their results are sent together, each under its own id.
         results = []
         for outcome in executor.run_all(calls, deadline=120):
             print(f"[{outcome.name}: {type(outcome).__name__}]")

@@ -1,7 +1,7 @@
-"""An agent at work, with and without Coatcheck: run `make demo`. No network, no key; it leaves nothing behind.
+"""An agent with and without Coatcheck: run `make demo`. It needs no network and no key, and leaves nothing behind.
 
 The agent is the loop of `anthropic_agent.py` on Anthropic's own SDK, its tools are those of `shop.py`, the store is
-real. Only the model is a script, behind a local server that speaks the provider's wire and counts what it is sent.
+real. Only the model is a script, behind a local server that speaks the provider's protocol and counts tokens.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from examples.standins import Call, Heard, Received, Reply, StandIn, Step, promp
 
 QUESTION = f"Customers say that they were charged twice on {shop.DAY}. How many, whom do we owe, and how much?"
 WINDOW = 200_000
-"""Tokens that a model takes."""
+"""The context window of the model, in tokens."""
 
 DOLLARS = 3.00
-"""For a million tokens of input. Output costs the same on both sides, and is left out."""
+"""Price of a million input tokens. Output costs the same on both sides and is left out."""
 
 CACHE_READ, CACHE_WRITE, LEAST_CACHED = 0.1, 1.25, 1_024
-"""What a cached prefix and writing it cost, as parts of that price; a shorter prompt is not cached."""
+"""Price factors for reading and writing a cached prefix, and the smallest prompt that is cached."""
 
 _TAG = re.compile(r" ~(\d{1,9})\.[\w-]{8}(?=\\n|\")")
 REMARKS = (
-    f"All that was sent in one turn is sent again in the next. Input at ${DOLLARS:.2f} for a million tokens; with a "
-    f"prompt cache {CACHE_READ:g} of that for what was sent before, and {CACHE_WRITE:g} for what is new. The log, the "
-    "orders and the charges went from tool to tool by pointer: a model without one would have had to write them out."
+    f"Each turn sends everything of the turn before again. Input costs ${DOLLARS:.2f} for a million tokens; with a "
+    f"prompt cache, {CACHE_READ:g} of that for what was sent before, and {CACHE_WRITE:g} for what is new. The log, the "
+    "orders and the charges went from tool to tool by pointer: without one, the model would have to write them out."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request to the model and its answer. `got` is what its last calls gave it: tool, text, tokens of the whole.
-    `tokens_without` is the same conversation with every result whole, and without Coatcheck's tools."""
+    """One request to the model and its reply. `got` has the results of its last calls: tool, text, tokens of the whole
+    value. `tokens_without` counts the same conversation with complete results and without Coatcheck's tools."""
 
     got: tuple[tuple[str, str, int], ...]
-    said: str
+    text: str
     asked: tuple[Call, ...]
     tokens_with: int
     tokens_without: int
@@ -63,7 +63,7 @@ class Turn:
 def _fetch(heard: Heard) -> Reply:
     day = {"day": shop.DAY}
     return Reply(
-        "I fetch the log of the checkout, and the orders of that day.",
+        "I fetch the log of the checkout and the orders of that day.",
         (Call("fetch_log", {"service": "checkout", **day}), Call("export_orders", day)),
     )
 
@@ -71,7 +71,7 @@ def _fetch(heard: Heard) -> Reply:
 def _look(heard: Heard) -> Reply:
     log, orders = heard.pointer("fetch_log"), heard.pointer("export_orders")
     return Reply(
-        "Too large to read. I look for warnings, sum the orders up, and fetch the charges.",
+        "Too large to read. I search for warnings, sum up the orders, and fetch the charges.",
         (
             Call("get_artifact", {"pointer": log, "grep": "WARN|ERROR"}),
             Call(
@@ -109,7 +109,7 @@ SCRIPT: Sequence[Step] = (_fetch, _look, _compare, _answer)
 
 
 def run() -> list[Turn]:
-    """The whole run: an agent, its tools and a store, against a scripted model. The same turns every time."""
+    """Run the agent with its tools and a store against a scripted model. The turns are the same every time."""
     with (
         tempfile.TemporaryDirectory() as folder,
         coatcheck.open(folder) as store,
@@ -117,13 +117,13 @@ def run() -> list[Turn]:
         Anthropic(api_key="none", base_url=api.anthropic_url) as client,
     ):
         session = store.session("demo")
-        with contextlib.redirect_stdout(io.StringIO()):  # the loop prints as it goes; here the turns are shown instead
+        with contextlib.redirect_stdout(io.StringIO()):  # the loop prints; here the turns are shown instead
             agent(client, session, QUESTION, shop.TOOLS)
         return [_turn(request, session) for request in api.requests]
 
 
 def cost(counts: Sequence[int], *, cached: bool) -> float:
-    """Dollars for prompts of so many tokens, each the beginning of the next."""
+    """Return the dollars for prompts of these sizes, where each prompt begins with the one before."""
     if not cached:
         return sum(counts) * DOLLARS / 1_000_000
     paid, known = 0.0, 0
@@ -135,7 +135,7 @@ def cost(counts: Sequence[int], *, cached: bool) -> float:
 
 def _turn(request: Received, session: Session) -> Turn:
     assert request.reply is not None
-    # The tag on a page is made with the store's own key. Here one stands for all, so that every run counts the same.
+    # The tag on a page depends on the store's key. A fixed one replaces it, so that every run counts the same.
     body = json.loads(_TAG.sub(r" ~\1.Ub3kQ9xZ", request.raw.decode()))
     names = _names(body)
     last = body["messages"][-1]["content"]
@@ -153,7 +153,7 @@ def _names(body: dict[str, Any]) -> dict[str, str]:
 
 
 def _without(body: dict[str, Any], session: Session) -> dict[str, Any]:
-    """A request as it would have been: results whole, our tools and their calls left out."""
+    """Return the request without Coatcheck: complete results, and none of our tools and their calls."""
     ours = {tool.name for tool in toolkit(session)}
     names = _names(body)
     body = copy.deepcopy(body)
@@ -169,7 +169,7 @@ def _without(body: dict[str, Any], session: Session) -> dict[str, Any]:
 
 
 def _whole(text: str, session: Session) -> str:
-    """What a stub stands for, as the model would have been sent it; any other text is itself."""
+    """Return the value behind a stub as the model would have got it, and any other text unchanged."""
     if not text.startswith('{"stub":'):
         return text
     value = session.get(json.loads(text)["artifact"])
@@ -177,7 +177,7 @@ def _whole(text: str, session: Session) -> str:
 
 
 def show(turns: Sequence[Turn], console: Console) -> None:
-    """The run for a person: each turn, then what it cost. Plain where the output is no terminal."""
+    """Print each turn, then the costs. Without colours if the output is not a terminal."""
     wide = min(console.width, 110) - 9
 
     def tell(label: str, text: str, style: str = "") -> None:
@@ -190,20 +190,18 @@ def show(turns: Sequence[Turn], console: Console) -> None:
         console.print(Text(f"\nturn {number}", "bold cyan"))
         for name, text, whole in turn.got:
             size = f"{coatcheck.tokens.count(text):,} tokens"
-            tell(
-                "gets", f"{name}: {size}" + (f" in place of {whole:,}" if text.startswith('{"stub":') else ""), "green"
-            )
+            tell("gets", f"{name}: {size}" + (f" instead of {whole:,}" if text.startswith('{"stub":') else ""), "green")
             for line in _shortened(text, wide):
                 tell("", line, "dim")
-        tell("says", turn.said)
+        tell("says", turn.text)
         for call in turn.asked:
             tell("calls", f"{call.name}({_arguments(call)})", "yellow")
-        over = f" (more than the {WINDOW:,} that it takes)" if turn.tokens_without > WINDOW else ""
+        over = f" (more than the {WINDOW:,} of its context window)" if turn.tokens_without > WINDOW else ""
         tell("sent", f"{turn.tokens_with:,} tokens; without Coatcheck {turn.tokens_without:,}{over}")
     console.print()
     console.print(_bill(turns, SIMPLE_HEAD if console.is_terminal else None))
     if any(turn.tokens_without > WINDOW for turn in turns):
-        console.print(Text(f"* more than the {WINDOW:,} tokens that the model takes: it would be refused"))
+        console.print(Text(f"* more than the context window of {WINDOW:,} tokens: the request would be refused"))
     console.print(Text(REMARKS, "dim"))
 
 
@@ -219,17 +217,17 @@ def _bill(turns: Sequence[Turn], box: Box | None) -> Table:
 
     for number, (one, other) in enumerate(zip(small, large, strict=True), 1):
         row(f"turn {number}", one, other, ",", "*" if other > WINDOW else "")
-    row("in all", sum(small), sum(large), ",", style="bold")
+    row("total", sum(small), sum(large), ",", style="bold")
     for name, cached in (("dollars", False), ("dollars, cached", True)):
         row(name, cost(small, cached=cached), cost(large, cached=cached), ".4f")
     return table
 
 
 def _shortened(text: str, wide: int) -> list[str]:
-    """A result as it fits on the screen: some lines of a page, some characters of a line."""
+    """Shorten a result to fit the screen: some lines of a page, some characters of a line."""
     lines = text.splitlines()
     room = 4 * wide if len(lines) == 1 else wide
-    shown = lines if len(lines) <= 5 else [*lines[:4], f"… {len(lines) - 4} lines more"]
+    shown = lines if len(lines) <= 5 else [*lines[:4], f"… {len(lines) - 4} more lines"]
     return [line if len(line) <= room else f"{line[: room - 1]}…" for line in shown]
 
 

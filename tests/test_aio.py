@@ -14,7 +14,9 @@ import pytest
 
 import coatcheck
 import coatcheck.aio
-from coatcheck import errors, ids
+from coatcheck import aio, errors, ids, lanes
+from coatcheck.errors import LimitExceeded
+from coatcheck.reading import heavy
 from coatcheck.transcript import Transcript
 from tests.backends import Backend
 
@@ -296,3 +298,35 @@ def test_whoever_is_cancelled_while_a_thread_reads_on_is_told_so_and_nothing_els
         goes_on.set()
 
     asyncio.run(main())
+
+
+def test_a_short_call_does_not_wait_for_slow_greps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heavy, "GREP_SECONDS", 0.5)
+
+    async def main() -> None:
+        async with await aio.open(tmp_path / "store") as store:
+            session = await store.session("s")
+            slow, quick = await session.put("a" * 1_000_000), await session.put("quick")
+            greps = [asyncio.create_task(session.read(slow, grep="(a?){1000}a{1000}b")) for _ in range(64)]
+            await asyncio.sleep(0)
+            assert await session.get(quick) == "quick"
+            assert (await session.read(quick, lines="1")).text == "quick"
+            assert not all(grep.done() for grep in greps)
+            for grep in greps[lanes.LONG :]:
+                grep.cancel()
+            answers = await asyncio.gather(*greps, return_exceptions=True)
+            assert {type(answer) for answer in answers[: lanes.LONG]} == {LimitExceeded}
+
+    asyncio.run(main())
+
+
+def test_calls_that_may_take_long_are_told_by_their_arguments(tmp_path: Path) -> None:
+    with coatcheck.open(tmp_path / "store") as store:
+        session = store.session("s")
+        log = session.put("".join(f"line {number}\n" for number in range(10_000)))
+        slice_, found = session.read(log, lines="10:9000"), session.read(log, grep="line")
+        for asked in ({}, {"lines": "1:2"}, {"chars": "0:9"}, {"cursor": slice_.cursor}, {"grep": None, "query": ""}):
+            assert not lanes.may_take_long(log.pointer, asked)
+        for asked in ({"grep": "x"}, {"query": "shape"}, {"diff": log.pointer}, {"cursor": found.cursor}):
+            assert lanes.may_take_long(log.pointer, asked)
+        assert lanes.may_take_long(log.pointer + "#/0", {})

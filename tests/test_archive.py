@@ -1,6 +1,7 @@
 """Export and import: a store as JSON lines, and back, exactly."""
 
 import base64
+import hashlib
 import io
 import json
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 
 import coatcheck
 from coatcheck import Store
-from coatcheck.errors import InvalidArgument
+from coatcheck.errors import Fenced, InvalidArgument, QuotaExceeded, TooLarge
 from tests.backends import LARGE, Backend, Clock, Fleet
 
 
@@ -104,7 +105,7 @@ def test_expiry_and_pins_are_imported(backend: Backend, archive: bytes, clock: C
     clock.advance(50)
     assert not [ref for ref in main.list() if ref.size_bytes == 0], "the artifact with its own time"
     clock.advance(51)
-    assert [ref.name for ref in main.list()] == ["as bytes", "large"], "a pin is on the artifact"
+    assert [ref.name for ref in main.list()] == ["as bytes"], "a pin is on the artifact, under both of its names"
     assert len(store.session("child ☃", ttl=None).list()) >= 3
 
 
@@ -126,7 +127,7 @@ def test_an_import_adds_to_what_is_there(backend: Backend, archive: bytes, clock
     store = backend.open(clock=clock)
     mine = store.session("main").put("mine", name="mine")
     store.session("other").put("x" * LARGE)
-    store.import_(io.BytesIO(archive))
+    store.import_(io.BytesIO(archive), merge=True)
     assert store.session("main").get(mine) == "mine"
     assert store.session("main").get("n") == {"rows": [1, 2]}
     assert store.session("other").list()
@@ -326,3 +327,109 @@ def test_tombstones_are_not_exported(store: Store, clock: Clock) -> None:
     clock.advance(10)
     store.collect(grace=0)
     assert b"secret name" not in exported(store)
+
+
+def forged(archive: bytes, *lines: dict[str, Any]) -> io.BytesIO:
+    """An archive with the header and the end of a real one, and these lines between them."""
+    first, *_, last = archive.splitlines(keepends=True)
+    return io.BytesIO(b"".join([first, *(json.dumps(line).encode() + b"\n" for line in lines), last]))
+
+
+def session_line(archive: bytes, **fields: Any) -> dict[str, Any]:
+    line = next(json.loads(line) for line in archive.splitlines() if b'"session":' in line)
+    return {"session": line["session"] | {"parent": None} | fields}
+
+
+def ref_line(archive: bytes, **fields: Any) -> dict[str, Any]:
+    line = next(json.loads(line) for line in archive.splitlines() if b'"ref":' in line)
+    return {"ref": line["ref"] | {"parents": [], "granted_by": None} | fields}
+
+
+def blob_lines(data: bytes) -> list[dict[str, Any]]:
+    digest = hashlib.sha256(data).hexdigest()
+    return [{"blob": {"digest": digest, "size": len(data)}}, {"data": base64.b64encode(data).decode()}]
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+def test_an_archive_without_the_bytes_reads_nothing_of_another_session(
+    backend: Backend, archive: bytes, size: int
+) -> None:
+    store = backend.open()
+    secret = store.session("victim").put("s" * size)
+    errors = []
+    for digest in (secret.artifact_id, "0" * 64):
+        session = session_line(archive, session_id="thief")
+        with pytest.raises(InvalidArgument) as refused:
+            store.import_(forged(archive, session, ref_line(archive, artifact_id=digest)))
+        errors.append(refused.value.message.replace(digest, "…"))
+        assert store.session("thief").list() == []
+        store.session("thief").end()
+    assert errors[0] == errors[1], "a digest that exists elsewhere answers like one that does not"
+
+
+def test_an_archive_does_not_write_to_a_session_that_exists(backend: Backend, archive: bytes, clock: Clock) -> None:
+    store = backend.open(clock=clock)
+    main = store.session("main")
+    main.put("mine", name="n")
+    with pytest.raises(InvalidArgument):
+        store.import_(io.BytesIO(archive))
+    assert main.get("n") == "mine"
+    assert len(main.list()) == 1
+    store.import_(io.BytesIO(archive), sessions={"main": "main again"})
+    assert main.get("n") == "mine"
+    assert store.session("main again").get("n") == {"rows": [1, 2]}
+    assert store.session("child ☃").parent == "main again"
+
+
+def test_a_session_of_an_archive_does_not_read_a_parent_that_the_archive_does_not_bring(
+    backend: Backend, archive: bytes
+) -> None:
+    store = backend.open()
+    store.session("victim").put("secret", name="plan")
+    lines = (session_line(archive, session_id="thief", parent="victim", ttl=None),)
+    store.import_(forged(archive, *lines))
+    assert store.session("thief").get("plan") is None
+    store.session("later").put("secret", name="plan")
+    store.import_(forged(archive, session_line(archive, session_id="thief 2", parent="later", ttl=None)))
+    assert store.session("thief 2").parent is None
+    named = {"victim": "victim"}
+    store.import_(forged(archive, session_line(archive, session_id="heir", parent="victim", ttl=None)), sessions=named)
+    assert store.session("heir").get("plan") == "secret"
+
+
+def test_an_archive_does_not_write_the_hot_state_past_a_claim(backend: Backend, archive: bytes) -> None:
+    store = backend.open()
+    token = store.session("main").claim("dispatcher")
+    store.session("main").record("hot", b"{}", token=token)
+    record = {"record": {"series": "hot", "at": 2e9, "body": base64.b64encode(b"forged").decode()}}
+    with pytest.raises(Fenced):
+        store.import_(forged(archive, session_line(archive), record), merge=True)
+    assert [one.body for one in store.session("main").records("hot")] == [b"{}"]
+    store.session("main").record("hot", b"{}", token=token)
+
+
+@pytest.mark.parametrize("size", [500, LARGE])
+def test_an_import_keeps_to_the_quota_and_the_size_limit(backend: Backend, archive: bytes, size: int) -> None:
+    lines = [session_line(archive), *blob_lines(b"x" * size)]
+    ref = ref_line(archive, artifact_id=hashlib.sha256(b"x" * size).hexdigest(), name=None)
+    with backend.open_new(quota_bytes=size - 1) as store:
+        with pytest.raises(QuotaExceeded):
+            store.import_(forged(archive, *lines, ref))
+        assert store.stats().stored_bytes == 0
+    with backend.open_new(max_artifact_bytes=size - 1) as store:
+        with pytest.raises(TooLarge):
+            store.import_(forged(archive, *lines, ref))
+        assert store.stats().stored_bytes == 0
+    with backend.open_new() as store:
+        with pytest.raises(QuotaExceeded):
+            store.import_(forged(archive, session_line(archive, quota=size - 1), *lines[1:], ref))
+        store.session("small", quota_bytes=size - 1)
+        with pytest.raises(QuotaExceeded):
+            store.import_(forged(archive, *lines, ref), sessions={"main": "small"})
+
+
+def test_a_session_from_the_future_is_used_now(backend: Backend, archive: bytes, clock: Clock) -> None:
+    store = backend.open(clock=clock)
+    store.import_(forged(archive, session_line(archive, created=4e9, used=4e9)))
+    (info,) = store.sessions()
+    assert (info.created, info.used) == (clock.now, clock.now)

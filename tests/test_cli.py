@@ -43,7 +43,7 @@ STEERING = {char for text in HOSTILE for char in text if not char.isprintable()}
 
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store of its own for each test, which every command finds by itself."""
+    """A new store for each test, set in the environment of every command."""
     folder = tmp_path / "store"
     monkeypatch.setenv("COATCHECK_STORE", str(folder))
     monkeypatch.delenv("COATCHECK_SESSION", raising=False)
@@ -51,7 +51,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*args: str, stdin: bytes = b"") -> Result:
-    """A command within this process: quick, where no pipe or terminal matters."""
+    """Run a command in this process, for tests without pipes and terminals."""
     return CliRunner().invoke(main, args, input=stdin)
 
 
@@ -88,7 +88,7 @@ def _chunks(handle: int) -> Iterator[bytes]:
     while True:
         try:
             piece = os.read(handle, 65_536)
-        except OSError:  # how Linux says that the other side has closed
+        except OSError:  # on Linux: the other side was closed
             return
         if not piece:
             return
@@ -137,8 +137,8 @@ def test_put_as_json_prints_the_record_of_the_artifact(tmp_path: Path) -> None:
     record = json.loads(answer("put", str(tmp_path / "build.log"), *options, "--session", "s", "--json"))
     assert record["pointer"] == "art:" + record["artifact_id"][:12]
     assert record["content_hash"] == "sha256:" + record["artifact_id"]
-    told = ("name", "session_id", "type", "tool", "mime", "summary", "size_bytes", "pinned")
-    assert [record[key] for key in told] == ["build.log", "s", "result", "make", "text/x-log", "a build", 37, False]
+    keys = ("name", "session_id", "type", "tool", "mime", "summary", "size_bytes", "pinned")
+    assert [record[key] for key in keys] == ["build.log", "s", "result", "make", "text/x-log", "a build", 37, False]
     assert record["created_at"] < record["expires_at"]
 
 
@@ -212,8 +212,8 @@ def test_ls_can_be_narrowed_by_name_kind_and_number() -> None:
 def test_ls_of_sessions_tells_what_each_holds() -> None:
     answer("put", "-", "--session", "one", stdin=b"12345")
     answer("put", "-", "--session", "two\n", stdin=b"123")
-    told = [json.loads(line) for line in answer("ls", "--sessions", "--json").splitlines()]
-    assert {record["session_id"]: record["used_bytes"] for record in told} == {"one": 5, "two\n": 3}
+    listed = [json.loads(line) for line in answer("ls", "--sessions", "--json").splitlines()]
+    assert {record["session_id"]: record["used_bytes"] for record in listed} == {"one": 5, "two\n": 3}
     assert sorted(line.split("\t")[-1] for line in answer("ls", "--sessions").splitlines()) == ["one", "two\\n"]
     assert len(answer("ls", "--sessions", "--limit", "1").splitlines()) == 1
 
@@ -226,8 +226,8 @@ def test_an_empty_session_lists_nothing() -> None:
 
 def test_show_tells_what_is_known_of_an_artifact() -> None:
     pointer = answer("put", "-", "--name", "n", "--tool", "t\x1b[2J", stdin=b"hello").strip()
-    told = dict(line.split("\t") for line in answer("show", "n").splitlines())
-    assert (told["pointer"], told["name"], told["tool"], told["size_bytes"]) == (pointer, "n", "t\\x1b[2J", "5")
+    listed = dict(line.split("\t") for line in answer("show", "n").splitlines())
+    assert (listed["pointer"], listed["name"], listed["tool"], listed["size_bytes"]) == (pointer, "n", "t\\x1b[2J", "5")
     assert json.loads(answer("show", pointer, "--json"))["tool"] == "t\x1b[2J"
 
 
@@ -236,7 +236,8 @@ def test_a_session_does_not_see_what_another_put() -> None:
     theirs = call("get", pointer, "--session", "two")
     nobodys = call("get", "art:" + "0" * 12, "--session", "two")
     assert theirs.exit_code == nobodys.exit_code == errors.CODES["not_found"].exit
-    assert theirs.stderr.replace(pointer, "") == nobodys.stderr.replace("art:" + "0" * 12, "")
+    assert not theirs.stdout
+    assert "private" not in theirs.stderr
 
 
 def test_the_environment_names_store_and_session_and_options_overrule_it(
@@ -300,9 +301,11 @@ def test_what_has_expired_exits_like_what_was_never_there_and_says_what_it_was()
 def test_stats_count_content_once() -> None:
     for session in ("one", "two"):
         answer("put", "-", "--session", session, stdin=b"same")
-    told = dict(line.split("\t") for line in answer("stats").splitlines())
-    assert told == {key: str(value) for key, value in json.loads(answer("stats", "--json")).items()}
-    assert [told[key] for key in ("sessions", "refs", "artifacts", "stored_bytes", "referenced_bytes")] == list("22148")
+    listed = dict(line.split("\t") for line in answer("stats").splitlines())
+    assert listed == {key: str(value) for key, value in json.loads(answer("stats", "--json")).items()}
+    assert [listed[key] for key in ("sessions", "refs", "artifacts", "stored_bytes", "referenced_bytes")] == list(
+        "22148"
+    )
 
 
 def test_looking_in_a_place_that_is_no_store_makes_none(tmp_path: Path) -> None:
@@ -452,6 +455,36 @@ def test_in_a_pipe_nothing_that_draws_is_imported(args: tuple[str, ...]) -> None
     assert "rich" not in result.stderr
 
 
+def modules_of(*args: str) -> set[str]:
+    """The modules that a command imports."""
+    code = "import atexit, sys; from coatcheck.cli import main; atexit.register(lambda: print(*sys.modules)); main()"
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    ("args", "own"),
+    [
+        (("ls",), "artifact_commands"),
+        (("get", "n"), "artifact_commands"),
+        (("stats",), "store_commands"),
+        (("config",), "store_commands"),
+        (("hot", "--help"), "hot_command"),
+        (("metrics", "--help"), "metrics_command"),
+        (("proxy", "--help"), "mcp_commands"),
+        (("transcript", "undo", "--help"), "transcript_commands"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
+)
+def test_a_command_imports_no_other_command_and_no_heavy_package(args: tuple[str, ...], own: str) -> None:
+    answer("put", "-", "--name", "n", stdin=b"x\n")
+    loaded = modules_of(*args)
+    commands = {name for name in loaded if name.startswith("coatcheck.cli.") and "_command" in name}
+    assert commands == {f"coatcheck.cli.{own}"}
+    heavy = ("re2", "pydantic", "duckdb", "rich", "mcp", "coatcheck.context.", "coatcheck.transcript", "coatcheck.mcp")
+    assert not {name for name in loaded if name.startswith(heavy)}
+
+
 # Terminals
 
 
@@ -514,7 +547,7 @@ def test_an_export_is_not_written_to_a_terminal() -> None:
     assert (code, seen) == (2, b"")
 
 
-@pytest.mark.parametrize("args", [("verify",), ("collect",), ("export",), ("import", "FILE")])
+@pytest.mark.parametrize("args", [("verify",), ("collect",), ("export",), ("import", "--merge", "FILE")])
 def test_progress_is_drawn_on_stderr_where_that_is_a_terminal(args: tuple[str, ...], tmp_path: Path) -> None:
     answer("put", "-", stdin=b"x" * 200_000)
     file = tmp_path / "backup.jsonl"
@@ -539,3 +572,40 @@ def test_made_visible_no_text_holds_a_character_that_a_terminal_obeys(text: str)
 @given(st.text(st.characters(categories=["L", "N", "P", "S"])))
 def test_harmless_text_is_left_as_it_is(text: str) -> None:
     assert visible(text) == one_line(text) == text
+
+
+def test_an_import_maps_sessions_or_merges_where_asked(tmp_path: Path) -> None:
+    archive = str(tmp_path / "archive.jsonl")
+    answer("put", "-", "--session", "s", "--name", "n", stdin=b"theirs")
+    answer("export", archive)
+    answer("put", "-", "--session", "s", "--name", "n", stdin=b"mine")
+    refused = call("import", archive)
+    assert refused.exit_code == 2
+    assert "--session" in refused.stderr
+    answer("import", archive, "--session", "s=copy")
+    assert answer("get", "n", "--session", "copy") == "theirs"
+    assert answer("get", "n", "--session", "s") == "mine"
+    answer("import", archive, "--merge")
+    assert call("import", archive, "--session", "s").exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["get", "read", "show", "forget"])
+def test_a_pointer_of_another_session_is_recognised_in_the_error(command: str) -> None:
+    pointer = answer("put", "-", "--session", "its own", stdin=b"content").strip()
+    for target in (pointer, pointer.removeprefix("art:")):
+        done = call(command, target, "--session", "another")
+        assert done.exit_code == errors.CODES["not_found"].exit
+        assert "--session 'its own'" in done.stderr
+    assert "--session" not in call(command, "art:" + "0" * 12, "--session", "another").stderr
+    assert call(command, pointer, "--session", "its own").exit_code == 0
+
+
+def test_a_session_may_be_named_after_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pointers = {}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        pointers[name] = answer("put", "-", "--session", "x-{folder}", stdin=name.encode()).strip()
+    assert answer("get", pointers["two"], "--session", "x-{folder}") == "two"
+    assert call("get", pointers["one"], "--session", "x-{folder}").exit_code == errors.CODES["not_found"].exit
+    assert "x-one-" in answer("ls", "--sessions")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +26,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write(store: Path, *states: dict[str, Any], holder: str = "dispatcher", session_id: str = "s") -> None:
     with coatcheck.open(store) as opened, claim(opened.session(session_id), holder) as held:
-        for said in states:
-            held.write(HotState.parse({"session_id": session_id} | said))
+        for state in states:
+            held.write(HotState.parse({"session_id": session_id} | state))
 
 
 THREE = (
@@ -59,10 +57,10 @@ def test_the_newest_state_is_shown_a_field_and_a_value_on_each_line(store: Path)
 
 def test_a_state_as_json_has_what_it_costs_in_a_prompt(store: Path) -> None:
     write(store, *THREE, holder="me")
-    told = json.loads(answer("hot", "s", "--json"))
-    assert (told["number"], told["holder"], told["steps"]) == (3, "me", [])
-    assert told["state"]["artifact_index"][0]["artifact_id"] == "art:aaaaaaaaaaaa"
-    assert 20 < told["tokens"] < 200
+    record = json.loads(answer("hot", "s", "--json"))
+    assert (record["number"], record["holder"], record["steps"]) == (3, "me", [])
+    assert record["state"]["artifact_index"][0]["artifact_id"] == "art:aaaaaaaaaaaa"
+    assert 20 < record["tokens"] < 200
     write(store, {"open_questions": [f"question {n}" for n in range(1_000)]})
     assert json.loads(answer("hot", "s", "--json"))["steps"][0].startswith("open_questions: newest")
 
@@ -70,9 +68,9 @@ def test_a_state_as_json_has_what_it_costs_in_a_prompt(store: Path) -> None:
 def test_the_budget_of_the_settings_counts(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(store, *THREE)
     monkeypatch.setenv("COATCHECK_BUDGET_MAX_HOT_STATE_TOKENS", "3")
-    told = json.loads(answer("hot", "s", "--json"))
-    assert told["tokens"] is None
-    assert "max_hot_state_tokens (3)" in told["steps"][0]
+    record = json.loads(answer("hot", "s", "--json"))
+    assert record["tokens"] is None
+    assert "max_hot_state_tokens (3)" in record["steps"][0]
     assert b"max_hot_state_tokens (3)" in run("hot", "s").stderr
 
 
@@ -186,10 +184,3 @@ def test_a_state_that_makes_no_sense_hides_no_other(store: Path) -> None:
     rows = [line.split("\t") for line in answer("hot", "s", "--history").splitlines()]
     assert [(row[0], row[-1]) for row in rows[:2]] == [("4", "cannot be read"), ("3", "constraints, artifact_index")]
     assert answer("hot", "s", "3")
-
-
-def test_other_commands_do_not_load_what_this_one_needs() -> None:
-    source = "import sys, coatcheck.cli; print('\\n'.join(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout.split()
-    assert "coatcheck.cli.hot" in loaded
-    assert not {name for name in loaded if name.startswith(("pydantic", "coatcheck.context.hot_state"))}

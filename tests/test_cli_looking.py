@@ -1,4 +1,4 @@
-"""`coatcheck read` and `search`, and what `ls` and `show` tell of content: in pipes, on terminals and for scripts."""
+"""`coatcheck read` and `search`, and coverage and previews in `ls` and `show`: in pipes, on terminals, for scripts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import coatcheck
 from coatcheck import errors
-from coatcheck.cli.highlight import diff_lines, grep_lines, json_tokens, words_in
-from coatcheck.reading.patterns import Pattern
+from coatcheck.cli.terminal import diff_lines, grep_lines, json_tokens, words_in
+from coatcheck.reading.grep import Pattern
 from tests.test_cli import HOSTILE, STEERING, answer, call, command, on_terminal, run
 
 LOG = "".join(f"{n:05} {'ERROR' if n % 100 == 0 else 'info'} step {n}\n" for n in range(1, 2001))
@@ -236,11 +236,11 @@ def test_ls_tells_how_much_of_an_artifact_was_read() -> None:
 
 def test_show_has_a_preview_that_says_what_it_shows() -> None:
     put("id,name\n" + "".join(f"{n},name {n}\n" for n in range(1000)), "table.csv", "--media-type", "text/csv")
-    told = dict(line.split("\t") for line in answer("show", "table.csv").splitlines())
+    fields = dict(line.split("\t") for line in answer("show", "table.csv").splitlines())
     preview = record("show", "table.csv")["preview"]
     assert set(preview) == {"text", "shown"}
-    assert preview["text"].replace("\n", "\\n") == told["preview"]
-    assert (told["preview_shown"], told["seen"]) == (preview["shown"], "0%")
+    assert preview["text"].replace("\n", "\\n") == fields["preview"]
+    assert (fields["preview_shown"], fields["seen"]) == (preview["shown"], "0%")
 
 
 def test_show_tells_what_is_known_of_content_that_is_damaged(store: Path) -> None:
@@ -336,10 +336,15 @@ def test_a_preview_on_a_terminal_stands_below_what_is_known() -> None:
 @given(st.text(), st.sampled_from(["a", "x*", "^", "$", r"\w+", ".", "é"]), st.booleans())
 def test_the_pieces_of_a_highlighted_text_are_the_text(text: str, pattern: str, numbered: bool) -> None:
     page = "\n".join(f"{n}:{line}" for n, line in enumerate(text.split("\n"))) if numbered else text
-    told = page.encode("utf-8", "backslashreplace").decode()
-    for pieces in (grep_lines(told, Pattern(pattern)), grep_lines(told, None), json_tokens(told), diff_lines(told)):
-        assert "".join(piece for piece, _ in pieces) == told
-    assert "".join(piece for piece, _ in words_in(told, text[:20])) == told
+    source = page.encode("utf-8", "backslashreplace").decode()
+    for pieces in (
+        grep_lines(source, Pattern(pattern)),
+        grep_lines(source, None),
+        json_tokens(source),
+        diff_lines(source),
+    ):
+        assert "".join(piece for piece, _ in pieces) == source
+    assert "".join(piece for piece, _ in words_in(source, text[:20])) == source
 
 
 @pytest.mark.parametrize("text", ['"\\' * 100_000, "-" * 200_000, "1e" * 100_000, '"a' * 100_000, "\\" * 200_000])
@@ -348,7 +353,7 @@ def test_hostile_json_is_highlighted_in_one_go(text: str) -> None:
 
 
 def _without_styles(seen: str) -> str:
-    """What a terminal got, without the styles that are ours: only these may begin with an escape."""
+    """Terminal output without our own styles: no other escape may appear in it."""
     for style in ("0", "1", "2", "31", "32", "34", "35", "36", "1;31"):
         seen = seen.replace(f"\x1b[{style}m", "")
     return seen

@@ -19,8 +19,17 @@ from hypothesis import strategies as st
 import coatcheck
 from coatcheck import config, toolkit
 from coatcheck.cli import main
-from coatcheck.cli.plots import Series, bar_plot, line_plot, plotted, sparkline, thinned
-from coatcheck.cli.report import MOST_ROWS, MOST_SESSIONS, page
+from coatcheck.cli.metrics_page import (
+    MAX_ROWS,
+    MAX_SESSIONS,
+    Series,
+    bar_plot,
+    line_plot,
+    page,
+    plotted,
+    sparkline,
+    thinned,
+)
 from coatcheck.context.metrics import Baseline, Meter, Notice, PromptMetrics
 from tests.test_cli import on_terminal
 
@@ -39,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def measured(folder: Path, name: str = "s", turns: int = 6, words: int = 10, **settings: Any) -> list[PromptMetrics]:
-    """The calls of an agent that reads something large in each turn."""
+    """The model calls of an agent that reads a large result in each turn."""
     loaded = config.load({"metrics": settings}) if settings else None
     with coatcheck.open(folder / "store", durability="process", settings=loaded) as store:
         session = store.session(name)
@@ -79,12 +88,12 @@ def test_sessions_and_the_newest_calls_can_be_chosen(folder: Path) -> None:
 
 def test_a_terminal_gets_sparklines_a_table_and_what_to_be_warned_of(folder: Path) -> None:
     measured(folder, HOSTILE, turns=12)
-    code, output, told = on_terminal("metrics")
+    code, output, notes = on_terminal("metrics")
     seen = output.decode()
     assert code == 0
     assert re.search(r"prompt +[▁-█]{12}  [\d,]+ → [\d,]+", seen)
     assert "12 calls" in seen
-    assert b"rose from" in told
+    assert b"rose from" in notes
     assert "\x1b[31m" not in seen
     assert "\u202e" not in seen
 
@@ -189,9 +198,9 @@ def test_no_name_and_no_warning_leaves_its_place_on_the_page(name: str, words: s
 def test_many_sessions_and_turns_are_left_out_with_a_word() -> None:
     calls = [PromptMetrics(session="s", turn=turn, est_tokens=turn) for turn in range(1, 2_001)]
     text = Page(page({"s": calls})).text
-    assert f"the newest {MOST_ROWS} of 2,000" in text
+    assert f"the newest {MAX_ROWS} of 2,000" in text
     assert "each point is the largest of 5 turns" in text
-    text = Page(page({f"s{number:03}": calls[:1] for number in range(MOST_SESSIONS + 3)})).text
+    text = Page(page({f"s{number:03}": calls[:1] for number in range(MAX_SESSIONS + 3)})).text
     assert "3 more sessions" in text
 
 
@@ -211,7 +220,7 @@ def test_a_browser_draws_the_page_and_refuses_nothing(folder: Path) -> None:
          f"--user-data-dir={folder}/profile", "--screenshot=page.png", "--dump-dom", f"file://{folder}/page.html"],
         cwd=folder, capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
-    assert "CONSOLE" not in done.stderr  # what a policy refuses, or a broken page, is told there
+    assert "CONSOLE" not in done.stderr  # violations of the policy and broken pages are logged there
     assert done.stdout.count("<svg") == 4
     assert "<script" not in done.stdout
 

@@ -1,17 +1,19 @@
 """Upkeep: what a collection frees and compresses, and what a verification finds and repairs."""
 
+import errno
 import io
 import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coatcheck import Ref, Store
 from coatcheck.errors import Damaged, NotFound
 from coatcheck.storage.frames import FRAME
-from tests.backends import LARGE, Backend, Clock
+from tests.backends import LARGE, Backend, Clock, edit_catalog
 
 TEXT = "".join(f"{i:06d} a line of a log that repeats itself\n" for i in range(20_000))
 NOISE = random.Random(7).randbytes(LARGE)
@@ -293,6 +295,181 @@ def test_repair_sets_damage_aside_and_putting_it_again_brings_all_refs_back(last
     assert store.verify().problems == []
 
 
+def is_stored(place: Backend, ref: Ref) -> bool:
+    """Whether the file or object of an artifact is there."""
+    try:
+        return place.size_of(ref) > 0
+    except FileNotFoundError:
+        return False
+
+
+def test_what_a_repair_set_aside_is_kept_for_a_week(lasting: Backend, clock: Clock) -> None:
+    store = lasting.open(clock=clock)
+    session = store.session("s", ttl=None)
+    ref = session.put(NOISE)
+    lasting.damage(ref, flip)
+    (problem,) = store.verify(repair=True).problems
+    assert (problem.kind, problem.repaired) == ("damaged", True)
+    for _ in range(3):
+        assert store.collect(grace=0).orphans == 0
+        assert store.verify(repair=True).problems == []
+        assert is_stored(lasting, ref)
+        clock.advance(2 * 86_400)
+    clock.advance(2 * 86_400)
+    assert store.collect(grace=0).orphans == 1
+    assert not is_stored(lasting, ref)
+    assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("way", ["put", "end"])
+def test_what_was_set_aside_goes_when_nothing_waits_for_it(lasting: Backend, way: str) -> None:
+    store = lasting.open()
+    ref = store.session("s").put(NOISE)
+    lasting.damage(ref, flip)
+    store.verify(repair=True)
+    if way == "put":
+        store.session("other").put(NOISE)
+    else:
+        store.session("s").end()
+    assert store.collect(grace=0).orphans == 1
+    assert not is_stored(lasting, ref)
+    assert store.session("s").get(ref) == (NOISE if way == "put" else None)
+    assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("harm", [flip, remove])
+def test_a_copy_that_is_sound_after_all_goes_back_into_use(lasting: Backend, harm: Harm) -> None:
+    store = lasting.open()
+    one, two = store.session("one"), store.session("two")
+    ref = one.put(NOISE, name="first")
+    two.put(NOISE, name="theirs")
+    lasting.damage(ref, harm)
+    store.verify(repair=True)
+    assert one.get("first") is None
+    lasting._held(ref).write(NOISE)  # a backup of the objects was restored, or a disk works again
+    store.collect(grace=0)
+    (problem,) = store.verify().problems
+    assert (problem.kind, problem.artifact_id, problem.repaired) == ("catalog", ref.artifact_id, False)
+    (problem,) = store.verify(repair=True).problems
+    assert problem.repaired
+    assert one.get("first") == two.get("theirs") == NOISE
+    assert store.verify().problems == []
+
+
+def test_damaged_small_content_is_kept_for_a_week(lasting: Backend, clock: Clock) -> None:
+    with lasting.open(clock=clock) as store:
+        ref = store.session("s", ttl=None).put("content")
+    lasting.edit_catalog((ROWS_OF_A_FLEET if lasting.is_fleet else ROWS)["content that changed"][0])
+    store = lasting.open(clock=clock)
+    assert [problem.repaired for problem in store.verify(repair=True).problems] == [True]
+    store.collect(grace=0)
+    (aside,) = store._catalog.aside()
+    assert (aside.blob.digest, aside.content) == (ref.artifact_id, b"rotten!")
+    assert store.verify().problems == []
+    clock.advance(8 * 86_400)
+    store.collect(grace=0)
+    assert store._catalog.aside() == []
+    assert store.session("s").get(ref) is None
+
+
+def test_files_of_refs_that_lost_their_blob_row_are_kept_by_a_repair(lasting: Backend) -> None:
+    with lasting.open() as store:
+        ref = store.session("s").put(NOISE)
+    lasting.edit_catalog("DELETE FROM blob")
+    store = lasting.open()
+    assert {problem.kind for problem in store.verify(repair=True).problems} == {"catalog"}
+    store.collect(grace=0)
+    assert is_stored(lasting, ref)
+    store.session("s").put(NOISE)
+    assert store.session("s").get(ref) == NOISE
+
+
+def test_one_bad_read_is_not_damage(folder: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = folder.open()
+    ref = store.session("s").put(NOISE)
+    real, bad = os.pread, [True]
+
+    def pread(file: int, size: int, offset: int) -> bytes:
+        data = real(file, size, offset)
+        return flip(data) if len(data) > 1000 and bad.pop() else data
+
+    monkeypatch.setattr(os, "pread", pread)
+    bad.insert(0, False)
+    assert store.verify(repair=True).problems == []
+    monkeypatch.undo()
+    assert store.session("s").get(ref) == NOISE
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE])
+def test_what_cannot_be_read_just_now_is_told_and_left_alone(
+    folder: Backend, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = folder.open()
+    session = store.session("s", ttl=None)
+    refs = {session.put(f"{i}" * LARGE): f"{i}" * LARGE for i in range(3)}
+    small = session.put("small")
+    store.verify()  # connections are open
+    real = os.open
+
+    def refuse(path: str, *args: Any, **options: Any) -> int:
+        if str(path).endswith(".raw"):
+            raise OSError(number, os.strerror(number))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for repair in (False, True):
+        report = store.verify(repair=repair)
+        assert [(one.kind, one.repaired) for one in report.problems] == [("unreadable", False)] * 3
+        assert {one.artifact_id for one in report.problems} == {ref.artifact_id for ref in refs}
+    collected = store.collect(grace=0, cold_after=0)
+    assert collected.compressed == collected.orphans == 0
+    assert {one.kind for one in collected.problems} == {"unreadable"}
+    assert session.get(small) == "small"
+    monkeypatch.undo()
+    store.collect(grace=0)
+    assert {ref: session.get(ref) for ref in refs} == refs
+    assert store.verify().problems == []
+
+
+def test_content_that_cannot_be_read_can_be_put_again(folder: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = folder.open()
+    session = store.session("s", ttl=None)
+    ref = session.put(NOISE)
+    place, real = file_of(ref).name, os.open
+
+    def refuse(path: str, *args: Any, **options: Any) -> int:
+        if path == place and not args[0] & os.O_CREAT:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for again in (NOISE, io.BytesIO(NOISE)):
+        session.put(again)
+        assert session.get(ref) == NOISE
+    monkeypatch.undo()
+    store.collect()
+    assert session.get(ref) == NOISE
+    assert store.verify().problems == []
+
+
+def test_a_catalog_that_is_damaged_itself_removes_no_copy(folder: Backend) -> None:
+    with folder.open() as store:
+        ref = store.session("s").put(NOISE)
+    # The index over digests loses its entries: to look one up by it finds nothing.
+    edit_catalog(
+        folder.path,
+        "PRAGMA writable_schema = ON",
+        "CREATE TABLE other (one UNIQUE)",
+        "UPDATE sqlite_schema SET rootpage = (SELECT rootpage FROM sqlite_schema WHERE name ="
+        " 'sqlite_autoindex_other_1') WHERE name = 'sqlite_autoindex_blob_1'",
+    )
+    store = folder.open()
+    assert store._catalog.places([ref.artifact_id]) == {}
+    assert "orphan" in {problem.kind for problem in store.verify(repair=True).problems}
+    assert not all(problem.repaired for problem in store.verify(repair=True).problems)
+    assert is_stored(folder, ref)
+
+
 def test_a_blob_that_grew_is_still_read_as_it_was(lasting: Backend) -> None:
     store = lasting.open()
     session = store.session("s")
@@ -436,4 +613,19 @@ def test_healing_leaves_nothing_to_sweep(lasting: Backend) -> None:
     lasting.damage(ref, lambda data: b"y" * LARGE)
     store.session("other").put(data)
     assert store.session("s").get(ref) == data
+    assert store.verify().problems == []
+
+
+def test_a_read_that_the_system_answers_in_pieces_is_not_damage(
+    folder: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = folder.open()
+    session, data = store.session("s"), os.urandom(2_000_000)
+    ref = session.put(data)
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, length, offset: read(file, min(length, 300_000), offset))
+    assert session.get(ref) == data
+    with session.open(ref) as stream:
+        stream.seek(500_000)
+        assert stream.read(1_000_000) == data[500_000:1_500_000]
     assert store.verify().problems == []

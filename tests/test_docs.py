@@ -1,4 +1,4 @@
-"""Documentation is run: code blocks work as they stand, and the command line's page names every command and option."""
+"""Tests of the documentation: code blocks run, and every command, option and exit code is documented."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def sections(page: Path) -> dict[str, str]:
-    """The sections of a page by their headings of the second level."""
+    """The sections of a page by their second-level headings."""
     parts = re.split(r"^## (.*)\n", page.read_text(), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -35,6 +35,13 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path
         pytest.importorskip("duckdb", reason="its SQL needs the extra 'sql'")
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks(page, "python")))
+    subprocess.run([sys.executable, "-W", "error", str(script)], cwd=tmp_path, check=True)
+
+
+@pytest.mark.parametrize("block", blocks(ROOT / "README.md", "python"), ids=lambda block: block.split("\n")[0])
+def test_each_block_of_python_in_the_readme_runs_alone_in_a_fresh_folder(block: str, tmp_path: Path) -> None:
+    script = tmp_path / "block.py"
+    script.write_text(block)
     subprocess.run([sys.executable, "-W", "error", str(script)], cwd=tmp_path, check=True)
 
 
@@ -51,7 +58,7 @@ def test_the_shell_commands_of_the_readme_run(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert len(done.stderr.splitlines()) == 3  # what part of an artifact each read has shown
+    assert len(done.stderr.splitlines()) == 3  # the position of each page
     assert "\n100000\n" in "\n" + done.stdout
     assert "all is well" in done.stdout
 
@@ -61,19 +68,25 @@ def test_the_readme_begins_with_the_two_commands_for_a_fresh_machine() -> None:
     assert start.index("make demo") < start.index("make test")
 
 
+HERE = click.Context(main)
+
+
 def below(name: str, command: click.Command) -> list[tuple[str, click.Command]]:
-    """A command by its name, or those of a group by theirs."""
+    """A command and, if it is a group, the commands in it, by name."""
     if not isinstance(command, click.Group):
         return [(name, command)]
     return [(name, command), *((f"{name} {inner}", one) for inner, one in command.commands.items())]
 
 
-@pytest.mark.parametrize("name", sorted(main.commands))
+COMMANDS = {name: found for name in main.list_commands(HERE) if (found := main.get_command(HERE, name))}
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_and_each_of_its_options_is_documented(name: str) -> None:
     text = sections(ROOT / "docs" / "cli.md")
     shared = (ROOT / "docs" / "cli.md").read_text().split("\n## ")[0]
     assert name in text
-    for called, command in below(name, main.commands[name]):
+    for called, command in below(name, COMMANDS[name]):
         assert f"coatcheck {called}" in text[name]
         for parameter in command.params:
             for option in parameter.opts if isinstance(parameter, click.Option) else []:
@@ -83,8 +96,8 @@ def test_every_command_and_each_of_its_options_is_documented(name: str) -> None:
 
 def test_the_page_of_the_command_line_names_no_command_or_option_that_is_not_there() -> None:
     text = sections(ROOT / "docs" / "cli.md")
-    assert set(text) - {"Exit codes"} == set(main.commands)
-    commands = [command for name in main.commands for _, command in below(name, main.commands[name])]
+    assert set(text) - {"Exit codes"} == set(COMMANDS)
+    commands = [command for name in COMMANDS for _, command in below(name, COMMANDS[name])]
     known = {option for command in commands for parameter in command.params for option in parameter.opts}
     assert set(re.findall(r"`(--?[a-z][a-z-]*)", (ROOT / "docs" / "cli.md").read_text())) <= known | {
         "-h", "--help", "--version",
@@ -98,8 +111,8 @@ def test_every_exit_code_is_documented() -> None:
 
 
 def test_every_command_says_what_it_does_and_each_option_has_help() -> None:
-    for name in main.commands:
-        for _, command in below(name, main.commands[name]):
+    for name in COMMANDS:
+        for _, command in below(name, COMMANDS[name]):
             assert command.help
             assert all(one.help for one in command.params if isinstance(one, click.Option)), command.name
 
@@ -118,4 +131,4 @@ def test_the_demo_runs_as_make_runs_it() -> None:
     assert demo.stderr == ""
     assert "\x1b" not in demo.stdout
     assert re.findall(r"^turn (\d)$", demo.stdout, re.MULTILINE) == ["1", "2", "3", "4"]
-    assert re.search(r"^in all +[\d,]+ +[\d,]+ +[\d.]+×$", demo.stdout, re.MULTILINE)
+    assert re.search(r"^total +[\d,]+ +[\d,]+ +[\d.]+×$", demo.stdout, re.MULTILINE)

@@ -260,7 +260,7 @@ def test_uses_reach_other_processes_before_the_session_could_expire(lasting: Bac
     ref = reader.session("s", ttl=100).put("x")
     clock.advance(80)
     assert reader.session("s").get(ref) == "x"
-    reader._uses.flush()  # what a timer does in time
+    reader._activity.flush()  # what a timer does in time
     clock.advance(80)
     assert other.session("s").get(ref) == "x"
 

@@ -1,4 +1,4 @@
-"""What a model gets of a tool's result: the value itself, a stub, or what could be saved when the store fails."""
+"""What a model gets of a tool's result: the value itself, a stub, or a bounded part of it if the store fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import math
 import stat
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 
 import coatcheck
 import coatcheck.aio
-from coatcheck import Limit, Policy, Session, Store, errors, tokens
-from coatcheck.externalize import FAILURES, Outcome
+from coatcheck import Limit, Policy, Session, Store, approx_byte_size, errors, tokens, toolkit
+from coatcheck.externalize import FAILURES, Outcome, pipeline
 from coatcheck.externalize.policy import COSTLIEST
+from coatcheck.intake import About
 from tests.backends import Backend, Clock
 from tests.token_samples import corpus_texts
 
@@ -139,15 +140,13 @@ class Row:
         ({(1, 2): "k" * 20_000}, {"1,2": "k" * 20_000}),
     ],
 )
-def test_what_json_does_not_have_is_kept_as_the_nearest_that_it_has(
-    session: Session, value: object, kept: object
-) -> None:
+def test_values_without_a_json_form_are_kept_as_the_nearest_json(session: Session, value: object, kept: object) -> None:
     outcome = session.externalize(value)
     assert outcome.ref is not None
     assert session.get(outcome.ref) == kept
 
 
-def test_what_is_nothing_like_json_is_kept_as_its_text(session: Session) -> None:
+def test_values_unlike_json_are_kept_as_text(session: Session) -> None:
     loop: list[Any] = ["x" * 20_000]
     loop.append(loop)
     outcome = session.externalize(loop)
@@ -174,7 +173,7 @@ def test_a_ref_or_a_stream_gets_the_stub_of_its_value(session: Session, tmp_path
     assert session.externalize(session.put("small")).text == "small"
 
 
-def test_a_ref_whose_summary_is_somebodys_words_shows_it(session: Session) -> None:
+def test_a_summary_that_someone_wrote_is_in_the_stub(session: Session) -> None:
     stub = json.loads(session.externalize(session.put(LOG, summary="the nightly run")).text)
     assert list(stub) == list(KEYS)
     assert stub["summary"] == "the nightly run"
@@ -275,7 +274,7 @@ def test_exactly_the_limit_stays(session: Session) -> None:
     assert session.externalize(text, policy=Policy(max_tokens=most - 1)).is_stub
 
 
-def test_a_counter_of_the_host_decides_and_one_that_fails_has_found_it_too_large(session: Session) -> None:
+def test_the_hosts_counter_decides_and_a_failing_one_means_too_large(session: Session) -> None:
     def fails(text: str) -> int:
         raise Broken
 
@@ -285,7 +284,7 @@ def test_a_counter_of_the_host_decides_and_one_that_fails_has_found_it_too_large
 
 
 @pytest.mark.parametrize("said", [None, -1, 0, True, "12", [1], math.nan, math.inf, 10**5_000], ids=range(9))
-def test_what_is_no_count_has_found_a_result_too_large(session: Session, said: Any) -> None:
+def test_an_invalid_count_means_too_large(session: Session, said: Any) -> None:
     assert session.externalize("one two", policy=Policy(count=lambda text: said)).is_stub
 
 
@@ -329,7 +328,7 @@ def test_a_shrinking_function_that_fails_leaves_it_to_the_limits(session: Sessio
         {"tools": {"a": Policy()}}, {"redact": "all"}, {"count": 5}, {"enabled": "no"}, {"read_tool": ""},
     ],
 )  # fmt: skip
-def test_a_policy_that_cannot_be_meant_is_an_error(wrong: dict[str, Any]) -> None:
+def test_an_invalid_policy_is_an_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidArgument):
         Policy(**wrong)
 
@@ -347,7 +346,7 @@ def test_no_value_makes_it_raise(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("odd", ["", "x" * 5_000, "\ud800", "../../etc", "a\nb"])
-def test_odd_names_and_ids_cost_no_result(session: Session, odd: str) -> None:
+def test_odd_names_and_ids_do_not_lose_the_result(session: Session, odd: str) -> None:
     outcome = session.externalize(LOG, tool=odd, call_id=odd)
     assert outcome.ref is not None
     assert session.get(outcome.ref) == LOG
@@ -534,7 +533,7 @@ def test_a_closed_store_fails_like_any_other(session: Session) -> None:
 # Threads, functions, files
 
 
-def test_many_threads_lose_and_double_nothing(session: Session) -> None:
+def test_many_threads_lose_and_duplicate_nothing(session: Session) -> None:
     said: dict[str, set[str]] = {}
 
     def work(number: int) -> None:
@@ -577,6 +576,37 @@ def test_no_stub_of_the_corpus_has_more_than_150_tokens_beside_its_preview(sessi
             stub = json.loads(session.externalize(value, tool="t", policy=policy).text)
             bare = json.dumps({**stub, "preview": ""}, ensure_ascii=False, separators=(",", ":"))
             assert tokens.exact(bare) <= 150
+
+
+@dataclass
+class Reading:
+    when: datetime
+    raw: bytes
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "text ☃ " * 50, ROWS[:50], {"rows": ROWS[:50]}, b"bytes that are text", b"\x89PNG\xff\x00" * 40,
+        tuple(ROWS[:50]), {1: "a", "1": "b", "2": "c" * 100},
+        {"odd": float("nan"), "inf": [float("-inf")] * 20, "lone": "\ud800"},
+        {"when": [datetime(2026, 1, 2, tzinfo=UTC)] * 20, "set": {"b", "a"}},
+        Reading(datetime(2026, 1, 2, tzinfo=UTC), b"raw" * 30),
+        Reading(datetime(2026, 1, 2, tzinfo=UTC), b"\xff" * 90), {(1, 2): 1e22, "large": 10**30},
+    ],
+)  # fmt: skip
+def test_a_limit_in_bytes_counts_what_approx_byte_size_returns_and_the_store_keeps(
+    session: Session, value: object
+) -> None:
+    size = approx_byte_size(value)
+    fits = session.externalize(value, policy=Policy(max_bytes=size))
+    assert not fits.is_stub
+    stored = session.externalize(value, policy=Policy(max_bytes=size - 1))
+    assert stored.is_stub
+    assert stored.ref is not None
+    assert stored.ref.size_bytes == json.loads(stored.text)["size_bytes"] == size
+    again = session.externalize(stored.ref, policy=Policy(max_bytes=size))
+    assert not again.is_stub
 
 
 def test_an_offloaded_function_keeps_its_name_and_answers_a_stub(session: Session) -> None:
@@ -667,8 +697,49 @@ def test_a_stream_is_masked_before_it_is_stored_where_the_policy_says_so(store: 
     assert secret.encode() not in session.get(outcome.ref)
 
 
-def test_a_store_that_was_closed_costs_the_agent_nothing(session: Session) -> None:
+def test_a_closed_store_does_not_stop_the_agent(session: Session) -> None:
     session.store.close()
     outcome = session.externalize("a long result\n" * 5_000)
     assert outcome.failure
     assert outcome.text.startswith(("a long result", "["))
+
+
+# The single steps, for code that places text itself
+
+
+def test_the_steps_of_the_pipeline_make_what_externalize_makes(store: Store) -> None:
+    session, policy = store.session("s"), Policy()
+    assert pipeline.leaves(store, policy, "t", LOG)
+    ref = pipeline.put(store, session.scope, LOG, About(tool="t"), policy)
+    stub, count = pipeline.stub_for(ref, pipeline.Prepared(LOG, LOG), policy)
+    assert stub == session.externalize(LOG, tool="t", policy=policy).text
+    assert count == json.loads(stub)["tokens"]
+    assert not pipeline.leaves(store, policy, "t", stub)
+
+
+def test_the_rule_of_a_tool_and_the_switch_decide_what_leaves(store: Store) -> None:
+    policy = Policy(tools={"a": "always", "n": "never", "l": Limit(max_chars=5)})
+    leaving = {tool: pipeline.leaves(store, policy, tool, "some words") for tool in ("a", "n", "l", "x", None)}
+    assert leaving == {"a": True, "n": False, "l": True, "x": False, None: False}
+    assert not pipeline.leaves(store, replace(policy, enabled=False), "a", LOG)
+    assert pipeline.leaves(store, policy, "x", "some words", exceeds=lambda limit: limit is policy)
+
+
+def test_pages_of_our_own_tools_do_not_leave(store: Store) -> None:
+    session = store.session("s")
+    page = toolkit(session)[0].run(pointer=session.put(LOG).pointer)
+    assert not pipeline.leaves(store, Policy(max_chars=100), "whatever", page)
+
+
+@pytest.mark.parametrize("policy", [Policy(redact="store"), None])
+def test_a_put_through_the_pipeline_is_masked_as_the_policy_or_the_settings_say(
+    backend: Backend, policy: Policy | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if policy is None:
+        monkeypatch.setenv("COATCHECK_POLICY_REDACT", "store")
+    store = backend.open()
+    session = store.session("s")
+    for value in (f"token {KEY}", {"token": KEY}):
+        ref = pipeline.put(store, session.scope, value, About(name="a"), policy)
+        assert KEY not in str(session.get(ref))
+    assert session.get(pipeline.put(store, session.scope, KEY, About(), Policy())) == KEY

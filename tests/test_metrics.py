@@ -1,4 +1,4 @@
-"""Figures of model calls: counted right, kept, warned of, and never in the way of the agent."""
+"""Figures of model calls: counted correctly, stored, with warnings, and never in the way of the agent."""
 
 from __future__ import annotations
 
@@ -16,12 +16,20 @@ import coatcheck
 from coatcheck import Policy, Session, Store, config, toolkit
 from coatcheck.context import Budget, HotState, artifact_index
 from coatcheck.context._bootstrap import bootstrap
-from coatcheck.context.metrics import Baseline, Meter, PromptMetrics, calls_of, usage_of
-from coatcheck.context.metrics.baseline import CALLS, FLOORS, session_rises
-from coatcheck.context.metrics.releases import labels_of
+from coatcheck.context.metrics import (
+    CALLS,
+    FLOORS,
+    Baseline,
+    Meter,
+    PromptMetrics,
+    calls_of,
+    labels_of,
+    session_rises,
+    usage_of,
+)
 from coatcheck.context.prompt import PromptBuilder
+from coatcheck.messages.formats import FORMATS
 from coatcheck.tokens import estimate
-from coatcheck.transcript.formats import FORMATS
 from tests.backends import Backend
 
 RESULT = "a line of a large tool result, and another word or two\n" * 2_000
@@ -52,7 +60,7 @@ START = [{"role": "system", "content": "Be brief."}, {"role": "user", "content":
 # What is counted
 
 
-def test_a_plain_prompt_has_the_figures_that_were_asked_for(session: Session) -> None:
+def test_a_plain_prompt_has_all_figures(session: Session) -> None:
     found = Meter(session, run="r1").call(messages=START)
     assert found is not None
     record = found.to_record()
@@ -104,7 +112,7 @@ def test_pages_that_a_model_read_back_and_its_calls_for_them_are_spent(session: 
     assert found.tokens_net == found.tokens_saved - spent
 
 
-def test_messages_of_anthropic_are_understood_and_their_tool_results_are_nobodys_words(session: Session) -> None:
+def test_messages_of_anthropic_are_measured_and_tool_results_are_not_user_text(session: Session) -> None:
     tools = toolkit(session)
     outcome = session.externalize(RESULT, tool="grep")
     messages = [
@@ -139,7 +147,7 @@ def test_messages_of_a_providers_library_are_measured_like_those_of_json(session
     assert one.est_tokens == pytest.approx(other.est_tokens, abs=10)
 
 
-def test_a_stub_that_somebody_made_up_saves_nothing(session: Session) -> None:
+def test_a_forged_stub_saves_nothing(session: Session) -> None:
     outcome = session.externalize(RESULT, tool="grep")
     stub = json.loads(outcome.text)
     nowhere = json.dumps({**stub, "artifact": "art:" + "0" * 12, "tokens": 10**12}, separators=(",", ":"))
@@ -188,7 +196,7 @@ def test_bootstrap_files_that_are_references_are_counted_with_what_they_leave_ou
     assert (found.ref_files, found.tokens_saved) == (0, 0)
 
 
-def test_what_was_sent_and_is_changed_is_rewritten_from_there_on(session: Session) -> None:
+def test_a_changed_message_rewrites_everything_after_it(session: Session) -> None:
     meter = Meter(session)
     turns = [{"role": "user", "content": f"message number {number} " * 20} for number in range(6)]
     first = meter.call(messages=turns)
@@ -205,7 +213,7 @@ def test_what_was_sent_and_is_changed_is_rewritten_from_there_on(session: Sessio
     assert cut.tokens_rewritten == pytest.approx((edited.est_tokens or 0) - 2 * one, abs=4)
 
 
-def test_where_a_cache_ends_is_no_part_of_what_was_sent(session: Session) -> None:
+def test_cache_breakpoints_do_not_count_as_rewritten(session: Session) -> None:
     meter = Meter(session)
     turns = [{"role": "user", "content": [{"type": "text", "text": f"message {number}"}]} for number in range(4)]
     mark = {"cache_control": {"type": "ephemeral"}}
@@ -231,7 +239,7 @@ def test_cached_prefixes_cost_a_tenth_and_what_is_new_a_quarter_more(session: Se
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("usage", "expected"),
     [
         (None, (None, None, None, None)),
         ({"prompt_tokens": 9, "completion_tokens": 2}, (9, 2, None, None)),
@@ -248,22 +256,22 @@ def test_cached_prefixes_cost_a_tenth_and_what_is_new_a_quarter_more(session: Se
         (7, (None, None, None, None)),
     ],
 )
-def test_what_providers_say_of_their_tokens_is_read(said: object, expected: tuple[int | None, ...]) -> None:
-    found = usage_of(said)
+def test_the_usage_of_each_provider_is_read(usage: object, expected: tuple[int | None, ...]) -> None:
+    found = usage_of(usage)
     assert (found.input_tokens, found.output_tokens, found.cached_tokens, found.cache_write_tokens) == expected
 
 
 def test_the_usage_of_openais_library_is_read() -> None:
     types = pytest.importorskip("openai.types.completion_usage", reason="needs the library of a provider")
     details = types.PromptTokensDetails(cached_tokens=3)
-    said = types.CompletionUsage(prompt_tokens=9, completion_tokens=2, total_tokens=11, prompt_tokens_details=details)
-    assert (usage_of(said).input_tokens, usage_of(said).cached_tokens) == (9, 3)
+    usage = types.CompletionUsage(prompt_tokens=9, completion_tokens=2, total_tokens=11, prompt_tokens_details=details)
+    assert (usage_of(usage).input_tokens, usage_of(usage).cached_tokens) == (9, 3)
 
 
 def test_the_usage_of_anthropics_library_is_read() -> None:
     types = pytest.importorskip("anthropic.types", reason="needs the library of a provider")
-    said = types.Usage(input_tokens=9, output_tokens=2, cache_read_input_tokens=5, cache_creation_input_tokens=None)
-    assert (usage_of(said).input_tokens, usage_of(said).cached_tokens) == (14, 5)
+    usage = types.Usage(input_tokens=9, output_tokens=2, cache_read_input_tokens=5, cache_creation_input_tokens=None)
+    assert (usage_of(usage).input_tokens, usage_of(usage).cached_tokens) == (14, 5)
 
 
 @pytest.mark.parametrize("name", ["13da966e", "189d8afc", "b6b83817"])
@@ -311,7 +319,7 @@ def test_a_prompt_that_cannot_be_counted_is_a_violation(session: Session, count:
     assert found.est_tokens is found.tokens_without is found.cost is None
 
 
-def test_what_a_builder_answered_is_measured_by_its_own_figures(session: Session) -> None:
+def test_a_built_prompt_is_measured_by_its_own_figures(session: Session) -> None:
     tools = toolkit(session)
     meter = Meter(session, budget=Budget(max_prompt_tokens=6_000))
     builder = PromptBuilder(
@@ -345,7 +353,7 @@ def test_what_a_builder_answered_is_measured_by_its_own_figures(session: Session
     assert meter.failures == 0
 
 
-def test_a_prompt_that_was_refused_is_a_violation_to_be_warned_of(session: Session) -> None:
+def test_a_refused_prompt_is_a_violation_with_a_warning(session: Session) -> None:
     meter = Meter(session)
     builder = PromptBuilder(session, provider="openai", budget=Budget(max_prompt_tokens=50), policy=None)
     with pytest.raises(coatcheck.errors.BudgetExceeded) as caught:
@@ -393,7 +401,7 @@ def test_thresholds_are_settings_and_a_count_at_the_threshold_is_no_warning(back
         assert bool(found.warnings) is warned
 
 
-def test_a_prompt_counts_as_its_provider_counts_and_that_is_learned(session: Session) -> None:
+def test_the_size_of_a_prompt_is_its_providers_count_and_the_ratio_is_learned(session: Session) -> None:
     meter = Meter(session, budget=Budget(max_prompt_tokens=100_000))
     small = meter.call(messages=START, usage={"prompt_tokens": 7_000, "completion_tokens": 1})
     assert small is not None
@@ -424,17 +432,17 @@ def test_a_rise_in_a_session_says_which_figure_and_from_what_to_what() -> None:
     }  # fmt: skip
 
 
-def test_a_rise_is_told_once_and_again_only_when_it_goes_on(session: Session) -> None:
+def test_a_rise_is_reported_once_and_again_only_when_it_goes_on(session: Session) -> None:
     meter = Meter(session, budget=Budget(max_prompt_tokens=10**6))
-    told = []
+    notices = []
     for words in [100] * 8 + [2_000] * 8 + [4_500] * 4:
         found = meter.call(messages=[{"role": "user", "content": "word " * words}])
         assert found is not None
-        told += [(found.turn, one.figure) for one in found.warnings if one.reason == "session"]
-    rises = [turn for turn, figure in told if figure == "est_tokens"]
+        notices += [(found.turn, one.figure) for one in found.warnings if one.reason == "session"]
+    rises = [turn for turn, figure in notices if figure == "est_tokens"]
     assert len(rises) == 2
     assert rises == [10, 18]
-    again = Meter(session, budget=Budget(max_prompt_tokens=10**6))  # another process: it knows what was told
+    again = Meter(session, budget=Budget(max_prompt_tokens=10**6))  # another process: it knows what was reported
     found = again.call(messages=[{"role": "user", "content": "word " * 4_500}])
     assert found is not None
     assert not [one for one in found.warnings if one.reason == "session" and one.figure == "est_tokens"]
@@ -451,7 +459,7 @@ def test_one_turn_alone_never_makes_a_rise(values: list[int], odd: int) -> None:
 
 
 @given(st.lists(st.integers(0, 50_000), min_size=8, max_size=30), st.integers(1, 300))
-def test_rises_are_the_same_whoever_asks(values: list[int], percent: int) -> None:
+def test_rises_are_the_same_for_every_meter(values: list[int], percent: int) -> None:
     calls = [call(tokens_read_back=value) for value in values]
     assert session_rises(calls, percent) == session_rises(list(calls), percent)
     for one in session_rises(calls, percent):
@@ -467,15 +475,15 @@ def test_a_release_is_compared_with_the_one_before_in_the_same_store(backend: Ba
         meter = Meter(store.session(f"old {number}"), release="1.0", budget=budget)
         meter.call(messages=[{"role": "user", "content": "word " * 300}])
         store.session(f"old {number}").end()  # what is known of a release outlives its sessions
-    told = []
+    notices = []
     for number in range(2 * CALLS):
         meter = Meter(store.session(f"new {number}"), release="1.1", budget=budget)
         found = meter.call(messages=[{"role": "user", "content": "word " * 3_000}])
         assert found is not None
-        told += [(number, one) for one in found.warnings if one.reason == "release"]
+        notices += [(number, one) for one in found.warnings if one.reason == "release"]
     assert labels_of(store) == ["1.1", "1.0"]
-    assert [(number, one.figure) for number, one in told] == [(CALLS - 1, "est_tokens")]
-    assert "'1.0'" in told[0][1].message
+    assert [(number, one.figure) for number, one in notices] == [(CALLS - 1, "est_tokens")]
+    assert "'1.0'" in notices[0][1].message
 
 
 def test_a_release_that_did_not_grow_is_no_reason_to_warn(session: Session) -> None:
@@ -487,7 +495,7 @@ def test_a_release_that_did_not_grow_is_no_reason_to_warn(session: Session) -> N
     assert baseline.rises([call(est_tokens=1_600)] * CALLS, 50, {"est_tokens": 1_600}) == []
 
 
-def test_a_baseline_comes_back_from_its_file_and_what_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_baseline_comes_back_from_its_file_and_an_invalid_one_is_refused(tmp_path: Path) -> None:
     kept = Baseline.of("1.0", [call(est_tokens=tokens) for tokens in range(20)])
     (tmp_path / "b.json").write_text(kept.to_json())
     assert Baseline.read(tmp_path / "b.json") == kept
@@ -500,7 +508,7 @@ def test_a_baseline_comes_back_from_its_file_and_what_is_none_is_refused(tmp_pat
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e400", "1" + "0" * 400, "true", '"9"', "null"])
-def test_a_baseline_with_a_number_that_nobody_can_reckon_with_is_refused(number: str) -> None:
+def test_a_baseline_with_an_unusable_number_is_refused(number: str) -> None:
     for calls, median in (("20", number), (number, "7")):
         figures = f'{{"est_tokens":{{"median":{median},"p90":9}}}}'
         with pytest.raises(coatcheck.errors.InvalidArgument):
@@ -560,7 +568,7 @@ def test_a_file_and_a_logger_get_a_line_for_each_call(
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_nothing_is_kept_or_sent_where_metrics_are_off(backend: Backend, tmp_path: Path) -> None:
+def test_nothing_is_stored_or_sent_if_metrics_are_off(backend: Backend, tmp_path: Path) -> None:
     settings = config.load({"metrics": {"enabled": False, "file": str(tmp_path / "m.jsonl")}})
     session = backend.open(settings=settings).session("s")
     found = Meter(session).call(messages=START)
@@ -643,7 +651,7 @@ def test_a_record_that_was_tampered_with_is_refused_or_harmless(name: str, value
     json.loads(found.to_json())
 
 
-def test_a_damaged_record_is_passed_over(session: Session) -> None:
+def test_a_damaged_record_is_skipped(session: Session) -> None:
     meter = Meter(session)
     meter.call(messages=START)
     session.record("metrics", b"\xff not json")

@@ -1,9 +1,10 @@
-"""Results that are made of parts: blocks as dicts and as objects, images, and what MCP calls the result of a call."""
+"""Results made of parts: blocks as dicts and as objects, images, and MCP results."""
 
 from __future__ import annotations
 
 import base64
 import json
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
@@ -55,6 +56,111 @@ def test_an_image_that_a_model_should_see_stays_however_long_its_base64_is(sessi
 def test_a_large_file_or_one_that_is_no_image_goes_out_as_bytes(session: Session, data: bytes) -> None:
     outcome = session.externalize([image(data)])
     assert session.get(stub_in(outcome.content[0]["text"])["artifact"]) == data
+
+
+@dataclass
+class BinaryContent:
+    """As Pydantic AI has it."""
+
+    data: bytes
+    media_type: str
+    kind: Literal["binary"] = "binary"
+
+
+class Blob(BaseModel):
+    data: bytes
+    mime_type: str
+
+
+class Part(BaseModel):
+    """As ADK has it."""
+
+    text: str | None = None
+    inline_data: Blob | None = None
+
+
+class ToolOutputImage(BaseModel):
+    """As OpenAI Agents has it."""
+
+    type: Literal["image"] = "image"
+    image_url: str | None = None
+
+
+PICTURE = png(200, 150, 90_000)
+ENCODED = base64.b64encode(PICTURE).decode()
+TYPED, UNTYPED = {"type": "text", "text": LOG}, {"text": LOG}
+FOREIGN: dict[str, tuple[Any, Any]] = {
+    "langchain 0": ({"type": "image", "source_type": "base64", "data": ENCODED, "mime_type": "image/png"}, TYPED),
+    "langchain 1": ({"type": "image", "base64": ENCODED, "mime_type": "image/png"}, TYPED),
+    "langchain file": ({"type": "file", "base64": ENCODED, "mime_type": "application/pdf"}, TYPED),
+    "langchain address": ({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{ENCODED}"}}, TYPED),
+    "openai agents input": (
+        {"type": "input_image", "image_url": f"data:image/png;base64,{ENCODED}"}, {"type": "input_text", "text": LOG},
+    ),
+    "openai agents": ({"type": "image", "image_url": f"data:image/png;base64,{ENCODED}"}, TYPED),
+    "openai agents object": (ToolOutputImage(image_url=f"data:image/png;base64,{ENCODED}"), TYPED),
+    "pydantic ai": (BinaryContent(PICTURE, "image/png"), LOG),
+    "pydantic ai as json": ({"kind": "binary", "data": ENCODED, "media_type": "image/png"}, LOG),
+    "adk": ({"inline_data": {"mime_type": "image/png", "data": ENCODED}}, UNTYPED),
+    "adk camel": ({"inlineData": {"mimeType": "image/png", "data": ENCODED}}, UNTYPED),
+    "adk object": (Part(inline_data=Blob(data=PICTURE, mime_type="image/png")), Part(text=LOG)),
+    "bedrock": ({"image": {"format": "png", "source": {"bytes": PICTURE}}}, UNTYPED),
+    "bedrock encoded": ({"image": {"format": "png", "source": {"bytes": ENCODED}}}, UNTYPED),
+    "bedrock document": ({"document": {"format": "pdf", "name": "n", "source": {"bytes": PICTURE}}}, UNTYPED),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("picture", "text"), FOREIGN.values(), ids=FOREIGN)
+def test_a_picture_in_the_shape_of_a_framework_stays_and_the_text_beside_it_goes_out(
+    session: Session, picture: Any, text: Any
+) -> None:
+    assert session.externalize(picture).content is picture
+    assert session.externalize([picture]).content == [picture]
+    outcome = session.externalize([text, picture])
+    stub, same = outcome.content
+    assert same is picture
+    assert type(stub) is type(text)
+    said: Any = stub if isinstance(stub, str) else stub.text if isinstance(stub, Part) else stub["text"]
+    assert session.get(stub_in(said)["artifact"]) == LOG
+    if isinstance(stub, dict):
+        assert stub == {**text, "text": said}
+    assert len(outcome.refs) == 1
+    assert len(outcome.text) < 2_000
+    small = [text if isinstance(text, Part) else "short" if isinstance(text, str) else {**text, "text": "s"}, picture]
+    assert isinstance(text, Part) or session.externalize(small).content is small
+
+
+def test_data_beside_a_picture_of_a_framework_goes_out_alone(session: Session) -> None:
+    picture = FOREIGN["bedrock"][0]
+    content = session.externalize([{"json": {"rows": ROWS}}, picture]).content
+    assert list(content[0]) == ["text"]
+    assert session.get(stub_in(content[0]["text"])["artifact"]) == {"json": {"rows": ROWS}}
+    assert content[1] is picture
+    objects = session.externalize([FOREIGN["pydantic ai"][0], ROWS]).content
+    assert session.get(stub_in(objects[1])["artifact"]) == ROWS
+
+
+def test_many_pictures_or_parts_are_data(session: Session) -> None:
+    picture = FOREIGN["langchain 1"][0]
+    assert session.externalize([picture] * 51).is_stub
+    assert session.externalize([picture, *ROWS]).is_stub
+    outcome = session.externalize([picture, *[{"type": "text", "text": LOG[:4_000]}] * 40])
+    assert 3 <= sum(len(one.get("text", "")) == 4_000 for one in outcome.content) <= 6
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"type": "file", "encoding": "base64", "content": ENCODED, "name": "a.png"},
+        {"kind": "binary", "data": ROWS},
+        {"image": {"format": "png", "source": {"name": "x" * 20_000}}},
+        {"inline_data": {"rows": ROWS}},
+        {"type": "image", "image_url": "https://example.org/" + "x" * 20_000},
+    ],
+)
+def test_data_with_the_keys_of_a_picture_is_data(session: Session, record: dict[str, Any]) -> None:
+    assert session.externalize(record).is_stub
+    assert session.externalize([record]).is_stub
 
 
 def test_a_limit_in_tokens_counts_pixels_and_one_in_characters_or_bytes_what_is_written(session: Session) -> None:
@@ -153,7 +259,7 @@ def test_the_types_of_the_mcp_sdk_stay_what_they_are(session: Session) -> None:
 # Results of a call
 
 
-def test_a_result_of_mcp_keeps_all_that_is_not_its_content(session: Session) -> None:
+def test_an_mcp_result_keeps_everything_but_its_content(session: Session) -> None:
     given = {"content": [{"type": "text", "text": LOG}], "isError": True, "_meta": {"a": 1}}
     outcome = session.externalize(given)
     assert given["content"] == [{"type": "text", "text": LOG}]
@@ -200,7 +306,7 @@ def test_a_list_of_very_many_large_blocks_is_one_artifact(session: Session) -> N
     assert stub_in(result["content"][0]["text"])["artifact"] == outcome.refs[0].pointer
 
 
-def test_what_stands_beside_the_text_of_a_block_must_be_small_too(session: Session) -> None:
+def test_the_other_fields_of_a_block_must_be_small_too(session: Session) -> None:
     blocks = [{"type": "text", "text": "small", "embedding": [0.25] * 20_000}]
     outcome = session.externalize(blocks)
     assert len(outcome.text) < 2_000
@@ -220,3 +326,48 @@ def test_a_store_that_fails_leaves_less_of_each_block_where_they_are_many(
     assert len(outcome.content) == 40
     assert len(outcome.text) < 30_000
     assert outcome.text.count("not kept") >= 40
+
+
+# Structured content that repeats the text
+
+
+@pytest.mark.parametrize(
+    ("texts", "structured"),
+    [
+        ([json.dumps({"rows": ROWS}, indent=1)], {"rows": ROWS}),
+        ([json.dumps(ROWS)], {"result": ROWS}),
+        ([json.dumps(row) for row in ROWS], {"result": ROWS}),
+        ([LOG], {"result": LOG}),
+        ([LOG, "ok"], {"result": [LOG, "ok"]}),
+    ],
+)
+def test_structured_content_that_repeats_the_text_is_one_artifact_and_saves_once(
+    session: Session, texts: list[str], structured: dict[str, Any]
+) -> None:
+    given = {"content": [{"type": "text", "text": one} for one in texts], "structuredContent": structured}
+    outcome = session.externalize(given)
+    assert len(outcome.refs) == len(session.list()) == 1
+    [block] = outcome.content["content"]
+    assert stub_in(block["text"]) == outcome.content["structuredContent"]
+    assert outcome.text == block["text"]
+    assert session.get(outcome.refs[0]) in (structured, structured.get("result"))
+    alone = session.externalize(session.get(outcome.refs[0]))
+    assert outcome.tokens_saved == alone.tokens_saved
+
+
+def test_blocks_beside_a_repeated_text_stay(session: Session) -> None:
+    link = {"type": "resource_link", "uri": "file:///c", "name": "c"}
+    content = [link, {"type": "text", "text": json.dumps({"rows": ROWS}), "annotations": {"priority": 1}}]
+    outcome = session.externalize({"content": content, "structuredContent": {"rows": ROWS}, "isError": False})
+    text, other = outcome.content["content"]
+    assert (other, text["annotations"], outcome.content["isError"]) == (link, {"priority": 1}, False)
+    assert len(outcome.refs) == 1
+
+
+@pytest.mark.parametrize("structured", [{"rows": [*ROWS, 1]}, {"rows": ROWS, "more": True}, {"result": {"rows": [1]}}])
+def test_structured_content_that_differs_from_the_text_is_kept_too(session: Session, structured: Any) -> None:
+    text = json.dumps({"rows": [*ROWS, True]})
+    outcome = session.externalize({"content": [{"type": "text", "text": text}], "structuredContent": structured})
+    assert session.get(stub_in(outcome.content["content"][0]["text"])["artifact"]) == text
+    kept = outcome.content["structuredContent"]
+    assert (session.get(kept["artifact"]) if "artifact" in kept else kept) == structured

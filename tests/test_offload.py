@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import coatcheck.materialize
 from coatcheck import Session, Store, ToolCall, ToolExecutor
 
 LOG = "".join(f"line {number} of a log that nobody wants in a prompt\n" for number in range(5_000))
@@ -64,4 +63,4 @@ def test_files_that_calls_took_along_are_not_remembered_for_ever(session: Sessio
     executor = ToolExecutor(session, [size])
     call = ToolCall("c", "size", {"file": session.put("four").pointer})
     assert {executor.run(call).text for _ in range(200)} == {"4"}
-    assert len(coatcheck.materialize._made[session.store]["s"]) < 100
+    assert len(session.store._files._made["s"]) < 100

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from coatcheck import media
 from coatcheck.previews import EDGE, LEAST, Preview, Sample, logs, outlines, preview
-from coatcheck.previews.parts import CutDict, CutList, CutText, parse_cut
+from coatcheck.previews.json_text import parse_cut
+from coatcheck.previews.shape import CutDict, CutList, CutText
+from tests.token_samples import corpus_files
 
 JSON, JSONL, TEXT = media.JSON, media.JSONL, media.TEXT
 TYPES = [
@@ -384,7 +386,7 @@ def test_a_zip_shows_how_many_entries_and_their_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "expected"),
     [
         (b"%PDF-1.7\n1 0 obj << /Type /Pages /Kids [] /Count 12 >> endobj", "PDF 1.7, 12 pages"),
         (gzip.compress(b"x" * 900, mtime=0), "gzip compressed data"),
@@ -394,8 +396,8 @@ def test_a_zip_shows_how_many_entries_and_their_names() -> None:
         (b"\x00\x01\x02" * 99, "application/x-unheard-of content"),
     ],
 )  # fmt: skip
-def test_bytes_are_described_and_never_shown(data: bytes, told: str) -> None:
-    assert look(data, "application/x-unheard-of").text == f"{told}, {len(data)} bytes"
+def test_bytes_are_described_and_never_shown(data: bytes, expected: str) -> None:
+    assert look(data, "application/x-unheard-of").text == f"{expected}, {len(data)} bytes"
 
 
 def test_bytes_that_somebody_called_text_are_described() -> None:
@@ -546,7 +548,7 @@ def test_hostile_repetition_ends(unit: str) -> None:
 
 def test_every_file_of_the_corpus_has_a_preview_with_its_form(corpus: Path) -> None:
     forms = {".csv": " rows × ", ".jsonl": " records × ", ".json": "{", ".html": "HTML “", ".md": "# "}
-    for path in sorted(corpus.rglob("*.*")):
+    for path in corpus_files(corpus):
         if path.suffix in forms:
             data = path.read_bytes()
             named = media.sniff_bytes(data[: media.HEAD], data[-64:], path.name)
@@ -557,7 +559,7 @@ def test_every_file_of_the_corpus_has_a_preview_with_its_form(corpus: Path) -> N
 
 
 def test_what_is_passed_over_holds_no_definition_failure_or_level(corpus: Path) -> None:
-    texts = [path.read_text()[:200_000] for path in sorted(corpus.rglob("*")) if path.is_file()]
+    texts = [path.read_text()[:200_000] for path in corpus_files(corpus)]
     texts += [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
     for text in texts:
         for at in range(0, len(text), 4_096):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import math
@@ -14,7 +15,7 @@ import pytest
 
 import coatcheck
 from coatcheck import Store, errors
-from coatcheck.records import RECORD_LIMIT
+from coatcheck.refs import RECORD_LIMIT
 from tests.backends import Backend, Clock, edit_catalog
 
 CONTEXT = get_context("spawn")
@@ -215,7 +216,9 @@ def test_an_export_holds_records_and_an_import_doubles_none(store: Store, backen
         assert copy.session("s").claimant() is None
     assert exported(copy) == data
     before = recorded(store)
-    store.import_(io.BytesIO(data))
+    with pytest.raises(errors.Fenced):
+        store.import_(io.BytesIO(data.replace(base64.b64encode(b"state"), base64.b64encode(b"other"))), merge=True)
+    store.import_(io.BytesIO(data), merge=True)
     assert recorded(store) == before
 
 
@@ -228,7 +231,7 @@ def test_an_old_export_does_not_bring_back_what_a_series_has_left_behind(store: 
     clock.advance(1)
     session.record("metrics", b"newest", keep=2)
     now = recorded(store)
-    store.import_(io.BytesIO(old))
+    store.import_(io.BytesIO(old), merge=True)
     assert recorded(store) == now
 
 

@@ -346,8 +346,70 @@ def test_one_artifact_may_have_many_names(store: Store) -> None:
     session = store.session("s")
     refs = [session.put("same", name=name) for name in ("a", "b", "c")]
     assert [session.get(name) for name in "abc"] == ["same"] * 3
-    assert {ref.name for ref in session.list()} == {"a", "b", "c"}
     assert len({ref.artifact_id for ref in refs}) == 1
+
+
+def test_a_list_names_each_artifact_once_under_its_newest_name(store: Store) -> None:
+    session = store.session("s")
+    for name in ("a", None, "b"):
+        session.put("same", name=name)
+    session.put("other", name="o")
+    assert [ref.name for ref in session.list()] == ["o", "b"]
+    assert [ref.name for ref in session.list(limit=2)] == ["o", "b"]
+    assert [ref.name for ref in session.list(name="a")] == ["a"]
+
+
+def test_forgetting_a_name_leaves_the_artifact_under_its_other_names(store: Store) -> None:
+    session, text = store.session("s"), "The turbine overheated.\n" * 10_000
+    refs = [session.put(text, name=name) for name in ("a", "b")]
+    assert session.forget("a")
+    assert session.get("a") is None
+    assert session.get("b") == session.get(refs[0].pointer) == text
+    assert session.search("turbine")
+    assert not session.forget("a")
+    assert session.forget("b")
+    assert session.get(refs[0].pointer) is None
+    assert session.search("turbine") == []
+    assert store.stats().stored_bytes == 0
+
+
+def test_forgetting_a_pointer_drops_the_artifact_under_all_of_its_names(store: Store) -> None:
+    session = store.session("s")
+    ref = session.put("same", name="a")
+    session.put("same", name="b")
+    assert session.forget(ref.pointer)
+    assert session.get("a") is None
+    assert session.get("b") is None
+
+
+def test_forgetting_one_name_keeps_what_was_shown_and_the_quota_right(store: Store) -> None:
+    session = store.session("s", quota_bytes=10_000)
+    ref = session.put("x" * 6_000, name="a")
+    session.put("x" * 6_000, name="b")
+    session.read(ref, chars="0:100")
+    session.forget("a")
+    assert session.coverage(ref).ranges == ((0, 100),)
+    session.put("y" * 4_000)
+    with pytest.raises(QuotaExceeded):
+        session.put("z" * 1_000)
+    session.forget("b")
+    session.put("z" * 1_000)
+
+
+def test_a_name_that_is_a_pointer_is_refused_at_put(store: Store) -> None:
+    session = store.session("s")
+    for name in ("art:0123456789ab", "art:0123456789ab#/rows/0", "art:" + "0" * 64):
+        with pytest.raises(InvalidArgument):
+            session.put("value", name=name)
+    session.put("value", name="art:notes")
+    assert session.get("art:notes") == "value"
+
+
+def test_a_file_whose_name_is_a_pointer_is_put_without_a_name(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "art:0123456789ab"
+    file.write_text("value")
+    ref = store.session("s").put(file)
+    assert ref.name is None
 
 
 def test_a_name_is_seen_by_its_session_alone(store: Store) -> None:
@@ -366,7 +428,8 @@ def test_a_name_that_looks_like_an_id_comes_before_the_id(store: Store) -> None:
 def test_a_name_never_takes_the_place_of_a_pointer(store: Store) -> None:
     session = store.session("s")
     ref = session.put("by pointer")
-    session.put("by name", name=ref.pointer)
+    with pytest.raises(InvalidArgument):
+        session.put("by name", name=ref.pointer)
     assert session.get(ref.pointer) == "by pointer"
 
 
@@ -791,7 +854,7 @@ def test_what_is_forgotten_is_gone_under_every_name(store: Store, value: str) ->
     session = store.session("s")
     ref = session.put(value, name="one")
     session.put(value, name="two")
-    assert session.forget("two")
+    assert session.forget(ref)
     for target in (ref, ref.pointer, "one", "two"):
         assert session.get(target) is None
         with pytest.raises(NotFound) as missing:
@@ -922,3 +985,49 @@ print(len(found), len(set(map(id, found))))
 """
     env = {"PYTHONPATH": ":".join(sys.path), "COATCHECK_STORE": str(tmp_path / "store")}
     assert run_python(script, env=env).split() == ["64", "1"]
+
+
+def test_the_default_store_opens_again_after_it_was_closed(tmp_path: Path) -> None:
+    script = """
+import threading, coatcheck
+first = coatcheck.default()
+first.session("s").put("value", name="n")
+first.close()
+found = []
+threads = [threading.Thread(target=lambda: found.append(coatcheck.default())) for _ in range(16)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(set(map(id, found))), found[0] is first, first.closed, found[0].session("s").get("n"))
+"""
+    env = {"PYTHONPATH": ":".join(sys.path), "COATCHECK_STORE": str(tmp_path / "store")}
+    assert run_python(script, env=env).split() == ["1", "False", "True", "value"]
+
+
+def test_pages_of_artifacts_have_each_artifact_once_in_every_order_of_names_and_sessions(store: Store) -> None:
+    parent = store.session("parent", ttl=None)
+    child = store.session("child", parent="parent", ttl=None)
+    for number in range(7):
+        parent.put(f"parent {number}", name=f"p{number}")
+    for number in range(300):
+        child.put(f"child {number % 9}", name=f"c{number}", ttl=1_000 if number % 2 else None)
+    parent.put("child 3")
+    pages: list[list[str]] = []
+    after = None
+    while refs := child.artifacts(after=after, limit=4):
+        pages.append([ref.artifact_id for ref in refs])
+        after = pages[-1][-1]
+        child.put(f"put while it is listed {after}")
+    found = [artifact_id for page in pages for artifact_id in page]
+    assert [len(page) for page in pages] == [4, 4, 4, 4]
+    assert len(set(found)) == 16
+    values = [child.get(f"art:{artifact_id}") for artifact_id in found]
+    assert all(value.startswith("child") for value in values[:9])
+    assert values[9:] == [f"parent {number}" for number in reversed(range(7))]
+
+
+def test_a_page_of_artifacts_after_one_that_is_not_there_is_an_error(store: Store) -> None:
+    store.session("other").put("theirs")
+    [theirs] = store.session("other").artifacts()
+    for unknown in (theirs.artifact_id, "0" * 64):
+        with pytest.raises(NotFound):
+            store.session("mine").artifacts(after=unknown)

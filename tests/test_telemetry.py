@@ -1,4 +1,4 @@
-"""Figures for OpenTelemetry: by the conventions, through the real SDK, and nothing where a host has none."""
+"""Figures for OpenTelemetry: by the conventions, through the real SDK, and nothing if the host does not have it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from coatcheck.context.metrics import Notice, PromptMetrics
-from coatcheck.context.metrics.telemetry import Telemetry
+from coatcheck.context.telemetry import Telemetry
 from tests.backends import Backend, run_python
 
 CALL = PromptMetrics(
@@ -38,7 +38,7 @@ def sent(*calls: PromptMetrics) -> dict[str, list[tuple[dict[str, Any], Any]]]:
     return {one.name: [(dict(point.attributes or {}), point) for point in one.data.data_points] for one in metrics}
 
 
-def test_what_a_provider_counted_is_sent_by_the_conventions_for_generative_ai() -> None:
+def test_a_providers_counts_are_sent_by_the_conventions_for_generative_ai() -> None:
     points = sent(CALL)["gen_ai.client.token.usage"]
     about = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai", "gen_ai.request.model": "gpt-5"}
     assert [(attributes, point.sum) for attributes, point in points] == [
@@ -52,7 +52,7 @@ def test_estimates_are_not_sent_as_usage() -> None:
     assert "gen_ai.client.token.usage" not in sent(PromptMetrics(session="s", est_tokens=900))
 
 
-def test_our_own_figures_are_sent_beside_them_without_the_session() -> None:
+def test_our_own_figures_are_sent_without_the_session() -> None:
     points = sent(CALL, CALL)
     assert points["coatcheck.prompt.tokens"][0][1].sum == 1_800
     assert points["coatcheck.hot_state.tokens"][0][1].count == 2
@@ -61,18 +61,18 @@ def test_our_own_figures_are_sent_beside_them_without_the_session() -> None:
     (violations,) = points["coatcheck.budget.violations"]
     assert (violations[0]["coatcheck.budget.field"], violations[1].value) == ("max_prompt_tokens", 2)
     assert points["coatcheck.warnings"][0][0]["coatcheck.warning.reason"] == "over"
-    said = {value for each in points.values() for attributes, _ in each for value in attributes.values()}
-    assert "fix-login-bug" not in said
-    assert "1.4" in said
+    labels = {value for each in points.values() for attributes, _ in each for value in attributes.values()}
+    assert "fix-login-bug" not in labels
+    assert "1.4" in labels
 
 
-def test_what_could_not_be_counted_is_not_sent() -> None:
+def test_figures_that_could_not_be_counted_are_not_sent() -> None:
     points = sent(PromptMetrics(session="s", est_tokens=None, hs_tokens=None))
     assert "coatcheck.prompt.tokens" not in points
     assert "coatcheck.hot_state.tokens" not in points
 
 
-def test_the_span_of_the_call_is_told_the_session_and_the_figures() -> None:
+def test_the_span_of_the_call_gets_the_session_and_the_figures() -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -109,7 +109,7 @@ def test_a_meter_reaches_the_hosts_provider(backend: Backend) -> None:
     ]  # fmt: skip
 
 
-def test_a_host_without_opentelemetry_has_all_the_rest(backend: Backend) -> None:
+def test_everything_else_works_without_opentelemetry(backend: Backend) -> None:
     assert run_python(
         "import sys\n"
         "sys.modules['opentelemetry'] = None\n"

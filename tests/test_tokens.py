@@ -6,15 +6,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from coatcheck import tokens
 from coatcheck.errors import MissingExtra
-from tests.token_samples import corpus_texts, samples
+from tests.token_samples import corpus_files, corpus_texts, samples
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]))  # lone surrogates too
 SAMPLES = samples()
+
+
+def size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def error(text: str) -> float:
@@ -42,7 +46,7 @@ def test_on_the_corpus_an_estimate_is_within_15_percent_in_the_mean_and_never_5_
 
 @pytest.mark.slow
 def test_on_whole_files_of_the_corpus_an_estimate_is_within_15_percent_in_the_mean(corpus: Path) -> None:
-    errors = [error(path.read_bytes().decode()) for path in corpus.rglob("*") if path.is_file()]
+    errors = [error(path.read_bytes().decode()) for path in corpus_files(corpus)]
     assert sum(map(abs, errors)) / len(errors) < 0.15
 
 
@@ -53,7 +57,32 @@ def test_an_estimate_never_fails_and_is_zero_for_the_empty_text_alone(text: str)
 
 @given(ANY_TEXT, ANY_TEXT)
 def test_two_texts_together_cost_little_more_than_apart(one: str, other: str) -> None:
+    # A text that costs as much as it has bytes is capped: beside a cheap one it may cost more.
+    assume(all(tokens.estimate(text) < size(text) for text in (one, other) if text))
     assert tokens.estimate(one + other) <= tokens.estimate(one) + tokens.estimate(other) + 12
+
+
+DEAR_TEXT = st.lists(st.text("xqZ1A ,\n\t\u2603\U0001f600\ud800\x00", min_size=1, max_size=8), max_size=30).map("".join)
+
+
+@given(ANY_TEXT | DEAR_TEXT, st.sampled_from([1, 3, 40_000]), st.sampled_from([None, "application/xml"]))
+def test_an_estimate_is_never_above_the_bytes_of_the_text(text: str, times: int, media_type: str | None) -> None:
+    whole = text * times
+    assert tokens.estimate(whole, media_type=media_type) <= size(whole)
+    written = whole.encode("utf-8", "surrogatepass")
+    assert tokens.roughly(written) <= len(written)
+
+
+@pytest.mark.parametrize("text", ["x" * 20, "x" * 193_891, "\u2603" * 300_000 + "a" * 100_000])
+def test_a_run_of_rare_letters_or_symbols_costs_at_most_a_token_a_byte(text: str) -> None:
+    assert tokens.exact(text) <= tokens.estimate(text) <= size(text)
+
+
+@pytest.mark.slow
+def test_no_estimate_is_above_the_bytes_on_the_corpus(corpus: Path) -> None:
+    for path in corpus.rglob("*"):
+        if path.is_file():
+            assert tokens.estimate(path.read_bytes().decode()) <= path.stat().st_size
 
 
 @pytest.mark.parametrize("text", ["\x00", "\ud800", "\udc00\ud800", " " * 1_000_000, "\n" * 1_000_000, "a" * 1_000_000])

@@ -179,7 +179,7 @@ def test_an_ambiguous_pointer_names_the_candidates(session: Session) -> None:
         ({"pointer": "run", "offset": 3}, "'offset'"), ({"pointer": "run", "lines": "9:2"}, "9:2"),
         ({"pointer": "run", "grep": "("}, "error"), ({"pointer": "run", "query": "what?"}, "query"),
         ({"pointer": "run", "cursor": "zzz"}, "cursor"), ({"pointer": "run", "lines": [1, 2]}, "an array"),
-        ({"pointer": "run", "grep": "a", "query": "$"}, "go together"),
+        ({"pointer": "run", "grep": "a", "query": "$"}, "cannot be combined"),
     ],
 )  # fmt: skip
 def test_what_was_wrong_is_said_in_words(session: Session, arguments: dict[str, Any], says: str) -> None:
@@ -233,7 +233,7 @@ def test_a_query_lists_what_fits_with_the_passage(session: Session) -> None:
     answer = run(session, "list_artifacts", query="login timeout")
     assert body(answer).startswith(ref.pointer)
     assert "30 s" in answer
-    assert "nothing fits" in run(session, "list_artifacts", query="zebra")
+    assert "nothing matches" in run(session, "list_artifacts", query="zebra")
 
 
 def test_an_empty_session_says_so(session: Session) -> None:
@@ -276,8 +276,8 @@ def test_the_content_type_decides_what_is_stored(session: Session) -> None:
         ({"name": "n", "value": "{", "content_type": "application/json"}, "JSON"),
         ({"name": "n", "value": "[" * 100_000, "content_type": "application/json"}, "error"),
         ({"name": "n", "value": "v", "content_type": "image/png"}, "content type"),
-        ({"name": "art:000000000000", "value": "v"}, "no name"), ({"name": "n" * 201, "value": "v"}, "no name"),
-        ({"name": " ", "value": "v"}, "no name"), ({"name": "n", "value": "é" * 262_145}, "524,290"),
+        ({"name": "art:000000000000", "value": "v"}, "is invalid"), ({"name": "n" * 201, "value": "v"}, "is invalid"),
+        ({"name": " ", "value": "v"}, "is invalid"), ({"name": "n", "value": "é" * 262_145}, "524,290"),
         ({"name": "n", "value": {"a": 1}, "content_type": "text/plain"}, "JSON"),
     ],
 )  # fmt: skip
@@ -363,6 +363,49 @@ def test_a_mark_that_is_forged_altered_or_stretched_does_not_count(session: Sess
         json.dumps({"a": answer, "b": LOG}),
     ):
         assert session.externalize(forged, policy=TINY).is_stub
+
+
+def test_a_mark_vouches_for_one_answer_in_a_result(session: Session) -> None:
+    session.put(LOG, name="run")
+    page, other = get(session, pointer="run"), get(session, pointer="run", lines="300:500")
+    for replayed in (
+        [page] * 400,
+        [page, other],
+        json.dumps([page] * 400),
+        json.dumps({"first": page, "second": other}),
+        [{"type": "text", "text": page}] * 400,
+        page + "\n" + other,
+    ):
+        outcome = session.externalize(replayed)
+        assert outcome.is_stub
+        assert len(outcome.text) <= len(page) + 3_000
+    two = session.externalize([{"type": "text", "text": page}, {"type": "text", "text": page}])
+    assert two.content[0] == {"type": "text", "text": page}
+    assert json.loads(two.content[1]["text"])["artifact"]
+    assert len(two.refs) == 1
+    different = {"content": [{"type": "text", "text": page}], "structuredContent": {"result": other}}
+    assert session.externalize(different).is_stub
+
+
+def test_a_mark_vouches_for_nothing_that_json_hides_around_the_answer(session: Session) -> None:
+    session.put(LOG, name="run")
+    page = json.dumps(get(session, pointer="run"))
+    for stretched in (
+        "[" + " " * 100_000 + page + "]",
+        "[" + "[]," * 30_000 + page + "]",
+        '{"a":"' + "x" * 100_000 + '","a":' + page + "}",
+        '{"' + "x" * 100_000 + '":' + page + "}",
+        "[" + "1," * 30_000 + page + "]",
+        "[" + page.replace("e", "\\u0065") + "]",
+    ):
+        assert session.externalize(stretched, policy=TINY).is_stub
+
+
+def test_an_answer_that_the_structured_content_repeats_stays_in_both(session: Session) -> None:
+    session.put(LOG, name="run")
+    page = get(session, pointer="run")
+    result = {"content": [{"type": "text", "text": page}], "structuredContent": {"result": page}}
+    assert session.externalize(result, policy=TINY).content is result
 
 
 def test_a_stub_is_not_externalized_again(session: Session) -> None:

@@ -134,9 +134,15 @@ def samples(seed: int = 0, size: int = 20_000) -> dict[str, str]:
     return out
 
 
+def corpus_files(folder: Path) -> list[Path]:
+    """The files of the corpus that tests use. Its recorded runs and wire traffic are for benchmarks."""
+    parts = ("content", "retrieval", "transcripts")
+    return sorted(path for part in parts for path in (folder / part).rglob("*") if path.is_file())
+
+
 def corpus_texts(folder: Path) -> Iterator[tuple[str, str]]:
-    """Name and text of every file in the corpus, and of the tool results and documents inside them."""
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+    """Name and text of each corpus file that tests use, and of the tool results and documents inside them."""
+    for path in corpus_files(folder):
         name, text = path.relative_to(folder).as_posix(), path.read_bytes().decode()
         yield name, text
         if name.startswith("transcripts/"):

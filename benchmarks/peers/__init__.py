@@ -22,7 +22,7 @@ PEERS: Final = {
     "strands": Peer(
         "strands-agents",
         "ContextOffloader, files",
-        "no digest, no dedup, files written in place; the list of all results is written anew with each; the first"
+        "no digest, no dedup, files written in place; the list of all results is rewritten with each; the first"
         " 4,000 characters stay in the context; a token is four characters; reading without a range gives the whole",
     ),
     "deepagents": Peer(

@@ -1,7 +1,7 @@
 """How each peer is asked to offload a result, and to give it back: as an agent loop of its framework would.
 
 What a framework has made by the time the result is there (messages, events, states) is made in `prepare`, while the
-clock stands still. Limits are set so that all of them offload. `answer` is what `run` gave.
+clock is stopped. Limits are set so that all of them offload. `answer` is what `run` gave.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _FEW = 1_000  # tokens: whatever is measured is larger
 
 
 class Adapter(NamedTuple):
-    """`run` and `read` may be coroutine functions. `said` is what the model gets."""
+    """`run` and `read` may be coroutine functions. `model_text` is what the model gets."""
 
     prepare: Callable[[str, str], Any]
     run: Callable[[Any], Any]
-    said: Callable[[Any], str]
+    model_text: Callable[[Any], str]
     read: Callable[[Any], Any]
 
 
@@ -56,8 +56,8 @@ def strands(folder: Path) -> Adapter:
         await offloader._handle_tool_result(event)
         return event.result["content"][0]["text"]
 
-    async def read(said: str) -> str:
-        name = said.rpartition("[Stored references:]\n")[2].split()[0]
+    async def read(model_text: str) -> str:
+        name = model_text.rpartition("[Stored references:]\n")[2].split()[0]
         content, _ = await FileStorage(str(folder)).retrieve(name)
         return str(content.decode())
 

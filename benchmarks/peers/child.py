@@ -28,8 +28,8 @@ def main(name: str, folder: Path, requests: TextIO, answers: TextIO) -> None:
     except Exception as error:  # noqa: BLE001 - whatever keeps a package from working is why it is not measured
         print(json.dumps({"missing": f"{type(error).__name__}: {error}"[:200]}), file=answers, flush=True)
         return
-    said = version(PEERS[name].package) if name in PEERS else ""
-    print(json.dumps({"version": said}), file=answers, flush=True)
+    found = version(PEERS[name].package) if name in PEERS else ""
+    print(json.dumps({"version": found}), file=answers, flush=True)
     loop = asyncio.new_event_loop()
     gc.collect()
     gc.disable()
@@ -37,11 +37,11 @@ def main(name: str, folder: Path, requests: TextIO, answers: TextIO) -> None:
         request = json.loads(line)
         text = content(request["kind"], request["size"], request["number"])
         seconds, given = loop.run_until_complete(_timed(adapter, text, request["call"]))
-        told: dict[str, Any] = {"seconds": seconds}
+        answer: dict[str, Any] = {"seconds": seconds}
         if request.get("look"):
             back = loop.run_until_complete(_settled(adapter.read(given)))
-            told |= {"said": adapter.said(given), "exact": back == text}
-        print(json.dumps(told), file=answers, flush=True)
+            answer |= {"model_text": adapter.model_text(given), "exact": back == text}
+        print(json.dumps(answer), file=answers, flush=True)
     loop.close()
 
 

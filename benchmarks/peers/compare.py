@@ -37,15 +37,15 @@ class Side:
 
     def start(self, python: Path | str) -> None:
         paths = [str(environment.ROOT)] + ([str(environment.ROOT / "src")] if self.name == OURS else [])
-        with self._said.open("w") as said:
+        with self._log.open("w") as log:
             self.process = subprocess.Popen(
                 [str(python), "-m", "benchmarks.peers.child", self.name, str(self.folder)],
                 cwd=self.folder,
                 env={**os.environ, **_QUIET, "HOME": str(self.folder.parent), "PYTHONPATH": os.pathsep.join(paths)},
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
-        told = self._answer()
-        self.version, self.missing = told.get("version", ""), told.get("missing", "")
+        answer = self._answer()
+        self.version, self.missing = answer.get("version", ""), answer.get("missing", "")
         if self.missing:
             self.close()
 
@@ -68,13 +68,13 @@ class Side:
         if line:
             return dict(json.loads(line))
         self.close()
-        said = self._said.read_text().split("\n")
-        self.missing = f"it ended: {next(filter(None, reversed(said)), 'without a word')[:160]}"
+        lines = self._log.read_text().split("\n")
+        self.missing = f"the process ended: {next(filter(None, reversed(lines)), 'without a message')[:160]}"
         return {"missing": self.missing}
 
     @property
-    def _said(self) -> Path:
-        return self.folder.with_suffix(".said")
+    def _log(self) -> Path:
+        return self.folder.with_suffix(".log")
 
 
 def peers(bench: Bench) -> Iterator[Row]:
@@ -88,9 +88,9 @@ def peers(bench: Bench) -> Iterator[Row]:
                 number = next(numbers)
                 first = number % len(running)
                 for side in running[first:] + running[:first]:
-                    told = side.ask(kind=kind, size=size, number=number, call=f"call-{number}")
-                    if turn >= 0 and "seconds" in told:
-                        side.took.setdefault((kind, size), []).append(told["seconds"])
+                    answer = side.ask(kind=kind, size=size, number=number, call=f"call-{number}")
+                    if turn >= 0 and "seconds" in answer:
+                        side.took.setdefault((kind, size), []).append(answer["seconds"])
             for side in sides[1:]:
                 yield _row(ours, side, kind, size)
             running = [side for side in running if not side.missing]
@@ -125,7 +125,7 @@ def _row(ours: Side, theirs: Side, kind: str, size: int) -> Row:
     other = Times.of(samples)
     note = ""
     if own.p50 > other.p50:
-        note = f"faster by {(own.p50 - other.p50) * 1e6:.0f} µs; what it leaves out stands above"
+        note = f"faster by {(own.p50 - other.p50) * 1e6:.0f} µs; see above for what it leaves out"
     return Row(case, other.p50, own.p50, 1.0, times=(other, own), note=note)
 
 
@@ -138,9 +138,9 @@ def _facts(running: list[Side], numbers: Iterator[int]) -> str:
         left, exact = [], True
         for kind in KINDS:
             number = next(numbers)
-            told = side.ask(kind=kind, size=size, number=number, call=f"look-{number}", look=True)
-            left.append(f"{tokens.count(told.get('said', '')):,}" if "said" in told else side.missing)
-            exact = exact and bool(told.get("exact"))
+            answer = side.ask(kind=kind, size=size, number=number, call=f"look-{number}", look=True)
+            left.append(f"{tokens.count(answer.get('model_text', '')):,}" if "model_text" in answer else side.missing)
+            exact = exact and bool(answer.get("exact"))
         number, before = next(numbers), _bytes_in(side.folder)
         for again in range(_AGAIN):
             side.ask(kind="log", size=size, number=number, call=f"again-{number}-{again}")

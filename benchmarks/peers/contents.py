@@ -36,7 +36,7 @@ def _log(chance: random.Random, half: int) -> str:
             )
             lines.append(line)
             length += len(line)
-        lines.append(f"2026-03-29T00:00:00.000Z INFO run {_NUMBER} goes on\n")
+        lines.append(f"2026-03-29T00:00:00.000Z INFO run {_NUMBER} continues\n")
     return "".join(lines)
 
 

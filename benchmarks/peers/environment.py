@@ -1,5 +1,5 @@
 """`.venv-peers`: where the peers are installed, at the versions in constraints-peers.txt, the first time that they are
-measured. They are no dependency of anything.
+measured. Nothing depends on them.
 """
 
 from __future__ import annotations
@@ -38,5 +38,5 @@ def python(lock: Path = LOCK, folder: Path = FOLDER) -> Path:
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-        raise NoPeers(said[-1][:200] if said else f"{command[2]} failed")
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        raise NoPeers(lines[-1][:200] if lines else f"{command[2]} failed")

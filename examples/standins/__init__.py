@@ -1,8 +1,8 @@
-"""Local stand-ins for the APIs of OpenAI and Anthropic: the wire is real, the model is a script.
+"""Local stand-ins for the APIs of OpenAI and Anthropic: a real protocol with a scripted model.
 
-A real HTTP server on loopback takes what the providers' own SDKs send, refuses what the providers refuse (pairing of
-calls and results, roles, fields, schemas, length) in their words and shapes, and streams answers with their events. It
-counts the tokens that it was sent. For demonstrations and tests, without a network or a key.
+An HTTP server on loopback accepts what the providers' SDKs send, refuses what the providers refuse (pairing of calls
+and results, roles, fields, schemas, length) with their messages and formats, and streams replies as their events. It
+counts the tokens it receives. For demos and tests, without a network or a key.
 """
 
 from examples.standins.script import Call, Fault, Heard, Received, Reply, Result, Step, Usage

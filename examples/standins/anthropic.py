@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: what it demands, and the events that it streams."""
+"""Anthropic's Messages API: its checks, and the events that it streams."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _BREAKPOINTS: Final = 4
 
 
 def check(headers: Any, body: dict[str, Any]) -> None:
-    """Raise what the API would answer to a request that is not right."""
+    """Raise the error that the API returns for an invalid request."""
     if not headers.get("x-api-key") and not headers.get("authorization"):
         raise Refused(401, "x-api-key header is required", "authentication_error")
     if not headers.get("anthropic-version"):
@@ -135,7 +135,7 @@ def _check_tools(tools: list[Any]) -> None:
 
 
 def _check_pairs(messages: list[dict[str, Any]]) -> None:
-    """Each call has its result in the next message, each result its call in the one before."""
+    """Check that each call has a result in the next message, and each result a call in the one before."""
     asked: list[str] = []
     for at, message in enumerate(messages):
         found = [block["tool_use_id"] for block in _blocks(message) if block["type"] == "tool_result"]
@@ -187,7 +187,7 @@ def heard(body: dict[str, Any]) -> Heard:
 
 
 def prompt(body: dict[str, Any]) -> list[str]:
-    """What the model reads, in the order in which the provider caches it: tools, system, messages."""
+    """Return what the model reads in the order of the provider's cache: tools, system, messages."""
     system = body.get("system", "")
     return [
         *(json.dumps(tool, ensure_ascii=False) for tool in body.get("tools", [])),
@@ -250,11 +250,11 @@ def events(body: dict[str, Any], reply: Reply, turn: int, usage: Usage) -> Itera
 
 
 def _content(reply: Reply, turn: int) -> list[dict[str, Any]]:
-    said: list[dict[str, Any]] = [{"type": "text", "text": reply.text}] if reply.text else []
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": reply.text}] if reply.text else []
     for n, call in enumerate(reply.calls):
         arguments = json.loads(call.written)
-        said.append({"type": "tool_use", "id": f"toolu_01{drawn(turn, n)}", "name": call.name, "input": arguments})
-    return said
+        blocks.append({"type": "tool_use", "id": f"toolu_01{drawn(turn, n)}", "name": call.name, "input": arguments})
+    return blocks
 
 
 def _reason(reply: Reply) -> str:

@@ -1,4 +1,4 @@
-"""What a provider demands of a request, piece by piece. Each provider says it in its own words."""
+"""Checks of a request that the providers share. Each provider has its own messages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Final
 
 TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _TYPES: Final = {"object", "array", "string", "number", "integer", "boolean", "null"}
-_HOLDS_ONE: Final = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
-_HOLDS_MANY: Final = ("anyOf", "allOf", "oneOf", "prefixItems")
-_HOLDS_NAMED: Final = ("properties", "$defs", "patternProperties", "dependentSchemas")
+_SUBSCHEMA: Final = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+_SUBSCHEMA_LISTS: Final = ("anyOf", "allOf", "oneOf", "prefixItems")
+_SUBSCHEMA_MAPS: Final = ("properties", "$defs", "patternProperties", "dependentSchemas")
 
 
 @dataclass
 class Refused(Exception):
-    """A request that the provider would not take."""
+    """The provider refuses the request."""
 
     status: int
     message: str
@@ -26,7 +26,7 @@ class Refused(Exception):
 
 
 def schema_fault(schema: object, where: str = "") -> str | None:
-    """Why this is no JSON schema that a provider takes, or None. Not all of the standard: what tools are made of."""
+    """Return why providers refuse this JSON schema, or None. Covers the part of the standard that tools use."""
     if isinstance(schema, bool):
         return None
     if not isinstance(schema, dict):
@@ -39,21 +39,21 @@ def schema_fault(schema: object, where: str = "") -> str | None:
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         return f"{where}/required is not a list of names"
     if len(set(required)) != len(required) or not set(required) <= set(schema.get("properties", required)):
-        return f"{where}/required names what is not there, or twice"
+        return f"{where}/required has unknown or duplicate names"
     if "enum" in schema and (not isinstance(schema["enum"], list) or not schema["enum"]):
-        return f"{where}/enum is not a list with something in it"
+        return f"{where}/enum is not a non-empty list"
     return next(filter(None, (schema_fault(one, at) for at, one in _parts(schema, where))), None)
 
 
 def _parts(schema: dict[str, Any], where: str) -> Iterable[tuple[str, object]]:
-    for key in _HOLDS_ONE:
+    for key in _SUBSCHEMA:
         if key in schema:
             yield f"{where}/{key}", schema[key]
-    for key in _HOLDS_MANY:
+    for key in _SUBSCHEMA_LISTS:
         if key in schema:
             many = schema[key]
             yield from ((f"{where}/{key}/{n}", one) for n, one in enumerate(many or [None]))
-    for key in _HOLDS_NAMED:
+    for key in _SUBSCHEMA_MAPS:
         if key in schema:
             named = schema[key]
             yield from (

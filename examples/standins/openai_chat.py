@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: what they demand, and the chunks that they stream."""
+"""OpenAI's chat completions: the checks, and the chunks that are streamed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FIELDS: Final[dict[str, set[str]]] = {
 
 
 def check(headers: Any, body: dict[str, Any]) -> None:
-    """Raise what the API would answer to a request that is not right."""
+    """Raise the error that the API returns for an invalid request."""
     check_request(headers, body, _KNOWN, ("model", "messages"))
     if not isinstance(body["messages"], list) or not body["messages"]:
         raise _wrong(
@@ -48,7 +48,7 @@ def check(headers: Any, body: dict[str, Any]) -> None:
 
 
 def check_request(headers: Any, body: dict[str, Any], known: set[str], required: tuple[str, ...]) -> None:
-    """What both of OpenAI's APIs ask of a request as a whole."""
+    """Check what both of OpenAI's APIs require of a request."""
     if not (headers.get("authorization") or "").startswith("Bearer "):
         raise Refused(401, "You didn't provide an API key.", code="invalid_api_key")
     for name in body:
@@ -148,7 +148,7 @@ def _check_calls(calls: Any, where: str) -> None:
 
 
 def _check_pairs(messages: list[dict[str, Any]]) -> None:
-    """The tool messages right after an assistant message answer each of its calls, and nothing else."""
+    """Check that the tool messages after an assistant message answer each of its calls, and nothing else."""
     waiting: list[str] = []
     asked: list[str] = []
     for at, message in enumerate(messages):
@@ -199,7 +199,7 @@ def heard(body: dict[str, Any]) -> Heard:
 
 
 def prompt(body: dict[str, Any]) -> list[str]:
-    """What the model reads, in the order in which the provider caches it: tools, then messages."""
+    """Return what the model reads in the order of the provider's cache: tools, then messages."""
     read = [json.dumps(tool, ensure_ascii=False) for tool in body.get("tools", [])]
     for message in body["messages"]:
         if message.get("content"):
@@ -242,8 +242,8 @@ def events(body: dict[str, Any], reply: Reply, turn: int, usage: Usage) -> Itera
 
     def chunk(delta: dict[str, Any], reason: str | None = None) -> tuple[str, str]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-        said = {**head, "choices": [choice], **({"usage": None} if counts else {})}
-        return "", json.dumps(said, ensure_ascii=False)
+        fields = {**head, "choices": [choice], **({"usage": None} if counts else {})}
+        return "", json.dumps(fields, ensure_ascii=False)
 
     yield chunk({"role": "assistant", "content": "" if reply.text else None, "refusal": None})
     yield from (chunk({"content": piece}) for piece in pieces(reply.text))

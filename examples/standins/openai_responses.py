@@ -1,4 +1,4 @@
-"""OpenAI's Responses API, without state on the server: what it demands, and the events that it streams."""
+"""OpenAI's Responses API without server state: its checks, and the events that it streams."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ROLES: Final = ("user", "assistant", "system", "developer")
 
 
 def check(headers: Any, body: dict[str, Any]) -> None:
-    """Raise what the API would answer to a request that is not right."""
+    """Raise the error that the API returns for an invalid request."""
     check_request(headers, body, _KNOWN, ("model", "input"))
     if body.get("previous_response_id"):
         raise Refused(
@@ -76,7 +76,7 @@ def _check_item(item: Any, where: str) -> None:
 
 
 def _check_pairs(items: list[dict[str, Any]]) -> None:
-    """Calls and outputs match by their ids, both ways, whatever stands between them."""
+    """Check that each call has an output and each output a call, by their ids."""
     open_calls: dict[str, None] = {}
     for item in items:
         if item.get("type") == "function_call":
@@ -183,10 +183,10 @@ def events(body: dict[str, Any], reply: Reply, turn: int, usage: Usage) -> Itera
 
 
 def _output(reply: Reply, turn: int) -> list[dict[str, Any]]:
-    said: list[dict[str, Any]] = []
+    items: list[dict[str, Any]] = []
     if reply.text:
         part = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}
-        said.append(
+        items.append(
             {
                 "id": f"msg_{drawn(turn, 0, 48)}",
                 "type": "message",
@@ -196,7 +196,7 @@ def _output(reply: Reply, turn: int) -> list[dict[str, Any]]:
             }
         )
     for n, call in enumerate(reply.calls):
-        said.append(
+        items.append(
             {
                 "id": f"fc_{drawn(turn, n, 48)}",
                 "type": "function_call",
@@ -206,4 +206,4 @@ def _output(reply: Reply, turn: int) -> list[dict[str, Any]]:
                 "arguments": call.written,
             }
         )
-    return said
+    return items

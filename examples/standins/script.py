@@ -1,4 +1,4 @@
-"""The scripted model: what it is told, and what it answers. The same for every provider."""
+"""The scripted model: its input and its replies. The same for every provider."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that the model makes. Arguments as text are sent as they are, so that they may be no JSON."""
+    """A call that the model makes. Arguments given as text are sent unchanged, so they may be invalid JSON."""
 
     name: str
     arguments: Mapping[str, Any] | str
@@ -31,7 +31,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the model was sent for one of its calls."""
+    """The result that the model got for one of its calls."""
 
     call_id: str
     name: str
@@ -41,29 +41,29 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What the model has in front of it: how often it has spoken, and the results of its calls in order."""
+    """The input of the model: the number of its replies so far, and the results of its calls in order."""
 
     turn: int
     results: tuple[Result, ...]
     tools: tuple[str, ...]
 
     def last(self, name: str) -> str:
-        """The newest result of a tool."""
+        """Return the newest result of a tool."""
         return next(result.text for result in reversed(self.results) if result.name == name)
 
     def pointer(self, name: str) -> str:
-        """The pointer in the stub that came for the newest call of a tool, as a model would copy it."""
+        """Return the pointer from the newest stub of a tool, as a model would copy it."""
         found: str = json.loads(self.last(name))["artifact"]
         return found
 
 
 Step = Reply | Callable[[Heard], Reply]
-"""A turn of the script: a reply, or a function that looks at what the model was sent."""
+"""A turn of the script: a reply, or a function from the model's input to a reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An answer that is none: the status, for the request of this number (from 0, retries count)."""
+    """An error status for the request of this number, counted from 0 with retries."""
 
     request: int
     status: int
@@ -72,7 +72,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request: `prompt` in all, of which `cached` were read from the cache and `written` to it."""
+    """Tokens of one request: `prompt` is the total, of which `cached` were read from the cache and `written` to it."""
 
     prompt: int
     cached: int
@@ -82,7 +82,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One request as it came: its path, its bytes, what they say; the answer's status; the reply, and what it cost."""
+    """One request: path, bytes and parsed body, the status of the response, the reply, and its usage."""
 
     path: str
     raw: bytes
@@ -93,7 +93,7 @@ class Received:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """A text in pieces of uneven lengths, that end anywhere."""
+    """Split a text into pieces of uneven lengths."""
     at, size = 0, 1
     while at < len(text):
         yield text[at : at + size]
@@ -101,5 +101,5 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def drawn(turn: int, number: int, length: int = 22) -> str:
-    """An id that looks drawn, and is the same in every run."""
+    """Return an id that looks random but is the same in every run."""
     return hashlib.sha256(f"{turn}/{number}".encode()).hexdigest()[:length]

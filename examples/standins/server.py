@@ -1,4 +1,4 @@
-"""The server: one per script, on a free port of loopback, for all three APIs. It keeps every request as it came."""
+"""The server: one per script, on a free loopback port, for all three APIs. It records every request."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from examples.standins.checks import Refused
 from examples.standins.script import Fault, Heard, Received, Reply, Step, Usage
 
 WINDOW: Final = 200_000
-_ODD: Final = (1, 17, 3, 64, 7, 256, 31)  # bytes of a piece on the wire: characters and events are cut anywhere
+_ODD: Final = (1, 17, 3, 64, 7, 256, 31)  # bytes per chunk, so that characters and events are split anywhere
 _LEAST_CACHED: Final = 1_024
 _PER_PART: Final = 3
 
 
 class Wire(Protocol):
-    """One provider's API: what it refuses, and how it says what it says."""
+    """One provider's API: its checks, and the format of its replies."""
 
     @property
-    def PATH(self) -> str: ...  # noqa: N802 - a module is a wire: this is its constant
+    def PATH(self) -> str: ...  # noqa: N802 - a module implements this: it is a constant there
     @property
     def CACHE_STEP(self) -> int: ...  # noqa: N802
     def check(self, headers: Any, body: dict[str, Any]) -> None: ...
@@ -76,10 +76,10 @@ class StandIn:
     def _answer(self, path: str, headers: Any, raw: bytes, send: _Send) -> None:
         wire = _WIRES.get(path.partition("?")[0], anthropic)
         body: dict[str, Any] = {}
-        with self._lock:  # a model of one script hears one request at a time
+        with self._lock:  # one script handles one request at a time
             try:
                 body, reply, turn, usage = self._heard(wire, path, headers, raw)
-            except Exception as error:  # noqa: BLE001 - a script may raise anything: whoever wrote it wants to see it
+            except Exception as error:  # noqa: BLE001 - a script may raise anything, and its author wants to see it
                 refused = error if isinstance(error, Refused) else Refused(500, f"failed with {error!r}", "api_error")
                 self.requests.append(Received(path, raw, body, refused.status))
                 send.error(refused.status, wire.error(refused), self._faults.get(len(self.requests) - 1))
@@ -116,7 +116,7 @@ class StandIn:
         return body, reply, heard.turn, self._usage(wire, body, parts, prompt, output)
 
     def _usage(self, wire: Wire, body: dict[str, Any], parts: list[str], prompt: int, output: int) -> Usage:
-        """With a cache as providers have one: of whole prefixes that were sent before, from 1,024 tokens on."""
+        """Count usage with a provider's cache: complete prefixes that were sent before, of at least 1,024 tokens."""
         if not wire.caches(body):
             return Usage(prompt, 0, 0, output)
         same = max((_common(parts, known) for known in self._known), default=0)
@@ -127,7 +127,7 @@ class StandIn:
 
 
 def prompt_tokens(path: str, body: dict[str, Any]) -> int:
-    """What a request of this API costs as a prompt, counted as a stand-in counts."""
+    """Return the prompt tokens of a request of this API, counted as a stand-in counts them."""
     return sum(map(_cost, _WIRES[path].prompt(body)))
 
 
@@ -140,7 +140,7 @@ def _common(one: list[str], other: list[str]) -> int:
 
 
 class _Send:
-    """An answer on its way out."""
+    """Writes a response."""
 
     def __init__(self, handler: BaseHTTPRequestHandler) -> None:
         self._handler = handler
@@ -158,7 +158,7 @@ class _Send:
         self.json(status, body, again)
 
     def events(self, events: Iterator[tuple[str, str]]) -> None:
-        """Server-sent events in pieces of odd sizes, each a chunk of its own."""
+        """Send events in chunks of odd sizes."""
         self._begin(200, {"Content-Type": "text/event-stream; charset=utf-8", "Transfer-Encoding": "chunked"})
         data = b"".join(
             (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode() for name, text in events
@@ -187,6 +187,6 @@ def _handler(answer: Callable[[str, Any, bytes, _Send], None]) -> type[BaseHTTPR
             answer(self.path, self.headers, raw, _Send(self))
 
         def log_message(self, *_: object) -> None:
-            """Nothing: the demonstration has the terminal."""
+            """Log nothing: the demo uses the terminal."""
 
     return Handler

@@ -1,4 +1,4 @@
-"""Coatcheck: large tool results stay out of an agent's context, and every byte can be had back exactly."""
+"""Coatcheck keeps large tool results out of an agent's context; every byte can be read back exactly."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ _PACKAGES = frozenset({"context", "transcript"})
 
 
 def __getattr__(name: str) -> Any:
-    """What the agent side needs is imported when it is first asked for."""
+    """Import the agent side when it is first used."""
     if name not in _LATER and name not in _PACKAGES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -1,7 +1,8 @@
-"""The store for async callers: the same methods, each run in a worker thread.
+"""The API for async callers: the same methods, each run in a worker thread.
 
-There is no logic here. A method takes what its synchronous twin takes, does what that does, and is awaited. A
-task that is cancelled stops waiting at once; the call that it made still runs to its end in its thread.
+Each method takes the same arguments as its synchronous counterpart, and is awaited. A task that is cancelled stops
+waiting at once; its call still runs to its end in the thread. Long calls (grep, query, diff, search, collect, verify)
+have a few threads of their own, so that short calls do not wait for them.
 
     async with await coatcheck.aio.open("./.coatcheck") as store:
         session = await store.session("fix-login-bug")
@@ -20,22 +21,22 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Itera
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, BinaryIO, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 import coatcheck
-from coatcheck._toolkit import Style, Tool
-from coatcheck.copying import CopyReport
-from coatcheck.descriptions import Description
+from coatcheck._toolkit import Description, Style, Tool
+from coatcheck.collect import Progress
 from coatcheck.executor import Handle, ToolCall, ToolExecutor, ToolOutcome
 from coatcheck.executor.run import WORKERS
 from coatcheck.externalize import Policy
+from coatcheck.lanes import in_long_thread, in_thread, may_take_long
+from coatcheck.messages.message import Message
 from coatcheck.session import Session
 from coatcheck.storage import SessionInfo
 from coatcheck.store import Store
 from coatcheck.transcript import Format, Line, Problem, Transcript
 from coatcheck.transcript.file import Mode
-from coatcheck.transcript.formats import Message
-from coatcheck.upkeep import Progress
+from coatcheck.transfer import CopyReport
 
 _BATCH = 16
 P = ParamSpec("P")
@@ -43,14 +44,32 @@ R = TypeVar("R")
 W = TypeVar("W")
 
 
+def _always(*args: object, **kwargs: object) -> bool:
+    return True
+
+
+def _never(*args: object, **kwargs: object) -> bool:
+    return False
+
+
+def _of_target(target: object = None, *args: object, **kwargs: object) -> bool:
+    return may_take_long(kwargs.get("target", target), kwargs)
+
+
+def _of_tool(**arguments: object) -> bool:
+    return may_take_long(arguments.get("pointer"), arguments)
+
+
 def _hop(
-    call: Callable[Concatenate[Any, P], R], wrap: Callable[[R], W]
+    call: Callable[Concatenate[Any, P], R], wrap: Callable[[R], W], long: Callable[..., bool] = _never
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, W]]:
-    """A method of a wrapper that runs `call` on what it wraps, in a thread, and wraps what that answers."""
+    """Make a method of a wrapper: it runs `call` on the wrapped object in a thread, and wraps the result. `long`
+    decides from the arguments whether the call may take long."""
 
     @functools.wraps(call)
     async def hopped(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> W:
-        return wrap(await asyncio.to_thread(call, self._wrapped, *args, **kwargs))
+        run = in_long_thread if long(*args, **kwargs) else in_thread
+        return wrap(await run(call, self._wrapped, *args, **kwargs))
 
     return hopped
 
@@ -68,23 +87,23 @@ def _threaded(call: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
 
 
 class AsyncStream:
-    """The bytes of an artifact, read in threads. An async context manager that closes."""
+    """The bytes of an artifact, read in threads. An async context manager that closes itself."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._wrapped = stream
 
     async def read(self, size: int = -1) -> bytes:
-        """Up to `size` bytes, all that is left without one, none at the end."""
-        return await asyncio.to_thread(self._wrapped.read, size)
+        """Read up to `size` bytes, by default all that is left; empty at the end."""
+        return await in_thread(self._wrapped.read, size)
 
     async def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return await asyncio.to_thread(self._wrapped.seek, offset, whence)
+        return await in_thread(self._wrapped.seek, offset, whence)
 
     async def tell(self) -> int:
-        return await asyncio.to_thread(self._wrapped.tell)
+        return await in_thread(self._wrapped.tell)
 
     async def aclose(self) -> None:
-        await asyncio.to_thread(self._wrapped.close)
+        await in_thread(self._wrapped.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -119,16 +138,17 @@ class AsyncSession:
         return f"Async{self._wrapped!r}"
 
     put = _hop(Session.put, _same)
-    get = _hop(Session.get, _same)
-    open = _hop(Session.open, AsyncStream)
+    get = _hop(Session.get, _same, _of_target)
+    open = _hop(Session.open, AsyncStream, _of_target)
     ref = _hop(Session.ref, _same)
-    read = _hop(Session.read, _same)
+    read = _hop(Session.read, _same, _of_target)
     coverage = _hop(Session.coverage, _same)
     preview = _hop(Session.preview, _same)
     externalize = _hop(Session.externalize, _same)
-    materialize = _hop(Session.materialize, _same)
-    search = _hop(Session.search, _same)
+    materialize = _hop(Session.materialize, _same, _of_target)
+    search = _hop(Session.search, _same, _always)
     count = _hop(Session.count, _same)
+    artifacts = _hop(Session.artifacts, _same)
     list = _hop(Session.list, _same)
     grant = _hop(Session.grant, _same)
     pin = _hop(Session.pin, _same)
@@ -144,8 +164,8 @@ class AsyncSession:
     def offload(
         self, call: Callable[..., Any] | None = None, *, tool: str | None = None, policy: Policy | None = None
     ) -> Callable[..., Any]:
-        """`Session.offload`, as a decorator that is not awaited itself: the function that it gives is. A plain function
-        runs in a thread."""
+        """Decorate a function as `Session.offload` does. The decorator is not awaited; the decorated function is. A
+        plain function runs in a thread."""
         if call is None:
             return lambda function: self.offload(function, tool=tool, policy=policy)
         offloaded = self._wrapped.offload(call, tool=tool, policy=policy)
@@ -162,7 +182,11 @@ class AsyncTool(Description):
     def reads(self) -> bool:
         return self._wrapped.reads
 
-    run = _hop(Tool.run, _same)
+    @property
+    def stores(self) -> bool:
+        return self._wrapped.stores
+
+    run = _hop(Tool.run, _same, _of_tool)
 
 
 def toolkit(
@@ -172,17 +196,18 @@ def toolkit(
     prefix: str = "",
     max_chars: int | None = None,
     max_store_bytes: int | None = None,
+    redact: Literal["store"] | None = None,
 ) -> list[AsyncTool]:
-    """The three tools of a session, as `coatcheck.toolkit` gives them."""
+    """Return the three tools of a session, as `coatcheck.toolkit` does."""
     tools = coatcheck.toolkit(
-        _plain(session), style=style, prefix=prefix, max_chars=max_chars, max_store_bytes=max_store_bytes
+        _plain(session), style=style, prefix=prefix, max_chars=max_chars, max_store_bytes=max_store_bytes, redact=redact
     )
     return [AsyncTool(tool.name, tool.description, tool.parameters, tool.read_only, tool) for tool in tools]
 
 
 class AsyncToolExecutor:
-    """A `coatcheck.ToolExecutor` whose methods are awaited. Async tools run on the caller's event loop, those of
-    `start` on one of their own."""
+    """A `coatcheck.ToolExecutor` whose methods are awaited. Async tools run on the caller's event loop; those of
+    `start` run on their own."""
 
     def __init__(
         self,
@@ -205,17 +230,17 @@ class AsyncToolExecutor:
         return self._wrapped.tools
 
     async def run(self, call: ToolCall, *, timeout: float | None = None) -> ToolOutcome:
-        """Run one call and wait for it. Cancelling it gives the call up."""
+        """Run one call and wait for it. Cancelling abandons the call."""
         return await self._wrapped.arun(call, timeout=timeout)
 
     async def run_all(
         self, calls: Sequence[ToolCall], *, timeout: float | None = None, deadline: float | None = None
     ) -> list[ToolOutcome]:
-        """Run the calls of a turn side by side; their outcomes in the same order."""
+        """Run the calls of a turn in parallel and return their outcomes in the same order."""
         return await self._wrapped.arun_all(calls, timeout=timeout, deadline=deadline)
 
     async def wait(self, handle: Handle | str, *, timeout: float | None = None) -> ToolOutcome:
-        """The outcome of a started call, or `Running` where it has not ended within `timeout` seconds."""
+        """Return the outcome of a started call, or `Running` if it has not ended within `timeout` seconds."""
         return await self._wrapped.await_(handle, timeout=timeout)
 
     start = _hop(ToolExecutor.start, _same)
@@ -228,7 +253,7 @@ def _plain(session: AsyncSession | Session) -> Session:
 
 
 class AsyncStore:
-    """A `coatcheck.Store` whose methods are awaited. An async context manager that closes."""
+    """A `coatcheck.Store` whose methods are awaited. An async context manager that closes itself."""
 
     def __init__(self, store: Store) -> None:
         self._wrapped = store
@@ -247,30 +272,31 @@ class AsyncStore:
         await self.close()
 
     async def sessions(self) -> list[SessionInfo]:
-        """Every session that the store knows, expired ones included until they are collected."""
-        return await asyncio.to_thread(lambda: list(self._wrapped.sessions()))
+        """All sessions of the store, with expired ones until they are collected."""
+        return await in_thread(lambda: list(self._wrapped.sessions()))
 
     async def tenant(self, name: str, *, quota_bytes: int | None = None) -> AsyncStore:
-        """The store of a tenant, closed with this one."""
-        return AsyncStore(await asyncio.to_thread(self._wrapped.tenant, name, quota_bytes=quota_bytes))
+        """Return the store of a tenant, closed with this one."""
+        return AsyncStore(await in_thread(self._wrapped.tenant, name, quota_bytes=quota_bytes))
 
     async def copy_to(self, other: AsyncStore | Store, *, progress: Progress | None = None) -> CopyReport:
-        """Bring every session and ref over to another store."""
+        """Copy every session and ref to another store."""
         target = other._wrapped if isinstance(other, AsyncStore) else other
-        return await asyncio.to_thread(self._wrapped.copy_to, target, progress=progress)
+        return await in_long_thread(self._wrapped.copy_to, target, progress=progress)
 
     session = _hop(Store.session, AsyncSession)
-    collect = _hop(Store.collect, _same)
-    verify = _hop(Store.verify, _same)
+    collect = _hop(Store.collect, _same, _always)
+    verify = _hop(Store.verify, _same, _always)
     stats = _hop(Store.stats, _same)
-    export = _hop(Store.export, _same)
-    import_ = _hop(Store.import_, _same)
+    export = _hop(Store.export, _same, _always)
+    holders = _hop(Store.holders, _same)
+    import_ = _hop(Store.import_, _same, _always)
     close = _hop(Store.close, _same)
 
 
 class AsyncTranscript:
     """A `coatcheck.transcript.Transcript` whose methods are awaited; `lines` and `messages` are async iterators. An
-    async context manager that closes."""
+    async context manager that closes itself."""
 
     def __init__(self, transcript: Transcript) -> None:
         self._wrapped = transcript
@@ -311,15 +337,15 @@ class AsyncTranscript:
 
 
 async def _each(items: Iterator[R]) -> AsyncGenerator[R, None]:
-    """What a generator yields, some at a time: it runs in threads."""
+    """Iterate over a generator that runs in threads, a few items at a time."""
     try:
-        while batch := await asyncio.to_thread(lambda: list(islice(items, _BATCH))):
+        while batch := await in_thread(lambda: list(islice(items, _BATCH))):
             for one in batch:
                 yield one
     finally:
         close = getattr(items, "close", None)
         if close is not None:
-            with contextlib.suppress(ValueError):  # it still runs in its thread, where somebody was cancelled meanwhile
+            with contextlib.suppress(ValueError):  # after a cancellation it may still run in its thread
                 close()
 
 
@@ -331,15 +357,15 @@ async def transcript(
     policy: Policy | None = None,
     read_only: bool = False,
 ) -> AsyncTranscript:
-    """The transcript at a path: `coatcheck.transcript.Transcript` for async callers."""
+    """Open the transcript at a path: `coatcheck.transcript.Transcript` for async callers."""
     made = functools.partial(Transcript, format=format, policy=policy, read_only=read_only)
-    return AsyncTranscript(await asyncio.to_thread(made, path, session._wrapped if session else None))
+    return AsyncTranscript(await in_thread(made, path, session._wrapped if session else None))
 
 
 def _opening(call: Callable[P, Store]) -> Callable[P, Coroutine[Any, Any, AsyncStore]]:
     @functools.wraps(call)
     async def opened(*args: P.args, **kwargs: P.kwargs) -> AsyncStore:
-        return AsyncStore(await asyncio.to_thread(call, *args, **kwargs))
+        return AsyncStore(await in_thread(call, *args, **kwargs))
 
     return opened
 

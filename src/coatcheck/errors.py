@@ -1,28 +1,28 @@
-"""Everything that can go wrong, as one tree.
+"""The errors of Coatcheck, as one tree.
 
     CoatcheckError
-    ├── InvalidArgument            what was passed cannot be right
-    │   ├── InvalidPointer         not a pointer, or a fragment that leads nowhere
-    │   └── UnsupportedValue       a value of a type that cannot be stored exactly
+    ├── InvalidArgument            an argument is invalid
+    │   ├── InvalidPointer         not a pointer, or its fragment does not exist
+    │   └── UnsupportedValue       the value's type cannot be stored exactly
     ├── NotFound                   no such artifact in this session
-    │   └── Expired                it was here; its time to live is over
-    ├── AmbiguousPointer           the prefix fits several artifacts of the session
+    │   └── Expired                the artifact's time to live is over
+    ├── AmbiguousPointer           the prefix matches several artifacts of the session
     ├── LimitExceeded
     │   ├── TooLarge               over the size cap of one artifact
     │   ├── QuotaExceeded          over the quota of the session or the store
-    │   └── BudgetExceeded         over what a prompt may hold, or nobody could count it
-    ├── Fenced                     another has claimed the session since
+    │   └── BudgetExceeded         over the budget of a prompt, or the size is unknown
+    ├── Fenced                     the session was claimed by another holder
     ├── MissingExtra               an optional dependency is not installed
-    ├── UpstreamFailed             a server that we speak for does not answer
+    ├── UpstreamFailed             a wrapped MCP server does not answer
     └── StoreError                 the store itself
         ├── Damaged                stored bytes do not match their digest
-        ├── StoreFull              no space left where the store lives
-        ├── StoreUnavailable       cannot be opened, read or written just now
+        ├── StoreFull              no space left on the store's device
+        ├── StoreUnavailable       cannot be opened, read or written at the moment
         ├── UnsupportedFormat      made by a newer version of Coatcheck
         └── StoreClosed            used after close()
 
-Each class has a stable `code`; `CODES` maps it to an HTTP status, an exit code and an MCP (JSON-RPC) error. Wording may
-change between releases, classes and codes do not.
+Each class has a stable `code`; `CODES` maps it to an HTTP status, an exit code and an MCP (JSON-RPC) error. Messages
+may change between releases; classes and codes do not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any, ClassVar, NamedTuple
 
 
 class CoatcheckError(Exception):
-    """The root. `message` says what happened, `hint` what to do about it, each in one line."""
+    """The root of the tree. `message` says what happened, `hint` what to do about it, each in one line."""
 
     code: ClassVar[str] = "error"
     default_hint: ClassVar[str] = ""
@@ -64,16 +64,16 @@ class UnsupportedValue(InvalidArgument, TypeError):
 
 class NotFound(CoatcheckError, LookupError):
     code = "not_found"
-    default_hint = "list the session's artifacts to see what is there"
+    default_hint = "list the session's artifacts to see what exists"
 
 
 class Expired(NotFound):
     code = "expired"
-    default_hint = "run the tool again, or pin what must stay"
+    default_hint = "run the tool again, or pin artifacts that must stay"
 
 
 class AmbiguousPointer(CoatcheckError, LookupError):
-    """`candidates` holds a longer pointer for each artifact that the prefix fits."""
+    """`candidates` has a longer, unique pointer for each artifact that matches the prefix."""
 
     code = "ambiguous_pointer"
 
@@ -92,11 +92,11 @@ class TooLarge(LimitExceeded):
 
 class QuotaExceeded(LimitExceeded):
     code = "quota_exceeded"
-    default_hint = "forget what is not needed, end old sessions, or raise the quota"
+    default_hint = "forget artifacts that are not needed, end old sessions, or raise the quota"
 
 
 class BudgetExceeded(LimitExceeded):
-    """`violations` says of each limit what was over it, or could not be counted."""
+    """`violations` lists each limit that was exceeded or could not be checked."""
 
     code = "budget_exceeded"
     default_hint = "send less, or raise the budget"
@@ -108,11 +108,11 @@ class BudgetExceeded(LimitExceeded):
 
 class Fenced(CoatcheckError):
     code = "fenced"
-    default_hint = "nothing was written; claim the session again, or leave it to who holds it now"
+    default_hint = "nothing was written; claim the session again, or leave it to its current holder"
 
 
 class MissingExtra(CoatcheckError, ImportError):
-    """Raised with the extra's name: `MissingExtra("s3")`."""
+    """Takes the name of the extra: `MissingExtra("s3")`."""
 
     code = "missing_extra"
 
@@ -122,7 +122,7 @@ class MissingExtra(CoatcheckError, ImportError):
 
 class UpstreamFailed(CoatcheckError):
     code = "upstream_failed"
-    default_hint = "try once more; what the server wrote on stderr says why"
+    default_hint = "try again; the server's stderr says why it failed"
 
 
 class StoreError(CoatcheckError):
@@ -131,16 +131,16 @@ class StoreError(CoatcheckError):
 
 class Damaged(StoreError):
     code = "damaged"
-    default_hint = "put the same content again to heal it, or run 'coatcheck verify'"
+    default_hint = "put the same content again to repair it, or run 'coatcheck verify'"
 
 
 class StoreFull(StoreError):
     code = "store_full"
-    default_hint = "free space, or run 'coatcheck collect'; nothing that was stored is lost"
+    default_hint = "free space, or run 'coatcheck collect'; stored artifacts are not affected"
 
 
 class StoreUnavailable(StoreError):
-    """`may_retry` says whether the same call may succeed later, with nothing changed here."""
+    """`may_retry` says whether the same call may succeed later."""
 
     code = "store_unavailable"
 
@@ -159,35 +159,35 @@ class StoreClosed(StoreError):
     default_hint = "open the store again"
 
 
-class Mapping(NamedTuple):
-    """How a surface tells the error: HTTP status, process exit code, JSON-RPC error code."""
+class SurfaceCodes(NamedTuple):
+    """How surfaces report an error: HTTP status, process exit code, JSON-RPC error code."""
 
     http: int
     exit: int
     mcp: int
 
 
-CODES: dict[str, Mapping] = {
-    "error": Mapping(500, 1, -32603),
-    "invalid_argument": Mapping(400, 2, -32602),
-    "invalid_pointer": Mapping(400, 2, -32602),
-    "unsupported_value": Mapping(415, 2, -32602),
-    "not_found": Mapping(404, 3, -32002),
-    "expired": Mapping(410, 3, -32002),
-    "ambiguous_pointer": Mapping(409, 4, -32602),
-    "limit_exceeded": Mapping(413, 5, -32602),
-    "too_large": Mapping(413, 5, -32602),
-    "quota_exceeded": Mapping(507, 5, -32603),
-    "budget_exceeded": Mapping(413, 5, -32602),
-    "fenced": Mapping(409, 9, -32603),
-    "missing_extra": Mapping(501, 6, -32603),
-    "upstream_failed": Mapping(502, 10, -32000),
-    "store_error": Mapping(500, 7, -32603),
-    "damaged": Mapping(500, 8, -32603),
-    "store_full": Mapping(507, 7, -32603),
-    "store_unavailable": Mapping(503, 7, -32603),
-    "unsupported_format": Mapping(500, 7, -32603),
-    "store_closed": Mapping(500, 7, -32603),
+CODES: dict[str, SurfaceCodes] = {
+    "error": SurfaceCodes(500, 1, -32603),
+    "invalid_argument": SurfaceCodes(400, 2, -32602),
+    "invalid_pointer": SurfaceCodes(400, 2, -32602),
+    "unsupported_value": SurfaceCodes(415, 2, -32602),
+    "not_found": SurfaceCodes(404, 3, -32002),
+    "expired": SurfaceCodes(410, 3, -32002),
+    "ambiguous_pointer": SurfaceCodes(409, 4, -32602),
+    "limit_exceeded": SurfaceCodes(413, 5, -32602),
+    "too_large": SurfaceCodes(413, 5, -32602),
+    "quota_exceeded": SurfaceCodes(507, 5, -32603),
+    "budget_exceeded": SurfaceCodes(413, 5, -32602),
+    "fenced": SurfaceCodes(409, 9, -32603),
+    "missing_extra": SurfaceCodes(501, 6, -32603),
+    "upstream_failed": SurfaceCodes(502, 10, -32000),
+    "store_error": SurfaceCodes(500, 7, -32603),
+    "damaged": SurfaceCodes(500, 8, -32603),
+    "store_full": SurfaceCodes(507, 7, -32603),
+    "store_unavailable": SurfaceCodes(503, 7, -32603),
+    "unsupported_format": SurfaceCodes(500, 7, -32603),
+    "store_closed": SurfaceCodes(500, 7, -32603),
 }
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -195,7 +195,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextmanager
 def storage_errors(doing: str) -> Iterator[None]:
-    """Turn an operating system's error into ours, once, at the storage boundary."""
+    """Turn an `OSError` into a `StoreError`, once, at the storage boundary."""
     try:
         yield
     except OSError as error:
@@ -206,6 +206,16 @@ def storage_error(error: OSError, doing: str) -> StoreError:
     reason = error.strerror or str(error)
     if error.errno in _FULL:
         return StoreFull(f"no space left while {doing}: {reason}")
+    if error.errno == errno.EROFS:
+        return read_only(doing)
     return StoreUnavailable(
         f"the store failed while {doing}: {reason}", hint="check the folder's owner, permissions and disk"
+    )
+
+
+def read_only(doing: str) -> StoreUnavailable:
+    """The error for a change to a store on a read-only file system."""
+    return StoreUnavailable(
+        f"the store is on a read-only file system: {doing} is not possible",
+        hint="it can be read; to change it, mount it writable and open it again",
     )

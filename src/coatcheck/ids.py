@@ -1,7 +1,7 @@
-"""Ids, pointers and fragments: the one door through which every name of an artifact passes.
+"""Ids, pointers, fragments and names: the one place that parses and checks them.
 
-An id is 64 lower-case hex characters, the SHA-256 of the bytes. A pointer is `art:` and a prefix of it, 12 characters
-at least. With `#/a/0` behind it, a pointer names a part of a JSON artifact (RFC 6901).
+An id is 64 lower-case hex characters, the SHA-256 of the bytes. A pointer is `art:` and a prefix of the id, at least 12
+characters. A fragment such as `#/a/0` after it names a part of a JSON artifact (RFC 6901).
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from coatcheck.errors import InvalidPointer
+from coatcheck.errors import InvalidArgument, InvalidPointer
 from coatcheck.redaction import CONTEXT, mask
 
 SCHEME = "art:"
 MIN_PREFIX = 12
+NAME_LIMIT = 65_536
 _POINTER = re.compile(r"art:([0-9a-f]{12,64})(#(?:/.*)?)?", re.DOTALL)
 _HEX = re.compile(r"[0-9a-f]{12,64}")
 _MISSING = object()
@@ -23,7 +24,7 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A parsed pointer: a prefix of an id, and the fragment behind it ('' where there is none)."""
+    """A parsed pointer: the prefix of an id, and the fragment, '' if there is none."""
 
     prefix: str
     fragment: str = ""
@@ -34,7 +35,7 @@ def digest_of(data: bytes | bytearray | memoryview) -> str:
 
 
 def is_pointer(value: object) -> bool:
-    """Whether this is a whole pointer, fragment included. Says nothing about whether it resolves."""
+    """Whether this is a well-formed pointer, with or without a fragment. It need not resolve."""
     return isinstance(value, str) and _POINTER.fullmatch(value) is not None
 
 
@@ -46,7 +47,7 @@ def parse_pointer(text: str) -> Target:
 
 
 def is_prefix(text: str) -> bool:
-    """Whether this is a bare id or a prefix of one, long enough to be used as a pointer."""
+    """Whether this is an id without `art:`, or a prefix of one that is long enough for a pointer."""
     return _HEX.fullmatch(text) is not None
 
 
@@ -55,7 +56,7 @@ def pointer_of(artifact_id: str, length: int = MIN_PREFIX) -> str:
 
 
 def shared_prefix(one: str, other: str) -> int:
-    """How many leading characters two ids have in common."""
+    """The number of leading characters that two ids share."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
 
 
@@ -65,7 +66,8 @@ def prefix_range(prefix: str) -> tuple[bytes, bytes]:
 
 
 def follow(value: Any, fragment: str) -> Any:
-    """The part of a JSON value that a fragment names. A fragment that leads nowhere says how far it got."""
+    """Return the part of a JSON value that a fragment names. The error of one that does not exist says how far it
+    got."""
     if not fragment:
         return value
     at = value
@@ -86,8 +88,26 @@ def follow(value: Any, fragment: str) -> Any:
     return at
 
 
+def check_name(name: object, what: str = "name") -> None:
+    """Check a name, an id or a label: any text that UTF-8 can encode, from 1 to 65,536 characters."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"the {what} must be a string, got a {type(name).__name__}")
+    if not 0 < len(name) <= NAME_LIMIT:
+        raise InvalidArgument(f"the {what} must have 1 to {NAME_LIMIT} characters, got {len(name)}")
+    if not is_encodable(name):
+        raise InvalidArgument(f"the {what} {clip(name)} contains a lone surrogate, which UTF-8 cannot encode")
+
+
+def is_encodable(text: str) -> bool:
+    """Whether UTF-8 can encode this text: it has no lone surrogates. Other text cannot be a name."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 def clip(text: str, limit: int = 80) -> str:
-    """A quoted, bounded, printable form of untrusted text for an error, with secrets masked."""
+    """Quote untrusted text for an error: bounded, printable, secrets masked."""
     shown = mask(text[: limit + CONTEXT])
     return repr(shown if max(len(text), len(shown)) <= limit else f"{shown[:limit]}… ({len(text)} characters)")
 

@@ -1,7 +1,6 @@
-"""How a value comes in: hash, describe, make durable, then name it in the catalog. In that order, always.
+"""Put a value: hash it, describe it, make its bytes durable, then add a row to the catalog, always in that order.
 
-Content that is there already is compared, not trusted: a copy that rotted is replaced by the one that was just handed
-in.
+Content that is stored already is compared, not trusted: a damaged copy is replaced by the new one.
 """
 
 from __future__ import annotations
@@ -14,25 +13,34 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from coatcheck import media
-from coatcheck.errors import Damaged, InvalidArgument, NotFound, QuotaExceeded, StoreError, TooLarge
-from coatcheck.ids import MIN_PREFIX, clip, digest_of
+from coatcheck.checks import one_of, seconds
+from coatcheck.content import CHUNK, chunks_of, is_stream
+from coatcheck.errors import (
+    Damaged,
+    InvalidArgument,
+    NotFound,
+    QuotaExceeded,
+    StoreError,
+    StoreUnavailable,
+    TooLarge,
+)
+from coatcheck.ids import MIN_PREFIX, check_name, clip, digest_of, is_pointer
+from coatcheck.lookup import Lookup, Scope
 from coatcheck.redaction import mask
 from coatcheck.refs import PRODUCERS, SUMMARY_LIMIT, Blob, Codec, Ref, summarize
-from coatcheck.scope import Lookup, Scope, check_name, is_seconds
 from coatcheck.storage import BlobStore, Catalog, Entry, Limits
 from coatcheck.storage.frames import FramedChunks
-from coatcheck.streams import CHUNK, chunks_of, is_stream
 from coatcheck.values import Encoded, decode_text, encode
 
 _TAIL = 64
-_SUMMARIZED, _LOOKED_AT = 201, 320  # characters; those beyond a summary show a secret that it would cut
+_SUMMARIZED, _LOOKED_AT = 201, 320  # characters; the text after a summary shows a secret that the summary would cut
 _T = TypeVar("_T")
-_HEAD = 1024  # bytes that hold the 200 characters of a summary, whatever the script
+_HEAD = 1024  # bytes, enough for the 200 characters of a summary in any script
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a put says of a value, besides the value. None means: see for yourself."""
+    """What the caller of a put says about the value. None means: find out."""
 
     name: str | None = None
     tool: str | None = None
@@ -44,20 +52,23 @@ class About:
     parents: tuple[str, ...] = ()
     ttl: float | None = None
     request: str | None = None
+    granted_by: str | None = None
 
     def check(self) -> None:
         for what, text in (("name", self.name), ("tool name", self.tool), ("call id", self.call_id),
                            ("media type", self.media_type), ("request", self.request)):  # fmt: skip
             if text is not None:
                 check_name(text, what)
-        if self.kind is not None and self.kind not in media.KINDS:
-            raise InvalidArgument(f"{clip(self.kind)} is no kind", hint="one of " + ", ".join(media.KINDS))
-        if self.producer is not None and self.producer not in PRODUCERS:
-            raise InvalidArgument(f"{clip(self.producer)} is no producer", hint="one of " + ", ".join(PRODUCERS))
+        if is_pointer(self.name):
+            raise InvalidArgument(
+                f"the name {clip(str(self.name))} is a pointer, so it could not be looked up as a name",
+                hint="choose a name that is not art: followed by hex digits",
+            )
+        one_of(self.kind, "kind", media.KINDS, optional=True)
+        one_of(self.producer, "producer", PRODUCERS, optional=True)
         if self.summary is not None and len(self.summary) > SUMMARY_LIMIT:
-            raise InvalidArgument(f"the summary has {len(self.summary)} characters; at most {SUMMARY_LIMIT} are kept")
-        if self.ttl is not None and not is_seconds(self.ttl):
-            raise InvalidArgument(f"a time to live of {self.ttl!r} is no number of seconds")
+            raise InvalidArgument(f"the summary must have at most {SUMMARY_LIMIT} characters, got {len(self.summary)}")
+        seconds(self.ttl, "ttl", optional=True)
 
 
 class Intake:
@@ -90,27 +101,28 @@ class Intake:
                     return self._put_stream(scope, stream, named)
             except OSError as error:
                 raise InvalidArgument(
-                    f"cannot read {str(value)!r}: {error.strerror}", hint="name a file to store"
+                    f"cannot read {str(value)!r}: {error.strerror}", hint="pass the path of a readable file"
                 ) from error
         if is_stream(value):
             return self._put_stream(scope, value, _checked(about))
         return self.put_encoded(scope, Encoded(*encode(value), value if isinstance(value, str) else None), about)
 
     def put_encoded(self, scope: Scope, value: Encoded, about: About, also: Iterable[Scope] = ()) -> Ref:
-        """Put a value that the caller has encoded, into further sessions too. Its digest is computed here, always."""
+        """Put an encoded value, into the sessions of `also` too; those do not get `granted_by`. The digest is always
+        computed here."""
         about, digest = _checked(about), digest_of(value.data)
         ref = self._put_bytes(scope, value, about, digest)
         for other in also:
-            self._put_bytes(other, value, about, digest)
+            self._put_bytes(other, value, replace(about, granted_by=None), digest)
         return ref
 
-    def add(self, entry: Entry) -> bool:
-        """A further ref to a blob that the catalog knows. False where that is gone meanwhile."""
-        return self._add(replace(entry, content=None), reuse=True)
+    def add(self, entry: Entry, *, reuse: bool = False, heal: bool = False) -> bool:
+        """Add a ref within the quotas, collecting once to make room. With `reuse`, return False if the blob is gone."""
+        return self._within_quota(lambda: self._catalog.put(entry, limits=self._limits, reuse=reuse, heal=heal))
 
     def _put_bytes(self, scope: Scope, value: Encoded, about: About, digest: str) -> Ref:
         codec, data, text, frames = value
-        self._check_size(len(data))
+        self.check_size(len(data))
         info = scope.info
         is_small = len(data) <= self._catalog.inline_limit
         ref: Ref | None = None
@@ -119,28 +131,30 @@ class Intake:
             entry = Entry(ref, Blob(digest, len(data)), info, data)
             new = self._within_quota(lambda: self._catalog.put_new(entry, limits=self._limits))
             if new is not None:
-                return self._lookup.told(entry, self._all_near(scope, digest, new))
+                return self._lookup.ref_for_caller(entry, self._all_near(scope, digest, new))
         near = self._near(info.session_id, digest[:MIN_PREFIX])
         ids = self._all_near(scope, digest, _ids(near))
         settled = not self._catalog.behind()  # asked after: then what was found is durable too
         if near and settled:
             for entry in near:
                 if self._is_repeat(entry, digest, codec, about) and self._holds(entry, data):
-                    return self._lookup.told(entry, ids)
+                    return self._lookup.ref_for_caller(entry, ids)
         if ref is None:
             ref = self._describe(scope, codec, digest, len(data), data[:_HEAD], data[-_TAIL:], about, text)
         if is_small:
             entry = Entry(ref, Blob(digest, len(data)), info, data)
-            self._add(entry)
-            return self._lookup.told(entry, ids)
+            self.add(entry)
+            return self._lookup.ref_for_caller(entry, ids)
         known = self._catalog.blob(digest, settled=False)
-        if known and self._blob_holds(known, data):
+        is_same = known and self._blob_holds(known, data)
+        if known and is_same:
             entry = Entry(ref, known, info)
-            if self._add(entry, reuse=True):
-                return self._lookup.told(entry, ids)
+            if self.add(entry, reuse=True):
+                return self._lookup.ref_for_caller(entry, ids)
         chunks = [data] if frames is None else FramedChunks([data], frames)
         with self._blobs.stage(chunks, digest) as staged:
-            return self._lookup.told(self._publish(Entry(ref, staged.publish(), info), instead_of=known), ids)
+            copy = Entry(ref, staged.publish(), info)
+            return self._lookup.ref_for_caller(self._publish(copy, instead_of=known, remove=is_same is not None), ids)
 
     def _put_stream(self, scope: Scope, stream: IO[bytes], about: About) -> Ref:
         chunks = chunks_of(stream)
@@ -156,7 +170,7 @@ class Intake:
             size, chunk = 0, head
             while chunk:
                 size += len(chunk)
-                self._check_size(size)
+                self.check_size(size)
                 tail = (tail + chunk)[-_TAIL:]
                 yield chunk
                 chunk = next(chunks, b"")
@@ -170,41 +184,44 @@ class Intake:
             ref = self._describe(scope, codec, digest, staged.size, head[:_HEAD], tail, about, text)
             ids = self._all_near(scope, digest, _ids(near))
             known = self._catalog.blob(digest)
-            if known and self._is_sound(known):
+            sound = known and self._is_sound(known)
+            if known and sound:
                 for entry in near:
-                    if self._is_repeat(entry, digest, codec, about):
-                        return self._lookup.told(entry, ids)
+                    # Put it once more, so that it is durable. Nothing is stored twice.
+                    again = replace(entry, content=None)
+                    if self._is_repeat(entry, digest, codec, about) and self.add(again, reuse=True):
+                        return self._lookup.ref_for_caller(entry, ids)
                 entry = Entry(ref, known, info)
-                if self._add(entry, reuse=True):
-                    return self._lookup.told(entry, ids)
-            return self._lookup.told(self._publish(Entry(ref, staged.publish(), info), instead_of=known), ids)
+                if self.add(entry, reuse=True):
+                    return self._lookup.ref_for_caller(entry, ids)
+            copy = Entry(ref, staged.publish(), info)
+            return self._lookup.ref_for_caller(self._publish(copy, instead_of=known, remove=sound is not None), ids)
 
     def _near(self, session_id: str, prefix: str) -> list[Entry]:
-        """What the session holds under a prefix, with content where that can be read: else it is about to be healed."""
+        """The entries of a session under a prefix, with their content unless it is damaged: this put may repair it."""
         try:
             return self._catalog.find(session_id, prefix=prefix, content=True, settled=False)
         except Damaged:
             return self._catalog.find(session_id, prefix=prefix, settled=False)
 
     def _all_near(self, scope: Scope, digest: str, own: Collection[str]) -> Collection[str]:
-        """What the new pointer must be told apart from: ids of the session and of its ancestors."""
+        """The ids of the session and its ancestors that the new pointer must differ from."""
         if not scope.ancestors:
             return own
         return {*own, *self._catalog.near(scope.ancestors, [digest], settled=False)}
 
-    def _publish(self, entry: Entry, *, instead_of: Blob | None) -> Entry:
-        """Name a new copy in the catalog. One that it replaces, since that did not hold the data, goes after."""
+    def _publish(self, entry: Entry, *, instead_of: Blob | None, remove: bool) -> Entry:
+        """Add a new copy to the catalog. Then remove the damaged copy that it replaces; one that only could not be read
+        stays."""
         try:
-            self._add(entry, heal=instead_of is not None)
+            self.add(entry, heal=instead_of is not None)
         except BaseException:
             discard(self._blobs, self._catalog, entry.blob)
             raise
-        if instead_of is not None and instead_of.coding != "inline":
-            self._blobs.remove(instead_of)
+        if instead_of is not None and instead_of.coding != "inline" and remove:
+            with contextlib.suppress(StoreError):  # the put is done; a sweep removes the rest
+                self._blobs.remove(instead_of)
         return entry
-
-    def _add(self, entry: Entry, *, reuse: bool = False, heal: bool = False) -> bool:
-        return self._within_quota(lambda: self._catalog.put(entry, limits=self._limits, reuse=reuse, heal=heal))
 
     def _within_quota(self, put: Callable[[], _T]) -> _T:
         try:
@@ -252,18 +269,19 @@ class Intake:
             summary if summary.isascii() else summary.encode("utf-8", "replace").decode(),
             now,
             None if about.ttl is None else now + about.ttl,
+            granted_by=about.granted_by,
             request=about.request,
         )
 
     def _is_repeat(self, entry: Entry, digest: str, codec: Codec, about: About) -> bool:
-        """Whether putting this again would add nothing to what the session holds."""
+        """Whether this put would add nothing to an entry that the session has."""
         ref = entry.ref
         if ref.artifact_id != digest or ref.codec != codec or not self._lookup.is_live(entry):
             return False
         if about.ttl is not None or ref.expires is not None:
             return False
-        said = (about.name, about.tool, about.call_id, about.parents, about.request, None)
-        if said != (ref.name, ref.tool, ref.call_id, ref.parents, ref.request, ref.granted_by):
+        given = (about.name, about.tool, about.call_id, about.parents, about.request, about.granted_by)
+        if given != (ref.name, ref.tool, ref.call_id, ref.parents, ref.request, ref.granted_by):
             return False
         guessed = ((about.kind, ref.kind), (about.media_type, ref.media_type), (about.summary, ref.summary),
                    (about.producer, ref.producer))  # fmt: skip
@@ -275,24 +293,35 @@ class Intake:
         return bool(newest) and newest[0].seq == entry.seq
 
     def _holds(self, entry: Entry, data: bytes) -> bool:
-        return entry.content == data if entry.blob.coding == "inline" else self._blob_holds(entry.blob, data)
+        return entry.content == data if entry.blob.coding == "inline" else bool(self._blob_holds(entry.blob, data))
 
-    def _blob_holds(self, blob: Blob, data: bytes) -> bool:
+    def _blob_holds(self, blob: Blob, data: bytes) -> bool | None:
+        """Whether a copy equals the data; None if it cannot be read, which must not stop the put."""
         try:
             return self._blobs.holds(blob, data)
         except (Damaged, NotFound):
             return False
+        except StoreUnavailable as error:
+            if error.may_retry:  # then a new copy could not be stored either
+                raise
+            return None
 
-    def _is_sound(self, blob: Blob) -> bool:
+    def _is_sound(self, blob: Blob) -> bool | None:
+        """Whether a copy is sound; None if it cannot be read."""
         try:
             return all(self._blobs.read(blob, at, CHUNK) for at in range(0, blob.size, CHUNK))
         except (Damaged, NotFound):
             return False
+        except StoreUnavailable as error:
+            if error.may_retry:
+                raise
+            return None
 
-    def _check_size(self, size: int) -> None:
+    def check_size(self, size: int) -> None:
+        """Raise `TooLarge` if an artifact may not have this many bytes."""
         if self._max is not None and size > self._max:
             raise TooLarge(
-                f"the value has {size} bytes or more; this store takes at most {self._max} in one artifact",
+                f"the value has at least {size} bytes; the limit for one artifact is {self._max}",
                 hint="split it, or open the store with a larger max_artifact_bytes",
             )
 
@@ -302,7 +331,7 @@ def _ids(entries: list[Entry]) -> list[str]:
 
 
 def _codec_of(stream: IO[bytes]) -> Codec:
-    """How to read a stream's bytes back: as text where it says, at its end, that all of it was (`is_text`)."""
+    """The codec of a stream that was read to its end: `text` if its attribute `is_text` says so."""
     return "text" if getattr(stream, "is_text", False) is True else "bytes"
 
 
@@ -313,13 +342,15 @@ def _checked(about: About) -> About:
     return about
 
 
-def _file_name(path: Path) -> str:
-    """The file's name as text. A file system takes any bytes; what is not UTF-8 becomes a replacement character."""
-    return os.fsencode(path.name).decode("utf-8", "replace")
+def _file_name(path: Path) -> str | None:
+    """Return the file's name as text, with replacement characters for what is not UTF-8; None if it is a pointer."""
+    name = os.fsencode(path.name).decode("utf-8", "replace")
+    return None if is_pointer(name) else name
 
 
 def discard(blobs: BlobStore, catalog: Catalog, blob: Blob) -> None:
-    """Remove a copy whose put failed, unless its row made it all the same. In doubt it stays, for a sweep to decide."""
+    """Remove a copy whose put failed, unless its row was written all the same. If that is unknown, leave it to a
+    sweep."""
     with contextlib.suppress(StoreError):
         known = catalog.blob(blob.digest)
         if known is None or known.place != blob.place:

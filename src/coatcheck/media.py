@@ -1,7 +1,7 @@
-"""What a piece of content is, told from its first bytes and its name: a media type, and a kind.
+"""Guess the media type and the kind of content from its first and last bytes and its name.
 
-Pure and quick: it looks at the head and the tail only, so that it costs the same for a kilobyte and a gigabyte. It is a
-guess that callers may overrule, and nothing downstream trusts it for safety.
+Pure and quick: it looks only at the head and the tail, so a gigabyte costs as much as a kilobyte. Callers may override
+the guess, and nothing relies on it for safety.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _QUOTED: Final = re.compile(r'"[^"]*"')
 
 
 def is_text(media_type: str) -> bool:
-    """Whether content of this type is made of characters."""
+    """Whether content of this type is text."""
     essence = media_type.partition(";")[0].strip().lower()
     return (
         essence.startswith("text/")
@@ -75,7 +75,7 @@ def is_text(media_type: str) -> bool:
 
 
 def sniff_text(head: str, tail: str, name: str | None = None) -> str:
-    """The media type of text, from its first and last characters and the name it was given."""
+    """The media type of text, from its first and last characters and its name."""
     named = _named(name)
     if named is not None:
         return named
@@ -94,7 +94,7 @@ def sniff_text(head: str, tail: str, name: str | None = None) -> str:
 
 
 def sniff_bytes(head: bytes, tail: bytes, name: str | None = None) -> str:
-    """The media type of bytes. Magic numbers count more than the name; a name counts more than a look at the text."""
+    """The media type of bytes. Magic numbers take precedence over the name, and the name over the look of the text."""
     if head.startswith(_MAGICS):
         return next(media for magic, media in _MAGIC if head.startswith(magic))
     if head[:4] == b"RIFF" and head[8:12] in _RIFF:
@@ -113,8 +113,8 @@ def sniff_bytes(head: bytes, tail: bytes, name: str | None = None) -> str:
 
 
 class Encoding(NamedTuple):
-    """How characters are written: its name, how many bytes make a unit, and how many its byte-order mark has (0 where
-    there is none)."""
+    """A text encoding: its name, the bytes of a code unit, and the bytes of its byte-order mark (0 if there is
+    none)."""
 
     name: str
     unit: int
@@ -122,28 +122,28 @@ class Encoding(NamedTuple):
 
     @property
     def is_wide(self) -> bool:
-        """Whether every character takes more than a byte, whatever it is."""
+        """Whether every character takes more than one byte."""
         return self.unit > 1
 
 
 def encoding_of(head: bytes) -> Encoding:
-    """What a byte-order mark says, else UTF-8. Everything that reads text asks here."""
+    """The encoding that a byte-order mark names, else UTF-8. All code that reads text uses this."""
     return next((encoding for mark, encoding in _MARKS if head.startswith(mark)), _UTF8)
 
 
 def decoded(data: bytes, errors: Literal["replace", "ignore"] = "replace") -> str:
-    """Text by its byte-order mark, without it. What cannot be decoded shows as U+FFFD, or not at all."""
+    """Decode text by its byte-order mark, and drop the mark. Invalid bytes become U+FFFD, or are left out."""
     encoding = encoding_of(data)
     return data[encoding.mark :].decode(encoding.name, errors)
 
 
 def decode_head(head: bytes) -> str:
-    """The first characters of text, as far as they are whole."""
+    """Decode the head of a text, without characters that are cut."""
     return decoded(head, "ignore")
 
 
 def sniff_kind(media_type: str, head: str, *, name: str | None = None) -> str:
-    """The kind that fits: what somebody would file it under."""
+    """The kind of content: `code`, `doc`, `log`, `data` or `result`."""
     if media_type in _CODE:
         return "code"
     if media_type in _DOCS:
@@ -155,15 +155,15 @@ def sniff_kind(media_type: str, head: str, *, name: str | None = None) -> str:
 
 
 def _is_log(head: str) -> bool:
-    """Whether one of the first two lines begins with a time, or a level stands somewhere. Plain searches come first."""
+    """Whether one of the first two lines begins with a time, or there is a log level. Plain searches come first."""
     if _STAMP.match(head) or ((end := head.find("\n")) >= 0 and _STAMP.match(head, end + 1)):
         return True
     return any(level in head for level in _LEVELS) and _LEVEL.search(head) is not None
 
 
 def _table(head: str) -> str | None:
-    """The media type of a table: a first line of column names, then lines with as many separators. Prose has a blank
-    after its commas."""
+    """The media type of a table: a first line of column names, then lines with the same number of separators. Commas in
+    prose are followed by a space."""
     end = head.find("\n")
     first = head[: max(0, end)]
     for separator, media_type in _SEPARATORS:

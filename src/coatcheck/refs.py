@@ -1,6 +1,7 @@
-"""The value objects that pass between the layers: `Ref`, `Blob` and what a put says about a value.
+"""The value objects that pass between the layers: `Ref`, `Blob` and `Coverage`.
 
-All are frozen: a ref is what was true when it was made. Times are seconds since the epoch inside, datetimes outside.
+All are frozen: a ref describes the moment when it was made. Times are seconds since the epoch inside, datetimes
+outside.
 """
 
 from __future__ import annotations
@@ -15,17 +16,21 @@ from coatcheck.ids import pointer_of
 Codec = Literal["text", "json", "bytes"]
 Coding = Literal["inline", "raw", "zstd"]
 PRODUCERS: Final = ("dispatcher", "executor", "planner", "system")
-SUMMARY_LIMIT: Final = 500
-LAST_TIME: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 1  # a time to live may lie beyond every calendar
+SUMMARY_LIMIT: Final = 500  # characters
+RECORD_LIMIT: Final = 1 << 20  # bytes
+FENCED_SERIES: Final = frozenset({"hot"})
+"""The series that only take records under a claim."""
+
+LAST_TIME: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 1  # a time to live may end after the last datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
     """Stored bytes: their digest and size, how and where they are kept, and a checksum for each frame.
 
-    `place` is the backend's own name for the copy that the catalog points at: a blob that is healed or compressed gets
-    a new place, so that nobody removes a copy which somebody else has just written. `used` is when it was last put or
-    read, as far as the catalog knows.
+    `place` is the backend's own name for the copy that the catalog points at. A blob that is repaired or compressed
+    gets a new place, so that nobody removes a copy that another process has just written. `used` is when it was last
+    put or read, as far as the catalog knows.
     """
 
     digest: str
@@ -38,10 +43,10 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """What a pointer stands for: one artifact, as one session holds it.
+    """The value object behind a pointer: one artifact in one session.
 
-    `request` is what was asked of its parents, where it was derived from them. Two refs are equal where they are the
-    same put: what time does to one (expiry, address) does not count."""
+    `request` is the read that derived it from its parents, if it was derived. Refs of the same put are equal: expiry,
+    address and pointer length do not count."""
 
     artifact_id: str
     session_id: str
@@ -77,15 +82,16 @@ class Ref:
 
     @property
     def expires_at(self) -> datetime | None:
-        """When this ref expires if the session is not used before; None where it is pinned or has no time to live."""
+        """When this ref expires if the session is not used before; None if it is pinned or has no time to live."""
         return None if self.expires is None else datetime.fromtimestamp(min(self.expires, LAST_TIME), UTC)
 
     @property
     def is_expired(self) -> bool:
         return self.expires is not None and time.time() >= self.expires
 
-    def as_told(self, expires: float | None, content_uri: str, pointer_length: int) -> Ref:
-        """This ref with what depends on the moment. Spelled out: `replace` would cost a put more than its hash."""
+    def as_of_now(self, expires: float | None, content_uri: str, pointer_length: int) -> Ref:
+        """Return this ref with the fields that change over time. Written out, since `replace` costs more than
+        hashing."""
         return Ref(
             self.artifact_id, self.session_id, self.size_bytes, self.media_type, self.kind, self.codec, self.name,
             self.tool, self.call_id, self.producer, self.parents, self.summary, self.created, expires, self.pinned,
@@ -93,7 +99,7 @@ class Ref:
         )  # fmt: skip
 
     def to_record(self) -> dict[str, Any]:
-        """The registry's JSON record of this artifact."""
+        """The JSON record of this artifact, as a registry stores it."""
         return {
             "artifact_id": self.artifact_id,
             "type": self.kind,
@@ -109,7 +115,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Which bytes of an artifact a session has been shown: ranges in order, of how many bytes."""
+    """Which bytes of an artifact a session has been shown: ordered ranges, and the size of the artifact."""
 
     ranges: tuple[tuple[int, int], ...]
     size: int
@@ -120,7 +126,7 @@ class Coverage:
 
     @property
     def share(self) -> float:
-        """From 0.0, nothing, to 1.0, all of it."""
+        """The part that was shown, from 0.0 to 1.0."""
         return self.shown / self.size if self.size else 1.0
 
     def __str__(self) -> str:
@@ -128,5 +134,5 @@ class Coverage:
 
 
 def summarize(text: str, limit: int = 200) -> str:
-    """The first characters of a text on one line: every line end becomes a blank."""
+    """The first characters of a text on one line: every line end becomes a space."""
     return " ".join(text[: limit + 1].splitlines())[:limit] if text else ""

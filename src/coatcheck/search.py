@@ -1,7 +1,7 @@
-"""Search: the passages of a session's artifacts that fit some words best.
+"""Full-text search in the artifacts of a session.
 
-Names, tools and summaries count as well as content. What is not indexed yet is indexed on the way, so a put never waits
-for it, and a search looks only at what is new and at what it finds. A hit is an artifact that the session sees now.
+It searches names, tools and summaries as well as content. A search first indexes the artifacts that are new since the
+last one, so a put never waits for the index. A hit is always an artifact that the session can see now.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from coatcheck import media
+from coatcheck.content import Content
 from coatcheck.errors import Damaged, NotFound
 from coatcheck.redaction import CONTEXT, mask
 from coatcheck.refs import Ref
 from coatcheck.storage import Entry, Held, Mark, Match, Passage, PassageIndex
-from coatcheck.streams import Content
 
 PASSAGE_CHARS = 2000
 SHOWN_CHARS = 400
@@ -26,13 +26,13 @@ _BATCH_BYTES = 8 * 1024 * 1024
 
 Entries = list[Entry]
 Find = Callable[[str, int | None, int], Entries]
-"""So many refs of a session, newest first, that are older than a seq."""
+"""Return refs of a session, newest first: `(session id, older than this seq, limit)`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One artifact that fits, best passage first. `lines` are that passage's first and last line, None where a name,
-    tool or summary fitted. `read_on` is how to go on from there."""
+    """One artifact that matches, with its best passage. `lines` are the first and last line of the passage, None if a
+    name, tool or summary matched. `read_on` is the call that reads on from there."""
 
     ref: Ref
     passage: str
@@ -51,8 +51,8 @@ def search(
     ref: Callable[[str], Ref | None],
     content: Callable[[Ref], Content],
 ) -> list[Hit]:
-    """The best hits in what these sessions hold, each artifact once. `ref` is the live ref of a digest, None where the
-    asker has none: the index only proposes."""
+    """Return the best hits in these sessions, each artifact once. `ref` returns the live ref of a digest, or None if
+    the caller may not see it: the index only proposes."""
     for session_id in sessions:
         follow(passages, session_id, find, content)
     asked = limit * 8 + 32
@@ -74,11 +74,11 @@ def search(
                 return hits
         if len(matches) < asked or len(ranked) == len(hits):
             return hits
-        asked *= 4  # what is gone stood in the way
+        asked *= 4  # artifacts that are gone took up the places
 
 
 def follow(passages: PassageIndex, session_id: str, find: Find, content: Callable[[Ref], Content]) -> None:
-    """Index what a session got since it was last followed, and all of it where that cannot be told."""
+    """Index what is new in a session since the last call, or all of it if that is unknown."""
     known = passages.followed(session_id)
     fresh, met = _since(session_id, known, find)
     if not met and known is not None:
@@ -94,21 +94,21 @@ def follow(passages: PassageIndex, session_id: str, find: Find, content: Callabl
             refs.setdefault(ref.artifact_id, ref)
             ends = None if ref.pinned else ref.expires
             held = holds.get(ref.artifact_id, Held([], ends))
-            held.said.extend(each for each in (ref.name, ref.tool, ref.summary) if each)
+            held.labels.extend(each for each in (ref.name, ref.tool, ref.summary) if each)
             last = None if ends is None or held.expires is None else max(ends, held.expires)
             holds[ref.artifact_id] = held._replace(expires=last)
     unread = _index(passages, refs, content)
     mark = known
     for entry in reversed(fresh):
         if entry.gone == "damaged" or entry.ref.artifact_id in unread:
-            break  # it may be healed: the next search looks again from here on
+            break  # it may be repaired: the next search looks again from here on
         if not entry.gone:
             mark = Mark(entry.session.created, entry.seq, entry.ref.artifact_id)
-    passages.hold(session_id, holds, mark, anew=known is None)
+    passages.hold(session_id, holds, mark, complete=known is None)
 
 
 def _since(session_id: str, mark: Mark | None, find: Find) -> tuple[list[Entry], bool]:
-    """What a session got since, newest first, and whether the mark was met on the way."""
+    """Return the refs of a session since a mark, newest first, and whether the mark was found."""
     found: list[Entry] = []
     before, size = None, _GLANCE
     while True:
@@ -116,7 +116,7 @@ def _since(session_id: str, mark: Mark | None, find: Find) -> tuple[list[Entry],
         for entry in page:
             if mark is not None and entry.seq <= mark.seq:
                 same = Mark(entry.session.created, entry.seq, entry.ref.artifact_id) == mark
-                return found, same and not entry.gone  # a session that expired and came back lost what it had
+                return found, same and not entry.gone  # a session that expired and came back has lost its refs
             found.append(entry)
         if len(page) < size:
             return found, mark is None
@@ -124,7 +124,7 @@ def _since(session_id: str, mark: Mark | None, find: Find) -> tuple[list[Entry],
 
 
 def _index(passages: PassageIndex, refs: Mapping[str, Ref], content: Callable[[Ref], Content]) -> set[str]:
-    """Index what is not yet, in batches; answers what could not be read."""
+    """Index artifacts that are not indexed yet, in batches. Return those that could not be read."""
     unread: set[str] = set()
     batch: dict[str, list[Passage]] = {}
     size = 0
@@ -144,8 +144,8 @@ def _index(passages: PassageIndex, refs: Mapping[str, Ref], content: Callable[[R
 
 
 def cut(content: Content) -> Iterator[Passage]:
-    """The passages of a text artifact: whole lines, about two thousand characters each. Of a very large one, those of
-    its first four megabytes."""
+    """Cut a text artifact into passages of whole lines, about two thousand characters each. Only the first four
+    megabytes are cut."""
     if not media.is_text(content.ref.media_type):
         return
     data = content.read(0, INDEXED_BYTES)
@@ -167,7 +167,7 @@ def cut(content: Content) -> Iterator[Passage]:
 
 
 def _hit(ref: Ref, match: Match, words: str, content: Callable[[Ref], Content]) -> Hit | None:
-    """The hit of a match; None where its bytes cannot be had any more."""
+    """The hit for a match; None if its bytes cannot be read any more."""
     if match.first == 0:
         shown = " · ".join(text for text in (ref.name, ref.tool, ref.summary) if text)
         return Hit(ref, shown[:SHOWN_CHARS], None, match.score, f'read("{ref.pointer}")')
@@ -184,7 +184,7 @@ def _hit(ref: Ref, match: Match, words: str, content: Callable[[Ref], Content]) 
 
 
 def _around(content: Content, match: Match) -> tuple[str, str, str]:
-    """A passage, and what stands before and behind it: a secret may begin or end there."""
+    """The text before a passage, the passage, and the text after it: a secret may begin or end outside."""
     start = max(0, match.start - CONTEXT)
     data = content.read(start, match.end + CONTEXT - start)
     at, end = match.start - start, match.end - start
@@ -193,8 +193,8 @@ def _around(content: Content, match: Match) -> tuple[str, str, str]:
 
 
 def _densest(lines: list[str], words: str) -> tuple[int, str]:
-    """The run of lines, of bounded length, that begins with some of the words and has most; the index of its first
-    line."""
+    """Find the run of lines, of bounded length, that has most of the words. Return the index of its first line, and its
+    text."""
     wanted = {word.lower()[:6] for word in _WORDS.findall(words)}
     weights = [len({word.lower()[:6] for word in _WORDS.findall(line)} & wanted) for line in lines]
     best, at = -1, 0

@@ -1,4 +1,4 @@
-"""`Session`: the bound object that users hold. Each method is one call down into the store."""
+"""`Session`: the object that users work with. Each method is one call into the store."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from coatcheck.ids import parse_pointer
 from coatcheck.intake import About
-from coatcheck.materialize import materialize, remove_files
+from coatcheck.lookup import Scope
 from coatcheck.refs import Coverage, Ref
-from coatcheck.scope import Scope
 from coatcheck.search import Hit
 from coatcheck.storage import Claimant, Record
 
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """The scope in which pointers resolve: what it put or was granted, and what its ancestors see.
+    """The scope in which pointers and names resolve: artifacts that it put or was granted, and those of its ancestors.
 
-    Made by `store.session(…)`. A handle is cheap, holds no connection, and may be shared between threads."""
+    Created by `store.session(…)`. A session object is cheap, has no connection, and can be shared between threads."""
 
     __slots__ = ("_scope", "_store")
 
@@ -50,7 +49,7 @@ class Session:
 
     @property
     def scope(self) -> Scope:
-        """The session with its ancestors, as the store is asked for them."""
+        """The session with its ancestors, as the methods of the store take it."""
         return self._scope
 
     def __repr__(self) -> str:
@@ -70,29 +69,31 @@ class Session:
         parents: Iterable[Ref | str] = (),
         ttl: float | None = None,
     ) -> Ref:
-        """Store a value: text, bytes, anything JSON can hold, a model or dataclass, a `Path`, or a binary stream.
+        """Store a value: text, bytes, a JSON value, a model or dataclass, a `Path`, or a binary stream.
 
-        Media type, kind and summary are found out where they are not given. `ttl` bounds this artifact's life besides
-        the session's. Returns when the value is as durable as the store was opened for."""
+        Media type, kind and summary are detected if they are not given. `ttl` limits the life of this artifact within
+        that of the session. Returns when the value is durable."""
         lineage = tuple(one.artifact_id if isinstance(one, Ref) else parse_pointer(one).prefix for one in parents)
         return self._store.put(
             self._scope, value, About(name, tool, kind, media_type, summary, producer, call_id, lineage, ttl)
         )
 
     def get(self, target: Ref | str) -> Any:
-        """The exact value behind a ref, pointer or name, or None where it is missing, expired or not this session's.
+        """Return the exact value of a ref, pointer or name, or None if it is missing, expired or not this session's.
 
-        A pointer with a fragment (`art:…#/rows/0`) gives that part of a JSON value."""
+        A pointer with a fragment (`art:…#/rows/0`) returns that part of a JSON value. That raises `LimitExceeded` if
+        the whole value has more than 64 MiB or ten million values."""
         return self._store.get(self._scope, target)
 
     def open(self, target: Ref | str) -> BinaryIO:
-        """A seekable binary stream over the artifact's bytes, or over the JSON of the part that a fragment names.
+        """Open a seekable binary stream over the artifact's bytes, or over the JSON of the part that a fragment names.
 
-        Raises `NotFound`, `Expired`, and `InvalidPointer` where the fragment leads nowhere."""
+        Raises `NotFound`, `Expired`, `InvalidPointer` if the fragment does not exist, and `LimitExceeded` if the
+        artifact is too large for a fragment."""
         return self._store.open(self._scope, target)
 
     def ref(self, target: Ref | str) -> Ref | None:
-        """The ref alone, as it stands now, or None."""
+        """Return the current ref, or None if there is no such artifact."""
         return self._store.ref(self._scope, target)
 
     def read(
@@ -111,15 +112,17 @@ class Session:
         cursor: str | None = None,
         max_chars: int | None = None,
     ) -> Page:
-        """Look inside an artifact: one page of at most `max_chars` characters (8,000, unless the store's settings say
-        otherwise), with a cursor for the next.
+        """Read one page of an artifact, at most `max_chars` characters (by default the setting `page.max_chars`,
+        8,000), with a cursor for the next.
 
-        `lines="4100:4160"` or `"-50:"` and `chars="0:2000"` are slices. `grep` is a regular expression in RE2's syntax
+        `lines="4100:4160"` or `"-50:"` and `chars="0:2000"` are slices. `grep` is a regular expression in RE2 syntax
         (or `literal` text), with `context` lines around each match. `query` is `"shape"`, a JSONPath, or SQL on the
-        table `artifact`. `diff` is another artifact: what changed since it. Raises `NotFound`, `Expired` and
-        `InvalidArgument`, in words that a model can act on."""
-        from coatcheck.reading import Request  # here and below, so that importing coatcheck stays quick
-        from coatcheck.reading.reader import read
+        table `artifact`. `diff` is another artifact to compare with. Raises `NotFound`, `Expired` and
+        `InvalidArgument`, with messages that a model can act on."""
+        from coatcheck.reading import (
+            Request,  # here and below, so that importing coatcheck stays quick
+            read,
+        )
 
         request = Request(
             lines=lines, chars=chars, grep=grep, context=context, ignore_case=ignore_case, invert=invert,
@@ -129,23 +132,24 @@ class Session:
         return read(self._store, self._scope, target, request, cursor)
 
     def coverage(self, target: Ref | str) -> Coverage:
-        """Which part of an artifact this session has been shown by `read`."""
+        """Return which part of an artifact this session has been shown by `read`."""
         return self._store.coverage(self._scope, target)
 
     def preview(self, target: Ref | str, *, limit: int = 200) -> Preview:
-        """What is inside an artifact, at a glance: its shape, columns, levels, outline or size, else head and tail."""
-        from coatcheck.reading.reader import preview_of
+        """Return a short preview of an artifact: its shape, columns, levels, outline or size, else head and tail."""
+        from coatcheck.reading import preview_of
 
         return preview_of(self._store.content(self._scope, target), limit=limit)
 
     def externalize(
         self, value: object, *, tool: str | None = None, call_id: str | None = None, policy: Policy | None = None
     ) -> Outcome:
-        """What a model gets of a tool's result: the value itself where the policy finds it small, else a stub.
+        """Return what a model should get for a tool's result: the value itself if the policy allows its size, else a
+        stub.
 
-        Mixed content is judged block by block, images by their pixels: lists of text, image and document blocks, dicts
-        or objects of an SDK, and MCP's results. A `Ref` or a binary stream counts as the value that it stands for. A
-        store that fails costs no agent its run: the outcome then is a bounded head and tail that says so."""
+        Mixed content (lists of text, image and document blocks, as dicts, SDK objects or MCP results) is decided block
+        by block, images by their pixels. A `Ref` or a binary stream counts as the value behind it. If the store fails,
+        the outcome is a bounded head and tail that says so, and no error is raised."""
         from coatcheck.externalize import externalize
 
         return externalize(self._store, self._scope, value, tool=tool, call_id=call_id, policy=policy)
@@ -153,49 +157,49 @@ class Session:
     def offload(
         self, call: Callable[..., Any] | None = None, *, tool: str | None = None, policy: Policy | None = None
     ) -> Callable[..., Any]:
-        """A decorator, with or without arguments: what the function answers is externalized, small values pass as they
-        are. It keeps its name and signature; a coroutine function stays one."""
-        from coatcheck.externalize.offload import offloaded
+        """Decorate a function so that its results are externalized; small values pass unchanged. With or without
+        arguments. The function keeps its name and signature; a coroutine function stays one."""
+        from coatcheck.externalize.pipeline import offloaded
 
         if call is None:
             return lambda function: offloaded(self.externalize, function, tool, policy)
         return offloaded(self.externalize, call, tool, policy)
 
     def materialize(self, target: Ref | str, folder: str | Path) -> Path:
-        """A read-only file with exactly an artifact's bytes, for a tool that needs one: jq, a sandbox, a sub-process.
+        """Write an artifact to a read-only file, for a tool that needs one: jq, a sandbox, a sub-process.
 
-        `end()` removes it, where this process made it. Raises what `open` raises."""
-        return materialize(self._store, self._scope, target, folder)
+        `end()` removes the file, if it is called in the same process. Raises what `open` raises."""
+        return self._store.materialize(self._scope, target, folder)
 
     def search(self, words: str, *, limit: int = 8) -> list[Hit]:
-        """The artifacts that fit these words best: by name, tool, summary and content, each with the passage that
-        did."""
+        """Search names, tools, summaries and content for these words. Return the best artifacts, each with its best
+        passage."""
         return self._store.search(self._scope, words, limit)
 
     def version(self, ref: Ref) -> int:
-        """The how-many-th put under its name a ref is, counted from 1; what has expired since counts too."""
+        """Return the version number of a ref under its name, counted from 1. Expired versions count too."""
         return self._store.version(self._scope, ref)
 
     def claim(self, holder: str, *, idle: float = 0, instead_of: int | None = None) -> int:
-        """Claim this session for a dispatcher: a fencing token, larger than every one before. From now on only `record`
-        with this token passes for the claim's; whoever claimed before is fenced off.
+        """Claim this session for a dispatcher and return a fencing token, larger than every earlier one. From then on,
+        `record` with an earlier token raises `Fenced`.
 
-        With `idle`, only where no other holder has claimed or written for so many seconds, else `Fenced`; the same
-        holder may claim again at any time. With `instead_of`, only where that is still the newest token (0: nobody has
-        claimed it). An empty holder gives the claim up. For the hot state, use `coatcheck.context.claim`."""
+        With `idle`, the claim raises `Fenced` unless other holders have not claimed or written for that many seconds;
+        the same holder can claim again at any time. With `instead_of`, it raises `Fenced` unless that is still the
+        newest token (0: no claim yet). An empty holder releases the claim. For the hot state, use
+        `coatcheck.context.claim`."""
         return self._store.claim(self._scope, holder, idle, instead_of)
 
     def claimant(self) -> Claimant | None:
-        """Who holds the claim of this session: token, holder, and when it last claimed or wrote; None where nobody
-        does."""
+        """Return the current claim of this session: token, holder, and the time of its last claim or record. None if
+        there is no claim."""
         return self._store.claimant(self._scope)
 
     def record(self, series: str, body: bytes, *, token: int | None = None, keep: int | None = None) -> int:
-        """Append bytes (1 MiB at most) to a series of this session; their number there.
+        """Append bytes (at most 1 MiB) to a series of this session, and return their number in the series.
 
-        With the `token` of a claim that is not the newest: `Fenced`, and nothing is written. With `keep`, only so many
-        of the newest stay. Records end with the session. Returns when the record is as durable as the store was opened
-        for."""
+        Raises `Fenced` if `token` is not that of the newest claim; nothing is written then. With `keep`, only that many
+        of the newest records stay. Records end with the session. Returns when the record is durable."""
         return self._store.record(self._scope, series, body, token, keep)
 
     def records(
@@ -207,36 +211,46 @@ class Session:
         limit: int | None = None,
         newest: bool = False,
     ) -> list[Record]:
-        """The records of a series, oldest first or with `newest` from the newest on: number, time, token and body.
+        """Return the records of a series (number, time, token, body), oldest first, or with `newest` newest first.
 
-        They can be read until the session is ended, or collected after its expiry."""
+        They can be read until the session ends, or is collected after it expired."""
         return self._store.records(self._scope, series, after=after, before=before, limit=limit, newest=newest)
 
     def count(self) -> int:
-        """How many artifacts this session sees, from the search index: it costs what is new, not what is there."""
+        """Return the number of artifacts that this session sees. It comes from the search index, so only new artifacts
+        cost time."""
         return self._store.count(self._scope)
 
+    def artifacts(self, *, after: str | None = None, limit: int = 50) -> list[Ref]:
+        """Return a page of what this session sees, each artifact once, newest first. `after` is the id of the last
+        artifact of the page before. A page costs the same wherever it begins. Raises `NotFound` for an unknown id."""
+        return self._store.artifacts(self._scope, after=after, limit=limit)
+
     def list(self, *, name: str | None = None, kind: str | None = None, limit: int | None = None) -> list[Ref]:
-        """What this session sees, newest first. With `name`, every artifact that was put under that name."""
+        """List what this session sees, newest first, each artifact once under its newest name. With `name`, list every
+        artifact that was put under that name."""
         return self._store.list(self._scope, name=name, kind=kind, limit=limit)
 
     def grant(self, target: Ref | str, to: str) -> Ref:
-        """Let another session see an artifact, for as long as that session lives; the ref as it has it."""
+        """Let another session see an artifact for as long as that session lives. Return the ref in that session."""
         return self._store.grant(self._scope, target, to)
 
     def pin(self, target: Ref | str) -> Ref:
-        """Keep an artifact whatever its time to live."""
+        """Keep an artifact regardless of its time to live."""
         return self._store.pin(self._scope, target, True)
 
     def unpin(self, target: Ref | str) -> Ref:
         return self._store.pin(self._scope, target, False)
 
     def forget(self, target: Ref | str) -> bool:
-        """Drop this session's hold on an artifact; its bytes go where nobody else holds it. Whether there was one."""
+        """Drop an artifact from this session and return whether there was one. Its bytes are removed once no session
+        refers to them.
+
+        A name drops only what was put under that name: the artifact stays under its other names. A pointer or a `Ref`
+        drops the artifact under all of its names."""
         return self._store.forget(self._scope, target)
 
     def end(self) -> int:
-        """Forget all that this session holds, and remove the files that `materialize` made. How many artifacts that
-        removed: those that nobody else refers to."""
-        remove_files(self._store, self._scope)
+        """Forget everything in this session, and remove the files that `materialize` made. Return the number of
+        artifacts removed: those that no other session refers to."""
         return self._store.end(self._scope)

@@ -1,6 +1,6 @@
-"""The store: what `coatcheck.open` answers. It puts together intake, lookup and upkeep over one backend.
+"""`Store`, which `coatcheck.open` returns: intake, lookup, search and maintenance over one backend.
 
-Sessions are the way in; the methods that take a `Scope` are what `Session` calls.
+Users work with sessions; `Session` calls the methods that take a `Scope`.
 """
 
 from __future__ import annotations
@@ -10,24 +10,37 @@ import io
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, Self, cast
 
-from coatcheck.archive import export_lines, import_lines
+from coatcheck import media
+from coatcheck.activity import Activity
+from coatcheck.checks import seconds, whole
+from coatcheck.collect import COLD_AFTER, CollectReport, Progress, StoreProblem, VerifyReport, collect, verify
 from coatcheck.config import DEFAULTS, Settings
-from coatcheck.copying import CopyReport, Side, copy
-from coatcheck.errors import Damaged, InvalidArgument, InvalidPointer, NotFound
-from coatcheck.ids import SCHEME, clip, follow
+from coatcheck.content import ArtifactStream, Content, Files
+from coatcheck.errors import (
+    Damaged,
+    Fenced,
+    InvalidArgument,
+    InvalidPointer,
+    NotFound,
+    StoreClosed,
+    StoreError,
+    TooLarge,
+)
+from coatcheck.ids import SCHEME, check_name, clip, is_pointer, is_prefix, parse_pointer
 from coatcheck.intake import About, Intake
-from coatcheck.records import Records
-from coatcheck.refs import Coverage, Ref
-from coatcheck.scope import Lookup, Scope, check_name, is_seconds
+from coatcheck.lookup import Lookup, Scope
+from coatcheck.refs import FENCED_SERIES, RECORD_LIMIT, Coverage, Ref
 from coatcheck.search import Entries, Hit, search
 from coatcheck.search import follow as follow_session
 from coatcheck.storage import (
+    TRANSCRIPT,
     BlobStore,
     Catalog,
     Claimant,
@@ -40,10 +53,8 @@ from coatcheck.storage import (
     Totals,
     merged,
 )
-from coatcheck.streams import ArtifactStream, Content
-from coatcheck.upkeep import COLD_AFTER, CollectReport, Progress, VerifyReport, collect, verify
-from coatcheck.uses import Uses
-from coatcheck.values import Encoded, decode, encode_text
+from coatcheck.transfer import CopyReport, Side, copy, export_lines, import_lines
+from coatcheck.values import Encoded, decode
 
 if TYPE_CHECKING:
     from coatcheck.session import Session
@@ -80,10 +91,11 @@ class Store:
         self._open_tenant = tenants
         self._tenants: dict[str, Store] = {}
         self._opening_tenant = threading.Lock()
+        self._closed = False
+        self._files = Files()
         self._secret: bytes | None = None
-        self._uses = Uses(catalog)
-        self._lookup = Lookup(blobs, catalog, self._uses, clock)
-        self._records = Records(catalog, self._uses, grace=grace, clock=clock)
+        self._activity = Activity(catalog)
+        self._lookup = Lookup(blobs, catalog, self._activity, clock)
         self._intake = Intake(
             blobs,
             catalog,
@@ -113,17 +125,17 @@ class Store:
         ttl: float | None = _UNSET,
         quota_bytes: int | None = _UNSET,
     ) -> Session:
-        """The session of this id, whether it is new or not; what is not given stays as it was.
+        """Return the session with this id, created if it is new. Options that are not given stay as they were.
 
-        `ttl` is in seconds after the last use, None for no end. A child session reads what its `parent` can."""
-        from coatcheck.session import Session  # the layer above: this is the one place where a store hands it out
+        `ttl` is in seconds after the last use; with None the session never expires. A child session can read what its
+        `parent` can."""
+        from coatcheck.session import Session  # the layer above
 
         check_name(session_id, "session id")
-        if ttl is not _UNSET and ttl is not None and not is_seconds(ttl):
-            raise InvalidArgument(f"a time to live of {ttl!r} is no number of seconds", hint="or None for no end")
-        counted = isinstance(quota_bytes, int) and 0 <= quota_bytes < 1 << 63
-        if quota_bytes is not _UNSET and quota_bytes is not None and not counted:
-            raise InvalidArgument(f"a quota of {quota_bytes!r} is no number of bytes", hint="or None for no limit")
+        if ttl is not _UNSET:
+            seconds(ttl, "ttl", optional=True)
+        if quota_bytes is not _UNSET:
+            whole(quota_bytes, "quota_bytes", optional=True)
         known, now = self._catalog.session(session_id), self._clock()
         info = known or SessionInfo(session_id, None, self.ttl, None, now, now)
         wanted = replace(
@@ -139,26 +151,44 @@ class Store:
 
     @property
     def batching(self) -> AbstractContextManager[None]:
-        """A context for many puts of one thread: each returns at once, and all are as durable as the store was opened
-        for when it is left, at the cost of one sync. What an error leaves early was not acknowledged."""
+        """A context for many puts of one thread. Each returns at once, and all are durable when the context ends, at
+        the cost of one sync. Puts of a context that ends with an error were not acknowledged."""
         return self._catalog.batch()
 
     def tenant(self, name: str, *, quota_bytes: int | None = None) -> Store:
-        """The store of a tenant, opened once and closed with this one.
+        """Return the store of a tenant, opened once and closed with this one.
 
-        Nothing of it touches or tells of another's: sessions, names, quota, deduplication, search and statistics are
-        its own. What this store holds itself is no tenant's."""
+        Tenants share nothing: sessions, names, quota, deduplication, search and statistics are separate. The artifacts
+        of this store itself belong to no tenant."""
         check_name(name, "tenant")
         if self._open_tenant is None:
-            raise InvalidArgument("a tenant has no tenants", hint="ask the store that was opened")
+            raise InvalidArgument("a tenant's store has no tenants", hint="call tenant() of the main store")
         with self._opening_tenant:
+            if self._closed:
+                raise StoreClosed("the store is closed")
             if name not in self._tenants:
                 self._tenants[name] = self._open_tenant(name, quota_bytes)
             return self._tenants[name]
 
     def sessions(self) -> Iterator[SessionInfo]:
-        """Every session that the store knows, expired ones included until they are collected."""
+        """All sessions of the store, with expired ones until they are collected."""
         return self._catalog.sessions()
+
+    def holders(self, pointer: str, *, limit: int = 3) -> list[str]:
+        """Return the ids of at most `limit` sessions that have the artifact of a pointer, those of transcripts last.
+
+        For the store's owner only: a session must not learn of artifacts of others."""
+        if not is_pointer(pointer) and not is_prefix(pointer):
+            return []
+        prefix = parse_pointer(pointer).prefix if is_pointer(pointer) else pointer
+        found: list[str] = []
+        transcripts: list[str] = []
+        for info in self._catalog.sessions():
+            if any(map(self._lookup.is_live, self._catalog.find(info.session_id, prefix=prefix))):
+                (transcripts if info.session_id.startswith(TRANSCRIPT) else found).append(info.session_id)
+            if len(found) == limit:
+                break
+        return (found + transcripts)[:limit]
 
     def collect(
         self,
@@ -170,14 +200,12 @@ class Store:
         cold_after: float = COLD_AFTER,
         progress: Progress | None = None,
     ) -> CollectReport:
-        """Free what has expired and what crashes have left behind, and compress what has gone cold.
+        """Remove expired artifacts and the files that crashes left behind, and compress artifacts that are not in use.
 
-        To find what a crash has left (`orphans`), every stored copy is listed: where there are very many, once in a
-        while will do.
-
-        Expired artifacts are kept for the grace period of the store (two hours) unless `grace` says otherwise, so that
-        a clock which is off removes nothing that lives."""
-        self._uses.flush()
+        To find such files (`orphans`), every stored copy is listed; in a very large store, do that only now and then.
+        Expired artifacts are kept for the grace period of the store (two hours) or for `grace` seconds, so that a wrong
+        clock removes nothing that is alive."""
+        self._activity.flush()
         report = collect(
             self._blobs,
             self._catalog,
@@ -190,37 +218,71 @@ class Store:
             progress=progress,
         )
         if not dry_run:
-            self._passages.keep(lambda digest: self._catalog.blob(digest) is not None)
+            try:
+                self._passages.keep(lambda digest: self._catalog.blob(digest) is not None)
+            except StoreError as error:  # the index can be rebuilt: it does not stop a collection
+                report.problems.append(StoreProblem("unreadable", error.message))
         return report
 
     def verify(self, *, repair: bool = False, progress: Progress | None = None) -> VerifyReport:
-        """Read everything and check it. With `repair`, set right what can be without losing what is sound."""
-        return verify(self._blobs, self._catalog, repair=repair, progress=progress)
+        """Read everything and check it. With `repair`, fix what can be fixed without losing sound content.
+
+        Content is damaged if it fails its checksum twice, and missing if its file or object is gone. A repair turns its
+        refs into tombstones and keeps the copies for seven days. Putting the same content again restores the refs, and
+        so does a later `verify(repair=True)` that finds the copy sound. Content that cannot be read at the moment is
+        reported as `unreadable` and never changed."""
+        return verify(self._blobs, self._catalog, now=self._clock(), repair=repair, progress=progress)
 
     def stats(self) -> Totals:
         return self._catalog.totals()
 
     def export(self, target: IO[bytes], *, progress: Progress | None = None) -> int:
-        """Write sessions, refs and blobs as JSON lines; how many refs there were."""
-        self._uses.flush()
+        """Write sessions, refs and blobs as JSON lines, and return the number of refs."""
+        self._activity.flush()
         return export_lines(self._blobs, self._catalog, target, progress=progress)
 
-    def import_(self, source: IO[bytes], *, progress: Progress | None = None) -> int:
-        """Take in what `export` wrote: same ids, names, sessions and expiry. What is there already is not doubled; how
-        many refs are new."""
-        return import_lines(self._blobs, self._catalog, source, progress=progress)
+    def import_(
+        self,
+        source: IO[bytes],
+        *,
+        sessions: Mapping[str, str] | None = None,
+        merge: bool = False,
+        progress: Progress | None = None,
+    ) -> int:
+        """Import an export and return the number of new refs. Ids, names, sessions and expiry stay the same.
+
+        The archive is untrusted. It must contain the bytes of every artifact; quotas and size limits apply. Its
+        sessions become new sessions. If a session with that id exists already, the import is refused, unless `sessions`
+        maps the id to another one, or `merge` allows to add to it. Importing the same archive again adds nothing."""
+        return import_lines(
+            self._blobs,
+            self._catalog,
+            self._intake,
+            source,
+            now=self._clock(),
+            sessions=sessions,
+            merge=merge,
+            progress=progress,
+        )
 
     def copy_to(self, other: Store, *, progress: Progress | None = None) -> CopyReport:
-        """Bring every session and ref over to another store, on whatever backend; what it has already is passed over.
+        """Copy every session and ref to another store on any backend. Refs that it has already are skipped.
 
-        Pointers and names mean the same there. Tenants are stores of their own: copy each."""
-        self._uses.flush()
+        Pointers and names stay valid there. Tenants are separate stores: copy each."""
+        self._activity.flush()
         return copy(Side(self._blobs, self._catalog), Side(other._blobs, other._catalog), progress=progress)
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def close(self) -> None:
+        with self._opening_tenant:
+            self._closed = True
         for tenant in self._tenants.values():
             tenant.close()
-        self._uses.flush()
+        self._activity.flush()
         self._passages.close()
         self._catalog.close()
         self._blobs.close()
@@ -231,7 +293,7 @@ class Store:
         return self._noted(scope, self._intake.put(scope, value, about))
 
     def put_encoded(self, scope: Scope, value: Encoded, about: About, also: Sequence[Scope] = ()) -> Ref:
-        """Put what the caller has encoded already, into further sessions too."""
+        """Put a value that is already encoded, into the sessions of `also` too."""
         ref = self._intake.put_encoded(scope, value, about, also)
         for each in (*also, scope):
             self._noted(each, ref)
@@ -239,49 +301,62 @@ class Store:
 
     def _noted(self, scope: Scope, ref: Ref) -> Ref:
         large = ref.artifact_id if ref.size_bytes > self._catalog.inline_limit else None
-        self._uses.note(scope.lineage, self._clock(), scope.info.ttl, large)
+        self._activity.note(scope.lineage, self._clock(), scope.info.ttl, large)
         return ref
 
     def get(self, scope: Scope, target: Ref | str) -> Any:
         try:
             entry, fragment = self._lookup.resolve(scope, target, content=True, brief=True)
+            if fragment:
+                part = self._part(scope, target, fragment)
+                return None if isinstance(part, InvalidPointer) else json.loads(part)
             entry, data = self._bytes(scope, entry)
         except NotFound:
             return None
         self._note(scope, entry)
-        if not fragment:
-            return decode(entry.ref.codec, data)
-        whole = _parsed(data, target)
-        try:
-            return follow(whole, fragment)
-        except InvalidPointer:
-            return None
+        return decode(entry.ref.codec, data)
 
     def ref(self, scope: Scope, target: Ref | str) -> Ref | None:
         try:
             entry, _ = self._lookup.resolve(scope, target)
         except NotFound:
             return None
-        return self._lookup.told(entry, self._lookup.near(scope, entry))
+        return self._lookup.ref_for_caller(entry, self._lookup.near(scope, entry))
 
     def open(self, scope: Scope, target: Ref | str) -> BinaryIO:
         entry, fragment = self._lookup.resolve(scope, target, content=True)
         self._note(scope, entry)
         if fragment:
-            part = follow(_parsed(self._bytes(scope, entry)[1], target), fragment)
-            return io.BytesIO(encode_text(json.dumps(part, ensure_ascii=False, separators=(",", ":"))))
+            part = self._part(scope, target, fragment)
+            if isinstance(part, InvalidPointer):
+                raise part
+            return io.BytesIO(part)
         if entry.blob.coding == "inline":
             return io.BytesIO(self._bytes(scope, entry)[1])
         return cast(BinaryIO, io.BufferedReader(ArtifactStream(self._content(scope, entry)), 64 * 1024))
 
     def content(self, scope: Scope, target: Ref | str) -> Content:
-        """The bytes of an artifact by range. Raises what `open` raises."""
+        """The bytes of an artifact, by range. Raises what `open` raises."""
         entry, _ = self._lookup.resolve(scope, target, content=True)
         self._note(scope, entry)
         return self._content(scope, entry)
 
+    def _part(self, scope: Scope, target: Ref | str, fragment: str) -> bytes | InvalidPointer:
+        """The JSON of the part that a fragment names, or the error if it does not exist. Raises `InvalidPointer` if the
+        artifact is not JSON, and `LimitExceeded` beyond the limits of a JSONPath."""
+        from coatcheck.reading.heavy import part  # the layer above: heavy reads run in a process of their own
+
+        try:
+            return part(self.content(scope, target), fragment)
+        except InvalidPointer as error:
+            return error
+        except InvalidArgument as error:
+            raise InvalidPointer(
+                f"{clip(str(target))} has a fragment, but the artifact is not JSON", hint=""
+            ) from error
+
     def _content(self, scope: Scope, entry: Entry) -> Content:
-        ref = self._lookup.told(entry)
+        ref = self._lookup.ref_for_caller(entry)
         if entry.blob.coding == "inline":
             data = self._bytes(scope, entry)[1]
             return Content(ref, b"", lambda offset, length: data[offset : offset + length])
@@ -300,27 +375,26 @@ class Store:
 
     @property
     def secret(self) -> bytes:
-        """The key with which this store signs what it must recognise later."""
+        """The key with which this store signs stubs and cursors."""
         if self._secret is None:
             self._secret = self._catalog.secret()
         return self._secret
 
     def note_shown(self, scope: Scope, ref: Ref, ranges: Ranges) -> None:
-        """The session has been shown these bytes of an artifact."""
+        """Note that the session was shown these bytes of an artifact."""
         for start, end in ranges:
-            self._uses.show(scope.session_id, ref.artifact_id, start, end)
+            self._activity.show(scope.session_id, ref.artifact_id, start, end)
 
     def coverage(self, scope: Scope, target: Ref | str) -> Coverage:
         entry, _ = self._lookup.resolve(scope, target)
         session_id, digest = scope.session_id, entry.ref.artifact_id
-        known = (*self._catalog.shown(session_id, digest), *self._uses.shown(session_id, digest))
+        known = (*self._catalog.shown(session_id, digest), *self._activity.shown(session_id, digest))
         return Coverage(merged(known), entry.ref.size_bytes)
 
     def search(self, scope: Scope, words: str, limit: int) -> list[Hit]:
         if not words.strip():
-            raise InvalidArgument("a search needs some words")
-        if limit < 1:
-            raise InvalidArgument(f"a search for {limit} hits finds nothing", hint="ask for one at least")
+            raise InvalidArgument("the search words are empty")
+        whole(limit, "limit", least=1)
         return search(
             self._passages,
             scope.lineage,
@@ -346,21 +420,55 @@ class Store:
         return self._passages.count(alive, self._clock()) if alive else 0
 
     def claim(self, scope: Scope, holder: str, idle: float, instead_of: int | None) -> int:
-        return self._records.claim(scope, holder, idle, instead_of)
+        if holder != "":
+            check_name(holder, "holder")
+        whole(instead_of, "instead_of", optional=True)
+        seconds(idle, "idle")
+        now = self._clock()
+        token = self._catalog.claim(scope.info, holder, at=now, idle=idle, instead_of=instead_of, grace=self.grace)
+        self._activity.note(scope.lineage, now, scope.info.ttl)
+        return token
 
     def claimant(self, scope: Scope) -> Claimant | None:
-        return self._records.claimant(scope)
+        return self._catalog.claimant(scope.session_id)
 
     def record(self, scope: Scope, series: str, body: bytes, token: int | None, keep: int | None) -> int:
-        return self._records.add(scope, series, body, token, keep)
+        check_name(series, "series")
+        if not isinstance(body, bytes):
+            raise InvalidArgument(f"a record must be bytes, got a {type(body).__name__}")
+        if len(body) > RECORD_LIMIT:
+            raise TooLarge(
+                f"a record must have at most {RECORD_LIMIT} bytes, got {len(body)}", hint="put it as an artifact"
+            )
+        whole(token, "token", least=1, optional=True)
+        whole(keep, "keep", least=1, optional=True)
+        if token is None and series in FENCED_SERIES:
+            raise Fenced(f"the series {series!r} only takes records under a claim", hint="claim the session first")
+        now = self._clock()
+        number = self._catalog.record(scope.info, series, body, at=now, token=token, keep=keep, grace=self.grace)
+        self._activity.note(scope.lineage, now, scope.info.ttl)
+        return number
 
     def records(
         self, scope: Scope, series: str, *, after: int, before: int | None, limit: int | None, newest: bool
     ) -> list[Record]:
-        return self._records.find(scope, series, after=after, before=before, limit=limit, newest=newest)
+        check_name(series, "series")
+        whole(after, "after")
+        whole(before, "before", optional=True)
+        whole(limit, "limit", optional=True)
+        return self._catalog.records(scope.session_id, series, after=after, before=before, limit=limit, newest=newest)
+
+    def artifacts(self, scope: Scope, *, after: str | None, limit: int) -> list[Ref]:
+        return self._lookup.artifacts(scope, after=after, limit=limit)
 
     def list(self, scope: Scope, *, name: str | None, kind: str | None, limit: int | None) -> list[Ref]:
         return self._lookup.list(scope, name=name, kind=kind, limit=limit)
+
+    def materialize(self, scope: Scope, target: Ref | str, folder: str | Path) -> Path:
+        ref = self.content(scope, target).ref
+        is_part = isinstance(target, str) and target.startswith(SCHEME) and "#/" in target
+        with self.open(scope, target) as stream:
+            return self._files.write(stream, media.JSON if is_part else ref.media_type, scope.session_id, folder)
 
     def grant(self, scope: Scope, target: Ref | str, to: str) -> Ref:
         check_name(to, "session id")
@@ -372,11 +480,14 @@ class Store:
                 entry.ref, session_id=to, created=now, expires=None, pinned=False, granted_by=scope.session_id
             )
             entry = replace(entry, ref=granted, session=receiver)
-            if self._intake.add(entry):
-                return self._lookup.told(entry, self._catalog.near([to], [granted.artifact_id]))
+            if self._intake.add(replace(entry, content=None), reuse=True):
+                return self._lookup.ref_for_caller(entry, self._catalog.near([to], [granted.artifact_id]))
 
     def pin(self, scope: Scope, target: Ref | str, pinned: bool) -> Ref:
         entry, _ = self._lookup.resolve(scope, target)
+        if _is_lent(entry, scope) and pinned:
+            self.grant(scope, entry.ref, to=scope.session_id)
+            entry, _ = self._lookup.resolve(scope, entry.ref)
         if entry.ref.session_id != scope.session_id:
             raise InvalidArgument(
                 f"the artifact belongs to the session {clip(entry.ref.session_id)}",
@@ -384,20 +495,37 @@ class Store:
             )
         self._catalog.pin(scope.session_id, entry.ref.artifact_id, pinned)
         entry = replace(entry, ref=replace(entry.ref, pinned=pinned))
-        return self._lookup.told(entry, self._lookup.near(scope, entry))
+        return self._lookup.ref_for_caller(entry, self._lookup.near(scope, entry))
 
     def forget(self, scope: Scope, target: Ref | str) -> bool:
         try:
             entry, _ = self._lookup.resolve(scope, target)
         except NotFound:
             return False
-        freed = self._catalog.remove(scope.session_id, entry.ref.artifact_id)
-        self._passages.leave(scope.session_id, entry.ref.artifact_id)
+        digest = entry.ref.artifact_id
+        name = target if isinstance(target, str) and target == entry.ref.name else None
+        freed = self._catalog.remove(scope.session_id, digest, name=name)
+        if name is None or not self._catalog.find(scope.session_id, prefix=digest):
+            self._passages.leave(scope.session_id, digest)
         for blob in freed.blobs:
             self._blobs.remove(blob)
-        return freed.refs > 0
+        return freed.refs > 0 or _is_lent(entry, scope)
+
+    def lend(self, scope: Scope, target: Ref | str, to: Scope) -> None:
+        """Let a session read an artifact of a transcript's session, as long as the transcript has it. Raises
+        `NotFound`."""
+        while True:
+            entry, _ = self._lookup.resolve(scope, target)
+            ref = replace(entry.ref, created=self._clock(), granted_by=to.session_id)
+            if self._intake.add(replace(entry, ref=ref, content=None), reuse=True):
+                return
+
+    def lent(self, scope: Scope) -> Iterator[Ref]:
+        """The refs that transcripts lend to this session."""
+        return (entry.ref for entry in self._catalog.lent(scope.session_id))
 
     def end(self, scope: Scope) -> int:
+        self._files.remove(scope.session_id)
         freed = self._catalog.remove(scope.session_id, end=True)
         self._passages.leave(scope.session_id)
         for blob in freed.blobs:
@@ -406,11 +534,11 @@ class Store:
         return freed.artifacts
 
     def _bytes(self, scope: Scope, entry: Entry) -> tuple[Entry, bytes]:
-        """All bytes of an entry, checked against the digest."""
+        """Return all bytes of an entry, checked against the digest."""
         data = entry.content
         if data is None and entry.blob.coding == "inline":
             raise NotFound(
-                f"the bytes of {entry.ref.pointer} are gone from the store", hint="put the same content again"
+                f"the bytes of {entry.ref.pointer} are missing from the store", hint="put the same content again"
             )
         if data is None:
             try:
@@ -423,11 +551,11 @@ class Store:
         return entry, data
 
     def _moved(self, scope: Scope, entry: Entry) -> Entry:
-        """The entry as the catalog has it now: its copy may have been compressed or healed under our hands."""
+        """Return the entry as the catalog has it now: its copy may have been compressed or repaired meanwhile."""
         now, _ = self._lookup.resolve(scope, entry.ref, content=True)
         if now.blob.place == entry.blob.place:
             raise NotFound(
-                f"the bytes of {entry.ref.pointer} are gone from the store", hint="put the same content again"
+                f"the bytes of {entry.ref.pointer} are missing from the store", hint="put the same content again"
             )
         return now
 
@@ -436,12 +564,12 @@ class Store:
 
     def _is_alive(self, session_id: str) -> bool:
         info = self._catalog.session(session_id)
-        expires = info.expires(self._uses.last(session_id)) if info else None
+        expires = info.expires(self._activity.last(session_id)) if info else None
         return expires is None or self._clock() < expires
 
     def _note(self, scope: Scope, entry: Entry) -> None:
         digest = None if entry.blob.coding == "inline" else entry.ref.artifact_id
-        self._uses.note(scope.lineage, self._clock(), scope.info.ttl, digest)
+        self._activity.note(scope.lineage, self._clock(), scope.info.ttl, digest)
 
     def _ancestors(self, info: SessionInfo) -> tuple[str, ...]:
         found: list[str] = []
@@ -456,8 +584,6 @@ class Store:
         return tuple(found)
 
 
-def _parsed(data: bytes, target: Ref | str) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise InvalidPointer(f"{clip(str(target))} names a part of an artifact that is not JSON", hint="") from error
+def _is_lent(entry: Entry, scope: Scope) -> bool:
+    """Whether a session has this artifact only because a transcript lends it."""
+    return entry.ref.session_id.startswith(TRANSCRIPT) and entry.ref.granted_by == scope.session_id

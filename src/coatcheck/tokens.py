@@ -1,9 +1,10 @@
-"""How many tokens a text costs a model: an estimate that needs nothing, and an exact count with the extra `[tokens]`.
+"""Count the tokens of a text: an estimate without dependencies, and an exact count with the extra `[tokens]`.
 
 The estimate never splits a text into tokens. It maps every character to a class (letter, digit, a script, …) and counts
-where classes meet, since that is where tokenizers of the o200k kind cut. It is made to err on the high side: about a
-tenth high on tool results, code, JSON, logs and prose. It is no bound: of files that it was not calibrated on, one in
-forty came out more than 5% low, mostly lists of rare words, names or characters.
+where classes meet, since tokenizers such as o200k cut there. It errs on the high side: about a tenth too high on tool
+results, code, JSON, logs and prose. It never exceeds the number of bytes in UTF-8, which bounds the tokens of every
+byte-level tokenizer. It is not an upper bound: of the files that it was not calibrated on, one in forty came out more
+than 5% low, mostly lists of rare words, names or characters.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from typing import Any, Final
 from coatcheck.errors import MissingExtra
 
 TokenCounter = Callable[[str], int]
-"""What a host plugs in to count with its own tokenizer. `estimate`, `exact` and `count` are of this type."""
+"""A function that counts tokens, such as a host's own tokenizer. `estimate`, `exact` and `count` have this type."""
 
 LARGEST: Final = 1 << 53
-"""No text has more tokens: a number beyond is a fault of whoever counted."""
+"""No text has more tokens: a larger count is an error of the counter."""
 
-# Longer texts are read in this many pieces of this many characters, spread evenly.
+# Longer texts are sampled: this many pieces of this many characters, spread evenly.
 _PIECES: Final = 512
 _PIECE: Final = 512
-_FEW, _SHORT = 24, 48  # where about will do
+_FEW, _SHORT = 24, 48  # the same for `roughly`
 
 # One class per character: by its byte where it is ASCII, else by the first byte of its UTF-8 (the others are dropped).
 _ASCII: Final = {
@@ -58,12 +59,13 @@ _SCRIPTS: Final = {
     "F": (0xF1, 0xFF),  # the planes beyond
 }
 
-# Tokens for each time that a run of classes occurs (without overlap, as bytes.count counts). They solve a linear
-# programme: the least total over-estimate of o200k such that no text comes out more than 3.3% low. The texts were the
-# corpus of `tests/conftest.py` with the tool results and documents inside, and generated samples; files of a Linux
-# machine and user-interface strings in 85 languages weighed in, most without a limit for each. Private use, the planes
-# beyond, symbols, `n` and `ss` were set by hand. `python -m benchmarks.calibrate_tokens` measures them, and with
-# `--fit` solves the programme for the corpus and `tests/token_samples.py`: rates of this kind, not these very ones.
+# Tokens per occurrence of a run of classes (without overlap, as bytes.count counts). They solve a linear programme: the
+# least total over-estimate of o200k such that no text comes out more than 3.3% low. The texts were the corpus of
+# `tests/conftest.py` with the tool results and documents inside it, and generated samples; files of a Linux machine and
+# user-interface strings in 85 languages were added, most without a limit for each. The rates of private use, the planes
+# beyond, symbols, `n` and `ss` were set by hand. `python -m benchmarks.calibrate_tokens` measures the rates, and with
+# `--fit` solves the programme for the corpus and `tests/token_samples.py`, which gives similar rates, not the same
+# ones.
 _BY_CLASS: Final = {
     "d": 0.32, "p": 0.65, "n": 0.07, "ss": 0.03, "lU": 0.57, "ln": 0.28, "lt": 1.17, "Ul": 0.47, "Us": 0.41, "Up": 0.70,
     "dl": 1.61, "dU": 2.00, "dn": 1.55, "dp": 0.22, "dt": 1.80, "sl": 0.87, "sU": 0.55, "sd": 1.75, "sn": 1.95,
@@ -77,9 +79,9 @@ _BY_SCRIPT: Final = {
     "R": 0.12, "RRRR": 1.70, "S": 2.00, "I": 0.48, "i": 0.34, "o": 2.20, "os": 0.51, "do": 0.82, "ol": 1.68,
     "J": 0.70, "Z": 0.93, "h": 0.67, "P": 3.00, "X": 2.00, "E": 2.31, "F": 4.00,
 }  # fmt: skip
-# Typographic punctuation, arrows and box drawing cost less than other symbols: two bytes of UTF-8, what to take off.
+# Typographic punctuation, arrows and box drawing cost less than other symbols: two bytes of UTF-8, and the discount.
 _BY_BYTES: Final = {b"\xe2\x80": -1.70, b"\xe2\x86": -1.70, b"\xe2\x94": -1.70, b"\xe2\x95": -1.70}
-# What the classes alone get wrong for a media type: tags make XML come out low. Other types gave no safe correction.
+# Corrections for a media type: tags make XML come out low. No other type had a safe correction.
 _BY_MEDIA: Final = {"application/xml": 1.06, "text/xml": 1.06}
 
 
@@ -98,7 +100,7 @@ _LETTER_OF: Final = _table(_LETTERS)
 _CONTINUATION: Final = bytes(range(0x80, 0xC0))
 _CLASS_RATES: Final = [(run.encode(), rate) for run, rate in _BY_CLASS.items()] + [(b"\x00", _CONTROL)]
 
-# Two neighbours of different classes are counted as one byte: eight classes, the other ones together, twice three bits.
+# Two adjacent characters of different classes are counted as one byte: twice three bits, for seven classes and "other".
 _OTHERS: Final = len(_ASCII)
 _NUMBER_OF: Final = bytes("".join(_ASCII).find(chr(code)) % (_OTHERS + 1) for code in range(256))
 _FIRST_OF: Final = bytes(number << 3 for number in _NUMBER_OF)
@@ -111,10 +113,10 @@ _SCRIPT_RATES: Final = [(run.encode(), rate) for run, rate in _BY_SCRIPT.items()
 
 
 def estimate(text: str, *, media_type: str | None = None) -> int:
-    """About how many tokens this is, rounded up; 0 for the empty text alone. Pure: the same answer everywhere.
+    """Estimate the tokens of a text, rounded up; 0 only for the empty text. Pure: the same answer everywhere.
 
-    Up to 262,144 characters, each one counts. A longer text is sampled, so that a gigabyte costs no more
-    than a megabyte.
+    Never more than the bytes of the text in UTF-8. Up to 262,144 characters are all looked at. A longer text is
+    sampled, so that a gigabyte costs no more than a megabyte.
     """
     if not text:
         return 0
@@ -125,16 +127,30 @@ def estimate(text: str, *, media_type: str | None = None) -> int:
     tokens = _weigh(seen) * len(text) / len(seen)
     if media_type is not None:
         tokens *= _BY_MEDIA.get(media_type.partition(";")[0].strip().lower(), 1.0)
-    return max(1, math.ceil(tokens))
+    return max(1, _at_most_bytes(math.ceil(tokens), text))
 
 
 def roughly(data: bytes) -> float:
-    """About how many tokens a text has whose UTF-8 this is, from a few pieces of it where it is long: some 5% off."""
+    """Estimate the tokens of a text from its UTF-8 bytes, to about 5%. Samples a few pieces of a long text; never more
+    than the number of bytes."""
     size = len(data)
     if size <= 2 * _FEW * _SHORT:
-        return _weigh_bytes(data)
+        return min(_weigh_bytes(data), size)
     starts = [number * (size - _SHORT) // (_FEW - 1) for number in range(_FEW)]
-    return _weigh_bytes(b"".join([data[start : start + _SHORT] for start in starts])) * size / (_FEW * _SHORT)
+    weight = _weigh_bytes(b"".join([data[start : start + _SHORT] for start in starts])) * size / (_FEW * _SHORT)
+    return min(weight, size)
+
+
+def _at_most_bytes(tokens: int, text: str) -> int:
+    """The smaller of a number of tokens and the bytes of the text in UTF-8. Counts bytes only if needed."""
+    if tokens <= len(text) or text.isascii():
+        return min(tokens, len(text))
+    size = 0
+    for start in range(0, len(text), _PART):
+        size += len(_encoded(text[start : start + _PART]))
+        if size >= tokens:
+            return tokens
+    return size
 
 
 def _weigh(text: str) -> float:
@@ -157,39 +173,38 @@ def _weigh_bytes(data: bytes) -> float:
 
 
 def _pairs(classes: bytes) -> bytes:
-    """A byte for each two neighbours. Numbers of this length are added quickly, and no sum of two bytes carries."""
+    """One byte for each two adjacent classes. Long integers are added quickly, and no sum of two bytes carries."""
     first, second = classes.translate(_FIRST_OF)[:-1], classes.translate(_NUMBER_OF)[1:]
     return (int.from_bytes(first, "big") + int.from_bytes(second, "big")).to_bytes(len(first), "big")
 
 
 def _encoded(text: str) -> bytes:
-    """UTF-8, with U+FFFD for each half of a broken surrogate pair: no tokenizer takes those."""
+    """UTF-8, with U+FFFD for each lone surrogate: no tokenizer accepts those."""
     try:
         return text.encode()
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
 
 
-# Places where every o200k tokenizer cuts, whatever stands around them: a text may be counted in parts that end there.
+# Places where every o200k tokenizer cuts: a text may be counted in parts that end there.
 _CUT: Final = re.compile(r"(?<=\S)(?= [A-Za-z])|(?<=[0-9])(?=[A-Za-z])|(?<=\n)(?=[^\s/])")
 _PART: Final = 1 << 20
 
 
 def exact(text: str) -> int:
-    """The number of o200k tokens, special tokens read as plain text. Needs the extra `[tokens]`.
+    """The number of o200k tokens, with special tokens read as plain text. Needs the extra `[tokens]`.
 
-    Counted in parts of a MiB or two, since the tokenizer's memory grows to 70 times the text. Parts end where the
-    tokenizer cuts anyway; only in a run of a MiB without such a place may each part add a token.
+    Counts in parts of one or two MiB, since the tokenizer's memory grows to 70 times the text. Parts end where the
+    tokenizer cuts anyway; only in a run of a MiB without such a place can each part add a token.
     """
     tokenizer = _tokenizer()
     return sum(len(tokenizer.encode_ordinary(part)) for part in _parts(_encoded(text).decode()))
 
 
 def count(text: str) -> int:
-    """The exact number where the extra `[tokens]` is installed, else the estimate.
+    """The exact number if the extra `[tokens]` is installed, else the estimate.
 
-    It depends on what is installed: what a model is sent should be decided by `estimate`, or by a counter that the host
-    chose.
+    The answer depends on the installation. To decide what a model is sent, use `estimate` or the host's own counter.
     """
     try:
         return exact(text)
@@ -198,16 +213,16 @@ def count(text: str) -> int:
 
 
 def counted(count: TokenCounter, text: str) -> int | None:
-    """The tokens of a text by a host's counter, rounded up, or None: then the text is over every limit.
+    """Count the tokens of a text with a host's counter, rounded up. None means: treat the text as over every limit.
 
-    None where the counter raises, or answers what cannot be a count: None, a bool, what is no number, not a number,
-    infinite or near it, negative, or 0 for a text that is not empty."""
+    None if the counter raises or returns something that cannot be a count: not a number, a bool, NaN, infinite or huge,
+    negative, or 0 for a text that is not empty."""
     try:
         found: object = count(text)
         if isinstance(found, bool):
             return None
         tokens = math.ceil(found) if isinstance(found, float) else index(found)  # type: ignore[arg-type]
-    except Exception:  # noqa: BLE001 - whatever a host's counter raises: no count is no count
+    except Exception:  # noqa: BLE001 - a host's counter may raise anything
         return None
     return tokens if (0 if not text else 1) <= tokens <= LARGEST else None
 

@@ -1,16 +1,17 @@
 """Python values to bytes and back, exactly: `decode(encode(value)) == value`, in content and in type.
 
-Text is UTF-8, anything JSON can hold is compact JSON in the order it came, bytes are themselves. Models and dataclasses
-are stored as the JSON they describe. A value that would come back different (a tuple, a key that is no string, NaN) is
-refused here rather than changed there.
+Text becomes UTF-8 and JSON values become compact JSON in their own order; bytes stay as they are. Models and
+dataclasses are stored as the JSON they describe. A value that would come back different (a tuple, a key that is not a
+string, NaN) is refused.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import math
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from coatcheck.errors import Damaged, InvalidArgument, UnsupportedValue
 from coatcheck.ids import clip
@@ -20,9 +21,9 @@ MAX_DEPTH = 200
 
 
 class Encoded(NamedTuple):
-    """A value that was encoded already: a put need not do it again.
+    """A value that is already encoded, so that a put need not do it again.
 
-    `text` is the value where that is text; `frames` are those of the bytes, where somebody has made them."""
+    `text` is the value, if that is text; `frames` are the frame records of the bytes, if the caller has them."""
 
     codec: Codec
     data: bytes
@@ -31,7 +32,7 @@ class Encoded(NamedTuple):
 
 
 def encode(value: object) -> tuple[Codec, bytes]:
-    """The bytes of a value and how to read them back. Paths and streams are not values: the store streams those."""
+    """Return the bytes of a value and how to decode them. Paths and streams are not values: the store streams those."""
     if isinstance(value, str):
         return "text", encode_text(value)
     if isinstance(value, bytes | bytearray | memoryview):
@@ -45,11 +46,11 @@ def decode(codec: Codec, data: bytes) -> Any:
     try:
         return decode_text(data) if codec == "text" else json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise Damaged(f"what was stored as {codec} does not read as such: {error}") from error
+        raise Damaged(f"the stored bytes cannot be decoded as {codec}: {error}") from error
 
 
 def encode_text(text: str) -> bytes:
-    # Lone surrogates (file names, sloppy JSON) have no UTF-8 form; they pass in their three-byte one and come back.
+    # Lone surrogates (file names, sloppy JSON) have no UTF-8 form; their three-byte form comes back unchanged.
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -58,19 +59,38 @@ def decode_text(data: bytes) -> str:
 
 
 def approx_byte_size(value: object) -> int:
-    """How many bytes a value takes in a prompt: UTF-8 of a text, else of its JSON; bytes count as they are."""
-    if isinstance(value, str):
-        return len(value) if value.isascii() else len(encode_text(value))
+    """The size of a value in bytes, as limits count it: bytes as they are, anything else as UTF-8 of `as_text`."""
     if isinstance(value, bytes | bytearray | memoryview):
         return memoryview(value).nbytes
+    return byte_size(as_text(value))
+
+
+def byte_size(text: str) -> int:
+    """The size of a text in UTF-8."""
+    return len(text) if text.isascii() else len(encode_text(text))
+
+
+def as_text(value: object) -> str:
+    """The text that a model would be sent: text as it is, bytes decoded or as base64, anything else as compact JSON.
+
+    Values that JSON does not have (tuples, sets, datetimes, odd keys, NaN) become the nearest JSON, or their `str`, so
+    that no result is lost. Where `encode` accepts the value, this is the text of its bytes."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        data = bytes(value)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(data).decode()
     try:
-        return len(json.dumps(_plain(value), ensure_ascii=False, default=str).encode("utf-8", "surrogatepass"))
-    except (TypeError, ValueError, RecursionError):
-        return len(repr(value).encode("utf-8", "surrogatepass"))
+        return _ENCODER.encode(_plain(value))
+    except (TypeError, ValueError, RecursionError, UnsupportedValue):
+        return _nearest(value)
 
 
 def _plain(value: object) -> object:
-    """Models and dataclasses as JSON values; everything else as it is."""
+    """Convert models and dataclasses to JSON values; return everything else as it is."""
     described = hasattr(type(value), "__pydantic_serializer__") or (
         dataclasses.is_dataclass(value) and not isinstance(value, type)
     )
@@ -95,7 +115,7 @@ def _dump(value: object) -> bytes:
 
 
 def _why_not(value: object) -> InvalidArgument:
-    """Walk a value that does not survive JSON and name the first thing that stops it, and where."""
+    """Find the first part of a value that does not survive JSON, and return the error that names it."""
     stack: list[tuple[object, str, int]] = [(value, "", 0)]
     while stack:
         at, path, depth = stack.pop()
@@ -122,4 +142,40 @@ def _why_not(value: object) -> InvalidArgument:
             )
         elif at is not None and not isinstance(at, str | int | float | bool):
             return UnsupportedValue(f"cannot store a {type(at).__name__} {where}")
-    return UnsupportedValue(f"cannot store a {type(value).__name__}: it does not come back from JSON as it went in")
+    return UnsupportedValue(f"cannot store a {type(value).__name__}: it does not survive a round trip through JSON")
+
+
+def _jsonable(value: object) -> Any:
+    """Convert what JSON has no form for. Sets are sorted, so that the same set gives the same text in every process."""
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=as_text)
+    import pydantic_core  # here, so that text needs none of it
+
+    return pydantic_core.to_jsonable_python(
+        value, fallback=_printed, bytes_mode="base64", inf_nan_mode="constants", serialize_unknown=False
+    )
+
+
+def _nearest(value: object) -> str:
+    """The JSON nearest to a value with numbers or keys that JSON does not have, or its `str`."""
+    try:
+        return _ENCODER.encode(json.loads(_LENIENT.encode(value), parse_constant=str))
+    except (TypeError, ValueError, RecursionError):
+        pass
+    import pydantic_core
+
+    try:
+        return pydantic_core.to_json(value, fallback=_printed, bytes_mode="base64", inf_nan_mode="strings").decode()
+    except (ValueError, TypeError, RecursionError):  # a cycle, a lone surrogate
+        return _printed(value)
+
+
+def _printed(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - a tool's own class may raise anything
+        return f"<{type(value).__name__}>"
+
+
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_jsonable, allow_nan=False)
+_LENIENT: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_jsonable)

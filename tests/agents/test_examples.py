@@ -115,7 +115,7 @@ def test_text_and_arguments_that_stream_in_odd_pieces_arrive_whole(agent: Agent,
     assert arrived == [(ODD, [{ODD: ODD}])]
 
 
-def test_a_tool_that_fails_and_one_that_takes_too_long_cost_no_turn(agent: Agent, session: Session) -> None:
+def test_a_failing_tool_and_a_slow_one_do_not_end_the_turn(agent: Agent, session: Session) -> None:
     never = threading.Event()
 
     def fail() -> str:
@@ -141,7 +141,7 @@ def test_a_provider_that_is_busy_is_asked_again(agent: Agent, session: Session, 
     assert api.requests[0].raw == api.requests[1].raw
 
 
-def test_arguments_that_are_no_json_are_told_to_the_model(session: Session) -> None:
+def test_arguments_that_are_not_json_are_reported_to_the_model(session: Session) -> None:
     with StandIn([Reply(calls=(Call("read_file", '{"path": '),)), lambda heard: Reply(heard.last("read_file"))]) as api:
         assert "not JSON" in Agent("chat").ask(api, session, tools=[read_file])
 

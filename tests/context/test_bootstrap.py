@@ -108,7 +108,7 @@ def test_the_same_content_is_shown_once(session: Session, tmp_path: Path) -> Non
     assert len(done.refs) == 1
 
 
-def test_what_is_no_readable_file_is_passed_over_and_told(session: Session, tmp_path: Path) -> None:
+def test_unreadable_files_are_skipped_and_reported(session: Session, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
@@ -142,7 +142,7 @@ def test_a_link_may_lead_within_the_folder_and_not_out_of_it(session: Session, t
     assert "swordfish" not in done.text
 
 
-def test_what_is_no_utf8_is_stored_exactly_and_not_shown(session: Session, tmp_path: Path) -> None:
+def test_a_file_that_is_not_utf8_is_stored_exactly_and_not_shown(session: Session, tmp_path: Path) -> None:
     data = b"\xff\xfe\x00binary" * 10
     (tmp_path / "odd").write_bytes(data)
     done = bootstrap(session, ["odd"], root=tmp_path)
@@ -169,7 +169,7 @@ def test_a_file_that_cannot_be_stored_is_still_shown_in_bounds(backend: Backend,
     assert len(done.text) < 4_500
 
 
-def test_secrets_are_masked_before_a_file_is_stored_where_the_settings_say_so(tmp_path: Path) -> None:
+def test_secrets_are_masked_before_a_file_is_stored_if_the_settings_say_so(tmp_path: Path) -> None:
     secret = "sk-ant-api03-" + "aB3x" * 20
     (tmp_path / "AGENTS.md").write_text(f"a rule\n{secret}\n" * 1_000)
     with coatcheck.open("memory:", settings=config.load({"policy.redact": "store"})) as store:
@@ -179,7 +179,7 @@ def test_secrets_are_masked_before_a_file_is_stored_where_the_settings_say_so(tm
         assert secret not in str(session.get(ref))
 
 
-def test_the_environment_switches_it_off_and_sizes_it_and_code_wins(
+def test_the_environment_disables_it_and_sets_its_size_and_arguments_win(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "AGENTS.md").write_text(rules(100))
@@ -193,10 +193,10 @@ def test_the_environment_switches_it_off_and_sizes_it_and_code_wins(
     assert bootstrap(session, ["AGENTS.md"], root=tmp_path, enabled=True).files[0].status == "reference"
 
 
-@pytest.mark.parametrize("said", [{"threshold_chars": 0}, {"shown_chars": -1}, {"enabled": "yes"}])
-def test_sizes_that_cannot_be_are_refused(session: Session, said: dict[str, object]) -> None:
+@pytest.mark.parametrize("options", [{"threshold_chars": 0}, {"shown_chars": -1}, {"enabled": "yes"}])
+def test_invalid_sizes_are_refused(session: Session, options: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
-        bootstrap(session, [], **said)  # type: ignore[arg-type]
+        bootstrap(session, [], **options)  # type: ignore[arg-type]
 
 
 def test_head_note_and_tail_account_for_every_character(backend: Backend, tmp_path: Path) -> None:

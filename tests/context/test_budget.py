@@ -1,4 +1,4 @@
-"""Budgets: every violation is told, what cannot be counted is one, and nothing over the budget gets through."""
+"""Budgets: every violation is reported, a failed count is one, and nothing over the budget gets through."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coatcheck import Session
-from coatcheck.context import Budget, HotState
+from coatcheck.context import Budget, HotState, PromptBuilder
+from coatcheck.context.metrics import Meter
 from coatcheck.errors import BudgetExceeded, InvalidArgument, LimitExceeded
 from coatcheck.tokens import counted, estimate
 from tests.backends import Backend
 
 
 class Raising:
-    """A part of a host's own class, which is not as it should be."""
+    """An invalid part of a host's own class."""
 
     @property
     def text(self) -> str:
@@ -50,7 +51,7 @@ broken = pytest.mark.parametrize("count", BROKEN.values(), ids=BROKEN)
 
 
 @broken
-def test_a_counter_that_cannot_count_is_told_so(count: Callable[[str], Any]) -> None:
+def test_a_failing_counter_counts_nothing(count: Callable[[str], Any]) -> None:
     assert counted(count, "some words") is None
 
 
@@ -77,22 +78,22 @@ def test_the_limits_are_those_of_the_design() -> None:
     ["max_hot_state_tokens", "max_artifact_index_entries", "max_prompt_tokens", "max_rag_chunks",
      "max_inline_artifact_chars"],
 )  # fmt: skip
-def test_a_limit_that_is_none_is_refused_when_the_budget_is_made(field: str, value: object) -> None:
+def test_an_invalid_limit_is_refused_when_the_budget_is_made(field: str, value: object) -> None:
     with pytest.raises(InvalidArgument):
         Budget(**{field: value})  # type: ignore[arg-type]
 
 
-def test_what_reaches_its_limit_is_within_it() -> None:
+def test_limits_are_inclusive() -> None:
     budget = Budget(max_prompt_tokens=10, max_rag_chunks=2, max_inline_artifact_chars=5, max_hot_state_tokens=10)
     assert budget.check(prompt=10, chunks=["12345", "1"], artifacts=["12345"], hot_state={}) == ()
 
 
-def test_every_violation_is_told_with_field_limit_actual_and_message() -> None:
+def test_every_violation_has_field_limit_actual_and_message() -> None:
     state = {"objective": "word " * 3_000, "artifact_index": [{}] * 21}
     found = Budget().check(hot_state=state, prompt=8_001, chunks=["a"] * 10 + ["b" * 2_001], artifacts=["c" * 2_002])
-    told = [(one.field, one.limit, one.actual) for one in found]
+    found_fields = [(one.field, one.limit, one.actual) for one in found]
     tokens = estimate(json.dumps(state, ensure_ascii=False, separators=(",", ":")))
-    assert told == [
+    assert found_fields == [
         ("max_hot_state_tokens", 1_000, tokens),
         ("max_artifact_index_entries", 20, 21),
         ("max_prompt_tokens", 8_000, 8_001),
@@ -120,7 +121,7 @@ def test_what_cannot_be_counted_is_a_violation_of_every_check_that_counts(count:
         {"chunks": 7}, {"chunks": [object()]}, {"artifacts": [None]}, {"artifacts": 7},
     ],
 )  # fmt: skip
-def test_parts_that_nobody_can_count_are_ambiguous_and_never_pass(session: Session, parts: dict[str, Any]) -> None:
+def test_parts_that_cannot_be_counted_are_ambiguous_and_never_pass(session: Session, parts: dict[str, Any]) -> None:
     found = Budget().check(**parts)
     assert found
     assert any(one.ambiguous for one in found)
@@ -137,6 +138,26 @@ def test_parts_that_fail_while_they_are_listed_are_ambiguous(session: Session) -
         assert Budget().check(**{name: failing()})[0].ambiguous
         with pytest.raises(BudgetExceeded):
             Budget().enforce(session=session, **{name: failing()})
+
+
+def test_violations_are_logged_by_what_enforces_the_budget(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+    budget = Budget(max_prompt_tokens=100, max_inline_artifact_chars=500)
+    budget.check(prompt=200)
+    assert caplog.records == []
+    budget.enforce(session=session, artifacts=["x" * 900])
+    assert "inline artifact 1 of 900 characters is over max_inline_artifact_chars (500)" in caplog.messages[0]
+    with pytest.raises(BudgetExceeded):
+        budget.enforce(prompt=200)
+    assert "a prompt of 200 tokens is over max_prompt_tokens (100)" in caplog.messages[1]
+    builder = PromptBuilder(session, provider="openai", budget=budget)
+    with pytest.raises(BudgetExceeded) as caught:
+        builder.build([{"role": "user", "content": "word " * 500}])
+    assert [record.message.partition(": ")[2] for record in caplog.records[2:]] == [
+        one.message for one in caught.value.violations
+    ]
+    Meter(session, budget=budget).call(caught.value)
+    assert len(caplog.records) == 2 + len(caught.value.violations), "once is enough"
+    assert {(record.name, record.levelname) for record in caplog.records} == {("coatcheck", "WARNING")}
 
 
 def test_without_a_session_enforcing_refuses_with_every_violation() -> None:
@@ -184,7 +205,7 @@ def test_what_cannot_become_a_reference_is_refused(session: Session) -> None:
         Budget(max_inline_artifact_chars=20).enforce(session=session, artifacts=["x" * 21])
 
 
-def test_where_the_store_fails_nothing_over_the_budget_gets_through(backend: Backend) -> None:
+def test_nothing_over_the_budget_gets_through_if_the_store_fails(backend: Backend) -> None:
     session = backend.open().session("full", quota_bytes=10)
     try:
         done = Budget().enforce(session=session, artifacts=["word " * 5_000], chunks=["a chunk of words"] * 12)
@@ -195,7 +216,7 @@ def test_where_the_store_fails_nothing_over_the_budget_gets_through(backend: Bac
     assert "could not be stored" in str(done.rest)
 
 
-def test_whatever_enforcing_answers_is_within_the_budget(backend: Backend) -> None:
+def test_the_result_of_enforce_is_always_within_the_budget(backend: Backend) -> None:
     @backend.examples()
     @given(
         st.lists(st.text(max_size=400), max_size=12),

@@ -1,4 +1,4 @@
-"""Only the dispatcher that claimed a session writes its hot state, in whatever thread or process it is."""
+"""Only the dispatcher that claimed a session writes its hot state, in any thread or process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_was_written_last_is_the_current_state(backend: Backend, clock: Clo
     assert objectives(session) == ["two", "one"]
 
 
-def test_a_writer_that_lost_its_claim_is_told_and_nothing_it_wrote_is_seen(store: Store) -> None:
+def test_a_writer_that_lost_its_claim_is_fenced_and_nothing_it_wrote_is_seen(store: Store) -> None:
     session = store.session("s")
     old = claim(session, "a")
     old.write(state("before"))
@@ -91,7 +91,7 @@ def test_a_claim_is_given_up_at_the_end_of_its_context(store: Store) -> None:
     assert session.claimant() is None
 
 
-def test_a_state_of_another_session_or_of_no_shape_is_not_written(store: Store) -> None:
+def test_a_state_of_another_session_or_an_invalid_one_is_not_written(store: Store) -> None:
     held = claim(store.session("s"), "a")
     for wrong in (state(session_id="other"), {"session_id": "s"}, None, state().model_copy(update={"run_id": 7})):
         with pytest.raises(errors.InvalidArgument):
@@ -130,7 +130,7 @@ def test_the_history_goes_with_its_session(folder: Backend) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{}", b"\xff", b'{"by":7,"state":{"session_id":"s"}}', b'{"by":"a","state":{}}']
 )
-def test_a_record_that_is_no_hot_state_is_an_error_and_hides_no_other(store: Store, body: bytes) -> None:
+def test_an_invalid_record_is_an_error_and_hides_no_other(store: Store, body: bytes) -> None:
     session = store.session("s")
     held = claim(session, "a")
     held.write(state("sound"))
@@ -144,7 +144,7 @@ def test_a_record_that_is_no_hot_state_is_an_error_and_hides_no_other(store: Sto
     assert newest.state.objective == "anew"
 
 
-def test_a_shown_snapshot_tells_no_secret(store: Store) -> None:
+def test_a_shown_snapshot_contains_no_secret(store: Store) -> None:
     session = store.session("s")
     secret = "ghp_" + "a1B2c3D4e5F6" * 3
     claim(session, f"holder {secret}").write(state(f"use {secret}"))
@@ -154,7 +154,7 @@ def test_a_shown_snapshot_tells_no_secret(store: Store) -> None:
     assert secret not in json.dumps(newest.to_record())
 
 
-def test_two_threads_that_fight_write_in_turns_of_their_claims(store: Store) -> None:
+def test_two_competing_threads_write_in_the_order_of_their_claims(store: Store) -> None:
     session, go = store.session("s"), threading.Barrier(4)
     lost: list[str] = []
 
@@ -243,7 +243,7 @@ def test_claims_follow_their_model(backend: Backend, clock: Clock) -> None:
 
 
 @pytest.mark.faults
-def test_of_processes_that_fight_and_are_killed_only_the_newest_claim_writes(
+def test_among_competing_and_killed_processes_only_the_newest_claim_writes(
     lasting: Backend, tmp_path: Path, long_faults: bool
 ) -> None:
     url, logs = lasting.url, tmp_path / "logs"
@@ -278,12 +278,14 @@ def _wait_for_writes(fighter: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _check(url: str, logs: Path) -> int:
-    """Compare the history with what each process was told; how many writes were acknowledged."""
-    told: list[dict[str, Any]] = [json.loads(line) for log in logs.iterdir() for line in log.read_bytes().splitlines()]
+    """Compare the history with what each process logged, and return the number of acknowledged writes."""
+    logged: list[dict[str, Any]] = [
+        json.loads(line) for log in logs.iterdir() for line in log.read_bytes().splitlines()
+    ]
     with coatcheck.open(url, durability="process") as store:
         session = store.session("fought for")
         found = {one.number: one for one in history(session)}
-        for line in told:
+        for line in logged:
             if line["did"] == "write":
                 one = found[line["number"]]
                 assert (one.state.objective, one.token) == (line["objective"], line["token"])
@@ -292,7 +294,7 @@ def _check(url: str, logs: Path) -> int:
                     one for one in found.values() if one.number > line["seen"] and (one.token or 0) < line["token"]
                 ]
                 assert older == [], "somebody wrote who had lost the claim"
-        lost = {line["objective"] for line in told if line["did"] == "lose"}
+        lost = {line["objective"] for line in logged if line["did"] == "lose"}
         assert not lost & {one.state.objective for one in found.values()}
         tokens = [found[number].token or 0 for number in sorted(found)]
         assert tokens == sorted(tokens)
@@ -300,4 +302,4 @@ def _check(url: str, logs: Path) -> int:
         assert problems(store) == []
         held = claim(session, "after the fight")
         assert held.write(state("goes on", "fought for")) == len(found) + 1
-    return sum(line["did"] == "write" for line in told)
+    return sum(line["did"] == "write" for line in logged)

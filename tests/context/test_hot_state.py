@@ -1,4 +1,4 @@
-"""The hot state: checked whenever it is built, the same bytes for the same content, and never over its limit."""
+"""The hot state: validated whenever it is built, equal bytes for equal content, and never over its limit."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def fit(state: HotState, limit: int, entries: int = 20) -> Rendered:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "values",
     [
         {"session_id": ""}, {"session_id": None}, {"session_id": 7}, {"session_id": "lone \ud800"},
         {"objective": "half \ud83d"}, {"constraints": ["half \ud83d"]},
@@ -85,27 +85,27 @@ def fit(state: HotState, limit: int, entries: int = 20) -> Rendered:
         {"artifact_index": [{"artifact_id": "a" * 64, "type": "log", "kind": "log"}]},
     ],
 )  # fmt: skip
-def test_what_is_no_hot_state_is_refused(said: dict[str, Any]) -> None:
+def test_an_invalid_hot_state_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidArgument) as caught:
-        HotState(**{"session_id": "s"} | said)
+        HotState(**{"session_id": "s"} | values)
     assert len(str(caught.value)) < 600
 
 
-@pytest.mark.parametrize("said", [{}, {"artifact_id": "a" * 64}, {"artifact_id": "a" * 64, "type": "log", "x": 1}])
-def test_what_is_no_index_entry_is_refused(said: dict[str, Any]) -> None:
+@pytest.mark.parametrize("values", [{}, {"artifact_id": "a" * 64}, {"artifact_id": "a" * 64, "type": "log", "x": 1}])
+def test_an_invalid_index_entry_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidArgument):
-        IndexEntry(**said)
+        IndexEntry(**values)
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "7", "null", '{"objective":"x"}', "[" * 100_000, b"\xff", '{"session_id":NaN}']
 )
-def test_text_that_is_no_hot_state_is_refused(text: str) -> None:
+def test_text_that_is_not_a_hot_state_is_refused(text: str) -> None:
     with pytest.raises(errors.InvalidArgument):
         HotState.parse(text)
 
 
-def test_an_error_tells_no_secret_and_has_bounds() -> None:
+def test_an_error_contains_no_secret_and_is_bounded() -> None:
     hostile: dict[str, Any] = {"sk-ant-" + "a1B2" * 20: 1, "x" * 100_000: 1, "\x1b[31m": 1, "a": 1, "b": 1}
     with pytest.raises(errors.InvalidArgument) as caught:
         HotState(session_id="s", **hostile)
@@ -114,7 +114,7 @@ def test_an_error_tells_no_secret_and_has_bounds() -> None:
     assert len(str(caught.value)) < 1_000
 
 
-def test_who_goes_around_the_constructor_is_stopped_before_anything_is_rendered() -> None:
+def test_a_state_made_without_the_constructor_is_checked_before_it_is_rendered() -> None:
     state = full().model_copy(update={"risk_level": "none"})
     for use in (state.render, state.fitted, state.shown):
         with pytest.raises(errors.InvalidArgument):
@@ -161,7 +161,7 @@ def test_ids_that_begin_alike_are_shown_long_enough_to_be_told_apart() -> None:
     assert shown == ["art:" + "a" * 20 + "b", "art:" + "a" * 20 + "c", "art:" + "d" * 12, "art:" + "d" * 12]
 
 
-def test_known_secrets_are_masked_wherever_they_stand() -> None:
+def test_known_secrets_are_masked_everywhere() -> None:
     secret = "sk-ant-api03-" + "aB3dE5fG7h" * 9
     entry = {"artifact_id": "a" * 64, "type": "log", "label": secret, "summary": f"key: {secret}"}
     state = HotState(
@@ -191,7 +191,7 @@ def test_a_state_that_fits_is_left_as_it_is() -> None:
     assert str(rendered) == rendered.render() == state.render()
 
 
-def test_over_its_limit_it_loses_summaries_then_artifacts_then_lists_then_texts() -> None:
+def test_a_state_over_its_limit_loses_summaries_then_all_but_the_first_artifacts_then_lists_then_texts() -> None:
     state = full()
     seen: list[str] = []
     for limit in range(2_500, 40, -7):
@@ -202,16 +202,16 @@ def test_over_its_limit_it_loses_summaries_then_artifacts_then_lists_then_texts(
         assert rendered.tokens <= limit
         fields = [step.split(":")[0] for step in rendered.steps]
         seen += [field for field in fields if field not in seen]
-        told = json.loads(rendered.text)
-        assert ("truncated" in told) == bool(rendered.steps)
-        assert rendered.entries == len(told.get("artifact_index", [])) == len(rendered.types)
+        parsed = json.loads(rendered.text)
+        assert ("truncated" in parsed) == bool(rendered.steps)
+        assert rendered.entries == len(parsed.get("artifact_index", [])) == len(rendered.types)
         if "open_questions" in fields:
-            assert "artifact_index" not in told
-            assert told.get("open_questions", []) == list(
-                state.open_questions[6 - len(told.get("open_questions", [])) :]
+            assert len(parsed.get("artifact_index", [])) <= 5
+            assert parsed.get("open_questions", []) == list(
+                state.open_questions[6 - len(parsed.get("open_questions", [])) :]
             )
-        if len(told.get("artifact_index", [])) < 20:
-            assert not any("summary" in entry for entry in told.get("artifact_index", []))
+        if len(parsed.get("artifact_index", [])) < 20:
+            assert not any("summary" in entry for entry in parsed.get("artifact_index", []))
     assert seen == [
         "artifact_index", "summaries", "open_questions", "accepted_decisions", "constraints", "last_successful_step",
         "objective", "all but ids and risk",
@@ -220,6 +220,29 @@ def test_over_its_limit_it_loses_summaries_then_artifacts_then_lists_then_texts(
         "session_id": "s", "session_key": "key", "run_id": "run", "risk_level": "high", "current_plan_id": "plan",
         "truncated": ["left out: all but ids and risk"],
     }  # fmt: skip
+
+
+LONG = {"ascii": "the login of the shop fails ", "cjk": "登录在重置后超时"}
+
+
+@pytest.mark.parametrize("words", LONG.values(), ids=LONG)
+@pytest.mark.parametrize("fields", [["objective"], ["last_successful_step"], ["constraints"], ["labels"], None])
+def test_long_text_goes_before_pointers_do(words: str, fields: list[str] | None) -> None:
+    text = (words * 12_000)[:12_000]
+    index = [{"artifact_id": str(n) * 64, "type": "log", "label": f"log {n}", "summary": text} for n in range(5)]
+    long: dict[str, Any] = {
+        "objective": text, "last_successful_step": text,
+        **{name: [text] * 30 for name in ("constraints", "accepted_decisions", "open_questions")},
+        "labels": text,
+    }  # fmt: skip
+    given = {name: value for name, value in long.items() if fields is None or name in fields}
+    if label := given.pop("labels", None):
+        index = [entry | {"label": label} for entry in index]
+    rendered = HotState(session_id="s", artifact_index=index, **given).fitted()
+    parsed = json.loads(rendered.text)
+    assert [entry["artifact_id"] for entry in parsed["artifact_index"]] == ["art:" + str(n) * 12 for n in range(5)]
+    assert all(parsed[name] for name in given), "of each text something is left"
+    assert rendered.steps
 
 
 def test_no_step_takes_more_than_is_needed() -> None:
@@ -253,25 +276,25 @@ def test_any_state_is_within_its_limits_or_says_why_not(state: HotState, limit: 
         return
     assert estimate(rendered.text) == rendered.tokens <= limit
     assert rendered.bytes == len(rendered.text.encode())
-    told = json.loads(rendered.text)
-    assert rendered.entries == len(told.get("artifact_index", [])) <= entries
-    assert told["session_id"] == state.shown()["session_id"]
-    assert told["risk_level"] == state.risk_level
-    assert len(told.get("truncated", [])) <= len(rendered.steps)
+    parsed = json.loads(rendered.text)
+    assert rendered.entries == len(parsed.get("artifact_index", [])) <= entries
+    assert parsed["session_id"] == state.shown()["session_id"]
+    assert parsed["risk_level"] == state.risk_level
+    assert len(parsed.get("truncated", [])) <= len(rendered.steps)
     whole = state.shown()
-    assert bool(rendered.steps) == (told != whole)
+    assert bool(rendered.steps) == (parsed != whole)
     assert fit(state, limit, entries) == rendered, "the same content gives the same bytes"
 
 
 def amounts(rendered: Rendered) -> list[int]:
     """How much is shown of each part."""
-    told = json.loads(rendered.text)
-    index = told.get("artifact_index", [])
+    parsed = json.loads(rendered.text)
+    index = parsed.get("artifact_index", [])
     parts = ("open_questions", "accepted_decisions", "constraints", "last_successful_step", "objective")
     return [
         sum(len(entry.get("summary", "")) for entry in index),
         len(index),
-        *(len(told.get(one, "")) for one in parts),
+        *(len(parsed.get(one, "")) for one in parts),
     ]
 
 
@@ -322,7 +345,7 @@ def test_a_counter_that_fails_is_a_violation_and_nothing_is_rendered(count: Any)
         assert violation.actual is None
 
 
-def test_a_counter_that_fails_only_on_the_way_is_a_violation_too() -> None:
+def test_a_counter_that_fails_later_is_a_violation_too() -> None:
     for failing in range(1, 5):
         calls = 0
 
@@ -394,7 +417,7 @@ def test_pointers_in_an_index_are_long_enough_for_twins(backend: Backend) -> Non
     assert [session.get(one.artifact_id) for one in index] == list(reversed(TWINS))
 
 
-def test_long_names_and_hostile_ones_are_bounded_in_an_index(backend: Backend) -> None:
+def test_long_and_hostile_names_are_bounded_in_an_index(backend: Backend) -> None:
     session = backend.open().session("s")
     session.put("text", name="x" * 60_000)
     session.put("other", name="\x1b[31m\u202e")
@@ -406,7 +429,7 @@ def test_long_names_and_hostile_ones_are_bounded_in_an_index(backend: Backend) -
 # What changed
 
 
-def test_changes_are_told_field_by_field() -> None:
+def test_changes_are_listed_field_by_field() -> None:
     older = full(artifact_index=[])
     newer = older.replaced(
         objective=None, constraints=["rule 0", "rule 2", "rule 9"], risk_level="low",
@@ -422,6 +445,6 @@ def test_changes_are_told_field_by_field() -> None:
 
 
 @given(STATES, STATES)
-def test_a_field_is_told_exactly_where_it_differs(one: HotState, other: HotState) -> None:
+def test_exactly_the_fields_that_differ_are_listed(one: HotState, other: HotState) -> None:
     fields = {change.field for change in changes_between(one, other)}
     assert fields == {name for name in HotState.model_fields if getattr(one, name) != getattr(other, name)}

@@ -171,7 +171,7 @@ SEARCHED = [
         ("tool_search_tool_result", [{"type": "tool_reference", "tool_name": f"t{n}"} for n in range(2_000)]),
     ],
 )
-def test_what_a_providers_own_tools_answered_is_sent_back_as_it_came(session: Session, kind: str, content: Any) -> None:
+def test_results_of_a_providers_own_tools_are_sent_back_unchanged(session: Session, kind: str, content: Any) -> None:
     asks = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}
     answer = {"role": "assistant", "content": [asks, {"type": kind, "tool_use_id": "srvtoolu_1", "content": content}]}
     messages: list[Message] = [{"role": "user", "content": "go"}, answer, {"role": "user", "content": "and then?"}]
@@ -180,7 +180,7 @@ def test_what_a_providers_own_tools_answered_is_sent_back_as_it_came(session: Se
     assert prompt.refs == ()
 
 
-def test_of_a_shell_the_streams_become_stubs_and_the_shape_stays(session: Session) -> None:
+def test_the_streams_of_a_shell_become_stubs_and_the_shape_stays(session: Session) -> None:
     log = "line of a log\n" * 4_000
     done = {"type": "exit", "exit_code": 1}
     parts = [{"stdout": log, "stderr": "", "outcome": done}, {"stdout": "ok", "stderr": log[5:], "outcome": done}]
@@ -219,7 +219,9 @@ DOCUMENTS: dict[str, list[Message]] = {
 
 
 @providers
-def test_a_picture_that_is_only_named_counts_as_what_providers_charge_for_one(session: Session, provider: str) -> None:
+def test_an_image_that_is_only_referenced_counts_as_what_providers_charge_for_one(
+    session: Session, provider: str
+) -> None:
     builder = PromptBuilder(session, provider=provider)
     without = builder.build([{"role": "user", "content": []}]).est_tokens
     for block in PICTURES[provider]:
@@ -229,7 +231,9 @@ def test_a_picture_that_is_only_named_counts_as_what_providers_charge_for_one(se
 
 
 @providers
-def test_a_document_that_is_only_named_cannot_be_counted_unless_the_host_says(session: Session, provider: str) -> None:
+def test_a_document_that_is_only_referenced_cannot_be_counted_unless_the_host_sets_its_tokens(
+    session: Session, provider: str
+) -> None:
     for block in DOCUMENTS[provider]:
         messages = [{"role": "user", "content": [block]}]
         with pytest.raises(BudgetExceeded) as caught:
@@ -237,19 +241,19 @@ def test_a_document_that_is_only_named_cannot_be_counted_unless_the_host_says(se
         (violation,) = caught.value.violations
         assert violation.ambiguous
         assert "document_tokens" in violation.message
-        said = PromptBuilder(session, provider=provider, document_tokens=5_000).build(messages)
-        assert 5_000 < said.est_tokens <= 8_000
+        counted = PromptBuilder(session, provider=provider, document_tokens=5_000).build(messages)
+        assert 5_000 < counted.est_tokens <= 8_000
         with pytest.raises(BudgetExceeded):
             PromptBuilder(session, provider=provider, document_tokens=5_000).build(messages * 2)
 
 
-def test_what_a_tool_is_called_with_names_nothing(session: Session) -> None:
+def test_arguments_of_a_tool_reference_nothing(session: Session) -> None:
     messages = conversation("anthropic", 1)
     messages[1]["content"][0]["input"] = {"content": [*DOCUMENTS["anthropic"], *PICTURES["anthropic"]]}
     assert PromptBuilder(session, provider="anthropic").build(messages).est_tokens < 1_600
 
 
-def test_old_results_give_way_to_pictures_that_are_only_named(session: Session) -> None:
+def test_old_results_give_way_to_images_that_are_only_referenced(session: Session) -> None:
     builder = PromptBuilder(session, provider="anthropic", policy=None)
     messages = conversation("anthropic", 10)
     messages[-1]["content"] += PICTURES["anthropic"]
@@ -271,7 +275,7 @@ def test_the_messages_given_are_not_changed(session: Session, provider: str) -> 
 
 @pytest.mark.parametrize("count", BROKEN.values(), ids=BROKEN)
 @providers
-def test_a_counter_that_cannot_count_violates_every_check_and_no_prompt_is_given(
+def test_a_failing_counter_violates_every_check_and_gives_no_prompt(
     session: Session, provider: str, count: Callable[[str], Any]
 ) -> None:
     builder = PromptBuilder(session, provider=provider, system="be kind", tools=toolkit(session), count=count)
@@ -283,7 +287,7 @@ def test_a_counter_that_cannot_count_violates_every_check_and_no_prompt_is_given
         PromptBuilder(session, provider=provider, count=count).build([])
 
 
-def test_a_counter_that_fails_now_and_then_gives_no_prompt_either(session: Session) -> None:
+def test_a_counter_that_fails_sometimes_gives_no_prompt_either(session: Session) -> None:
     def moody(text: str) -> int | None:
         return None if "login" in text else len(text)
 
@@ -318,7 +322,7 @@ def test_a_refused_prompt_leaves_the_next_comparison_as_it_was(session: Session)
     assert builder.build(conversation("anthropic", 2)).stable_prefix.messages == 3
 
 
-def test_the_tail_says_less_where_there_is_less_room(session: Session) -> None:
+def test_the_tail_shrinks_when_there_is_less_room(session: Session) -> None:
     for n in range(20):
         session.put(f"a note about the login, number {n}: " + "words " * 30, name=f"note {n}")
     state = HotState(session_id="s", objective="fix it", constraints=[f"rule {n}" for n in range(60)])
@@ -360,16 +364,16 @@ def test_stubs_and_recall_name_the_tools_as_the_agent_has_them(session: Session,
     prompt = builder.build(
         conversation("anthropic", 1, "line\n" * 9_000), chunks=["long " * 900, *map(str, range(400))]
     )
-    said = json.dumps([prompt.messages, prompt.tail])
+    sent = json.dumps([prompt.messages, prompt.tail])
     assert f"{tools[0].name}(pointer=" in json.dumps(prompt.messages)
     assert f"{tools[0].name}(pointer=" in prompt.tail
     assert f"{tools[1].name}() shows them" in prompt.tail
     assert f"others, see {tools[1].name}" in prompt.tail
-    assert " get_artifact" not in said
-    assert '"get_artifact' not in said
+    assert " get_artifact" not in sent
+    assert '"get_artifact' not in sent
 
 
-def test_what_is_retrieved_is_masked_before_it_is_stored_where_the_policy_says_so(session: Session) -> None:
+def test_retrieved_text_is_masked_before_it_is_stored_if_the_policy_says_so(session: Session) -> None:
     secret = "sk-ant-api03-" + "aB3x" * 20
     builder = PromptBuilder(session, provider="openai", policy=Policy(redact="store"), recall=False)
     chunks = [f"key {secret} " * 100, *(f"{n} {secret}" for n in range(12))]
@@ -396,7 +400,7 @@ def failing() -> Any:
     raise RuntimeError("the retriever is gone")
 
 
-def test_chunks_that_nobody_can_list_give_no_prompt(session: Session) -> None:
+def test_chunks_that_cannot_be_listed_give_no_prompt(session: Session) -> None:
     chunks: Any
     for chunks in (7, None, "one text", failing()):
         with pytest.raises(BudgetExceeded) as caught:
@@ -410,17 +414,19 @@ def test_a_chunk_that_was_cut_inside_a_character_can_be_sent(session: Session) -
     json.dumps(prompt.request(), ensure_ascii=False).encode()
 
 
-def test_a_hot_state_that_was_fitted_to_other_limits_is_held_to_those_of_the_prompt(session: Session) -> None:
+def test_a_hot_state_that_was_fitted_to_other_limits_is_fitted_to_those_of_the_prompt(session: Session) -> None:
     entries = [IndexEntry(artifact_id=f"{n:064x}", type="doc") for n in range(40)]
     wide = Budget(max_hot_state_tokens=20_000, max_artifact_index_entries=100)
-    told = [{"role": "user", "content": "go"}]
+    messages = [{"role": "user", "content": "go"}]
     for state in (
         HotState(session_id="s", objective="word " * 3_000),
         HotState(session_id="s", artifact_index=entries),
     ):
         fitted = state.fitted(wide)
-        assert PromptBuilder(session, provider="openai", budget=wide).build(told, hot_state=fitted).hs_tokens > 1_000
-        prompt = PromptBuilder(session, provider="openai").build(told, hot_state=fitted)
+        assert (
+            PromptBuilder(session, provider="openai", budget=wide).build(messages, hot_state=fitted).hs_tokens > 1_000
+        )
+        prompt = PromptBuilder(session, provider="openai").build(messages, hot_state=fitted)
         assert prompt.hs_tokens <= 1_000
         assert prompt.artifacts <= 20
         assert session.get(prompt.refs[0]) == fitted.text
@@ -443,7 +449,7 @@ def test_retrieved_text_cannot_leave_its_string(session: Session) -> None:
 # Caches
 
 
-def test_breakpoints_stand_before_the_tail_where_the_last_prompt_ended_and_behind_the_system_text(
+def test_breakpoints_are_before_the_tail_at_the_end_of_the_last_prompt_and_after_the_system_text(
     session: Session,
 ) -> None:
     system = "You are a careful agent. " * 400
@@ -464,7 +470,7 @@ def test_breakpoints_stand_before_the_tail_where_the_last_prompt_ended_and_behin
     assert "cache_control" not in json.dumps(prompt.request(cache_control=False))
 
 
-def test_what_is_too_short_to_be_cached_has_no_breakpoint(session: Session) -> None:
+def test_a_prefix_too_short_to_be_cached_has_no_breakpoint(session: Session) -> None:
     prompt = PromptBuilder(session, provider="anthropic", system="short").build([{"role": "user", "content": "hi"}])
     assert prompt.breakpoints == ()
     builder = PromptBuilder(session, provider="anthropic", system="short", smallest_cache=1)
@@ -488,7 +494,7 @@ def test_a_hosts_own_breakpoints_stay_count_and_rewrite_nothing(session: Session
 
 
 @pytest.mark.parametrize("at", [0, 2, 4])
-def test_no_breakpoint_of_ours_is_shorter_than_a_hosts_behind_it(session: Session, at: int) -> None:
+def test_no_breakpoint_of_ours_lives_shorter_than_a_later_one_of_the_host(session: Session, at: int) -> None:
     builder = PromptBuilder(session, provider="anthropic", system=SYSTEM * 3)
     messages = conversation("anthropic", 2)
     builder.build(messages[:3])
@@ -527,14 +533,14 @@ def test_a_hosts_breakpoints_that_move_on_leave_none_behind(
 
 
 @pytest.mark.parametrize("key", ["cache_control", "other"])
-def test_what_a_tool_is_called_with_counts_whatever_its_keys_are(session: Session, key: str) -> None:
+def test_arguments_of_a_tool_count_whatever_their_keys_are(session: Session, key: str) -> None:
     messages = conversation("anthropic", 1)
     messages[1]["content"][0]["input"] = {key: {"text": "word " * 20_000}}
     with pytest.raises(BudgetExceeded):  # the newest turn stays whole
         PromptBuilder(session, provider="anthropic").build(messages)
 
 
-def test_no_breakpoint_stands_on_thinking_or_on_an_empty_text(session: Session) -> None:
+def test_no_breakpoint_is_set_on_thinking_or_on_an_empty_text(session: Session) -> None:
     thinking = {"type": "thinking", "thinking": "hm", "signature": "s"}
     messages = [user("go"), {"role": "assistant", "content": [{"type": "text", "text": "I see"}, thinking]}]
     builder = PromptBuilder(session, provider="anthropic", smallest_cache=1)
@@ -577,7 +583,7 @@ def test_the_figures_are_those_of_what_is_sent(session: Session, tmp_path: Path)
     assert "ArtifactRef: art:" in prompt.system
 
 
-def test_objects_of_a_providers_library_are_taken_as_they_are(session: Session) -> None:
+def test_objects_of_a_providers_library_are_accepted(session: Session) -> None:
     class Block:
         def model_dump(self, **options: Any) -> Message:
             return {"type": "text", "text": "an answer"}
@@ -592,7 +598,7 @@ def user(text: str) -> Message:
 
 
 @pytest.mark.parametrize("message", [7, "text", None, {"role": "user", "content": object()}, {"content": {1, 2}}])
-def test_what_is_no_message_is_a_clear_error(session: Session, message: Any) -> None:
+def test_an_invalid_message_is_a_clear_error(session: Session, message: Any) -> None:
     with pytest.raises(InvalidArgument):
         PromptBuilder(session, provider="openai").build([message])
 
@@ -602,7 +608,7 @@ def test_an_unknown_provider_is_a_clear_error(session: Session) -> None:
         PromptBuilder(session, provider="nobody")
 
 
-def test_recall_goes_by_what_the_user_said_last_and_can_be_left_out(session: Session) -> None:
+def test_recall_uses_the_last_user_message_and_can_be_left_out(session: Session) -> None:
     for n in range(20):
         session.put(f"filler {n}")
     ref = session.put("the turbine overheated", name="incident")
@@ -624,7 +630,11 @@ def test_hints_name_only_tools_that_the_agent_has(session: Session) -> None:
     assert "get_artifact" not in json.dumps(none.request())
     assert "list_artifacts" not in none.tail
     other = [{"type": "function", "function": {"name": "run", "parameters": {}}}]
-    assert "list_artifacts" not in PromptBuilder(session, provider="openai", tools=other).build(messages).tail
+    each: list[dict[str, Any]] = [{}, {"policy": Policy(max_chars=2_000)}]
+    for options in each:
+        without = PromptBuilder(session, provider="openai", tools=other, **options).build(messages)
+        assert "list_artifacts" not in without.tail
+        assert "get_artifact" not in json.dumps(without.request())
 
 
 def test_an_index_that_fails_costs_recall_and_not_the_prompt(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -640,7 +650,9 @@ def test_an_index_that_fails_costs_recall_and_not_the_prompt(session: Session, m
     assert "Hot state" in prompt.tail
 
 
-def test_a_build_touches_as_many_rows_whatever_the_session_holds(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_that_a_build_touches_do_not_grow_with_the_session(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows: list[int] = []
     find = type(store._catalog).find
 
@@ -670,7 +682,7 @@ def test_a_build_touches_as_many_rows_whatever_the_session_holds(store: Store, m
 ANSWERS = st.tuples(st.text(max_size=80), st.integers(0, 3), st.sampled_from([1, 20, 400, 3_000]), st.booleans())
 
 
-def test_whatever_is_said_a_prompt_is_within_the_budget_and_accepted_or_there_is_none(backend: Backend) -> None:
+def test_any_prompt_is_within_the_budget_and_accepted_or_there_is_none(backend: Backend) -> None:
     @backend.examples()
     @given(
         st.sampled_from(PROVIDERS),
@@ -710,3 +722,31 @@ def check_prompts(
         if before is not None and prompt.rewritten_tokens == 0:
             assert sent(prompt)[: len(sent(before))] == sent(before)
         before = prompt
+
+
+@providers
+def test_every_shortening_is_among_the_changes_once(session: Session, provider: str, tmp_path: Path) -> None:
+    (tmp_path / "AGENTS.md").write_text("follow the rules\n" * 1_000)
+    builder = PromptBuilder(
+        session, provider=provider, files=["AGENTS.md"], root=tmp_path, recall=False,
+        budget=Budget(max_prompt_tokens=9_000),
+    )  # fmt: skip
+    state = HotState(session_id="s", objective="fix the login " * 900)
+    messages = conversation(provider, 1, "a line of a long result 17\n" * 2_000)
+    chunks = [{"text": "t", "source": "x" * 300}, "y" * 3_000]
+    changes = builder.build(messages, hot_state=state, chunks=chunks).changes
+    for words in (
+        "bootstrap file 'AGENTS.md' of 17,000 bytes became art:", "result of 'run': 54,003 characters became art:",
+        "the hot state was shortened: objective: ", "the source of retrieved chunk 1 was cut to 200 characters",
+        "retrieved chunk of 3,000 characters became art:",
+    ):  # fmt: skip
+        assert sum(words in line for line in changes) == 1
+    assert len(changes) == 5
+    assert builder.build(messages).changes == (), "earlier changes are not repeated"
+    (tmp_path / "AGENTS.md").write_text("follow the new rules\n" * 1_000)
+    with pytest.raises(BudgetExceeded):
+        builder.build([*messages, {"role": "user", "content": "word " * 40_000}])
+    pruned = builder.build(messages + conversation(provider, 40))
+    assert [line.partition(" ")[0] for line in pruned.changes[:1]] == ["bootstrap"]
+    assert pruned.pruned is not None
+    assert pruned.changes[1:] == pruned.pruned.steps

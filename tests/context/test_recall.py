@@ -1,4 +1,4 @@
-"""Recall: the few artifacts that bear on the latest message, a line each, in a block that is bounded and inert."""
+"""Recall: the artifacts that are relevant to the latest message, one line each, in a bounded and inert block."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_artifact_that_fits_the_message_comes_first_with_its_pointer_and_the
     assert "lines 91-91" in line
 
 
-def test_what_somebody_said_of_an_artifact_is_shown(store: Store) -> None:
+def test_a_summary_given_for_an_artifact_is_shown(store: Store) -> None:
     session = store.session("s")
     session.put("a,b\n1,2\n" * 50, name="table", summary="revenue by quarter, checked by hand")
     assert '"revenue by quarter, checked by hand"' in recall(session, "revenue").text
@@ -55,7 +55,7 @@ def test_it_says_how_many_were_left_out(store: Store) -> None:
 
 
 @pytest.mark.parametrize("message", ["", "   ", "zebra quagga"])
-def test_where_nothing_fits_the_newest_are_recalled(store: Store, clock: Clock, message: str) -> None:
+def test_if_nothing_matches_the_newest_are_recalled(store: Store, clock: Clock, message: str) -> None:
     session = store.session("s")
     refs = []
     for n in range(10):
@@ -64,7 +64,7 @@ def test_where_nothing_fits_the_newest_are_recalled(store: Store, clock: Clock, 
     assert [item.ref for item in recall(session, message, max_items=3).items] == refs[:-4:-1]
 
 
-def test_of_two_that_fit_alike_the_newer_comes_first_and_one_that_was_read_before_both(
+def test_of_two_equal_matches_the_newer_comes_first_and_one_that_was_read_before_both(
     store: Store, clock: Clock
 ) -> None:
     session = store.session("s")
@@ -78,7 +78,7 @@ def test_of_two_that_fit_alike_the_newer_comes_first_and_one_that_was_read_befor
     assert recall(session, "turbine report").items[0].ref == refs[0]
 
 
-def test_how_well_it_fits_weighs_more_than_how_new_it_is(store: Store, clock: Clock) -> None:
+def test_relevance_weighs_more_than_recency(store: Store, clock: Clock) -> None:
     session = store.session("s")
     fits = session.put("the turbine overheated because the coolant pump had failed")
     for n in range(20):
@@ -150,7 +150,7 @@ def assert_inert(text: str, session: Session) -> None:
         assert not any(UNSEEN.search(each) for each in strings)
 
 
-def test_whatever_is_recalled_keeps_to_its_bounds_and_is_counted(backend: Backend) -> None:
+def test_every_recall_keeps_to_its_bounds_and_counts_what_it_leaves_out(backend: Backend) -> None:
     @backend.examples()
     @given(
         st.lists(st.tuples(st.text(max_size=300), st.one_of(st.none(), st.text(min_size=1, max_size=90))), max_size=12),
@@ -174,9 +174,9 @@ def test_whatever_is_recalled_keeps_to_its_bounds_and_is_counted(backend: Backen
     check()
 
 
-def test_settings_bound_it_where_code_does_not(backend: Backend) -> None:
-    said = {"memory": {"artifacts": {"max_items": 2, "max_chars": 400, "narrative_max_chars": 1}}}
-    settings = coatcheck.config.DEFAULTS.saying(said)
+def test_settings_are_the_default_bounds(backend: Backend) -> None:
+    options = {"memory": {"artifacts": {"max_items": 2, "max_chars": 400, "narrative_max_chars": 1}}}
+    settings = coatcheck.config.DEFAULTS.override(options)
     session = backend.open(settings=settings).session("s")
     for n in range(5):
         session.put(f"needle {n} and more words", name=f"n{n}")
@@ -188,11 +188,11 @@ def test_settings_bound_it_where_code_does_not(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [{"max_items": 0}, {"max_chars": 100}, {"narrative_max_chars": -1}, {"max_items": "8"}]
+    "options", [{"max_items": 0}, {"max_chars": 100}, {"narrative_max_chars": -1}, {"max_items": "8"}]
 )
-def test_bounds_that_cannot_be_are_refused(store: Store, said: dict[str, object]) -> None:
+def test_invalid_bounds_are_refused(store: Store, options: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
-        recall(store.session("s"), "x", **said)  # type: ignore[arg-type]
+        recall(store.session("s"), "x", **options)  # type: ignore[arg-type]
 
 
 def test_the_right_chunk_is_in_the_block_for_most_questions(corpus: Path, store: Store) -> None:

@@ -1,4 +1,4 @@
-"""A session to run tools for. Tools wait for events, never for a clock; where a deadline is the point, it is short."""
+"""A session to run tools for. Tools wait for events, never for a clock; tests of deadlines use short ones."""
 
 from __future__ import annotations
 

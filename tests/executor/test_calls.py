@@ -8,18 +8,21 @@ import dataclasses
 import datetime
 import enum
 import functools
+import json
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import pydantic
 import pytest
 
+import coatcheck
 from coatcheck import Policy, Session, Store, toolkit
 from coatcheck.errors import InvalidArgument
-from coatcheck.executor import ArtifactReference, Result, ToolCall, ToolError, ToolExecutor, ToolOutcome
+from coatcheck.executor import ArtifactReference, Pointer, Result, ToolCall, ToolError, ToolExecutor, ToolOutcome
 from tests.backends import Backend, run_python
 
 BIG = "A line of a log that nobody wants in a prompt.\n" * 2_000
@@ -38,6 +41,10 @@ def error(outcome: ToolOutcome) -> ToolError:
 
 def add(a: int, b: int = 2) -> int:
     return a + b
+
+
+def read_some() -> str:
+    return "some words " * 20
 
 
 async def add_async(a: int, b: int = 2) -> int:
@@ -100,7 +107,7 @@ def test_more_calls_than_workers_are_all_answered(session: Session) -> None:
 
 @pytest.mark.parametrize("run", ["run", "arun", "arun_all", "run in a loop", "run_all in a loop"])
 @pytest.mark.parametrize("tool", [add, add_async])
-def test_functions_of_both_colours_run_from_everywhere(session: Session, run: str, tool: Any) -> None:
+def test_sync_and_async_functions_run_from_everywhere(session: Session, run: str, tool: Any) -> None:
     executor = ToolExecutor(session, [tool])
     one = call(tool.__name__, a=1)
 
@@ -226,6 +233,66 @@ def test_stubs_name_the_reading_tool_as_this_agent_has_it(session: Session, opti
     assert "pointer=" not in ToolExecutor(session, [search, *tools], policy=quiet).run(ToolCall("c", "search")).text
 
 
+def hint_of(outcome: ToolOutcome) -> str:
+    assert isinstance(outcome, ArtifactReference)
+    hint = json.loads(outcome.text)["hint"]
+    assert isinstance(hint, str)
+    return hint
+
+
+@pytest.mark.parametrize("policy", [None, Policy(max_chars=1_000), Policy(read_tool="read_file")])
+def test_a_stub_names_no_tool_that_the_agent_lacks_or_that_takes_no_pointer(
+    session: Session, policy: Policy | None
+) -> None:
+    def read_log(q: str = "") -> str:
+        return BIG
+
+    def read_file(path: Path) -> str:
+        return str(path.stat().st_size)
+
+    executor = ToolExecutor(session, [read_log, read_file], policy=policy)
+    outcome = executor.run(call("read_log"))
+    hint = hint_of(outcome)
+    assert "get_artifact" not in hint
+    assert "read_file" not in hint
+    assert outcome.ref is not None
+    assert f'"{outcome.ref.pointer}"' in hint
+    assert executor.run(call("read_file", path=outcome.ref.pointer)).text == str(len(BIG))
+
+
+def test_a_stub_promises_nothing_where_no_tool_takes_a_pointer(session: Session) -> None:
+    executor = ToolExecutor(session, {"now": lambda: BIG})
+    assert hint_of(executor.run(call("now"))).startswith("ask for less")
+
+
+def test_a_stub_names_only_arguments_that_the_reading_tool_takes(session: Session) -> None:
+    def read(pointer: Pointer, grep: str = "") -> str:
+        return session.read(pointer, grep=grep or None).text
+
+    def read_log() -> str:
+        return BIG
+
+    def rows() -> list[int]:
+        return list(range(20_000))
+
+    executor = ToolExecutor(session, [read, read_log, rows], policy=Policy(read_tool="read"))
+    hint = hint_of(executor.run(call("read_log")))
+    assert 'read(pointer="art:' in hint
+    assert 'grep="…"' in hint
+    assert "lines=" not in hint
+    assert "query=" not in hint_of(executor.run(call("rows")))
+
+
+def test_an_executor_with_a_renamed_reading_tool_goes_by_the_settings_of_its_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COATCHECK_POLICY_MAX_CHARS", "50")
+    with coatcheck.open("memory:") as store:
+        own = store.session("s")
+        executor = ToolExecutor(own, [*toolkit(own, prefix="my_"), read_some])
+        assert isinstance(executor.run(call("read_some")), ArtifactReference)
+
+
 def test_what_one_step_answers_reaches_the_next_by_pointer_alone(session: Session) -> None:
     def search(q: str) -> list[dict[str, Any]]:
         return [{"q": q, "number": number} for number in range(5_000)]
@@ -276,7 +343,7 @@ def test_arguments_are_a_dict_or_its_json(session: Session, arguments: Any) -> N
 
 
 @pytest.mark.parametrize("arguments", ["", "  ", "{}", "null", {}, None])
-def test_no_arguments_can_be_said_in_many_ways(session: Session, arguments: Any) -> None:
+def test_empty_arguments_have_many_forms(session: Session, arguments: Any) -> None:
     assert ToolExecutor(session, {"now": lambda: "now"}).run(ToolCall("c", "now", arguments)).text == "now"
 
 
@@ -352,7 +419,7 @@ def test_arguments_arrive_as_the_types_that_the_signature_names(session: Session
     assert "'/values/0'" in wrong.text
 
 
-def test_annotations_that_lead_nowhere_check_nothing(session: Session) -> None:
+def test_annotations_that_cannot_be_resolved_check_nothing(session: Session) -> None:
     def tool(x: "NoSuchType") -> str:  # type: ignore[name-defined] # noqa: F821, UP037
         return repr(x)
 
@@ -392,7 +459,7 @@ def test_a_call_is_read_from_anthropic() -> None:
 
 
 @pytest.mark.parametrize("block", [{}, {"id": 1, "name": "x"}, None, "text"])
-def test_what_is_no_call_is_refused(block: Any) -> None:
+def test_an_invalid_call_is_refused(block: Any) -> None:
     with pytest.raises(InvalidArgument):
         ToolCall.from_anthropic(block)
     with pytest.raises(InvalidArgument):
@@ -489,7 +556,7 @@ def test_what_shrinks_a_tools_answers_does_not_shrink_its_errors(session: Sessio
     assert outcome.ref is None
 
 
-def test_a_store_that_fails_costs_no_answer(backend: Backend) -> None:
+def test_a_failing_store_does_not_lose_the_answer(backend: Backend) -> None:
     session = backend.open(max_artifact_bytes=10_000).session("s")
     tools = {"large": lambda: BIG, "broken": lambda: int(BIG), "lines": lambda: iter([BIG] * 99)}
     executor = ToolExecutor(session, tools)

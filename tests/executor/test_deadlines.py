@@ -1,4 +1,4 @@
-"""Time: per call and per turn, what is given up, and that nothing is stored once a turn is over."""
+"""Timeouts and deadlines: abandoned calls, and nothing stored after the end of a turn."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def timed_out(outcome: ToolOutcome, scope: str) -> TimedOut:
 
 
 @pytest.mark.parametrize("kind", ["function", "coroutine"])
-def test_a_call_that_runs_over_is_given_up_and_its_answer_dropped(session: Session, store: Store, kind: str) -> None:
+def test_a_call_that_runs_over_is_abandoned_and_its_result_dropped(session: Session, store: Store, kind: str) -> None:
     patient = Patient()
     executor = ToolExecutor(session, {"tool": getattr(patient, kind)})
     outcome = timed_out(executor.run(ToolCall("c", "tool"), timeout=SOON), "call")
@@ -203,7 +203,7 @@ def test_an_async_tool_that_runs_over_is_cancelled(session: Session, kind: str, 
     assert patient.ended.wait(LONG)
 
 
-def test_an_async_caller_that_is_cancelled_gives_its_calls_up(session: Session, store: Store) -> None:
+def test_an_async_caller_that_is_cancelled_abandons_its_calls(session: Session, store: Store) -> None:
     patient, begun = Patient(), threading.Event()
 
     async def tool() -> str:

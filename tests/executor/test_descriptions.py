@@ -1,4 +1,4 @@
-"""What a model is told of an executor's tools: schemas that say what the executor takes."""
+"""The descriptions of an executor's tools for a model: schemas that match what the executor accepts."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_function_is_described_by_its_docstring_annotations_and_defaults(sessi
 
 
 @pytest.mark.parametrize("doc", ["A sentence of a docstring.\n" * 100, "word " * 1_000, "x" * 1_000])
-def test_a_long_docstring_is_cut_to_what_providers_take_and_pointers_are_still_told_of(
+def test_a_long_docstring_is_cut_to_what_providers_accept_and_pointers_are_still_mentioned(
     session: Session, doc: str
 ) -> None:
     def tool(text: str) -> None: ...

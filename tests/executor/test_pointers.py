@@ -1,4 +1,4 @@
-"""Pointers in arguments: what reaches the tool, in which form, and what a pointer that leads nowhere says."""
+"""Pointers in arguments: what reaches the tool, in which form, and errors for pointers that cannot be resolved."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_an_object_with_a_name_and_a_run_gets_its_arguments_verbatim(session: Se
 
 
 @pytest.mark.parametrize("hint", [Any, str, bytes, Path, BinaryIO, Ref, list[Any]])
-def test_a_pointer_that_leads_nowhere_is_an_error_that_names_it(store: Store, session: Session, hint: Any) -> None:
+def test_a_pointer_that_cannot_be_resolved_is_an_error_that_names_it(store: Store, session: Session, hint: Any) -> None:
     others = store.session("other").put("not yours").pointer
     for pointer in ("art:000000000000", others):
         sent = [pointer] if hint == list[Any] else pointer

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from coatcheck import Policy, Session, Store
 from coatcheck.executor import ArtifactReference, Result, TimedOut, ToolCall, ToolError, ToolExecutor, ToolOutcome
-from coatcheck.executor.attempt import BUFFER
+from coatcheck.executor.threads import BUFFER
 from tests.backends import Backend, run_python
 from tests.executor.conftest import ENOUGH, LONG
 
@@ -86,7 +86,7 @@ def test_where_the_policy_is_off_a_large_output_is_sent_and_not_stored(
 
 
 @pytest.mark.parametrize("size", [20_000, 3 * BUFFER])
-def test_what_is_partial_is_kept_though_the_policy_is_off(session: Session, size: int) -> None:
+def test_partial_output_is_kept_even_if_the_policy_is_off(session: Session, size: int) -> None:
     outcome = run(session, yields(["x" * size], "plain", OSError("gone")), policy=Policy(enabled=False))
     assert isinstance(outcome, ToolError)
     assert outcome.ref is not None
@@ -161,7 +161,7 @@ def test_an_async_function_may_answer_with_an_iterator(session: Session) -> None
 @COLOURS
 @FORMS
 @pytest.mark.parametrize("size", [10, 20_000, 3 * BUFFER])
-def test_what_was_yielded_before_a_failure_is_kept_and_said_to_be_partial(
+def test_what_was_yielded_before_a_failure_is_kept_and_marked_as_partial(
     session: Session, colour: str, form: str, size: int
 ) -> None:
     chunks = ["x" * 10] * (size // 10)
@@ -188,7 +188,7 @@ def test_a_failure_before_anything_was_yielded_is_a_plain_error(session: Session
 
 
 @pytest.mark.parametrize("chunk", [1, None, {"a": 1}, ["a"]])
-def test_a_tool_that_yields_anything_else_is_told_so(session: Session, chunk: Any) -> None:
+def test_a_tool_that_yields_anything_else_is_an_error(session: Session, chunk: Any) -> None:
     outcome = run(session, yields(["before", chunk], "plain"))
     assert isinstance(outcome, ToolError)
     assert type(chunk).__name__ in outcome.message
@@ -200,7 +200,7 @@ def test_a_tool_that_yields_anything_else_is_told_so(session: Session, chunk: An
 @COLOURS
 @FORMS
 @pytest.mark.parametrize("size", [10, 3 * BUFFER])
-def test_what_was_yielded_before_the_call_timed_out_is_kept_and_said_to_be_partial(
+def test_what_was_yielded_before_the_call_timed_out_is_kept_and_marked_as_partial(
     session: Session, colour: str, form: str, size: int
 ) -> None:
     go_on, ended = threading.Event(), threading.Event()
@@ -254,7 +254,7 @@ def test_a_tool_that_never_stops_yielding_is_stopped_when_its_time_is_up(session
     assert ended.wait(LONG)
 
 
-def test_what_was_yielded_and_cannot_be_kept_is_said_to_be_so(backend: Backend) -> None:
+def test_partial_output_that_cannot_be_kept_says_so(backend: Backend) -> None:
     def tool() -> Iterator[str]:
         yield "the beginning"
         raise ValueError("the reason")
@@ -262,7 +262,7 @@ def test_what_was_yielded_and_cannot_be_kept_is_said_to_be_so(backend: Backend) 
     outcome = run(backend.open(max_artifact_bytes=5).session("s"), tool)
     assert isinstance(outcome, ToolError), outcome
     assert outcome.partial
-    assert outcome.text.endswith("by then is partial, and could not be kept:\nthe beginning")
+    assert outcome.text.endswith("partial output (could not be kept):\nthe beginning")
 
 
 def test_a_store_that_takes_no_more_stops_the_tool_and_says_so(backend: Backend) -> None:

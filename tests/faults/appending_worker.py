@@ -1,7 +1,7 @@
-"""A process that appends to a transcript without rest, until somebody kills it. Run as a module, by the tests alone.
+"""A process that appends to a transcript until it is killed. Run as a module, only by tests.
 
-Each message says who wrote it, its number, and a digest of its payload. Its number is written to a log once the append
-has returned.
+Each message contains its writer, its number and a digest of its payload. Its number is written to a log after the
+append has returned.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coatcheck.transcript import Transcript
 
 
 def message(rng: random.Random, name: str, number: int) -> dict[str, Any]:
-    """Mostly small; at times over the policy, at times in a field that nobody looks at."""
+    """Return a message: mostly small, sometimes over the policy, sometimes in an extra field."""
     size = rng.choices((0, 300, 30_000, 400_000), (50, 30, 18, 2))[0]
     payload = "".join(f"{rng.getrandbits(64):016x}\n" for _ in range(size // 17))
     digest = sha256(payload.encode()).hexdigest()

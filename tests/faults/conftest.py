@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def in_memory() -> Iterator[Path]:
-    """A folder that costs no disk, for tests that open thousands of stores and model syncs, not wait for them."""
+    """A folder in memory, for tests that open thousands of stores and model syncs instead of waiting for them."""
     memory = Path("/dev/shm")
     base = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="coatcheck-", dir=base) as folder:

@@ -1,4 +1,4 @@
-"""Processes that use one store until they are killed, and what they were promised until then."""
+"""Processes that use one store until they are killed, and a check of what was acknowledged to them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.faults.world import ROOT, assert_clean, problems
 
 
 def run_and_kill(url: str | Path, logs: Path, rng: random.Random, count: int) -> int:
-    """Start processes, and kill each at an instant of its own."""
+    """Start processes and kill each at a random instant."""
     started = {
         number: subprocess.Popen(
             [sys.executable, "-m", "tests.faults.worker", "kill", str(url), str(rng.randrange(1 << 32)),
@@ -42,13 +42,13 @@ def run_and_kill(url: str | Path, logs: Path, rng: random.Random, count: int) ->
 
 
 def _said(started: dict[int, subprocess.Popen[bytes]]) -> str:
-    """What the processes that ended on their own had to say."""
+    """Return the error output of processes that ended on their own."""
     ended = [one for one in started.values() if one.poll() is not None]
     return "\n".join((one.stderr.read() if one.stderr else b"").decode()[-3000:] for one in ended)
 
 
 def check(url: str | Path, logs: Path) -> int:
-    """Compare the store with all that was promised; how many promises there were."""
+    """Compare the store with everything that was acknowledged; return the number of acknowledgements."""
     held: dict[str, set[str]] = defaultdict(set)
     gone: dict[str, set[str]] = defaultdict(set)
     promises = 0

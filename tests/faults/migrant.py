@@ -1,7 +1,7 @@
-"""A process that makes a transcript slim and whole and lets it grow, until it is killed. Run as a module, by tests.
+"""A process that externalizes, restores and appends to a transcript until it is killed. Run as a module, by tests.
 
-`loop` goes on until somebody kills it; `step N` dies of itself right before the N-th call that changes a file, and says
-how many there were if it did not.
+`loop` runs until it is killed; `step N` exits right before the N-th call that changes a file, or prints the number of
+such calls if there are fewer.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 import coatcheck
 from coatcheck import transcript
-from coatcheck.transcript import place
+from coatcheck.transcript import swap
 
 STEPS = ("open", "link", "rename", "unlink", "write", "fsync", "ftruncate", "fchmod", "fchown", "utime")
 
 
 class Dying:
-    """The module `os` as `place` sees it, which ends the process before the N-th step."""
+    """The module `os` as `swap` sees it. It ends the process before the N-th step."""
 
     def __init__(self, last: int) -> None:
         self._last = last
@@ -49,7 +49,7 @@ def line(number: int, rng: random.Random) -> bytes:
 
 
 def grow(path: Path, log: Path, rng: random.Random) -> None:
-    """Append a line as a host does, and tell once it is there."""
+    """Append a line like a host, and log it afterwards."""
     number = len(log.read_bytes().splitlines()) if log.exists() else 0
     data = line(number, rng)
     with log.open("ab") as told:
@@ -65,7 +65,7 @@ def main() -> None:
     session = store.session("agent")
     if doing == "step":
         dying = Dying(int(sys.argv[4]))
-        vars(place)["os"] = dying
+        vars(swap)["os"] = dying
         for verb in sys.argv[5:]:
             if verb == "externalize":
                 transcript.externalize(path, session)

@@ -52,7 +52,7 @@ def test_no_acknowledged_message_is_lost_and_the_file_is_always_readable(tmp_pat
 def _run_and_kill(
     tmp_path: Path, folder: Path, path: Path, rng: random.Random, count: int, round_: int
 ) -> dict[str, int]:
-    """Start processes, kill each at an instant of its own; how many messages each was promised."""
+    """Start processes and kill each at a random instant; return the number of acknowledged messages of each."""
     logs = {f"{round_}.{number}": tmp_path / f"log.{round_}.{number}" for number in range(count)}
     started = {
         name: subprocess.Popen(
@@ -83,7 +83,7 @@ def _said(started: dict[str, subprocess.Popen[bytes]]) -> str:
 
 
 def _check(folder: Path, path: Path, promised: dict[str, int]) -> None:
-    """Every promised message is there, once, in order and whole; nothing else is wrong but a torn end."""
+    """Check that every acknowledged message is there once, in order and complete. Only the end may be torn."""
     with coatcheck.open(folder, durability="process") as store:
         if not path.exists():
             assert not any(promised.values())

@@ -1,4 +1,4 @@
-"""Many puts, one sync: what a batch promises, and when."""
+"""Many puts, one sync: what a batch guarantees, and when."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_batch_of_puts_costs_one_sync(in_memory: Path) -> None:
         assert disk.syncs == syncs + 1
 
 
-def test_a_batch_that_was_left_survives_a_power_cut(in_memory: Path) -> None:
+def test_a_finished_batch_survives_a_power_cut(in_memory: Path) -> None:
     disk = FaultyDisk(in_memory / "store", image=in_memory / "image", cut="dropped")
     store = open_on(in_memory / "store", disk)
     session = store.session("s", ttl=None)

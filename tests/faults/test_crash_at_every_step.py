@@ -1,7 +1,7 @@
-"""A crash at every single step of every change: on reopening, the store is as it was before or as it is after.
+"""A crash at every single step of every change: after reopening, the store is as before the change or as after it.
 
-Each case first runs once to count its steps, then once for each instant before, in the middle of and after a step. The
-same with a power cut, which drops, zeroes or tears what was never synced.
+Each case first runs once to count its steps, then once for each instant before, during and after a step. The same with
+a power cut, which drops, zeroes or tears unsynced data.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Case:
-    """A change to a store: what stands before it, and what it does."""
+    """A change to a store: its initial state, and the change itself."""
 
     name: str
     act: Callable[[Store], object]
     prepare: Callable[[Store], object] | None = None
     later: float = 0.0
-    is_whole: bool = True  # one change: nothing between before and after may ever be seen
+    is_whole: bool = True  # one atomic change: no intermediate state may ever be visible
 
 
 def _put_some(store: Store) -> None:
@@ -63,6 +63,14 @@ def _put_to_forget(store: Store) -> None:
     gone.put(LARGE[::-1], name="large")
     gone.put(LARGE, name="shared")
     gone.record("hot", b"a state", token=gone.claim("dispatcher"))
+
+
+def _put_many_to_forget(store: Store) -> None:
+    _put_some(store)
+    gone = store.session("gone", ttl=None)
+    for number in range(2_003):
+        gone.put(b"%d" % number)
+    gone.put(LARGE[::-1], name="large")
 
 
 def _put_to_expire(store: Store) -> None:
@@ -113,6 +121,7 @@ CASES = [
     Case("forgetting a small artifact", lambda store: store.session("gone").forget("small"), _put_to_forget),
     Case("forgetting a large artifact", lambda store: store.session("gone").forget("large"), _put_to_forget),
     Case("ending a session", lambda store: store.session("gone").end(), _put_to_forget),
+    Case("ending a long session", lambda store: store.session("gone").end(), _put_many_to_forget),
     Case("pinning", lambda store: store.session("kept").pin("large"), _put_some),
     Case("recording under a claim", _claim_and_record, _put_some),
     Case("collecting what has expired", lambda store: store.collect(grace=0), _put_to_expire, later=1_000),
@@ -132,7 +141,7 @@ class Run:
     is_done: bool = False
 
     def go(self) -> State | None:
-        """Run the case and close the store: the state after it, or None where it crashed."""
+        """Run the case and close the store; return the state after it, or None if it crashed."""
         store: Store | None = None
         try:
             store = open_on(self.folder, self.disk, clock=lambda: NOW + self.case.later)
@@ -169,8 +178,8 @@ def _copied(folder: Path, target: Path) -> Path:
 
 
 def _instants(disk: FaultyDisk, cut: Cut | None, long_faults: bool) -> Iterator[tuple[At, int]]:
-    """Where to crash, each with a seed. The short form takes every step twice: killed, and with the power
-    cut in one of the three ways, in turn."""
+    """Yield the instants to crash at, each with a seed. The short form takes every step twice: once killed, and once
+    with one of the three power cuts, in turn."""
     for step, what in enumerate(disk.steps):
         if long_faults or cut is None or CUTS[step % 3] == cut:
             yield At(step, "after"), step
@@ -184,7 +193,7 @@ def _instants(disk: FaultyDisk, cut: Cut | None, long_faults: bool) -> Iterator[
 
 
 def _check(case: Case, run: Run, image: Path, before: State, after: State) -> None:
-    """Open what the crash has left: whole, and as it was or as it should be. Then do it again, to the end."""
+    """Open the image of the crash: it must be sound, and as before or after. Then run the case again to the end."""
     with _reopened(case, image) as store:
         if case.name == "healing":
             healed = not problems(store)
@@ -250,7 +259,7 @@ def test_an_error_at_any_step_is_typed_and_leaves_the_store_before_or_after(
             found = _go_through_error(run, number)
             if not run.is_done and case.is_whole:
                 assert found in (before, after)
-            # What was acknowledged after the error survives a power cut, though a sync had failed. (A removal that
+            # What was acknowledged after the error survives a power cut, even after a failed sync. (A removal that
             # failed to sync and then finds nothing to remove has acknowledged nothing.)
             is_done = run.is_done or not case.name.startswith(("forgetting", "ending"))
             _check(case, Run(case, image, disk, is_done), image, before, after)
@@ -261,7 +270,7 @@ def test_an_error_at_any_step_is_typed_and_leaves_the_store_before_or_after(
 
 
 def _go_through_error(run: Run, number: int) -> State:
-    """Run a case into an error, then once more without; the state in between. The power fails at the end."""
+    """Run a case into an error, then again without; return the state in between. The power fails at the end."""
     case, expected = run.case, StoreFull if number == errno.ENOSPC else StoreError
 
     def twice(call: Callable[[], Result]) -> Result:
@@ -325,7 +334,7 @@ def test_a_crash_at_any_step_of_a_migration_leaves_the_old_version_or_the_new(
 
 
 def _look(folder: Path) -> tuple[int, bool, set[str | None]]:
-    """The version, whether it has the new table, and the tools of its refs: as SQLite alone sees it."""
+    """Return the version, whether the new table exists, and the tools of the refs, as read by plain SQLite."""
     db = sqlite3.connect(folder / "catalog.sqlite")
     try:
         version = db.execute("PRAGMA user_version").fetchone()[0]

@@ -1,4 +1,4 @@
-"""Bytes that rot: a flipped bit, truncation, zeroing or removal, in the database, in raw files and in zstd files."""
+"""Damaged bytes: a flipped bit, truncation, zeroing or removal, in the database, in raw files and in zstd files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 import coatcheck
 from coatcheck import Ref, Session
-from coatcheck.errors import Damaged, NotFound
+from coatcheck.errors import Damaged, NotFound, StoreUnavailable
 from tests.faults.world import assert_clean, is_unreadable, problems
 
 pytestmark = pytest.mark.faults
@@ -24,7 +24,7 @@ DAMAGES = ("flip", "truncate", "zero", "remove")
 
 @dataclass(frozen=True)
 class Wound:
-    """An artifact, what was done to it, and a place in its content that was touched."""
+    """An artifact, the damage done to it, and an affected offset in its content."""
 
     ref: Ref
     data: bytes
@@ -38,7 +38,7 @@ def _text(rng: random.Random, size: int) -> bytes:
 
 
 def _filled(folder: Path, rng: random.Random, count: int) -> list[tuple[Ref, bytes]]:
-    """A store with a third of its artifacts in the database, a third in raw files and a third compressed."""
+    """Create a store with a third of its artifacts in the database, a third in raw files and a third compressed."""
     held = []
     with coatcheck.open(folder, durability="process", clock=lambda: 1_000_000.0) as store:
         session = store.session("s", ttl=None)
@@ -81,7 +81,7 @@ def _damage_file(ref: Ref, damage: str, rng: random.Random) -> int:
 
 
 def _damage_inline(folder: Path, ref: Ref, data: bytes, damage: str, rng: random.Random) -> int:
-    """Damage content inside the database, which nobody has open: rows by SQL, bits in the pages themselves."""
+    """Damage content in the database while it is closed: rows by SQL, bits directly in the pages."""
     if damage in ("truncate", "remove"):
         db = sqlite3.connect(folder / "catalog.sqlite")
         with db:
@@ -138,7 +138,7 @@ def test_damage_is_found_by_every_read_and_by_verify_and_a_put_heals_it(tmp_path
 def _check(folder: Path, wounds: list[Wound], others: list[tuple[Ref, bytes]]) -> None:
     with coatcheck.open(folder, durability="process") as store:
         session = store.session("s")
-        # A flip in what a zstd file has for its own use (unused bits of headers and of the table) may change no answer.
+        # A flip in unused bits of a zstd file (in headers or the table) may not change any answer.
         harmless = [wound for wound in wounds if wound.at < 0 and not is_unreadable(session, wound.ref)]
         assert len(harmless) <= len(wounds) // 20 + 1
         for wound in harmless:
@@ -175,7 +175,7 @@ def _is_told(store: coatcheck.Store) -> bool:
 
 
 def _overflow_pages(pages: bytes, data: bytes) -> list[int]:
-    """The pages of the database that hold the later parts of some content."""
+    """Return the pages of the database with the later parts of some content."""
     found = []
     for at in range(8_192, len(data) - 64, 4_096):
         place = pages.find(data[at : at + 32])
@@ -193,7 +193,7 @@ SPOTS: dict[str, Callable[[bytes, bytes], int]] = {
 
 @pytest.mark.parametrize("spot", SPOTS)
 @pytest.mark.parametrize("change", ["flip", "zero"])
-def test_damage_to_the_database_itself_is_told_and_never_gives_wrong_bytes(
+def test_damage_to_the_database_itself_is_reported_and_never_gives_wrong_bytes(
     spot: str, change: str, tmp_path: Path
 ) -> None:
     folder, rng = tmp_path / "store", random.Random(spot + change)
@@ -212,7 +212,7 @@ def test_damage_to_the_database_itself_is_told_and_never_gives_wrong_bytes(
             assert is_unreadable(session, one) or session.get(one) == content
         assert is_unreadable(session, ref)
         if spot != "the pointer to the next page":
-            assert _is_told(store)  # the table itself is damaged: to be told so is all that can be had
+            assert _is_told(store)  # the table itself is damaged: it can only be reported
             return
         assert problems(store)
         assert session.get(session.put(b"others can still be put and read")) == b"others can still be put and read"
@@ -222,3 +222,47 @@ def test_damage_to_the_database_itself_is_told_and_never_gives_wrong_bytes(
             assert session.forget(one)
         store.collect(grace=0)
         assert session.get(session.put(b"and after")) == b"and after"
+
+
+@pytest.mark.timeout(0)
+def test_searching_and_collecting_work_wherever_a_search_index_is_damaged(in_memory: Path, long_faults: bool) -> None:
+    folder = in_memory / "store"
+    with coatcheck.open(folder, durability="process") as store:
+        session = store.session("s", ttl=None)
+        for number in range(20):
+            session.put(f"alpha beta {number} " + "some words of a text " * 50, name=f"name {number}")
+        found = len(session.search("alpha 7"))
+    path = folder / "search.sqlite"
+    sound = path.read_bytes()
+    rng = random.Random(33)
+    for number in range(2_000 if long_faults else 60):
+        wounded, at = bytearray(sound), rng.randrange(len(sound) if number % 3 else 3_000)
+        damage = DAMAGES[number % 3]
+        if damage == "flip":
+            wounded[at] ^= 1 << rng.randrange(8)
+        elif damage == "truncate":
+            del wounded[at:]
+        else:
+            wounded[at : at + 50] = rng.randbytes(len(wounded[at : at + 50]))
+        path.write_bytes(wounded)
+        try:
+            with coatcheck.open(folder, durability="process") as store:
+                session = store.session("s")
+                assert len(session.search("alpha 7")) <= found
+                ref = session.put(f"zeta {number}")
+                assert all(session.get(hit.ref) is not None for hit in session.search(f"zeta {number}"))
+                assert session.forget(ref)
+                store.collect(compress=False)
+        except BaseException as error:
+            error.add_note(f"{damage} at {at}")
+            raise
+
+
+def test_a_search_index_that_cannot_be_opened_is_a_typed_error(tmp_path: Path) -> None:
+    with coatcheck.open(tmp_path / "store") as store:
+        session = store.session("s", ttl=None)
+        ref = session.put("some words")
+        (tmp_path / "store" / "search.sqlite").mkdir()
+        with pytest.raises(StoreUnavailable):
+            session.search("words")
+        assert session.get(ref) == "some words"

@@ -1,4 +1,4 @@
-"""A disk that is full, on a real file system that is small."""
+"""A full disk, on a real, small file system."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEGABYTE = 1 << 20
 
 @pytest.fixture(params=["tmpfs", "ext4"])
 def small_disk(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A folder on a file system of its own, of 24 MB."""
+    """A folder on its own file system of 24 MB."""
     with tempfile.TemporaryDirectory(prefix="coatcheck-full-") as base, contextlib.ExitStack() as stack:
         disk = Path(base, "disk")
         disk.mkdir()
@@ -45,7 +45,7 @@ def _mount(arguments: list[str], stack: contextlib.ExitStack, disk: Path) -> Non
 
 
 def _try(command: list[str]) -> None:
-    """Run a command that needs rights. Where we do not have them: no test, but in CI that is a failure."""
+    """Run a command that needs privileges. Without them, skip the test, but fail in CI."""
     try:
         subprocess.run(command, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -56,7 +56,7 @@ def _try(command: list[str]) -> None:
 
 
 def _filled(session: Session, make: Callable[[], bytes]) -> dict[Ref, bytes]:
-    """Put until nothing more fits. Every error on the way is the one that says so."""
+    """Put until the disk is full. The first error must be StoreFull."""
     held: dict[Ref, bytes] = {}
     for _ in range(200_000):
         data = make()
@@ -84,7 +84,9 @@ SIZES = {
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.timeout(0)
-def test_a_full_disk_is_a_typed_error_and_the_store_lives_on(sizes: str, small_disk: Path, long_faults: bool) -> None:
+def test_a_full_disk_is_a_typed_error_and_the_store_stays_usable(
+    sizes: str, small_disk: Path, long_faults: bool
+) -> None:
     rng = random.Random(sizes)
     if sizes == "tiny":
         _eat(small_disk, leave=(5 if long_faults else 3) * MEGABYTE)
@@ -118,7 +120,7 @@ def test_a_full_disk_is_a_typed_error_and_the_store_lives_on(sizes: str, small_d
 
 
 @pytest.mark.timeout(0)
-def test_records_that_fit_no_more_are_a_typed_error_and_those_that_did_stay(small_disk: Path) -> None:
+def test_records_that_do_not_fit_are_a_typed_error_and_earlier_ones_stay(small_disk: Path) -> None:
     _eat(small_disk, leave=6 * MEGABYTE)
     with coatcheck.open(small_disk / "store", durability="process") as store:
         session = store.session("s", ttl=None)
@@ -145,7 +147,7 @@ def test_records_that_fit_no_more_are_a_typed_error_and_those_that_did_stay(smal
 
 
 def _eat(disk: Path, leave: int = 0) -> Path:
-    """Another program fills the disk to the last byte."""
+    """Fill the disk to the last byte, like another program."""
     path = disk / "eaten"
     with path.open("ab", buffering=0) as file:
         for size in (MEGABYTE, 4096, 512, 1):
@@ -206,7 +208,7 @@ def test_a_full_disk_can_be_opened_read_and_cleaned_up_by_a_new_process(small_di
 
 
 def test_many_small_puts_to_a_large_catalog_can_be_taken_over_on_a_full_disk(small_disk: Path) -> None:
-    """Each record touches pages of its own: then the WAL needs many times what the journal holds."""
+    """Each record touches its own pages: then the WAL needs many times the size of the journal."""
     folder = small_disk / "store"
     rng = random.Random(6)
     held: dict[Ref, bytes] = {}
@@ -227,6 +229,42 @@ def test_many_small_puts_to_a_large_catalog_can_be_taken_over_on_a_full_disk(sma
     with coatcheck.open(folder, durability="process") as store:
         for ref, data in (held | late).items():
             assert store.session(ref.session_id).get(ref) == data
+        assert problems(store) == []
+
+
+@pytest.mark.timeout(0)
+def test_a_session_with_very_many_artifacts_can_be_ended_on_a_full_disk(small_disk: Path, long_faults: bool) -> None:
+    rng = random.Random(20)
+    with coatcheck.open(small_disk / "store", durability="process") as store:
+        kept = store.session("kept", ttl=None).put(b"of another session")
+        session = store.session("s", ttl=None)
+        count = 20_000 if long_faults else 5_000
+        for _ in range(count):
+            session.put(rng.randbytes(8))
+        store.collect()
+        _eat(small_disk)
+        assert session.end() == count
+        assert [info.session_id for info in store.sessions()] == ["kept"]
+        assert store.session("s").list() == []
+        assert store.session("kept").get(kept) == b"of another session"
+        assert problems(store) == []
+        assert store.stats().refs == 1
+
+
+@pytest.mark.timeout(0)
+def test_very_many_artifacts_can_expire_on_a_full_disk(small_disk: Path) -> None:
+    rng, now = random.Random(21), [1_000_000.0]
+    with coatcheck.open(small_disk / "store", durability="process", clock=lambda: now[0]) as store:
+        session = store.session("s", ttl=10)
+        for _ in range(5_000):
+            session.put(rng.randbytes(8))
+        store.collect()
+        _eat(small_disk)
+        now[0] += 100
+        assert store.collect(grace=0).refs == 5_000
+        now[0] += 30 * 86_400
+        store.collect(grace=0)
+        assert store.stats().tombstones == 0
         assert problems(store) == []
 
 

@@ -1,4 +1,4 @@
-"""A fleet's faults: clients killed between object store and database, either server killed, collections that race."""
+"""Faults of a fleet: clients killed between object store and database, either server killed, racing collections."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_a_fleet_acknowledged_survives_the_kill_of_a_server(
 
 
 def _put_some(store: coatcheck.Store, held: dict[str, bytes], rng: random.Random) -> None:
-    """Puts for a while. One that fails was not acknowledged, and may be tried again."""
+    """Put for a while. A failed put was not acknowledged, and may be retried."""
     until = time.monotonic() + 3
     while time.monotonic() < until:
         data = rng.randbytes(rng.choice((200, 30_000, 300_000)))
@@ -105,7 +105,7 @@ def _kill_while(server: Server, wait: Callable[[Server], None], work: Callable[[
 
 
 @pytest.mark.timeout(0)
-def test_collections_of_many_machines_race_puts_of_the_same_content(fleet: Fleet, long_faults: bool) -> None:
+def test_collections_on_many_machines_race_puts_of_the_same_content(fleet: Fleet, long_faults: bool) -> None:
     url, seconds = fleet.new_url(), "60" if long_faults else "4"
     with coatcheck.open(url):
         pass

@@ -1,9 +1,10 @@
-"""Power cuts that take more than one process, thread or durability to arrange."""
+"""Power cuts that involve several processes, threads or durabilities."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import random
 import shutil
 import threading
@@ -17,7 +18,7 @@ from coatcheck.errors import StoreError
 from coatcheck.storage.disk import open_root
 from coatcheck.storage.journal import Journal
 from coatcheck.testing.faulty import At, Crash, Cut, FaultyDisk, open_on
-from tests.faults.world import assert_clean, problems, state_of
+from tests.faults.world import assert_clean, problems, refs_of, state_of
 
 pytestmark = pytest.mark.faults
 
@@ -28,7 +29,7 @@ DAY = 86_400.0
 
 
 class Interrupted(FaultyDisk):
-    """Calls back in the middle: once, before a write at an offset, or before the journal is synced."""
+    """Calls back once, before a write at an offset or before the journal is synced."""
 
     before_end: Callable[[], object] | None = None
     before_sync: Callable[[], object] | None = None
@@ -84,7 +85,7 @@ def test_what_is_put_after_a_power_cut_that_left_the_journal_behind_the_database
         other.session("other", ttl=None).put(b"to forget", name="it")
 
         def forget_and_stop() -> None:
-            other.session("other").forget("it")  # syncs the WAL, with the row of the put that is under way
+            other.session("other").forget("it")  # syncs the WAL, including the row of the unfinished put
             disk.stop()
             disk.revive()
 
@@ -117,13 +118,13 @@ def test_a_repeated_put_is_not_acknowledged_before_the_first_is_durable(in_memor
         assert store.session("s").get("it") == b"the same"
 
 
-def test_a_folder_that_somebody_else_made_is_synced_too(in_memory: Path) -> None:
+def test_a_folder_created_by_another_process_is_synced_too(in_memory: Path) -> None:
     folder, image = in_memory / "store", in_memory / "image"
     with coatcheck.open(folder):
         pass
     disk = FaultyDisk(folder, image=image, cut="dropped")
     with open_on(folder, disk) as store:
-        for number in range(256):  # what a put would leave that was killed before it synced
+        for number in range(256):  # what a put leaves if it is killed before it syncs
             (folder / "blobs" / f"{number:02x}").mkdir(0o700)
         ref = store.session("s", ttl=None).put(LARGE)
         disk.stop()
@@ -132,7 +133,7 @@ def test_a_folder_that_somebody_else_made_is_synced_too(in_memory: Path) -> None
         assert store.session("s").get(ref) == LARGE
 
 
-def test_a_process_that_needs_no_durability_keeps_that_of_another(in_memory: Path) -> None:
+def test_a_process_without_durability_preserves_that_of_another(in_memory: Path) -> None:
     folder, image = in_memory / "store", in_memory / "image"
     disk = FaultyDisk(folder, image=image, cut="dropped")
     with open_on(folder, disk) as store:
@@ -144,6 +145,41 @@ def test_a_process_that_needs_no_durability_keeps_that_of_another(in_memory: Pat
         disk.revive()
     with coatcheck.open(image) as store:
         assert store.session("s").get(ref) == b"synced when it was put"
+
+
+AGAIN: dict[str, Callable[[coatcheck.Store, bytes], object]] = {
+    "the same put": lambda store, data: store.session("s").put(data, name="it"),
+    "another name": lambda store, data: store.session("s").put(data, name="other"),
+    "another session": lambda store, data: store.session("t", ttl=None).put(data, name="it"),
+    "a stream": lambda store, data: store.session("s").put(io.BytesIO(data), name="it"),
+    "a stream to another session": lambda store, data: store.session("t", ttl=None).put(io.BytesIO(data)),
+    "a grant": lambda store, data: store.session("s").grant("it", "t"),
+}
+
+
+@pytest.mark.parametrize("again", AGAIN)
+@pytest.mark.parametrize("size", [20, 200_000, 3_000_000])
+@pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
+def test_a_durable_put_of_content_first_put_without_durability_survives(
+    again: str, size: int, is_open: bool, in_memory: Path
+) -> None:
+    folder, image = in_memory / "store", in_memory / "image"
+    disk = FaultyDisk(folder, durable=False, image=image, cut="dropped")
+    data = random.Random(size).randbytes(size)
+    careless = open_on(folder, disk)
+    careless.session("s", ttl=None).put(data, name="it")
+    if not is_open:
+        careless.close()
+    disk.durable = True
+    with open_on(folder, disk) as store:
+        AGAIN[again](store, data)
+        disk.stop()
+        disk.revive()
+    careless.close()
+    with coatcheck.open(image) as store:
+        found = [store.session(info.session_id).get(ref) for info in store.sessions() for ref in refs_of(store)]
+        assert data in found
+        assert problems(store) == []
 
 
 @pytest.mark.parametrize("cut", ["dropped", "zeroed", "torn"])

@@ -1,4 +1,4 @@
-"""Processes that get in one another's way: collections against puts of the same content, and a clock that is off."""
+"""Races between processes: collections against puts of the same content, and a wrong clock."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 
 import coatcheck
 from coatcheck import Store
+from coatcheck.collect import collect
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.folder import open_folder_store
 from coatcheck.storage.passages import Passages
 from coatcheck.testing.faulty import failing_blobs, failing_catalog, open_on
-from coatcheck.upkeep import collect
 from tests.faults.world import ROOT, assert_clean, problems, state_of
 
 pytestmark = pytest.mark.faults
@@ -79,7 +79,7 @@ def test_a_copy_whose_row_is_committed_while_a_sweep_looks_at_it_stays(tmp_path:
             assert publish.wait(30)
 
     def finish_before(call: str) -> None:
-        """In the sweeping thread: it has seen the copy without a row; now the put gets done."""
+        """In the sweeping thread: it has seen the copy without a row; now let the put finish."""
         if call == "sweep":
             publish.set()
             assert committed.wait(30)
@@ -102,7 +102,7 @@ def test_a_sweep_that_meets_a_staged_file_before_it_is_locked_does_not_stop_the_
     folder = tmp_path / "store"
 
     class Swept(Disk):
-        """Another process sweeps the staging folder just after a file was made in it."""
+        """Another process sweeps the staging folder right after a file was created in it."""
 
         def create(self, name: str, folder: int) -> int:
             file = super().create(name, folder)

@@ -1,4 +1,4 @@
-"""SIGKILL while a transcript is made slim, grows and is made whole: it is always readable, and nothing is lost."""
+"""SIGKILL while a transcript is externalized, grows and is restored: it is always readable, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_transcript_survives_kill_9_at_any_instant(tmp_path: Path, long_faults
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("verbs", [("externalize",), ("externalize", "grow", "externalize"), ("externalize", "undo")])
-def test_a_migration_that_dies_before_any_step_ends_right_when_run_again(
+def test_a_migration_killed_before_any_step_succeeds_when_run_again(
     tmp_path: Path, long_faults: bool, verbs: tuple[str, ...]
 ) -> None:
     seed = int(os.environ.get("COATCHECK_SEED") or random.randrange(1 << 32))
@@ -78,7 +78,7 @@ def _begin(folder: Path, rng: random.Random) -> bytes:
 
 
 def _steps(folder: Path, rng: random.Random, verbs: tuple[str, ...]) -> int:
-    """How many steps it takes."""
+    """Return the number of steps."""
     folder.mkdir()
     _begin(folder, rng)
     return int(_run(folder, 0, verbs).stdout)
@@ -115,7 +115,7 @@ def _check(folder: Path, start: bytes, *, ends_right: bool) -> None:
 
 
 def _is_all_there(path: Path, store: coatcheck.Store, expected: bytes) -> bytes:
-    """All that was told to be there, and at most one line that was about to be told: that one."""
+    """Check that every logged line is there; return the at most one line that was not logged yet."""
     target = io.BytesIO()
     report = transcript.rehydrate(path, store, to=target)
     assert report.is_sound, report.problems

@@ -1,7 +1,7 @@
-"""A process that uses a store without rest, until somebody kills it. Run as a module, by the fault tests alone.
+"""A process that uses a store until it is killed. Run as a module, only by the fault tests.
 
-What it was promised is written to its log, one JSON line each, once the call has returned. Before each call it writes
-what it is about to do: if no line follows, nobody knows.
+Each acknowledged call is written to its log as one JSON line after the call has returned. Before each call it logs what
+it is about to do: without a second line, the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMMON = 12
 
 
 def content(rng: random.Random) -> bytes:
-    """Mostly small, at times up to 20 MB; at times what every other process puts too."""
+    """Return content: mostly small, sometimes up to 20 MB, sometimes the same as other processes put."""
     if rng.random() < 0.25:
         number = rng.randrange(COMMON)
         return random.Random(number).randbytes(200 if number % 2 else 200_000)
@@ -35,7 +35,7 @@ def content(rng: random.Random) -> bytes:
 
 
 class Worker:
-    """One process's sessions, and the log of what it was promised."""
+    """One process's sessions, and the log of what was acknowledged to it."""
 
     def __init__(self, store: Store, log: Path, name: str, rng: random.Random) -> None:
         self.store = store
@@ -92,7 +92,7 @@ class Worker:
 
 
 def fight(worker: Worker) -> None:
-    """Claim a session that all fight for, and write its hot state until somebody else has claimed it."""
+    """Claim a session that all workers compete for, and write its hot state until another worker claims it."""
     from coatcheck.context import HotState, claim, current
 
     session, number = worker.store.session("fought for"), 0
@@ -113,7 +113,7 @@ def fight(worker: Worker) -> None:
 
 
 def race(store: Store, seed: int, seconds: float) -> None:
-    """Put and forget what everybody puts and forgets, while collections run. A ref must have its bytes."""
+    """Put and forget the same content as other workers, while collections run. Every ref must have its bytes."""
     rng, stop = random.Random(seed), time.monotonic() + seconds
     session = store.session(f"racer {seed}")
     while time.monotonic() < stop:
@@ -131,7 +131,7 @@ def race(store: Store, seed: int, seconds: float) -> None:
 
 
 def live(store: Store, seed: int, seconds: float) -> None:
-    """Hold artifacts in sessions with the default time to live, and read them again and again."""
+    """Keep artifacts in sessions with the default time to live, and read them repeatedly."""
     rng, stop = random.Random(seed), time.monotonic() + seconds
     session = store.session(f"live {seed}")
     held = {session.put(rng.randbytes(size)): size for size in (10, 5_000, 200_000)}

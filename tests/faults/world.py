@@ -1,4 +1,4 @@
-"""What the fault tests share: telling what a store holds, and whether a folder is left clean."""
+"""Shared by the fault tests: the visible state of a store, and whether a folder is clean."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from coatcheck.errors import Damaged
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 State = frozenset[tuple[str, str | None, str, bool]]
-"""What a store holds, to the eye of a user: session, name and digest of every artifact, and whether it is pinned; and
-the session, series and digest of every record."""
+"""The visible state of a store: session, name and digest of every artifact, and whether it is pinned; and the session,
+series and digest of every record."""
 
 
 def state_of(store: Store) -> State:
-    """Read everything. Fails where a ref has no bytes, or wrong ones."""
+    """Read everything. Fails if a ref has no bytes or wrong ones."""
     held = set()
     for info in list(store.sessions()):
         session = store.session(info.session_id)
@@ -33,12 +33,12 @@ def state_of(store: Store) -> State:
 
 
 def problems(store: Store, *, orphans: bool = False) -> list[str]:
-    """What verify finds; with `orphans`, they count too."""
+    """Return what verify finds, including orphans if `orphans` is set."""
     return [f"{one.kind}: {one.message}" for one in store.verify().problems if orphans or one.kind != "orphan"]
 
 
 def assert_clean(store: Store) -> None:
-    """After a collection: verify finds nothing, and every file is one that a row names."""
+    """Check after a collection that verify finds nothing, and that every file belongs to a row."""
     store.collect(grace=0)
     assert problems(store, orphans=True) == []
     if store.url.startswith("s3:"):
@@ -59,7 +59,7 @@ def files_under(folder: Path) -> Iterator[Path]:
 
 
 def is_unreadable(session: coatcheck.Session, ref: coatcheck.Ref) -> bool:
-    """Whether a get tells that the bytes are damaged or gone. Wrong bytes would be the one unforgivable answer."""
+    """Return whether a get reports the bytes as damaged or missing. It must never return wrong bytes."""
     try:
         return session.get(ref) is None
     except Damaged:

@@ -15,7 +15,7 @@ from tests.mcp.speaking import ODD, Speaker, environment, proxy
 
 @pytest.fixture(scope="session")
 def npm_server() -> Callable[[str], list[str]]:
-    """How to start a server from npm. Where they are not installed the test skips, but never in CI."""
+    """The command for a server from npm. Skips the test if it is not installed, but not in CI."""
 
     def command(name: str) -> list[str]:
         try:
@@ -30,13 +30,13 @@ def npm_server() -> Callable[[str], list[str]]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Where a proxy keeps its store."""
+    """The folder of a proxy's store."""
     return tmp_path / "store"
 
 
 @pytest.fixture
 def speak(place: Path) -> Iterator[Callable[..., Speaker]]:
-    """Start a proxy before the odd server (or what is given), and speak to it. It ends with the test."""
+    """Start a proxy in front of the odd server, or of `server`. It ends with the test."""
     with ExitStack() as stack:
 
         def start(*options: str, server: list[str] | None = None, begin: bool = True, **env: str) -> Speaker:
@@ -51,7 +51,7 @@ def speak(place: Path) -> Iterator[Callable[..., Speaker]]:
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speaker]:
-    """One proxy before the odd server, for all tests of a module that do not need their own."""
+    """One proxy in front of the odd server, shared by the tests of a module."""
     env = environment(tmp_path_factory.mktemp("odd") / "store")
     with Speaker(proxy("--inline", "typed", "--inline", "small_table", server=ODD), env) as speaker:
         speaker.begin()

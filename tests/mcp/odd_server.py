@@ -1,4 +1,4 @@
-"""A server that does what servers should not do. It speaks MCP on stdio with nothing but the standard library.
+"""A badly behaved MCP server on stdio. It uses only the standard library.
 
 Run as a script. Each tool is a way to go wrong, or a shape of result that real servers seldom give.
 """
@@ -65,7 +65,7 @@ def words(size: int) -> str:
 
 
 def huge(request_id: Any, size: int, id_first: bool) -> None:
-    """A result that is written piece by piece: this process stays small."""
+    """Write a result in pieces, so that this process stays small."""
     head = f'{{"jsonrpc":"2.0","id":{json.dumps(request_id)},"result":' if id_first else '{"result":'
     tail = "}" if id_first else f',"jsonrpc":"2.0","id":{json.dumps(request_id)}}}'
     with LOCK:

@@ -1,4 +1,4 @@
-"""Speaking MCP line by line, for tests that must see what is on the wire; and how servers and proxies are started."""
+"""An MCP client that works line by line, for tests that check the wire, and commands for servers and proxies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERSION = "2025-06-18"
 
 
 def environment(store: Path | str, **more: str) -> dict[str, str]:
-    """What a proxy is started with: a store of its own, and nothing of the person's who runs the tests."""
+    """The environment of a proxy: its own store, and nothing from the user who runs the tests."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("COATCHECK_")}
     return {**kept, "COATCHECK_STORE": str(store), **more}
 
@@ -29,7 +29,7 @@ def proxy(*options: str, server: Sequence[str] = ()) -> list[str]:
 
 
 class Speaker:
-    """A client that writes lines and reads lines. What nobody waits for is kept in `heard`, in order."""
+    """A client that writes and reads lines. Messages that no call waits for are kept in `heard`."""
 
     def __init__(self, command: Sequence[str], env: dict[str, str], **options: Any) -> None:
         self.process = subprocess.Popen(
@@ -72,7 +72,7 @@ class Speaker:
         self.send({"jsonrpc": "2.0", "method": method, **({"params": params} if params is not None else {})})
 
     def start(self, method: str, params: dict[str, Any] | None = None) -> int:
-        """Ask without waiting; the id of the question."""
+        """Send a request without waiting. Returns its id."""
         self._number += 1
         self.send({"jsonrpc": "2.0", "id": self._number, "method": method, "params": params or {}})
         return self._number
@@ -91,7 +91,7 @@ class Speaker:
         return self.until(lambda one: one.get("id") == request_id and "method" not in one)
 
     def until(self, fits: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The next message that fits."""
+        """Wait for the next matching message."""
         while True:
             for index, one in enumerate(self.heard):
                 if fits(one):
@@ -103,7 +103,7 @@ class Speaker:
             self.heard.append(json.loads(line.decode("utf-8", "replace")))
 
     def leave(self) -> int:
-        """Close our end, and wait for theirs; the exit status."""
+        """Close stdin and wait for the process. Returns the exit status."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.close()
@@ -123,7 +123,7 @@ class Speaker:
         return status
 
     def complained(self, word: str) -> str:
-        """The line on stderr that has this word; waits for it."""
+        """Wait for a line on stderr with this word."""
         while True:
             for line in list(self.complaints):
                 if word in line:
@@ -158,7 +158,7 @@ def stub_in(text: str) -> dict[str, Any]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and has not ended: a zombie has."""
+    """Whether a process is running; a zombie is not."""
     state = Path(f"/proc/{pid}/stat")
     try:
         os.kill(pid, 0)
@@ -168,7 +168,7 @@ def is_running(pid: int) -> bool:
 
 
 def gone(*pids: int) -> bool:
-    """Wait until none of these runs; False where one still does after a while."""
+    """Wait until none of these processes runs; False if one does not end in time."""
     waiting = threading.Event()
     for _ in range(int(WAIT / 0.05)):
         if not any(map(is_running, pids)):
@@ -178,12 +178,12 @@ def gone(*pids: int) -> bool:
 
 
 def told(name: str, **answers: Any) -> list[str]:
-    """A server that does what it is told: see `told_server.py`."""
+    """The command for a scripted server: see `told_server.py`."""
     return [sys.executable, str(Path(__file__).with_name("told_server.py")), name, json.dumps(answers)]
 
 
 def heard(speaker: Speaker, name: str) -> list[dict[str, Any]]:
-    """What a told server has heard so far."""
+    """The messages that a scripted server has received so far."""
     found = json.loads(text_of(speaker.call(f"{name}_heard")))
     assert isinstance(found, list)
     return found

@@ -1,4 +1,4 @@
-"""Streams of events, of every shape that the format allows, cut anywhere."""
+"""Event streams in every form that the format allows, split anywhere."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coatcheck.mcp.events import AGAIN, MOST, Events
-from coatcheck.mcp.wire import Raw, Unread
+from coatcheck.mcp.remote import MAX_RETRY, RETRY, EventStream
+from coatcheck.mcp.wire import Raw, UnparsedLine
 
 ONE = b'{"jsonrpc":"2.0","id":1,"result":{}}'
 SHAPES = [
@@ -25,8 +25,8 @@ SHAPES = [
 ]
 
 
-def read(stream: bytes, sizes: list[int], cap: int = 1 << 20) -> tuple[list[Raw | Unread], Events]:
-    events, found, at = Events(cap), [], 0
+def read(stream: bytes, sizes: list[int], cap: int = 1 << 20) -> tuple[list[Raw | UnparsedLine], EventStream]:
+    events, found, at = EventStream(cap), [], 0
     for size in [*sizes, len(stream)]:
         found += list(events.feed(stream[at : at + size]))
         at += size
@@ -36,7 +36,7 @@ def read(stream: bytes, sizes: list[int], cap: int = 1 << 20) -> tuple[list[Raw 
 @given(st.sampled_from(SHAPES), st.lists(st.integers(0, 9), max_size=40))
 def test_a_message_is_the_same_in_every_shape_however_it_is_cut(shape: bytes, sizes: list[int]) -> None:
     found, _ = read(shape % ONE, sizes)
-    assert [bytes(one) for one in found if not isinstance(one, Unread)] == [ONE]
+    assert [bytes(one) for one in found if not isinstance(one, UnparsedLine)] == [ONE]
 
 
 @given(st.lists(st.integers(0, 9), max_size=40), st.sampled_from(["\n", "\r", "\r\n"]))
@@ -55,7 +55,7 @@ def test_an_event_over_the_cap_is_not_held_and_tells_its_id(pieces: int) -> None
     lines = [whole[at : at + step] for at in range(0, len(whole), step)]
     stream = b"".join(b"data: " + line + b"\n" for line in lines) + b"\ndata: " + ONE + b"\n\n"
     (large, small), _ = read(stream, [100] * 60, cap=3_000)
-    assert isinstance(large, Unread)
+    assert isinstance(large, UnparsedLine)
     assert (large.id, large.method) == (1, None)
     assert large.size >= 5_000
     assert small == ONE
@@ -70,7 +70,7 @@ def test_a_stream_is_taken_up_from_the_last_event_that_was_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"), [(b"2000", 2.0), (b"0", 0.05), (b"-7", 0.05), (b"9999999", MOST), (b"soon", AGAIN)]
+    ("said", "seconds"), [(b"2000", 2.0), (b"0", 0.05), (b"-7", 0.05), (b"9999999", MAX_RETRY), (b"soon", RETRY)]
 )
 def test_when_a_stream_is_taken_up_again_is_bounded(said: bytes, seconds: float) -> None:
-    assert read(b"retry: " + said + b"\n\n", [])[1].again == seconds
+    assert read(b"retry: " + said + b"\n\n", [])[1].retry == seconds

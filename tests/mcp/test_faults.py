@@ -1,4 +1,4 @@
-"""Servers that die, hang, write junk or too much, and clients that leave: an answer, an end, nothing left behind."""
+"""Servers that crash, hang or write garbage, and clients that disconnect: requests fail, processes end."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_what_was_asked_before_the_client_closed_its_end_is_answered(place: Path
 
 
 def _peak(pid: int) -> int:
-    """The most memory that a process ever had, in KiB."""
+    """The peak memory of a process, in KiB."""
     status = Path(f"/proc/{pid}/status")
     if not status.exists():
         pytest.skip("no /proc here to look at a process's memory")

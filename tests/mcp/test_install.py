@@ -1,4 +1,4 @@
-"""`coatcheck install`, as a person runs it: shown, written, undone, for every client and for files of all sorts."""
+"""`coatcheck install` as a user runs it: shown, written and undone, for every client and all kinds of files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,10 @@ from click.testing import CliRunner, Result
 
 from coatcheck.cli import main
 from coatcheck.errors import InvalidArgument
-from coatcheck.install import files
-from coatcheck.install.clients import CLIENTS, place_of
-from coatcheck.install.documents import Json, document
-from coatcheck.install.wrapping import after_launcher, launcher
-from tests.mcp.speaking import Speaker, environment
+from coatcheck.install.clients import CLIENTS, after_launcher, find_config, launcher
+from coatcheck.install.config_text import JsonConfig, config_text
+from coatcheck.install.plan import check_unchanged, replacing
+from tests.mcp.speaking import Speaker, environment, stub_in, text_of
 
 SECRET = "hunter2-is-no-password"
 USUAL = {
@@ -82,7 +82,7 @@ command = "time-server" # none
 
 @dataclass
 class Person:
-    """Somebody with a home and a project, who runs the command there."""
+    """A user with a home and a project folder."""
 
     home: Path
     project: Path
@@ -117,7 +117,7 @@ def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Person:
 
 def servers(client: str, file: Path) -> dict[str, Any]:
     kind = CLIENTS[client]
-    return dict(document(file.read_text(), kind.format, kind.section).servers)
+    return dict(config_text(file.read_text(), kind.format, kind.section).servers)
 
 
 def files_below(folder: Path) -> set[str]:
@@ -144,7 +144,7 @@ def test_an_entry_is_written_among_the_others_and_undone_to_the_byte(client: str
     now = servers(client, file)
     assert {name: now[name] for name in had} == had
     assert list(now) == [*had, "coatcheck"]
-    assert after_launcher(now["coatcheck"]) == ["mcp"]
+    assert after_launcher(now["coatcheck"]) == ["mcp", "--session", f"{client}-{{folder}}"]
     assert Path(now["coatcheck"]["command"]).is_absolute()
     assert "what is mine" in file.read_text()
     backup = file.with_name(file.name + ".coatcheck-backup")
@@ -188,16 +188,17 @@ def test_servers_are_wrapped_once_with_their_comments_and_environment_and_undone
     before, had = file.read_bytes(), servers(client, file)
     done = person.run(client, "--wrap", "--session", "work", "--write")
     now = servers(client, file)
-    assert list(now) == list(had)
+    assert list(now) == [*had, "coatcheck"]
+    assert after_launcher(now["coatcheck"]) == ["mcp", "--session", "work"]
     for name, entry in had.items():
         behind = after_launcher(now[name])
-        assert behind == ["proxy", "--session", "work", "--", entry["command"], *entry.get("args", [])]
+        assert behind == ["proxy", "--no-tools", "--session", "work", "--", entry["command"], *entry.get("args", [])]
         assert now[name].get("env") == entry.get("env")
     for comment in ("what is mine", "no questions", "good", "none"):
         assert comment in file.read_text()
     once = file.read_bytes()
     again = person.run(client, "--wrap", "--write")
-    assert again.stderr.count("left alone") == 3
+    assert again.stderr.count("left unchanged") == 3
     assert "nothing to change" in again.stderr
     assert file.read_bytes() == once
     assert "[masked]" in done.stdout
@@ -240,7 +241,7 @@ def test_only_named_servers_are_wrapped_and_one_that_is_not_there_is_an_error(pe
     now = servers("cursor", file)
     assert after_launcher(now["git"]) is not None
     assert after_launcher(now["files"]) is None
-    assert "there is: git, files, bare" in person.run("cursor", "--wrap", "other", code=3).stderr
+    assert "servers there: git, files, bare" in person.run("cursor", "--wrap", "other", code=3).stderr
 
 
 def test_addresses_are_wrapped_with_their_headers_out_of_sight_or_left_alone_with_the_reason(person: Person) -> None:
@@ -257,11 +258,12 @@ def test_addresses_are_wrapped_with_their_headers_out_of_sight_or_left_alone_wit
     file = person.has("cursor", text)
     done = person.run("cursor", "--wrap", "--write")
     now = servers("cursor", file)
-    assert after_launcher(now["web"]) == ["proxy", "--url", "https://a.example/mcp"]
+    shared = ["--session", "cursor-{folder}"]
+    assert after_launcher(now["web"]) == ["proxy", "--no-tools", "--url", "https://a.example/mcp", *shared]
     assert now["web"]["env"] == {"COATCHECK_PROXY_HEADERS": f"Authorization: Bearer {SECRET}\nX-A: 1"}
-    assert after_launcher(now["near"]) == ["proxy", "--url", "http://127.0.0.1:3000/mcp"]
+    assert after_launcher(now["near"]) == ["proxy", "--no-tools", "--url", "http://127.0.0.1:3000/mcp", *shared]
     for name in ("old", "open", "signing", "shell", "odd", "nothing"):
-        assert f"{name!r} is left alone: " in done.stderr
+        assert f"{name!r} is left unchanged: " in done.stderr
         assert now[name] == json.loads(text)["mcpServers"][name]
     person.run("cursor", "--wrap", "open", "--write")
     assert after_launcher(servers("cursor", file)["open"]) is not None
@@ -275,7 +277,8 @@ def test_an_address_of_gemini_means_the_transport_that_its_key_says(person: Pers
     file = person.has("gemini", json.dumps({"mcpServers": entries}))
     person.run("gemini", "--wrap", "--write")
     now = servers("gemini", file)
-    assert after_launcher(now["new"]) == ["proxy", "--url", "http://localhost/mcp"]
+    shared = ["--session", "gemini-{folder}"]
+    assert after_launcher(now["new"]) == ["proxy", "--no-tools", "--url", "http://localhost/mcp", *shared]
     assert now["old"] == entries["old"]
 
 
@@ -285,7 +288,7 @@ def test_claude_code_keeps_servers_for_a_user_in_a_project_too(person: Person) -
     file = person.has("claude-code", json.dumps(whole, indent=2))
     person.run("claude-code", "--scope", "local", "--wrap", "--write")
     entry = json.loads(file.read_text())["projects"][here]["mcpServers"]["a"]
-    assert after_launcher(entry) == ["proxy", "--", "b"]
+    assert after_launcher(entry) == ["proxy", "--no-tools", "--session", "claude-code-{folder}", "--", "b"]
     person.run("claude-code", "--scope", "local", "--undo")
     assert json.loads(file.read_text()) == whole
     assert "no scope 'local'" in person.run("cursor", "--scope", "local", code=2).stderr
@@ -306,7 +309,7 @@ def test_scopes_that_share_a_file_are_undone_apart_though_the_client_writes_to_i
     person.run("claude-code", "--undo")
     now = json.loads(file.read_text())
     assert now["mcpServers"] == whole["mcpServers"]
-    assert after_launcher(now["projects"][here]["mcpServers"]["git"]) == ["proxy", "--", "local-git"]
+    assert (after_launcher(now["projects"][here]["mcpServers"]["git"]) or [])[-2:] == ["--", "local-git"]
     person.run("claude-code", "--undo", code=3)
     person.run("claude-code", "--scope", "local", "--undo")
     assert json.loads(file.read_text()) == {**whole, "count": 2}
@@ -350,16 +353,15 @@ def test_what_somebody_changed_in_an_address_that_was_wrapped_stays_when_it_is_u
         ("codex", "enabled_tools", '[mcp_servers.a]\ncommand = "b"\nenabled_tools = %s\n'),
     ],
 )
-def test_a_server_whose_tools_are_picked_is_wrapped_only_where_ours_are_among_them(
+def test_a_server_whose_tools_are_picked_is_wrapped_for_ours_are_in_another_entry(
     person: Person, client: str, key: str, text: str
 ) -> None:
     file = person.has(client, text % '["read"]')
-    done = person.run(client, "--wrap", "--write")
-    assert f"'a' is left alone: it picks its tools ({key})" in done.stderr
-    assert file.read_text() == text % '["read"]'
-    file.write_text(text % '["read", "get_artifact"]')
     person.run(client, "--wrap", "--write")
-    assert after_launcher(servers(client, file)["a"]) is not None
+    now = servers(client, file)
+    assert after_launcher(now["a"]) is not None
+    assert now["a"][key] == ["read"]
+    assert key not in now["coatcheck"]
 
 
 def test_an_edit_that_comes_while_we_write_is_not_lost(tmp_path: Path) -> None:
@@ -367,11 +369,11 @@ def test_an_edit_that_comes_while_we_write_is_not_lost(tmp_path: Path) -> None:
     file.write_bytes(b"before")
 
     def write() -> None:
-        with files.replacing(file, b"after", mode=0o600):
+        with replacing(file, b"after", mode=0o600):
             file.write_bytes(b"theirs")
-            files.check_unchanged(file, b"before")
+            check_unchanged(file, b"before")
 
-    with pytest.raises(InvalidArgument, match="just now"):
+    with pytest.raises(InvalidArgument, match="another program"):
         write()
     assert file.read_bytes() == b"theirs"
     assert files_below(tmp_path) == {"config.json"}
@@ -408,21 +410,21 @@ def test_odd_files_keep_what_they_have_and_come_back_to_the_byte(data: bytes, pe
 
 
 def servers_of(text: str) -> dict[str, Any]:
-    return dict(Json(text, ("mcpServers",)).servers)
+    return dict(JsonConfig(text, ("mcpServers",)).servers)
 
 
 WRONG: dict[str, tuple[str, bytes, str]] = {
-    "no JSON": ("cursor", b'{"mcpServers": {,}}', "line 1 is no JSON"),
-    "cut off": ("cursor", b'{\n"mcpServers": {"a": ', "line 2 is no JSON"),
-    "no object": ("cursor", b"[1]", "no JSON object"),
-    "a section of another type": ("cursor", b'{"mcpServers": []}', "no object"),
+    "no JSON": ("cursor", b'{"mcpServers": {,}}', "invalid JSON in line 1"),
+    "cut off": ("cursor", b'{\n"mcpServers": {"a": ', "invalid JSON in line 2"),
+    "no object": ("cursor", b"[1]", "not a JSON object"),
+    "a section of another type": ("cursor", b'{"mcpServers": []}', "not an object"),
     "servers twice": ("cursor", b'{"mcpServers": {}, "mcpServers": {}}', "twice"),
     "a name twice": ("cursor", b'{"mcpServers": {"a": {}, "a": {}}}', "twice"),
     "UTF-16": ("cursor", "{}".encode("utf-16"), "not UTF-8"),
-    "a comment that never ends": ("vscode", b"{ /* ", "no JSON"),
-    "too deep": ("cursor", b"[" * 100_000, "too deep"),
-    "no TOML": ("codex", b"[mcp_servers", "no TOML"),
-    "an inline table": ("codex", b'mcp_servers = { a = { command = "b" } }\n', "put among mcp_servers: coatcheck = {"),
+    "a comment that never ends": ("vscode", b"{ /* ", "invalid JSON"),
+    "too deep": ("cursor", b"[" * 100_000, "nested too deeply"),
+    "no TOML": ("codex", b"[mcp_servers", "invalid TOML"),
+    "an inline table": ("codex", b'mcp_servers = { a = { command = "b" } }\n', "mcp_servers by hand: coatcheck = {"),
     "another's entry of our name": ("cursor", b'{"mcpServers": {"coatcheck": {"command": "rm"}}}', "--name"),
 }  # fmt: skip
 
@@ -465,10 +467,10 @@ def test_files_that_cannot_be_written_or_read_are_left_alone(person: Person) -> 
     assert "read-only" in person.run("cursor", "--write", code=2).stderr
     file.unlink()
     file.mkdir()
-    assert "cannot be read" in person.run("cursor", "--write", code=2).stderr
+    assert "cannot read" in person.run("cursor", "--write", code=2).stderr
     file.rmdir()
     file.symlink_to(person.home / "nowhere")
-    assert "leads nowhere" in person.run("cursor", "--write", code=2).stderr
+    assert "broken link" in person.run("cursor", "--write", code=2).stderr
     file.unlink()
     assert not files_below(file.parent)
 
@@ -484,7 +486,7 @@ def test_a_copy_of_an_original_is_never_written_over(person: Person) -> None:
 
 def test_there_is_nothing_to_undo_where_nothing_was_done(person: Person) -> None:
     file = person.has("cursor")
-    assert "nothing of Coatcheck's is recorded" in person.run("cursor", "--undo", code=3).stderr
+    assert "no changes by Coatcheck are recorded" in person.run("cursor", "--undo", code=3).stderr
     file.with_name("mcp.json.coatcheck-undo").write_text("{]")
     assert "damaged" in person.run("cursor", "--undo", code=2).stderr
 
@@ -496,7 +498,9 @@ def test_options_that_do_not_go_together_are_refused(person: Person) -> None:
 
 def test_the_variables_of_clients_and_platforms_lead_to_their_files(tmp_path: Path) -> None:
     def file(client: str, platform: str = "linux", **environ: str) -> str:
-        return str(place_of(client, "user", home=Path("/h"), project=tmp_path, platform=platform, environ=environ).file)
+        return str(
+            find_config(client, "user", home=Path("/h"), project=tmp_path, platform=platform, environ=environ).file
+        )
 
     assert file("codex", CODEX_HOME="/c") == "/c/config.toml"
     assert file("claude-code", CLAUDE_CONFIG_DIR="/c") == "/c/.claude.json"
@@ -538,8 +542,8 @@ def test_what_was_written_starts_and_answers(person: Person, speaking: Callable[
     now = servers("cursor", file)
     ours, behind = speaking(now["coatcheck"]), speaking(now["odd"])
     assert ours == ["get_artifact", "list_artifacts", "store_artifact"]
-    assert behind[-3:] == ours
     assert len(behind) > 3
+    assert not set(ours) & set(behind)
 
 
 def test_an_address_that_was_wrapped_is_reached_with_its_headers(
@@ -557,9 +561,59 @@ def test_an_address_that_was_wrapped_is_reached_with_its_headers(
             assert token not in person.run("cursor", "--wrap", "--write").output
             wrapped = servers("cursor", file)["web"]
             assert not [word for word in wrapped["args"] if token in word]
-            assert speaking(wrapped)[:3] == ["get_artifact", "list_artifacts", "store_artifact"]
+            assert speaking(wrapped) == ["get_artifact", "list_artifacts", "store_artifact"]
         finally:
             process.terminate()
+
+
+def test_the_servers_of_one_client_share_their_pointers_and_one_set_of_tools(person: Person) -> None:
+    odd = [sys.executable, str(Path(__file__).with_name("odd_server.py"))]
+    entry = {"command": odd[0], "args": odd[1:]}
+    file = person.has("cursor", json.dumps({"mcpServers": {"one": entry, "two": entry}}))
+    person.run("cursor", "--wrap", "--write")
+    now = servers("cursor", file)
+    env = environment(person.home / "store")
+    with ExitStack() as stack:
+        one, two, ours = (
+            stack.enter_context(Speaker([now[name]["command"], *now[name]["args"]], env, cwd=person.project))
+            for name in ("one", "two", "coatcheck")
+        )
+        for speaker in (one, two, ours):
+            speaker.begin()
+        stub = stub_in(text_of(one.call("table", size=2_000)))
+        assert stub["hint"].startswith("get_artifact(")
+        pointer = stub["artifact"]
+        assert "row number 1999" in text_of(ours.call("get_artifact", pointer=pointer, query="$.rows[1999].name"))
+        seen = json.loads(text_of(two.call("echo", rows=f"{pointer}#/rows/7/name")))
+        assert seen["arguments"] == {"rows": "row number 7"}
+        there = stack.enter_context(Speaker([now["two"]["command"], *now["two"]["args"]], env, cwd=person.home))
+        there.begin()
+        assert there.call("echo", rows=pointer)["isError"]  # another folder has another session
+
+
+def test_a_server_that_is_wrapped_later_joins_the_session_that_is_there(person: Person) -> None:
+    file = person.has("cursor")
+    person.run("cursor", "--wrap", "git", "--session", "work", "--write")
+    person.run("cursor", "--wrap", "--write")
+    now = servers("cursor", file)
+    assert [one for one in now if "work" in now[one]["args"]] == ["git", "files", "bare", "coatcheck"]
+    assert "keep their session" in person.run("cursor", "--session", "other", "--write").stderr
+    person.run("cursor", "--undo")
+    assert file.read_text() == JSON % "mcpServers"
+
+
+def test_wrapping_leaves_another_server_of_our_name_alone(person: Person) -> None:
+    text = json.dumps({"mcpServers": {"coatcheck": {"command": "somebody-elses"}, "git": {"command": "git-server"}}})
+    file = person.has("cursor", text)
+    assert "--name" in person.run("cursor", "--wrap", "git", "--write", code=2).stderr
+    assert file.read_text() == text
+    person.run("cursor", "--wrap", "--name", "reader", "--write")
+    assert list(servers("cursor", file)) == ["coatcheck", "git", "reader"]
+
+
+def test_a_server_with_a_working_folder_of_its_own_is_noted(person: Person) -> None:
+    person.has("cursor", json.dumps({"mcpServers": {"git": {"command": "git-server", "cwd": "/"}}}))
+    assert "'git' has its own working folder" in person.run("cursor", "--wrap").stderr
 
 
 @pytest.fixture
@@ -582,8 +636,21 @@ def speaking(tmp_path: Path) -> Callable[[dict[str, Any]], list[str]]:
     return tools
 
 
+@pytest.mark.parametrize("words", [["cursor"], ["cursor", "--wrap"]])
+def test_without_the_extra_nothing_is_written(person: Person, words: list[str]) -> None:
+    file = person.has("cursor")
+    before = file.read_bytes()
+    code = "import sys; sys.modules['mcp'] = None; from coatcheck.cli import main; main()"
+    env = environment(person.home / "store", HOME=str(person.home))
+    command = [sys.executable, "-c", code, "install", *words, "--write"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 6
+    assert "pip install 'coatcheck[mcp]'" in done.stderr
+    assert file.read_bytes() == before
+
+
 def test_the_arguments_of_a_shell_line_are_not_guessed(person: Person) -> None:
     line = shlex.join(["npx", "-y", "a b"])
     file = person.has("cursor", json.dumps({"mcpServers": {"a": {"command": line}}}))
-    assert "line for a shell" in person.run("cursor", "--wrap", "--write").stderr
+    assert "shell command line" in person.run("cursor", "--wrap", "--write").stderr
     assert servers("cursor", file) == {"a": {"command": line}}

@@ -1,4 +1,4 @@
-"""What a proxy changes, and what it does not: seen on the wire, with a server that gives odd results."""
+"""What a proxy changes and what it does not, checked on the wire, with a server that returns odd results."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import coatcheck
+from coatcheck import Limit, Policy
+from coatcheck.mcp.proxy_rewrites import LIMIT_KEY, Rewriter
+from coatcheck.mcp.savings import Counts
 from tests.mcp.odd_server import PIXEL, TOOLS, rows, words
-from tests.mcp.speaking import ODD, Speaker, environment, proxy, stub_in, text_of
+from tests.mcp.speaking import ODD, Speaker, environment, proxy, stub_in, text_of, told
 
 OURS = ["get_artifact", "list_artifacts", "store_artifact"]
 Speak = Callable[..., Speaker]
@@ -239,3 +244,104 @@ def test_a_server_without_tools_gets_three(speak: Speak, tmp_path: Path) -> None
     speaker = speak(server=[ODD[0], str(toolless)], begin=False)
     assert speaker.begin()["result"]["capabilities"] == {"tools": {}}
     assert [tool["name"] for tool in all_tools(speaker)] == OURS
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_structured_content_that_repeats_the_text_is_one_artifact_and_counted_once(
+    speak: Speak, place: Path, wrapped: bool
+) -> None:
+    text = words(100_000) if wrapped else json.dumps(rows(4_000))
+    structured = {"result": text} if wrapped else rows(4_000)
+    answer = {"content": [{"type": "text", "text": text}], "structuredContent": structured}
+    speaker = speak("--report", "--json", "--session", "kept", server=told("it"))
+    held = speaker.start("tools/call", {"name": "it_hold", "arguments": {}})
+    speaker.call("it_say", lines=[json.dumps({"jsonrpc": "2.0", "id": held, "result": answer})])
+    result = speaker.answer(held)["result"]
+    assert stub_in(text_of(result)) == result["structuredContent"]
+    speaker.leave()
+    counts = json.loads(speaker.complained("slimmed_results"))
+    assert counts["slimmed_results"] == 1
+    assert counts["tokens_saved"] <= result["structuredContent"]["tokens"]
+    with coatcheck.open(place) as store:
+        [ref] = store.session("kept").list()
+        assert store.session("kept").get(ref) == (text if wrapped else structured)
+
+
+def test_without_tools_of_its_own_a_proxy_adds_none_and_its_stubs_name_the_one_elsewhere(speak: Speak) -> None:
+    speaker = speak("--no-tools", "--session", "shared")
+    assert not {tool["name"] for tool in all_tools(speaker)} & set(OURS)
+    stub = stub_in(text_of(speaker.call("text", size=100_000)))
+    assert stub["hint"].startswith("get_artifact(")
+    assert json.loads(text_of(speaker.call("list_artifacts")))["name"] == "list_artifacts"  # the server's to answer
+    names = ("get_artifact", "it_say", "it_hold")
+    taken = {"tools/list": {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}}
+    other = speak("--no-tools", "--session", "shared", server=told("it", **taken))
+    other.ask("tools/list")
+    held = other.start("tools/call", {"name": "it_hold", "arguments": {}})
+    answer = {"content": [{"type": "text", "text": words(100_000)}]}
+    other.call("it_say", lines=[json.dumps({"jsonrpc": "2.0", "id": held, "result": answer})])
+    assert stub_in(text_of(other.answer(held)["result"]))["hint"].startswith("get_artifact of the server coatcheck(")
+
+
+def test_a_proxy_without_tools_needs_a_session_to_share(tmp_path: Path) -> None:
+    done = subprocess.run(proxy("--no-tools", server=ODD), env=environment(tmp_path), capture_output=True, check=False)
+    assert done.returncode == 2
+
+
+def test_a_foreign_sessions_pointer_is_like_one_that_does_not_exist_to_a_model(speak: Speak) -> None:
+    pointer = stub_in(text_of(speak("--session", "one").call("text", size=100_000)))["artifact"]
+    other = speak("--session", "two")
+    for tool, argument in (("get_artifact", "pointer"), ("echo", "value")):
+        foreign, unknown = (text_of(other.call(tool, **{argument: one})) for one in (pointer, "art:0123456789ab"))
+        assert foreign.split(" ~")[0].replace(pointer, "") == unknown.split(" ~")[0].replace("art:0123456789ab", "")
+
+
+def test_the_proxy_goes_by_the_policy_of_the_settings(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "coatcheck.toml").write_text(
+        '[policy]\nmax_chars = 5000\n[policy.tools]\ntext = "never"\necho = "always"\nblocks = { max_chars = 100 }\n'
+    )
+    with Speaker(proxy(server=ODD), environment(place), cwd=tmp_path) as speaker:
+        speaker.begin()
+        all_tools(speaker)
+        assert text_of(speaker.call("text", size=100_000)) == words(100_000)
+        assert stub_in(text_of(speaker.call("echo", word="small")))["size_bytes"] < 200
+        assert stub_in(text_of(speaker.call("error", size=6_000)))["size_bytes"] == 6_000
+        assert text_of(speaker.call("error", size=4_000)) == words(4_000)
+        assert "stub" in json.dumps(speaker.call("blocks", size=200))
+
+
+def test_an_option_wins_over_the_limits_of_the_settings(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "coatcheck.toml").write_text('[policy]\nmax_chars = 500\n[policy.tools]\ntext = "never"\n')
+    with Speaker(proxy("--max-tokens", "9000", server=ODD), environment(place), cwd=tmp_path) as speaker:
+        speaker.begin()
+        assert text_of(speaker.call("error", size=20_000)) == words(20_000)
+        assert text_of(speaker.call("text", size=100_000)) == words(100_000)
+        assert stub_in(text_of(speaker.call("error", size=100_000)))["size_bytes"] == 100_000
+
+
+def test_a_policy_that_is_off_lets_everything_pass(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "coatcheck.toml").write_text("[policy]\nenabled = false\n")
+    with Speaker(proxy(server=ODD), environment(place), cwd=tmp_path) as speaker:
+        speaker.begin()
+        listed = {tool["name"]: tool for tool in all_tools(speaker)}
+        assert all("outputSchema" in listed[name] for name in ("table", "small_table"))
+        assert text_of(speaker.call("text", size=100_000)) == words(100_000)
+        assert speaker.call("table", size=5_000)["structuredContent"] == rows(5_000)
+
+
+def test_never_stays_never_whatever_a_server_says_of_itself() -> None:
+    session = coatcheck.open("memory:").session("s")
+    policy = Policy(max_chars=500, tools={"quiet": "never", "limited": Limit(max_chars=5_000)}, redact="store")
+    rewriter = Rewriter(session, policy=policy, max_message=1 << 20, counts=Counts())
+    named = {"name": "get_artifact", "inputSchema": {"type": "object"}}  # so that ours get another name
+    sized = [
+        {"name": name, "inputSchema": {}, "_meta": {LIMIT_KEY: 1_000}, "outputSchema": {}}
+        for name in ("quiet", "limited", "other")
+    ]
+    listed = rewriter.listed({"tools": [named, *sized]}, first=True)["tools"]
+    assert [tool["name"] for tool in listed if "outputSchema" in tool] == ["quiet"]
+    large = {"content": [{"type": "text", "text": words(4_000)}]}
+    assert rewriter.call_result("quiet", "1", large) is large
+    assert rewriter.call_result("limited", "2", large) is large
+    assert "coatcheck_get_artifact" in str(rewriter.call_result("other", "3", large))
+    assert "coatcheck_get_artifact" in str(rewriter.call_result("never listed", "4", large))

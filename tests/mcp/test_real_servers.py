@@ -40,7 +40,7 @@ Modes = ["legacy", "auto"]
 
 
 class Watched:
-    """A client's other half: what the server asks of it and tells it, noted and answered."""
+    """The client's handlers: they record and answer the server's requests and notifications."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -76,7 +76,7 @@ class Watched:
 async def connected(
     command: Sequence[str] | str, env: dict[str, str], mode: str
 ) -> AsyncIterator[tuple[Client, Watched]]:
-    """A client of a command, or of an address."""
+    """A client of a command or a URL."""
     watched = Watched()
     with open(os.devnull, "w") as quiet:
         transport: AbstractAsyncContextManager[Any]
@@ -94,7 +94,7 @@ async def connected(
 
 
 def plain(value: Any) -> Any:
-    """A model as JSON, with times made equal and what differs from call to call left out."""
+    """A model as JSON, without times and other values that differ between calls."""
     return json.loads(TIMES.sub("<time>", value.model_dump_json(by_alias=True, exclude_none=True)))
 
 
@@ -106,7 +106,7 @@ async def outcome(call: Awaitable[Any]) -> Any:
 
 
 async def lists(client: Client) -> dict[str, Any]:
-    """Everything that a client can list, and each of it looked at."""
+    """List everything that a client can list, and read each entry."""
     await asyncio.sleep(0)
     prompts = await outcome(client.list_prompts())
     resources = await outcome(client.list_resources())
@@ -161,7 +161,7 @@ async def everything(client: Client, watched: Watched, calls: Calls) -> dict[str
 
 
 def without_changes(seen: dict[str, Any], session: coatcheck.Session | None) -> dict[str, Any]:
-    """What was seen, with the three changes undone: that none is left over shows that there were no others."""
+    """Undo the three changes of the proxy. If nothing differs after that, there were no others."""
     tools = seen["tools"].get("tools", [])
     kept = [{k: v for k, v in one.items() if k != "outputSchema"} for one in tools if one["name"] not in OURS]
     undone = {**seen, "tools": {**seen["tools"], "tools": kept}}
@@ -169,7 +169,7 @@ def without_changes(seen: dict[str, Any], session: coatcheck.Session | None) -> 
 
 
 def _unstubbed(value: Any, session: coatcheck.Session | None) -> Any:
-    """Stubs replaced by what they stand for."""
+    """Replace stubs by the stored values."""
     if isinstance(value, list):
         return [_unstubbed(one, session) for one in value]
     if not isinstance(value, dict):
@@ -195,7 +195,7 @@ def _unstubbed(value: Any, session: coatcheck.Session | None) -> Any:
 def same_but_for_the_changes(
     place: Path, command: Sequence[str] | str, calls: Calls, *, mode: str, fresh: Callable[[], dict[str, str]] = dict
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run all of it bare and behind a proxy, and compare. What was seen of each."""
+    """Compare a server directly and behind a proxy. Returns both observations."""
 
     async def run(start: Sequence[str] | str) -> dict[str, Any]:
         async with connected(start, environment(place) | fresh(), mode) as (client, watched):
@@ -222,7 +222,7 @@ def same_but_for_the_changes(
 
 
 def _typed_as_stub(expected: Any, found: Any) -> Any:
-    """A resource that became a stub says that it is JSON."""
+    """Check that a resource replaced by a stub has the media type JSON."""
     contents = [
         {**one, "mimeType": "stub"} if new.get("mimeType") == "stub" else one
         for one, new in zip(expected["contents"], found["contents"], strict=True)
@@ -262,7 +262,7 @@ def test_everything_is_the_same(npm_server: Callable[[str], list[str]], place: P
 
 @pytest.fixture
 def everywhere(npm_server: Callable[[str], list[str]]) -> Iterator[str]:
-    """The same server at an address."""
+    """The same server at a URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -286,7 +286,7 @@ def test_everything_is_the_same_at_an_address(everywhere: str, place: Path) -> N
 def test_logs_updates_and_cancellation_pass_as_they_do_bare(
     npm_server: Callable[[str], list[str]], place: Path
 ) -> None:
-    """Both at once: the server tells something only every few seconds."""
+    """Run both at once: the server sends something only every few seconds."""
     command = [*npm_server("server-everything"), "stdio"]
     uri = "demo://resource/dynamic/text/1"
 

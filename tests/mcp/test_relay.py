@@ -1,4 +1,4 @@
-"""Messages that are odd, late or unreadable, both ways: each request is answered once, and all others go on."""
+"""Odd, late or unreadable messages in both directions: each request is answered once, the others go on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG = "0123456789 " * 5_000
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speaker]:
-    """A proxy with a small cap before a server that does what it is told."""
+    """A proxy with a small size limit in front of a scripted server."""
     env = environment(tmp_path_factory.mktemp("relay") / "store")
     with Speaker(proxy("--max-message", "1", server=told("it")), env) as speaker:
         speaker.begin()
@@ -26,13 +26,13 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speaker]:
 
 
 def say(speaker: Speaker, *lines: Any, **how: Any) -> None:
-    """Have the server write these lines; they have passed when this returns."""
+    """Make the server write these lines, and wait until they have passed."""
     written = [one if isinstance(one, str) else json.dumps(one) for one in lines]
     assert speaker.call("it_say", lines=written, **how)["content"] == []
 
 
 def held(speaker: Speaker, request_id: Any = None) -> Any:
-    """A call that the server does not answer."""
+    """Start a call that the server does not answer."""
     params = {"name": "it_hold", "arguments": {}}
     if request_id is None:
         return speaker.start("tools/call", params)
@@ -164,3 +164,80 @@ def test_a_listing_that_leads_in_a_circle_is_left(speak: Speak) -> None:
     page = {"tools": [{"name": "it_heard", "inputSchema": {"type": "object"}}], "nextCursor": "0"}
     speaker = speak(server=told("it", **{"tools/list": [page]}))
     assert [one["method"] for one in heard(speaker, "it")].count("tools/list") == 2
+
+
+SMALL = 20_000  # bytes of an answer that holds a stub, or words of ours, and nothing else
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"code": -32000, "message": LONG * 10},
+        {"code": -32000, "message": "failed", "data": {"trace": LONG * 10}},
+        {"code": "odd", "message": {"not": LONG * 10}, "data": [LONG]},
+    ],
+)
+def test_a_large_error_of_the_server_becomes_a_stub_that_can_be_read(one: Speaker, error: dict[str, Any]) -> None:
+    request = held(one)
+    say(one, {"jsonrpc": "2.0", "id": request, "error": error})
+    answer = one.answer(request)
+    assert len(json.dumps(answer)) < SMALL
+    assert answer["error"]["code"] == error["code"]
+    large = answer["error"]["data"] if "data" in error else json.loads(answer["error"]["message"])
+    assert "0123456789" in text_of(one.call("get_artifact", pointer=large["artifact"]))
+
+
+def test_a_small_error_passes_byte_for_byte(one: Speaker) -> None:
+    line = '{"id": %s,  "error":{"code":-1,"message":"' + "no " * 400 + '","data":1.50}}'
+    request = held(one)
+    say(one, line % request)
+    one.answer(request)
+    assert (line % request).encode() in one.lines
+
+
+@pytest.mark.parametrize("second", ["result", "error"])
+def test_a_second_answer_to_one_request_is_not_passed_on(one: Speaker, second: str) -> None:
+    request = held(one)
+    more = result(request, LONG) if second == "result" else {"id": request, "error": {"code": 1, "message": LONG}}
+    say(one, result(request, "the answer"), more, result("of nobody", LONG))
+    assert text_of(one.answer(request)["result"]) == "the answer"
+    one.call("it_heard")
+    assert not [message for message in one.heard if message.get("id") in (request, "of nobody")]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"result": LONG},
+        {"result": {"content": LONG}},
+        {"result": {"content": [], "structuredContent": {"content": [{"type": "text", "text": LONG}]}}},
+        {"result": {"content": [{"type": "text", "text": LONG}]}, "error": {"code": 1, "message": "both"}},
+    ],
+)
+def test_results_of_shapes_that_are_not_allowed_are_bounded_too(one: Speaker, body: dict[str, Any]) -> None:
+    request = held(one)
+    say(one, {"jsonrpc": "2.0", "id": request, **body})
+    assert len(json.dumps(one.answer(request))) < SMALL
+
+
+@pytest.mark.parametrize("contents", [LONG, [LONG], {"text": LONG}, None])
+def test_what_is_read_of_a_resource_in_a_shape_that_is_not_allowed_is_an_error(speak: Speak, contents: Any) -> None:
+    speaker = speak(server=told("it", **{"resources/read": {"contents": contents, "x": LONG}}))
+    assert speaker.ask("resources/read", {"uri": "it://x"})["error"]["data"]["code"] == FAILED
+
+
+def test_an_error_about_no_request_is_bounded(one: Speaker) -> None:
+    say(one, {"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": LONG}})
+    answer = one.until(lambda message: "error" in message and message.get("id") is None)
+    assert stub_in(answer["error"]["message"])
+
+
+def test_a_tool_that_only_looks_like_ours_is_slimmed(speak: Speak) -> None:
+    ours = speak(server=told("it")).ask("tools/list")["result"]["tools"]
+    schema = next(tool["inputSchema"] for tool in ours if tool["name"] == "get_artifact")
+    tools = [{"name": name, "inputSchema": schema} for name in ("it_say", "it_hold")]
+    speaker = speak(server=told("it", **{"tools/list": {"tools": tools}}))
+    speaker.ask("tools/list")
+    request = held(speaker)
+    say(speaker, result(request, LONG * 2))
+    assert stub_in(text_of(speaker.answer(request)["result"]))

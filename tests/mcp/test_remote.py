@@ -19,7 +19,7 @@ EVENTS = "text/event-stream"
 
 
 class Asked:
-    """A request as it came, and what can be answered: a status, headers, and a body in pieces."""
+    """A received request, and methods to respond: status, headers, and a body in pieces."""
 
     def __init__(self, handler: BaseHTTPRequestHandler) -> None:
         self._handler = handler
@@ -51,7 +51,7 @@ class Asked:
 
 
 class Script:
-    """What a server does, verb and method by verb and method; it shakes hands and lists one tool by itself."""
+    """A server scripted by HTTP verb and MCP method. It does the handshake and lists one tool by itself."""
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
@@ -88,7 +88,7 @@ def script() -> Script:
 
 @pytest.fixture
 def client(script: Script, tmp_path: Path) -> Iterator[Speaker]:
-    """A client of a proxy before that server."""
+    """A client of a proxy in front of that server."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -126,7 +126,7 @@ def content(text: str) -> dict[str, Any]:
 
 
 def streamed(*pieces: str) -> Callable[[Asked], None]:
-    """Answers a call with these pieces as a stream of events; PRETTY is the result."""
+    """Respond to a call with these pieces as an event stream; PRETTY is the result."""
 
     def do(asked: Asked) -> None:
         asked.begin(kind=EVENTS)

@@ -1,12 +1,16 @@
-"""The server for a store, through the official client: on stdio and over HTTP, in both eras of the protocol."""
+"""The server for a store, with the official client: on stdio and over HTTP, in old and new protocol versions."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import contextlib
+import functools
+import json
 import os
 import re
+import resource
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -20,11 +24,14 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.server.transport_security import TransportSecuritySettings
 
 import coatcheck
-from coatcheck.mcp import resources
+from coatcheck.mcp import server
+from coatcheck.mcp.serve import UnfinishedHandshakes, UnprovenConnections
+from coatcheck.mcp.server import Sessions, make_server
 from tests.backends import Fleet
-from tests.mcp.speaking import ODD, Speaker, environment, proxy, stub_in, text_of
+from tests.mcp.speaking import ODD, Speaker, environment, gone, proxy, stub_in, text_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.MCPDeprecationWarning")
 SERVE = [sys.executable, "-m", "coatcheck", "mcp"]
@@ -35,15 +42,16 @@ Open = Callable[..., contextlib.AbstractAsyncContextManager[Client]]
 
 
 class Web:
-    """A server over HTTP, as it was printed."""
+    """A server over HTTP: its printed URL and token."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, pid: int) -> None:
         self.url = url
         self.token = token
+        self.pid = pid
 
 
 def filled(place: Path | str) -> None:
-    """A log, a binary and many small ones in a session."""
+    """Put a log, a binary and many small artifacts into a session."""
     with coatcheck.open(place) as store:
         session = store.session(SESSION, ttl=None)
         for number in range(60):
@@ -67,7 +75,7 @@ def served(place: Path | str, *options: str, **env: str) -> Iterator[Web]:
         assert process.stderr is not None
         url = process.stderr.readline().split()[-1]
         token = env.get("COATCHECK_MCP_TOKEN") or process.stderr.readline().split()[-1]
-        yield Web(url, token)
+        yield Web(url, token, process.pid)
     finally:
         process.terminate()
         process.wait(30)
@@ -91,14 +99,14 @@ def fleet_web(fleet: Fleet) -> Iterator[Web]:
 
 @contextlib.contextmanager
 def silence() -> Iterator[Any]:
-    """Somewhere for stderr to go."""
+    """A sink for stderr."""
     with open(os.devnull, "w") as quiet:
         yield quiet
 
 
 @pytest.fixture(params=["stdio legacy", "stdio auto", "http legacy", "http auto", "fleet auto"])
 def opened(request: pytest.FixtureRequest, place: Path) -> Open:
-    """How to connect: each transport, in each era of the protocol, and to the store of a fleet."""
+    """Each way to connect: transports, protocol versions, and the store of a fleet."""
     transport, mode = request.param.split()
 
     @contextlib.asynccontextmanager
@@ -180,7 +188,7 @@ def test_resources_are_listed_in_pages_each_once(opened: Open) -> None:
 
     pages = run(look())
     assert len(pages) > 1
-    assert len(pages[0]) == resources.PAGE
+    assert len(pages[0]) == server.PAGE
     uris = [uri for page in pages for uri in page]
     assert len(uris) == len(set(uris)) >= 62
 
@@ -191,7 +199,7 @@ def test_a_text_is_read_in_pieces_that_together_are_all_of_it(opened: Open) -> N
             whole, uri = "", "art://name/a%20log"
             while True:
                 contents: list[Any] = list((await client.read_resource(uri)).contents)
-                assert len(contents[0].text) <= resources.PIECE_CHARS
+                assert len(contents[0].text) <= server.PART_CHARS
                 whole += contents[0].text
                 if len(contents) == 1:
                     return str(whole)
@@ -225,7 +233,7 @@ def test_bytes_are_read_in_pieces_that_together_are_all_of_it(opened: Open) -> N
 )  # fmt: skip
 def test_what_is_not_there_is_an_error_with_the_protocols_code(place: Path, uri: str) -> None:
     with coatcheck.open(place) as store, pytest.raises(coatcheck.CoatcheckError):
-        resources.read(store.session(SESSION), uri)
+        server.read(store.session(SESSION), uri)
 
 
 def test_pointers_and_names_are_completed(opened: Open) -> None:
@@ -326,7 +334,51 @@ def test_who_asked_for_progress_is_told_while_a_call_runs(opened: Open, place: P
     assert all(message for _, message in told)
 
 
-# The gate
+HUGE = "n" * 60_000
+CAP = 10_000  # characters: a page, and JSON around it
+READS: list[tuple[str, dict[str, Any]]] = [
+    ("tools/call", {"name": "get_artifact", "arguments": {"pointer": HUGE}}),
+    ("tools/call", {"name": "get_artifact", "arguments": {"pointer": "e" * 60_000}}),
+    ("resources/read", {"uri": f"art://name/{HUGE}"}),
+    ("resources/read", {"uri": "art://name/binary"}),
+    ("completion/complete", {
+        "ref": {"type": "ref/resource", "uri": "art://name/{name}"}, "argument": {"name": "name", "value": ""},
+    }),
+]  # fmt: skip
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("resources/read", {"uri": HUGE}),
+    ("resources/read", {"uri": f"art://name/not {HUGE}"}),
+    ("resources/read", {"uri": f"art://name/{'e' * 60_000}"}),
+    ("resources/read", {"uri": f"art://name/{HUGE}?lines={HUGE}"}),
+    ("resources/list", {"cursor": HUGE}),
+    ("tools/call", {"name": HUGE, "arguments": {}}),
+    (HUGE, {}),
+]
+
+
+def test_no_answer_exceeds_the_cap_whatever_is_in_names_types_and_addresses(tmp_path: Path) -> None:
+    with coatcheck.open(tmp_path / "store") as store:
+        session = store.session("long", ttl=None)
+        session.put("a text", name=HUGE, media_type=f"text/{'m' * 5_000}")
+        session.put(b"\0\1", name="binary", media_type=f"application/{'m' * 5_000}")
+        session.put("expired", name="e" * 60_000, ttl=0.001)
+        for number in range(30):
+            session.put(f"another {number}", name=f"{number} {HUGE}")
+    with Speaker([*SERVE, "--session", "long"], environment(tmp_path / "store")) as speaker:
+        speaker.begin()
+        for method, params in READS:
+            answer = speaker.ask(method, params)
+            assert "result" in answer
+            assert len(json.dumps(answer)) < CAP
+        for method, params in REFUSED:
+            answer = speaker.ask(method, params)
+            assert "error" in answer
+            assert len(json.dumps(answer)) < CAP
+        for listed in speaker.ask("resources/list")["result"]["resources"]:
+            assert len(json.dumps(listed)) < 2_000
+
+
+# Access over HTTP
 
 ASKED = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 HEADERS = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
@@ -353,7 +405,7 @@ def test_who_has_no_token_does_not(web: Web, token: str | None) -> None:
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "localhost", "127.0.0.1.evil.example:{}", "0.0.0.0:{}"])
 def test_a_foreign_host_is_refused_even_with_the_token(web: Web, host: str) -> None:
-    assert asked(web, host=host.format(web.url.split(":")[2].split("/")[0])) == 403
+    assert asked(web, host=host.format(web.url.split(":")[2].split("/")[0])) == 421
 
 
 @pytest.mark.parametrize(
@@ -381,7 +433,7 @@ def test_a_page_whose_origin_is_allowed_can_really_ask(place: Path) -> None:
     asks = {"access-control-request-method": "POST", "access-control-request-headers": wanted}
     with served(place, "--allow-origin", friend) as found, httpx2.Client() as client:
         before = client.options(found.url, headers={"origin": friend, **asks})
-        assert before.status_code == 204
+        assert before.status_code == 200
         assert before.headers["access-control-allow-origin"] == friend
         assert before.headers["access-control-allow-headers"] == wanted
         assert {"POST", "GET", "DELETE"} == set(before.headers["access-control-allow-methods"].split(", "))
@@ -408,6 +460,77 @@ def test_a_weak_token_is_refused_at_the_start(place: Path) -> None:
     assert "short" not in done.stderr
 
 
+# Clients that do not go on
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits another process")
+@pytest.mark.parametrize("beginning", [b"", b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n"])
+def test_connections_without_a_token_do_not_shut_clients_out(place: Path, beginning: bytes) -> None:
+    with served(place) as found, contextlib.ExitStack() as stack:
+        resource.prlimit(found.pid, resource.RLIMIT_NOFILE, (256, 256))
+        port = int(found.url.split(":")[2].split("/")[0])
+        for _ in range(400):
+            one = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            with contextlib.suppress(OSError):  # closed already
+                one.sendall(beginning)
+        assert asked(found) not in (401, 403, 404)
+
+
+def test_a_connection_is_closed_where_no_token_comes_and_stays_where_one_came() -> None:
+    async def wait() -> list[str]:
+        closed: list[str] = []
+        over = asyncio.Event()
+        connections = UnprovenConnections(seconds=0.05, max_open=3)
+
+        def close(name: str) -> None:
+            closed.append(name)
+            over.set()
+
+        for port, name in enumerate(("known", "evicted", "a", "b", "c")):
+            connections.opened(("127.0.0.1", port), functools.partial(close, name))
+            if name == "known":
+                connections.proven(("127.0.0.1", port))
+        assert closed == ["evicted"]
+        while len(closed) < 4:
+            over.clear()
+            await over.wait()
+        return closed
+
+    assert run(wait()) == ["evicted", "a", "b", "c"]
+
+
+def test_a_handshake_that_is_never_finished_is_freed() -> None:
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "tests", "version": "1"}}
+
+    async def work() -> tuple[int, list[int]]:
+        with coatcheck.open("memory:") as store:
+            server = make_server(Sessions(store, "x", named=False, ttl=60))
+            security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+            app = server.streamable_http_app(transport_security=security)
+            wire = httpx2.ASGITransport(app=UnfinishedHandshakes(app, path="/mcp", seconds=0.2, max_open=3))
+            async with (
+                app.router.lifespan_context(app),
+                httpx2.AsyncClient(transport=wire, base_url="http://127.0.0.1", headers=HEADERS) as client,
+            ):
+
+                async def post(session: str | None, method: str, **more: Any) -> httpx2.Response:
+                    headers = {"mcp-session-id": session} if session else {}
+                    return await client.post("/mcp", json={"jsonrpc": "2.0", "method": method, **more}, headers=headers)
+
+                begun = [
+                    (await post(None, "initialize", id=1, params=hello)).headers["mcp-session-id"] for _ in range(3)
+                ]
+                await post(begun[2], "notifications/initialized")
+                begun += [
+                    (await post(None, "initialize", id=1, params=hello)).headers["mcp-session-id"] for _ in range(2)
+                ]
+                await asyncio.sleep(1)
+                done = [(await post(session, "ping", id=2)).status_code for session in begun]
+                return done.pop(2), done
+
+    assert run(work()) == (200, [404, 404, 404, 404])
+
+
 # A server by its address, behind a proxy
 
 
@@ -424,7 +547,7 @@ def test_a_proxy_before_an_address_passes_all_and_names_its_own_apart(behind: Sp
     assert names[:3] == [one.removeprefix("coatcheck_") for one in names[3:]]
     assert "line 4999" in text_of(behind.call("get_artifact", pointer="a log", lines="-1:"))
     contents = behind.ask("resources/read", {"uri": "art://name/binary"})["result"]["contents"]
-    assert stub_in(contents[0]["text"])["size_bytes"] == resources.PIECE_BYTES
+    assert stub_in(contents[0]["text"])["size_bytes"] == server.PART_BYTES
 
 
 def test_calls_at_once_through_an_address_are_not_swapped(behind: Speaker) -> None:
@@ -503,3 +626,79 @@ def test_options_that_do_not_go_together_are_a_usage_error(tmp_path: Path) -> No
     for options in ([], ["--url", "http://x", "--config", "y"], ["--header", "a: b", "--", *ODD]):
         done = subprocess.run(proxy(*options), env=environment(tmp_path), capture_output=True, check=False)
         assert done.returncode == 2
+
+
+# Slow calls
+
+SLOW = {"grep": "(a?){1000}a{1000}b"}
+
+
+def children_of(pid: int) -> list[int]:
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(one) for one in listed.stdout.split()]
+
+
+def with_long_line(place: Path) -> str:
+    with coatcheck.open(place) as store:
+        return store.session(SESSION, ttl=None).put("a" * 1_000_000).pointer
+
+
+@pytest.mark.parametrize("command", [SERVE, proxy(server=ODD)], ids=["server", "proxy"])
+def test_a_short_call_is_answered_beside_slow_ones_and_a_signal_ends_them_all(
+    tmp_path: Path, command: list[str]
+) -> None:
+    pointer = with_long_line(tmp_path / "store")
+    at = command.index("--") if "--" in command else len(command)
+    command = [*command[:at], "--session", SESSION, *command[at:]]
+    with Speaker(command, environment(tmp_path / "store")) as speaker:
+        speaker.begin()
+        slow = [
+            speaker.start("tools/call", {"name": "get_artifact", "arguments": {"pointer": pointer, **SLOW}})
+            for _ in range(41)
+        ]
+        answer = speaker.call("get_artifact", pointer=pointer, lines="1")
+        assert "aaaa" in text_of(answer)
+        assert not {one.get("id") for one in speaker.heard} >= set(slow)
+        children = children_of(speaker.process.pid)
+        assert children
+        speaker.process.terminate()
+        speaker.process.wait(30)
+        assert gone(*children)
+
+
+def test_a_server_over_http_ends_on_a_signal_while_slow_calls_run(tmp_path: Path) -> None:
+    pointer = with_long_line(tmp_path / "store")
+    command = [*SERVE, "--http", "--port", "0", "--session", SESSION]
+    process = subprocess.Popen(command, env=environment(tmp_path / "store"), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    url = process.stderr.readline().split()[-1]
+    token = process.stderr.readline().split()[-1]
+    children: list[int] = []
+
+    async def main() -> None:
+        headers = {"authorization": f"Bearer {token}"}
+        async with contextlib.AsyncExitStack() as stack:
+            http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=60))
+            client = await stack.enter_async_context(Client(streamable_http_client(url, http_client=http)))
+            slow = [
+                asyncio.create_task(client.call_tool("get_artifact", {"pointer": pointer, **SLOW})) for _ in range(41)
+            ]
+            answer = await client.call_tool("get_artifact", {"pointer": pointer, "lines": "1"})
+            assert "aaaa" in str(answer.content[0])
+            assert not all(one.done() for one in slow)
+            children.extend(children_of(process.pid))
+            process.terminate()
+            await asyncio.to_thread(process.wait, 30)
+            for one in slow:
+                one.cancel()
+            await asyncio.gather(*slow, return_exceptions=True)
+
+    with contextlib.suppress(ExceptionGroup, httpx2.HTTPError, MCPError):  # the server is gone before the client is
+        asyncio.run(main())
+    try:
+        assert process.wait(30) == 128 + 15
+        assert children
+        assert gone(*children)
+    finally:
+        process.kill()
+        process.stderr.close()

@@ -1,8 +1,9 @@
-"""Several servers behind one proxy: the file that names them, whose tools are whose, what one server's end means."""
+"""Several servers behind one proxy: their configuration, their names, and what happens when one ends."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,10 +16,10 @@ from hypothesis import strategies as st
 
 from coatcheck.cli import main
 from coatcheck.errors import InvalidArgument
-from coatcheck.mcp import merging
-from coatcheck.mcp.config import expanded, header, servers
+from coatcheck.mcp import merged_server
+from coatcheck.mcp.server_config import configured_servers, expanded, parse_header
 from tests.mcp.odd_server import TOOLS
-from tests.mcp.speaking import ODD, Speaker, environment, proxy, stub_in, text_of
+from tests.mcp.speaking import ODD, VERSION, Speaker, environment, proxy, stub_in, text_of
 
 Speak = Callable[..., Speaker]
 TIME = {"command": sys.executable, "args": ["-m", "mcp_server_time", "--local-timezone", "UTC"]}
@@ -31,7 +32,7 @@ def written(path: Path, **entries: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speaker]:
-    """Two odd servers, which clash in every name, and the time, which clashes in none."""
+    """Two odd servers with the same names, and the time server with other names."""
     place = tmp_path_factory.mktemp("several")
     entry = {"command": ODD[0], "args": ODD[1:]}
     config = written(place / "servers.json", one=entry, two=entry, time=TIME, off={**entry, "disabled": True})
@@ -106,6 +107,29 @@ def test_the_end_of_one_server_is_not_the_end_of_the_others(tmp_path: Path) -> N
         assert "echo" in tools(speaker)
 
 
+def test_servers_that_end_because_the_client_leaves_are_not_logged(tmp_path: Path) -> None:
+    entry = {"command": ODD[0], "args": ODD[1:]}
+    config = written(tmp_path / "servers.json", one=entry, two=entry, time=TIME)
+    with Speaker(proxy("--config", str(config)), environment(tmp_path / "store")) as speaker:
+        speaker.begin()
+        assert "two_echo" in tools(speaker)
+        assert speaker.leave() == 0
+    [line] = speaker.complaints
+    assert "slimmed" in line
+
+
+def test_what_was_asked_right_before_the_client_left_is_answered(tmp_path: Path) -> None:
+    entry = {"command": ODD[0], "args": ODD[1:]}
+    config = written(tmp_path / "servers.json", one=entry, two=entry)
+    client = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": "tests", "version": "1"}}
+    asked = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": client}) + "\n"
+    env = environment(tmp_path / "store")
+    command = proxy("--config", str(config))
+    done = subprocess.run(command, input=asked, env=env, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["result"]["serverInfo"]["name"] == "coatcheck"
+    assert "ended" not in done.stderr
+
+
 @pytest.mark.parametrize(
     "entry",
     [
@@ -120,7 +144,7 @@ def test_the_end_of_one_server_is_not_the_end_of_the_others(tmp_path: Path) -> N
 )
 def test_a_wrong_entry_is_an_error_that_names_it(entry: Any) -> None:
     with pytest.raises(InvalidArgument):
-        servers({"mcpServers": {"wrong": entry}})
+        configured_servers({"mcpServers": {"wrong": entry}})
 
 
 def test_a_file_may_have_a_mark_comments_and_commas_as_clients_write_it(tmp_path: Path) -> None:
@@ -150,14 +174,14 @@ def test_a_file_that_names_no_servers_is_an_error(tmp_path: Path, text: str | No
 
 def test_variables_of_the_environment_stand_for_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COATCHECK_TEST_TOKEN", "secret")
-    assert header("Authorization: Bearer ${COATCHECK_TEST_TOKEN}") == ("Authorization", "Bearer secret")
+    assert parse_header("Authorization: Bearer ${COATCHECK_TEST_TOKEN}") == ("Authorization", "Bearer secret")
     assert expanded("${COATCHECK_TEST_MISSING:-else} $HOME") == "else $HOME"
     assert expanded("${env:COATCHECK_TEST_TOKEN}") == "secret"
     for unknown in ("${env:COATCHECK_TEST_MISSING}", "${input:token}", "${workspaceFolder}"):
         with pytest.raises(InvalidArgument):
             expanded(unknown)
     with pytest.raises(InvalidArgument):
-        header("no colon")
+        parse_header("no colon")
 
 
 NAMES = st.text("ab", min_size=1, max_size=3)
@@ -166,8 +190,8 @@ NAMES = st.text("ab", min_size=1, max_size=3)
 @given(st.dictionaries(st.sampled_from(["x", "y", "x y", "z"]), st.lists(NAMES, unique=True, max_size=4)))
 def test_every_tool_has_one_name_and_leads_back_to_its_server(listed: dict[str, list[str]]) -> None:
     entries = {server: [{"name": name} for name in names] for server, names in listed.items()}
-    named = merging.named(entries)
+    named = merged_server.unique_names(entries)
     assert sorted(named.values()) == sorted((server, name) for server, names in listed.items() for name in names)
-    assert [entry["name"] for entry in merging.shown(entries, named)] == list(named)
+    assert [entry["name"] for entry in merged_server.renamed(entries, named)] == list(named)
     for shown, (_, name) in named.items():
         assert (shown == name) == (sum(name in names for names in listed.values()) == 1)

@@ -1,4 +1,4 @@
-"""Several servers behind one proxy, seen from both sides: whose request is whose, whatever they ask, cancel or end."""
+"""Several servers behind one proxy, seen from both sides: routing, cancellation and the end of a server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNKNOWN = {"code": -32601, "message": "Method not found"}
 
 @pytest.fixture
 def board(tmp_path: Path) -> Iterator[Board]:
-    """Start a proxy before servers that do what they are told, by name."""
+    """Start a proxy in front of scripted servers, by name."""
     with ExitStack() as stack:
 
         def start(*options: str, version: str = "2025-06-18", **servers: dict[str, Any]) -> Speaker:
@@ -40,7 +40,7 @@ def board(tmp_path: Path) -> Iterator[Board]:
 
 
 def say(speaker: Speaker, server: str, *bodies: dict[str, Any]) -> None:
-    """Have a server send these; they have passed when this returns."""
+    """Make a server send these messages, and wait until they have passed."""
     lines = [json.dumps({"jsonrpc": "2.0", **body}) for body in bodies]
     assert speaker.call(f"{server}_say", lines=lines)["content"] == []
 

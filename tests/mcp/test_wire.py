@@ -1,4 +1,4 @@
-"""Lines and messages, whatever the pieces are that they arrive in."""
+"""Lines and messages, however the stream is split."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coatcheck.errors import UpstreamFailed
-from coatcheck.mcp.wire import Lines, Unread, encode, failure, parse, response, rewritten
+from coatcheck.mcp.wire import LineBuffer, UnparsedLine, encode, failure, parse, response, rewritten
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -32,7 +32,7 @@ def cut(data: bytes, sizes: list[int]) -> list[bytes]:
 
 @given(st.lists(st.binary().filter(lambda line: b"\n" not in line)), st.lists(st.integers(0, 20)))
 def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], sizes: list[int]) -> None:
-    cutter = Lines()
+    cutter = LineBuffer()
     found = [
         whole(line) for piece in cut(b"".join(line + b"\n" for line in lines), sizes) for line in cutter.feed(piece)
     ]
@@ -42,7 +42,7 @@ def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], sizes: list
 
 @given(st.binary(min_size=1).filter(lambda line: b"\n" not in line))
 def test_a_last_line_without_its_end_is_one_too(line: bytes) -> None:
-    cutter = Lines()
+    cutter = LineBuffer()
     assert list(cutter.feed(line)) == []
     assert [whole(one) for one in cutter.end()] == [line]
 
@@ -60,9 +60,9 @@ def test_a_line_over_the_cap_is_measured_and_tells_its_id(
     named = f'"id":{json.dumps(request_id)}'
     inside = '"result":{"id":5,"text":"' + "x" * size + '"}'
     line = (f'{{"jsonrpc":"2.0",{named},{inside}}}' if first else f'{{{inside},"jsonrpc":"2.0",{named}}}').encode()
-    cutter = Lines(cap=50)
+    cutter = LineBuffer(max_size=50)
     found = [one for piece in cut(line + b"\nnext\n", sizes) for one in cutter.feed(piece)]
-    assert isinstance(found[0], Unread)
+    assert isinstance(found[0], UnparsedLine)
     assert (found[0].size, found[0].id) == (len(line), request_id)
     assert whole(found[1]) == b"next"
 

@@ -1,9 +1,8 @@
-"""A server that does what it is told, so that a test decides every byte on the wire. Nothing but the standard library.
+"""A scripted server: the test decides every byte on the wire. It uses only the standard library.
 
-Run as a script: `told_server.py NAME [JSON]`. Its tool `NAME_say` writes the lines that it is given (with some bytes so
-many times for each @ in them), `NAME_heard` answers with all else that it has heard, and `NAME_hold` is not answered.
-The JSON says what it answers to other requests, by method: a result, an error, or a list of pages; to what it does not
-name, it gives no answer at all.
+Run as a script: `told_server.py NAME [JSON]`. Its tool `NAME_say` writes the given lines (each @ in them is replaced by
+a number of bytes), `NAME_heard` returns all other messages it has received, and `NAME_hold` is never answered. The JSON
+has the responses to other requests, by method: a result, an error, or a list of pages. Other methods get no response.
 """
 
 from __future__ import annotations

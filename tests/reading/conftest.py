@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import coatcheck
-from coatcheck.streams import Content
+from coatcheck.content import Content
 from tests.backends import Fleet
 from tests.reading import framed
 from tests.reading.framed import make_content

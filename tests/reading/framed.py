@@ -1,25 +1,26 @@
-"""Contents: as a store has them, of plain bytes, and such as note which of their frames were read."""
+"""Contents for tests: from a store, from plain bytes, and ones that record which frames were read."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from coatcheck import Session
+from coatcheck.content import Content
 from coatcheck.ids import digest_of
 from coatcheck.reading import Page, Request, cursors, read_text
 from coatcheck.refs import Ref
 from coatcheck.storage.frames import FRAME, Framer
-from coatcheck.streams import Content
 
 KEY = bytes(range(32))
 
 
 @dataclass
 class Framed:
-    """Bytes and what was read of them."""
+    """Bytes, and how often each of their frames was read."""
 
     data: bytes
-    frames: set[int] = field(default_factory=set)
+    frames: Counter[int] = field(default_factory=Counter)
 
     def content(self) -> Content:
         framer = Framer()
@@ -35,7 +36,7 @@ class Framed:
 
 
 kept_in: Session | None = None
-"""Where contents are put before they are read. Without one they are what they are made of."""
+"""The session that contents are stored in before they are read; None to read them from memory."""
 
 
 def kept(session: Session, data: bytes, **about: Any) -> Content:
@@ -43,7 +44,7 @@ def kept(session: Session, data: bytes, **about: Any) -> Content:
 
 
 def content_of(data: bytes | str) -> Content:
-    """A text, with frames where it has more than one."""
+    """The content of a text, with frames if it has more than one."""
     data = data if isinstance(data, bytes) else data.encode()
     return kept(kept_in, data, media_type="text/plain", kind="log") if kept_in else Framed(data).content()
 
@@ -56,15 +57,15 @@ def make_content(data: bytes, media_type: str = "application/octet-stream") -> C
 
 
 def read(content: Content, request: Request | None = None, cursor: str | None = None) -> Page:
-    """As a session reads: by pointer and request, by pointer and cursor, or both."""
+    """Read as a session does: by request, by cursor, or both."""
     asked, position = request or Request(), None
     if cursor is not None:
         asked, position = cursors.unseal(KEY, content.ref.artifact_id, cursor, request)
-    return read_text(content, asked, key=KEY, position=position)
+    return read_text(content, asked, content.ref.pointer, key=KEY, position=position)
 
 
 def pages(content: Content, request: Request | None = None) -> Iterator[Page]:
-    """All pages, each after the first by cursor alone (and its cap)."""
+    """All pages, each after the first by cursor and limit alone."""
     request = request or Request()
     page = read(content, request)
     cap = Request(max_chars=request.max_chars)

@@ -118,7 +118,7 @@ def test_a_cursor_of_another_store_is_refused() -> None:
 )
 def test_a_request_that_contradicts_the_cursor_is_refused(given_: Request) -> None:
     cursor = seal(KEY, ARTIFACT, Request(grep="ERROR", context=2), (100, 5, 0, 0))
-    with pytest.raises(InvalidArgument, match=r"that cursor goes on with .*, not ") as caught:
+    with pytest.raises(InvalidArgument, match=r"that cursor continues .*, not ") as caught:
         unseal(KEY, ARTIFACT, cursor, given_)
     assert "cursor alone" in caught.value.hint
 

@@ -1,19 +1,23 @@
-"""What is said of content that is no text, and that nothing is unpacked to say it."""
+"""Descriptions of binary content, made without unpacking it."""
 
 import gzip
 import io
 import struct
+import subprocess
+import sys
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.reading import pdf
 from coatcheck.reading.describe import describe
 from coatcheck.reading.pdf import PdfLimits, pages_in, pdf_text
-from coatcheck.streams import Content
 from tests.reading.framed import make_content
 
 pytestmark = pytest.mark.usefixtures("each_source")
@@ -25,13 +29,16 @@ def children() -> Iterator[None]:
     pdf.pool.close()
 
 
-def make_pdf(*pages: bytes, coding: str = "") -> Content:
-    """A PDF of pages that hold these content streams."""
+HELVETICA = b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"
+
+
+def make_pdf(*pages: bytes, coding: str = "", font: bytes = HELVETICA) -> Content:
+    """A PDF of pages with these content streams."""
     kids = " ".join(f"{4 + 2 * number} 0 R" for number in range(len(pages)))
     objects = [
         b"<</Type/Catalog/Pages 2 0 R>>",
         f"<</Type/Pages/Kids[{kids}]/Count {len(pages)}>>".encode(),
-        b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+        font,
     ]
     for number, stream in enumerate(pages):
         around = f"/Parent 2 0 R/MediaBox[0 0 200 200]/Resources<</Font<</F1 3 0 R>>>>/Contents {5 + 2 * number} 0 R"
@@ -150,6 +157,46 @@ def test_pages_that_are_not_there_are_an_error(first: int, last: int) -> None:
 def test_what_is_no_pdf_is_an_error() -> None:
     with pytest.raises(InvalidArgument, match="cannot be read"):
         pdf_text(make_content(b"%PDF-1.4 and then nothing", "application/pdf"), 1, 1)
+
+
+PDFS = Path(__file__).parent / "pdfs"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "title"),
+    [("chromium", "Zürich – 42 €", "Größe"), ("pdftex", "The first offer — Straße", ""), ("groff", "Groff — page", "")],
+)
+def test_the_text_of_a_pdf_from_a_real_program_is_read(name: str, text: str, title: str) -> None:
+    content = make_content((PDFS / f"{name}.pdf").read_bytes(), "application/pdf")
+    assert text in pdf_text(content, 1, 1).text
+    assert title in describe(content).text
+
+
+@pytest.mark.parametrize(
+    ("encoding", "codec"),
+    [("Identity-H", "utf-16-be"), ("GBK-EUC-H", "gbk"), ("GBpc-EUC-V", "gb2312"), ("GBK2K-H", "gb18030"),
+     ("ETen-B5-H", "cp950"), ("90ms-RKSJ-H", "cp932"), ("UniJIS-UTF16-H", "utf-16-be")],
+)  # fmt: skip
+def test_a_pdf_may_name_any_encoding_of_the_library(encoding: str, codec: str) -> None:
+    text = "中文"
+    font = f"<</Type/Font/Subtype/Type0/BaseFont/X/Encoding/{encoding}/DescendantFonts[]>>".encode()
+    page = f"BT /F1 12 Tf 10 100 Td <{text.encode(codec).hex()}> Tj ET".encode()
+    assert text in pdf_text(make_pdf(page, font=font), 1, 1).text
+
+
+def test_every_codec_is_looked_up_before_files_are_out_of_reach() -> None:
+    code = (
+        "import codecs, encodings, pkgutil, sys\n"
+        "names = [module.name for module in pkgutil.iter_modules(encodings.__path__)]\n"
+        "from coatcheck.reading import pdf_child, sandbox\n"
+        "pdf_child._warm()\n"
+        "sandbox.confine(sys.argv[1])\n"
+        "for name in set(names) - {'aliases', 'mbcs', 'oem'}:\n"
+        "    codecs.lookup(name)\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("layers", [1, 2])

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coatcheck.reading import diff as module
-from coatcheck.reading.answer import Answer
 from coatcheck.reading.diff import diff
+from coatcheck.reading.page import QueryResult
 from tests.reading.framed import make_content
 
 pytestmark = pytest.mark.usefixtures("each_source")
@@ -19,7 +19,7 @@ LINES = st.lists(st.sampled_from(["a", "b", "c", "", " x", "-y"]), max_size=30)
 TEXTS = st.tuples(LINES, st.booleans()).map(lambda made: "\n".join(made[0]) + "\n" * made[1])
 
 
-def compare(old: str, new: str, *, context: int = 3, limit: int = 4_000_000) -> Answer:
+def compare(old: str, new: str, *, context: int = 3, limit: int = 4_000_000) -> QueryResult:
     return diff(
         make_content(old.encode(), "text/plain"), make_content(new.encode(), "text/plain"), context=context, limit=limit
     )
@@ -100,7 +100,7 @@ def test_texts_without_anything_in_common_to_hold_on_to_are_bounded() -> None:
     old = "".join("ab"[n * n % 7 % 2] + "\n" for n in range(200_000))
     new = "".join("ab"[n * n % 11 % 2] + "\n" for n in range(200_000))
     answer = compare(old, new)
-    assert "wholly replaced" in answer.note
+    assert "fully replaced" in answer.note
     assert applied(old, answer.text) == new
 
 

@@ -1,6 +1,7 @@
 """grep: every line that matches, its number, its context, and a count that is true."""
 
 import codecs
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -10,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coatcheck.errors import InvalidArgument, LimitExceeded
-from coatcheck.reading import Page, Request, grep, scanning
-from coatcheck.reading.decoding import PIECE
-from tests.reading.framed import content_of, pages, read
+from coatcheck.reading import Page, Request, grep
+from coatcheck.reading.grep import LONG
+from coatcheck.reading.text import PIECE
+from coatcheck.storage.frames import FRAME
+from tests.reading.framed import Framed, content_of, make_content, pages, read
 
 pytestmark = pytest.mark.usefixtures("each_source")
 
@@ -57,12 +60,42 @@ def unhurried() -> Iterator[None]:
 
 def found_by_hand(text: str, request: Request) -> list[int]:
     """The numbers of the lines that match, by Python's `re` and one line at a time."""
+    return [number for number, _ in weighed_by_hand(text, request)]
+
+
+def weighed_by_hand(text: str, request: Request) -> list[tuple[int, int]]:
+    """The lines that match, and how much each adds to the count: once, or where it is long for each occurrence."""
     source = re.escape(request.grep or "") if request.literal else (request.grep or "").replace("\\z", "\\Z")
     pattern = re.compile(source, (re.IGNORECASE if request.ignore_case else 0) | re.ASCII)
     lines = text.replace("\r\n", "\n").split("\n")
     if lines[-1] == "":
         lines.pop()
-    return [number for number, line in enumerate(lines, 1) if (pattern.search(line) is None) is request.invert]
+    found = []
+    for number, line in enumerate(lines, 1):
+        if (pattern.search(line) is None) is request.invert:
+            is_long = len(line.encode()) > LONG or len(lines) == 1
+            many = not request.invert and is_long and not pattern.search("")
+            found.append((number, max(1, sum(map(bool, pattern.findall(line)))) if many else 1))
+    return found
+
+
+def matches_of(page: Page) -> list[int]:
+    """The numbers of the matches that a page says it shows."""
+    found = re.match(r"match(?:es)? (\d+)(?:-(\d+))? of ", page.shown)
+    return [] if found is None else list(range(int(found[1]), int(found[2] or found[1]) + 1))
+
+
+def shown_parts(found: list[Page], number: int) -> list[tuple[int, str]]:
+    """The parts of a line that pages show, each with the offset at which it begins."""
+    parts = []
+    for page in found:
+        for line in page.text.split("\n"):
+            entry = re.fullmatch(
+                rf"{number}:(?:\[([\d,]+) \w+ left out\])?(.*?)(?:\[[\d,]+ \w+ left out\])?", line, re.DOTALL
+            )
+            if entry is not None:
+                parts.append((int((entry[1] or "0").replace(",", "")), entry[2]))
+    return parts
 
 
 def numbers(found: list[Page], mark: str) -> list[int]:
@@ -89,7 +122,7 @@ def numbers(found: list[Page], mark: str) -> list[int]:
 def test_all_pages_have_every_line_that_matches_once_with_its_context(text: str, request: Request) -> None:
     found = list(pages(content_of(text), request))
     wanted = found_by_hand(text, request)
-    assert numbers(found, ":") == wanted
+    assert list(dict.fromkeys(numbers(found, ":"))) == wanted
     total = len(text.split("\n")) - (text.endswith("\n") or not text)
     around = {
         near
@@ -98,8 +131,10 @@ def test_all_pages_have_every_line_that_matches_once_with_its_context(text: str,
         if 1 <= near <= total
     }
     assert numbers(found, "-") == sorted(around.difference(wanted))
-    assert all(page.matches == len(wanted) and page.matches_exact for page in found)
+    matches = sum(weight for _, weight in weighed_by_hand(text, request))
+    assert all(page.matches == matches and page.matches_exact for page in found)
     assert all(len(page.text) <= request.max_chars for page in found)
+    assert [number for page in found for number in matches_of(page)] == list(range(1, matches + 1))
 
 
 @given(TEXTS, st.builds(Request, grep=PATTERNS, invert=st.booleans(), lines=st.sampled_from(["3:9", "-5:", "4"])))
@@ -109,7 +144,100 @@ def test_a_grep_of_some_lines_looks_at_those_alone(text: str, request: Request) 
         return
     first, last = {"3:9": (3, 9), "-5:": (total - 4, total), "4": (4, 4)}[request.lines or ""]
     wanted = [number for number in found_by_hand(text, request) if first <= number <= last]
-    assert numbers(list(pages(content_of(text), request)), ":") == wanted
+    assert list(dict.fromkeys(numbers(list(pages(content_of(text), request)), ":"))) == wanted
+
+
+FILLERS = st.sampled_from(["x", "é" * 7, "needle", "語", "z" * 90, "y" * 700, " ", "Needle", "needleneedle"])
+
+
+@given(
+    st.lists(FILLERS, min_size=1, max_size=60).map("".join),
+    st.sampled_from(["", "short needle\n", "no match here\n"]),
+    st.sampled_from(["needle", "n.*?e", "[ny]", "(?i)needle", "e$", r"\bneedle"]),
+    st.integers(200, 1_500),
+)
+def test_every_occurrence_on_a_long_line_is_counted_and_shown(
+    line: str, before: str, pattern: str, max_chars: int
+) -> None:
+    request = Request(grep=pattern, max_chars=max_chars)
+    text = before + line
+    found = list(pages(content_of(text), request))
+    weights = dict(weighed_by_hand(text, request))
+    assert all(page.matches == sum(weights.values()) for page in found)
+    assert [number for page in found for number in matches_of(page)] == list(range(1, sum(weights.values()) + 1))
+    number = 1 + bool(before)
+    if weights.get(number, 1) == 1:
+        return
+    parts = shown_parts(found, number)
+    for match in re.finditer(pattern, line):
+        begin, end = match.start(), min(match.end(), match.start() + 50)
+        assert any(low <= begin and end <= low + len(part) for low, part in parts)
+
+
+@pytest.mark.parametrize("size", [9, 300, 20_000])
+def test_nine_matches_on_one_line_are_nine_whatever_its_length(size: int) -> None:
+    for text in (("needle" + "-" * size) * 9, "x\n" + ("needle" + "-" * (size + 60)) * 9):
+        found = list(pages(content_of(text), Request(grep="needle", max_chars=1_000)))
+        assert {page.matches for page in found} == {9}
+        assert sum(len(matches_of(page)) for page in found) == 9
+
+
+JSON_WORDS = ["é", "Zürich", "😀", 'say "yes"', "a/b", "C:\\dir", "plain", "語"]
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from([*JSON_WORDS, "filler", "line\nbreak", "\t", "-" * 300]), max_size=8), max_size=30
+    ),
+    st.sampled_from(JSON_WORDS),
+    st.sampled_from([None, 1]),
+    st.booleans(),
+    st.integers(200, 2_000),
+)
+def test_grep_of_json_finds_what_its_strings_say(
+    lists: list[list[str]], word: str, indent: int | None, slashes: bool, max_chars: int
+) -> None:
+    value = [" | ".join(words) for words in lists]
+    text = json.dumps(value, indent=indent)
+    if slashes:
+        text = text.replace("/", "\\/")
+    content = make_content(text.encode(), "application/json")
+    request = Request(grep=word, literal=True, max_chars=max_chars)
+    found = list(pages(content, request))
+    lines = text.split("\n")
+    wanted = 0
+    for line in lines:
+        says = line if line in "[]" else "".join(map(str, json.loads(f"[{line.strip(' ,[]')}]")))
+        written = says.count(word)
+        wanted += written if len(line) > LONG or len(lines) == 1 else min(1, written)
+    assert {page.matches for page in found} == {wanted}
+
+
+def test_grep_of_json_still_finds_what_is_written() -> None:
+    content = make_content(b'{"name": "caf\\u00e9", "path": "C:\\\\dir\\/x", "text": "one\\ntwo"}', "application/json")
+    for pattern in ("caf\\\\u00e9", "café", r"C:\\dir/x", r"dir\\/x", r"\btwo", "one two", r"one\\ntwo"):
+        assert read(content, Request(grep=pattern)).matches == 1, pattern
+    assert read(content, Request(grep="café", invert=True)).matches == 0
+    plain = content_of(b'{"name": "caf\\u00e9"}')
+    assert read(plain, Request(grep="café")).matches == 0
+
+
+def test_an_escape_at_the_border_of_two_parts_of_a_line_is_found() -> None:
+    size = grep.LONG_LINE + (1 << 20)
+    for shift in range(8):
+        filler = "-" * ((1 << 20) - 20 - shift)
+        text = json.dumps([filler + "\u00e9" * 10 + "-" * (size - len(filler))])
+        page = read(make_content(text.encode(), "application/json"), Request(grep="é"))
+        assert (page.matches, page.matches_exact) == (10, True)
+
+
+@pytest.mark.parametrize("size", [FRAME // 3, 3 * FRAME, 2 * PIECE + FRAME // 2])
+def test_a_page_reads_each_frame_once(size: int) -> None:
+    framed = Framed(b"a line of text\n" * (size // 15))
+    for request in (Request(grep="nothing"), Request(grep="line", context=2), Request(lines="-5:")):
+        framed.frames.clear()
+        read(framed.content(), request)
+        assert set(framed.frames.values()) == {1}
 
 
 def test_a_page_looks_like_grep_with_line_numbers() -> None:
@@ -154,7 +282,7 @@ def test_a_search_that_takes_too_long_goes_on_by_cursor(monkeypatch: pytest.Monk
     first = read(content_of(text), Request(grep="needle"))
     assert first.text == ""
     assert not first.matches_exact
-    assert re.search(r"searched up to line \d+ so far, the cursor goes on", first.shown)
+    assert re.search(r"searched up to line \d+ so far, the cursor continues", first.shown)
     monkeypatch.setattr(grep, "SEARCH_SECONDS", 10.0)
     second = read(content_of(text), cursor=first.cursor)
     assert (second.text, second.matches, second.matches_exact) == ("40001:needle", 1, True)
@@ -252,7 +380,7 @@ def test_a_match_at_the_border_of_two_parts_of_a_line_is_found() -> None:
 
 
 def test_a_line_that_takes_too_long_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scanning, "LINE_SECONDS", -1.0)
+    monkeypatch.setattr(grep, "LINE_SECONDS", -1.0)
     with pytest.raises(LimitExceeded, match="line 2 has 4,194,304 bytes, too many for this pattern"):
         read(content_of("short\n" + "x" * (4 << 20)), Request(grep="needle"))
 
@@ -277,7 +405,7 @@ def test_ignore_case_and_literal_do_as_they_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said", "hint"),
+    ("pattern", "found", "hint"),
     [
         ("foo(?=bar)", "no look-ahead", "second grep"),
         ("foo(?!bar)", "no look-ahead", "invert"),
@@ -296,13 +424,13 @@ def test_ignore_case_and_literal_do_as_they_say() -> None:
         ("a)|(b", "unexpected )", "backslash"),
         ("[", "missing ]", "backslash"),
         ("*a", "no argument for repetition", "backslash"),
-        ("x" * 1_001, "1,001 characters", "at most 1,000"),
+        ("x" * 1_001, "the limit is 1,000", "shorter"),
     ],
 )
-def test_a_pattern_that_is_refused_says_why_and_what_to_write(pattern: str, said: str, hint: str) -> None:
+def test_a_pattern_that_is_refused_says_why_and_what_to_write(pattern: str, found: str, hint: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         read(content_of("x"), Request(grep=pattern))
-    assert said in caught.value.message
+    assert found in caught.value.message
     assert hint in caught.value.hint
     assert len(str(caught.value)) < 300
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument, LimitExceeded
-from coatcheck.reading.shape import shape
-from coatcheck.streams import Content
+from coatcheck.reading.json_content import shape
 from tests.reading.framed import make_content
 from tests.reading.test_jsonpath import JSON_VALUES, document, records
 
@@ -62,8 +62,8 @@ def test_of_many_records_the_first_are_merged_and_all_are_counted() -> None:
 
 
 def test_the_top_is_whole_before_anything_deeper_is_shown() -> None:
-    told = outline({f"key{n}": {"deep": {"deeper": list(range(9))}} for n in range(12)}, max_chars=900)
-    assert sum(line.startswith("  key") for line in told) == 12
+    lines = outline({f"key{n}": {"deep": {"deeper": list(range(9))}} for n in range(12)}, max_chars=900)
+    assert sum(line.startswith("  key") for line in lines) == 12
 
 
 def test_what_is_left_out_is_counted() -> None:

@@ -14,11 +14,12 @@ from pathlib import Path
 import duckdb
 import pytest
 
+import coatcheck
+from coatcheck.content import Content
 from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded, MissingExtra, TooLarge
 from coatcheck.reading import sql
-from coatcheck.reading.child import MOST, Pool
+from coatcheck.reading.sandbox import MAX_BUSY, Pool
 from coatcheck.reading.sql import SqlLimits, is_sql, pointers_in, run_sql
-from coatcheck.streams import Content
 from tests.reading.framed import make_content
 
 of_each_source = pytest.mark.usefixtures("each_source")
@@ -103,12 +104,12 @@ def test_pointers_in_texts_and_comments_are_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "told"),
+    ("query", "expected"),
     [("SELECT 1", True), ("  -- x\n with a as (select 1) from a", True), ("(select 1)", True),
      ("describe artifact", True), ("$.items[0]", False), ("shape", False), ("selection", False), ("page 3", False)],
 )  # fmt: skip
-def test_sql_is_told_from_other_queries(query: str, told: bool) -> None:
-    assert is_sql(query) is told
+def test_sql_is_told_from_other_queries(query: str, expected: bool) -> None:
+    assert is_sql(query) is expected
 
 
 @pytest.mark.parametrize("question", ["DESCRIBE artifact", "SUMMARIZE artifact", "FROM artifact", "TABLE artifact;"])
@@ -155,20 +156,77 @@ def test_an_unknown_table_is_told_with_those_that_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "media_type", "said"),
+    ("data", "media_type", "expected"),
     [
         (b'{"items": []}', "application/json", "JSONPath"),
         (b"", "text/csv", "empty"),
         (b"\x89PNG", "image/png", "not a table"),
-        (b"PAR1 is not all of it", "application/vnd.apache.parquet", "not readable as a table"),
-        (b"[1, 2", "application/json", "not readable as a table"),
-        (b"[" * 100_000, "application/json", "not readable as a table"),
+        (b"PAR1 is not all of it", "application/vnd.apache.parquet", "cannot be read as a table"),
+        (b"[1, 2", "application/json", "cannot be read as a table"),
+        (b"[" * 100_000, "application/json", "cannot be read as a table"),
     ],
 )
 @of_each_source
-def test_what_is_no_table_is_an_error_that_says_why(data: bytes, media_type: str, said: str) -> None:
-    with pytest.raises(InvalidArgument, match=said):
+def test_what_is_no_table_is_an_error_that_says_why(data: bytes, media_type: str, expected: str) -> None:
+    with pytest.raises(InvalidArgument, match=expected):
         run_sql("SELECT * FROM artifact", table(data, media_type))
+
+
+LOG = "".join(f"2026-01-01 12:{n // 60 % 60:02}:{n % 60:02} INFO request {n} took 3 ms\n" for n in range(9_000))
+
+
+@pytest.mark.parametrize(
+    ("text", "media_type"),
+    [
+        (LOG, "text/plain"),
+        (LOG.replace(":", ","), "text/plain"),
+        ("Some words, and more of them.\nAnother line.\n", "text/plain"),
+        ("one line", "text/plain"),
+        ("<html><body>Hello</body></html>", "text/html"),
+        ("# Title\n\ntext, text\n", "text/markdown"),
+        ("import os, sys\n\nprint(os, sys)\n", "text/x-python"),
+        ("a: 1\nb: 2\n", "application/yaml"),
+        ("usage: 3\n" + "x" * 100_000, "text/x-unknown"),
+    ],
+)
+@of_each_source
+def test_text_that_is_not_a_table_is_an_error_that_says_what_works(text: str, media_type: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        run_sql("SELECT count(*) FROM artifact", table(text.encode(), media_type))
+    assert "not a table" in str(refused.value)
+    assert "grep" in refused.value.hint
+    with pytest.raises(InvalidArgument):
+        run_sql(
+            'SELECT count(*) FROM artifact, "art:0123456789ab"',
+            {**table(), "art:0123456789ab": make_content(text.encode(), media_type)},
+        )
+
+
+@pytest.mark.parametrize(
+    ("data", "media_type"),
+    [
+        ("id,name\n" + "".join(f"{n},apple\n" for n in range(50)), "text/plain"),
+        (",".join(f"column_{n}" for n in range(200)) + "\n" + (",".join("1" * 200) + "\n") * 50, "text/plain"),
+        ("id\tname\n" + "".join(f"{n}\tapple\n" for n in range(50)), "text/x-unknown"),
+        ("id,name\n" + "".join(f"{n},apple\n" for n in range(50)), "application/csv"),
+        ('{"id": 1}\n{"id": 2}\n' * 25, "text/plain"),
+        (f'{{"id": 1, "text": "{"x" * 5_000}"}}\n' * 50, "application/json"),
+    ],
+)
+@of_each_source
+def test_a_table_is_one_whatever_it_is_called(data: str, media_type: str) -> None:
+    assert run_sql("SELECT count(*) AS n FROM artifact", table(data.encode(), media_type)).text == "n\n50"
+
+
+def test_an_array_inside_a_json_object_is_a_table_by_its_fragment() -> None:
+    with coatcheck.open("memory:") as store:
+        session = store.session("s")
+        ref = session.put({"shop": "north", "orders": [{"id": n} for n in range(7)]})
+        with pytest.raises(InvalidArgument) as refused:
+            session.read(ref, query="SELECT count(*) FROM artifact")
+        assert "#/items" in refused.value.hint
+        page = session.read(f"{ref.pointer}#/orders", query="SELECT count(*) AS n FROM artifact")
+        assert page.text == "n\n7"
 
 
 @of_each_source
@@ -180,7 +238,7 @@ def test_tables_over_the_size_limit_are_refused_before_they_are_read() -> None:
 def test_a_missing_extra_is_told() -> None:
     with pytest.raises(MissingExtra, match=r"coatcheck\[sql\]"):
         Pool("coatcheck.reading.sql_child", "sql", "no_such_package_here").ask(
-            {}, {}, holds="", seconds=1, most_chars=1
+            {}, {}, loaded="", seconds=1, max_chars=1
         )
 
 
@@ -275,6 +333,40 @@ def test_no_way_leads_out(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert run_sql("SELECT count(*) AS n FROM artifact", table(), limits=SHORT).text == "n\n3"
 
 
+SYSTEM_VIEWS_BESIDE_WITH = {
+    "in the query that WITH names": "WITH pg_tables AS (SELECT * FROM pg_tables) SELECT * FROM pg_tables",
+    "beside a subquery": "SELECT (WITH pg_tables AS (SELECT 1 AS a) SELECT a FROM pg_tables) AS x, * FROM pg_tables",
+    "in a branch": "(WITH duckdb_tables AS (SELECT 'a') FROM duckdb_tables) UNION ALL SELECT sql FROM duckdb_tables",
+    "before the name is given": "WITH a AS (FROM sqlite_master), sqlite_master AS (SELECT 1) SELECT * FROM a",
+    "before a recursion": (
+        "WITH RECURSIVE pg_class AS (SELECT relname FROM pg_class UNION ALL SELECT relname FROM pg_class) FROM pg_class"
+    ),
+    "in capitals": 'WITH t AS (FROM PG_TABLES), "Pg_Tables" AS (SELECT 1) SELECT * FROM t',
+}
+
+
+@pytest.mark.parametrize("place", SYSTEM_VIEWS_BESIDE_WITH)
+def test_a_name_of_with_does_not_open_a_system_view_out_of_its_scope(place: str) -> None:
+    with pytest.raises(InvalidArgument, match="there is no table"):
+        run_sql(SYSTEM_VIEWS_BESIDE_WITH[place], table(), limits=SHORT)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "WITH pg_tables AS (SELECT 3 AS n) SELECT n FROM pg_tables",
+        "WITH a AS (SELECT 1 AS n), b AS (SELECT n + 2 AS n FROM a) SELECT n FROM b",
+        "WITH a AS (SELECT 3 AS n) SELECT n FROM (SELECT * FROM a WHERE n IN (SELECT n FROM a))",
+        "WITH a AS (WITH b AS (SELECT 3 AS n) SELECT * FROM b) SELECT (SELECT max(n) FROM a) AS n",
+        "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r WHERE n < 3) SELECT max(n) AS n FROM r",
+        "WITH a AS MATERIALIZED (SELECT 3 AS n) SELECT n FROM a UNION SELECT n FROM a",
+        "WITH artifact AS (SELECT count(*) AS n FROM artifact) SELECT n FROM artifact",
+    ],
+)
+def test_a_name_of_with_is_a_table_in_its_scope(statement: str) -> None:
+    assert run_sql(statement, table(), limits=SHORT).text == "n\n3"
+
+
 def test_the_walls_hold_one_by_one(tmp_path: Path) -> None:
     """The database refuses a file by itself, without the look at the statement's tree."""
     script = f"""
@@ -293,11 +385,11 @@ for statement in ("SELECT * FROM read_text('/etc/hostname')", "SET threads=8", "
         database.execute("ROLLBACK; BEGIN TRANSACTION READ ONLY")
     else:
         sys.exit("allowed: " + statement)
-print("held", flush=True)
+print("still locked", flush=True)
 os._exit(0)
 """
     ran = _python(script)
-    assert ran.stdout.strip() == "held", ran.stderr
+    assert ran.stdout.strip() == "still locked", ran.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
@@ -305,7 +397,7 @@ def test_a_confined_process_opens_no_file_and_no_connection(tmp_path: Path) -> N
     (tmp_path / "mine").write_text("ours")
     script = f"""
 import ctypes, os, socket, sys
-from coatcheck.reading.confined import confine
+from coatcheck.reading.sandbox import confine
 if ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint32(1)) < 4:
     print("no landlock"); os._exit(0)
 listening = socket.create_server(("127.0.0.1", 0))
@@ -319,11 +411,11 @@ for attempt in (lambda: open("/etc/passwd"), lambda: os.listdir("/"), lambda: op
     except OSError:
         continue
     os._exit(3)
-print("held", flush=True)
+print("still locked", flush=True)
 os._exit(0)
 """
     ran = _python(script)
-    assert ran.stdout.strip() in ("held", "no landlock"), ran.stderr
+    assert ran.stdout.strip() in ("still locked", "no landlock"), ran.stderr
 
 
 def _python(script: str) -> "subprocess.CompletedProcess[str]":
@@ -353,7 +445,7 @@ def test_a_child_that_overstays_is_killed_and_the_next_call_is_served() -> None:
     limits = asdict(SqlLimits(seconds=600))
     message = {"sql": WAYS_OUT["an endless recursion"], "tables": described, "limits": limits}
     with pytest.raises(LimitExceeded, match="stopped"):
-        sql.pool.ask(message, contents, holds="x", seconds=-0.5, most_chars=1000)
+        sql.pool.ask(message, contents, loaded="x", seconds=-0.5, max_chars=1000)
     assert run_sql("SELECT 1 AS one", table()).text == "one\n1"
 
 
@@ -428,12 +520,12 @@ def test_concurrent_calls_each_get_their_own_answer() -> None:
         given = table(f"n\n{number}\n".encode())
         answers[number] = run_sql("SELECT n + 0 AS n FROM artifact", given).text
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(3 * MOST)]
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(3 * MAX_BUSY)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert answers == {number: f"n\n{number}" for number in range(3 * MOST)}
+    assert answers == {number: f"n\n{number}" for number in range(3 * MAX_BUSY)}
 
 
 def test_a_statement_that_runs_on_does_not_hold_up_another() -> None:

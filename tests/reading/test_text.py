@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument
 from coatcheck.reading import Request
 from coatcheck.storage.frames import FRAME
-from coatcheck.streams import Content
 from tests.reading.framed import Framed, content_of, pages, read
 
 pytestmark = pytest.mark.usefixtures("each_source")
@@ -316,8 +316,8 @@ def test_lines_at_any_place_touch_their_frames_and_the_ends_alone() -> None:
         framed.frames.clear()
         page = read(content, Request(lines=f"{first}:{first + 49}"))
         assert page.text.startswith(f"{first:011d} of")
-        ends = {0, (content.size - 1) // FRAME}  # the encoding is told at one, a missing line feed at the other
-        assert len(framed.frames - ends) <= 2
+        ends = {0, (content.size - 1) // FRAME}  # read for the encoding and for a missing line feed
+        assert len(set(framed.frames) - ends) <= 2
 
 
 def test_continuing_touches_as_little() -> None:

@@ -1,4 +1,4 @@
-"""deploy/compose.yaml: its object store is started with the very command, rights and bucket that it names."""
+"""deploy/compose.yaml: start its object store with exactly the command, rights and bucket from the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def found(pattern: str) -> str:
     return match[1]
 
 
-def test_the_object_store_of_the_compose_file_takes_what_its_comment_says(fleet: Fleet, tmp_path: Path) -> None:
+def test_the_object_store_of_the_compose_file_works_as_documented(fleet: Fleet, tmp_path: Path) -> None:
     weed = find_weed()
     assert weed is not None
     (tmp_path / "s3.json").write_text(found(r"content: \|\n((?: {6}.+\n)+)"))

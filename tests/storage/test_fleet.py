@@ -1,4 +1,4 @@
-"""The fleet's backend keeps the promises of both protocols and of its page, on a real SeaweedFS and PostgreSQL."""
+"""The fleet's backend conforms to both protocols and to its documentation, on a real SeaweedFS and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TestPostgresCatalog(CatalogSuite):
 
 @pytest.fixture
 def workers(fleet: Fleet) -> str:
-    """The url of a store for a role that owns nothing: an owner made the schema, and granted what the page says."""
+    """Url of a store for a role that owns nothing: an owner created the schema and granted the documented rights."""
     owner, worker = (f"{who}_{parse(fleet.new_url()).schema}" for who in ("owner", "worker"))
     url = fleet.new_url()
     schema = parse(url).schema
@@ -91,7 +91,7 @@ def workers(fleet: Fleet) -> str:
     return url.replace("postgres@", f"{worker}@")
 
 
-def test_a_role_with_the_rights_that_are_named_does_all_that_an_agents_process_does(workers: str) -> None:
+def test_a_role_with_the_documented_rights_can_do_all_that_an_agents_process_does(workers: str) -> None:
     with coatcheck.open(workers) as store:
         session = store.session("s")
         small, large = session.put("small words", name="small"), session.put("x" * LARGE, name="large")
@@ -113,7 +113,7 @@ def test_a_role_with_the_rights_that_are_named_does_all_that_an_agents_process_d
         assert store.verify(repair=True).problems == []
 
 
-def test_a_role_that_owns_nothing_cannot_take_the_tables_or_their_policies_away(workers: str) -> None:
+def test_a_role_that_owns_nothing_cannot_drop_tables_or_policies(workers: str) -> None:
     coatcheck.open(workers).close()
     place = parse(workers)
     with psycopg.connect(place.catalog, autocommit=True) as db:
@@ -130,7 +130,7 @@ def test_a_role_that_owns_nothing_cannot_take_the_tables_or_their_policies_away(
 
 
 def secretive(fleet: Fleet) -> tuple[str, str]:
-    """A url that holds secrets, each of which works, and what it is without them."""
+    """Return a url that contains working secrets, and the same url without them."""
     url = fleet.new_url().replace("postgres@", f"postgres:{CANARY}@")
     return url, f"s3://coatcheck/{parse(url).prefix}"
 
@@ -191,12 +191,12 @@ def test_every_command_works_on_a_fleet_and_shows_no_secret(fleet: Fleet, tmp_pa
     run("export", str(archive))
     assert_no_secret(archive.read_bytes())
     run("forget", "log")
-    run("import", str(archive))
+    run("import", "--merge", str(archive))
     assert run("get", "log").encode() == large
     assert "s3://coatcheck/" in run("config", "store", "--json")
 
 
-def test_a_url_that_was_typed_is_not_repeated_with_its_secrets(fleet: Fleet) -> None:
+def test_a_typed_url_is_not_repeated_with_its_secrets(fleet: Fleet) -> None:
     url, _ = secretive(fleet)
     rows = json.dumps([{"n": number, "text": f"word {number}"} for number in range(2_000)]).encode()
     command("put", "-", "--name", "rows", "--store", url, stdin=rows)
@@ -233,7 +233,7 @@ def test_a_command_that_fails_on_a_fleet_shows_no_secret(
 
 
 def take_turns(url: str, worker: int, rounds: int) -> list[int]:
-    """Puts, names, records and claims in one session, at the same time as others do."""
+    """Put, name, record and claim in one session, concurrently with others."""
     told = []
     with coatcheck.open(url) as store:
         session = store.session("shared")
@@ -247,13 +247,13 @@ def take_turns(url: str, worker: int, rounds: int) -> list[int]:
             try:
                 session.record("hot", f"{worker} {turn}".encode(), token=token)
             except Fenced:
-                pass  # the other one came in between
+                pass  # the other process claimed in between
     return told
 
 
-def test_two_processes_at_one_session_lose_and_double_nothing(fleet: Fleet) -> None:
+def test_two_processes_in_one_session_lose_and_duplicate_nothing(fleet: Fleet) -> None:
     url, rounds = fleet.new_url(), 15
-    with get_context("spawn").Pool(2) as pool:  # neither has made the schema
+    with get_context("spawn").Pool(2) as pool:  # neither has created the schema
         told = pool.starmap(take_turns, [(url, worker, rounds) for worker in range(2)])
     assert sorted(number for some in told for number in some) == list(range(1, 2 * rounds + 1))
     with coatcheck.open(url) as store:

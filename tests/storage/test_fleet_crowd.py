@@ -1,4 +1,4 @@
-"""Many writers at once in a fleet's store: nobody deadlocks, nothing is lost, no quota is passed."""
+"""Many concurrent writers in a fleet's store: no deadlock, no lost data, no exceeded quota."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_sixty_four_writers_never_deadlock(fleet: Fleet) -> None:
     assert deadlocks(fleet) == before
 
 
-def test_a_quota_holds_when_many_put_at_once(fleet: Fleet) -> None:
+def test_a_quota_is_enforced_when_many_put_at_once(fleet: Fleet) -> None:
     with coatcheck.open(fleet.new_url()) as store:
         acme, refused = store.tenant("acme", quota_bytes=20_000), []
 

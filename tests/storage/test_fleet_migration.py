@@ -1,4 +1,4 @@
-"""A fleet's schema grows while processes of the version before go on with what they know of it."""
+"""A fleet's schema is migrated while processes of the previous version keep using it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from coatcheck.storage.postgres import Connections
 from coatcheck.storage.postgres_steps import STEPS
 from tests.backends import Fleet
 
-# What a process of the first version says, word for word.
+# The exact statement of a process of the first version.
 FIRST_PUT = f"SELECT put_1({', '.join(['%s'] * 29)})"
 FIRST_FORGET = "SELECT digest FROM let_go_1(%s, %s, %s, %s)"
 
@@ -44,7 +44,7 @@ def put_as_before(db: psycopg.Connection[Any], content: bytes, *, session: str =
 
 @pytest.fixture
 def first(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The url of a store as the first version made it."""
+    """Url of a store as the first version created it."""
     url = fleet.new_url()
     make_first(url, monkeypatch)
     return url
@@ -70,7 +70,7 @@ def stored(store: Store, place: Place) -> int:
     return int(found[0] or 0)
 
 
-def test_processes_of_the_version_before_put_while_the_schema_changes_and_after(first: str) -> None:
+def test_processes_of_the_previous_version_put_during_and_after_a_migration(first: str) -> None:
     place, stop = parse(first), threading.Event()
     written: list[tuple[str, bytes]] = []
     failed: list[BaseException] = []
@@ -104,7 +104,7 @@ def test_processes_of_the_version_before_put_while_the_schema_changes_and_after(
         assert stored(store, place) == store.stats().stored_bytes > 0
 
 
-def test_what_the_version_before_lets_go_is_counted_and_collected(first: str) -> None:
+def test_what_the_previous_version_releases_is_counted_and_collected(first: str) -> None:
     place, content = parse(first), b"let go by one of the version before"
     with coatcheck.open(first) as store, connected(place) as db:
         put_as_before(db, content)
@@ -120,7 +120,7 @@ def test_what_the_version_before_lets_go_is_counted_and_collected(first: str) ->
         assert stored(store, place) == 0
 
 
-def test_sessions_from_before_expire_and_their_tombstones_go(first: str) -> None:
+def test_sessions_from_before_a_migration_expire_and_lose_their_tombstones(first: str) -> None:
     with connected(parse(first)) as db:
         for i in range(150):
             put_as_before(db, b"x", session=f"old {i}")
@@ -152,7 +152,7 @@ def test_every_tenants_bytes_are_counted_where_the_owner_is_subject_to_row_level
             assert f"{len(name) + 3} of 20" in str(told.value)
 
 
-def test_an_index_that_broke_off_is_made_again(first: str) -> None:
+def test_an_interrupted_index_is_created_again(first: str) -> None:
     place = parse(first)
     with connected(place) as db:
         for session in ("one", "two"):

@@ -1,4 +1,4 @@
-"""A fleet's store when the object store or the database misbehaves, and what its url gives away: nothing."""
+"""A fleet's store when the object store or the database misbehaves, and secrets in its url, which must not leak."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from coatcheck.errors import InvalidArgument, StoreUnavailable
 from coatcheck.storage.fleet import Place, open_fleet, parse
 from coatcheck.testing.entries import entry
 from tests.backends import LARGE, Fleet
-from tests.servers import SECRET, postgres
+from tests.servers import SECRET, postgres, seaweedfs, wait_for_s3
 
 CANARY = "hunter2-canary"
 
 
 class Between:
-    """A proxy in front of the object store that fails as it is told: `busy` answers 503, `lost` lets a put succeed and
+    """A proxy in front of the object store that fails on demand: `busy` answers 503, `lost` lets a put succeed and
     drops its answer, `slow` waits before it answers."""
 
     def __init__(self, target: str) -> None:
@@ -109,7 +109,7 @@ def test_a_put_whose_answer_was_lost_is_tried_again_and_stored_once(troubled: St
     assert troubled.verify().problems == []
 
 
-def test_an_object_store_that_is_busy_is_asked_again(troubled: Store, between: Between) -> None:
+def test_a_busy_object_store_is_retried(troubled: Store, between: Between) -> None:
     between.faults = ["busy", "busy", "slow"]
     ref = troubled.session("s").put("x" * LARGE)
     between.faults = ["busy"]
@@ -117,7 +117,7 @@ def test_an_object_store_that_is_busy_is_asked_again(troubled: Store, between: B
     assert sum(between.seen[f"{method} busy"] for method in ("PUT", "GET")) == 3
 
 
-def test_an_object_store_that_stays_away_is_told_and_may_be_tried_again(fleet: Fleet) -> None:
+def test_an_unreachable_object_store_is_a_retryable_error(fleet: Fleet) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         url = fleet.new_url().replace(fleet.s3.url, f"http://127.0.0.1:{nobody.getsockname()[1]}")
     blobs, catalog, passages = open_fleet(parse(url), patience=0.5)
@@ -130,7 +130,34 @@ def test_an_object_store_that_stays_away_is_told_and_may_be_tried_again(fleet: F
         assert outcome.failure, "an agent goes on"
 
 
-def test_a_database_that_stays_away_is_told_and_may_be_tried_again(fleet: Fleet) -> None:
+def test_upkeep_without_the_object_store_removes_and_changes_nothing() -> None:
+    with postgres() as database, seaweedfs() as s3:
+        url = Fleet(s3, database).new_url()
+        blobs, catalog, passages = open_fleet(parse(url), patience=0.5)
+        with Store(blobs, catalog, passages, url="fleet") as store:
+            session = store.session("s", ttl=None)
+            held = {session.put(f"{i}" * LARGE): f"{i}" * LARGE for i in range(5)}
+            small, doomed = session.put("small"), session.put("doomed" * LARGE)
+            blobs._cache.clear()
+            s3.kill()
+            with pytest.raises(StoreUnavailable):
+                session.forget(doomed)
+            for repair in (False, True):
+                problems = store.verify(repair=repair).problems
+                assert {(one.kind, one.repaired) for one in problems} == {("unreadable", False)}
+            assert {one.kind for one in store.collect(grace=0, cold_after=0).problems} == {"unreadable"}
+            assert session.get(small) == "small"
+            assert store.stats().tombstones == 0
+        s3.start()
+        wait_for_s3(s3)
+        with coatcheck.open(url) as store:  # with a longer timeout: the server is just starting
+            session = store.session("s")
+            store.collect(grace=0)
+            assert {ref: session.get(ref) for ref in held} == held
+            assert store.verify(repair=True).problems == []
+
+
+def test_an_unreachable_database_is_a_retryable_error(fleet: Fleet) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
     with pytest.raises(StoreUnavailable) as told:
@@ -158,16 +185,16 @@ def test_a_database_that_hangs_is_given_up_in_time(fleet: Fleet) -> None:
             assert store.session("s").get("large") == "x" * LARGE
 
 
-def test_a_connection_to_a_server_that_is_no_primary_any_more_is_not_kept(fleet: Fleet) -> None:
+def test_a_connection_to_a_server_that_is_no_longer_primary_is_not_kept(fleet: Fleet) -> None:
     _, catalog, _ = open_fleet(parse(fleet.new_url()), patience=10)
     catalog.put(entry("before"))
-    catalog._ask("SELECT set_config('default_transaction_read_only', 'on', false)")  # as a demoted one would have it
+    catalog._ask("SELECT set_config('default_transaction_read_only', 'on', false)")  # like a demoted server
     catalog.put(entry("after"))
     assert catalog.totals().refs == 2
     catalog.close()
 
 
-def test_rights_that_are_missing_are_told_and_not_tried_again(fleet: Fleet) -> None:
+def test_missing_rights_are_an_error_that_is_not_retryable(fleet: Fleet) -> None:
     with coatcheck.open(fleet.new_url().replace(SECRET, CANARY)) as store:
         with pytest.raises(StoreUnavailable) as told:
             store.session("s").put("x" * LARGE)
@@ -175,7 +202,7 @@ def test_rights_that_are_missing_are_told_and_not_tried_again(fleet: Fleet) -> N
         assert CANARY not in str(told.value)
 
 
-def test_nothing_that_a_store_says_of_itself_holds_a_secret(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_output_of_a_store_contains_a_secret(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     url = fleet.new_url().replace("postgres@", f"postgres:{CANARY}@")
     with coatcheck.open(url) as store:
         session = store.session("s")
@@ -198,7 +225,7 @@ def test_nothing_that_a_store_says_of_itself_holds_a_secret(fleet: Fleet, capsys
         f"s3://{CANARY}@bucket?catalog=postgresql://h/d",
     ],
 )
-def test_a_url_that_makes_no_sense_is_refused_without_repeating_its_secrets(url: str) -> None:
+def test_an_invalid_url_is_refused_without_repeating_its_secrets(url: str) -> None:
     with pytest.raises(InvalidArgument) as told:
         coatcheck.open(url)
     assert CANARY not in str(told.value)
@@ -222,7 +249,7 @@ def test_endpoint_and_credentials_come_from_the_standard_environment(
         assert store.session("s").get(ref.pointer) == "x" * LARGE
 
 
-def test_a_store_that_is_not_there_is_not_made_by_somebody_who_only_looks(fleet: Fleet) -> None:
+def test_opening_with_create_false_does_not_create_a_store(fleet: Fleet) -> None:
     url = fleet.new_url()
     with pytest.raises(StoreUnavailable):
         coatcheck.open(url, create=False)
@@ -230,7 +257,7 @@ def test_a_store_that_is_not_there_is_not_made_by_somebody_who_only_looks(fleet:
         assert db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (parse(url).schema,)).fetchone() is None
 
 
-def test_a_child_process_reads_the_catalog_and_is_told_that_objects_are_out_of_reach(fleet: Fleet) -> None:
+def test_a_forked_child_reads_the_catalog_and_gets_an_error_for_objects(fleet: Fleet) -> None:
     with coatcheck.open(fleet.new_url()) as store:
         store.session("s").put("x" * LARGE, name="large")
         store.session("s").put("small", name="small")

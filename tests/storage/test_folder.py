@@ -1,4 +1,4 @@
-"""The folder backend keeps the promises of both protocols, in either durability."""
+"""The folder backend conforms to both protocols, with either durability."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A store of every released format stays readable: each is kept under tests/stores, as it was made."""
+"""A store of every released format stays readable: tests/stores contains an original of each."""
 
 import tarfile
 from pathlib import Path
@@ -13,7 +13,7 @@ KEPT = sorted((Path(__file__).parent.parent / "stores").glob("format-*.tar.gz"))
 
 
 @pytest.mark.parametrize("archive", KEPT, ids=[path.name for path in KEPT])
-def test_a_store_of_a_released_format_is_read_in_full_and_taken_on(archive: Path, tmp_path: Path) -> None:
+def test_a_store_of_a_released_format_can_be_read_in_full_and_written_to(archive: Path, tmp_path: Path) -> None:
     with tarfile.open(archive) as tar:
         tar.extractall(tmp_path, filter="data")
     folder = tmp_path / "store"

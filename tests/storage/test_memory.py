@@ -1,4 +1,4 @@
-"""The memory backend keeps the promises of both protocols."""
+"""The memory backend conforms to both protocols."""
 
 from pathlib import Path
 

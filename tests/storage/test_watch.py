@@ -1,4 +1,4 @@
-"""A call that waits on a socket ends at its deadline, and nobody watches when there is nothing to watch."""
+"""A call that waits on a socket ends at its deadline, and the watcher thread runs only while it is needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, socke
     monkeypatch.setattr(watch, "_IDLE", 0.05)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.settimeout(20)  # the test fails with this, where nobody ends the call
+        ours.settimeout(20)  # the test fails with this timeout if nothing ends the call
         yield ours, theirs
 
 
@@ -28,7 +28,7 @@ def watchers() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name == "coatcheck-watch" and one.is_alive()]
 
 
-def test_what_a_call_waits_on_is_shut_down_when_its_time_is_over(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_the_socket_of_a_call_is_shut_down_at_its_deadline(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, _ = pair
     with Watch().over(ours, time.monotonic() + 0.05):
         assert ours.recv(1) == b""
@@ -45,12 +45,12 @@ def test_a_call_that_ends_in_time_keeps_its_connection(pair: tuple[socket.socket
         pass
     other, _other = socket.socketpair()
     with other, _other, watching.over(other, time.monotonic() + 0.05):
-        assert other.recv(1) == b""  # by now the one before would have been shut down
+        assert other.recv(1) == b""  # by now the earlier deadline would have shut it down
     theirs.send(b"y")
     assert ours.recv(1) == b"y"
 
 
-def test_nobody_watches_where_nothing_is_going_on_and_somebody_does_again(
+def test_the_watcher_ends_when_idle_and_starts_again(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, _ = pair
@@ -63,7 +63,7 @@ def test_nobody_watches_where_nothing_is_going_on_and_somebody_does_again(
         assert ours.recv(1) == b""
 
 
-def test_a_child_process_has_a_watch_of_its_own(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_child_process_has_its_own_watcher(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
     watching = Watch()
     with watching.over(theirs, time.monotonic() + 20):

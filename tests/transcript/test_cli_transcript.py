@@ -70,7 +70,7 @@ def test_undo_and_forget(file: Path) -> None:
     answer("transcript", "externalize", "--write", str(file))
     refused = call("transcript", "forget", str(file))
     assert refused.exit_code == 2
-    assert "still refers" in refused.stderr
+    assert "still has refs" in refused.stderr
     assert answer("transcript", "undo", str(file)).startswith("restored\t")
     assert file.read_bytes() == before
     answer("transcript", "externalize", "--write", str(file))
@@ -121,3 +121,26 @@ def test_a_terminal_gets_a_table_and_a_bar_and_nothing_that_steers_it(tmp_path: 
     code, bar, _ = on_terminal("transcript", "verify", str(file), stream="stderr")
     assert code == 0
     assert b"verifying" in bar
+
+
+def test_verify_says_how_many_files_are_sound(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("pi", "openai-chat", "anthropic"):
+        (folder / f"{name}.jsonl").write_bytes(as_lines(SAMPLES[name]))
+    answer("transcript", "externalize", "--write", str(folder))
+    assert call("transcript", "verify", str(folder)).stderr.splitlines()[-1] == "3 files are sound"
+    assert call("transcript", "verify", str(folder / "pi.jsonl")).stderr.splitlines()[-1] == "1 file is sound"
+    answer("transcript", "forget", "--force", str(folder / "pi.jsonl"))
+    assert "2 of 3 files are sound" in call("transcript", "verify", str(folder)).stderr
+
+
+def test_undo_of_a_folder_says_that_the_files_grew(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("pi", "openai-chat"):
+        (folder / f"{name}.jsonl").write_bytes(as_lines(SAMPLES[name]))
+    assert "bytes less in them" in call("transcript", "externalize", "--write", str(folder)).stderr
+    grown = call("transcript", "undo", str(folder)).stderr
+    assert "bytes more in them" in grown
+    assert "-" not in grown.splitlines()[-1]

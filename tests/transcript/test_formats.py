@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coatcheck.transcript.formats import FORMATS, at, detect, replaced
+from coatcheck.messages.formats import FORMATS, detect
+from coatcheck.messages.message import text_of
+from coatcheck.messages.paths import at, replaced
 from tests.transcript.samples import CODE, IMAGE, LARGE, ROWS, SAMPLES
 
 JSON = st.recursive(
@@ -102,7 +104,7 @@ def test_a_result_gets_another_text_and_the_rest_of_its_message_stays(name: str)
             before = copy.deepcopy(message)
             for result in known.results(message):
                 changed = known.with_content(message, result, "short")
-                assert known.text_of(changed, result.content_path) == "short"
+                assert text_of(at(changed, result.content_path)) == "short"
                 assert replaced(changed, result.content_path, at(message, result.content_path)) == message
                 assert [one.call_id for one in known.results(changed)] == [
                     one.call_id for one in known.results(message)
@@ -177,7 +179,7 @@ def test_no_format_fails_on_any_json(value: Any) -> None:
             known.role(message)
             known.calls(message)
             for result in known.results(message):
-                known.text_of(message, result.content_path)
+                text_of(at(message, result.content_path))
                 known.with_content(message, result, "x")
         known.for_model([value, value])
     assert json.dumps(value) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -175,7 +176,7 @@ def test_lines_that_went_to_the_old_file_come_over(file: Path, session: Session)
     with file.open("ab", buffering=0) as held:
         transcript.externalize(file, session)
         held.write(result("late"))
-        assert "bytes since" in transcript.verify(file, session.store).problems[0]
+        assert "appended to the backup" in transcript.verify(file, session.store).problems[0]
         transcript.externalize(file, session)
         assert whole(file, session.store) == before + result("late")
         assert transcript.verify(file, session.store).is_sound
@@ -226,8 +227,8 @@ def test_a_file_that_was_edited_is_not_proved(file: Path, session: Session) -> N
     transcript.externalize(file, session)
     file.write_bytes(file.read_bytes().replace(b"not json", b"now json"))
     report = only(transcript.verify(file, session.store))
-    assert report.note == "no record of what it was before"
-    with pytest.raises(InvalidArgument, match="no backup of this file"):
+    assert report.note == "no record of the original bytes"
+    with pytest.raises(InvalidArgument, match="not a backup of this file"):
         transcript.externalize(file, session)
 
 
@@ -237,12 +238,14 @@ def test_what_a_transcript_refers_to_outlives_every_session_and_collection(
     before = file.read_bytes()
     session = store.session("agent")
     transcript.externalize(file, session)
-    assert session.list() != []
+    shown = {ref.artifact_id for ref in session.list()}
+    assert shown
     clock.advance(10**9)
     assert store.collect(grace=0).artifacts == 0
-    assert session.list() == []
+    assert {ref.artifact_id for ref in session.list()} == shown
     assert whole(file, store) == before
     session.end()
+    assert session.list() == []
     assert whole(file, store) == before
     transcript.rehydrate(file, store)
     assert transcript.forget(file, store).artifacts > 0
@@ -269,7 +272,7 @@ def test_a_file_that_was_moved_can_be_forgotten_where_it_is(file: Path, session:
     assert only(transcript.verify(moved, session.store)).status == "verified"
     assert only(transcript.externalize(moved, session)).status == "unchanged"
     moved.unlink()
-    assert only(transcript.forget(file, session.store)).note == "held nothing"
+    assert only(transcript.forget(file, session.store)).note == "nothing to release"
     assert only(transcript.forget(moved, session.store)).note == ""
 
 
@@ -330,7 +333,7 @@ def test_a_folder_is_gone_through_and_one_bad_file_stops_nothing(tmp_path: Path,
     assert {one.format for one in report.files if one.format} == set(SAMPLES)
     assert report.bytes_after < report.bytes_before / 2
     assert transcript.verify(folder, session.store, remove_backup=True).problems == (
-        f"{folder / 'pipe.jsonl'}: 'pipe.jsonl' is not a file (name a transcript, or a folder of them)",
+        f"{folder / 'pipe.jsonl'}: 'pipe.jsonl' is not a file (pass a transcript file, or a folder of them)",
     )
     transcript.rehydrate(folder, session.store)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
@@ -339,7 +342,7 @@ def test_a_folder_is_gone_through_and_one_bad_file_stops_nothing(tmp_path: Path,
 def test_a_file_that_somebody_has_locked_is_left_alone(
     file: Path, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coatcheck.transcript.place._PATIENCE", 0.0)
+    monkeypatch.setattr("coatcheck.transcript.swap._LOCK_TIMEOUT", 0.0)
     source = (
         "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
     )
@@ -398,3 +401,42 @@ def test_every_shared_transcript_comes_back(corpus: Path, tmp_path: Path, sessio
         assert copy.read_bytes() == data
     assert transcript.undo(folder, session.store).is_sound
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("depth", [490, 600, 900, *range(940, 1_000, 4), 100_000])
+def test_a_line_that_is_nested_too_deep_passes_unchanged_and_the_rest_goes_on(
+    depth: int, tmp_path: Path, session: Session
+) -> None:
+    good = json.dumps({"role": "tool", "tool_call_id": "c1", "content": LARGE}) + "\n"
+    deep = f'{{"role":"tool","tool_call_id":"c2","content":{json.dumps(LARGE)},"extra":{"[" * depth + "]" * depth}}}\n'
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    files = {"a.jsonl": good + deep + good, "b.jsonl": deep, "c.json": f"[{good},{deep}]", "d.jsonl": good}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    report = transcript.externalize(folder, session)
+    assert report.is_sound
+    done = {Path(one.path).name: one.status for one in report.files}
+    assert (done["a.jsonl"], done["d.jsonl"]) == ("externalized", "externalized")
+    assert transcript.externalize(folder, session).is_sound
+    assert transcript.verify(folder, session.store).is_sound
+    assert whole(folder / "a.jsonl", session.store) == files["a.jsonl"].encode()
+    assert transcript.undo(folder, session.store).is_sound
+    assert {path.name: path.read_text() for path in folder.iterdir()} == files
+
+
+@pytest.mark.parametrize("depth", [490, 600, 900, *range(940, 1_000, 4), 100_000])
+def test_a_line_that_is_nested_too_deep_is_appended_as_it_is_or_refused(
+    depth: int, tmp_path: Path, session: Session
+) -> None:
+    good = json.dumps({"role": "tool", "tool_call_id": "c1", "content": LARGE})
+    deep = f'{{"role":"tool","tool_call_id":"c2","content":{json.dumps(LARGE)},"extra":{"[" * depth + "]" * depth}}}'
+    expected = [good]
+    with transcript.Transcript(tmp_path / "log.jsonl", session) as log:
+        log.append(good)
+        with contextlib.suppress(InvalidArgument):
+            log.append(deep)
+            expected.append(deep)
+        log.append(good)
+        expected.append(good)
+        assert [line.data.decode().rstrip("\n") for line in log.lines(mode="whole")] == expected

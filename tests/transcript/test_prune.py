@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import coatcheck
 from coatcheck.errors import InvalidArgument, LimitExceeded
+from coatcheck.messages.cost import IMAGE, weigh
+from coatcheck.messages.pairing import pair, side, turns
 from coatcheck.tokens import estimate
 from coatcheck.transcript import FORMATS, Pruned, Transcript, prune, unpaired
-from coatcheck.transcript.turns import pair, side, turns
-from coatcheck.transcript.weight import IMAGE, weigh
 from tests.backends import Backend
 from tests.transcript.conversations import FORMATS as WRITTEN
 from tests.transcript.conversations import Turn, conversations, written
@@ -425,7 +425,7 @@ def test_a_real_session_is_within_its_budget_at_every_turn_and_rarely_rewritten(
 
 
 def _slim(message: dict[str, Any], session: coatcheck.Session, known: Any) -> dict[str, Any]:
-    from coatcheck.transcript.formats import at, replaced
+    from coatcheck.messages.paths import at, replaced
 
     for result in known.results(message):
         content = at(message, result.content_path)

@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 import coatcheck
 from coatcheck import Policy, Store
 from coatcheck.errors import NotFound
-from coatcheck.transcript import strings
-from coatcheck.transcript.formats import FORMATS, at
-from coatcheck.transcript.formats.values import REFS_KEY
+from coatcheck.messages.formats import FORMATS
+from coatcheck.messages.paths import REFS_KEY, at
+from coatcheck.transcript import scan
+from coatcheck.transcript.artifact_refs import ArtifactRef
 from coatcheck.transcript.keep import Keeper, fetch_from, new_session_id
-from coatcheck.transcript.refs import ArtifactRef
-from coatcheck.transcript.scan import Opened, parse
+from coatcheck.transcript.scan import STYLES, Opened, binary, parse, styled, tokens_of
 from coatcheck.transcript.splice import _find, refs_of, slim, whole
-from coatcheck.transcript.strings import STYLES, binary, styled, tokens_of
 from tests.backends import Backend
 from tests.transcript.samples import CODE, IMAGE, LARGE, ROWS, SAMPLES, as_lines
 
@@ -248,9 +247,31 @@ def test_rules_for_tools_count(store: Store) -> None:
     assert len(slim(line, FORMATS["pi"], Keeper(store, policy=Policy(tools={"edit": limit}))).refs) == 1
 
 
-def test_a_policy_that_masks_is_refused(store: Store) -> None:
-    with pytest.raises(coatcheck.errors.InvalidArgument):
-        Keeper(store, policy=Policy(redact="store"))
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_a_policy_that_masks_stores_the_payload_masked_in_its_own_style(store: Store, ascii_only: bool) -> None:
+    keeper = Keeper(store, policy=Policy(redact="store"))
+    secret = "sk" + "-ant-api03-" + "aB3x" * 20
+    content = f"schön/{secret}\n" * 2_000
+    line = json.dumps({"role": "tool", "tool_call_id": "c", "content": content}, ensure_ascii=ascii_only).encode()
+    slimmed = slim(line, CHAT, keeper)
+    assert keeper.masked == 1
+    back = whole(slimmed.text, fetch_from(store))
+    assert back == line.replace(secret.encode(), b"[masked: api key]")
+
+
+def test_a_container_and_a_file_are_stored_masked(store: Store) -> None:
+    keeper = Keeper(store, policy=Policy(redact="store", max_chars=500))
+    secret = "sk" + "-ant-api03-" + "aB3x" * 20
+    file = base64.b64encode(f"key {secret}\n".encode() * 100).decode()
+    rows = [{"id": number, "password": "Zx9horseQq", "text": secret} for number in range(100)]
+    line = json.dumps({"role": "tool", "content": [{"type": "text", "text": "x"}], "details": rows, "file": file})
+    slimmed = slim(line.encode(), CHAT, keeper)
+    assert keeper.masked == len(slimmed.refs) == 2
+    back = json.loads(whole(slimmed.text, fetch_from(store)))
+    assert back["details"] == [
+        {"id": number, "password": "[masked: password]", "text": "[masked: api key]"} for number in range(100)
+    ]
+    assert base64.b64decode(back["file"]) == b"key [masked: api key]\n" * 100
 
 
 def test_pages_of_our_own_tools_stay(keeper: Keeper) -> None:
@@ -372,7 +393,7 @@ def test_a_token_is_found_where_it_stands(text: str, token: str, start: int) -> 
 def test_a_text_is_written_the_same_before_and_after_there_is_much_to_write(
     loaded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strings, "_LOADING", 0 if loaded else 1 << 40)
+    monkeypatch.setattr(scan, "_PYDANTIC_PAYS", 0 if loaded else 1 << 40)
 
     @given(st.text())
     @example("".join(map(chr, range(0x300))) + "\u2028\u2029\ufeff\uffff\U0010ffff")

@@ -1,7 +1,8 @@
-"""The command line: `coatcheck put`, `get`, `ls` and the rest. It parses, calls the store, and prints.
+"""The command line: `coatcheck put`, `get`, `ls` and the rest.
 
-Results go to stdout; errors, as one line each, and progress go to stderr. The exit code of an error is the one
-in `errors.CODES`. What people see passes through `terminal`, which makes hostile text harmless.
+A command parses its arguments, calls the store and prints the result. Results go to stdout; errors (one line each) and
+progress go to stderr. A command may return its exit code; that of an error is in `errors.CODES`. Untrusted text is
+printed through `terminal`, which escapes characters that could control the terminal.
 """
 
 from __future__ import annotations
@@ -9,30 +10,41 @@ from __future__ import annotations
 import io
 import os
 import sys
+from importlib import import_module
+from keyword import iskeyword
 from typing import Any, Final, NoReturn
 
 import click
 
 from coatcheck import CoatcheckError, __version__, errors
-from coatcheck.cli.archive import export, import_
-from coatcheck.cli.artifacts import forget, get, ls, put, show
-from coatcheck.cli.config import config
-from coatcheck.cli.copying import copy
-from coatcheck.cli.hot import hot
-from coatcheck.cli.install import install
-from coatcheck.cli.looking import read, search
-from coatcheck.cli.mcp import mcp, proxy
-from coatcheck.cli.metrics import metrics
-from coatcheck.cli.terminal import complain
-from coatcheck.cli.transcript import transcript
-from coatcheck.cli.upkeep import collect, stats, verify
+from coatcheck.cli.terminal import print_error
 
 INTERRUPTED: Final = 130
-BROKEN_PIPE: Final = 141  # what a shell says of a process that SIGPIPE ended
+BROKEN_PIPE: Final = 141  # the exit code that a shell shows for a process ended by SIGPIPE
+_MODULES: Final = {
+    "artifact_commands": ("forget", "get", "ls", "put", "read", "search", "show"),
+    "hot_command": ("hot",),
+    "mcp_commands": ("install", "mcp", "proxy"),
+    "metrics_command": ("metrics",),
+    "store_commands": ("collect", "config", "copy", "export", "import", "stats", "verify"),
+    "transcript_commands": ("transcript",),
+}
+"""The commands of each module, which is imported when one of them is used."""
 
 
 class Commands(click.Group):
-    """A group that turns every expected failure into one line and an exit code."""
+    """A group that loads commands on demand and turns every expected failure into one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(name for names in _MODULES.values() for name in names)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        for module, names in _MODULES.items():
+            if cmd_name in names:
+                attribute = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+                command: click.Command = getattr(import_module(f"{__name__}.{module}"), attribute)
+                return command
+        return None
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
@@ -42,18 +54,18 @@ class Commands(click.Group):
         try:
             code = super().main(*args, **{**extra, "standalone_mode": False}) or 0
         except CoatcheckError as error:
-            complain(str(error))
+            print_error(str(error))
             code = errors.CODES[error.code].exit
         except OSError as error:
             reason = error.strerror or str(error)
-            complain(reason if error.filename is None else f"{reason}: {error.filename}")
+            print_error(reason if error.filename is None else f"{reason}: {error.filename}")
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             code = error.exit_code
         except click.ClickException as error:
-            where = getattr(error, "ctx", None)
-            hint = f" (try '{where.command_path} --help')" if where else ""
-            complain(error.format_message().rstrip(".") + hint)
+            context = getattr(error, "ctx", None)
+            hint = f" (try '{context.command_path} --help')" if context else ""
+            print_error(error.format_message().rstrip(".") + hint)
             code = error.exit_code
         except (click.Abort, KeyboardInterrupt):
             code = INTERRUPTED
@@ -61,22 +73,15 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            answer = super().invoke(ctx)
-            click.echo(nl=False)  # flushes: a pipe that broke must break here, not when the interpreter ends
+            code = super().invoke(ctx)
+            click.echo(nl=False)  # flush: a broken pipe must fail here, not when the interpreter exits
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(BROKEN_PIPE)
-        return answer
+        return code
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="coatcheck")
 def main() -> None:
-    """Keep large tool results in a content-addressed store, and get every byte back."""
-
-
-for command in (
-    put, get, read, search, ls, show, forget, collect, verify, stats, export, import_, copy, transcript, hot, metrics,
-    config, mcp, proxy, install,
-):  # fmt: skip
-    main.add_command(command)
+    """Keep large tool results in a content-addressed store, and read every byte back."""

@@ -1,47 +1,91 @@
-"""The options that commands share, and how a command gets at its store."""
+"""Options that several commands share, and how a command opens its store."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
 import shlex
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
 import click
 
 import coatcheck
 from coatcheck import Store
 from coatcheck.config import load
+from coatcheck.errors import NotFound
 from coatcheck.redaction import mask_url
+
+FOLDER: Final = "{folder}"
+"""Placeholder in a session id for the working folder."""
+_COPIED: Final = {"--session": "session_id", "--store": "url"}
+
+
+def expand_folder(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Replace `{folder}` in a session id with the name of the working folder and a digest of its path."""
+    if not isinstance(value, str) or FOLDER not in value:
+        return value
+    here = os.path.realpath(os.getcwd())
+    label = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(here))[:40] or "root"
+    return value.replace(FOLDER, f"{label}-{hashlib.sha256(os.fsencode(here)).hexdigest()[:12]}")
+
 
 store_option = click.option(
     "--store",
     "url",
     metavar="FOLDER",
-    help="The store's folder; else what the settings say (COATCHECK_STORE), else the user's data folder.",
+    help="Folder of the store. Default: the settings (COATCHECK_STORE), else the user's data folder.",
 )
 session_option = click.option(
     "--session",
     "session_id",
     metavar="ID",
     default=lambda: load()["session.id"],
-    show_default="what the settings say (COATCHECK_SESSION), else 'default'",
-    help="The session to look in.",
+    show_default="the settings (COATCHECK_SESSION), else 'default'",
+    callback=expand_folder,
+    help="Session to use; {folder} is replaced by the working folder.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
-_TOLD: Final = {"--session": "session_id", "--store": "url"}
+
+def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    return store_option(json_option(command))
+
+
+def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    return session_option(store_options(command))
+
+
+def usage_error(message: str) -> click.UsageError:
+    return click.UsageError(message, click.get_current_context())
 
 
 def open_existing(url: str | None) -> Store:
-    """The store for a command that only looks or removes: a place that somebody typed must be one already."""
+    """Open the store for a command that only reads or removes. A store named on the command line must exist."""
     typed = click.get_current_context().get_parameter_source("url") == click.core.ParameterSource.COMMANDLINE
     return coatcheck.open(url, create=not typed)
 
 
+@contextmanager
+def naming_holders(store: Store, target: str) -> Iterator[None]:
+    """Add to a `NotFound` error the other sessions that hold the target. The command line belongs to the owner of the
+    store; models never get this information."""
+    try:
+        yield
+    except NotFound as error:
+        found = store.holders(target)
+        if not found:
+            raise
+        options = " or ".join(f"--session {shlex.quote(one)}" for one in found)
+        raise type(error)(f"{error.message}; another session has it", hint=options) from error
+
+
 def command_line(*words: str) -> str:
-    """A command that somebody can copy: it looks in the store and session that this one was told of. Whoever typed
-    credentials types them again: they are masked."""
+    """A command to copy that uses the same store and session as this one. Credentials in a URL are masked."""
     context = click.get_current_context()
-    for option, name in _TOLD.items():
+    for option, name in _COPIED.items():
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
             words = (*words, option, mask_url(str(context.params[name])))
     return shlex.join(("coatcheck", *words))

@@ -1,7 +1,11 @@
-"""Printing: plain text for pipes, something readable for a person, and nothing that steers a terminal.
+"""Input and output: files, pipes and terminals.
 
-Names, summaries, tools and content are untrusted. Characters that a terminal would obey or hide (controls,
-escapes, bidirectional marks, invisible formats) are printed as a programmer would write them: `\\x1b`, `\\u202e`.
+A pipe gets plain text, a person a readable form. Names, summaries, tools and content are untrusted: characters that a
+terminal would obey or hide (controls, escapes, bidirectional marks, invisible formats) are printed as escapes such as
+`\\x1b` or `\\u202e`.
+
+The highlighting functions split a text into pieces with a style each; joined, the pieces are the text. They never
+backtrack, and pieces are escaped after the split. Code is not highlighted: lexers can be made to run for minutes.
 """
 
 from __future__ import annotations
@@ -15,65 +19,122 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from coatcheck.cli.files import STDIO, writing
+if TYPE_CHECKING:
+    from coatcheck.reading.grep import Pattern
 
-_PIECE: Final = 64 * 1024
-_MOST_STYLED: Final = 200_000
-_LAST: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 1
-_OBEYED_OR_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+Piece = tuple[str, str]
+"""Text and its style."""
+Progress = Callable[[int, int | None], None]
+
+STDIO: Final = "-"
+PLAIN: Final = ""
+FAINT: Final = "dim"
+FOUND: Final = "bold red"
+BOLD: Final = "bold"
+ADDED: Final = "green"
+REMOVED: Final = "red"
+_BUFFER: Final = 64 * 1024
+_MAX_STYLED: Final = 200_000
+_LAST_TIME: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 1
+_UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_STEM: Final = 6
+_DIFF: Final = (("+++", BOLD), ("---", BOLD), ("@@", "cyan"), ("+", ADDED), ("-", REMOVED))
+_LINE_NUMBER: Final = re.compile(r"\d++([:-])")
+_TOKEN: Final = re.compile(
+    r"""(?P<string>"(?:[^"\\\n]|\\.)*+"?+)|(?P<number>-?+\b\d[\d.eE+-]*+)|\b(?:true|false|null)\b"""
+)
 
 
-class _Visible(dict[int, str]):
-    """A table for `str.translate` that fills itself: what is harmless stands for itself."""
+class _Escapes(dict[int, str]):
+    """A table for `str.translate` that is filled on demand. Harmless characters map to themselves."""
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
-        hostile = unicodedata.category(char) in _OBEYED_OR_HIDDEN
-        self[code] = char.encode("unicode_escape").decode("ascii") if hostile else char
+        unsafe = unicodedata.category(char) in _UNSAFE
+        self[code] = char.encode("unicode_escape").decode("ascii") if unsafe else char
         return self[code]
 
 
-_LINE: Final = _Visible()
-_TEXT: Final = _Visible({ord("\n"): "\n", ord("\t"): "\t"})
+_LINE: Final = _Escapes()
+_TEXT: Final = _Escapes({ord("\n"): "\n", ord("\t"): "\t"})
 
 
 def visible(text: str) -> str:
-    """Text that is safe on a terminal, over as many lines as it had."""
+    """Escape everything unsafe on a terminal; line ends and tabs stay."""
     return text.translate(_TEXT)
 
 
 def one_line(text: str) -> str:
-    """Text that is safe on a terminal and in a column: line ends and tabs are made visible too."""
+    """Escape everything unsafe on a terminal or in a column, including line ends and tabs."""
     return text.translate(_LINE)
 
 
 def is_terminal() -> bool:
-    """Whether a person reads stdout."""
     return sys.stdout.isatty()
 
 
-def complain(message: str) -> None:
+@contextmanager
+def writing(file: str, *, private: bool = False) -> Iterator[IO[bytes]]:
+    """Open a file, or stdout for `-`, for writing. With `private`, only the owner can read a new file."""
+    if file == STDIO:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o666)
+    with os.fdopen(handle, "wb") as target:
+        yield target
+
+
+@contextmanager
+def reading(file: str) -> Iterator[IO[bytes]]:
+    """Open a file, or stdin for `-`, for reading."""
+    if file == STDIO:
+        yield sys.stdin.buffer
+        return
+    with open(file, "rb") as source:
+        yield source
+
+
+def print_error(message: str) -> None:
     click.echo(f"coatcheck: {one_line(message)}", err=True)
 
 
+def print_note(message: str) -> None:
+    """Print a line on stderr that accompanies the result; faint if stderr is a terminal with colours."""
+    text = one_line(message)
+    click.echo(click.style(text, dim=True) if sys.stderr.isatty() and "NO_COLOR" not in os.environ else text, err=True)
+
+
 def print_json(record: Any) -> None:
-    """One line of JSON in ASCII, so that nothing in it reaches a terminal as it is."""
+    """Print one line of JSON, in ASCII so that it is safe on a terminal."""
     click.echo(json.dumps(record))
 
 
 def print_details(record: Mapping[str, object]) -> None:
-    """What is known of one thing: names and values, aligned for a person, else with a tab between."""
+    """Print names and values, one per line: aligned on a terminal, tab-separated in a pipe."""
     width = max(map(len, record)) + 2
     for key, value in record.items():
         click.echo((key.ljust(width) if is_terminal() else f"{key}\t") + cell(key, value))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, yielding: Collection[str]) -> None:
-    """Rows of cells: lines with tabs in a pipe; a table on a terminal, where the `yielding` columns are cut to fit."""
+def print_records(
+    records: Iterable[Mapping[str, Any]], columns: Mapping[str, str], *, as_json: bool, shrink: Collection[str]
+) -> None:
+    """Print one line of JSON per record, or a table. `columns` maps the keys of its cells to headings."""
+    if as_json:
+        for record in records:
+            print_json(record)
+        return
+    rows = ([cell(key, record.get(key)) for key in columns] for record in records)
+    print_table(list(columns.values()), rows, shrink=shrink)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, shrink: Collection[str] = ()) -> None:
+    """Print tab-separated lines in a pipe, a table on a terminal. The `shrink` columns are cut to fit its width."""
     if not is_terminal():
         for row in rows:
             click.echo("\t".join(row))
@@ -84,7 +145,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, yieldi
 
     table = Table(box=None, pad_edge=False, header_style="none")
     for column in columns:
-        table.add_column(column, no_wrap=column not in yielding, min_width=8 if column in yielding else None)
+        table.add_column(column, no_wrap=column not in shrink, min_width=8 if column in shrink else None)
     for row in rows:
         table.add_row(*(Text(text, no_wrap=True, overflow="ellipsis") for text in row))
     if table.row_count:
@@ -92,11 +153,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, yieldi
 
 
 def print_content(source: IO[bytes]) -> None:
-    """Bytes for a person: as text, with what is invisible made visible, and a line end after the last line."""
+    """Print bytes on a terminal as escaped text, with a final line end."""
     decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
     last = "\n"
     while True:
-        piece = source.read(_PIECE)
+        piece = source.read(_BUFFER)
         text = visible(decoder.decode(piece, final=not piece))
         last = text[-1:] or last
         click.echo(text, nl=False)
@@ -106,14 +167,13 @@ def print_content(source: IO[bytes]) -> None:
         click.echo()
 
 
-def print_text(text: str, pieces: Iterable[tuple[str, str]] | None = None, *, raw: bool = False) -> None:
-    """Text as it is for a pipe, or where somebody wants it `raw`. A terminal gets it made visible, with a line end
-    after the last line, and with the styles of its pieces where they are given and colours are wanted."""
+def print_text(text: str, pieces: Iterable[Piece] | None = None, *, raw: bool = False) -> None:
+    """Print exact text in a pipe or if `raw`. On a terminal, escape it, style its pieces and end the last line."""
     if raw or not is_terminal():
         with writing(STDIO) as out:
             out.write(text.encode("utf-8", "backslashreplace"))
         return
-    if pieces is None or len(text) > _MOST_STYLED:
+    if pieces is None or len(text) > _MAX_STYLED:
         click.echo(visible(text), nl=False)
     else:
         print_pieces(pieces)
@@ -121,8 +181,8 @@ def print_text(text: str, pieces: Iterable[tuple[str, str]] | None = None, *, ra
         click.echo()
 
 
-def print_pieces(pieces: Iterable[tuple[str, str]]) -> None:
-    """Untrusted text in pieces with a style each, for a terminal: made visible first, then styled."""
+def print_pieces(pieces: Iterable[Piece]) -> None:
+    """Print untrusted text on a terminal: escape each piece, then style it."""
     from rich.console import Console
     from rich.segment import Segment, Segments
 
@@ -132,14 +192,8 @@ def print_pieces(pieces: Iterable[tuple[str, str]]) -> None:
     console.print(Segments(segments), crop=False, end="")
 
 
-def note(message: str) -> None:
-    """One line for a person beside the result: faint, where stderr is a terminal that has colours."""
-    text = one_line(message)
-    click.echo(click.style(text, dim=True) if sys.stderr.isatty() and "NO_COLOR" not in os.environ else text, err=True)
-
-
 def cell(key: str, value: object) -> str:
-    """One value of a record as text: sizes and times in full for a pipe, in short for a person."""
+    """One value of a record as text: sizes and times exact in a pipe, rounded on a terminal."""
     if value is None or value == []:
         return "-"
     if isinstance(value, list):
@@ -155,15 +209,15 @@ def cell(key: str, value: object) -> str:
 
 
 def iso_time(seconds: float | None) -> str | None:
-    """A time as ISO 8601 writes it. One that lies beyond every calendar is the last that there is."""
+    """Format a time as ISO 8601. Times beyond the calendar become its last second."""
     if seconds is None:
         return None
-    return datetime.fromtimestamp(min(seconds, _LAST), UTC).isoformat().replace("+00:00", "Z")
+    return datetime.fromtimestamp(min(seconds, _LAST_TIME), UTC).isoformat().replace("+00:00", "Z")
 
 
 @contextmanager
-def progress(doing: str, *, quiet: bool) -> Iterator[Callable[[int, int | None], None] | None]:
-    """A bar on stderr, where that is a terminal and nobody wants it quiet; else None."""
+def progress(doing: str, *, quiet: bool) -> Iterator[Progress | None]:
+    """Draw a progress bar if stderr is a terminal, unless `quiet`; otherwise yield None."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
@@ -173,3 +227,73 @@ def progress(doing: str, *, quiet: bool) -> Iterator[Callable[[int, int | None],
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(doing, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def grep_lines(text: str, pattern: Pattern | None) -> Iterator[Piece]:
+    """Highlight a grep page, with `12:` before a matching line and `11-` before its context."""
+    for line in _lines(text):
+        number = _LINE_NUMBER.match(line)
+        if number is None:
+            yield line, FAINT
+            continue
+        yield number[0], FAINT
+        if pattern is not None and number[1] == ":":
+            yield from _matches(line[number.end() :], pattern)
+        else:
+            yield line[number.end() :], PLAIN
+
+
+def words_in(text: str, words: str) -> Iterator[Piece]:
+    """Highlight the words of a search in a passage, whatever their endings."""
+    wanted = {word[:_STEM] for word in re.findall(r"\w++", words.lower()) if len(word) > 1}
+    at = 0
+    for word in re.finditer(r"\w++", text):
+        if word[0].lower()[:_STEM] in wanted:
+            yield text[at : word.start()], PLAIN
+            yield word[0], FOUND
+            at = word.end()
+    yield text[at:], PLAIN
+
+
+def json_tokens(text: str) -> Iterator[Piece]:
+    """Highlight JSON or JSONL, or a part of it that may begin or end inside a token."""
+    at = 0
+    for token in _TOKEN.finditer(text):
+        yield text[at : token.start()], PLAIN
+        at = token.end()
+        if token["string"] is None:
+            yield token[0], "cyan" if token["number"] else "magenta"
+        else:
+            is_key = text[at : at + 8].lstrip(" \t").startswith(":")
+            yield token[0], "blue" if is_key else "green"
+    yield text[at:], PLAIN
+
+
+def diff_lines(text: str) -> Iterator[Piece]:
+    """Highlight a unified diff."""
+    for line in _lines(text):
+        yield line, next((style for mark, style in _DIFF if line.startswith(mark)), PLAIN)
+
+
+def _matches(body: str, pattern: Pattern) -> Iterator[Piece]:
+    data = body.encode("utf-8", "backslashreplace")
+    at = done = 0
+    while at <= len(data) and (found := pattern.search(data, at, len(data))) is not None:
+        start, end = found
+        if start == end:  # an empty match: continue after the next character
+            at = end + 1
+            while at < len(data) and data[at] & 0xC0 == 0x80:
+                at += 1
+            continue
+        yield data[done:start].decode("utf-8", "backslashreplace"), PLAIN
+        yield data[start:end].decode("utf-8", "backslashreplace"), FOUND
+        at = done = end
+    yield data[done:].decode("utf-8", "backslashreplace"), PLAIN
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Lines with their line feed. `str.splitlines` would also split at other characters."""
+    *lines, last = text.split("\n")
+    for line in lines:
+        yield line + "\n"
+    yield last

@@ -1,18 +1,15 @@
-"""What goes into a prompt, how much of it, and proof that it did not grow. Each name is imported when it is used."""
+"""What goes into a prompt: hot state, budgets, recall, bootstrap files, metrics. Names are imported on first use."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coatcheck.context._bootstrap import BootstrapFile, Bootstrapped, bootstrap
     from coatcheck.context._recall import Recalled, recall
-    from coatcheck.context.budget import Budget, Violation
-    from coatcheck.context.changes import Change, changes_between
+    from coatcheck.context.budget import Budget, Enforced, Violation
     from coatcheck.context.claims import Claim, Snapshot, claim, current, history
-    from coatcheck.context.fitting import Rendered
-    from coatcheck.context.hot_state import HotState, IndexEntry, artifact_index
+    from coatcheck.context.hot_state import Change, HotState, IndexEntry, Rendered, artifact_index, changes_between
     from coatcheck.context.metrics import Meter, PromptMetrics
     from coatcheck.context.prompt import Prompt, PromptBuilder
-    from coatcheck.context.references import Enforced
 
 __all__ = [
     "BootstrapFile", "Bootstrapped", "Budget", "Change", "Claim", "Enforced", "HotState", "IndexEntry", "Meter",
@@ -20,37 +17,22 @@ __all__ = [
     "bootstrap", "changes_between", "claim", "current", "history", "recall",
 ]  # fmt: skip
 
-_LATER = {
-    "BootstrapFile": "coatcheck.context._bootstrap",
-    "Bootstrapped": "coatcheck.context._bootstrap",
-    "Budget": "coatcheck.context.budget",
-    "Change": "coatcheck.context.changes",
-    "Claim": "coatcheck.context.claims",
-    "Enforced": "coatcheck.context.references",
-    "HotState": "coatcheck.context.hot_state",
-    "IndexEntry": "coatcheck.context.hot_state",
-    "Meter": "coatcheck.context.metrics",
-    "Prompt": "coatcheck.context.prompt",
-    "PromptBuilder": "coatcheck.context.prompt",
-    "PromptMetrics": "coatcheck.context.metrics",
-    "Recalled": "coatcheck.context._recall",
-    "Rendered": "coatcheck.context.fitting",
-    "Snapshot": "coatcheck.context.claims",
-    "Violation": "coatcheck.context.budget",
-    "artifact_index": "coatcheck.context.hot_state",
-    "bootstrap": "coatcheck.context._bootstrap",
-    "changes_between": "coatcheck.context.changes",
-    "claim": "coatcheck.context.claims",
-    "current": "coatcheck.context.claims",
-    "history": "coatcheck.context.claims",
-    "recall": "coatcheck.context._recall",
+_NAMES = {
+    "_bootstrap": ("BootstrapFile", "Bootstrapped", "bootstrap"),
+    "_recall": ("Recalled", "recall"),
+    "budget": ("Budget", "Enforced", "Violation"),
+    "claims": ("Claim", "Snapshot", "claim", "current", "history"),
+    "hot_state": ("Change", "HotState", "IndexEntry", "Rendered", "artifact_index", "changes_between"),
+    "metrics": ("Meter", "PromptMetrics"),
+    "prompt": ("Prompt", "PromptBuilder"),
 }
+_MODULE_OF = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    globals()[name] = found = getattr(import_module(_LATER[name]), name)
+    globals()[name] = found = getattr(import_module(_MODULE_OF[name]), name)
     return found

@@ -1,7 +1,7 @@
-"""Bootstrap files (AGENTS.md and its like) for the head of a prompt: small ones whole, large ones as references.
+"""Bootstrap files (such as AGENTS.md) for the beginning of a prompt: small ones complete, large ones as references.
 
-The text is a function of the files' names and bytes alone, so that an unchanged file never costs a cached prefix. What
-a file says is the user's word to the model and stands there as it is; only where it is stored is it an artifact.
+The text depends only on the names and bytes of the files, so that an unchanged file never invalidates a cached prefix.
+The files are instructions of the user and appear in the prompt unchanged.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from coatcheck.context.budget import whole
 from coatcheck.errors import InvalidArgument, LimitExceeded, StoreError
+from coatcheck.externalize.pipeline import redacted
 from coatcheck.ids import clip, digest_of
-from coatcheck.previews.text import line as one_line
+from coatcheck.previews.excerpts import line as one_line
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 
@@ -27,15 +29,14 @@ __all__ = ["BootstrapFile", "Bootstrapped", "bootstrap"]
 _LARGEST: Final = 64 * 1024 * 1024
 _NAME: Final = 200
 _HEAD_SHARE: Final = 2 / 3
-NEWLINE: Final = "\n"
 
 Status = Literal["whole", "reference", "repeated", "missing", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
 class BootstrapFile:
-    """What became of one file: shown `whole`, as a `reference`, or `repeated` (an earlier file has the same bytes);
-    `missing` and `refused` ones are not in the text, and `reason` says why. `ref` is where its bytes are stored."""
+    """The outcome for one file: shown `whole`, as a `reference`, or `repeated` (an earlier file has the same bytes).
+    Files that are `missing` or `refused` are not in the text, and `reason` says why. `ref` is the stored artifact."""
 
     name: str
     status: Status
@@ -45,13 +46,14 @@ class BootstrapFile:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrapped:
-    """The text for a prompt, what became of each file in their order, and the refs of those that became one."""
+    """The text for a prompt, and the outcome for each file in the given order."""
 
     text: str
     files: tuple[BootstrapFile, ...] = ()
 
     @property
     def refs(self) -> tuple[Ref, ...]:
+        """The refs of files that became references."""
         return tuple(file.ref for file in self.files if file.status == "reference" and file.ref is not None)
 
 
@@ -64,35 +66,41 @@ def bootstrap(
     threshold_chars: int | None = None,
     shown_chars: int | None = None,
     read_tool: str | None = "get_artifact",
+    redact: Literal["store"] | None = None,
 ) -> Bootstrapped:
-    """The files as a prompt carries them, in the order they are named.
+    """Return the files as a prompt carries them, in the given order.
 
-    One with more than `threshold_chars` (8,000) characters becomes an artifact of the session, named like the file:
-    the text then has a line `ArtifactRef: art:… (type=doc, sha256=…, bytes=…)` and its head and tail, `shown_chars`
-    (4,000) together, with a line between them that says what is left out. A file that changed becomes a new artifact
-    under the same name; the old one stays until the session ends. With `enabled=False` every file is shown whole.
-    What is not given comes from the settings of the store (`bootstrap`).
+    A file with more than `threshold_chars` (8,000) characters becomes an artifact of the session, named like the file.
+    The text then has a line `ArtifactRef: art:… (type=doc, sha256=…, bytes=…)` and its head and tail, together
+    `shown_chars` (4,000), with a line between them about what is left out. A changed file becomes a new artifact under
+    the same name; the old one remains until the session ends. With `enabled=False` every file is shown whole.
+    `redact="store"` masks secrets in the artifact; the text in the prompt is not masked. Defaults come from the
+    settings of the store (`bootstrap`, and `policy.redact`).
 
-    Relative names are looked up in `root`, by default the working directory. A link that leads out of it is refused, as
-    is what is no regular file, cannot be read or is over 64 MB; a missing file is passed over. None of that raises."""
-    said = session.store.settings.section("bootstrap")
-    enabled = said["enabled"] if enabled is None else enabled
+    Relative names are looked up in `root`, by default the working directory. Missing files are skipped. A link that
+    leads out of the folder, a file that is not regular, cannot be read or is over 64 MB is refused. Neither raises."""
+    settings = session.store.settings.section("bootstrap")
+    enabled = settings["enabled"] if enabled is None else enabled
     if not isinstance(enabled, bool):
-        raise InvalidArgument(f"enabled is {clip(repr(enabled))}", hint="True or False")
-    most = _whole("threshold_chars", said["threshold_chars"] if threshold_chars is None else threshold_chars, 1)
-    shown = _whole("shown_chars", said["shown_chars"] if shown_chars is None else shown_chars, 0)
-    make = _Text(session, most if enabled else None, min(shown, most), read_tool)
+        raise InvalidArgument(f"enabled must be True or False, got {clip(repr(enabled))}")
+    most = whole("threshold_chars", settings["threshold_chars"] if threshold_chars is None else threshold_chars, 1)
+    shown = whole("shown_chars", settings["shown_chars"] if shown_chars is None else shown_chars, 0)
+    if redact not in (None, "store"):
+        raise InvalidArgument(f'redact must be "store" or None, got {clip(repr(redact))}')
+    redacts = (redact or session.store.settings["policy.redact"]) == "store"
+    make = _Text(session, most if enabled else None, min(shown, most), read_tool, redacts)
     base = Path.cwd() if root is None else Path(root)
     return make.all((base, Path(file)) for file in files)
 
 
+@dataclass(slots=True)
 class _Text:
-    def __init__(self, session: Session, threshold: int | None, shown: int, read_tool: str | None) -> None:
-        self._session = session
-        self._threshold = threshold
-        self._shown = shown
-        self._read_tool = read_tool
-        self._seen: dict[str, str] = {}
+    session: Session
+    threshold: int | None
+    shown: int
+    read_tool: str | None
+    redacts: bool
+    seen: dict[str, str] = field(default_factory=dict)
 
     def all(self, files: Iterator[tuple[Path, Path]]) -> Bootstrapped:
         parts: list[str] = []
@@ -110,63 +118,58 @@ class _Text:
 
     def _part(self, name: str, data: bytes) -> tuple[str, BootstrapFile]:
         digest = digest_of(data)
-        if digest in self._seen and data:
-            return f"[the same as {self._seen[digest]}]", BootstrapFile(name, "repeated")
-        self._seen[digest] = name
+        if digest in self.seen and data:
+            return f"[the same as {self.seen[digest]}]", BootstrapFile(name, "repeated")
+        self.seen[digest] = name
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            return self._not_text(name, data)
+            ref, failure = self._stored(name, data)
+            shown = f"{_lead(ref, failure)}\n[not UTF-8 text: nothing of it is shown]"
+            return shown, BootstrapFile(name, "reference", ref, failure or "not UTF-8 text")
         text = text.removeprefix("\ufeff").rstrip("\n")
-        if self._threshold is None or len(text) <= self._threshold:
+        if self.threshold is None or len(text) <= self.threshold:
             return text, BootstrapFile(name, "whole")
         ref, failure = self._stored(name, data.decode())
-        start, end = _cut(text, self._shown)
-        lines = f"{text.count(NEWLINE, 0, start) + 1}:{text.count(NEWLINE, 0, end - 1) + 1}"
-        note = f"[{end - start:,} characters are left out here, lines {lines.replace(':', '-')}{self._how(ref, lines)}]"
-        said = (self._lead(ref, failure), text[:start].rstrip("\n"), note, text[end:])
-        return "\n".join(part for part in said if part), BootstrapFile(name, "reference", ref, failure)
-
-    def _not_text(self, name: str, data: bytes) -> tuple[str, BootstrapFile]:
-        ref, failure = self._stored(name, data)
-        said = f"{self._lead(ref, failure)}\n[not UTF-8 text: nothing of it is shown]"
-        return said, BootstrapFile(name, "reference", ref, failure or "not UTF-8 text")
+        start, end = _cut(text, self.shown)
+        first, last = (text.count("\n", 0, at) + 1 for at in (start, end - 1))
+        how = ""
+        if ref is not None and self.read_tool is not None:
+            how = f'; {self.read_tool}(pointer="{ref.pointer}", lines="{first}:{last}") reads them'
+        note = f"[{end - start:,} characters are left out here, lines {first}-{last}{how}]"
+        parts = (_lead(ref, failure), text[:start].rstrip("\n"), note, text[end:])
+        return "\n".join(part for part in parts if part), BootstrapFile(name, "reference", ref, failure)
 
     def _stored(self, name: str, value: str | bytes) -> tuple[Ref | None, str]:
-        """The artifact of a file, masked where the settings say that secrets are not stored; where the store fails,
-        why. A prompt is made all the same."""
-        if isinstance(value, str) and self._session.store.settings["policy.redact"] == "store":
-            value = mask(value)
+        """Store a file, masked if secrets must not be stored. If the store fails, return the reason: there is a prompt
+        all the same."""
+        if self.redacts:
+            value = redacted(value)
         try:
-            return self._session.put(value, name=name, kind="doc", tool="bootstrap"), ""
+            return self.session.put(value, name=name, kind="doc", tool="bootstrap"), ""
         except (StoreError, LimitExceeded) as error:
             return None, one_line(mask(error.message), _NAME)
 
-    def _lead(self, ref: Ref | None, failure: str) -> str:
-        if ref is None:
-            return f"[the whole file could not be stored: {failure}]"
-        return f"ArtifactRef: {ref.pointer} (type={ref.kind}, sha256={ref.artifact_id}, bytes={ref.size_bytes})"
 
-    def _how(self, ref: Ref | None, lines: str) -> str:
-        if ref is None or self._read_tool is None:
-            return ""
-        return f'; {self._read_tool}(pointer="{ref.pointer}", lines="{lines}") reads them'
+def _lead(ref: Ref | None, failure: str) -> str:
+    if ref is None:
+        return f"[the whole file could not be stored: {failure}]"
+    return f"ArtifactRef: {ref.pointer} (type={ref.kind}, sha256={ref.artifact_id}, bytes={ref.size_bytes})"
 
 
 def _cut(text: str, shown: int) -> tuple[int, int]:
-    """Where the part that is not shown begins and ends: at line ends, where there are some nearby."""
+    """Return where the omitted part begins and ends: at line ends, if there are some nearby."""
     start = int(shown * _HEAD_SHARE)
     end = len(text) - (shown - start)
-    line = text.rfind(NEWLINE, start // 2, start) + 1
+    line = text.rfind("\n", start // 2, start) + 1
     start = line or start
-    line = text.find(NEWLINE, end, end + (len(text) - end) // 2) + 1
+    line = text.find("\n", end, end + (len(text) - end) // 2) + 1
     return start, line or end
 
 
 def _read(base: Path, path: Path) -> tuple[bytes | None, str]:
-    """A file's bytes; or None, and why: nothing where there is none. Only regular files, so that no pipe or device
-    keeps a prompt waiting; a link may lead anywhere within the base, or the file's own folder where its path is
-    absolute."""
+    """Read a file, or return None and the reason: '' if it is missing. Only regular files are read, so that no pipe or
+    device blocks a prompt. A link may lead anywhere within the base, or the file's folder if its path is absolute."""
     try:
         within = Path(os.path.realpath(path.parent if path.is_absolute() else base))
         plain = Path(os.path.normpath(within / (path.name if path.is_absolute() else path)))
@@ -177,22 +180,16 @@ def _read(base: Path, path: Path) -> tuple[bytes | None, str]:
     except (FileNotFoundError, NotADirectoryError):
         return None, ""
     except (OSError, ValueError, RuntimeError) as error:
-        return None, (error.strerror if isinstance(error, OSError) else None) or "no name of a file"
+        return None, (error.strerror if isinstance(error, OSError) else None) or "not a valid file name"
     try:
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode):
-            return None, "no regular file"
+            return None, "not a regular file"
         if about.st_size > _LARGEST:
-            return None, f"{about.st_size:,} bytes, over {_LARGEST:,}"
+            return None, f"{about.st_size:,} bytes, over the limit of {_LARGEST:,}"
         with os.fdopen(handle, "rb", closefd=False) as file:
             return file.read(_LARGEST), ""
     except OSError as error:
-        return None, error.strerror or "it cannot be read"
+        return None, error.strerror or "cannot be read"
     finally:
         os.close(handle)
-
-
-def _whole(name: str, value: object, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidArgument(f"{name} is {clip(repr(value))}", hint=f"a whole number from {least} on")
-    return value

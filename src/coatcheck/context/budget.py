@@ -1,32 +1,39 @@
-"""How much a prompt may hold, checked so that it fails closed: what cannot be counted is over.
+"""Limits on what a prompt may contain. They fail closed: what cannot be counted is over the limit.
 
-`check` says all that is wrong at once. `enforce` lets nothing over the budget through: it turns what is too large into
-references, checks again, and refuses what still does not fit.
+`check` reports every violation at once. `enforce` returns parts that are within the budget, or raises: it stores parts
+that are too large, replaces them by references and checks again. If the store fails, it raises too.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from coatcheck.errors import InvalidArgument
+from coatcheck.errors import BudgetExceeded, CoatcheckError, InvalidArgument
+from coatcheck.externalize import Policy, configured
+from coatcheck.externalize.pipeline import redacted
 from coatcheck.ids import clip
+from coatcheck.redaction import mask
+from coatcheck.refs import Ref
 from coatcheck.tokens import LARGEST, TokenCounter, counted, estimate
 
 if TYPE_CHECKING:
-    from coatcheck.context.references import Enforced
     from coatcheck.session import Session
 
-__all__ = ["Budget", "Violation"]
+__all__ = ["Budget", "Enforced", "References", "Violation", "log_violations", "refusal"]
 
+_LOG: Final = logging.getLogger("coatcheck")
 _AT_LEAST_ONE: Final = frozenset({"max_hot_state_tokens", "max_prompt_tokens", "max_inline_artifact_chars"})
+_PREVIEWS: Final = (200, 80, 0)
+_TOOL: Final = "context"
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One limit that does not hold. `actual` is None, and `ambiguous` set, where it could not be counted."""
+    """A limit that is exceeded. If the value could not be counted, `actual` is None and `ambiguous` is set."""
 
     field: str
     limit: float | int
@@ -41,9 +48,23 @@ class Violation:
         }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Enforced:
+    """Parts of a prompt that are within the budget. `refs` are the stored parts, `changes` has one line for each
+    change, and `rest` is the line that replaces surplus chunks."""
+
+    hot_state: Any = None
+    prompt: str | int | None = None
+    chunks: tuple[str, ...] = ()
+    artifacts: tuple[str, ...] = ()
+    rest: str | None = None
+    refs: tuple[Ref, ...] = ()
+    changes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The limits of one prompt. All are upper bounds that may be reached; entries and chunks may be limited to none."""
+    """The limits of one prompt, all inclusive. The limits on entries and chunks may be 0."""
 
     max_hot_state_tokens: int = 1_000
     max_artifact_index_entries: int = 20
@@ -53,10 +74,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value: object = getattr(self, field.name)
-            least = 1 if field.name in _AT_LEAST_ONE else 0
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise InvalidArgument(f"{field.name} is {clip(repr(value))}", hint=f"a whole number from {least} on")
+            whole(field.name, getattr(self, field.name), 1 if field.name in _AT_LEAST_ONE else 0)
 
     def check(
         self,
@@ -67,11 +85,11 @@ class Budget:
         artifacts: Iterable[object] = (),
         count: TokenCounter = estimate,
     ) -> tuple[Violation, ...]:
-        """Every violation, in the order of the fields; empty where all is within the budget. Never raises.
+        """Return every violation in the order of the fields, or an empty tuple. Never raises.
 
-        `hot_state` is a `HotState`, its rendered JSON, or the mapping that it is made of. `prompt` is the text of the
-        whole prompt, or how many tokens it has. `chunks` are what was retrieved, `artifacts` what stands inline of
-        artifacts: texts, or objects with a `text`. What is not given is not checked."""
+        `hot_state` is a `HotState`, its JSON, or a mapping. `prompt` is the text of the whole prompt, or its number of
+        tokens. `chunks` are retrieved texts, `artifacts` inline texts of artifacts: strings, or objects with a `text`.
+        Omitted parts are not checked."""
         found: list[Violation] = []
         if hot_state is not None:
             text, entries = rendered(hot_state)
@@ -79,12 +97,10 @@ class Budget:
             found += self.index_entries(entries)
         if prompt is not None:
             found += self.prompt_tokens(counted(count, prompt) if isinstance(prompt, str) else prompt)
-        retrieved = _listed(chunks)
-        found += _judged(
-            "max_rag_chunks", self.max_rag_chunks, None if retrieved is None else len(retrieved), "{} retrieved chunks"
-        )
+        retrieved, inline = _listed(chunks), _listed(artifacts)
+        number = None if retrieved is None else len(retrieved)
+        found += _judged("max_rag_chunks", self.max_rag_chunks, number, "{} retrieved chunks")
         found += self.inline_chars("retrieved chunk", retrieved or [])
-        inline = _listed(artifacts)
         found += self.inline_chars("inline artifact", [None] if inline is None else inline)
         return tuple(found)
 
@@ -98,18 +114,30 @@ class Budget:
         artifacts: Iterable[object] = (),
         count: TokenCounter = estimate,
     ) -> Enforced:
-        """The same parts, within the budget, or `BudgetExceeded` with every violation that is left.
+        """Return the same parts within the budget, or raise `BudgetExceeded` with every remaining violation.
 
-        With a session, what is too large is stored there and a reference takes its place: the stub of a chunk or an
-        inline artifact, one line for the chunks that are too many, fewer words of a hot state. Without one, and where
-        something could not be counted, it refuses."""
-        from coatcheck.context.references import enforce
+        With a session, parts that are too large are stored there and replaced by references: a chunk or an inline
+        artifact by its stub, surplus chunks by one line, a hot state by a shorter one. Without a session, or if
+        anything could not be counted, it raises."""
+        chunks, artifacts = repeatable(chunks), repeatable(artifacts)
+        violations = self.check(hot_state=hot_state, prompt=prompt, chunks=chunks, artifacts=artifacts, count=count)
+        if not violations:
+            return Enforced(hot_state, prompt, _texts(chunks), _texts(artifacts))
+        log_violations(violations, None if session is None else session.session_id)
+        if session is None or any(one.ambiguous for one in violations):
+            raise refusal(violations)
+        make = References(self, session)
+        if {one.field for one in violations} & {"max_hot_state_tokens", "max_artifact_index_entries"}:
+            hot_state = make.smaller(hot_state, self, count)
+        kept, rest = make.surplus(_texts(chunks))
+        within = tuple(make.inline(text, "retrieved chunk") for text in kept)
+        shown = tuple(make.inline(text, "inline artifact") for text in _texts(artifacts))
+        left = self.check(hot_state=hot_state, prompt=prompt, chunks=within, artifacts=shown, count=count)
+        if left:
+            raise refusal(left)
+        return Enforced(hot_state, prompt, within, shown, rest, tuple(make.refs), tuple(make.changes))
 
-        return enforce(
-            self, session=session, hot_state=hot_state, prompt=prompt, chunks=chunks, artifacts=artifacts, count=count
-        )
-
-    # One field each: for whoever has counted already. A count that is no count is a violation.
+    # Checks of one field, for callers that have counted already. An invalid count is a violation.
 
     def hot_state_tokens(self, tokens: object) -> tuple[Violation, ...]:
         return _judged("max_hot_state_tokens", self.max_hot_state_tokens, tokens, "a hot state of {} tokens")
@@ -122,18 +150,112 @@ class Budget:
         return _judged("max_prompt_tokens", self.max_prompt_tokens, tokens, "a prompt of {} tokens")
 
     def inline_chars(self, what: str, parts: Sequence[object]) -> list[Violation]:
-        """A violation for each part that is too long to stand inline, or of which nobody can say how long it is."""
+        """Return a violation for each part that is too long, or whose length is unknown."""
         found: list[Violation] = []
         for number, part in enumerate(parts, 1):
             text = text_of(part)
             length = None if text is None else len(text)
-            said = f"{what} {number} of {{}} characters"
-            found += _judged("max_inline_artifact_chars", self.max_inline_artifact_chars, length, said)
+            words = f"{what} {number} of {{}} characters"
+            found += _judged("max_inline_artifact_chars", self.max_inline_artifact_chars, length, words)
         return found
 
 
+class References:
+    """Replaces parts that are over the budget by references, and collects their `refs` and the `changes`."""
+
+    def __init__(
+        self,
+        budget: Budget,
+        session: Session,
+        policy: Policy | None = None,
+        *,
+        list_tool: str | None = "list_artifacts",
+    ) -> None:
+        self._budget = budget
+        self._session = session
+        self._policy = configured(session.store.settings) if policy is None else policy
+        self._list_tool = list_tool
+        self.refs: list[Ref] = []
+        self.changes: list[str] = []
+
+    def inline(self, text: str, what: str) -> str:
+        """Return a text that may be shown inline, or its stub with the longest preview that fits."""
+        limit = self._budget.max_inline_artifact_chars
+        if len(text) <= limit:
+            return text
+        shown = text
+        for preview in _PREVIEWS:
+            policy = self._stubs(preview, max_chars=limit, max_tokens=None, max_bytes=None, tools={})
+            outcome = self._session.externalize(text, tool=_TOOL, policy=policy)
+            shown = outcome.text
+            if outcome.ref is None:
+                break  # the store failed: this is a head and tail, and the next check decides
+            if len(shown) <= limit:
+                self.refs.append(outcome.ref)
+                self.changes.append(f"{what} of {len(text):,} characters became {outcome.ref.pointer}")
+                break
+        return shown
+
+    def surplus(self, chunks: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
+        """Return the chunks that the budget allows, and one line of pointers for the others."""
+        most = self._budget.max_rag_chunks
+        if len(chunks) <= most:
+            return chunks, None
+        over = chunks[most:]
+        stored = map(redacted, over) if self._policy.redact == "store" else over
+        try:
+            rest = [self._session.put(chunk, tool=_TOOL, kind="doc") for chunk in stored]
+        except CoatcheckError as error:  # a failing store must not cost the prompt
+            self.changes.append(f"{len(over)} of {len(chunks)} retrieved chunks are left out: {error.message}")
+            return chunks[:most], f"{len(over)} more retrieved chunks are left out: they could not be stored."
+        self.refs += rest
+        self.changes.append(f"{len(rest)} of {len(chunks)} retrieved chunks became pointers")
+        pointers = list(dict.fromkeys(ref.pointer for ref in rest))
+        line = f"{len(rest)} more retrieved chunks, stored and not shown: "
+        room = self._budget.max_inline_artifact_chars - len(line) - 40
+        shown = pointers[: max(0, room // (len(pointers[0]) + 1))]
+        left = len(pointers) - len(shown)
+        see = f", see {self._list_tool}" if self._list_tool else ""
+        return chunks[:most], line + " ".join(shown) + (f" and {left} others{see}" if left else "")
+
+    def smaller(self, hot_state: Any, budget: Budget, count: TokenCounter) -> Any:
+        """Return a hot state within a budget: shortened by its own `fitted` method, else as a stub; unchanged if
+        nothing fits."""
+        fitted = getattr(hot_state, "fitted", None)
+        if callable(fitted):
+            return fitted(budget, count=count)
+        text, _ = rendered(hot_state)
+        assert text is not None, "a state that cannot be rendered is ambiguous and was refused"
+        for preview in _PREVIEWS:
+            outcome = self._session.externalize(text, tool=_TOOL, policy=self._stubs(preview, tools={_TOOL: "always"}))
+            tokens = counted(count, outcome.text)
+            if outcome.ref is not None and tokens is not None and tokens <= budget.max_hot_state_tokens:
+                self.refs.append(outcome.ref)
+                self.changes.append(f"the hot state became {outcome.ref.pointer}")
+                return outcome.text
+        return hot_state
+
+    def _stubs(self, preview_chars: int, **changes: Any) -> Policy:
+        return replace(self._policy, enabled=True, preview_chars=preview_chars, **changes)
+
+
+def log_violations(violations: Iterable[Violation], session_id: str | None = None) -> None:
+    """Log a warning for each violation. Called once by `Budget.enforce` or a `PromptBuilder`."""
+    where = "" if session_id is None else f"session {mask(ascii(session_id))[:200]}: "
+    for one in violations:
+        _LOG.warning("%s%s", where, one.message)
+
+
+def refusal(violations: Iterable[Violation]) -> BudgetExceeded:
+    """Return the error for these violations: the message of the first, and the number of others."""
+    found = tuple(violations)
+    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+    hint = "check the token counter: a budget that cannot be counted is violated"
+    return BudgetExceeded(found[0].message + more, found, hint=hint if any(one.ambiguous for one in found) else None)
+
+
 def rendered(hot_state: object) -> tuple[str | None, int | None]:
-    """A hot state's JSON and the entries of its index, each None where it cannot be told."""
+    """Return a hot state's JSON and the number of its index entries, each None if unknown."""
     text: object = hot_state
     try:
         if not isinstance(hot_state, str):
@@ -142,40 +264,55 @@ def rendered(hot_state: object) -> tuple[str | None, int | None]:
         if not isinstance(text, str):
             return None, None
         state = json.loads(text)
-    except Exception:  # noqa: BLE001 - a state of the host's own making: what cannot be read cannot be counted
+    except Exception:  # noqa: BLE001 - the host's own object: what cannot be read cannot be counted
         return (text, None) if isinstance(text, str) else (None, None)
     entries = state.get("artifact_index", []) if isinstance(state, Mapping) else None
     return text, len(entries) if isinstance(entries, list) else None
 
 
 def text_of(part: object) -> str | None:
-    """The text of a chunk or an inline artifact: itself, or what it has as `text` or `passage`; None where neither."""
+    """Return the text of a chunk or an inline artifact: the string itself, or its `text` or `passage`; None if it has
+    neither."""
     if isinstance(part, str):
         return part
     for name in ("text", "passage"):
         try:
-            held = part.get(name) if isinstance(part, Mapping) else getattr(part, name, None)
-        except Exception:  # noqa: BLE001 - a class of the host's own: what cannot be read cannot be counted
+            value = part.get(name) if isinstance(part, Mapping) else getattr(part, name, None)
+        except Exception:  # noqa: BLE001 - the host's own class: what cannot be read cannot be counted
             return None
-        if isinstance(held, str):
-            return held
+        if isinstance(value, str):
+            return value
     return None
 
 
-def _listed(parts: object) -> list[object] | None:
-    if isinstance(parts, str | bytes) or not isinstance(parts, Iterable):
-        return None
+def whole(name: str, value: Any, least: int) -> int:
+    """Return a whole number of at least `least`. Raises `InvalidArgument` for anything else."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidArgument(f"{name} must be a whole number of at least {least}, got {clip(repr(value))}")
+    return value
+
+
+def repeatable(parts: Any) -> Any:
+    """Return parts that can be iterated twice, or None if they cannot be listed: the check refuses None."""
     try:
-        return list(parts)
+        return parts if isinstance(parts, str | bytes) else list(parts)
     except Exception:  # noqa: BLE001 - an iterator of the host's own
         return None
 
 
-def _judged(field: str, limit: int, actual: object, said: str) -> tuple[Violation, ...]:
-    number = isinstance(actual, int | float) and not isinstance(actual, bool) and 0 <= actual <= LARGEST
-    if not number or not isinstance(actual, int | float):
-        message = f"{said.format('an unknown number of')}: it could not be counted, and {field} is {limit:,}"
+def _listed(parts: object) -> list[object] | None:
+    found = repeatable(parts) if isinstance(parts, Iterable) else None
+    return found if isinstance(found, list) else None
+
+
+def _texts(parts: Iterable[object]) -> tuple[str, ...]:
+    return tuple(text for text in map(text_of, parts) if text is not None)
+
+
+def _judged(field: str, limit: int, actual: object, words: str) -> tuple[Violation, ...]:
+    if not isinstance(actual, int | float) or isinstance(actual, bool) or not 0 <= actual <= LARGEST:
+        message = f"{words.format('an unknown number of')}: it could not be counted, and {field} is {limit:,}"
         return (Violation(field, limit, None, message, True),)
     if actual <= limit:
         return ()
-    return (Violation(field, limit, actual, f"{said.format(f'{actual:,}')} is over {field} ({limit:,})"),)
+    return (Violation(field, limit, actual, f"{words.format(f'{actual:,}')} is over {field} ({limit:,})"),)

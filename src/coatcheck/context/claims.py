@@ -1,7 +1,7 @@
-"""Who may write a session's hot state: the dispatcher that claimed it last, and nobody else.
+"""Claims: only the dispatcher that claimed a session last may write its hot state.
 
-A claim is a fencing token. The catalog compares it in the transaction that writes, so a dispatcher that was paused,
-partitioned or forgotten finds out at its next write, and what it wrote is seen by nobody. Reading needs no claim.
+A claim is a fencing token. The catalog compares it in the transaction that writes, so a dispatcher that was paused or
+partitioned finds out at its next write, and nothing it wrote is visible. Reading needs no claim.
 """
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ _PAGE: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to write a session's hot state, until somebody else claims it. A context manager that gives it up."""
+    """The right to write a session's hot state until another dispatcher claims it. As a context manager, it is released
+    at the end."""
 
     session: Session
     holder: str
     token: int
 
     def write(self, state: HotState, *, keep: int | None = None) -> int:
-        """Make this the session's hot state; its number in the history. With `keep`, only so many of the newest states
-        stay in that.
+        """Write the session's hot state and return its number in the history. With `keep`, only that many of the newest
+        states remain in the history.
 
-        Raises `Fenced` where the claim is no longer the newest: nothing was written then."""
+        Raises `Fenced`, and writes nothing, if the session was claimed again."""
         if not isinstance(state, HotState):
-            raise InvalidArgument(f"a {type(state).__name__} is no hot state", hint="HotState.parse checks one")
+            raise InvalidArgument(f"state must be a HotState, got {type(state).__name__}", hint="use HotState.parse")
         checked = HotState.parse(state.content())
         if checked.session_id != self.session.session_id:
             raise InvalidArgument(
-                f"this is the hot state of the session {clip(checked.session_id)}",
+                f"the hot state belongs to the session {clip(checked.session_id)}",
                 hint=f"the claim is for {clip(self.session.session_id)}",
             )
         body = compact({"by": self.holder, "state": checked.content()}).encode()
@@ -55,12 +56,12 @@ class Claim:
 
     @property
     def is_held(self) -> bool:
-        """Whether nobody else has claimed the session so far. Only a write tells for sure."""
+        """Whether this is still the newest claim. Only a write can tell for certain."""
         newest = self.session.claimant()
         return newest is not None and newest.token == self.token
 
     def release(self) -> None:
-        """Give the claim up, so that another need not wait. One that is lost already stays so."""
+        """Give the claim up, so that others need not wait. Does nothing if it is lost already."""
         with contextlib.suppress(Fenced):
             self.session.claim("", instead_of=self.token)
 
@@ -73,7 +74,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A hot state as it was written: its number in the history, when, by whom, and under which claim's token."""
+    """A hot state as it was written: its number in the history, the time, the holder, and the token of the claim."""
 
     number: int
     at: float
@@ -83,15 +84,15 @@ class Snapshot:
 
     @classmethod
     def of(cls, record: Record) -> Self:
-        """What a record of the series `hot` says. It may come from an import, and so be anything: raises `Damaged`."""
+        """Read a record of the series `hot`. Raises `Damaged`: an imported record may contain anything."""
         try:
-            said = json.loads(record.body)
-            holder, state = said["by"], HotState.parse(said["state"])
+            body = json.loads(record.body)
+            holder, state = body["by"], HotState.parse(body["state"])
             if not isinstance(holder, str):
                 raise TypeError("by")
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise Damaged(
-                f"hot state {record.seq} makes no sense", hint="write the state anew, or look at the ones before it"
+                f"hot state {record.seq} is not valid", hint="write the state again, or use an older one"
             ) from error
         return cls(record.seq, record.at, holder, record.token, state)
 
@@ -100,7 +101,7 @@ class Snapshot:
         return datetime.fromtimestamp(min(self.at, LAST_TIME), UTC)
 
     def to_record(self) -> dict[str, Any]:
-        """As JSON, with known secrets masked."""
+        """Return the snapshot as JSON, with known secrets masked."""
         return {
             "number": self.number,
             "written_at": self.written_at.isoformat().replace("+00:00", "Z"),
@@ -111,24 +112,23 @@ class Snapshot:
 
 
 def claim(session: Session, holder: str, *, idle: float = 0) -> Claim:
-    """Claim a session for a dispatcher; whoever claimed it before is fenced off from now on.
+    """Claim a session for a dispatcher. The previous holder can no longer write.
 
-    With `idle`, only where no other holder has claimed or written for so many seconds, else `Fenced`: for a second
-    dispatcher that is to step in, not to push in. The same holder may claim again at any time."""
+    With `idle`, raises `Fenced` unless no other holder has claimed or written for that many seconds: for a standby that
+    takes over only from a dead dispatcher. The same holder may claim again at any time."""
     if not holder:
-        raise InvalidArgument("a claim needs a holder", hint="any name that tells this dispatcher from others")
+        raise InvalidArgument("a claim needs a holder", hint="any name that is unique to this dispatcher")
     return Claim(session, holder, session.claim(holder, idle=idle))
 
 
 def current(session: Session) -> Snapshot | None:
-    """The session's hot state as it was written last, or None where there is none."""
+    """Return the session's newest hot state, or None if there is none."""
     newest = session.records(SERIES, newest=True, limit=1)
     return Snapshot.of(newest[0]) if newest else None
 
 
 def history(session: Session, *, before: int | None = None, limit: int | None = None) -> Iterator[Snapshot]:
-    """The session's hot states, the newest first, read as they are asked for; with `before`, those with a smaller
-    number."""
+    """Yield the session's hot states, newest first, loaded page by page. With `before`, those with a smaller number."""
     while limit is None or limit > 0:
         size = _PAGE if limit is None else min(_PAGE, limit)
         page = session.records(SERIES, newest=True, before=before, limit=size)

@@ -1,63 +1,70 @@
-"""The messages of a prompt: calls paired, large results out, and old ones pruned where all is more than there is room.
+"""The messages of a prompt: calls and results paired, large results replaced by stubs, old ones pruned to fit.
 
-Between two steps of pruning a conversation only grows, so what a step made is kept and the new messages are put behind
-it. That gives what pruning the whole history again would give, without going through it each turn.
+A large result is externalized when it is first sent; its stub is the same in every later prompt. What was done to a
+message is cached by its digest, so that each message is processed once and not once per turn.
+
+Between two pruning steps a conversation only grows. The result of a step is kept and new messages are appended to it.
+That gives the same messages as pruning the whole history again, without going through it each turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from coatcheck.context.cache_marks import bare, marked
-from coatcheck.context.dialects import Dialect
-from coatcheck.context.mending import mended
-from coatcheck.context.slimming import Slimmer
-from coatcheck.context.weights import Tally, Weighed
 from coatcheck.errors import LimitExceeded
-from coatcheck.externalize import Policy
+from coatcheck.externalize import Outcome, Policy
+from coatcheck.ids import clip
+from coatcheck.messages.cache import with_marks_of, without_marks
+from coatcheck.messages.cost import BoundedCache, Cost, Tally
+from coatcheck.messages.message import Format, Message, ToolResult
+from coatcheck.messages.paths import Path, at, replaced
+from coatcheck.messages.repair import Dialect, mended
 from coatcheck.refs import Ref
-from coatcheck.transcript.formats import Message
-from coatcheck.transcript.prune import Pruned, prune
+from coatcheck.transcript.prune import Pruned, counted_by, prune
 
 if TYPE_CHECKING:
     from coatcheck.session import Session
 
-__all__ = ["Conversation", "Told"]
+__all__ = ["Conversation", "SentMessages"]
 
-_NOTHING: Final[Mapping[int, Weighed]] = MappingProxyType({})
+_NO_COSTS: Final[Mapping[int, Cost]] = MappingProxyType({})
+_CACHED: Final = 16_384
+_TEXT_RESULTS: Final = frozenset(
+    {None, "tool_result", "mcp_tool_result", "function_call_output", "custom_tool_call_output", "mcp_call"}
+)
+_STREAMS: Final = ("stdout", "stderr")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """Messages as they are sent, each with its cost, and what it took. `pruned` is the newest step of pruning that
-    holds, `is_new` whether it was taken for this prompt."""
+class SentMessages:
+    """Messages as they are sent, with their costs and the refs of externalized results. `pruned` is the newest pruning
+    step that applies."""
 
     messages: list[Message]
-    costs: list[Weighed]
+    costs: list[Cost]
     refs: tuple[Ref, ...] = ()
     pruned: Pruned | None = None
-    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step of pruning: the digests of the messages that it was made of, at how much room, and what it left.
+    """A pruning step: the digests of its input, the room it had, and its result.
 
-    `left` are messages without a host's breakpoints, each with the number of the one that it was made of; a note of
-    what was folded has none. `costs` are those of the messages as they are told."""
+    `left` are the messages without breakpoints, each with the index of the message it was made from; a note about
+    folded messages has None. `costs` are the costs of the messages as sent."""
 
-    of: tuple[bytes, ...]
+    digests: tuple[bytes, ...]
     room: int
     left: tuple[tuple[Message, int | None], ...]
-    costs: tuple[Weighed, ...]
+    costs: tuple[Cost, ...]
     pruned: Pruned
 
 
 class Conversation:
-    """The conversation of one session with one provider. Holds the newest step of pruning."""
+    """The conversation of one session with one provider, with its newest pruning step."""
 
     def __init__(
         self,
@@ -68,107 +75,226 @@ class Conversation:
         policy: Policy | None,
         keep_turns: int,
         read_tool: str | None,
+        redact: Literal["store"] | None = None,
     ) -> None:
         self._session = session
         self._dialect = dialect
         self._tally = tally
-        self._slimmer = Slimmer(session, policy, dialect.format)
+        self._externalizer = _Externalizer(session, policy, dialect.format)
         self._keep_turns = keep_turns
         self._read_tool = read_tool
+        self._redact = redact
         self._step: _Step | None = None
 
-    def told(self, messages: Sequence[Message], costs: Sequence[Weighed | None], room: int) -> Told:
-        """The messages, which cost so much, within so many tokens. Raises `LimitExceeded` where that cannot be, or
-        cannot be counted."""
+    def fitted(self, messages: Sequence[Message], costs: Sequence[Cost | None], room: int) -> SentMessages:
+        """Return the messages within `room` tokens. Raises `LimitExceeded` if they do not fit or cannot be counted."""
         known = {id(one): cost for one, cost in zip(messages, costs, strict=True) if cost is not None}
         paired = mended(messages, self._dialect.name)
-        whole = self._weighed(paired, known)
-        done = self._slimmer.slim(paired, [one.digest for one in whole])
+        whole = self._costs(paired, known)
+        done = self._externalizer.externalized(paired, [one.digest for one in whole])
         known.update(zip(map(id, paired), whole, strict=True))
-        slim = [one.message for one in done]
-        refs = tuple(ref for one in done for ref in one.refs)
-        left = self._weighed(slim, known)
+        slim = [message for message, _ in done]
+        left = self._costs(slim, known)
         if sum(one.tokens for one in left) <= room:
-            return Told(slim, left, refs)
-        grown = self._grown(slim, left, room)
-        return self._pruned(slim, left, room, refs) if grown is None else replace(grown, refs=refs)
+            sent = SentMessages(slim, left)
+        else:
+            sent = self._grown(slim, left, room) or self._pruned(slim, left, room)
+        return replace(sent, refs=tuple(ref for _, refs in done for ref in refs))
 
-    def _pruned(self, slim: list[Message], costs: list[Weighed], room: int, refs: tuple[Ref, ...]) -> Told:
+    def take_changes(self) -> tuple[str, ...]:
+        """Return and clear the list of changes made to the messages, one line each."""
+        found = tuple(self._externalizer.changes)
+        self._externalizer.changes.clear()
+        return found
+
+    def _pruned(self, slim: list[Message], costs: list[Cost], room: int) -> SentMessages:
         done = prune(
-            [bare(one) for one in slim],
+            [without_marks(one) for one in slim],
             max_tokens=max(1, room),
             format=self._dialect.format,
             keep_turns=self._keep_turns,
             session=self._session,
             count=self._tally.tokens,  # type: ignore[arg-type]
             read_tool=self._read_tool,
+            redact=self._redact,
         )
         left = tuple(zip(done.messages, _origins(done, len(slim)), strict=True))
         messages = self._alternating(left, slim)
-        told = Told(messages, self._weighed(messages), refs, done, True)
-        self._step = _Step(tuple(one.digest for one in costs), room, left, tuple(told.costs), done)
-        return told
+        sent = SentMessages(messages, self._costs(messages), pruned=done)
+        failures = (f"an old result could not be stored: {one}" for one in done.failures)
+        self._externalizer.changes += [*done.steps, *failures]
+        self._step = _Step(tuple(one.digest for one in costs), room, left, tuple(sent.costs), done)
+        return sent
 
-    def _grown(self, slim: list[Message], costs: list[Weighed], room: int) -> Told | None:
-        """What the newest step left, with the messages since; None where that is no answer to these messages."""
+    def _grown(self, slim: list[Message], costs: list[Cost], room: int) -> SentMessages | None:
+        """Append the messages since the newest step to its result; None if that step does not apply to them."""
         step = self._step
-        if step is None or step.room != room or len(slim) < len(step.of):
+        if step is None or step.room != room or len(slim) < len(step.digests):
             return None
-        if any(one.digest != old for one, old in zip(costs, step.of, strict=False)):
+        if any(one.digest != old for one, old in zip(costs, step.digests, strict=False)):
             return None
-        since, new = slim[len(step.of) :], costs[len(step.of) :]
-        if sum(one.tokens for one in (*step.costs, *new)) > room:
+        since, new = slim[len(step.digests) :], costs[len(step.digests) :]
+        if counted_by(step.pruned) + sum(one.tokens for one in new) > room:
             return None
         messages = [*self._alternating(step.left, slim), *since]
         if not self._are_paired(messages, since):
             return None
-        return Told(messages, [*step.costs, *new], pruned=step.pruned)
+        return SentMessages(messages, [*step.costs, *new], pruned=step.pruned)
 
     def _are_paired(self, messages: list[Message], since: list[Message]) -> bool:
-        """Whether all that came since answers calls that are still there."""
+        """Whether the calls of all results in `since` are still present."""
         known = self._dialect.format
         wanted = {result.call_id for message in since for result in known.results(message)}
         return wanted <= {call.id for message in messages for call in known.calls(message)}
 
     def _alternating(self, left: Sequence[tuple[Message, int | None]], slim: list[Message]) -> list[Message]:
-        """What a step left, with the breakpoints that the host has set in this turn. For Anthropic, messages of the
-        user that pruning made neighbours are one. Those that a host left side by side stay so: the provider takes them
-        as one, and the last may still get neighbours."""
+        """Return the messages of a step with the host's current breakpoints. For Anthropic, user messages that became
+        neighbours by pruning are merged. Neighbours in the host's own list are not: the provider reads them as one, and
+        more may follow the last."""
         found: list[Message] = []
         last: int | None = None
         for message, origin in left:
-            told = message if origin is None else _with_marks(message, slim[origin])
+            sent = message if origin is None else _with_marks(message, slim[origin])
             were_neighbours = last is not None and origin == last + 1
-            both = self._dialect.alternates and found and found[-1].get("role") == told.get("role") == "user"
+            both = self._dialect.alternates and found and found[-1].get("role") == sent.get("role") == "user"
             if both and not were_neighbours:
-                found[-1] = self._dialect.joined(found[-1], told)
+                found[-1] = self._dialect.joined(found[-1], sent)
             else:
-                found.append(told)
+                found.append(sent)
             last = origin
         return found
 
-    def _weighed(self, messages: Sequence[Message], known: Mapping[int, Weighed] = _NOTHING) -> list[Weighed]:
-        """What each costs; of the very objects that were weighed a moment ago, as it is known."""
+    def _costs(self, messages: Sequence[Message], known: Mapping[int, Cost] = _NO_COSTS) -> list[Cost]:
+        """Return the cost of each message. `known` has costs by the identity of the object."""
         found = []
         for message in messages:
             one = known.get(id(message)) or self._tally.weighed(message)
             if one is None:
-                raise LimitExceeded("the tokens of a message cannot be counted", hint="mend the counter")
+                raise LimitExceeded("the tokens of a message cannot be counted", hint="fix the token counter")
             found.append(one)
         return found
 
 
+class _Parts(NamedTuple):
+    """The ids and tool names of the calls in a message, and its results."""
+
+    calls: tuple[tuple[str, str], ...]
+    results: tuple[ToolResult, ...]
+
+
+class _Replacements(NamedTuple):
+    """The content that replaces the content at some paths of a message, and the refs of what was stored."""
+
+    contents: tuple[tuple[Path, Any], ...]
+    refs: tuple[Ref, ...]
+
+
+class _Externalizer:
+    """Externalizes the results in messages of one session. `changes` has one line for each, when it is first done."""
+
+    def __init__(self, session: Session, policy: Policy | None, known: Format) -> None:
+        self._session = session
+        self._policy = policy
+        self._format = known
+        self.changes: list[str] = []
+        self._parts: BoundedCache[bytes, _Parts] = BoundedCache(_CACHED)
+        self._replacements: BoundedCache[tuple[bytes, str], _Replacements] = BoundedCache(_CACHED)
+
+    def externalized(
+        self, messages: Sequence[Message], digests: Sequence[bytes]
+    ) -> list[tuple[Message, tuple[Ref, ...]]]:
+        """Return the messages with stubs in place of results that the policy finds too large, and their refs. Messages
+        without such results are returned as the same objects."""
+        if self._policy is None:
+            return [(message, ()) for message in messages]
+        tools: dict[str, str] = {}
+        done = []
+        for message, digest in zip(messages, digests, strict=True):
+            parts = self._parts.get(digest)
+            if parts is None:
+                calls = tuple((call.id, call.name) for call in self._format.calls(message))
+                parts = self._parts.keep(digest, _Parts(calls, self._format.results(message)))
+            tools.update(parts.calls)
+            done.append(self._replaced(message, digest, parts.results, tools) if parts.results else (message, ()))
+        return done
+
+    def _replaced(
+        self, message: Message, digest: bytes, results: Sequence[ToolResult], tools: Mapping[str, str]
+    ) -> tuple[Message, tuple[Ref, ...]]:
+        names = [result.name or tools.get(result.call_id) for result in results]
+        key = (digest, "\0".join(map(str, names)))
+        found = self._replacements.get(key)
+        if found is None:
+            found, failed = self._stored(message, results, names)
+            if not failed:  # else the next prompt tries again
+                self._replacements.keep(key, found)
+        new = message
+        for path, content in found.contents:
+            new = dict(replaced(new, path, with_marks_of(content, at(message, path))))
+        return new, found.refs
+
+    def _stored(
+        self, message: Message, results: Sequence[ToolResult], names: Sequence[str | None]
+    ) -> tuple[_Replacements, bool]:
+        """Externalize the results of a message, without the host's breakpoints, which belong to the turn. Also return
+        whether storing any of them failed."""
+        contents: list[tuple[Path, Any]] = []
+        refs: list[Ref] = []
+        failed = False
+        for result, name in zip(results, names, strict=True):
+            for path in _payloads(message, result):
+                outcome = self._outcome(without_marks(at(message, path)), name, result.call_id)
+                if outcome is not None:
+                    contents.append((path, outcome.content))
+                    refs += outcome.refs
+                    self.changes.append(_change(name, at(message, path), outcome))
+                    failed = failed or outcome.failure is not None
+        return _Replacements(tuple(contents), tuple(refs)), failed
+
+    def _outcome(self, content: Any, tool: str | None, call_id: str) -> Outcome | None:
+        """Externalize content; None if it stays as it is."""
+        policy = self._policy
+        assert policy is not None
+        if not isinstance(content, str | list) or (isinstance(content, str) and len(content) <= policy.safe_chars):
+            return None
+        outcome = self._session.externalize(content, tool=tool, call_id=call_id or None, policy=policy)
+        return outcome if outcome.content is not content else None
+
+
+def _change(tool: str | None, content: Any, outcome: Outcome) -> str:
+    of = f" of {clip(tool, 60)}" if tool else ""
+    size = f"{len(content):,} {'characters' if isinstance(content, str) else 'blocks'}"
+    if outcome.failure is not None:
+        return f"result{of}: {size} were cut, and could not be stored: {clip(outcome.failure, 200)}"
+    return f"result{of}: {size} became {', '.join(ref.pointer for ref in outcome.refs) or 'shorter'}"
+
+
+def _payloads(message: Message, result: ToolResult) -> Iterator[Path]:
+    """Yield the paths in a result where the provider accepts text instead: usually its whole content. Results of the
+    provider's own tools (searches, code execution) must keep their shape; of a shell, the streams may be replaced."""
+    content = at(message, result.content_path)
+    holder = at(message, result.path)
+    kind = holder.get("type") if isinstance(holder, dict) else None
+    if isinstance(content, str) or kind in _TEXT_RESULTS:
+        yield result.content_path
+    elif kind == "shell_call_output" and isinstance(content, list):
+        for number, one in enumerate(content):
+            yield from (
+                (*result.content_path, number, name) for name in _STREAMS if isinstance(one, dict) and name in one
+            )
+
+
 def _origins(done: Pruned, length: int) -> list[int | None]:
-    """For each message that pruning left, the number of the one that it was made of. A note, which is made of many,
-    stands where the first of them stood."""
+    """Return, for each message that pruning left, the index of the message it was made from. A note replaces several
+    messages, in the place of the first."""
     folded = {one.message for one in done.replaced if one.what == "turns"}
     first = min(folded, default=None)
     return [None if number == first else number for number in range(length) if number == first or number not in folded]
 
 
 def _with_marks(message: Message, now: Message) -> Message:
-    """A message as it was left, with the marks that it has now; the same object as now where that is all."""
+    """Return a pruned message with the breakpoints of its current form; that very object if nothing else differs."""
     if message is now or message == now:
         return now
-    told: Message = marked(message, now) if bare(now) is not now else message
-    return told
+    marked: Message = with_marks_of(message, now) if without_marks(now) is not now else message
+    return marked

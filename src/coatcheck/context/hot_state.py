@@ -1,59 +1,77 @@
-"""The hot state: the small JSON object that every prompt carries, so that an agent knows where it stands.
+"""The hot state: the small JSON object with the state of a session that every prompt carries.
 
-It is checked whenever it is built, and again before it is rendered or written. `fitted` makes it small enough for a
-budget: step by step, and saying which steps it took.
+It is validated whenever it is built, and again before it is rendered or written. `fitted` shortens it to a budget: a
+ladder of renderings, each with a little less than the one above. The rungs depend on the state alone, and the search
+for the highest that fits always asks about the same rungs in the same order. So a larger limit never shows less,
+whatever the counter does. Each rung lists what it leaves out.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import SequenceMatcher
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from coatcheck.context.budget import Budget
+from coatcheck.context.budget import Budget, Violation, refusal
 from coatcheck.errors import InvalidArgument, NotFound
 from coatcheck.ids import MIN_PREFIX, clip, is_pointer, is_prefix, pointer_of, shared_prefix
 from coatcheck.redaction import mask
-from coatcheck.tokens import TokenCounter, estimate
+from coatcheck.tokens import TokenCounter, counted, estimate
 
 if TYPE_CHECKING:
-    from coatcheck.context.fitting import Rendered
     from coatcheck.refs import Ref
     from coatcheck.session import Session
 
-__all__ = ["HotState", "IndexEntry", "artifact_index"]
+__all__ = ["Change", "HotState", "IndexEntry", "Rendered", "artifact_index", "changes_between", "entry_line"]
 
 RiskLevel = Literal["low", "medium", "high"]
 Kind = Literal["repo", "doc", "code", "log", "data", "plan", "result"]
 
+MINIMAL: Final = "all but ids and risk"
 _LABEL: Final = 80
-_LOOKED_AT: Final = 5  # refs for each entry of an index: names that were put often fill a session with old versions
+_REFS_PER_ENTRY: Final = 5  # a name that was put often fills a session with old versions
 _SHOWN_ERRORS: Final = 3
 _CONFIG: Final = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=False)
 
+_IDS: Final = ("session_id", "session_key", "run_id", "risk_level", "current_plan_id")
+_LISTS: Final = ("open_questions", "accepted_decisions", "constraints")  # the least important first
+_TEXTS: Final = ("last_successful_step", "objective")
+_SHORTEST: Final = 16  # characters: a text that would be shorter is left out
+# Long text is cut twice, before artifacts are left out and before the first ones are: to this many characters of a
+# label, a text and an item of a list, and this many items of a list.
+_LEAST: Final = {
+    "labels": (80, 24),
+    **dict.fromkeys(_TEXTS, (200, 60)),
+    "items": (200, 40),
+    **dict.fromkeys(_LISTS, (8, 3)),
+}
+_ENTRIES: Final = (5, 0)  # the entries that remain in the index after each
+
 
 def _ordered(value: object) -> object:
-    """A list as a tuple. What has no order of its own would give other bytes each time."""
+    """Return a list as a tuple. Refuse unordered containers, which would give different bytes each time."""
     if not isinstance(value, list | tuple):
-        raise ValueError("a list is wanted")
+        raise ValueError("must be a list")
     return tuple(value)
 
 
 def _whole_id(value: object) -> object:
     if isinstance(value, str) and ((is_pointer(value) and "#" not in value) or (is_prefix(value) and len(value) == 64)):
         return value
-    raise ValueError("an artifact's id is 64 hex characters, or its pointer")
+    raise ValueError("must be an artifact id of 64 hex characters, or a pointer")
 
 
 def _sendable(value: str) -> str:
-    """A text that there is UTF-8 for: half a surrogate pair can neither be kept nor sent."""
+    """Refuse half a surrogate pair, which has no UTF-8 encoding."""
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ValueError("half a character: a surrogate without the other") from None
+        raise ValueError("contains half a surrogate pair") from None
     return value
 
 
@@ -61,9 +79,29 @@ Text = Annotated[str, AfterValidator(_sendable)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_ordered)]
 
 
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A hot state as it goes into a prompt: one line of JSON, its size, and each step that made it fit.
+
+    `entries` is the number of artifacts in its index, `types` are their kinds in that order."""
+
+    text: str
+    tokens: int
+    bytes: int
+    steps: tuple[str, ...] = ()
+    entries: int = 0
+    types: tuple[str, ...] = ()
+
+    def render(self) -> str:
+        return self.text
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class IndexEntry(BaseModel):
-    """One artifact in a hot state: its id or pointer, its kind as `type`, a label, which version it is of what was put
-    under its name, and a summary."""
+    """One artifact in a hot state: its id or pointer, its kind as `type`, a label, its version number under its name,
+    and a summary."""
 
     model_config = _CONFIG
 
@@ -73,16 +111,16 @@ class IndexEntry(BaseModel):
     version: int = Field(default=1, ge=1, le=1 << 53)
     summary: Text = ""
 
-    def __init__(self, **said: Any) -> None:
+    def __init__(self, **values: Any) -> None:
         try:
-            super().__init__(**said)
+            super().__init__(**values)
         except ValidationError as error:
-            raise InvalidArgument(_wrong("an index entry", error), hint="") from error
+            raise InvalidArgument(_problems("index entry", error), hint="") from error
 
 
 class HotState(BaseModel):
-    """Where a session stands. Immutable; lists run from the oldest to the newest, but `artifact_index` begins with
-    what matters most. Unknown fields are refused."""
+    """The state of a session. Immutable. Lists run from the oldest to the newest, but `artifact_index` begins with the
+    most important entry. Unknown fields are refused."""
 
     model_config = _CONFIG
 
@@ -122,74 +160,136 @@ class HotState(BaseModel):
                 artifact_index=artifact_index, **unknown,
             )  # fmt: skip
         except ValidationError as error:
-            raise InvalidArgument(_wrong("a hot state", error), hint="its fields are " + ", ".join(ORDER)) from error
+            raise InvalidArgument(_problems("hot state", error), hint="valid fields: " + ", ".join(ORDER)) from error
 
     @classmethod
-    def parse(cls, said: str | bytes | Mapping[str, Any]) -> Self:
-        """A hot state from its JSON, or from what that says. Raises `InvalidArgument`."""
-        if isinstance(said, str | bytes):
+    def parse(cls, value: str | bytes | Mapping[str, Any]) -> Self:
+        """Read a hot state from its JSON or from a mapping. Raises `InvalidArgument`."""
+        if isinstance(value, str | bytes):
             try:
-                said = json.loads(said)
+                value = json.loads(value)
             except (ValueError, RecursionError) as error:
-                raise InvalidArgument("the hot state is no JSON", hint="it is one JSON object") from error
-        if not isinstance(said, Mapping) or not all(isinstance(key, str) for key in said):
-            raise InvalidArgument(f"a hot state is a JSON object, not a {type(said).__name__}")
-        if "session_id" not in said:
-            raise InvalidArgument("the hot state has no session_id", hint="it is the one field that must be there")
-        return cls(**said)
+                raise InvalidArgument("the hot state is not valid JSON", hint="pass one JSON object") from error
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise InvalidArgument(f"a hot state must be a JSON object, got {type(value).__name__}")
+        if "session_id" not in value:
+            raise InvalidArgument("the hot state has no session_id", hint="session_id is the only required field")
+        return cls(**value)
 
     def replaced(self, **changes: Any) -> Self:
-        """This state with some fields changed, checked like a new one."""
+        """Return a copy with some fields changed, validated like a new state."""
         return type(self)(**(self.content() | changes))
 
     def content(self) -> dict[str, Any]:
-        """All fields as they are, in a fixed order: what `parse` takes, and what the history keeps."""
+        """Return all fields in a fixed order, as `parse` accepts them and as the history keeps them."""
         return {name: _plain(getattr(self, name)) for name in ORDER}
 
     def shown(self) -> dict[str, Any]:
-        """The fields as a model gets them, in a fixed order: known secrets masked, ids as pointers, what is empty left
-        out."""
-        checked = self.parse(self.content())  # whoever went around the constructor is stopped here
-        told = {name: _masked(getattr(checked, name)) for name in ORDER if name != "artifact_index"}
-        told["artifact_index"] = _shown_index(checked.artifact_index)
-        return {name: value for name, value in told.items() if value or name in ("session_id", "risk_level")}
+        """Return the fields as a model sees them, in a fixed order: known secrets masked, ids as pointers, empty fields
+        left out."""
+        checked = self.parse(self.content())  # catches states that were made without the constructor
+        fields = {name: _masked(getattr(checked, name)) for name in ORDER if name != "artifact_index"}
+        fields["artifact_index"] = _shown_index(checked.artifact_index)
+        return {name: value for name, value in fields.items() if value or name in ("session_id", "risk_level")}
 
     def render(self) -> str:
-        """The whole state as one line of JSON, nothing left out: equal content, equal bytes."""
+        """Return the complete state as one line of JSON. Equal content gives equal bytes."""
         return compact(self.shown())
 
     def fitted(self, budget: Budget | None = None, *, count: TokenCounter = estimate) -> Rendered:
-        """The state within a budget (1,000 tokens and 20 index entries by default), shortened only as far as it has to
-        be, and saying how.
+        """Return the state within a budget (by default 1,000 tokens and 20 index entries), shortened only as far as
+        necessary, with the steps that were taken.
 
-        Raises `BudgetExceeded` where not even ids and risk fit, and where the counter fails."""
-        from coatcheck.context.fitting import fitted
+        Raises `BudgetExceeded` if not even ids and risk fit, or if the counter fails."""
+        budget = Budget() if budget is None else budget
+        ladder = _Ladder(self.shown(), budget, count)
+        limit = budget.max_hot_state_tokens
+        best = ladder.rendered(0)
+        if best.tokens > limit:
+            low, high = 1, ladder.last
+            best = ladder.rendered(high) if high else best
+            if best.tokens > limit:
+                message = f"even ids and risk alone have {best.tokens:,} tokens: over max_hot_state_tokens ({limit:,})"
+                raise refusal([Violation("max_hot_state_tokens", limit, best.tokens, message)])
+            while low < high:
+                middle = (low + high) // 2
+                found = ladder.rendered(middle)
+                if found.tokens <= limit:
+                    best, high = found, middle
+                else:
+                    low = middle + 1
+        return best
 
-        return fitted(self.shown(), Budget() if budget is None else budget, count)
 
-
-# The order of the rendering: what stays the same for long first, so that a provider's cache keeps the most of it.
+# The order of the rendering: fields that rarely change come first, so that most of it stays in a provider's cache.
 ORDER: Final = (
     "session_id", "session_key", "run_id", "risk_level", "current_plan_id", "objective", "constraints",
     "accepted_decisions", "open_questions", "last_successful_step", "artifact_index",
 )  # fmt: skip
 
 
-def artifact_index(session: Session, *, limit: int = 20, words: str | None = None) -> tuple[IndexEntry, ...]:
-    """An index of what a session sees: the newest version of each name, the newest first.
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The removed and added items of one field, in order. A field with a single value has at most one of each."""
 
-    With `words`, what fits them best comes before that. `limit` is how many entries it may have."""
+    field: str
+    removed: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+
+    def to_record(self) -> dict[str, Any]:
+        return {"field": self.field, "removed": list(self.removed), "added": list(self.added)}
+
+
+def changes_between(older: HotState, newer: HotState) -> tuple[Change, ...]:
+    """Return the fields that differ, in the order of the rendering. Known secrets are masked; values that differ only
+    in a secret still count as changed."""
+    before, after = older.shown(), newer.shown()
+    return tuple(
+        _change(name, _items(name, before.get(name)), _items(name, after.get(name)))
+        for name in ORDER
+        if getattr(older, name) != getattr(newer, name)
+    )
+
+
+def _change(name: str, old: list[str], new: list[str]) -> Change:
+    removed: list[str] = []
+    added: list[str] = []
+    for what, start, end, new_start, new_end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if what != "equal":
+            removed += old[start:end]
+            added += new[new_start:new_end]
+    return Change(name, tuple(removed), tuple(added))
+
+
+def _items(name: str, value: Any) -> list[str]:
+    if not value:
+        return []
+    if name == "artifact_index":
+        return [entry_line(entry) for entry in value]
+    return [str(item) for item in value] if isinstance(value, list) else [str(value)]
+
+
+def entry_line(entry: Mapping[str, Any]) -> str:
+    """Format an entry of a rendered artifact index on one line."""
+    label, summary = entry.get("label"), entry.get("summary")
+    words = [entry["artifact_id"], entry["type"], f"v{entry['version']}", *([label] if label else [])]
+    return " ".join(words) + (f": {summary}" if summary else "")
+
+
+def artifact_index(session: Session, *, limit: int = 20, words: str | None = None) -> tuple[IndexEntry, ...]:
+    """Return an index of the artifacts in a session: the newest version of each name, newest first, at most `limit`
+    entries. With `words`, the best matches come first."""
     if limit < 1:
         return ()
     best = [hit.ref for hit in session.search(words, limit=limit)] if words and words.strip() else []
     found = _first_of_each(best, session.list(limit=limit), limit)
     if len(found) < limit:
-        found = _first_of_each(best, session.list(limit=limit * _LOOKED_AT), limit)
+        found = _first_of_each(best, session.list(limit=limit * _REFS_PER_ENTRY), limit)
     return tuple(entry for entry in (_entry(session, ref) for ref in found) if entry is not None)
 
 
 def _first_of_each(best: list[Ref], rest: list[Ref], limit: int) -> list[Ref]:
-    """The best, then of the rest the first of each artifact and each name."""
+    """Return the best refs, then the first ref of each other artifact and name."""
     found = list(best)
     ids, names = {ref.artifact_id for ref in best}, {ref.name for ref in best}
     for ref in rest:
@@ -203,11 +303,10 @@ def _first_of_each(best: list[Ref], rest: list[Ref], limit: int) -> list[Ref]:
 def _entry(session: Session, ref: Ref) -> IndexEntry | None:
     try:
         version = session.version(ref)
-    except NotFound:  # forgotten a moment ago
+    except NotFound:  # it was forgotten a moment ago
         return None
-    label = _clipped(ref.name or ref.tool or "", _LABEL)
-    said = {"artifact_id": ref.pointer, "type": ref.kind, "label": label, "version": version, "summary": ref.summary}
-    return IndexEntry(**said)
+    label = _cut(ref.name or ref.tool or "", _LABEL)
+    return IndexEntry(artifact_id=ref.pointer, type=ref.kind, label=label, version=version, summary=ref.summary)
 
 
 def compact(value: Mapping[str, Any]) -> str:
@@ -227,7 +326,7 @@ def _masked(value: Any) -> Any:
 
 
 def _shown_index(index: tuple[IndexEntry, ...]) -> list[dict[str, Any]]:
-    """Entries with pointers in place of ids, each long enough to be told from the others."""
+    """Return the entries with pointers instead of ids, each long enough to be unique among them."""
     ids = [entry.artifact_id.removeprefix("art:") for entry in index]
     inside = sorted(set(ids))
     needed: dict[str, int] = dict.fromkeys(inside, MIN_PREFIX)
@@ -236,29 +335,168 @@ def _shown_index(index: tuple[IndexEntry, ...]) -> list[dict[str, Any]]:
         needed[one], needed[other] = max(needed[one], length), max(needed[other], length)
     shown = []
     for entry, artifact_id in zip(index, ids, strict=True):
-        given = entry.artifact_id if is_pointer(entry.artifact_id) else pointer_of(artifact_id, needed[artifact_id])
-        told = {
-            "artifact_id": given, "type": entry.type, "label": mask(entry.label), "version": entry.version,
+        pointer = entry.artifact_id if is_pointer(entry.artifact_id) else pointer_of(artifact_id, needed[artifact_id])
+        fields = {
+            "artifact_id": pointer, "type": entry.type, "label": mask(entry.label), "version": entry.version,
             "summary": mask(entry.summary),
         }  # fmt: skip
-        shown.append({name: value for name, value in told.items() if value})
+        shown.append({name: value for name, value in fields.items() if value})
     return shown
 
 
-def _clipped(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def _problems(what: str, error: ValidationError) -> str:
+    """Describe what is wrong, field by field, without the values, which may be anything."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    found = [": ".join(filter(None, (_field(one["loc"]), one["msg"].removeprefix("Value error, ")))) for one in errors]
+    more = f"; and {len(errors) - _SHOWN_ERRORS} more" if len(errors) > _SHOWN_ERRORS else ""
+    return f"invalid {what}: {'; '.join(found[:_SHOWN_ERRORS])}{more}"
 
 
-def _wrong(what: str, error: ValidationError) -> str:
-    """What is wrong, field by field, in our own words and in bounds: the values may be anything."""
-    wrong = error.errors(include_url=False, include_context=False, include_input=False)
-    said = [": ".join(filter(None, (_place(one["loc"]), one["msg"].removeprefix("Value error, ")))) for one in wrong]
-    more = f"; and {len(wrong) - _SHOWN_ERRORS} more" if len(wrong) > _SHOWN_ERRORS else ""
-    return f"this is not {what}: {'; '.join(said[:_SHOWN_ERRORS])}{more}"
-
-
-def _place(location: tuple[int | str, ...]) -> str:
+def _field(location: tuple[int | str, ...]) -> str:
     return ".".join(str(part) if isinstance(part, int) or part in _KNOWN else clip(part, 40) for part in location)
 
 
 _KNOWN: Final = frozenset(ORDER) | frozenset(IndexEntry.model_fields)
+
+
+class _Cut(NamedTuple):
+    """The sizes that one kind of step may leave of a field, from nearly all to nothing."""
+
+    field: str
+    left: range
+    whole: int
+
+
+class _Ladder:
+    """The rungs of one state: 0 shows all that the limit of entries allows, `last` ids and risk alone. Long text goes
+    before pointers do: summaries, then long labels, texts and lists, then all but the first artifacts."""
+
+    def __init__(self, shown: Mapping[str, Any], budget: Budget, count: TokenCounter) -> None:
+        self._shown = shown
+        self._budget = budget
+        self._count = count
+        index = shown.get("artifact_index", [])
+        self._index = index[: budget.max_artifact_index_entries]
+        longest = _longest(entry.get("summary", "") for entry in self._index)
+        sizes = {
+            "labels": _longest(entry.get("label", "") for entry in self._index),
+            **{name: len(shown.get(name, "")) for name in _TEXTS},
+            "items": _longest(item for name in _LISTS for item in shown.get(name, ())),
+            **{name: len(shown.get(name, ())) for name in _LISTS},
+        }
+        left, entries = dict(sizes), len(self._index)
+        self._cuts = [
+            _Cut("summaries", _lengths(longest)[:-1], longest),
+            _Cut("summarized", range(entries - 1, -1, -1) if longest else range(0), entries),
+        ]
+        for step, first in enumerate(_ENTRIES):
+            for name, whole in sizes.items():
+                least = _LEAST[name][step]
+                self._cuts.append(_Cut(name, range(left[name] - 1, least - 1, -1), whole))
+                left[name] = min(left[name], least)
+            self._cuts.append(_Cut("artifact_index", range(entries - 1, first - 1, -1), len(index)))
+            entries = min(entries, first)
+        self._cuts += [
+            *(_Cut(name, range(left[name] - 1, -1, -1), sizes[name]) for name in _LISTS),
+            *(_Cut(name, _lengths(left[name]), sizes[name]) for name in _TEXTS),
+        ]
+        self.last = sum(len(cut.left) for cut in self._cuts)
+
+    def rendered(self, number: int) -> Rendered:
+        """Render one rung. Raises `BudgetExceeded` if it cannot be counted."""
+        fields, steps = self._rung(number)
+        text = compact(fields)
+        tokens = counted(self._count, text)
+        if tokens is None:
+            raise refusal(self._budget.hot_state_tokens(None))
+        index = fields.get("artifact_index", [])
+        return Rendered(text, tokens, len(text.encode()), steps, len(index), tuple(entry["type"] for entry in index))
+
+    def _rung(self, number: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Return the fields that a rung shows, and the steps down to it."""
+        fields = dict(self._shown)
+        index = self._index
+        taken: dict[str, _Taken] = {}
+        for cut in self._cuts:
+            down = min(number, len(cut.left))
+            number -= down
+            left = cut.left[down - 1] if down else None
+            if cut.field == "artifact_index":
+                index = index[:left]
+                fields["artifact_index"] = index
+                left = len(index) if len(index) < cut.whole else None
+            elif left is None:
+                continue
+            elif cut.field == "summaries":
+                index = [_with_text(entry, "summary", left) for entry in index]
+            elif cut.field == "summarized":
+                index = [*index[:left], *(_with_text(entry, "summary", 0) for entry in index[left:])]
+                if not left:
+                    taken.pop("summaries", None)  # their length is irrelevant if there are none
+            elif cut.field == "labels":
+                index = [_with_text(entry, "label", left) for entry in index]
+            elif cut.field == "items":
+                fields |= {name: [_cut(item, left) for item in fields[name]] for name in _LISTS if fields.get(name)}
+            elif cut.field in _LISTS:
+                fields[cut.field] = fields[cut.field][max(0, len(fields[cut.field]) - left) :]
+            else:
+                left = left if left >= _SHORTEST else 0
+                fields[cut.field] = _cut(fields[cut.field], left)
+            if left is not None:
+                taken[cut.field] = _Taken(cut.field, left, cut.whole)
+        if not index:
+            taken.pop("labels", None)
+        if not any(fields.get(name) for name in _LISTS):
+            taken.pop("items", None)
+        fields = {name: value for name, value in fields.items() if value or name in _IDS}
+        minimal = bool(taken) and not fields.keys() - set(_IDS)
+        if taken:
+            fields["truncated"] = [f"left out: {MINIMAL}"] if minimal else _truncated(taken.values())
+        return fields, (*(str(one) for one in taken.values()), *([MINIMAL] if minimal else []))
+
+
+class _Taken(NamedTuple):
+    """A step that was taken: how much it left of how much."""
+
+    field: str
+    left: int
+    whole: int
+
+    def __str__(self) -> str:
+        if self.field in ("summaries", "labels", "items"):
+            return f"{self.field}: {self.left} characters at most"
+        if self.field == "summarized":
+            return f"summaries: {self.left or 'none'} of {self.whole}"
+        how = "newest " if self.field in _LISTS else ""
+        return f"{self.field}: {how}{self.left} of {self.whole}" + (" characters" if self.field in _TEXTS else "")
+
+    @property
+    def gone(self) -> str:
+        """Name a field of which nothing is left, in few words."""
+        if self.field in _LISTS:
+            return f"{self.whole} {self.field}"
+        return {"summarized": "summaries", "artifact_index": f"{self.whole} artifacts"}.get(self.field, self.field)
+
+
+def _truncated(taken: Collection[_Taken]) -> list[str]:
+    """Describe the steps to the model, in few words because they count too."""
+    gone = [one.gone for one in taken if not one.left]
+    return [*(["left out: " + ", ".join(gone)] if gone else []), *(str(one) for one in taken if one.left)]
+
+
+def _lengths(whole: int) -> range:
+    """Return the lengths to which a text can be cut. The last one means that it is left out."""
+    return range(max(whole, _SHORTEST) - 1, _SHORTEST - 2, -1) if whole else range(0)
+
+
+def _longest(texts: Iterable[str]) -> int:
+    return max(map(len, texts), default=0)
+
+
+def _with_text(entry: Mapping[str, Any], name: str, limit: int) -> dict[str, Any]:
+    fields = dict(entry) | {name: _cut(entry.get(name, ""), limit)}
+    return {name: value for name, value in fields.items() if value}
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…" if limit else ""

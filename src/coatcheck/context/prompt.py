@@ -1,14 +1,14 @@
 """`PromptBuilder`: the parts of a prompt, within a budget, in the order that keeps a provider's cache warm.
 
 Stable parts come first (tools, system text, bootstrap files), then the conversation, which only grows, and last the
-tail, which is new each turn. Large results leave at their first appearance; old ones are pruned in rare, large steps.
-What does not fit, or cannot be counted, is refused: there is no prompt over the budget.
+tail, which changes every turn. Large results are replaced by stubs when they first appear; old ones are pruned in rare,
+large steps. A prompt that does not fit the budget, or cannot be counted, is refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,20 +16,19 @@ from typing import TYPE_CHECKING, Any, Final
 from coatcheck._toolkit import known_as
 from coatcheck.context._bootstrap import Bootstrapped, bootstrap
 from coatcheck.context._recall import Recalled
-from coatcheck.context.budget import Budget, Violation
-from coatcheck.context.conversation import Conversation, Told
-from coatcheck.context.dialects import Breakpoint, Dialect, dialect
-from coatcheck.context.prefix import SMALLEST, Prefix, Sent, breakpoints, compared
-from coatcheck.context.references import refusal
-from coatcheck.context.tail import Tail, Volatile
-from coatcheck.context.weights import Tally, Weighed, named_documents
+from coatcheck.context.budget import Budget, Violation, log_violations, refusal, repeatable
+from coatcheck.context.conversation import Conversation, SentMessages
+from coatcheck.context.tail import Tail, TailParts
 from coatcheck.errors import BudgetExceeded, InvalidArgument, LimitExceeded
 from coatcheck.externalize import Policy, configured
+from coatcheck.externalize.policy import READ_TOOL
 from coatcheck.ids import clip
+from coatcheck.messages.cache import SMALLEST, Breakpoint, Sent, StablePrefix, breakpoints, compared
+from coatcheck.messages.cost import Cost, Tally, referenced_documents
+from coatcheck.messages.message import Message, text_of
+from coatcheck.messages.repair import Dialect, dialect, for_provider
 from coatcheck.refs import Ref
 from coatcheck.tokens import TokenCounter, estimate
-from coatcheck.transcript.formats import Message
-from coatcheck.transcript.formats.format import text_of
 from coatcheck.transcript.prune import Pruned
 
 if TYPE_CHECKING:
@@ -38,21 +37,24 @@ if TYPE_CHECKING:
 __all__ = ["Prompt", "PromptBuilder"]
 
 _UNSET: Final[Any] = object()
-_PRIMING: Final = 3
-_TOOLS: Final = 12
-_RECALL_CHARS_A_TOKEN: Final = 2
-_JSON: Final = "messages and tools are JSON objects"
+_REQUEST_TOKENS: Final = 3
+_TOOLS_TOKENS: Final = 12
+_RECALL_CHARS_PER_TOKEN: Final = 2
 _LIST_TOOL: Final = "list_artifacts"
 _PROBE: Final = "A counter that cannot count this can count nothing."
+_UNCOUNTABLE: Final = (
+    "a document that is only referenced, by URL or id, cannot be counted: send its content, or set document_tokens"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A prompt that is within its budget, and its figures.
+    """A prompt within its budget, with its figures.
 
-    `messages` are those of the conversation as they are sent, without `tail` and without cache breakpoints;
-    `request()` puts all together. `stable_prefix` is what it has in common with the prompt before, `rewritten_tokens`
-    what had been sent then and is not sent again the same, the tail apart."""
+    `messages` are the messages of the conversation as sent, without `tail` and cache breakpoints; `request()` returns
+    everything together. `stable_prefix` is the beginning that it shares with the previous prompt, `rewritten_tokens`
+    the tokens of the previous prompt, without its tail, that were not sent again in the same form. `changes` has one
+    line for each thing that was shortened, stored or left out for the first time in this prompt."""
 
     provider: str
     system: str
@@ -61,7 +63,7 @@ class Prompt:
     tail: str
     est_tokens: int
     tail_tokens: int
-    stable_prefix: Prefix
+    stable_prefix: StablePrefix
     rewritten_tokens: int
     breakpoints: tuple[Breakpoint, ...]
     hs_tokens: int = 0
@@ -80,21 +82,21 @@ class Prompt:
     changes: tuple[str, ...] = ()
 
     def request(self, *, cache_control: bool = True) -> dict[str, Any]:
-        """The arguments of the provider's call that hold this prompt: `tools`, `system` or `instructions`, and
-        `messages` or `input`. For Anthropic with `cache_control` on the blocks where the breakpoints belong."""
+        """Return the arguments of the provider's call that contain this prompt: `tools`, `system` or `instructions`,
+        and `messages` or `input`. For Anthropic, blocks at a breakpoint have `cache_control`."""
         marks = self.breakpoints if cache_control else ()
         return dialect(self.provider).request(self.system, self.messages, self.tail, self.tools, marks)
 
 
 class PromptBuilder:
-    """Builds the prompts of one conversation in a session, and compares each with the one before.
+    """Builds the prompts of one conversation in a session, and compares each with the previous one.
 
-    `system` and `files` (see `bootstrap`) stand first. `tools` are the toolkit's, or as the provider takes them. Limits
-    come from `budget`, what leaves the conversation at once from `policy` (None: nothing does), both by default from
-    the settings. `reserve_tokens` are kept free for the tail, so that the conversation is pruned at the same places
-    whatever a turn brings: by default what the hot state and recall can need, at most a quarter of the budget. A
-    document that a message only names, by its address or an id, counts `document_tokens`; nobody can count it, and so
-    there is no prompt, where that is not said."""
+    `system` and `files` (see `bootstrap`) come first. `tools` are the toolkit's, or in the provider's format. `budget`
+    sets the limits, and `policy` which results are externalized (None: none are); both default to the settings.
+    `reserve_tokens` are kept free for the tail, so that the conversation is pruned at the same places whatever a turn
+    adds: by default the most that hot state and recall can need, up to a quarter of the budget. `document_tokens` is
+    the count of a document that a message only references by URL or id; without it such a message cannot be counted,
+    and there is no prompt."""
 
     def __init__(
         self,
@@ -121,13 +123,19 @@ class PromptBuilder:
         self._system = system
         self._files = tuple(files)
         self._root = root
-        self._tools = tuple(_plain(self._dialect.tool(tool), "a tool") for tool in tools)
+        self._tools = tuple(_plain(self._dialect.tool(tool), "tool") for tool in tools)
         known = dict(found for tool in self._tools if (found := known_as(tool)) is not None)
         if read_tool is _UNSET:
             read_tool = known.get("get", settings["policy.read_tool"])
+            if self._tools and read_tool not in map(_name_of, self._tools):
+                read_tool = None  # no tool in the prompt reads artifacts
         self._list_tool = None if read_tool is None else known.get("list", None if self._tools else _LIST_TOOL)
-        if policy is _UNSET or ("get" in known and policy is not None and policy.read_tool is not None):
-            policy = replace(configured(settings) if policy is _UNSET else policy, read_tool=read_tool)
+        if policy is _UNSET:
+            policy = replace(configured(settings), read_tool=read_tool)
+        elif (policy is not None and policy.read_tool is not None) and (
+            "get" in known or (read_tool is None and policy.read_tool == READ_TOOL)
+        ):
+            policy = replace(policy, read_tool=read_tool)
         self._policy = policy or replace(configured(settings), read_tool=read_tool)
         self._budget = Budget(**settings.section("budget")) if budget is None else budget
         self._recalls = settings["memory.artifacts.enabled"] if recall is None else recall
@@ -140,11 +148,13 @@ class PromptBuilder:
             policy=policy,
             keep_turns=keep_turns,
             read_tool=read_tool,
+            redact=self._policy.redact,
         )
         self._smallest = smallest_cache
         self._read_tool = read_tool
-        self._reserve = self._reserved(settings) if reserve_tokens is None else reserve_tokens
+        self._reserve = self._default_reserve(settings) if reserve_tokens is None else reserve_tokens
         self._sent: Sent | None = None
+        self._shown_files: tuple[Ref, ...] = ()
 
     def build(
         self,
@@ -154,67 +164,83 @@ class PromptBuilder:
         chunks: Iterable[object] = (),
         message: str | None = None,
     ) -> Prompt:
-        """The prompt for the next model call. Raises `BudgetExceeded` with every violation where there is none within
-        the budget, or something cannot be counted.
+        """Build the prompt for the next model call. Raises `BudgetExceeded` with every violation if it does not fit the
+        budget, or if a part cannot be counted.
 
-        `messages` are the whole conversation in the provider's shape, as the host keeps it: without earlier tails.
-        `hot_state` is a `HotState`, `chunks` are what was retrieved: texts, search hits, or mappings with a `text`.
-        Recall goes by `message`, by default the last that the user said. The given messages are not changed."""
-        given, costs = self._weighed(messages)
+        `messages` are the whole conversation in the provider's format, as the host keeps it, without earlier tails.
+        Messages of pi and OpenClaw, and lines of their session files, are converted; lines of Claude Code are accepted
+        for Anthropic. `hot_state` is a `HotState`, `chunks` are retrieved texts, search hits, or mappings with a
+        `text`. `message` is the query for recall, by default the last message of the user. The given messages are not
+        changed."""
+        given, costs = self._weighed(for_provider(messages, self._dialect.name))
         files = self._bootstrapped()
         system = "\n\n".join(part for part in (self._system, files.text if files else "") if part)
         violations: list[Violation] = []
         lead = self._lead(system)
         if lead is None:
             violations += self._budget.prompt_tokens(None)
-        fixed = sum(one.tokens for one in lead or ()) + _PRIMING
-        told = self._told(given, costs, fixed, violations)
-        volatile = Volatile(
+        fixed = sum(one.tokens for one in lead or ()) + _REQUEST_TOKENS
+        sent = self._fitted(given, costs, fixed, violations)
+        parts = TailParts(
             session=self._session,
             budget=self._budget,
             count=self._count,
             weigh=self._tail_tokens,
             hot_state=hot_state,
-            chunks=_listed(chunks),
-            message=_last_said(given) if message is None else message,
+            chunks=repeatable(chunks),
+            message=_last_of_user(given) if message is None else message,
             policy=self._policy,
             recalls=self._recalls,
             read_tool=self._read_tool,
             list_tool=self._list_tool,
         )
-        used = fixed + sum(one.tokens for one in told.costs)
-        tail = self._tail(volatile, self._budget.max_prompt_tokens - (0 if violations else used), violations)
+        used = fixed + sum(one.tokens for one in sent.costs)
+        tail = self._tail(parts, self._budget.max_prompt_tokens - (0 if violations else used), violations)
+        if not violations:
+            violations += self._budget.prompt_tokens(used + tail.tokens)
         if violations or lead is None:
-            raise refusal(dict.fromkeys(violations))
-        if over := self._budget.prompt_tokens(used + tail.tokens):
-            raise refusal(over)
-        return self._prompt(system, told, tail, used + tail.tokens, lead, files)
+            found = tuple(dict.fromkeys(violations))
+            log_violations(found, self._session.session_id)
+            raise refusal(found)
+        return self._prompt(system, sent, tail, used + tail.tokens, lead, files)
 
     def _bootstrapped(self) -> Bootstrapped | None:
         if not self._files:
             return None
-        return bootstrap(self._session, self._files, root=self._root, read_tool=self._read_tool)
+        return bootstrap(
+            self._session, self._files, root=self._root, read_tool=self._read_tool, redact=self._policy.redact
+        )
 
-    def _weighed(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Message], list[Weighed | None]]:
-        """The messages as JSON has them, and what each costs."""
+    def _file_changes(self, files: Bootstrapped | None) -> Iterator[str]:
+        """Yield a line for each file that became a reference and was not the same one in the previous prompt."""
+        before, self._shown_files = self._shown_files, files.refs if files else ()
+        known = {ref.artifact_id for ref in before}
+        for one in files.files if files else ():
+            if one.status == "reference" and one.ref is not None and one.ref.artifact_id not in known:
+                yield f"bootstrap file {clip(one.name)} of {one.ref.size_bytes:,} bytes became {one.ref.pointer}"
+
+    def _weighed(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Message], list[Cost | None]]:
+        """Return the messages as JSON objects, and their costs."""
         given: list[Message] = []
-        costs: list[Weighed | None] = []
+        costs: list[Cost | None] = []
         for message in messages:
-            one = message if type(message) is dict else _plain(message)
+            one = message if type(message) is dict else _plain(message, "message")
             try:
                 cost = self._tally.weighed(one)
             except (TypeError, ValueError, RecursionError):
-                one = _plain(message)
+                one = _plain(message, "message")
                 cost = self._tally.weighed(one)
             given.append(one)
             costs.append(cost)
         return given, costs
 
-    def _told(self, given: list[Message], costs: list[Weighed | None], fixed: int, violations: list[Violation]) -> Told:
-        """The conversation in the room that is its own, whatever this turn's tail needs."""
+    def _fitted(
+        self, given: list[Message], costs: list[Cost | None], fixed: int, violations: list[Violation]
+    ) -> SentMessages:
+        """Fit the conversation into its own room, which does not depend on this turn's tail."""
         limit = self._budget.max_prompt_tokens
         try:
-            return self._conversation.told(given, costs, limit - fixed - self._reserve)
+            return self._conversation.fitted(given, costs, limit - fixed - self._reserve)
         except BudgetExceeded as error:
             violations += error.violations
         except LimitExceeded as error:
@@ -222,42 +248,40 @@ class PromptBuilder:
                 violations += self._uncounted(given)
             else:
                 actual = fixed + sum(one.tokens for one in costs if one) + self._reserve
-                violations.append(Violation("max_prompt_tokens", limit, actual, f"a prompt over it: {error.message}"))
-        return Told([], [])
+                message = f"the conversation does not fit: {error.message}"
+                violations.append(Violation("max_prompt_tokens", limit, actual, message))
+        return SentMessages([], [])
 
     def _uncounted(self, given: list[Message]) -> tuple[Violation, ...]:
-        """That the prompt cannot be counted, and why where it is no fault of the counter's."""
+        """Return the violation of a prompt that cannot be counted, with the reason if it is not the counter."""
         found = self._budget.prompt_tokens(None)
-        if not any(map(named_documents, given)):
+        if not any(map(referenced_documents, given)):
             return found
-        said = (
-            "a document that is only named, by its address or an id, cannot be counted: send it, or say document_tokens"
-        )
-        return tuple(replace(one, message=said) for one in found)
+        return tuple(replace(one, message=_UNCOUNTABLE) for one in found)
 
-    def _tail(self, volatile: Volatile, room: int, violations: list[Violation]) -> Tail:
+    def _tail(self, parts: TailParts, room: int, violations: list[Violation]) -> Tail:
         try:
-            tail = volatile.tail(room)
+            tail = parts.fitted(room)
         except BudgetExceeded as error:
             violations += error.violations
             return Tail()
         if tail is None:
             limit = self._budget.max_prompt_tokens
-            message = f"the tail of a prompt has no room: {max(0, room):,} tokens are left of {limit:,}"
+            message = f"the tail of the prompt does not fit: {max(0, room):,} of {limit:,} tokens are left"
             violations.append(Violation("max_prompt_tokens", limit, limit - room, message))
             return Tail()
         return tail
 
     def _prompt(
-        self, system: str, told: Told, tail: Tail, total: int, lead: list[Weighed], files: Bootstrapped | None
+        self, system: str, sent: SentMessages, tail: Tail, total: int, lead: list[Cost], files: Bootstrapped | None
     ) -> Prompt:
-        messages = told.messages
+        messages = sent.messages
         before_tail = self._dialect.before_tail(messages) if tail.text else len(messages)
-        sent = Sent((*lead, *told.costs[:before_tail]), len(lead))
-        standing = compared(self._sent, sent)
+        now = Sent((*lead, *sent.costs[:before_tail]), len(lead))
+        comparison = compared(self._sent, now)
         own = self._dialect.own_marks(messages, self._tools)
-        marks = breakpoints(self._dialect, system, messages[:before_tail], sent, standing.stable, own, self._smallest)
-        self._sent = sent
+        marks = breakpoints(self._dialect, system, messages[:before_tail], now, comparison.stable, own, self._smallest)
+        self._sent = now
         state = tail.hot_state
         return Prompt(
             provider=self._dialect.name,
@@ -267,8 +291,8 @@ class PromptBuilder:
             tail=tail.text,
             est_tokens=total,
             tail_tokens=tail.tokens,
-            stable_prefix=standing.stable,
-            rewritten_tokens=standing.rewritten,
+            stable_prefix=comparison.stable,
+            rewritten_tokens=comparison.rewritten,
             breakpoints=marks,
             hs_tokens=state.tokens if state else 0,
             hs_bytes=state.bytes if state else 0,
@@ -276,19 +300,19 @@ class PromptBuilder:
             artifacts=state.entries if state else 0,
             artifact_types=state.types if state else (),
             sys_chars=len(system),
-            user_chars=sum(len(_said(one)) for one in messages) + len(tail.text),
+            user_chars=sum(len(_user_text(one)) for one in messages) + len(tail.text),
             ref_files=len(files.refs) if files else 0,
             bootstrapped=files,
-            pruned=told.pruned,
+            pruned=sent.pruned,
             recalled=tail.recalled,
-            refs=(*told.refs, *tail.refs, *(files.refs if files else ())),
-            changes=(*(told.pruned.steps if told.pruned and told.is_new else ()), *tail.changes),
+            refs=(*sent.refs, *tail.refs, *(files.refs if files else ())),
+            changes=(*self._file_changes(files), *self._conversation.take_changes(), *tail.changes),
         )
 
-    def _lead(self, system: str) -> list[Weighed] | None:
-        """The tools and the system text; None where they cannot be counted."""
-        parts: list[Weighed] = []
-        for value, more in (({"tools": list(self._tools)}, _TOOLS), ({"system": system}, 0)):
+    def _lead(self, system: str) -> list[Cost] | None:
+        """Return the costs of tools and system text; None if they cannot be counted."""
+        parts: list[Cost] = []
+        for value, more in (({"tools": list(self._tools)}, _TOOLS_TOKENS), ({"system": system}, 0)):
             if any(value.values()):
                 found = self._tally.weighed(value)
                 if found is None:
@@ -300,48 +324,43 @@ class PromptBuilder:
         found = self._tally.weighed({"role": "user", "content": [{"type": "text", "text": text}]})
         return None if found is None else found.tokens
 
-    def _reserved(self, settings: Any) -> int:
-        recalled = settings["memory.artifacts.max_chars"] // _RECALL_CHARS_A_TOKEN if self._recalls else 0
+    def _default_reserve(self, settings: Any) -> int:
+        recalled = settings["memory.artifacts.max_chars"] // _RECALL_CHARS_PER_TOKEN if self._recalls else 0
         return min(self._budget.max_prompt_tokens // 4, self._budget.max_hot_state_tokens + recalled)
 
 
-def _plain(value: Any, what: str = "a message") -> Message:
-    """A message or a tool as JSON has it: providers' libraries answer objects, which hosts send back as they are."""
+def _name_of(tool: Message) -> object:
+    inner = tool.get("function", tool)
+    return inner.get("name") if isinstance(inner, dict) else None
+
+
+def _plain(value: Any, what: str) -> Message:
+    """Return a message or a tool as a JSON object. Providers' libraries return objects, which hosts send back."""
     try:
-        found = json.loads(json.dumps(value, ensure_ascii=False, default=_object))
+        found = json.loads(json.dumps(value, ensure_ascii=False, default=_dumped))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(
-            f"{what} cannot be sent: {clip(str(error))}", hint="messages and tools are JSON"
-        ) from error
+        raise InvalidArgument(f"invalid {what}: {clip(str(error))}", hint=f"a {what} must be JSON") from error
     if not isinstance(found, dict):
-        raise InvalidArgument(f"{what} is a {type(value).__name__}, not an object", hint=_JSON)
+        raise InvalidArgument(f"a {what} must be a JSON object, got {type(value).__name__}")
     return found
 
 
-def _object(value: Any) -> Any:
+def _dumped(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json", exclude_none=True)
-    raise TypeError(f"a {type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
 
 
-def _listed(chunks: Any) -> Any:
-    """The chunks as they can be looked at twice; what cannot be listed, as what no check lets pass."""
-    try:
-        return chunks if isinstance(chunks, str | bytes) else tuple(chunks)
-    except Exception:  # noqa: BLE001 - a retriever of the host's own
-        return None
-
-
-def _last_said(messages: Sequence[Message]) -> str:
-    """What the user said last: results of tools are not the user's words."""
+def _last_of_user(messages: Sequence[Message]) -> str:
+    """Return the last text of the user, without results of tools."""
     for message in reversed(messages):
-        if message.get("role") == "user" and (said := _said(message)).strip():
-            return said
+        if (text := _user_text(message)).strip():
+            return text
     return ""
 
 
-def _said(message: Message) -> str:
+def _user_text(message: Message) -> str:
     if message.get("role") != "user":
         return ""
     content = message.get("content")

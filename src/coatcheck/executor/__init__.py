@@ -1,10 +1,8 @@
-"""Run the tools that a model calls: pointers in, values to the tool, bounded outcomes out."""
+"""Run the tools that a model calls: pointers become values, and results become bounded outcomes."""
 
-from coatcheck.descriptions import Description
-from coatcheck.executor.arguments import resolve_arguments
-from coatcheck.executor.calls import ToolCall
-from coatcheck.executor.outcomes import ArtifactReference, Result, Running, TimedOut, ToolError, ToolOutcome
-from coatcheck.executor.pointers import PASS_POINTER, Pointer
+from coatcheck._toolkit import Description
+from coatcheck.executor.arguments import PASS_POINTER, Pointer, resolve_arguments
+from coatcheck.executor.calls import ArtifactReference, Result, Running, TimedOut, ToolCall, ToolError, ToolOutcome
 from coatcheck.executor.run import Handle, ToolExecutor
 
 __all__ = [

@@ -1,26 +1,55 @@
-"""Pointers in arguments that a JSON Schema describes, as those of a tool on another server.
+"""Pointers in arguments become values before a tool runs.
 
-A pointer arrives as JSON: as a text where the schema takes strings alone, as the value behind it elsewhere, and as the
-JSON that a text holds where the schema takes no strings. Bytes have no JSON, but where a schema asks for base64.
+A string that is a pointer, at any depth, is replaced by the value behind it. For a Python function the annotation at
+that place decides the form: `Path` gets a file, a binary stream gets a stream, `str` and `bytes` get the text or bytes
+of any content, `Ref` gets the ref, and `Pointer` gets the pointer itself. A string that contains more than a pointer is
+not replaced.
+
+For a tool on another server a JSON Schema decides: text if the schema allows only strings, parsed JSON if it allows no
+strings, else the value. Bytes are passed as base64 if the schema asks for it.
 """
 
 from __future__ import annotations
 
 import base64
+import io
 import json
-from collections.abc import Iterator, Mapping
+import tempfile
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path, PurePath
+from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal, Union
 
-from coatcheck.errors import InvalidArgument, TooLarge
-from coatcheck.executor.pointers import Resolver, Unresolved, Want
-from coatcheck.ids import is_pointer
+from coatcheck.errors import CoatcheckError, InvalidArgument, InvalidPointer, NotFound, TooLarge
+from coatcheck.ids import clip, is_pointer, parse_pointer
+from coatcheck.refs import Ref
 
 if TYPE_CHECKING:
     from coatcheck.session import Session
 
-_DEEPEST: Final = 32  # alternatives within alternatives, and references
+_MAX_DEPTH: Final = 32  # nested alternatives and references of a schema
 _ANY: Final[Mapping[str, Any]] = {}
+_STREAMS = (BinaryIO, IO, io.IOBase, io.RawIOBase, io.BufferedIOBase, io.BufferedReader, io.BytesIO)
+
+Want = Literal["value", "text", "json", "bytes", "path", "stream", "ref", "pointer"]
+
+
+class _PassPointer:
+    def __repr__(self) -> str:
+        return "PASS_POINTER"
+
+
+PASS_POINTER: Final = _PassPointer()
+"""In an `Annotated`: this parameter takes pointers unresolved."""
+
+Pointer = Annotated[str, PASS_POINTER]
+"""Annotation for a parameter that takes a pointer itself, not the value behind it."""
+
+
+class UnresolvedPointer(Exception):
+    """A pointer in the arguments could not be resolved. The message names it."""
 
 
 def resolve_arguments(
@@ -31,41 +60,118 @@ def resolve_arguments(
     foreign: bool = False,
     max_bytes: int | None = None,
 ) -> dict[str, Any]:
-    """The arguments with every pointer in them replaced by what it stands for, as the schema wants it.
+    """Return the arguments with every pointer replaced by its value, in the form that the schema asks for.
 
-    A pointer that leads nowhere raises `InvalidArgument` in words for a model; with `foreign` it stays as it is where
-    the session does not know it, for somebody else may. `TooLarge` is for values of more than `max_bytes` in all."""
+    Raises `InvalidArgument` for a pointer that cannot be resolved; with `foreign`, a pointer unknown to the session
+    stays, because another server may know it. Raises `TooLarge` if the values have more than `max_bytes` in all."""
     pointers = list(_pointers(dict(arguments)))
     if max_bytes is not None and pointers:
         sizes = {pointer: ref.size_bytes for pointer in pointers if (ref := session.ref(pointer)) is not None}
         total = sum(sizes.get(pointer, 0) for pointer in pointers)
         if total > max_bytes:
             raise TooLarge(
-                f"the pointers in these arguments stand for {total:,} bytes; at most {max_bytes:,} can be passed on",
+                f"the pointers in these arguments refer to {total:,} bytes; at most {max_bytes:,} can be passed on",
                 hint="pass a part of it, e.g. art:…#/rows/0, or read it and send what matters",
             )
-    with ExitStack() as held:
+    with ExitStack() as resources:
         try:
-            resolved = _BySchema(session, held, schema or _ANY, foreign).resolve(dict(arguments), schema or _ANY)
-        except Unresolved as error:
+            resolver = _SchemaResolver(session, resources, schema or _ANY, foreign)
+            resolved = resolver.resolve(dict(arguments), schema or _ANY)
+        except UnresolvedPointer as error:
             raise InvalidArgument(str(error), hint="") from error
     assert isinstance(resolved, dict)
     return resolved
 
 
-def _pointers(value: object) -> Iterator[str]:
-    if is_pointer(value):
-        yield str(value)
-    elif isinstance(value, dict | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _pointers(one)
+class Resolver:
+    """Resolves the arguments of one call by annotations. Closing `resources` closes and removes what it opened."""
+
+    def __init__(self, session: Session, resources: ExitStack) -> None:
+        self._session = session
+        self._resources = resources
+        self._folder: str | None = None
+
+    def resolve(self, value: Any, hint: Any) -> Any:
+        """Return the value with every pointer in it replaced."""
+        if isinstance(value, str):
+            wanted = self._want(hint)
+            if is_pointer(value) or wanted in ("ref", "stream"):
+                return self._fetch(value, wanted)
+            return value
+        if isinstance(value, list):
+            return [self.resolve(item, self._inside(hint, index)) for index, item in enumerate(value)]
+        if isinstance(value, dict):
+            if self._want(hint) == "ref":
+                raise UnresolvedPointer("this parameter takes a pointer, not an object")
+            return {key: self.resolve(item, self._inside(hint, key)) for key, item in value.items()}
+        return value
+
+    def _want(self, hint: Any) -> Want:
+        return want(hint)
+
+    def _inside(self, hint: Any, key: str | int) -> Any:
+        """Return the annotation of an item of a list, or of a field of a dict, model, dataclass or typed dict."""
+        for one in _alternatives(hint):
+            bare, args = _bare(one), typing.get_args(one)
+            if not isinstance(bare, type):
+                continue
+            if isinstance(key, str):
+                if issubclass(bare, Mapping) and not typing.is_typeddict(bare):
+                    if len(args) == 2:
+                        return args[1]
+                elif key in (fields := hints_of(bare)):
+                    return fields[key]
+            elif issubclass(bare, tuple) and args:
+                return args[0] if args[-1] is Ellipsis else args[min(key, len(args) - 1)]
+            elif issubclass(bare, Sequence | set | frozenset) and args:
+                return args[0]
+        return Any
+
+    def _fetch(self, pointer: str, wanted: Want) -> Any:
+        try:
+            if wanted == "pointer":
+                return pointer
+            if wanted == "ref":
+                return self._ref(pointer)
+            if not is_pointer(pointer):
+                raise InvalidPointer(f"{clip(pointer)} is not a pointer, and this parameter takes the content of one")
+            if wanted == "stream":
+                return self._resources.enter_context(self._session.open(pointer))
+            if wanted == "path":
+                return self._file(pointer)
+            if wanted == "bytes":
+                with self._session.open(pointer) as stream:
+                    return stream.read()
+            value = self._session.get(pointer)
+            if value is None:  # a stored null, or not found: opening it tells which, and why
+                self._session.open(pointer).close()
+            return _as_text(value) if wanted == "text" else value
+        except CoatcheckError as error:
+            message = str(error)
+            is_named = pointer.partition("#")[0] in message
+            raise UnresolvedPointer(message if is_named else f"{clip(pointer, 200)}: {message}") from error
+
+    def _ref(self, pointer: str) -> Ref:
+        if is_pointer(pointer) and parse_pointer(pointer).fragment:
+            raise InvalidPointer("this parameter takes a whole artifact", hint="leave out the part from '#' on")
+        ref = self._session.ref(pointer)
+        if ref is None:
+            self._session.open(pointer).close()
+            raise NotFound(f"no artifact found for {clip(pointer)}")
+        return ref
+
+    def _file(self, pointer: str) -> Path:
+        """Return the path of a private copy, which is removed after the call."""
+        if self._folder is None:
+            self._folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="coatcheck-"))
+        return self._session.materialize(pointer, self._folder)
 
 
-class _BySchema(Resolver):
-    """Resolves by schemas in place of annotations. `root` is where references lead."""
+class _SchemaResolver(Resolver):
+    """Resolves by JSON Schemas instead of annotations. References lead into `root`."""
 
-    def __init__(self, session: Session, held: ExitStack, root: Mapping[str, Any], foreign: bool) -> None:
-        super().__init__(session, held)
+    def __init__(self, session: Session, resources: ExitStack, root: Mapping[str, Any], foreign: bool) -> None:
+        super().__init__(session, resources)
         self._root = root
         self._foreign = foreign
 
@@ -99,8 +205,8 @@ class _BySchema(Resolver):
         return _parsed(pointer, value) if wanted == "json" and isinstance(value, str) else value
 
     def _alternatives(self, schema: Any, depth: int = 0) -> list[Mapping[str, Any]]:
-        """What a schema may stand for: itself, and what it refers to or chooses from."""
-        if not isinstance(schema, dict) or depth > _DEEPEST:
+        """Return a schema with all that it refers to or chooses from."""
+        if not isinstance(schema, dict) or depth > _MAX_DEPTH:
             return []
         found: list[Mapping[str, Any]] = [schema]
         ref = schema.get("$ref")
@@ -119,6 +225,71 @@ class _BySchema(Resolver):
         return at
 
 
+def _pointers(value: object) -> Iterator[str]:
+    if is_pointer(value):
+        yield str(value)
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _pointers(one)
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, bytes):
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value  # validation of the parameter reports it
+
+
+def want(hint: Any) -> Want:
+    """Return the form in which a parameter of this annotation takes the value of a pointer."""
+    for one in _alternatives(hint):
+        if typing.get_origin(one) is Annotated and any(isinstance(m, _PassPointer) for m in one.__metadata__):
+            return "pointer"
+        bare = _bare(one)
+        if bare is Ref:
+            return "ref"
+        if isinstance(bare, type) and issubclass(bare, PurePath):
+            return "path"
+        if bare in _STREAMS or (isinstance(bare, type) and issubclass(bare, io.RawIOBase | io.BufferedIOBase)):
+            return "value" if typing.get_args(one) == (str,) else "stream"
+    kinds = {_bare(one) for one in _alternatives(hint)} - {type(None)}
+    return "text" if kinds == {str} else "bytes" if kinds == {bytes} else "value"
+
+
+def takes_streams(hint: Any) -> bool:
+    """Whether an annotation contains a binary stream, which pydantic cannot validate."""
+    return want(hint) == "stream" or any(takes_streams(one) for one in typing.get_args(hint))
+
+
+def _alternatives(hint: Any) -> list[Any]:
+    """Return the members of a union, through aliases and optionals, or the annotation itself."""
+    while (named := getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)) is not None:
+        hint = named  # a NewType, a `type` statement
+    if typing.get_origin(hint) is Annotated and not any(isinstance(m, _PassPointer) for m in hint.__metadata__):
+        return _alternatives(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return [found for one in typing.get_args(hint) for found in _alternatives(one)]
+    return [hint]
+
+
+def _bare(hint: Any) -> Any:
+    if typing.get_origin(hint) is Annotated:
+        return _bare(typing.get_args(hint)[0])
+    return typing.get_origin(hint) or hint
+
+
+def hints_of(owner: Any) -> dict[str, Any]:
+    """Return the resolved annotations of a function or class, or {} if they cannot be resolved."""
+    try:
+        return typing.get_type_hints(owner, include_extras=True)
+    except (NameError, TypeError, AttributeError, SyntaxError):
+        return {}
+
+
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
     kinds = schema.get("type")
     if kinds is None and isinstance(schema.get("enum"), list):
@@ -134,11 +305,11 @@ def _decoded(pointer: str, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise Unresolved(f"{pointer} is no text, and this argument takes nothing else") from None
+        raise UnresolvedPointer(f"{pointer} is not text, and this argument takes only text") from None
 
 
 def _parsed(pointer: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise Unresolved(f"{pointer} is a text that is no JSON, and this argument takes no strings") from None
+        raise UnresolvedPointer(f"{pointer} is text but not JSON, and this argument does not take strings") from None

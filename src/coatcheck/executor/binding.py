@@ -1,6 +1,6 @@
-"""A function as a tool: its name, and a model's arguments checked against its signature.
+"""A function as a tool: its name, and the validation of a model's arguments against its signature.
 
-What is wrong is said in words that a model can act on: which parameter is missing, unknown or of the wrong type.
+Errors tell the model what to change: which parameter is missing, unknown or of the wrong type.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ from contextlib import ExitStack
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast, runtime_checkable
 
-from coatcheck.descriptions import Description
+from coatcheck._toolkit import Description
 from coatcheck.errors import CoatcheckError, InvalidArgument
-from coatcheck.executor.calls import ToolCall
-from coatcheck.executor.outcomes import ErrorCode
-from coatcheck.executor.pointers import Resolver, Unresolved, hints_of, takes_streams
+from coatcheck.executor.arguments import Resolver, UnresolvedPointer, hints_of, takes_streams
+from coatcheck.executor.calls import ErrorCode, ToolCall
 from coatcheck.executor.schemas import description_of, description_of_object
-from coatcheck.ids import clip
-from coatcheck.scope import check_name
+from coatcheck.ids import check_name, clip
 
 if TYPE_CHECKING:
+    from coatcheck.externalize import Policy
     from coatcheck.session import Session
 
-_MANY = 8
-_KEYWORDS = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+_MAX_PROBLEMS = 8
+_VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 @runtime_checkable
 class ToolObject(Protocol):
-    """A tool that checks its own arguments, as those of `coatcheck.toolkit` do: pointers reach it as they are."""
+    """A tool that checks its own arguments, such as those of `coatcheck.toolkit`. It gets pointers unresolved."""
 
     @property
     def name(self) -> str: ...
@@ -41,7 +40,7 @@ class ToolObject(Protocol):
 
 
 class BadCall(Exception):
-    """The call cannot be made: an outcome's code, and words for the model."""
+    """The call is invalid. `code` is that of the outcome; the message is for the model."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -49,7 +48,7 @@ class BadCall(Exception):
 
 
 class BoundTool:
-    """A named callable. `call` does everything from the raw arguments to the tool's own answer."""
+    """A named callable. `call` takes raw arguments and returns the tool's result."""
 
     def __init__(self, name: str, function: Callable[..., Any], *, itself: ToolObject | None = None) -> None:
         self.name = name
@@ -59,33 +58,60 @@ class BoundTool:
         self._adapters: dict[str, Callable[[Any], Any] | None] = {}
         try:
             self._signature = inspect.signature(function)
-        except (ValueError, TypeError):  # some builtins have none
+        except (ValueError, TypeError):  # some built-in functions have no signature
             self._signature = inspect.Signature([inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)])
         self._hints = {} if itself is not None else _hints_of_callable(function)
 
     @property
     def reads(self) -> bool:
-        """Whether this is the tool that reads artifacts for a model."""
+        """Whether this tool reads artifacts for a model."""
         return getattr(self._object, "reads", False) is True
+
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names of its parameters; None if it takes any."""
+        if self._object is not None:
+            schema: object = getattr(self._object, "parameters", None)
+            properties: object = schema.get("properties") if isinstance(schema, Mapping) else None
+            return frozenset(map(str, properties)) if isinstance(properties, Mapping) else None
+        parameters = self._signature.parameters.values()
+        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+            return None
+        return frozenset(one.name for one in parameters)
+
+    @property
+    def resolves(self) -> bool:
+        """Whether pointers in its arguments are resolved before it runs."""
+        return self._object is None and self.takes != frozenset()
+
+    @property
+    def stores(self) -> bool:
+        """Whether this tool stores what a model sends."""
+        return getattr(self._object, "stores", False) is True
 
     def description(self) -> Description:
         if self._object is not None:
             return description_of_object(self.name, self._object)
         return description_of(self.name, self._function, self._signature, self._hints)
 
-    def call(self, call: ToolCall, session: Session, held: ExitStack) -> Any:
+    def call(self, call: ToolCall, session: Session, resources: ExitStack, policy: Policy) -> Any:
+        """Call the tool. A tool that stores gets its arguments masked as the policy says."""
         try:
             given = call.parsed()
         except InvalidArgument as error:
             raise BadCall("invalid_arguments", str(error)) from error
         if self._object is not None:
+            if self.stores:
+                from coatcheck.externalize.pipeline import masked  # here, to keep imports quick
+
+                given = {name: masked(value, policy) for name, value in given.items()}
             return self._function(**given)
-        bound = self._bound(given, Resolver(session, held))
+        bound = self._bound(given, Resolver(session, resources))
         return self._function(*bound.args, **bound.kwargs)
 
     def _bound(self, given: dict[str, Any], resolver: Resolver) -> inspect.BoundArguments:
         parameters = self._signature.parameters
-        plain = [name for name, one in parameters.items() if one.kind not in _KEYWORDS]
+        plain = [name for name, one in parameters.items() if one.kind not in _VARIADIC]
         rest = next((name for name, one in parameters.items() if one.kind is inspect.Parameter.VAR_KEYWORD), None)
         problems = [
             f"the parameter {name!r} is missing"
@@ -112,19 +138,21 @@ class BoundTool:
         if problems:
             names = [name for name, one in parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD]
             takes = f"; {self.name} takes " + (", ".join(names[:20]) or "no parameters")
-            more = f"; and {len(problems) - _MANY} more" if len(problems) > _MANY else ""
-            raise BadCall("invalid_arguments", "; ".join(problems[:_MANY]) + more + (takes if rest is None else ""))
+            more = f"; and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
+            raise BadCall(
+                "invalid_arguments", "; ".join(problems[:_MAX_PROBLEMS]) + more + (takes if rest is None else "")
+            )
         in_order = {name: accepted[name] for name in parameters if name in accepted}
         bound = inspect.BoundArguments(self._signature, cast(Any, in_order))
         bound.apply_defaults()
         return bound
 
-    def _checked(self, said: str, name: str, value: Any, resolver: Resolver, problems: list[str]) -> Any:
-        """The value for a parameter, pointers resolved and types converted; else one more problem."""
-        resolved = self._resolved(said, value, self._hints.get(name, Any), resolver)
-        return self._validated(said, name, value, resolved, problems)
+    def _checked(self, label: str, name: str, value: Any, resolver: Resolver, problems: list[str]) -> Any:
+        """Return the value for a parameter, resolved and converted, or add to `problems`."""
+        resolved = self._resolved(label, value, self._hints.get(name, Any), resolver)
+        return self._validated(label, name, value, resolved, problems)
 
-    def _validated(self, said: str, name: str, value: Any, resolved: Any, problems: list[str]) -> Any:
+    def _validated(self, label: str, name: str, value: Any, resolved: Any, problems: list[str]) -> Any:
         adapter = self._adapter(name, self._hints.get(name, Any))
         if adapter is None:
             return resolved
@@ -136,20 +164,20 @@ class BoundTool:
             got = f"a {type(value).__name__}"
             if isinstance(value, str | int | float | None):
                 got = clip(value) if isinstance(value, str) else str(value)[:80]
-            for one in error.errors(include_url=False, include_context=False, include_input=False)[:_MANY]:
+            for one in error.errors(include_url=False, include_context=False, include_input=False)[:_MAX_PROBLEMS]:
                 where = "".join(f"/{step}" for step in one["loc"])
                 at = f" at {clip(where)}" if where else ""
-                problems.append(f"the parameter {clip(said)}{at}: {one['msg'][:200]} (it got {got})")
+                problems.append(f"the parameter {clip(label)}{at}: {one['msg'][:200]} (got {got})")
             return None
 
-    def _resolved(self, said: str, value: Any, hint: Any, resolver: Resolver) -> Any:
+    def _resolved(self, label: str, value: Any, hint: Any, resolver: Resolver) -> Any:
         try:
             return resolver.resolve(value, hint)
-        except Unresolved as error:
-            raise BadCall("unresolved_pointer", f"the parameter {clip(said)}: {error}") from error
+        except UnresolvedPointer as error:
+            raise BadCall("unresolved_pointer", f"the parameter {clip(label)}: {error}") from error
 
     def _adapter(self, name: str, hint: Any) -> Callable[[Any], Any] | None:
-        """What checks a parameter: None where anything goes."""
+        """Return the function that validates a parameter, or None if any value is accepted."""
         if hint is Any or takes_streams(hint):
             return None
         with self._lock:
@@ -159,7 +187,7 @@ class BoundTool:
 
 
 def bind(tools: Iterable[object] | Mapping[str, Callable[..., Any]]) -> dict[str, BoundTool]:
-    """Tools by name. Functions go by their own name, or by the key of a mapping."""
+    """Return the tools by name: that of the function or object, or the key of a mapping."""
     found: dict[str, BoundTool] = {}
     named = tools.items() if isinstance(tools, Mapping) else ((None, tool) for tool in tools)
     for key, tool in named:
@@ -169,11 +197,11 @@ def bind(tools: Iterable[object] | Mapping[str, Callable[..., Any]]) -> dict[str
             bound = BoundTool(_name_of(tool) if key is None else key, tool)
         else:
             raise InvalidArgument(
-                f"a {type(tool).__name__} is no tool", hint="pass functions, or objects with name and run"
+                f"a {type(tool).__name__} is not a tool", hint="pass functions, or objects with name and run"
             )
-        check_name(bound.name, "name of a tool")
+        check_name(bound.name, "tool name")
         if bound.name in found:
-            raise InvalidArgument(f"two tools are called {clip(bound.name)}", hint="pass a dict to name them yourself")
+            raise InvalidArgument(f"two tools have the name {clip(bound.name)}", hint="pass a dict to rename them")
         found[bound.name] = bound
     return found
 
@@ -183,7 +211,7 @@ def _is_object(tool: object) -> TypeGuard[ToolObject]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A suggestion to append to 'there is no …', or nothing."""
+    """Return a suggestion to append to 'there is no …', or ""."""
     close = difflib.get_close_matches(name[:200], list(known), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -194,7 +222,7 @@ def _name_of(function: Any) -> str:
     name = getattr(function, "__name__", None)
     if not isinstance(name, str) or name == "<lambda>":
         raise InvalidArgument(
-            f"a tool without a name: {clip(repr(function))}", hint="pass a dict of names and functions"
+            f"the tool has no name: {clip(repr(function))}", hint="pass a dict of names and functions"
         )
     return name
 
@@ -215,8 +243,8 @@ def _validator(hint: Any) -> Callable[[Any], Any] | None:
     try:
         try:
             adapter = pydantic.TypeAdapter(hint, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
-        except pydantic.PydanticUserError:  # a model or dataclass brings its own configuration
+        except pydantic.PydanticUserError:  # a model or dataclass has its own configuration
             adapter = pydantic.TypeAdapter(hint)
     except (pydantic.PydanticUserError, CoatcheckError, TypeError, NameError):
-        return None  # an annotation that describes no data checks nothing
+        return None  # pydantic has no schema for this annotation
     return adapter.validate_python

@@ -1,19 +1,32 @@
-"""`ToolCall`: what a model asked for, as a provider sent it."""
+"""A tool call as a provider sent it, and its outcome: branch on the class, send `to_model_content()` to the model.
+
+ToolOutcome
+├── Result               the tool returned a value small enough to be sent unchanged
+├── ArtifactReference    the value is in the store; the model gets its stub
+├── ToolError            the call was invalid, or the tool failed
+├── TimedOut             the tool, or the whole turn, ran out of time
+└── Running              a started call that has not ended yet
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
+from coatcheck.refs import Ref
+
+ErrorCode = Literal[
+    "unknown_tool", "invalid_arguments", "unresolved_pointer", "exception", "unusable_result", "busy", "cancelled"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call of a tool: the provider's id for it, the tool's name, and the arguments as a dict or as JSON text."""
+    """A call of a tool: the provider's id, the tool's name, and the arguments as a dict or as JSON text."""
 
     id: str
     name: str
@@ -21,7 +34,7 @@ class ToolCall:
 
     @classmethod
     def from_openai(cls, item: object) -> ToolCall:
-        """From an entry of `message.tool_calls`, or a `function_call` item of the Responses API; dict or object."""
+        """Create a call from an entry of `message.tool_calls` or a `function_call` item of the Responses API."""
         function = _field(item, "function")
         if function is None:
             return cls(_text(item, "call_id"), _text(item, "name"), _field(item, "arguments") or "")
@@ -29,11 +42,11 @@ class ToolCall:
 
     @classmethod
     def from_anthropic(cls, block: object) -> ToolCall:
-        """From a `tool_use` block; dict or object."""
+        """Create a call from a `tool_use` block, as a dict or an object."""
         return cls(_text(block, "id"), _text(block, "name"), _field(block, "input") or {})
 
     def parsed(self) -> dict[str, Any]:
-        """The arguments as a dict. Raises `InvalidArgument` where they are not the JSON of an object."""
+        """Return the arguments as a dict. Raises `InvalidArgument` if they are not a JSON object."""
         given: object = self.arguments
         if isinstance(given, str):
             try:
@@ -52,6 +65,70 @@ class ToolCall:
         return dict(given)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolOutcome:
+    """`text` is what the model gets. `ref` is the stored artifact, if there is one."""
+
+    call_id: str
+    name: str
+    text: str
+    ref: Ref | None = None
+
+    @property
+    def is_error(self) -> bool:
+        """Whether to set the error flag that some providers have."""
+        return isinstance(self, ToolError | TimedOut)
+
+    def to_model_content(self) -> str:
+        """Return the text for the model: a value within the limit, a stub, or a bounded error."""
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(ToolOutcome):
+    """The tool returned a value. `content` is the value in its original shape: text, data, or a list of content blocks
+    in which large blocks are stubs, with their artifacts in `refs`. `failure` says why the store could not keep a large
+    value; then `text` is its head and tail."""
+
+    content: Any = None
+    refs: tuple[Ref, ...] = ()
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactReference(ToolOutcome):
+    """The value was large: `text` is its stub, `ref` the artifact."""
+
+    content: Any = None
+    refs: tuple[Ref, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolError(ToolOutcome):
+    """The call failed. `code` is stable, `message` is one line. If `partial`, `text` and `ref` have what the tool
+    yielded before it failed."""
+
+    code: ErrorCode
+    message: str
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedOut(ToolOutcome):
+    """The time of the call or of the turn was up, as `scope` says. If `partial`, `text` and `ref` have what the tool
+    yielded by then."""
+
+    scope: Literal["call", "turn"]
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running(ToolOutcome):
+    """The call has not ended. Ask again with `handle`."""
+
+    handle: str
+
+
 def _field(item: object, key: str) -> Any:
     return item.get(key) if isinstance(item, Mapping) else getattr(item, key, None)
 
@@ -59,5 +136,5 @@ def _field(item: object, key: str) -> Any:
 def _text(item: object, key: str) -> str:
     found = _field(item, key)
     if not isinstance(found, str):
-        raise InvalidArgument(f"a tool call without {key!r}: {clip(repr(item), 200)}")
+        raise InvalidArgument(f"the tool call has no {key!r}: {clip(repr(item), 200)}")
     return found

@@ -1,8 +1,9 @@
-"""`ToolExecutor`: runs what a model asked for, and answers with outcomes that fit its context.
+"""`ToolExecutor`: runs the tool calls of a model and returns outcomes that fit its context.
 
-Each call has two sides. Its tool runs in a thread of its own (what it awaits, on an event loop) and is given up when
-time is up. The other side waits, stores, and always comes back: that is the caller's thread for `run`, and one of a
-bounded crew for everything else.
+Each call has two sides. The tool runs in its own thread or on an event loop, and is abandoned when its time is up.
+The other side waits, stores, and always returns: in the caller's thread for `run`, else in one of a bounded number of
+worker threads. Only that side stores anything. It checks the turn's deadline before each step that stores; past it,
+nothing more is stored, and a stream on its way into the store is dropped without a trace.
 """
 
 from __future__ import annotations
@@ -13,34 +14,60 @@ import functools
 import secrets
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from coatcheck.descriptions import Description
+from coatcheck._toolkit import Description
+from coatcheck.checks import is_seconds
 from coatcheck.errors import InvalidArgument, NotFound
-from coatcheck.executor.attempt import Attempt
-from coatcheck.executor.binding import bind, nearest
-from coatcheck.executor.calls import ToolCall
-from coatcheck.executor.crew import Crew, Job, Started, hire
-from coatcheck.executor.outcomes import Running, TimedOut, ToolOutcome
-from coatcheck.executor.settle import Limits, Settling, refused
+from coatcheck.executor.binding import BadCall, bind, nearest
+from coatcheck.executor.calls import (
+    ArtifactReference,
+    ErrorCode,
+    Result,
+    Running,
+    TimedOut,
+    ToolCall,
+    ToolError,
+    ToolOutcome,
+)
+from coatcheck.executor.threads import (
+    Attempt,
+    Cancelled,
+    Deadlines,
+    Ending,
+    Failed,
+    Job,
+    OutputStream,
+    TurnOver,
+    Workers,
+    start_thread,
+)
 from coatcheck.ids import clip
-from coatcheck.scope import is_seconds
+from coatcheck.redaction import mask
+from coatcheck.refs import Ref
 from coatcheck.session import Session
+from coatcheck.values import decode_text
 
 if TYPE_CHECKING:
-    from coatcheck.externalize import Policy
+    from coatcheck.externalize import Outcome, Policy
 
 WORKERS: Final = 32
 FINISHED: Final = 256
+_MAX_ERROR: Final = 12_000  # characters of an error that are sent whatever the policy is
+_MAX_LINE: Final = 500
+_BEGINNING: Final = 4_000  # characters shown of a stream that could not be stored
+_HERE: Final = str(Path(__file__).parent)
 _inside: contextvars.ContextVar[bool] = contextvars.ContextVar("coatcheck_inside_tool", default=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A started call: `id` is what to poll and wait by, here or through a model."""
+    """A started call. Its `id` is what `poll` and `wait` take."""
 
     id: str
     call_id: str
@@ -48,12 +75,12 @@ class Handle:
 
 
 class ToolExecutor:
-    """Runs tools for one session. Safe to share between threads and event loops; holds no thread while idle.
+    """Runs tools for one session. Safe to share between threads and event loops; uses no thread while idle.
 
-    `tools` are functions, plain or async, returning or yielding, and objects with `name` and `run` such as those of
-    `coatcheck.toolkit`; a mapping names them itself. `timeout` is the default for each call, in seconds. At most
-    `max_workers` calls of `run_all` run at once, as many started ones, and as many that were given up but do not end:
-    when these are all taken, calls are answered with an error of code "busy"."""
+    `tools` are functions (plain, async or generators) and objects with `name` and `run`, such as those of
+    `coatcheck.toolkit`; a mapping gives them other names. `timeout` is the default for each call, in seconds.
+    `max_workers` limits three things: concurrent calls of `run_all`, concurrent started calls, and abandoned calls that
+    are still running. A call over the limit of started or abandoned ones ends with the error code "busy"."""
 
     def __init__(
         self,
@@ -65,20 +92,21 @@ class ToolExecutor:
         max_workers: int = WORKERS,
     ) -> None:
         if max_workers < 1:
-            raise InvalidArgument(f"{max_workers} workers do nothing", hint="one at least")
+            raise InvalidArgument(f"max_workers must be at least 1, got {max_workers}")
         if not isinstance(session, Session):
             raise InvalidArgument(
-                f"a {type(session).__name__} is no session", hint="coatcheck.aio has an executor for its own"
+                f"session must be a Session, got a {type(session).__name__}",
+                hint="for an async session, use the executor of coatcheck.aio",
             )
         self.session = session
         self._tools = bind(tools)
-        self._policy = self._naming_our_own(policy)
+        self._given_policy = policy
         self._timeout = _seconds(timeout)
         self._most = max_workers
-        self._crew = Crew(max_workers)
+        self._workers = Workers(max_workers)
         self._lock = threading.Lock()
-        self._given_up = 0
-        self._started: dict[str, tuple[Handle, Started]] = {}
+        self._abandoned_calls = 0
+        self._started: dict[str, tuple[Handle, Job]] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -86,22 +114,22 @@ class ToolExecutor:
 
     @functools.cached_property
     def tools(self) -> tuple[Description, ...]:
-        """What to tell a model of the tools, in their order: `[tool.as_openai() for tool in executor.tools]`.
+        """Descriptions of the tools for a model, in order: `[tool.as_openai() for tool in executor.tools]`.
 
         A function is described by its docstring, annotations and defaults."""
         return tuple(tool.description() for tool in self._tools.values())
 
     def run(self, call: ToolCall, *, timeout: float | None = None) -> ToolOutcome:
-        """Run one call and wait for it. Whatever the tool does, the answer is an outcome."""
-        return self._conduct(call, self._given(timeout), None, None, Attempt(self._late))
+        """Run one call and wait for it. Whatever the tool does, this returns an outcome."""
+        return self._conduct(call, self._effective(timeout), None, None, Attempt(self._count_abandoned))
 
     def run_all(
         self, calls: Sequence[ToolCall], *, timeout: float | None = None, deadline: float | None = None
     ) -> list[ToolOutcome]:
-        """Run the calls of a turn side by side; their outcomes in the same order.
+        """Run the calls of a turn concurrently and return their outcomes in the same order.
 
-        `timeout` is for each call, `deadline` for the turn as a whole, both in seconds. Once the turn is past its
-        deadline nothing more is stored for it; a store step that had begun is waited for."""
+        `timeout` is for each call, `deadline` for the whole turn, both in seconds. After the deadline nothing more is
+        stored; a store step that has begun is completed."""
         turn_end = _end(deadline)
         jobs = [self._job(call, timeout, turn_end, None) for call in calls]
         try:
@@ -114,8 +142,8 @@ class ToolExecutor:
             raise
 
     async def arun(self, call: ToolCall, *, timeout: float | None = None) -> ToolOutcome:
-        """`run` for async callers: async tools run on the caller's event loop, all else in threads. Cancelling it gives
-        the call up."""
+        """`run` for async callers: async tools run on the caller's event loop, others in threads. Cancelling it
+        abandons the call."""
         return (await self.arun_all([call], timeout=timeout))[0]
 
     async def arun_all(
@@ -132,7 +160,7 @@ class ToolExecutor:
             if waiting:
                 await asyncio.wait(waiting, timeout=_left(turn_end))
                 for job in jobs:
-                    job.outcome.cancel()  # those that never began, and no others
+                    job.outcome.cancel()  # only those that have not begun
                 await asyncio.wait(waiting)
             return [self._collected(call, job, turn_end) for call, job in zip(calls, jobs, strict=True)]
         finally:
@@ -141,7 +169,7 @@ class ToolExecutor:
                 job.cancel()
 
     def start(self, call: ToolCall, *, timeout: float | None = None) -> Handle:
-        """Begin a call that may take long. Ask for it by the handle; the outcomes of the last 256 to end are kept."""
+        """Start a call that may take long, and return its handle. The last 256 outcomes are kept."""
         job = self._job(call, timeout, None, None)
         job.outcome.set_running_or_notify_cancel()
         with self._lock:
@@ -152,23 +180,23 @@ class ToolExecutor:
             is_full = len(self._started) - len(ended) >= self._most
             for key in ended[: max(0, len(ended) - FINISHED + 1)]:
                 del self._started[key]
-            self._started[handle.id] = handle, job.started
-        if is_full or not hire(job.conduct):
+            self._started[handle.id] = handle, job
+        if is_full or not start_thread(job.conduct):
             message = f"{call.name} was not started: too many calls are running; wait for one to end, then try again"
-            job.outcome.set_result(refused(call, "busy", message))
+            job.answer(_refused(call, "busy", message))
         return handle
 
     def poll(self, handle: Handle | str) -> ToolOutcome:
-        """The outcome of a started call, or `Running`. Raises `NotFound` for a handle that is not known."""
+        """Return the outcome of a started call, or `Running`. Raises `NotFound` for an unknown handle."""
         return self.wait(handle, timeout=0)
 
     def wait(self, handle: Handle | str, *, timeout: float | None = None) -> ToolOutcome:
-        """The outcome of a started call, or `Running` where it has not ended within `timeout` seconds."""
+        """Return the outcome of a started call, or `Running` if it has not ended within `timeout` seconds."""
         found, call = self._find(handle)
         try:
             return call.outcome.result(timeout)
         except TimeoutError:
-            text = f"{clip(found.name)} is still running; ask again by the handle {found.id!r}"
+            text = f"{clip(found.name)} is still running; ask again with the handle {found.id!r}"
             return Running(call_id=found.call_id, name=found.name, text=text, handle=found.id)
 
     async def await_(self, handle: Handle | str, *, timeout: float | None = None) -> ToolOutcome:
@@ -176,45 +204,59 @@ class ToolExecutor:
         _, call = self._find(handle)
         ended = asyncio.wrap_future(call.outcome)
         await asyncio.wait([ended], timeout=timeout)
-        ended.cancel()  # the waiting, not the call
+        ended.cancel()  # only the waiting, not the call
         return self.poll(handle)
 
     def cancel(self, handle: Handle | str) -> None:
-        """Give a started call up: it ends as an error of code "cancelled", unless its result is being stored."""
+        """Abandon a started call: it ends with the error code "cancelled", unless its result is being stored."""
         _, call = self._find(handle)
         call.cancel()
 
-    def _naming_our_own(self, policy: Policy | None) -> Policy | None:
-        """The policy, whose stubs name the reading tool as this agent has it: with a prefix, or in another style."""
-        reading = [tool.name for tool in self._tools.values() if tool.reads]
-        named = "get_artifact" if policy is None else policy.read_tool
-        if not reading or named is None or named in self._tools:
+    @functools.cached_property
+    def _policy(self) -> Policy:
+        """The policy, with stubs that name only what this agent's tools can do.
+
+        A `read_tool` that is neither among the tools nor the default is assumed to be run by the host."""
+        from coatcheck.externalize import configured  # here, so that importing the executor stays quick
+        from coatcheck.externalize.policy import READ_ARGUMENTS, READ_TOOL
+
+        policy = self._given_policy or configured(self.session.store.settings)
+        if policy.read_tool is None:
             return policy
-        from coatcheck.externalize import Policy  # with all that stands behind it, for those who need it
+        ours = next((tool for tool in self._tools.values() if tool.reads), None)
+        named = self._tools.get(policy.read_tool)
+        if named is not None and named.takes is not None and "pointer" not in named.takes:
+            named = None  # a tool of that name for something else
+        elif named is None and ours is None and policy.read_tool != READ_TOOL:
+            return policy
+        reader = named or ours
+        resolves = any(tool.resolves for tool in self._tools.values())
+        if reader is None:
+            return replace(policy, read_tool=None, resolves=resolves)
+        takes = tuple(name for name in READ_ARGUMENTS if reader.takes is None or name in reader.takes)
+        return replace(policy, read_tool=reader.name, read_arguments=takes, resolves=resolves)
 
-        return replace(policy or Policy(), read_tool=reading[0])
-
-    def _find(self, handle: Handle | str) -> tuple[Handle, Started]:
+    def _find(self, handle: Handle | str) -> tuple[Handle, Job]:
         key = handle.id if isinstance(handle, Handle) else handle
         with self._lock:
             found = self._started.get(key)
         if found is None:
             raise NotFound(
-                f"no started call goes by the handle {clip(str(key))}", hint="handles come from start; old ones lapse"
+                f"no started call has the handle {clip(str(key))}", hint="handles come from start(); old ones expire"
             )
         return found
 
     def _job(
         self, call: ToolCall, timeout: float | None, turn_end: float | None, loop: asyncio.AbstractEventLoop | None
     ) -> Job:
-        run = functools.partial(self._conduct, call, self._given(timeout), turn_end, loop)
-        return Job(run, Attempt(self._late))
+        run = functools.partial(self._conduct, call, self._effective(timeout), turn_end, loop)
+        return Job(run, Attempt(self._count_abandoned))
 
     def _submit(self, job: Job) -> None:
-        """To the crew; but what a tool itself asks for gets its own thread, since its caller may hold a place."""
+        """Queue a job. One that a tool submits gets its own thread, because its caller may occupy a worker."""
         if not _inside.get():
-            self._crew.submit(job)
-        elif not hire(job):
+            self._workers.submit(job)
+        elif not start_thread(job):
             job()
 
     def _conduct(
@@ -227,22 +269,23 @@ class ToolExecutor:
     ) -> ToolOutcome:
         tool = self._tools.get(call.name)
         if tool is None:
-            return refused(call, "unknown_tool", self._unknown(call.name))
-        limits = Limits.of(timeout, turn_end)
-        if limits.turn_is_over:
-            return _never_begun(call)
-        busy = f"{call.name} was not called: too many calls are running that were given up; try again later"
+            return _refused(call, "unknown_tool", self._unknown(call.name))
+        policy = self._policy
+        deadlines = Deadlines.of(timeout, turn_end)
+        if deadlines.turn_is_over:
+            return _not_begun(call)
+        busy = f"{call.name} was not called: too many abandoned calls are still running; try again later"
         with self._lock:
-            if self._given_up >= self._most:
-                return refused(call, "busy", busy)
+            if self._abandoned_calls >= self._most:
+                return _refused(call, "busy", busy)
 
         def work() -> None:
             _inside.set(True)
-            attempt.run(lambda held: tool.call(call, self.session, held), loop)
+            attempt.run(lambda resources: tool.call(call, self.session, resources, policy), loop)
 
         if not attempt.begin(functools.partial(contextvars.copy_context().run, work)):
-            return refused(call, "busy", busy)
-        return Settling(self.session, self._policy, call, attempt, limits).outcome()
+            return _refused(call, "busy", busy)
+        return _Waiting(self.session, policy, call, attempt, deadlines).outcome()
 
     def _collected(self, call: ToolCall, job: Job, turn_end: float | None) -> ToolOutcome:
         try:
@@ -250,40 +293,191 @@ class ToolExecutor:
                 return job.outcome.result(_left(turn_end))
             except TimeoutError:
                 if job.outcome.cancel():
-                    return _never_begun(call)
-                return job.outcome.result()  # it sees the clock itself: what it does now is its last store step
+                    return _not_begun(call)
+                return job.outcome.result()  # it checks the deadline itself, and is in its last store step
         except CancelledError:
-            return _never_begun(call)
+            return _not_begun(call)
 
     def _unknown(self, name: str) -> str:
         names = list(self._tools)
         more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-        there = f"; there is {', '.join(names[:20])}{more}" if names else ""
-        return f"there is no tool {clip(name)}{nearest(name, names)}{there}"
+        known = f"; available tools: {', '.join(names[:20])}{more}" if names else ""
+        return f"there is no tool {clip(name)}{nearest(name, names)}{known}"
 
-    def _given(self, timeout: float | None) -> float | None:
+    def _effective(self, timeout: float | None) -> float | None:
         return self._timeout if timeout is None else _seconds(timeout)
 
-    def _late(self, change: int) -> None:
+    def _count_abandoned(self, change: int) -> None:
         with self._lock:
-            self._given_up += change
+            self._abandoned_calls += change
 
 
-def _never_begun(call: ToolCall) -> TimedOut:
+class _Waiting:
+    """The waiting side of one call: makes an outcome of what the tool gives."""
+
+    def __init__(
+        self, session: Session, policy: Policy, call: ToolCall, attempt: Attempt, deadlines: Deadlines
+    ) -> None:
+        self._session = session
+        self._policy = policy
+        self._call = call
+        self._attempt = attempt
+        self._deadlines = deadlines
+
+    def outcome(self) -> ToolOutcome:
+        """Wait for the tool and store its output. Raises only what interrupts the waiting thread."""
+        try:
+            output = OutputStream(self._attempt, self._deadlines)
+            head = output.head()
+            shown = None
+            if self._attempt.yields:
+                shown = self._small(head, output.ending) if output.is_over else self._large(head, output)
+            if output.time_was_up:
+                return self._timed_out("call", shown)
+            if isinstance(output.ending, Failed):
+                return self._failed(output.ending.error, shown)
+            if shown is None and output.ending is not None:
+                shown = self._shown(output.ending.value)
+            assert shown is not None
+            return self._returned(shown)
+        except TurnOver:
+            return self._timed_out("turn", None)
+        except Cancelled:
+            return _refused(self._call, "cancelled", f"{self._call.name} was cancelled")
+        except Exception as error:  # noqa: BLE001 - a value's own methods may raise anything when it is serialized
+            why = "".join(traceback.format_exception_only(error))
+            return _refused(
+                self._call, "unusable_result", f"{self._call.name} returned a value that cannot be passed on: {why}"
+            )
+        finally:
+            self._attempt.stop()
+
+    def _returned(self, shown: Outcome) -> ToolOutcome:
+        fields: dict[str, Any] = {
+            "call_id": self._call.id, "name": self._call.name, "text": shown.text, "ref": shown.ref,
+            "content": shown.content, "refs": shown.refs,
+        }  # fmt: skip
+        return ArtifactReference(**fields) if shown.is_stub else Result(**fields, failure=shown.failure)
+
+    def _small(self, head: bytes, ending: Ending | None) -> Outcome | None:
+        """Return the outcome of output that fits in memory. Partial output is stored however small it is."""
+        value: str | bytes = decode_text(head) if self._attempt.is_text else head
+        if ending is not None and not isinstance(ending, Failed):
+            return self._shown(value)
+        if not head:
+            return None
+        return self._kept(self._shown(value), value)
+
+    def _large(self, head: bytes, output: OutputStream) -> Outcome:
+        """Stream large output into the store. If that fails, show its beginning."""
+        shown = self._shown(output)
+        if shown.failure is None:
+            is_whole = output.ending is not None and not isinstance(output.ending, Failed)
+            return shown if is_whole else self._kept(shown, shown.content)
+        start = head[: _BEGINNING * 4].decode("utf-8", "replace")[:_BEGINNING]
+        return replace(shown, text=f"{shown.text}\nIt began:\n{start}")
+
+    def _kept(self, shown: Outcome, value: object) -> Outcome:
+        """Store partial output, whatever the policy is, and add its ref."""
+        if shown.ref is not None or shown.failure is not None:
+            return shown
+        kept = self._shown(value, always=True)
+        return replace(shown, ref=kept.ref, refs=kept.refs, failure=kept.failure)
+
+    def _shown(self, value: object, *, always: bool = False, is_error: bool = False) -> Outcome:
+        """Externalize a value: the store step. A shrinking function for the tool does not apply to its errors."""
+        if self._deadlines.turn_is_over:
+            raise TurnOver
+        policy = self._policy
+        if is_error and callable(policy.tools.get(self._call.name)):
+            policy = replace(policy, tools={})
+        if always:
+            policy = replace(policy, enabled=True, tools={self._call.name: "always"})
+        return self._session.externalize(value, tool=self._call.name, call_id=self._call.id or None, policy=policy)
+
+    def _failed(self, error: BaseException, yielded: Outcome | None) -> ToolOutcome:
+        if isinstance(error, BadCall):
+            whole = mask(f"{self._call.name} was not called: {error}")
+            return self._error(error.code, _line(whole), whole)
+        line = _line(f"{self._call.name} failed: {''.join(traceback.format_exception_only(error))}")
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
+            trace = trace.tb_next
+        text = "".join(traceback.format_exception(type(error), error, trace))
+        return self._error("exception", line, f"{line}\n{mask(text)}".rstrip(), yielded)
+
+    def _error(self, code: ErrorCode, line: str, whole: str, yielded: Outcome | None = None) -> ToolError:
+        text, ref = self._bounded(line, whole) if whole != line else (line, None)
+        if yielded is not None:
+            text, ref = _partial(text, yielded), yielded.ref
+        return ToolError(
+            call_id=self._call.id, name=self._call.name, text=text, ref=ref, code=code, message=line,
+            partial=yielded is not None,
+        )  # fmt: skip
+
+    def _bounded(self, line: str, whole: str) -> tuple[str, Ref | None]:
+        """Return the text of an error, and its ref if it was large enough to be stored."""
+        try:
+            shown = self._shown(whole, is_error=True)
+        except TurnOver:
+            return _cut(whole), None
+        return f"{line}\n{shown.text}" if shown.is_stub else _cut(shown.text), shown.ref
+
+    def _timed_out(self, scope: Literal["call", "turn"], yielded: Outcome | None) -> TimedOut:
+        name = clip(self._call.name)
+        if scope == "turn":
+            line = f"the time for this turn was up before {name} ended; nothing of it was stored"
+        else:
+            line = f"{name} timed out after {self._deadlines.seconds or 0:g} seconds and was abandoned"
+        return TimedOut(
+            call_id=self._call.id, name=self._call.name, text=line if yielded is None else _partial(line, yielded),
+            ref=yielded.ref if yielded else None, scope=scope, partial=yielded is not None,
+        )  # fmt: skip
+
+
+def _refused(call: ToolCall, code: ErrorCode, message: str) -> ToolError:
+    """Return the error of a call that did not reach its tool."""
+    line = _line(message)
+    return ToolError(call_id=call.id, name=call.name, text=line, code=code, message=line)
+
+
+def _partial(error: str, yielded: Outcome) -> str:
+    """Return an error followed by what the tool had yielded."""
+    where = f" (kept as {yielded.ref.pointer})" if yielded.ref and not yielded.is_stub else ""
+    if yielded.ref is None and yielded.failure is not None:
+        where = " (could not be kept)"
+    return _cut(f"{error}\npartial output{where}:\n{yielded.text}")
+
+
+def _line(text: str) -> str:
+    """Return an error on one line, with secrets masked before it is cut."""
+    line = " ".join(mask(text).split())
+    return line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]}… ({len(line) - _MAX_LINE} characters more)"
+
+
+def _cut(text: str) -> str:
+    """Return the head and tail of a long text."""
+    if len(text) <= _MAX_ERROR:
+        return text
+    edge = _MAX_ERROR // 2 - 50
+    return f"{text[:edge]}\n[… {len(text) - 2 * edge} characters left out …]\n{text[-edge:]}"
+
+
+def _not_begun(call: ToolCall) -> TimedOut:
     text = f"the time for this turn was up before {clip(call.name)} was called"
     return TimedOut(call_id=call.id, name=call.name, text=text, scope="turn")
 
 
-def _seconds(given: float | None) -> float | None:
+def _seconds(given: float | None, name: str = "timeout") -> float | None:
     if given is None:
         return None
     if not is_seconds(given):
-        raise InvalidArgument(f"a time of {given!r} is no number of seconds", hint="or None for no limit")
+        raise InvalidArgument(f"{name} must be a non-negative number of seconds or None, got {given!r}")
     return None if given >= threading.TIMEOUT_MAX / 2 else given
 
 
 def _end(deadline: float | None) -> float | None:
-    seconds = _seconds(deadline)
+    seconds = _seconds(deadline, "deadline")
     return None if seconds is None else time.monotonic() + seconds
 
 

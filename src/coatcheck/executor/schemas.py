@@ -1,6 +1,6 @@
-"""From a function's signature to what a model is told of it: the schema says what the executor takes.
+"""The description of a function for a model, made from its signature and docstring.
 
-A pointer may stand for any argument, so where a value is an array or an object the schema takes a string too.
+Any argument may be a pointer, so the schema of an array or an object accepts a string too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import replace
 from types import GenericAlias
 from typing import Any, Final, Literal
 
-from coatcheck.descriptions import Description
-from coatcheck.executor.pointers import Want, want
+from coatcheck._toolkit import Description
+from coatcheck.executor.arguments import Want, want
 
 _POINTERS: Final = "Arguments may be pointers (art:...)."
 _WANTED: Final[dict[Want, str]] = {
@@ -22,7 +22,7 @@ _WANTED: Final[dict[Want, str]] = {
     "stream": "a pointer (art:...) to the content",
     "path": "a path, or a pointer (art:...) to the content",
 }
-_LONGEST: Final = 1_024  # characters of a description: OpenAI takes no more
+_MAX_CHARS: Final = 1_024  # of a description, as OpenAI limits it
 _LARGE: Final = ("array", "object")
 _BY_NAME: Final = ("properties", "$defs", "patternProperties", "dependentSchemas")
 _DATA: Final = ("default", "enum", "const", "examples")
@@ -31,7 +31,7 @@ _DATA: Final = ("default", "enum", "const", "examples")
 def description_of(
     name: str, function: Callable[..., Any], signature: inspect.Signature, hints: Mapping[str, Any]
 ) -> Description:
-    """The description of a function: its docstring, and its parameters by their annotations and defaults."""
+    """Describe a function by its docstring, annotations and defaults."""
     parameters = list(signature.parameters.values())
     named = [one for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
     found, shared = _schemas({one.name: _hint(one, hints) for one in named})
@@ -48,27 +48,27 @@ def description_of(
         "additionalProperties": len(named) < len(parameters),
         **({"$defs": shared} if shared else {}),
     }
-    takes = _POINTERS if any(map(_takes_pointers, properties.values())) else ""
-    said = _cut(inspect.getdoc(function) or "", _LONGEST - len(takes) - 1)
-    return Description(name, " ".join(filter(None, [said, takes])), schema, None)
+    pointers = _POINTERS if any(map(_takes_pointers, properties.values())) else ""
+    text = _cut(inspect.getdoc(function) or "", _MAX_CHARS - len(pointers) - 1)
+    return Description(name, " ".join(filter(None, [text, pointers])), schema, None)
 
 
 def description_of_object(name: str, tool: object) -> Description:
-    """The description of a tool that checks its own arguments: as it describes itself, else any arguments at all."""
+    """Describe a tool that checks its own arguments: by its attributes, or as taking any arguments."""
     if isinstance(tool, Description):
         return tool if tool.name == name else replace(tool, name=name)
     schema: object = getattr(tool, "parameters", None)
-    said: object = getattr(tool, "description", None)
+    text: object = getattr(tool, "description", None)
     return Description(
         name,
-        said if isinstance(said, str) else "",
+        text if isinstance(text, str) else "",
         schema if isinstance(schema, Mapping) else {"type": "object", "properties": {}, "additionalProperties": True},
         getattr(tool, "read_only", None),
     )
 
 
 def _cut(text: str, limit: int) -> str:
-    """As many whole lines of a docstring as fit, else as many characters."""
+    """Cut a docstring after the last line that fits, or within its only line."""
     if len(text) <= limit:
         return text
     whole = text[: limit - 1].rpartition("\n")[0].rstrip()
@@ -81,7 +81,7 @@ def _hint(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
 
 
 def _schemas(hints: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The schema of each annotation, and the definitions that they share. What describes no data takes anything."""
+    """Return the schema of each annotation, {} if it has none, and the shared definitions."""
     import pydantic  # here, so that importing the executor stays quick
 
     found: dict[str, dict[str, Any]] = {}
@@ -99,18 +99,18 @@ def _schemas(hints: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         adapters.append((name, "validation", adapter))
     schemas, whole = pydantic.TypeAdapter.json_schemas(adapters)
     for (name, _), schema in schemas.items():
-        found[name] = {**_untitled(schema), **_said(hints[name])}
+        found[name] = {**_untitled(schema), **_annotated_words(hints[name])}
     return found, _untitled(whole).get("$defs", {})
 
 
-def _said(hint: Any) -> dict[str, str]:
-    """What an annotation says in words: `Annotated[str, "the words"]`."""
+def _annotated_words(hint: Any) -> dict[str, str]:
+    """Return the description from `Annotated[str, "the description"]`."""
     words = [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, str)]
     return {"description": words[0]} if words else {}
 
 
 def _untitled(schema: Any) -> Any:
-    """A schema without the titles that only repeat names: they cost tokens in every request."""
+    """Remove titles from a schema: they only repeat names, and cost tokens in every request."""
     if isinstance(schema, list):
         return [_untitled(one) for one in schema]
     if not isinstance(schema, dict):
@@ -125,8 +125,8 @@ def _untitled(schema: Any) -> Any:
 
 
 def _accepted(schema: dict[str, Any], parameter: inspect.Parameter) -> dict[str, Any]:
-    """A parameter's schema: with its default, and taking a pointer too where it takes what may be large. Where the
-    default is None, leaving it out says the same as null."""
+    """Return a parameter's schema with its default, accepting a pointer if the value may be large. If the default is
+    None, null is left out."""
     if parameter.default is None:
         rest = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
         if len(rest) == 1:
@@ -153,7 +153,7 @@ def _or_pointer(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _takes_pointers(schema: dict[str, Any]) -> bool:
-    """Whether a parameter is one that pointers are sent for: any text or bytes, or what may be large."""
+    """Whether pointers make sense for a parameter: any text or bytes, or what may be large."""
     return any(
         not _without(one, "description") or ("string" in _types(one) and one.get("format", "binary") == "binary")
         for one in schema.get("anyOf", [schema])

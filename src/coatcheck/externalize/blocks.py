@@ -1,20 +1,25 @@
-"""Mixed content: lists of text, image, document and resource blocks, as OpenAI, Anthropic and MCP shape them.
+"""Content blocks: text, images, documents and resources, as OpenAI, Anthropic and MCP shape them.
 
-Each block is judged for itself; order, ids and unknown fields stay. What a block carries is replaced in place where a
-provider takes text there (text, documents, resources), so its type stays too. An image, audio or file block
-without its data would be refused, so a text block with the stub stands in its place. What refers to an address instead
-of holding data passes as it is.
+A block's payload is replaced in place where the provider accepts text there (text, documents, resources); order, ids
+and unknown fields stay. An image, audio or file block without its data would be refused, so a text block with the stub
+replaces it. Blocks that refer to a URL or a file id pass unchanged, and so do pictures and files in the shapes of other
+frameworks (`is_foreign_media`): only the framework knows what it accepts in their place.
 
-An image counts as the tokens that providers bill for its pixels, not as its base64: what a model should see, it sees. A
-file of more than 256 KiB, or one whose pixels cannot be told, counts as the text that it is in the message.
+An image counts as the tokens that providers bill for its pixels. A file of more than 256 KiB, or one whose dimensions
+are unknown, counts as the base64 text that it is in the message.
+
+Blocks and results may be objects of an SDK. They are read as their JSON and rebuilt in their own class. No SDK is
+imported: a pydantic model is recognised by its methods.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from coatcheck.externalize.stub import media_type_of
@@ -24,21 +29,24 @@ Block = Mapping[str, Any]
 
 _TEXTS: Final = frozenset({"text", "input_text", "output_text"})
 _NESTED: Final = frozenset({"tool_result", "search_result"})
-_CARRIES: Final = frozenset(
+_PAYLOAD_FIELDS: Final = frozenset(
     {"type", "text", "data", "source", "resource", "image_url", "file_data", "file", "input_audio", "content"}
 )
-_ABOUT: Final = ("cache_control", "annotations", "_meta")
+_KEPT_FIELDS: Final = ("cache_control", "annotations", "_meta")
 _AUDIO: Final = {"wav": "audio/wav", "mp3": "audio/mpeg"}
 _IMAGES: Final = frozenset({"image", "image_url", "input_image"})
+_FOREIGN: Final = frozenset({"image", "audio", "video", "file"})
+_MEDIA_KEYS: Final = frozenset({"inline_data", "inlineData", "image", "document", "video"})
 _LARGEST_IMAGE: Final = 256 * 1_024
-_PIXELS_A_TOKEN: Final = 750
-_MOST_FOR_IMAGE: Final = 1_600  # providers scale larger ones down
-_HEADER: Final = 64 * 1_024  # characters of base64 in which an image tells its size
+_PIXELS_PER_TOKEN: Final = 750
+_MAX_IMAGE_TOKENS: Final = 1_600  # providers scale larger images down
+_HEADER: Final = 64 * 1_024  # characters of base64 that contain an image's dimensions
+_RESULT_FIELDS: Final = frozenset({"content", "structuredContent", "isError", "_meta", "resultType"})
 
 
 @dataclass(frozen=True, slots=True)
-class Payload:
-    """What a block carries as it stands in the message, and how to write the block with another text in its place."""
+class BlockPayload:
+    """The data of a block as written in the message, and a function that rebuilds the block with other text."""
 
     written: str
     is_base64: bool
@@ -48,7 +56,7 @@ class Payload:
 
     @property
     def value(self) -> str | bytes:
-        """The text, or the bytes behind base64; what claims to be base64 and is not stays as it was written."""
+        """The text, or the decoded bytes. Invalid base64 is returned as written."""
         if not self.is_base64:
             return self.written
         try:
@@ -58,7 +66,7 @@ class Payload:
 
     @property
     def billed(self) -> int | None:
-        """The tokens of an image that is no large file, None for anything else."""
+        """The tokens that providers bill for an image; None for large files and for anything else."""
         if not self.is_image or len(self.written) * 3 > _LARGEST_IMAGE * 4:
             return None
         head = "".join(self.written[:_HEADER].split())
@@ -66,44 +74,132 @@ class Payload:
             size = pixels(base64.b64decode(head[: len(head) // 4 * 4], validate=True))
         except ValueError:
             return None
-        return min(math.ceil(size[0] * size[1] / _PIXELS_A_TOKEN), _MOST_FOR_IMAGE) if size and all(size) else None
+        return min(math.ceil(size[0] * size[1] / _PIXELS_PER_TOKEN), _MAX_IMAGE_TOKENS) if size and all(size) else None
 
 
 def is_block(value: object) -> bool:
-    """Whether this is a block of a shape that we know, not just data with a type."""
+    """Whether this is a content block of a known shape, not just data with a `type`."""
     return isinstance(value, dict) and (nested(value) is not None or payload(value) is not None or refers(value))
 
 
-def payload(block: Block) -> Payload | None:
-    """What a block carries, or None where that is nothing, an address, or a shape that we do not know."""
+def payload(block: Block) -> BlockPayload | None:
+    """Return the data of a block, or None if it has none, refers to a URL, or has an unknown shape."""
     kind = block.get("type")
     if kind in _TEXTS:
-        return _text(block, "text")
+        text = block.get("text")
+        return BlockPayload(text, False, None, lambda new: {**block, "text": new}) if isinstance(text, str) else None
     if kind in ("image", "audio"):
-        return _encoded(block, block.get("data"), block.get("mimeType"), "text") or _source(block)
+        return _encoded(block, block.get("data"), block.get("mimeType")) or _source(block)
     if kind == "document":
         return _source(block)
     if kind == "resource":
         return _resource(block)
     if kind == "image_url":
-        inner = block.get("image_url")
-        return _address(block, inner.get("url") if isinstance(inner, dict) else inner, "text")
-    if kind == "input_image":
-        return _address(block, block.get("image_url"), "input_text")
-    if kind == "input_file":
-        return _address(block, block.get("file_data"), "input_text")
+        return _data_url(block, _image_url(block))
+    if kind in ("input_image", "input_file"):
+        return _data_url(block, block.get("image_url" if kind == "input_image" else "file_data"), "input_text")
     if kind == "file":
-        inner = block.get("file")
-        return _address(block, inner.get("file_data"), "text") if isinstance(inner, dict) else None
+        return _data_url(block, _inner(block, "file").get("file_data"))
     if kind == "input_audio":
-        inner = block.get("input_audio")
-        if isinstance(inner, dict):
-            return _encoded(block, inner.get("data"), _AUDIO.get(str(inner.get("format"))), "text")
+        inner = _inner(block, "input_audio")
+        return _encoded(block, inner.get("data"), _AUDIO.get(str(inner.get("format"))))
     return None
 
 
+def as_block(value: object) -> dict[str, Any] | None:
+    """Return a dict or model that has a `type` as a dict, else None."""
+    if isinstance(value, dict):
+        return value if isinstance(value.get("type"), str) else None
+    return _as_json(value) if isinstance(getattr(value, "type", None), str) else None
+
+
+def as_part(value: object) -> object:
+    """Return a model as a dict, and any other value unchanged."""
+    return value if isinstance(value, str | dict) else _as_json(value) or value
+
+
+def as_result(value: object) -> dict[str, Any] | None:
+    """Return an MCP tool result (content, structured content, error flag) as a dict, else None."""
+    if isinstance(value, dict):
+        found: dict[str, Any] | None = value
+    else:
+        found = _as_json(value) if isinstance(getattr(value, "content", None), list) else None
+    if found is None or not isinstance(found.get("content"), list) or not found.keys() <= _RESULT_FIELDS:
+        return None
+    return found
+
+
+def rebuilt(original: object, changed: dict[str, Any]) -> object:
+    """Return `changed` as an object of the original's class, or of its module's `TextContent`, or as a dict."""
+    if isinstance(original, dict):
+        return changed
+    text = getattr(sys.modules.get(type(original).__module__), "TextContent", None)
+    for kind in (type(original), text):
+        try:
+            return kind.model_validate(changed)  # type: ignore[union-attr]
+        except Exception:  # noqa: BLE001 - a third party's model, or no model at all
+            continue
+    return changed
+
+
+def _as_json(value: object) -> dict[str, Any] | None:
+    dump = getattr(value, "model_dump", None)
+    if dump is None or isinstance(value, type):
+        return None
+    try:
+        found = dump(mode="json", by_alias=True, exclude_none=True)
+    except Exception:  # noqa: BLE001 - a third party's model
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def is_foreign_media(value: object) -> bool:
+    """Whether this is a picture or file as LangChain, OpenAI Agents, Pydantic AI, ADK or Bedrock shape it."""
+    if not isinstance(value, dict):
+        return _is_foreign_object(value)
+    kind = value.get("type")
+    if kind in _FOREIGN:  # LangChain sends base64, OpenAI Agents a data URL
+        address = value.get("image_url") if kind == "image" else None
+        return _is_data(value.get("base64")) or (isinstance(address, str) and address.startswith("data:"))
+    if value.get("kind") == "binary":
+        return _is_data(value.get("data")) and isinstance(value.get("media_type"), str)
+    media = [one for key, one in value.items() if key in _MEDIA_KEYS and isinstance(one, dict)]
+    if len(media) != 1 or kind is not None:
+        return False
+    (inner,) = media
+    source = inner.get("source")
+    if isinstance(source, dict):  # Bedrock
+        return isinstance(inner.get("format"), str) and _is_data(source.get("bytes"))
+    return _is_data(inner.get("data")) and isinstance(inner.get("mime_type", inner.get("mimeType")), str)
+
+
+def _is_foreign_object(value: object) -> bool:
+    """Whether this is Pydantic AI's BinaryContent, or ADK's Part with inline data."""
+    try:
+        inline = getattr(value, "inline_data", None)
+        is_binary = getattr(value, "kind", None) == "binary"
+        owner, type_field = (value, "media_type") if is_binary else (inline, "mime_type")
+        return isinstance(getattr(owner, "data", None), bytes) and isinstance(getattr(owner, type_field, None), str)
+    except Exception:  # noqa: BLE001 - the properties of a host's class may raise anything
+        return False
+
+
+def _is_data(value: object) -> bool:
+    return isinstance(value, str | bytes | bytearray) and bool(value)
+
+
+def text_part(value: object) -> str | None:
+    """Return the text of a string or a text block, else None."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, dict) or value.get("type", "text") not in _TEXTS:
+        return None
+    text = value.get("text")
+    return text if isinstance(text, str) else None
+
+
 def nested(block: Block) -> list[Any] | str | None:
-    """The content of a block that holds further ones."""
+    """Return the content of a block that contains other blocks or a tool's text, else None."""
     content = block.get("content")
     if block.get("type") not in _NESTED:
         return None
@@ -112,105 +208,132 @@ def nested(block: Block) -> list[Any] | str | None:
     return content if isinstance(content, list) and content and all(map(is_block, content)) else None
 
 
-def besides(block: Block) -> dict[str, Any]:
-    """What stands in a block beside what it carries: that stays, whatever it is."""
-    return {key: value for key, value in block.items() if key not in _CARRIES}
+def extra_fields(block: Block) -> dict[str, Any]:
+    """Return the fields of a block besides its payload. They are never replaced."""
+    return {key: value for key, value in block.items() if key not in _PAYLOAD_FIELDS}
 
 
-def parts(value: Iterable[Any]) -> Iterator[str | Payload]:
-    """What blocks carry, those inside others too, in order."""
+def parts(value: Iterable[Any]) -> Iterator[str | BlockPayload]:
+    """Yield the payloads of blocks in order, nested ones included."""
     for block in value:
         inner = nested(block)
         if isinstance(inner, str):
             yield inner
         elif inner is not None:
             yield from parts(inner)
-        elif (carried := payload(block)) is not None:
-            yield carried
+        elif (found := payload(block)) is not None:
+            yield found
 
 
 def refers(block: Block) -> bool:
-    """Whether a block names an address or an id: in place of data, where it carries none."""
-    kind, source = block.get("type"), block.get("source")
+    """Whether a block refers to a URL or a file id, instead of data if it has none."""
+    kind = block.get("type")
     if kind in ("image", "document"):
-        return isinstance(source, dict) and source.get("type") in ("url", "file")
+        return _inner(block, "source").get("type") in ("url", "file")
     if kind == "image_url":
-        inner = block.get("image_url")
-        return isinstance(inner.get("url") if isinstance(inner, dict) else inner, str)
+        return isinstance(_image_url(block), str)
     if kind in ("input_image", "input_file"):
         return any(isinstance(block.get(key), str) for key in ("image_url", "file_id", "file_url"))
     if kind == "file":
-        inner = block.get("file")
-        return isinstance(inner, dict) and isinstance(inner.get("file_id"), str)
+        return isinstance(_inner(block, "file").get("file_id"), str)
     return kind == "resource_link" and isinstance(block.get("uri"), str)
 
 
-def _text(block: Block, key: str) -> Payload | None:
-    text = block.get(key)
-    if not isinstance(text, str):
+def repeated(content: Iterable[Any], structured: object) -> object | None:
+    """Return the value that a result's text and its structured content share, or None if they differ.
+
+    Servers send structured content as text too, for older clients. Some wrap a value that is not an object as
+    `{"result": …}`, and write a list as one text per item. A wrapped text is returned as that text, anything else as
+    `structured`."""
+    texts = [one.get("text") for one in content if is_text_block(one)]
+    if not texts or not all(isinstance(one, str) for one in texts):
         return None
-    return Payload(text, False, None, lambda said: {**block, key: said})
+    wrapped = structured["result"] if isinstance(structured, dict) and structured.keys() == {"result"} else None
+    if isinstance(wrapped, str) and texts == [wrapped]:
+        return wrapped
+    for value in (structured, wrapped):
+        if len(texts) == 1 and _is_same(texts[0], value):
+            return structured
+        if isinstance(value, list) and len(texts) == len(value) and all(map(_is_same, texts, value)):
+            return structured
+    return None
 
 
-def _source(block: Block) -> Payload | None:
-    """Anthropic's images and documents. A document may as well be text, an image may not."""
-    source = block.get("source")
-    if not isinstance(source, dict):
+def is_text_block(value: object) -> bool:
+    return isinstance(value, dict) and value.get("type") == "text"
+
+
+def _is_same(text: Any, value: object) -> bool:
+    """Whether a text equals this value, or is JSON that parses to it."""
+    if isinstance(value, str) and text == value:
+        return True
+    try:
+        return json.dumps(json.loads(text), sort_keys=True) == json.dumps(value, sort_keys=True)
+    except (ValueError, TypeError, RecursionError):
+        return False
+
+
+def _inner(block: Block, key: str) -> dict[str, Any]:
+    inner = block.get(key)
+    return inner if isinstance(inner, dict) else {}
+
+
+def _image_url(block: Block) -> object:
+    return _inner(block, "image_url").get("url", block.get("image_url"))
+
+
+def _source(block: Block) -> BlockPayload | None:
+    """Return the payload of Anthropic's images and documents. A document may become text, an image may not."""
+    source = _inner(block, "source")
+    kind, data = source.get("type"), source.get("data")
+    if block.get("type") != "document":
+        return _encoded(block, data, source.get("media_type")) if kind == "base64" else None
+    if kind == "text" and isinstance(data, str):
+        return BlockPayload(data, False, None, lambda new: {**block, "source": {**source, "data": new}})
+    if kind != "base64":
         return None
-    is_document = block.get("type") == "document"
-    if source.get("type") == "text" and is_document and isinstance(source.get("data"), str):
-        text: str = source["data"]
-        return Payload(text, False, None, lambda said: {**block, "source": {**source, "data": said}})
-    if source.get("type") != "base64":
-        return None
-    found = _encoded(block, source.get("data"), source.get("media_type"), "text")
-    if found is None or not is_document:
-        return found
-
-    def as_text(said: str) -> dict[str, Any]:
-        return {**block, "source": {"type": "text", "media_type": "text/plain", "data": said}}
-
-    return replace(found, replace=as_text)
+    as_text = {"type": "text", "media_type": "text/plain"}
+    return _encoded(
+        block, data, source.get("media_type"), rewrite=lambda new: {**block, "source": {**as_text, "data": new}}
+    )
 
 
-def _resource(block: Block) -> Payload | None:
-    """An embedded resource of MCP keeps its address and type: its text is what is replaced."""
-    inner = block.get("resource")
-    if not isinstance(inner, dict) or not isinstance(inner.get("uri"), str):
+def _resource(block: Block) -> BlockPayload | None:
+    """Return the payload of an embedded MCP resource. The resource keeps its URI; its text is replaced."""
+    inner = _inner(block, "resource")
+    if not isinstance(inner.get("uri"), str):
         return None
     rest = {key: value for key, value in inner.items() if key not in ("text", "blob", "mimeType")}
 
-    def as_text(said: str) -> dict[str, Any]:
-        return {**block, "resource": {**rest, "mimeType": "application/json", "text": said}}
+    def rewrite(new: str) -> dict[str, Any]:
+        return {**block, "resource": {**rest, "mimeType": "application/json", "text": new}}
 
-    claimed = media_type_of(inner.get("mimeType"))
-    text = inner.get("text")
+    text, claimed = inner.get("text"), media_type_of(inner.get("mimeType"))
     if isinstance(text, str):
-        return Payload(text, False, claimed, as_text)
-    found = _encoded(block, inner.get("blob"), claimed, "text")
-    return None if found is None else replace(found, replace=as_text)
+        return BlockPayload(text, False, claimed, rewrite)
+    return _encoded(block, inner.get("blob"), claimed, rewrite=rewrite)
 
 
-def _address(block: Block, url: object, becomes: str) -> Payload | None:
-    """A `data:` address, as OpenAI takes images and files; a bare base64 is taken too."""
+def _data_url(block: Block, url: object, becomes: str = "text") -> BlockPayload | None:
+    """Return the payload of a `data:` URL, as OpenAI accepts images and files; plain base64 is accepted too."""
     if not isinstance(url, str):
         return None
     if not url.startswith("data:"):
         return _encoded(block, url, None, becomes) if "://" not in url[:32] else None
     head, comma, data = url.partition(",")
-    if not comma or not head.endswith(";base64"):
-        return None
-    return _encoded(block, data, head[5:-7], becomes)
+    return _encoded(block, data, head[5:-7], becomes) if comma and head.endswith(";base64") else None
 
 
-def _encoded(block: Block, data: object, claimed: object, becomes: str) -> Payload | None:
+def _encoded(
+    block: Block,
+    data: object,
+    claimed: object,
+    becomes: str = "text",
+    rewrite: Callable[[str], dict[str, Any]] | None = None,
+) -> BlockPayload | None:
+    """Return the payload of base64 data. Without `rewrite`, a block of the type `becomes` replaces the block."""
     if not isinstance(data, str) or not data:
         return None
-    about = {key: block[key] for key in _ABOUT if key in block}
-    return Payload(
-        data,
-        True,
-        media_type_of(claimed),
-        lambda said: {"type": becomes, "text": said, **about},
-        block.get("type") in _IMAGES,
-    )
+    kept = {key: block[key] for key in _KEPT_FIELDS if key in block}
+    rewrite = rewrite or (lambda new: {"type": becomes, "text": new, **kept})
+    return BlockPayload(data, True, media_type_of(claimed), rewrite, block.get("type") in _IMAGES)

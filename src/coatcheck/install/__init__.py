@@ -1,5 +1,5 @@
-"""Entries in the configuration of MCP clients: what to write, shown before it is written, and taken back again.
+"""Entries in the configuration of MCP clients: planned, shown, written and undone.
 
-Configurations belong to people: they are edited as text, so that comments, order and formatting stay. Every edit is
-parsed again and compared with what was meant before anything is written.
+Configuration files belong to people. They are edited as text, so comments, order and formatting stay. Every edit is
+parsed again and compared with the intended values before anything is written.
 """

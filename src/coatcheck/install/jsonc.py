@@ -1,4 +1,4 @@
-"""JSON with comments and trailing commas, edited as text: what is not part of an edit keeps every character."""
+"""Parse and edit JSON with comments and trailing commas as text. Everything outside an edit stays as written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Splice = tuple[int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value and where it stands. `members` are those of an object, `items` those of an array."""
+    """A value and its position in the text. `members` belong to an object, `items` to an array."""
 
     start: int
     end: int
@@ -41,46 +41,46 @@ class Member:
 
 
 def parse(text: str) -> Node | None:
-    """The document, or None where it has no value at all. Raises `InvalidArgument`."""
+    """Parse a document; None if it contains no value. Raises `InvalidArgument`."""
     start = _skip(text, 0)
     if start == len(text):
         return None
     node = _value(text, start, 0)
     if (end := _skip(text, node.end)) != len(text):
-        raise _wrong(text, end, "something stands behind the end")
+        raise _wrong(text, end, "unexpected text after the end")
     return node
 
 
-def spliced(text: str, splices: Sequence[Splice]) -> str:
-    """The text with parts replaced. What is inserted at one place stands in the order given."""
+def splice(text: str, splices: Sequence[Splice]) -> str:
+    """Replace parts of the text. Insertions at the same position keep their order."""
     for start, end, new in sorted(splices, key=lambda splice: splice[0], reverse=True):
         text = text[:start] + new + text[end:]
     return text
 
 
-def inserting(text: str, holder: Node, key: str, value: Any) -> str:
-    """The text with one more member, the last, in an object."""
+def insert(text: str, holder: Node, key: str, value: Any) -> str:
+    """Append a member to an object."""
     eol = "\r\n" if "\r\n" in text else "\n"
     if not holder.members:
-        return _into_empty(text, holder, key, value, eol)
+        return _insert_into_empty(text, holder, key, value, eol)
     first, last = holder.members[0], holder.members[-1].node.end
     after = _skip(text, last)
     trailing = text[after] == ","
     indent = _indent_before(text, first.start)
     if indent is None:
-        return spliced(text, [(last, last, f", {_dumps(key)}: {_dumps(value)}")])
+        return splice(text, [(last, last, f", {_dumps(key)}: {_dumps(value)}")])
     base = after + 1 if trailing else last
     rest = _REST_OF_LINE.match(text, base)
     assert rest is not None
     at = rest.end() if text[rest.end() : rest.end() + 1] in ("\r", "\n") else base
     new = f"{eol}{indent}{_dumps(key)}: {_rendered(value, indent, _unit(text), eol)}"
     if trailing:
-        return spliced(text, [(at, at, new + ",")])
-    return spliced(text, [(at, at, new), (last, last, ",")] if at > last else [(at, at, "," + new)])
+        return splice(text, [(at, at, new + ",")])
+    return splice(text, [(at, at, new), (last, last, ",")] if at > last else [(at, at, "," + new)])
 
 
-def removing(text: str, holder: Node, key: str) -> str:
-    """The text without a member of an object, its comma and its line."""
+def remove(text: str, holder: Node, key: str) -> str:
+    """Remove a member of an object, with its comma and its line."""
     index = next(index for index, member in enumerate(holder.members) if member.key == key)
     member = holder.members[index]
     start = len(text[: member.start].rstrip(" \t"))
@@ -89,7 +89,7 @@ def removing(text: str, holder: Node, key: str) -> str:
     start = max(start, holder.start + 1)
     comma: list[Splice]
     after = _skip(text, member.node.end)
-    if index and text[start - 1] == ",":  # as `inserting` leaves it
+    if index and text[start - 1] == ",":  # as `insert` writes it
         start, comma = start - 1, []
     elif text[after] == ",":
         comma = [(after, after + 1, "")]
@@ -98,38 +98,37 @@ def removing(text: str, holder: Node, key: str) -> str:
         comma = [(before, before + 1, "")]
     else:
         comma = []
-    removed = spliced(text, [(start, member.node.end, ""), *comma])
+    removed = splice(text, [(start, member.node.end, ""), *comma])
     end = holder.end - (len(text) - len(removed))
     if len(holder.members) == 1 and not removed[holder.start + 1 : end - 1].strip():
         return removed[: holder.start + 1] + removed[end - 1 :]
     return removed
 
 
-def replacing(text: str, node: Node, value: Any) -> str:
-    """The text with another value in a value's place; over several lines where that was."""
+def replace(text: str, node: Node, value: Any) -> str:
+    """Replace a value; the new one spans several lines if the old one did."""
     eol = "\r\n" if "\r\n" in text else "\n"
     if "\n" not in text[node.start : node.end]:
-        return spliced(text, [(node.start, node.end, _dumps(value))])
-    line = text.rfind("\n", 0, node.start) + 1
-    indent = text[line : line + len(text[line:]) - len(text[line:].lstrip(" \t"))]
-    return spliced(text, [(node.start, node.end, _rendered(value, indent, _unit(text), eol))])
+        return splice(text, [(node.start, node.end, _dumps(value))])
+    rendered = _rendered(value, _indentation(text, node.start), _unit(text), eol)
+    return splice(text, [(node.start, node.end, rendered)])
 
 
-def prepending(text: str, start: int, items: Sequence[str], *, is_empty: bool) -> str:
-    """The text with more items (as they are written) at the beginning of an array that begins at `start`. The comments
-    in it stay, and each item has a line where others have."""
-    line = re.compile(r"[ \t]*(\r?\n[ \t]*)").match(text, start + 1)
-    if is_empty:
-        new = ", ".join(items)
+def prepend(text: str, array: Node, values: Sequence[Any]) -> str:
+    """Insert values at the beginning of an array, each on its own line if the first item is. Comments stay."""
+    at = array.start + 1
+    line = re.compile(r"[ \t]*(\r?\n[ \t]*)").match(text, at)
+    if not array.items:
+        new = ", ".join(map(_dumps, values))
     elif line:
-        new = "".join(f"{line[1]}{item}," for item in items)
+        new = "".join(f"{line[1]}{_dumps(value)}," for value in values)
     else:
-        new = "".join(f"{item}, " for item in items)
-    return spliced(text, [(start + 1, start + 1, new)])
+        new = "".join(f"{_dumps(value)}, " for value in values)
+    return splice(text, [(at, at, new)])
 
 
 def leaves(node: Node) -> Iterator[Node]:
-    """All values below a node that hold no others, itself included; no keys."""
+    """Yield the scalar values of a node and below it."""
     todo = [node]
     while todo:
         one = todo.pop()
@@ -139,18 +138,16 @@ def leaves(node: Node) -> Iterator[Node]:
         todo += one.items
 
 
-def _into_empty(text: str, holder: Node, key: str, value: Any, eol: str) -> str:
+def _insert_into_empty(text: str, holder: Node, key: str, value: Any, eol: str) -> str:
     inside = text[holder.start + 1 : holder.end - 1]
-    if "\n" not in text.strip() and len(text.strip()) > holder.end - holder.start:  # a document of one line stays one
-        return spliced(text, [(holder.end - 1, holder.end - 1, f"{_dumps(key)}: {_dumps(value)}")])
-    line = text.rfind("\n", 0, holder.start) + 1
-    outer = re.match(r"[ \t]*", text[line:])
-    assert outer is not None
+    if "\n" not in text.strip() and len(text.strip()) > holder.end - holder.start:  # a one-line document stays one
+        return splice(text, [(holder.end - 1, holder.end - 1, f"{_dumps(key)}: {_dumps(value)}")])
+    outer = _indentation(text, holder.start)
     unit = _unit(text)
-    indent = outer[0] + unit
-    new = f"{eol}{indent}{_dumps(key)}: {_rendered(value, indent, unit, eol)}{eol}{outer[0]}"
-    start = holder.start + 1 + len(inside.rstrip())  # comments stay, the blanks behind them go
-    return spliced(text, [(start, holder.end - 1, new)])
+    indent = outer + unit
+    new = f"{eol}{indent}{_dumps(key)}: {_rendered(value, indent, unit, eol)}{eol}{outer}"
+    start = holder.start + 1 + len(inside.rstrip())  # comments stay, whitespace after them goes
+    return splice(text, [(start, holder.end - 1, new)])
 
 
 def _rendered(value: Any, indent: str, unit: str, eol: str) -> str:
@@ -162,13 +159,18 @@ def _dumps(value: Any) -> str:
 
 
 def _unit(text: str) -> str:
-    """One step of indentation, as the document has it."""
+    """One indentation step of the document."""
     match = re.search(r"^([ \t]+)\"", text, re.MULTILINE)
     return match[1] if match and len(match[1]) <= 8 else "  "
 
 
+def _indentation(text: str, at: int) -> str:
+    line = text[text.rfind("\n", 0, at) + 1 :]
+    return line[: len(line) - len(line.lstrip(" \t"))]
+
+
 def _indent_before(text: str, at: int) -> str | None:
-    """What stands before something on its line, or None where that is more than blanks."""
+    """The indentation of the line at `at`, or None if other text precedes it."""
     before = text[text.rfind("\n", 0, at) + 1 : at]
     return before if "\n" in text[:at] and not before.strip(" \t") else None
 
@@ -181,7 +183,7 @@ def _skip(text: str, at: int) -> int:
 
 def _value(text: str, at: int, depth: int) -> Node:
     if depth > _DEEPEST:
-        raise _wrong(text, at, "it is too deep")
+        raise _wrong(text, at, "nested too deeply")
     char = text[at : at + 1]
     if char == "{":
         return _object(text, at, depth)
@@ -189,11 +191,11 @@ def _value(text: str, at: int, depth: int) -> Node:
         return _array(text, at, depth)
     match = _STRING.match(text, at) if char == '"' else _BARE.match(text, at)
     if match is None:
-        raise _wrong(text, at, "a value is missing")
+        raise _wrong(text, at, "expected a value")
     try:
         return Node(at, match.end(), json.loads(match[0]))
     except ValueError as error:
-        raise _wrong(text, at, "a value is malformed") from error
+        raise _wrong(text, at, "malformed value") from error
 
 
 def _object(text: str, start: int, depth: int) -> Node:
@@ -203,7 +205,7 @@ def _object(text: str, start: int, depth: int) -> Node:
         key = _value(text, at, depth + 1) if text[at : at + 1] == '"' else None
         colon = _skip(text, key.end) if key else at
         if key is None or text[colon : colon + 1] != ":":
-            raise _wrong(text, colon, "a key is missing")
+            raise _wrong(text, colon, "expected a key and a colon")
         node = _value(text, _skip(text, colon + 1), depth + 1)
         members.append(Member(at, key.value, node))
         at = _after_comma(text, node.end, "}")
@@ -225,10 +227,10 @@ def _after_comma(text: str, at: int, closing: str) -> int:
     if text[at : at + 1] == ",":
         return _skip(text, at + 1)
     if text[at : at + 1] != closing:
-        raise _wrong(text, at, "a comma or an end is missing")
+        raise _wrong(text, at, f"expected a comma or {closing!r}")
     return at
 
 
 def _wrong(text: str, at: int, what: str) -> InvalidArgument:
     line = text.count("\n", 0, at) + 1
-    return InvalidArgument(f"line {line} is no JSON: {what}")
+    return InvalidArgument(f"invalid JSON in line {line}: {what}")

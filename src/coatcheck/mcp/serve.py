@@ -1,35 +1,64 @@
-"""Running the server: on stdio for one client, or over streamable HTTP on 127.0.0.1 for those who have the token."""
+"""Run the server: on stdio for one client, or over streamable HTTP on 127.0.0.1 for clients with the token.
+
+Any web page open on this machine can send requests to 127.0.0.1, and use any host name for it. So the Host header is
+checked, an Origin must be allowed, and every request needs the token.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hmac
+import logging
 import secrets
 import signal
 import socket
 import sys
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Final, NoReturn
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Final, NoReturn
 
 import anyio
 import uvicorn
 from mcp.server.stdio import stdio_server
-from mcp.server.transport_security import TransportSecuritySettings
+from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
 from mcp.shared.exceptions import MCPDeprecationWarning
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coatcheck.errors import InvalidArgument, StoreUnavailable
-from coatcheck.mcp.gate import Gate
-from coatcheck.mcp.server import Sessions, make_server
+from coatcheck.mcp.server import MAX_CONNECTIONS, Sessions, make_server
+from coatcheck.reading.sandbox import kill_all
 
 HOST: Final = "127.0.0.1"
 PATH: Final = "/mcp"
-TOKEN: Final = "COATCHECK_MCP_TOKEN"  # the name of a variable
-_LEAST: Final = 16
+TOKEN: Final = "COATCHECK_MCP_TOKEN"  # an environment variable
+_MIN_TOKEN: Final = 16
+_BACKLOG: Final = 128
+_ACCEPT: Final = 16  # connections that are accepted before the oldest are closed
+_IDLE: Final = 1_800.0  # seconds without a request after which a client's session ends
+_BEARER: Final = "bearer "
+_SESSION: Final = b"mcp-session-id"
+_EXPOSED: Final = ("mcp-session-id", "mcp-protocol-version", "www-authenticate")
+_MAX_UNPROVEN: Final = 64
+_PROOF_TIMEOUT: Final = 10.0
+_MAX_UNFINISHED: Final = 100
+_HANDSHAKE_TIMEOUT: Final = 60.0
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Peer = tuple[str, int] | None
 
 
 def serve_stdio(sessions: Sessions) -> None:
     """Serve the client that started this process, until it closes our stdin."""
-    _quieten()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a thread that reads stdin would keep the process waiting
+    _silence_warnings()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # otherwise the thread that reads stdin delays the exit
+    signal.signal(signal.SIGTERM, _end)
     server = make_server(sessions)
 
     async def run() -> None:
@@ -42,44 +71,227 @@ def serve_stdio(sessions: Sessions) -> None:
 def serve_http(
     sessions: Sessions, *, port: int, token: str | None, origins: Iterable[str], say: Callable[[str], None]
 ) -> None:
-    """Serve over HTTP until a signal ends it. Without a token it makes one, and says it once."""
-    _quieten()
-    if token is not None and (len(token) < _LEAST or not token.isascii() or not token.isprintable() or " " in token):
+    """Serve over HTTP until a signal ends it. Without a token, a new one is made and printed once."""
+    _silence_warnings()
+    if token is not None and (
+        len(token) < _MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token
+    ):
         raise InvalidArgument(
-            f"the token in {TOKEN} is too weak", hint=f"at least {_LEAST} printable characters without blanks"
+            f"the token in {TOKEN} is too weak",
+            hint=f"use at least {_MIN_TOKEN} printable characters without spaces",
         )
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((HOST, port))
-        listener.listen(128)  # who reads the address below may connect at once
+        listener.listen(_BACKLOG)  # clients may connect as soon as the URL is printed
     except OSError as error:
         listener.close()
-        raise StoreUnavailable(f"port {port} cannot be had: {error.strerror}", hint="choose another --port") from error
+        raise StoreUnavailable(
+            f"cannot listen on port {port}: {error.strerror}", hint="choose another --port"
+        ) from error
     bound = listener.getsockname()[1]
     secret = token or secrets.token_urlsafe(32)
-    ours = [f"{host}:{bound}" for host in (HOST, "localhost")]
+    hosts = [f"{host}:{bound}" for host in (HOST, "localhost")]
     app = make_server(sessions).streamable_http_app(
         streamable_http_path=PATH,
-        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # the gate is stricter
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `_protected` does it
+        session_idle_timeout=_IDLE,
+        max_sessions=MAX_CONNECTIONS,
     )
-    gate = Gate(app, hosts=ours, origins=[*(f"http://{one}" for one in ours), *origins], token=secret, path=PATH)
+    security = TransportSecuritySettings(
+        allowed_hosts=hosts, allowed_origins=[*(f"http://{host}" for host in hosts), *origins]
+    )
+    connections = UnprovenConnections()
+    protected = _protected(UnfinishedHandshakes(app, path=PATH), security, secret, connections)
     say(f"MCP server at http://{HOST}:{bound}{PATH}")
     if token is None:
-        say(f"token, shown this once: {secret}")
+        say(f"token, shown only once: {secret}")
     config = uvicorn.Config(
-        gate, log_level="warning", access_log=False, server_header=False, ws="none", timeout_graceful_shutdown=2
-    )
-    signal.signal(signal.SIGTERM, _leave)  # what uvicorn raises again when it is done, and would end us at once
+        protected, log_level="warning", access_log=False, server_header=False, ws="none", timeout_graceful_shutdown=2,
+        http=_protocol(connections), backlog=_ACCEPT,
+    )  # fmt: skip
+    signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again when it is done
     with listener:
-        uvicorn.Server(config).run(sockets=[listener])
+        _Server(config).run(sockets=[listener])
+
+
+def _protected(app: App, settings: TransportSecuritySettings, token: str, connections: UnprovenConnections) -> App:
+    """Protect an application: check Host and Origin, answer CORS preflights, and require the token."""
+    security = TransportSecurityMiddleware(settings)
+
+    async def with_token(scope: Scope, receive: Receive, send: Send) -> None:
+        if not _has_token(scope, token):
+            text = f"a bearer token is required: the one printed at the start, or from {TOKEN}"
+            headers = {"www-authenticate": "Bearer", "cache-control": "no-store"}
+            await PlainTextResponse(text, 401, headers)(scope, receive, send)
+            return
+        connections.proven(scope["client"])
+        if scope["path"] == PATH:
+            await app(scope, receive, send)
+        else:
+            text = f"not found; the only path is {PATH}"
+            await PlainTextResponse(text, 404, {"cache-control": "no-store"})(scope, receive, send)
+
+    for_pages = CORSMiddleware(
+        with_token,
+        allow_origins=settings.allowed_origins,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("*",),
+        expose_headers=_EXPOSED,
+    )
+
+    async def protected(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await app(scope, receive, send)
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+        elif len(_values(scope, b"origin")) > 1:
+            await PlainTextResponse("Invalid Origin header", 403)(scope, receive, send)
+        elif (refusal := await security.validate_request(Request(scope))) is not None:
+            await refusal(scope, receive, send)
+        else:
+            await for_pages(scope, receive, send)
+
+    return protected
+
+
+def _has_token(scope: Scope, token: str) -> bool:
+    given = [value.decode("latin-1") for value in _values(scope, b"authorization")]
+    if len(given) != 1 or given[0][: len(_BEARER)].lower() != _BEARER:
+        return False
+    return hmac.compare_digest(given[0][len(_BEARER) :].strip().encode(), token.encode())
+
+
+def _values(message: MutableMapping[str, Any], name: bytes) -> list[bytes]:
+    return [value for key, value in message.get("headers", ()) if key.lower() == name]
+
+
+class UnprovenConnections:
+    """The connections that have not sent the token yet.
+
+    Each is closed after some seconds, and the oldest if there are too many. So they cannot use up the file descriptors
+    of the process, and clients with the token get through."""
+
+    def __init__(self, *, seconds: float = _PROOF_TIMEOUT, max_open: int = _MAX_UNPROVEN) -> None:
+        self._seconds = seconds
+        self._max_open = max_open
+        self._open: OrderedDict[Peer, tuple[Callable[[], None], asyncio.TimerHandle]] = OrderedDict()
+
+    def opened(self, peer: Peer, close: Callable[[], None]) -> None:
+        self.proven(peer)
+        self._open[peer] = close, asyncio.get_running_loop().call_later(self._seconds, close)
+        while len(self._open) > self._max_open:
+            _, (oldest, timer) = self._open.popitem(last=False)
+            timer.cancel()
+            oldest()
+
+    def proven(self, peer: Peer) -> None:
+        """Forget a connection that has sent the token or is closed."""
+        found = self._open.pop(peer, None)
+        if found is not None:
+            found[1].cancel()
+
+
+class UnfinishedHandshakes:
+    """ASGI middleware that ends the sessions of clients that never finish the handshake: after some seconds, and the
+    oldest if there are too many."""
+
+    def __init__(
+        self, app: App, *, path: str, seconds: float = _HANDSHAKE_TIMEOUT, max_open: int = _MAX_UNFINISHED
+    ) -> None:
+        self._app = app
+        self._path = path
+        self._seconds = seconds
+        self._max_open = max_open
+        self._unfinished: OrderedDict[bytes, asyncio.TimerHandle] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        for session in _values(scope, _SESSION):
+            if (timer := self._unfinished.pop(session, None)) is not None:
+                timer.cancel()
+
+        async def sent(message: MutableMapping[str, Any]) -> None:
+            await send(message)
+            if message["type"] == "http.response.start" and not _values(scope, _SESSION):
+                for session in _values(message, _SESSION):
+                    self._begin(session)
+
+        await self._app(scope, receive, sent)
+
+    def _begin(self, session: bytes) -> None:
+        self._unfinished[session] = asyncio.get_running_loop().call_later(self._seconds, self._end, session)
+        while len(self._unfinished) > self._max_open:
+            self._end(next(iter(self._unfinished)))
+
+    def _end(self, session: bytes) -> None:
+        if (timer := self._unfinished.pop(session, None)) is not None:
+            timer.cancel()
+            task = asyncio.get_running_loop().create_task(self._delete(session))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _delete(self, session: bytes) -> None:
+        """Send the DELETE with which a client ends its session."""
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "method": "DELETE",
+            "path": self._path, "raw_path": self._path.encode(), "root_path": "", "query_string": b"",
+            "headers": [(_SESSION, session), (b"accept", b"application/json, text/event-stream")],
+            "client": None, "server": None,
+        }  # fmt: skip
+
+        async def receive() -> MutableMapping[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            pass
+
+        await self._app(scope, receive, send)
+
+
+class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for one in sockets or ():
+            one.listen(_BACKLOG)  # asyncio used the accept limit for this, too
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        logging.getLogger("uvicorn.error").disabled = True  # each interrupted call would log a traceback
+        await super().shutdown(sockets)
+
+
+def _protocol(connections: UnprovenConnections) -> type[H11Protocol]:
+    """Return an HTTP protocol that reports its connections."""
+
+    class Protocol(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            connections.opened(self.client, transport.abort)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            connections.proven(self.client)
+            super().connection_lost(exc)
+
+    return Protocol
+
+
+def _end(number: int, _: object) -> None:
+    """End by the signal, as without a handler, after ending our child processes."""
+    kill_all()
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
 
 
 def _leave(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _quieten() -> None:
-    """Logging is deprecated in the newest protocol, and wanted by clients of all others."""
+def _silence_warnings() -> None:
+    """Silence warnings: about MCP logging, deprecated but used by older clients, and about refused requests."""
+    logging.getLogger("mcp.server.transport_security").disabled = True
     if not sys.warnoptions:
         warnings.simplefilter("ignore", MCPDeprecationWarning)

@@ -1,7 +1,7 @@
-"""Previews: what content of any size looks like, in a few characters, for a model that decides whether to read on.
+"""Previews: content of any size in a few characters, for a model that decides whether to read on.
 
-Pure: the same bytes, media type and limit make the same preview, always. Every preview is exact about what is shown of
-how much, and says what it could not know from the two ends of large content.
+Pure functions: the same bytes, media type and limit always make the same preview. Every preview states exactly how
+much of the content it shows, and which counts cover only the two ends of large content.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import Final
 from coatcheck import media
 from coatcheck.redaction import MARK, is_suspect, mask
 
-from . import binaries, logs, outlines, records, tables
-from .sample import EDGE, Preview, Sample, Text, decode, is_clean, looks_binary
-from .text import EMPTY, ends, some, whole
+from . import binaries, json_text, logs, outlines, tables
+from .excerpts import EDGE, EMPTY, Excerpt, Preview, Sample, decode, ends, is_clean, looks_binary, some, whole
 
 __all__ = ["EDGE", "LEAST", "Preview", "Sample", "preview"]
 
 LEAST: Final = 20
-"""Fewer characters than this hold no preview."""
+"""Minimum limit for a preview with any text."""
 
 _LANGUAGES: Final = {"text/javascript": "javascript", "application/sql": "sql"}
 _NO_CODE: Final = frozenset({"text/x-rst", "text/x-diff", "text/x-log"})
@@ -33,7 +32,7 @@ _PACKED: Final = frozenset(
 
 
 def preview(content: Sample, *, media_type: str, limit: int = 200) -> Preview:
-    """A preview in at most `limit` characters. Below `LEAST`, no text at all: `shown` still says how much there is."""
+    """Return a preview of at most `limit` characters. Below `LEAST` it has no text, only `shown`."""
     if limit < LEAST:
         return Preview("", f"nothing of {content.size} bytes")
     if content.size == 0:
@@ -50,8 +49,8 @@ def preview(content: Sample, *, media_type: str, limit: int = 200) -> Preview:
     return Preview(found.text, f"{found.shown}; counted with {some(secrets, 'secret')} masked") if secrets else found
 
 
-def _masked(text: Text) -> tuple[Text, int]:
-    """The text without secrets, and how many there were. What a cut may have left of one goes too."""
+def _masked(text: Excerpt) -> tuple[Excerpt, int]:
+    """Mask secrets and count them. A token at a cut is removed, since it may be part of a secret."""
     head, tail = text.head, text.tail
     if is_suspect(f"{head}\n{tail}"):
         head, tail = mask(head), mask(tail)
@@ -64,21 +63,21 @@ def _masked(text: Text) -> tuple[Text, int]:
 
 
 def _last_run(text: str) -> str:
-    """What a token at the end of the text could have left there."""
+    """The characters at the end of the text that may belong to a cut token."""
     end = text[-256:]
     return end[len(end.rstrip(_RUN)) :]
 
 
-def _is_plain(content: Sample, text: Text) -> bool:
-    """Whether content of a type that we do not know is text all the same."""
+def _is_plain(content: Sample, text: Excerpt) -> bool:
+    """Whether content of an unknown type is text."""
     return is_clean(text) and media.is_text(media.sniff_bytes(content.head[: media.HEAD], b""))
 
 
-def _of_text(text: Text, essence: str, limit: int) -> Preview:
+def _of_text(text: Excerpt, essence: str, limit: int) -> Preview:
     if essence == media.JSON or essence.endswith("+json"):
-        return records.json_document(text, limit)
+        return json_text.json_document(text, limit)
     if essence in (media.JSONL, "application/jsonl", "application/x-jsonlines"):
-        return records.json_lines(text, limit)
+        return json_text.json_lines(text, limit)
     if essence == "text/csv":
         return tables.table(text, limit)
     if essence == "text/tab-separated-values":
@@ -98,8 +97,8 @@ def _of_text(text: Text, essence: str, limit: int) -> Preview:
     return _of_plain(text, limit)
 
 
-def _of_plain(text: Text, limit: int) -> Preview:
-    """Text that nobody named: what it looks like, else its ends."""
+def _of_plain(text: Excerpt, limit: int) -> Preview:
+    """Preview of text without a known media type: by what it looks like, else its ends."""
     numbered = outlines.unnumber(text)
     if numbered is not None:
         body, start = numbered

@@ -1,17 +1,17 @@
-"""Binary content: what its header tells, and its size. Never a byte of it as text."""
+"""Binary content: its size and what its header says, never its bytes as text."""
 
 from __future__ import annotations
 
 import re
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from typing import Final
 
 from coatcheck import media
 
-from .sample import Preview, Sample
-from .text import line, pack, some
+from .excerpts import Preview, Sample, line, pack, some
 
 _PAGES: Final = re.compile(rb"/Type[ \r\n]{0,4}/Pages\b")
 _COUNT: Final = re.compile(rb"/Count (\d{1,7})")
@@ -22,18 +22,13 @@ _OFFICE: Final = {"word/": "Word document", "xl/": "Excel workbook", "ppt/": "Po
 
 
 def binary(sample: Sample, media_type: str, limit: int) -> Preview:
-    """Type, size and header. The bytes count more than the media type that somebody gave them."""
+    """Preview of type, size and header. The media type found in the bytes wins over the given one."""
     sniffed = media.sniff_bytes(sample.head[: media.HEAD], b"")
     essence = sniffed if sniffed in _READERS and sniffed != media.BINARY else media_type
-    reader = _READERS.get(essence)
-    told = ""
-    if reader is not None:
-        try:
-            told = reader(sample)
-        except (struct.error, IndexError, ValueError):
-            told = ""
     named = line(essence, 60)
-    name = told or (f"binary data, though named {named}" if media.is_text(essence) else f"{named} content")
+    name = header(sample, essence) or (
+        f"binary data, though named {named}" if media.is_text(essence) else f"{named} content"
+    )
     shape = f"{name}, {some(sample.size, 'byte')}"
     names = _entries(sample) if essence == "application/zip" else []
     if names and len(shape) + 2 < limit:
@@ -44,8 +39,16 @@ def binary(sample: Sample, media_type: str, limit: int) -> Preview:
     return Preview(shape, f"what the header tells of {some(sample.size, 'byte')}")
 
 
+def header(sample: Sample, essence: str) -> str:
+    """Describe the header of binary content; empty if there is nothing to say."""
+    reader = _READERS.get(essence)
+    with suppress(struct.error, IndexError, ValueError):
+        return reader(sample) if reader is not None else ""
+    return ""
+
+
 def pixels(head: bytes) -> tuple[int, int] | None:
-    """Width and height of an image, from its first bytes. None where they do not tell, or it is no image."""
+    """Width and height of an image, read from its first bytes, or None if they do not contain them."""
     media_type = media.sniff_bytes(head[: media.HEAD], b"")
     reader = _PIXELS.get(media_type)
     try:
@@ -99,11 +102,11 @@ _PIXELS: Final[dict[str, Callable[[bytes], tuple[int, int] | None]]] = {
 
 
 def _image(name: str, otherwise: str) -> Callable[[Sample], str]:
-    def told(sample: Sample) -> str:
+    def read(sample: Sample) -> str:
         size = pixels(sample.head)
         return f"{name} image, {size[0]} × {size[1]} pixels" if size else otherwise
 
-    return told
+    return read
 
 
 def _wav(sample: Sample) -> str:
@@ -114,11 +117,11 @@ def _wav(sample: Sample) -> str:
 
 def _pdf(sample: Sample) -> str:
     version = re.match(rb"%PDF-(\d\.\d)", sample.head)
-    held = sample.head + sample.tail
+    both = sample.head + sample.tail
     counts = []
-    for match in islice(_PAGES.finditer(held), 200):
-        before = held[max(0, match.start() - 400) : match.start()].rpartition(b"<<")[2]
-        behind = held[match.end() : match.end() + 400].partition(b">>")[0]
+    for match in islice(_PAGES.finditer(both), 200):
+        before = both[max(0, match.start() - 400) : match.start()].rpartition(b"<<")[2]
+        behind = both[match.end() : match.end() + 400].partition(b">>")[0]
         counts += [int(count) for count in _COUNT.findall(before + b" " + behind)]
     linear = _LINEAR.search(sample.head, 0, 1_024)
     pages = int(linear.group(1)) if linear else max(counts, default=0)
@@ -134,7 +137,7 @@ def _zip(sample: Sample) -> str:
 
 
 def _directory(sample: Sample) -> tuple[bytes, int]:
-    """The last bytes of an archive, and where the record that ends it stands in them."""
+    """The last bytes of a zip archive, and the offset of its end record in them."""
     end = sample.tail if len(sample.tail) > 1_024 or not sample.is_whole else sample.head + sample.tail
     return end, end.rfind(b"PK\x05\x06")
 
@@ -145,7 +148,7 @@ def _count_entries(sample: Sample) -> int:
 
 
 def _entries(sample: Sample) -> list[str]:
-    """Names in the central directory, where all of that lies in the last bytes."""
+    """Names in the central directory, if all of it is in the last bytes."""
     end, record = _directory(sample)
     if not 0 <= record <= len(end) - 22:
         return []

@@ -1,4 +1,4 @@
-"""Logs: which levels, how often, from when to when, and the first error."""
+"""Logs: counts of each level, first and last time, and the first error."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections import Counter
 from itertools import islice
 from typing import Final
 
-from coatcheck.hints import Hint
+from coatcheck.redaction import QuickPattern
 
-from .sample import Preview, Text
-from .text import ends, line, uncolour
+from .excerpts import Excerpt, Preview, ends, line, uncolour
 
 _STAMP: Final = re.compile(
     r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,]\d{1,9})?)?(?:Z|[+-]\d\d:?\d\d)?"
@@ -18,7 +17,7 @@ _STAMP: Final = re.compile(
     r"|\d\d/(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)/\d{4}:\d\d:\d\d:\d\d"
     r"|\b\d\d:\d\d:\d\d(?:[.,]\d{1,6})?\b"
 )
-# Every branch begins with a letter of its own, which lets `re` skip ahead: ten times as fast as one behind a `\\b`.
+# Each branch begins with a literal letter, so `re` can skip ahead: ten times faster than a leading `\\b`.
 _ANY_LEVEL: Final = (
     r"T(?<!\wT)RACE\b|D(?<!\wD)EBUG\b|I(?<!\wI)NFO\b|N(?<!\wN)OTICE\b|W(?<!\wW)ARN(?:ING)?\b|E(?<!\wE)RROR\b"
     r"|F(?<!\wF)ATAL\b|C(?<!\wC)RITICAL\b|P(?<!\wP)ANIC\b"
@@ -28,7 +27,7 @@ _ANY_LEVEL: Final = (
 _LEVEL: Final = re.compile(_ANY_LEVEL)
 _LEVEL_OF_LINE: Final = re.compile(rf"({_ANY_LEVEL})[^\n]*+")
 _WORDS: Final = ("INFO", "ERROR", "WARN", "DEBUG", "TRACE", "NOTICE", "FATAL", "CRITICAL", "PANIC", "level=", "[")
-_FAILS: Final = Hint(
+_FAILS: Final = QuickPattern(
     r"(?m)^[ \t]{0,8}(?:--- FAIL: |FAILED[ :]|FAIL: |ERROR[ :]|E {3}|error(?:\[|: )|fatal: |panic: |Traceback \("
     r"|[A-Z][\w\x80-\xff]*(?:Error|Exception): |npm ERR! |✖ |✗ |not ok |##\[error\]"
     r"|[\w./\x80-\xff-]+[:(]\d+[:,)][^\n]*error)"
@@ -48,8 +47,8 @@ _MANY: Final = 1_000
 _ROOMY: Final = 160
 
 
-def looks_like(text: Text) -> bool:
-    """Whether half of the first lines begin with a time or name a level near their beginning."""
+def looks_like(text: Excerpt) -> bool:
+    """Whether half of the first lines have a time or a level near their beginning."""
     lines = [each for each in uncolour(text.head[:16_384]).split("\n", _PEEK)[:_PEEK] if each.strip()]
     if not may_be("\n".join(lines)):
         return False
@@ -58,11 +57,11 @@ def looks_like(text: Text) -> bool:
 
 
 def may_be(lines: str) -> bool:
-    """False where no line names a level or a time: quicker than looking."""
+    """Fast check: False if no line can have a level or a time."""
     return ":" in lines or any(word in lines for word in _WORDS)
 
 
-def log(text: Text, limit: int) -> Preview:
+def log(text: Excerpt, limit: int) -> Preview:
     head, tail = uncolour(text.head), uncolour(text.tail)
     levels, first_bad = _levels(head)
     if tail:
@@ -87,7 +86,7 @@ def log(text: Text, limit: int) -> Preview:
 
 
 def _levels(text: str) -> tuple[Counter[str], tuple[int, str] | None]:
-    """One level for each line that names one near its beginning, and the first line that is bad, with its number."""
+    """Count one level per line that has one near its beginning; also the first error line with its number."""
     if max(map(len, text.split("\n"))) > _NEAR:
         text = "\n".join(each[:_NEAR] for each in text.split("\n"))
     counts: Counter[str] = Counter()
@@ -106,7 +105,7 @@ def _name(found: str) -> str:
 
 
 def _span(head: str, tail: str) -> str:
-    """The first and the last time."""
+    """First and last time."""
     first = _STAMP.search(head, 0, 16_384)
     lines = reversed(tail[-16_384:].split("\n")) if first else ()
     last = next(filter(None, (_STAMP.search(each, 0, _NEAR) for each in lines)), None)
@@ -115,8 +114,8 @@ def _span(head: str, tail: str) -> str:
     return first.group() if first.group() == last.group() else f"{first.group()} to {last.group()}"
 
 
-def output(text: Text, limit: int) -> Preview:
-    """What a program printed: its ends, and between them the first line that says that something failed."""
+def output(text: Excerpt, limit: int) -> Preview:
+    """Preview of program output: its ends, and between them the first line that reports a failure."""
     plain = uncolour(text.head)
     if limit < _ROOMY or not _FAILS(plain):
         return ends(text, limit)
@@ -129,5 +128,5 @@ def output(text: Text, limit: int) -> Preview:
     found = f"; {least}{len(failures)} failure line{'s' if len(failures) > 1 else ''}, first at {number}"
     if first.end() < limit // 4:
         return ends(text, limit, found, mark=found)
-    told = line(_FOLDERS.sub("…/", first.group().strip(), count=1), limit // 3)
-    return ends(text, limit, found, mark=found, middle=told)
+    failure = line(_FOLDERS.sub("…/", first.group().strip(), count=1), limit // 3)
+    return ends(text, limit, found, mark=found, middle=failure)

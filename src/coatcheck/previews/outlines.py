@@ -1,8 +1,7 @@
-"""Outlines: what a source file defines, what a diff touches, which headings a document has.
+"""Outlines: definitions of a source file, files of a diff, headings of a document.
 
-Light patterns and no parser: a name that is missed costs a glance, never a failure. Every pattern is linear on hostile
-text: each repetition is bounded, or cannot match what follows it. Those for lines begin with the line feed before, to
-which `re` skips ahead.
+Light patterns instead of parsers: a missed name is harmless. Every pattern is linear on hostile text: each repetition
+is bounded, or cannot match what follows it.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from collections import Counter
 from itertools import islice
 from typing import Final, NamedTuple
 
-from coatcheck.hints import Hint
+from coatcheck.redaction import QuickPattern
 
-from .sample import Preview, Text
-from .text import ends, line, pack, visible
+from .excerpts import Excerpt, Preview, ends, line, pack, visible
 
 _NUMBERED: Final = re.compile(r"[ \t]{0,8}(\d{1,7})(?:→|\t|[:|] ?|-)")
-# These begin with the line feed before a line, not with "^": that is searched for many times as fast.
+# These begin with the line feed before the line instead of "^": `re` skips ahead to it, many times faster.
 _DEFINITION: Final = re.compile(
     r"\n([ \t]{0,12})"
     r"(?:(?:export|default|declare|public|private|protected|internal|static|final|abstract|async|pub|pub\(crate\)|unsafe"
@@ -36,7 +34,7 @@ _METHOD: Final = re.compile(
 _CONSTANT: Final = re.compile(r"\n()(?:export )?(const|let|var) ([A-Za-z_$][\w$]{0,80})[^\n=]{0,80}= ?(?:async )?[(f]")
 _C_FUNCTION: Final = re.compile(r"\n()()(?:[A-Za-z_][\w:<>]{0,40}[ \t*&]{1,4}){1,4}([A-Za-z_][\w:]{0,80})\(")
 _SHELL: Final = re.compile(r"\n()()([A-Za-z_][\w-]{0,60})[ ]?\(\)[ ]?\{")
-_DEFINES: Final = Hint(
+_DEFINES: Final = QuickPattern(
     r"(?m)^[ \t]*(?:[a-z()]+[ \t]+)*(?:def|class|func|function|fn|interface|struct|enum|trait|impl|type|module"
     r"|namespace|object|record|message|service|protocol|extension|CREATE TABLE|CREATE VIEW|create table"
     r"|create view)[ \t*<]"
@@ -69,23 +67,21 @@ _TAG: Final = re.compile(r"<(title|p|h[1-6])\b[^<>]{0,500}>", re.IGNORECASE)
 _ANY_TAG: Final = re.compile(r"<[^<>]{0,500}>")
 _ELEMENT: Final = re.compile(r"<([A-Za-z_][\w.:-]{0,60})([^<>]{0,1000})>")
 _SILENT: Final = re.compile(r"<(script|style|!--)", re.IGNORECASE)
-
-
 _LOOK: Final = 16_384
 _SOME: Final = 20
 _MANY: Final = 1_000
 
 
-class Entry(NamedTuple):
-    """One line of an outline: how deep it stands, what it says, and the word before it, said once for many in a row."""
+class OutlineEntry(NamedTuple):
+    """One entry of an outline: level, text, and a keyword that is shown once for several entries in a row."""
 
     level: int
     text: str
     word: str = ""
 
 
-def outline(lead: str, entries: list[Entry], limit: int, *, sep: str = "; ") -> tuple[str, int]:
-    """As many entries as fit, the upper levels first, in the order of the document. Also how many."""
+def outline(lead: str, entries: list[OutlineEntry], limit: int, *, sep: str = "; ") -> tuple[str, int]:
+    """Join as many entries as fit, upper levels first, in document order; also return their number."""
     by_level = sorted(range(len(entries)), key=lambda index: entries[index].level)
     low, high = 0, min(len(entries), limit)
     while low < high:
@@ -95,11 +91,11 @@ def outline(lead: str, entries: list[Entry], limit: int, *, sep: str = "; ") -> 
     return _join(lead, entries, by_level[:low], sep), low
 
 
-def _at_least(entries: list[Entry]) -> str:
+def _at_least(entries: list[OutlineEntry]) -> str:
     return f"at least {len(entries)}" if len(entries) >= _MANY else str(len(entries))
 
 
-def _join(lead: str, entries: list[Entry], chosen: list[int], sep: str) -> str:
+def _join(lead: str, entries: list[OutlineEntry], chosen: list[int], sep: str) -> str:
     parts, before = [], ""
     for index in sorted(chosen):
         entry = entries[index]
@@ -110,8 +106,8 @@ def _join(lead: str, entries: list[Entry], chosen: list[int], sep: str) -> str:
     return lead + sep.join(parts)
 
 
-def unnumber(text: Text) -> tuple[str, int] | None:
-    """The text without the line numbers that a tool put before each line, and the first number; None without them."""
+def unnumber(text: Excerpt) -> tuple[str, int] | None:
+    """Strip line numbers that a tool put before each line; also return the first number. None if there are none."""
     first = text.head[:4_096].split("\n", 9)[:8]
     found = [int(match.group(1)) for each in first if (match := _NUMBERED.match(each)) is not None]
     if len(found) < 3 or len(found) < len(first) - 2 or found != list(range(found[0], found[0] + len(found))):
@@ -122,15 +118,15 @@ def unnumber(text: Text) -> tuple[str, int] | None:
     return "\n".join(each[match.end() :] if (match := _NUMBERED.match(each)) else each for each in lines), found[0]
 
 
-def code(text: Text, limit: int, *, language: str = "", body: str | None = None, start: int = 1) -> Preview:
-    """What a source file defines, each with its line number."""
+def code(text: Excerpt, limit: int, *, language: str = "", body: str | None = None, start: int = 1) -> Preview:
+    """Preview of the definitions in a source file, with line numbers."""
     body = text.head if body is None else body
     definitions = _definitions(body)
     return _outlined(text, limit, body, definitions, language, start) if definitions else ends(text, limit)
 
 
-def unnamed_code(text: Text, limit: int, *, body: str | None = None, start: int = 1) -> Preview | None:
-    """The same for text that nobody called code, where it looks like it."""
+def unnamed_code(text: Excerpt, limit: int, *, body: str | None = None, start: int = 1) -> Preview | None:
+    """Preview of plain text that looks like code, else None."""
     body = text.head if body is None else body
     found = _definitions(body)
     early = sum(each[0] < _LOOK for each in found)
@@ -140,14 +136,14 @@ def unnamed_code(text: Text, limit: int, *, body: str | None = None, start: int 
 
 
 def _outlined(
-    text: Text, limit: int, body: str, definitions: list[tuple[int, int, str, str]], language: str, start: int
+    text: Excerpt, limit: int, body: str, definitions: list[tuple[int, int, str, str]], language: str, start: int
 ) -> Preview:
-    entries: list[Entry] = []
+    entries: list[OutlineEntry] = []
     number, at = start, 0
     for offset, level, keyword, name in definitions:
         number += body.count("\n", at, offset)
         at = offset
-        entries.append(Entry(level, f"{visible(name)}:{number}", keyword))
+        entries.append(OutlineEntry(level, f"{visible(name)}:{number}", keyword))
     size = f"{text.lines} lines" if text.lines is not None else f"{text.size} bytes"
     shape, kept = outline(f"{language or _language(body)}, {size}: ", entries, limit, sep=", ")
     if not kept:
@@ -175,8 +171,8 @@ def _definitions(body: str) -> list[tuple[int, int, str, str]]:
     return [(at, *found[at]) for at in sorted(found)[:_MANY]]
 
 
-def diff(text: Text, limit: int) -> Preview:
-    """Which files a diff touches, and how many lines each gains and loses."""
+def diff(text: Excerpt, limit: int) -> Preview:
+    """Preview of the files in a diff, with the lines added and removed in each."""
     files: dict[str, list[int]] = {}
     name = ""
     old = new = 0
@@ -226,18 +222,18 @@ def _common_folder(paths: list[str]) -> str:
     return low[: low.rfind("/", 0, same) + 1]
 
 
-def markdown(text: Text, limit: int, *, body: str | None = None) -> Preview:
+def markdown(text: Excerpt, limit: int, *, body: str | None = None) -> Preview:
     body = text.head if body is None else body
     return _headings(text, _markdown_headings(body), limit, "")
 
 
-def restructured(text: Text, limit: int) -> Preview:
+def restructured(text: Excerpt, limit: int) -> Preview:
     seen: list[str] = []
     entries = []
     for match in islice(_UNDERLINED.finditer(text.head), _MANY):
         if match.group(2) not in seen:
             seen.append(match.group(2))
-        entries.append(Entry(seen.index(match.group(2)), line(match.group(1), 60)))
+        entries.append(OutlineEntry(seen.index(match.group(2)), line(match.group(1), 60)))
     return _headings(text, entries, limit, "")
 
 
@@ -246,7 +242,7 @@ def looks_like_markdown(body: str) -> bool:
     return len(levels) >= 2 and max(levels) >= 2
 
 
-def _markdown_headings(body: str) -> list[Entry]:
+def _markdown_headings(body: str) -> list[OutlineEntry]:
     if "\n#" not in body and not body.startswith("#"):
         return []
     body = f"\n{body}"
@@ -257,11 +253,11 @@ def _markdown_headings(body: str) -> list[Entry]:
             passed += 1
         if passed % 2 == 0:
             title = match.group(2).rstrip("# \t\r")
-            entries.append(Entry(len(match.group(1)), f"{match.group(1)} {line(title, 60)}"))
+            entries.append(OutlineEntry(len(match.group(1)), f"{match.group(1)} {line(title, 60)}"))
     return entries
 
 
-def _headings(text: Text, entries: list[Entry], limit: int, lead: str, *, sep: str = "\n") -> Preview:
+def _headings(text: Excerpt, entries: list[OutlineEntry], limit: int, lead: str, *, sep: str = "\n") -> Preview:
     shape, kept = outline(lead, entries, limit, sep=sep)
     if not kept:
         return ends(text, limit)
@@ -269,8 +265,8 @@ def _headings(text: Text, entries: list[Entry], limit: int, lead: str, *, sep: s
     return Preview(shape, f"{kept} of {_at_least(entries)} headings{size}{text.scope}")
 
 
-def page(text: Text, limit: int) -> Preview:
-    """The title of an HTML page, and its headings."""
+def page(text: Excerpt, limit: int) -> Preview:
+    """Preview of the title and headings of an HTML page."""
     title, first, entries = _titles(_without_scripts(text.head))
     if text.tail:
         entries += _titles(_without_scripts(text.tail))[2]
@@ -283,10 +279,10 @@ def page(text: Text, limit: int) -> Preview:
     return Preview(shape, f"{'title and ' if title else ''}{kept} of {_at_least(entries)} headings{text.scope_of_both}")
 
 
-def _titles(source: str) -> tuple[str, str, list[Entry]]:
-    """The title, the first real paragraph, and the headings."""
+def _titles(source: str) -> tuple[str, str, list[OutlineEntry]]:
+    """The title, the first long paragraph, and the headings."""
     title, first = "", ""
-    entries: list[Entry] = []
+    entries: list[OutlineEntry] = []
     paragraphs = 0
     for match in _TAG.finditer(source):
         tag = match.group(1).lower()
@@ -294,18 +290,18 @@ def _titles(source: str) -> tuple[str, str, list[Entry]]:
         if (tag == "p" and (first or paragraphs > _SOME)) or len(entries) == _MANY:
             continue
         end = _closing(source, tag, match.end(), match.end() + 400)
-        said = line(html.unescape(_ANY_TAG.sub("", source[match.end() : max(end, match.end())])), 400)
+        content = line(html.unescape(_ANY_TAG.sub("", source[match.end() : max(end, match.end())])), 400)
         if tag == "title":
-            title = title or line(said, 80)
+            title = title or line(content, 80)
         elif tag == "p":
-            first = said if len(said) >= 100 else ""
+            first = content if len(content) >= 100 else ""
         else:
-            entries.append(Entry(int(tag[1]), f"{tag} {line(said, 60)}".rstrip()))
+            entries.append(OutlineEntry(int(tag[1]), f"{tag} {line(content, 60)}".rstrip()))
     return title, first, entries
 
 
 def _closing(source: str, tag: str, start: int, stop: int) -> int:
-    """Where the closing tag stands, or -1."""
+    """Offset of the closing tag, or -1."""
     end = source.find("</", start, stop)
     while end >= 0 and source[end + 2 : end + 2 + len(tag)].lower() != tag:
         end = source.find("</", end + 2, stop)
@@ -327,8 +323,8 @@ def _without_scripts(source: str) -> str:
     return "".join([*kept, source[at:]])
 
 
-def tree(text: Text, limit: int) -> Preview:
-    """The root of an XML document, and which elements it has most of."""
+def tree(text: Excerpt, limit: int) -> Preview:
+    """Preview of the root of an XML document and its most frequent elements."""
     names: Counter[str] = Counter()
     root = None
     for match in _ELEMENT.finditer(text.head):

@@ -1,7 +1,8 @@
-"""The shape of JSON: which keys, which types, how many. Wide before deep, the heaviest part first, no more than fits.
+"""The shape of JSON values: keys, types and sizes, as one line for a preview or as an outline for a page.
 
 `[30 × {id: int, state: "open"|"closed", user: {18 keys}, body?: str|null}]` reads: thirty objects, not all of them
-with a body. Equal places are merged, so a thousand rows cost no more room than one.
+with a body. Values at equal paths are merged, so a thousand rows take no more room than one. Room is given to upper
+levels first, in a preview to the largest part of each level.
 """
 
 from __future__ import annotations
@@ -9,64 +10,98 @@ from __future__ import annotations
 import heapq
 import json
 import re
-from collections.abc import Iterable, Sequence, Sized
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import chain
 from operator import itemgetter
-from typing import Final, cast
+from typing import ClassVar, Final, cast
 
-from .parts import CutDict, CutList, CutText
-from .text import fit, visible
+from .excerpts import count, fit, visible
+
+SAMPLED: Final = 1_000
+"""Values at one path that an outline merges."""
 
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z_$@][\w$.\-/]{0,60}", re.ASCII)
 _DULL_KEY: Final = re.compile(r"(?:.{0,60}_)?(?:url|href|node_id|etag)\Z")
 _TELLING: Final = frozenset({"type", "kind", "role", "level", "status", "state", "event", "error"})
-_SCALARS: Final = frozenset({str, int, float, bool, type(None), CutText})
-_CUT: Final = frozenset({CutDict, CutList})
 _FEW: Final = 4
 _MANY: Final = 16
 _SHORT: Final = 40
 _DEEPEST: Final = 6
+_OUTLINE_DEEPEST: Final = 30
+_WIDE: Final = 25  # keys of one object in an outline before the rest is summed up
+_OUTLINE_KEY: Final = 60
 
 
-class Place:
-    """One place in the document, with every value that stands there: each row's `user`, say."""
+class CutDict(dict[str, object]):
+    """An object with more keys than we saw, or whose last value is cut."""
 
-    __slots__ = ("_by_type", "_extents", "children", "depth", "detail", "hidden", "is_telling", "total", "values")
 
-    def __init__(self, values: Sequence[object], depth: int = 0, *, is_telling: bool = False) -> None:
+class CutList(list[object]):
+    """An array with more members than we saw."""
+
+
+class CutText(str):
+    """A string that continues."""
+
+    __slots__ = ()
+
+
+_SCALARS: Final = frozenset({str, int, float, bool, type(None), CutText})
+_CUT: Final = frozenset({CutDict, CutList})
+_TYPES: Final[Mapping[type, str]] = {
+    str: "str", CutText: "str", bool: "bool", int: "int", float: "number", dict: "object", CutDict: "object",
+    list: "array", CutList: "array",
+}  # fmt: skip
+
+
+class _Values:
+    """All values at one path of a document: the `user` of every row, for example."""
+
+    __slots__ = ("_by_type", "depth", "values")
+    type_names: ClassVar[Mapping[type, str]] = _TYPES
+
+    def __init__(self, values: Sequence[object], depth: int) -> None:
         self.values = values
         self.depth = depth
-        self.children: list[tuple[str, Place]] = []
-        self.total = 0
-        self.hidden = False
-        self.is_telling = is_telling
-        self.detail = ""
         self._by_type: dict[str, Sequence[object]] | None = None
-        self._extents: dict[str, str] = {}
 
     @property
     def by_type(self) -> dict[str, Sequence[object]]:
+        """The values grouped by the names of their types, in the order of first appearance."""
         if self._by_type is None:
-            names = {type_of(kind) for kind in set(map(type, self.values))}
+            name_of = self.type_names.get
+            names = {name_of(kind, "null") for kind in set(map(type, self.values))}
             if len(names) == 1:
                 self._by_type = {names.pop(): self.values}
                 return self._by_type
             found: dict[str, list[object]] = {}
             for value in self.values:
-                found.setdefault(type_of(type(value)), []).append(value)
+                found.setdefault(name_of(type(value), "null"), []).append(value)
             self._by_type = dict(found)
         return self._by_type
 
+
+class ShapeNode(_Values):
+    """One path in the line of a preview. `hidden` nodes show their key alone unless they have a `detail`."""
+
+    __slots__ = ("_extents", "children", "detail", "hidden", "is_telling", "total")
+
+    def __init__(self, values: Sequence[object], depth: int = 0, *, is_telling: bool = False) -> None:
+        super().__init__(values, depth)
+        self.children: list[tuple[str, ShapeNode]] = []
+        self.total = 0
+        self.hidden = False
+        self.is_telling = is_telling
+        self.detail = ""
+        self._extents: dict[str, str] = {}
+
     def extent(self, name: str, values: Sequence[object]) -> str:
-        """How many members the objects or arrays here have."""
+        """Number of members of the objects or arrays at this path."""
         known = self._extents.get(name)
         if known is None:
             known = self._extents[name] = extent(values)
         return known
-
-    @property
-    def weight(self) -> int:
-        return _weight(self.values)
 
     def text(self) -> str:
         if self.detail:
@@ -98,7 +133,7 @@ class Place:
         size = self.extent("array", values)
         if size == "0":
             return "[]"
-        if not self.children or self.children[0][0]:  # none listed, or those of the objects in the same place
+        if not self.children or self.children[0][0]:  # none listed, or those of objects at the same path
             return f"[{size}]"
         return f"[{size} × {self.children[0][1].text()}]"
 
@@ -108,31 +143,20 @@ class Place:
 
     @property
     def is_list(self) -> bool:
-        """Whether it is one list of scalars."""
+        """Whether the only value is a list of scalars."""
         return len(self.values) == 1 and isinstance(self.values[0], list) and self.children[0][1].is_scalar
 
 
-_TYPES: Final[dict[type, str]] = {
-    str: "str", CutText: "str", bool: "bool", int: "int", float: "number", dict: "object", CutDict: "object",
-    list: "array", CutList: "array",
-}  # fmt: skip
-
-
-def type_of(kind: type) -> str:
-    """What JSON calls the values of a type."""
-    return _TYPES.get(kind, "null")
-
-
-def extent(containers: Sequence[object]) -> str:
-    """How many members containers have: `3`, `0-12`, `≥31` where one of them goes on beyond what was seen."""
+def extent(containers: Sequence[object], digits: str = "") -> str:
+    """Number of members of containers: `3`, `0-12`, or `≥31` if one of them is cut. `digits` formats the numbers."""
     sizes = set(map(len, cast("Sequence[Sized]", containers)))
     cut = not _CUT.isdisjoint(map(type, containers))
     low, high = min(sizes), max(sizes)
-    return f"{'≥' if cut else ''}{high}" if low == high or cut else f"{low}-{high}"
+    return f"{'≥' if cut else ''}{high:{digits}}" if low == high or cut else f"{low:{digits}}-{high:{digits}}"
 
 
 def keys_of(objects: Iterable[object]) -> dict[str, list[object]]:
-    """Every key, in the order met, with its values: those of objects with equal keys together."""
+    """Every key in order of appearance, with its values: those of objects with equal keys together."""
     alike: dict[tuple[str, ...], list[dict[str, object]]] = {}
     for each in objects:
         if isinstance(each, dict):
@@ -150,7 +174,7 @@ def keys_of(objects: Iterable[object]) -> dict[str, list[object]]:
 
 
 def elements_of(arrays: Sequence[object]) -> list[object]:
-    """The members of arrays, without the one that was cut off in the middle where there are others."""
+    """The members of arrays, without a member that is cut unless it is the only one."""
     if set(map(type, arrays)) == {list}:
         return list(chain.from_iterable(cast("Iterable[list[object]]", arrays)))
     found: list[object] = []
@@ -160,69 +184,69 @@ def elements_of(arrays: Sequence[object]) -> list[object]:
     return found
 
 
-def describe(values: Sequence[object], room: int) -> tuple[str, Place]:
-    """The shape of values that stand in one place, in at most `room` characters where at all possible."""
-    root = Place(values)
+def describe(values: Sequence[object], room: int) -> tuple[str, ShapeNode]:
+    """The shape of values at one path on one line, in at most `room` characters if at all possible."""
+    root = ShapeNode(values)
     spare = room - len(root.text())
-    places = [root]
-    queue: list[tuple[int, int, int, Place]] = [(0, 0, 0, root)]
+    nodes = [root]
+    queue: list[tuple[int, int, int, ShapeNode]] = [(0, 0, 0, root)]
     while queue and spare > 0:
-        place = heapq.heappop(queue)[3]
-        closed = len(place.text())
-        made = _open(place, spare + closed)
-        spare -= len(place.text()) - closed
+        node = heapq.heappop(queue)[3]
+        closed = len(node.text())
+        made = _open(node, spare + closed)
+        spare -= len(node.text()) - closed
         for child in made:
-            places.append(child)
+            nodes.append(child)
             if not child.is_scalar and child.depth < _DEEPEST:
-                heapq.heappush(queue, (child.depth, -child.weight, len(places), child))
-    _fill(places, spare)
+                heapq.heappush(queue, (child.depth, -_weight(child.values), len(nodes), child))
+    _fill(nodes, spare)
     return root.text(), root
 
 
-def _open(place: Place, room: int) -> list[Place]:
-    """List the members of a place, as many as fit; the places that this made."""
-    kinds = place.by_type
+def _open(node: ShapeNode, room: int) -> list[ShapeNode]:
+    """List as many members of a node as fit, and return the new nodes."""
+    kinds = node.by_type
     if "object" in kinds:
-        return _open_object(place, kinds["object"], room)
+        return _open_object(node, kinds["object"], room)
     if "array" in kinds and (elements := elements_of(kinds["array"])):
-        place.children = [("", Place(elements, place.depth))]
-        if len(place.text()) <= room:
-            return [place.children[0][1]]
-        place.children = []
+        node.children = [("", ShapeNode(elements, node.depth))]
+        if len(node.text()) <= room:
+            return [node.children[0][1]]
+        node.children = []
     return []
 
 
-def _open_object(place: Place, objects: Sequence[object], room: int) -> list[Place]:
+def _open_object(node: ShapeNode, objects: Sequence[object], room: int) -> list[ShapeNode]:
     found = keys_of(objects)
     complete = len(objects) - list(map(type, objects)).count(CutDict) or len(objects)
-    place.total = len(found)
+    node.total = len(found)
     if len(found) * 3 <= room:
-        place.children = [_member(place, key, found[key], complete) for key in found]
-        if len(place.text()) <= room:
-            return [child for _, child in place.children]
+        node.children = [_member(node, key, found[key], complete) for key in found]
+        if len(node.text()) <= room:
+            return [child for _, child in node.children]
     weights = {key: _weight(values) for key, values in found.items()}
     heaviest = max(weights, key=lambda key: weights[key])
     ranked = sorted(found, key=lambda key: _rank(key, is_heavy=key == heaviest and weights[key] > 0))
-    members = [_member(place, key, found[key], complete) for key in ranked[: room // 3 + 1]]
+    members = [_member(node, key, found[key], complete) for key in ranked[: room // 3 + 1]]
     for _, child in members:
         child.hidden = child.is_scalar
         child.detail = _few(child) if child.is_scalar and child.is_telling else ""
     low, high = 0, len(members)
     while low < high:
         middle = (low + high + 1) // 2
-        place.children = members[:middle]
-        low, high = (middle, high) if len(place.text()) <= room else (low, middle - 1)
-    place.children = members[: low if low > 1 or not place.depth else 0]
-    return [child for _, child in place.children]
+        node.children = members[:middle]
+        low, high = (middle, high) if len(node.text()) <= room else (low, middle - 1)
+    node.children = members[: low if low > 1 or not node.depth else 0]
+    return [child for _, child in node.children]
 
 
 def _rank(key: str, *, is_heavy: bool) -> int:
     return 0 if key in _TELLING else 1 if is_heavy else 3 if _DULL_KEY.match(key) else 2
 
 
-def _member(place: Place, key: str, values: Sequence[object], complete: int) -> tuple[str, Place]:
-    return _key(key) + ("?" if len(values) < complete else ""), Place(
-        values, place.depth + 1, is_telling=key in _TELLING
+def _member(node: ShapeNode, key: str, values: Sequence[object], complete: int) -> tuple[str, ShapeNode]:
+    return _key(key) + ("?" if len(values) < complete else ""), ShapeNode(
+        values, node.depth + 1, is_telling=key in _TELLING
     )
 
 
@@ -230,8 +254,8 @@ def _weight(values: Sequence[object]) -> int:
     kinds = set(map(type, values))
     if kinds <= _SCALARS:
         return 0
-    held = values if kinds.isdisjoint(_SCALARS) else [each for each in values if isinstance(each, (dict, list))]
-    return sum(map(len, cast("Iterable[Sized]", held)))
+    containers = values if kinds.isdisjoint(_SCALARS) else [each for each in values if isinstance(each, (dict, list))]
+    return sum(map(len, cast("Iterable[Sized]", containers)))
 
 
 def _key(key: str) -> str:
@@ -239,64 +263,184 @@ def _key(key: str) -> str:
 
 
 def _quoted(text: str, room: int) -> str:
-    """A string as JSON writes it, an ellipsis behind its closing quote where it goes on."""
+    """A string in quotes, with an ellipsis at its end if it is cut."""
     used = fit(text, room)
     plain = visible(text[:used].replace("\n", "⏎").replace("\t", " ").replace("\r", "")).replace('"', "'")
     return f'"{plain}"' if used == len(text) else f'"{plain}…"'
 
 
-def _fill(places: Sequence[Place], spare: int) -> None:
-    """Use what room is left for values: the few that a place takes, then the beginnings of long strings."""
-    for place in sorted(places, key=lambda place: not place.is_telling):
-        if (not place.children or place.is_list) and not place.detail and (detail := _few(place)):
-            cost = len(detail) - _room_of(place)
+def _fill(nodes: Sequence[ShapeNode], spare: int) -> None:
+    """Use the remaining room for values: where there are few distinct ones, then the beginnings of long strings."""
+    for node in sorted(nodes, key=lambda node: not node.is_telling):
+        if (not node.children or node.is_list) and not node.detail and (detail := _few(node)):
+            cost = len(detail) - _room_taken(node)
             if cost <= spare:
-                place.detail = detail
+                node.detail = detail
                 spare -= cost
-    for place in places:
+    for node in nodes:
         if spare < _SHORT // 2:
             return
-        if not place.detail and len(place.values) == 1 and isinstance(value := place.values[0], str):
-            size = place.text().removeprefix("str")
+        if not node.detail and len(node.values) == 1 and isinstance(value := node.values[0], str):
+            size = node.text().removeprefix("str")
             detail = _quoted(value, spare - len(size) - 5) + size
-            spare -= len(detail) - _room_of(place)
-            place.detail = detail
+            spare -= len(detail) - _room_taken(node)
+            node.detail = detail
 
 
-def _room_of(place: Place) -> int:
-    """What a place takes now; less than nothing where showing it needs a colon first."""
-    return -2 if place.hidden else len(place.text())
+def _room_taken(node: ShapeNode) -> int:
+    """Room that a node takes now; negative if showing it needs a colon first."""
+    return -2 if node.hidden else len(node.text())
 
 
-def _few(place: Place) -> str:
-    """The values themselves, where they are few and short, or the first of a list of such."""
-    kinds = place.by_type
-    if set(kinds) == {"array"} and len(place.values) == 1:
-        elements = elements_of(place.values)
+def _few(node: ShapeNode) -> str:
+    """The values themselves if they are few and short, or the first ones of a list."""
+    kinds = node.by_type
+    if set(kinds) == {"array"} and len(node.values) == 1:
+        elements = elements_of(node.values)
         first = [_scalar(each) for each in elements[:3] if not isinstance(each, (dict, list))]
         if first and len(first) == len(elements[:3]):
-            types = "|".join(dict.fromkeys(type_of(type(each)) for each in elements))
-            size, more = place.extent("array", place.values), ", …" if len(elements) > 3 else ""
+            types = "|".join(dict.fromkeys(_TYPES.get(type(each), "null") for each in elements))
+            size, more = node.extent("array", node.values), ", …" if len(elements) > 3 else ""
             return f"[{size} × {types}: {', '.join(first)}{more}]"
         return ""
-    if not place.is_scalar:
+    if not node.is_scalar:
         return ""
     distinct: dict[str, None] = {}
-    values: Iterable[object] = place.values
-    if len(set(map(type, place.values))) == 1:  # else 1, 1.0 and true would be one
-        values = known = dict.fromkeys(place.values)
-        if len(known) > _MANY and not place.is_telling:  # even where some of them look the same
+    values: Iterable[object] = node.values
+    if len(set(map(type, node.values))) == 1:  # else 1, 1.0 and true would count as equal
+        values = known = dict.fromkeys(node.values)
+        if len(known) > _MANY and not node.is_telling:  # even if some of them look the same
             return ""
     for value in values:
         if isinstance(value, str) and len(value) > _SHORT:
             return ""
         distinct[_scalar(value)] = None
         if len(distinct) > _FEW:
-            return "|".join([*list(distinct)[: _FEW - 1], "…"]) if place.is_telling else ""
-    return "|".join(distinct) if place.is_telling or len(place.values) == 1 or len(distinct) < len(place.values) else ""
+            return "|".join([*list(distinct)[: _FEW - 1], "…"]) if node.is_telling else ""
+    return "|".join(distinct) if node.is_telling or len(node.values) == 1 or len(distinct) < len(node.values) else ""
 
 
 def _scalar(value: object) -> str:
     if isinstance(value, str):
         return _quoted(value, _SHORT)
     return (str(value) if type(value) is int else json.dumps(value))[:_SHORT]
+
+
+def outline(values: Sequence[object], max_chars: int, lead: str = "") -> tuple[str, int]:
+    """An indented outline of values at one path, `lead` first, and the number of paths that did not fit.
+
+    Room is given out breadth first, and every node states how much is left out below it."""
+    top = _OutlineNode(values, 0, "", lead)
+    left = 0
+    room = max_chars - len(top.line()) - 60
+    queue = deque([top])
+    while queue:
+        node = queue.popleft()
+        below = node.below()
+        reserve = len(node.tail()) + 12
+        for index, child in enumerate(below):
+            cost = len(child.line()) + 30
+            wide = index >= _WIDE and len(below) > _WIDE + 3
+            if wide or child.depth > _OUTLINE_DEEPEST or cost + reserve > room:
+                node.hidden = len(below) - index
+                left += node.hidden
+                room -= reserve
+                break
+            node.children.append(child)
+            queue.append(child)
+            room -= cost
+    return "\n".join(_rendered(top))[:max_chars], left
+
+
+class _OutlineNode(_Values):
+    """One path in an outline. `hidden` counts the nodes below it that did not fit."""
+
+    __slots__ = ("children", "hidden", "label", "lead", "sampled")
+    type_names = {  # noqa: RUF012 - declared by the class above
+        bool: "boolean", int: "number", float: "number", str: "string", dict: "object", list: "array"
+    }  # fmt: skip
+
+    def __init__(self, values: Sequence[object], depth: int, label: str, lead: str = "", sampled: str = "") -> None:
+        super().__init__(values, depth)
+        self.label, self.lead, self.sampled = label, lead, sampled
+        self.children: list[_OutlineNode] = []
+        self.hidden = 0
+
+    def line(self) -> str:
+        types = " | ".join(filter(None, [self.lead, *self._types()]))
+        more = f", {count(self.hidden, 'more place')} below" if self.hidden and not self.children else ""
+        return f"{'  ' * self.depth}{self.label}{': ' if self.label else ''}{types}{self.sampled}{more}"
+
+    def tail(self) -> str:
+        return f"{'  ' * (self.depth + 1)}… {count(self.hidden, 'more key')}"
+
+    def below(self) -> list[_OutlineNode]:
+        """The nodes one level down, keys in order of appearance."""
+        nodes = []
+        objects = self.by_type.get("object", ())
+        for key, values in keys_of(objects).items():
+            often = "" if len(values) == len(objects) else f" ({len(values):,} of {len(objects):,})"
+            nodes.append(_OutlineNode(values, self.depth + 1, _outline_key(key) + often))
+        arrays = cast("Sequence[list[object]]", self.by_type.get("array", ()))
+        items = _first_items(arrays)
+        if any(isinstance(item, (dict, list)) for item in items):
+            total = sum(map(len, arrays))
+            sampled = f" (the first {len(items):,} of {total:,})" if total > len(items) else ""
+            nodes.append(_OutlineNode(items, self.depth + 1, "[]", "", sampled))
+        return nodes
+
+    def _types(self) -> Iterator[str]:
+        """The types of the values: `string "a", "b"`, `object of 3 keys`, `array of 0-12 strings`."""
+        kinds = self.by_type
+        if "object" in kinds:
+            size = extent(kinds["object"], ",")
+            yield f"object of {size} key{'' if size in ('1', '0-1') else 's'}"
+        if "array" in kinds:
+            size = extent(kinds["array"], ",")
+            items = _first_items(cast("Sequence[list[object]]", kinds["array"]))
+            names = sorted({self.type_names.get(type(item), "null") for item in items})
+            samples = f" {_samples(items)}" if names and not {"object", "array"}.intersection(names) else ""
+            yield f"array of {size} {'/'.join(names) or 'item'}{'' if size in ('1', '0-1') else 's'}{samples}"
+        for name, values in kinds.items():
+            if name not in ("object", "array"):
+                yield name if name == "null" else f"{name} {_samples(values)}"
+
+
+def _rendered(top: _OutlineNode) -> Iterator[str]:
+    stack: list[_OutlineNode | str] = [top]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, str):
+            yield node
+            continue
+        yield node.line()
+        if node.hidden and node.children:
+            stack.append(node.tail())
+        stack.extend(reversed(node.children))
+
+
+def _samples(values: Sequence[object]) -> str:
+    """Up to three different values."""
+    samples: dict[str, None] = {}
+    for value in values:
+        if len(samples) == 3:
+            return ", ".join(samples) + ", …"
+        if isinstance(value, str) and len(value) > _SHORT:
+            samples[f'{json.dumps(value[:_SHORT], ensure_ascii=False)[:-1]}…" ({len(value):,} characters)'] = None
+        else:
+            samples[json.dumps(value, ensure_ascii=False)[: 2 * _SHORT]] = None
+    return ", ".join(samples)
+
+
+def _first_items(arrays: Sequence[list[object]]) -> list[object]:
+    """The first items of all arrays, as many as are merged."""
+    items: list[object] = []
+    for each in arrays:
+        items.extend(each[: SAMPLED - len(items)])
+    return items
+
+
+def _outline_key(key: str) -> str:
+    if key.isidentifier() and len(key) <= _OUTLINE_KEY:
+        return key
+    return json.dumps(key if len(key) <= _OUTLINE_KEY else key[:_OUTLINE_KEY] + "…", ensure_ascii=False)

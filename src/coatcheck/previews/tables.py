@@ -1,4 +1,4 @@
-"""Tables of separated values: how many rows, which columns, and the first rows as they stand."""
+"""Tables of separated values: number of rows, columns, and the first rows."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from collections import Counter
 from itertools import islice
 from typing import Final
 
-from .sample import Preview, Text
-from .text import ends, line, pack, some
+from .excerpts import Excerpt, Preview, ends, line, pack, some
 
 _SEPARATORS: Final = (",", "\t", ";", "|")
 _PEEK: Final = 30
 _CELL: Final = 24
 
 
-def table(text: Text, limit: int, *, separator: str | None = None) -> Preview:
-    """A table, whatever its separator. One that does not parse is shown as text."""
+def table(text: Excerpt, limit: int, *, separator: str | None = None) -> Preview:
+    """Preview of a table with any separator. One that does not parse is shown as text."""
     separator = separator or _separator(text.head) or ","
     rows, complete = _rows(text, separator)
     if not rows:
@@ -46,8 +45,8 @@ def table(text: Text, limit: int, *, separator: str | None = None) -> Preview:
     return Preview(shape, f"{of_columns}{shown} of {total} rows{part}{by}")
 
 
-def looks_like(text: Text) -> str | None:
-    """The separator, where plain text is plainly a table: at least five rows, all of the same three columns or more."""
+def looks_like(text: Excerpt) -> str | None:
+    """Return the separator if the text is clearly a table: five rows or more, all of the same three columns or more."""
     first = text.head[:16_384].split("\n", 5)[:5]
     if len(first) < 5 or not any(all(each.count(mark) > 1 for each in first) for mark in _SEPARATORS[:3]):
         return None
@@ -63,7 +62,7 @@ def looks_like(text: Text) -> str | None:
 
 
 def _separator(head: str) -> str | None:
-    """What stands equally often in each of the first lines, and most often."""
+    """The separator that makes the most columns in each of the first lines."""
     lines = [each for each in head[:16_384].split("\n", _PEEK)[:10] if each.strip()]
     if not lines:
         return None
@@ -74,14 +73,14 @@ def _separator(head: str) -> str | None:
     return best if any(best in each for each in lines) else None
 
 
-def _rows(text: Text, separator: str) -> tuple[list[list[str]], bool]:
-    """All rows of a whole table, else the first ones; and whether these are all."""
+def _rows(text: Excerpt, separator: str) -> tuple[list[list[str]], bool]:
+    """All rows of a whole table, else the first ones; and whether they are complete."""
     if text.is_whole:
         lines = [each + "\n" for each in text.head.removesuffix("\n").split("\n")]
         return _parse_all(lines, separator)
     lines = text.head.split("\n", _PEEK)
     rows = _parse([each + "\n" for each in (lines[:-1] if len(lines) > 1 else lines)], separator)
-    return (rows[:-1] if len(rows) > 2 else rows), False  # the last one may be cut inside its quotes
+    return (rows[:-1] if len(rows) > 2 else rows), False  # the last row may be cut inside its quotes
 
 
 def _parse(lines: list[str], separator: str) -> list[list[str]]:
@@ -89,7 +88,7 @@ def _parse(lines: list[str], separator: str) -> list[list[str]]:
 
 
 def _parse_all(lines: list[str], separator: str) -> tuple[list[list[str]], bool]:
-    """The rows up to the first one that is no row, and whether there was none such."""
+    """The rows up to the first invalid one, and whether all are valid."""
     rows: list[list[str]] = []
     try:
         rows.extend(row for row in csv.reader(lines, delimiter=separator) if row)
@@ -98,14 +97,14 @@ def _parse_all(lines: list[str], separator: str) -> tuple[list[list[str]], bool]
     return rows, True
 
 
-def _total(text: Text, rows: list[list[str]], header: bool, complete: bool) -> str:
+def _total(text: Excerpt, rows: list[list[str]], header: bool, complete: bool) -> str:
     if complete:
         return str(len(rows) - header)
     return str(text.lines - header) if text.lines is not None else f"at least {len(rows) - header}"
 
 
 def _is_header(rows: list[list[str]]) -> bool:
-    """Whether the first row names the columns: words, all different, none of them a number."""
+    """Whether the first row has the column names: all different, no numbers."""
     first = rows[0]
     named = [cell for cell in first if cell.strip()]
     if len(rows) < 2 or not named or len(set(named)) < len(named):

@@ -1,31 +1,156 @@
-"""Looking inside an artifact a bounded page at a time. Pure functions over `Content`: no catalog, no session."""
+"""Look inside an artifact one bounded page at a time: `read` is the entry, one module per kind of request.
+
+A result that is too large for a page becomes an artifact of its own, with its parents and the request on record, and
+the page points to it. The session notes which bytes of an artifact were shown.
+"""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument
-from coatcheck.reading import cursors, grep
-from coatcheck.reading.decoding import Text
-from coatcheck.reading.page import Page, Request
-from coatcheck.reading.text import by_chars, by_lines
-from coatcheck.streams import Content
+from coatcheck.ids import SCHEME, clip, digest_of, parse_pointer
+from coatcheck.media import JSON, is_text
+from coatcheck.reading import cursors, heavy
+from coatcheck.reading.page import Page, QueryResult, Request
+from coatcheck.reading.text import DecodedText, by_chars, by_lines
+from coatcheck.redaction import mask
+from coatcheck.refs import Ref
+from coatcheck.storage.frames import line_counts
 
-__all__ = ["Page", "Request", "read_text"]
+if TYPE_CHECKING:
+    from coatcheck.lookup import Scope
+    from coatcheck.previews import Preview, Sample
+    from coatcheck.store import Store
+
+__all__ = ["Page", "Request", "preview_of", "read", "read_text", "sample_of"]
+
+TOOL: Final = "read"
+_SHAPE: Final = "shape"
+_PDF: Final = "application/pdf"
+_QUERIES: Final = (
+    'a query is "shape", a JSONPath like "$.items[0]", SQL like "SELECT * FROM artifact", or "page 3" of a PDF'
+)
 
 
-def read_text(content: Content, request: Request, *, key: bytes, position: tuple[int, ...] | None = None) -> Page:
-    """A page of the artifact's text: lines, characters or a grep, as the request says; all of it where it says nothing.
+def read(store: Store, scope: Scope, target: Ref | str, request: Request, cursor: str | None = None) -> Page:
+    """Return the requested page, or the next one after a cursor. Raises what opening the artifact raises."""
+    key, position = store.secret, None
+    content, pointer = _content(store, scope, target)
+    if cursor is not None:
+        request, position = cursors.unseal(key, content.ref.artifact_id, cursor, request)
+    if request.query is not None:
+        return _fit(store, scope, content, pointer, request, _query(store, scope, content, request))
+    if request.diff is not None:
+        other, _ = _content(store, scope, request.diff)
+        return _fit(store, scope, content, pointer, request, heavy.diff(other, content))
+    is_text_read = request.lines or request.chars or request.grep or is_text(content.ref.media_type)
+    if not is_text_read:
+        from coatcheck.reading.describe import describe  # on demand here and below: child processes import this module
 
-    `position` comes with the request from `cursors.unseal`. The key seals the cursor of the next page."""
+        return _fit(store, scope, content, pointer, request, describe(content, max_chars=request.max_chars))
+    page = read_text(content, request, pointer, key=key, position=position)
+    if page.spans and "#" not in pointer:
+        store.note_shown(scope, content.ref, page.spans)
+    return page
+
+
+def read_text(
+    content: Content, request: Request, pointer: str, *, key: bytes, position: tuple[int, ...] | None = None
+) -> Page:
+    """Return a page of the artifact's text: lines, characters, a grep, or all of it.
+
+    `pointer` is the artifact's, for the page. `position` comes with the request from `cursors.unseal`. The key signs
+    the cursor of the next page."""
     if request.query is not None or request.diff is not None:
         raise InvalidArgument("a query or a diff does not read text", hint="use lines or grep")
-    text = Text(content)
+    spans: tuple[tuple[int, int], ...] = ()
     if request.grep is not None:
-        part = grep.search(text, request, position)
-    elif request.chars is not None:
-        part = by_chars(text, request.chars, request.max_chars, position)
+        draft = heavy.search(content, request, position)
     else:
-        part = by_lines(text, request.lines, request.max_chars, position)
-    ref = content.ref
-    cursor = None if part.position is None else cursors.seal(key, ref.artifact_id, request, part.position)
-    spans = () if part.span is None else (text.bytes_of(*part.span),)
-    return Page(part.text, part.shown, ref.pointer, cursor, None, part.matches, part.matches_exact, spans)
+        text = DecodedText(content)
+        if request.chars is not None:
+            draft = by_chars(text, request.chars, request.max_chars, position)
+        else:
+            draft = by_lines(text, request.lines, request.max_chars, position)
+        spans = () if draft.span is None else (text.bytes_of(*draft.span),)
+    artifact_id = content.ref.artifact_id
+    cursor = None if draft.position is None else cursors.seal(key, artifact_id, request, draft.position)
+    return Page(draft.text, draft.shown, pointer, cursor, None, draft.matches, draft.matches_exact, spans)
+
+
+def preview_of(content: Content, *, limit: int) -> Preview:
+    """Preview a stored artifact. The same content has the same preview, however it is stored."""
+    from coatcheck.previews import preview
+
+    return preview(sample_of(content), media_type=content.ref.media_type, limit=limit)
+
+
+def sample_of(content: Content) -> Sample:
+    """Sample a stored artifact and count its lines, with the same result as `Sample.of` for the same bytes."""
+    from coatcheck.previews import EDGE, Sample
+
+    size = content.size
+    head = content.read(0, EDGE)
+    tail = content.read(max(len(head), size - EDGE), EDGE)
+    feeds = sum(line_counts(content.frames)) if content.frames else (head + tail).count(b"\n")
+    ends = (tail or head)[-1:]
+    return Sample(head, tail, size, feeds + (ends not in (b"", b"\n")))
+
+
+def _content(store: Store, scope: Scope, target: Ref | str) -> tuple[Content, str]:
+    """The content of a target, and the pointer for its page. A part of a JSON artifact is a content of its own."""
+    content = store.content(scope, target)
+    if isinstance(target, Ref) or not target.startswith(SCHEME) or not (fragment := parse_pointer(target).fragment):
+        return content, content.ref.pointer
+    with store.open(scope, target) as stream:
+        data = stream.read()
+    pointer = f"{content.ref.pointer}#{fragment}"
+    part = replace(content.ref, artifact_id=digest_of(data), size_bytes=len(data), media_type=JSON)
+    return Content(part, b"", lambda offset, length: data[offset : offset + length]), pointer
+
+
+def _query(store: Store, scope: Scope, content: Content, request: Request) -> QueryResult:
+    from coatcheck.reading.pdf import pages_in, pdf_text
+    from coatcheck.reading.sql import TABLE, is_sql, pointers_in, run_sql
+
+    query = (request.query or "").strip()
+    if query.lower() == _SHAPE:
+        return heavy.shape(content, max_chars=request.max_chars)
+    if content.ref.media_type.startswith(_PDF) and (pages := pages_in(query)) is not None:
+        return pdf_text(content, *pages)
+    if query.startswith("$"):
+        return heavy.find(content, query)
+    if is_sql(query):
+        tables = {TABLE: content}
+        tables.update((pointer, store.content(scope, pointer)) for pointer in pointers_in(query))
+        return run_sql(query, tables)
+    raise InvalidArgument(f"unknown query: {clip(query)}", hint=_QUERIES)
+
+
+def _fit(store: Store, scope: Scope, content: Content, pointer: str, request: Request, result: QueryResult) -> Page:
+    """Make a page of a result: all of it, or its beginning and the pointer of an artifact with all of it."""
+    shown = "; ".join(filter(None, (result.shown, result.note)))
+    if len(result.text) <= request.max_chars:
+        return Page(result.text, shown, pointer, None)
+    from coatcheck.intake import About
+
+    asked = {name: getattr(request, name) for name in ("query", "diff") if getattr(request, name) is not None}
+    ref = store.put(
+        scope,
+        result.text,
+        About(
+            tool=TOOL,
+            media_type=result.media_type,
+            summary=clip(next(iter(asked.values()), ""), 200) + f" of {pointer}: {result.shown}"[:250],
+            parents=(content.ref.artifact_id,),
+            request=mask(json.dumps({**asked, "max_chars": request.max_chars}, ensure_ascii=False)),
+        ),
+    )
+    first = read_text(store.content(scope, ref), Request(max_chars=request.max_chars), ref.pointer, key=store.secret)
+    store.note_shown(scope, ref, first.spans)
+    shown = f"{shown}; {first.shown} of the result, the whole is {ref.pointer}"
+    return Page(first.text, shown, pointer, None, ref.pointer)

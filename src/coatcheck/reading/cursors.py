@@ -1,8 +1,8 @@
-"""Cursors: where a page stopped, sealed so that only this store can have written it.
+"""Cursors: where a page stopped, signed with the store's key.
 
-A cursor holds the position and the request that it continues, then a keyed tag over both and the artifact's id. So the
-pointer and the cursor alone read on, after a restart too; a request that is given again must be the same one. A long
-pattern or query does not travel: it has to be given again, and the tag covers it all the same.
+A cursor contains the position and the request that it continues, then a keyed tag over both and the artifact's id. So
+the pointer and the cursor are enough to read on, also after a restart; if the request is repeated it must be the same.
+A long pattern or query is not carried in the cursor: it must be repeated, and the tag covers it too.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import binascii
 import hmac
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Final
 
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
-from coatcheck.reading.page import Request, Span, parse_chars, parse_lines
+from coatcheck.reading.page import Request, Slice, parse_chars, parse_lines
 
 Position = tuple[int, ...]
 
 TAG: Final = 6
-CARRIED: Final = 160  # bytes of a request that a cursor carries at most
+CARRIED: Final = 160  # maximum bytes of a request that a cursor carries
 _LONGEST: Final = 512
 _PERSON: Final = b"coatcheck.cursor"
 _SHAPE: Final = re.compile(r"[A-Za-z0-9_-]{8,}")
@@ -33,7 +34,7 @@ _REPEAT: Final = 1 << len(_MEMBERS)
 
 
 def seal(key: bytes, artifact_id: str, request: Request, position: Sequence[int]) -> str:
-    """A cursor for this artifact and request. The key has 16 to 64 bytes and is the same after a restart."""
+    """Make a cursor for this artifact and request. The key has 16 to 64 bytes and survives restarts."""
     wanted = _encode(request)
     body = wanted if len(wanted) <= CARRIED else _varint(_REPEAT)
     body += b"".join(map(_varint, position))
@@ -41,11 +42,11 @@ def seal(key: bytes, artifact_id: str, request: Request, position: Sequence[int]
 
 
 def unseal(key: bytes, artifact_id: str, cursor: str, request: Request | None = None) -> tuple[Request, Position]:
-    """The request that a cursor continues, and from where.
+    """Return the request that a cursor continues, and its position.
 
-    `request` is what came with the cursor: members at their default count as left out, others must say what the cursor
-    says, and its `max_chars` holds for the next page. Raises `InvalidArgument` for a cursor that is not whole, was not
-    sealed with this key, belongs to another artifact, or goes on with another request."""
+    `request` came with the cursor: its members must be at their default or equal to those in the cursor, and its
+    `max_chars` applies to the next page. Raises `InvalidArgument` if the cursor is incomplete, was signed with another
+    key, or belongs to another artifact or request."""
     given = request or Request()
     body, tag = _open(cursor)
     try:
@@ -64,35 +65,44 @@ def unseal(key: bytes, artifact_id: str, cursor: str, request: Request | None = 
     if not hmac.compare_digest(tag, _tag(key, artifact_id, wanted, body)):
         if bits & _REPEAT:
             raise InvalidArgument(
-                "that cursor goes on with a request that is too long to travel in it, or is not for this artifact",
+                "that cursor continues a request too long to be part of it, or is not for this artifact",
                 hint="repeat the arguments of the first call exactly, and add the cursor",
             )
         raise _not_ours()
     for member in _MEMBERS:
-        told, sealed = _member(given, member), _member(meant, member)
-        if told and told != sealed:
+        value = _member(given, member)
+        if value and value != _member(meant, member):
             raise InvalidArgument(
-                f"that cursor goes on with {_said(member, getattr(meant, member))}, "
-                f"not {_said(member, getattr(given, member))}",
+                f"that cursor continues {_shown(member, getattr(meant, member))}, "
+                f"not {_shown(member, getattr(given, member))}",
                 hint=f"send the pointer and the cursor alone, or {_AGAIN}",
             )
     return replace(meant, max_chars=given.max_chars), tuple(position)
 
 
+def continues_slice(cursor: str) -> bool:
+    """Whether a cursor continues a slice rather than a grep or a query; the tag is not checked."""
+    try:
+        bits, _ = _number(_open(cursor)[0], 0)
+    except (InvalidArgument, IndexError, ValueError):
+        return False
+    slices = sum(1 << bit for bit, name in enumerate(_MEMBERS) if name in ("lines", "chars"))
+    return not bits & ~slices
+
+
 def _not_ours() -> InvalidArgument:
-    return InvalidArgument("that cursor is not for this artifact, or was changed on its way", hint=_AGAIN)
+    return InvalidArgument("that cursor is not for this artifact, or was altered", hint=_AGAIN)
 
 
 def _open(cursor: str) -> tuple[bytes, bytes]:
     text = cursor.strip()
     if len(text) > _LONGEST or not _SHAPE.fullmatch(text):
-        raise InvalidArgument(f"that cursor is not one of ours: {clip(text, 40)}", hint=_AGAIN)
-    try:
+        raise InvalidArgument(f"that cursor is invalid: {clip(text, 40)}", hint=_AGAIN)
+    sealed = b""
+    with suppress(binascii.Error):
         sealed = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    except binascii.Error as error:
-        raise InvalidArgument("that cursor is not whole", hint="copy it as the page gave it, or " + _AGAIN) from error
     if _text(sealed) != text or len(sealed) <= TAG:
-        raise InvalidArgument("that cursor is not whole", hint="copy it as the page gave it, or " + _AGAIN)
+        raise InvalidArgument("that cursor is incomplete", hint="copy it exactly from the page, or " + _AGAIN)
     return sealed[:-TAG], sealed[-TAG:]
 
 
@@ -108,7 +118,7 @@ def _tag(key: bytes, artifact_id: str, wanted: bytes, body: bytes) -> bytes:
 
 
 def _member(request: Request, name: str) -> object:
-    """A member in the form that counts: two ways to write a slice are the same slice."""
+    """A member in normal form: two ways to write the same slice are equal."""
     value: object = getattr(request, name)
     if isinstance(value, str) and name in ("lines", "chars"):
         return parse_lines(value) if name == "lines" else parse_chars(value)
@@ -116,14 +126,14 @@ def _member(request: Request, name: str) -> object:
 
 
 def _encode(request: Request) -> bytes:
-    """The members that are not at their default: one bit each, then the values in order."""
+    """Encode the members that are not at their default: one bit each, then the values in order."""
     bits, values = 0, b""
     for bit, name in enumerate(_MEMBERS):
         value = _member(request, name)
         if not value:
             continue
         bits |= 1 << bit
-        if isinstance(value, Span):
+        if isinstance(value, Slice):
             values += b"".join(_varint(0 if end is None else 1 + _zigzag(end)) for end in value)
         elif isinstance(value, str):
             written = value.encode("utf-8", "surrogatepass")
@@ -156,7 +166,7 @@ def _decode(body: bytes, bits: int, at: int) -> tuple[Request, int]:
     return Request(**members), at  # type: ignore[arg-type]  # checked by Request itself, and by the tag
 
 
-def _said(name: str, value: object) -> str:
+def _shown(name: str, value: object) -> str:
     return f"{name}={clip(value, 60)}" if isinstance(value, str) else f"{name}={value}"
 
 
@@ -169,7 +179,7 @@ def _unzigzag(number: int) -> int:
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits to a byte, the lowest first."""
+    """Seven bits per byte, the lowest first."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)

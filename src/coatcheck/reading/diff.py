@@ -1,8 +1,8 @@
-"""What changed between two texts, as a unified diff: the same for the same texts, in time that grows with their size.
+"""Unified diff of two texts, deterministic and in time that grows with their size.
 
-Equal heads and tails are set aside first, then lines that occur once on both sides anchor the rest (as patience does);
-only small pieces between anchors are compared line by line. Where that would take too much work a piece is shown as
-wholly replaced, which is still a correct diff, and the note says so.
+Equal heads and tails are removed first, then lines that occur once on both sides anchor the rest, as in patience diff.
+Only small pieces between anchors are compared line by line. A piece that would take too much work is shown as fully
+replaced, which is still a correct diff, and the note says so.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from difflib import SequenceMatcher
 from itertools import count as numbers
 from typing import Final, NamedTuple
 
+from coatcheck.content import Content
 from coatcheck.media import TEXT, decoded, is_text
-from coatcheck.reading.answer import LIMIT, Answer, Gathering, count
-from coatcheck.reading.documents import whole
-from coatcheck.streams import Content
+from coatcheck.previews.excerpts import count
+from coatcheck.reading.json_content import whole
+from coatcheck.reading.page import MAX_RESULT, BoundedLines, QueryResult
 
 MAX_BYTES: Final = 32 << 20
 MAX_LINES: Final = 1_000_000
-WORK: Final = 8_000_000  # pairs of lines that are compared, in all
+WORK: Final = 8_000_000  # maximum pairs of lines to compare
 _PIECE: Final = 1_000
 _NO_NEWLINE: Final = "\\ No newline at end of file"
 
@@ -35,50 +36,50 @@ class _Change(NamedTuple):
     new_end: int
 
 
-def diff(old: Content, new: Content, *, context: int = 3, limit: int = LIMIT) -> Answer:
-    """The unified diff that leads from `old` to `new`."""
+def diff(old: Content, new: Content, *, context: int = 3, limit: int = MAX_RESULT) -> QueryResult:
+    """Return the unified diff from `old` to `new`."""
     if old.ref.artifact_id == new.ref.artifact_id:
-        return Answer("", "text/x-diff", "no changes", note="the two are the same artifact")
+        return QueryResult("", "text/x-diff", "no changes", note="both are the same artifact")
     if not (is_text(old.ref.media_type) and is_text(new.ref.media_type)):
-        return _binary(old, new)
+        return _summary(old, new, "only texts can be compared line by line")
     if max(old.size, new.size) > MAX_BYTES:
-        return _summary(old, new, f"a line by line diff takes {MAX_BYTES:,} bytes at most")
+        return _summary(old, new, f"the limit for a line by line diff is {MAX_BYTES:,} bytes")
     before, after = _split(old), _split(new)
     if max(len(before), len(after)) > MAX_LINES:
-        return _summary(old, new, f"a line by line diff takes {MAX_LINES:,} lines at most")
+        return _summary(old, new, f"the limit for a line by line diff is {MAX_LINES:,} lines")
     work = _Work()
     changes = _joined(work.changes(before, after))
-    gathering = Gathering(limit)
-    gathering.add(f"--- {old.ref.pointer}")
-    gathering.add(f"+++ {new.ref.pointer}")
+    lines = BoundedLines(limit)
+    lines.add(f"--- {old.ref.pointer}")
+    lines.add(f"+++ {new.ref.pointer}")
     hunks = shown = 0
     for hunk in _hunks(changes, context):
         hunks += 1
-        kept = [gathering.add(line) for line in _lines(hunk, before, after, context)]
+        kept = [lines.add(line) for line in _lines(hunk, before, after, context)]
         shown += all(kept)
     removed = sum(change.old_end - change.old_start for change in changes)
     added = sum(change.new_end - change.new_start for change in changes)
     notes = []
-    if gathering.full:
-        notes.append(f"{count(hunks - shown, 'place')} that changed left out or cut; read both with lines to see them")
+    if lines.full:
+        notes.append(f"{count(hunks - shown, 'changed place')} left out or cut; read both with lines to see them")
     if work.coarse:
         notes.append(
-            f"{count(work.coarse, 'large piece')} shown as wholly replaced: comparing by line would take too long"
+            f"{count(work.coarse, 'large piece')} shown as fully replaced: comparing line by line would take too long"
         )
     if not changes:
         notes.append("the texts are equal; only their encoding differs")
-    places = count(hunks, "place") if not gathering.full else f"{shown:,} of {count(hunks, 'place')}"
-    return Answer(
-        text=gathering.text if changes else "",
+    places = count(hunks, "place") if not lines.full else f"{shown:,} of {count(hunks, 'place')}"
+    return QueryResult(
+        text=lines.text if changes else "",
         media_type="text/x-diff",
         shown=f"{count(removed, 'line')} removed, {count(added, 'line')} added, {places}",
-        complete=not gathering.full,
+        complete=not lines.full,
         note="; ".join(notes),
     )
 
 
 class _Work:
-    """Finds changes within a budget. `coarse` counts the pieces for which it did not suffice."""
+    """Finds changes within a budget. `coarse` counts the pieces that exceeded it."""
 
     def __init__(self) -> None:
         self._budget = WORK
@@ -117,7 +118,7 @@ def _trimmed(piece: _Change, old: list[str], new: list[str]) -> _Change:
 
 
 def _anchors(old: list[str], new: list[str], piece: _Change) -> list[tuple[int, int]]:
-    """Pairs of equal lines that occur once on each side, the longest run of them that is in order on both."""
+    """Pairs of equal lines that occur once on each side: the longest run that is in order on both."""
     a, b, c, d = piece
     once = {line for line, times in Counter(old[a:b]).items() if times == 1}
     once &= {line for line, times in Counter(new[c:d]).items() if times == 1}
@@ -125,7 +126,7 @@ def _anchors(old: list[str], new: list[str], piece: _Change) -> list[tuple[int, 
         return []
     where = {line: index for line, index in zip(new[c:d], numbers(c)) if line in once}
     pairs = [(index, where[line]) for line, index in zip(old[a:b], numbers(a)) if line in once]
-    tails: list[int] = []  # of the runs by length: the smallest place in `new` at which one ends
+    tails: list[int] = []  # for each length of a run, the smallest index in `new` at which one ends
     last: list[int] = []
     back: list[int] = []
     for number, (_, place) in enumerate(pairs):
@@ -151,7 +152,7 @@ def _between(piece: _Change, anchors: list[tuple[int, int]]) -> Iterator[_Change
 
 
 def _joined(changes: list[_Change]) -> list[_Change]:
-    """Changes that touch are one."""
+    """Merge changes that touch."""
     out: list[_Change] = []
     for change in changes:
         if out and out[-1].old_end == change.old_start and out[-1].new_end == change.new_start:
@@ -162,7 +163,7 @@ def _joined(changes: list[_Change]) -> list[_Change]:
 
 
 def _hunks(changes: list[_Change], context: int) -> Iterator[list[_Change]]:
-    """Changes whose context would overlap belong together."""
+    """Group changes whose context would overlap."""
     group: list[_Change] = []
     for change in changes:
         if group and change.old_start - group[-1].old_end > 2 * context:
@@ -200,12 +201,12 @@ def _range(start: int, end: int) -> str:
 
 
 def _split(content: Content) -> list[str]:
-    """Lines with their line feed; the last may have none."""
+    """Lines with their line feeds; the last may have none."""
     *lines, last = decoded(whole(content, MAX_BYTES)).split("\n")
     return [line + "\n" for line in lines] + ([last] if last else [])
 
 
-def _summary(old: Content, new: Content, why: str) -> Answer:
+def _summary(old: Content, new: Content, why: str) -> QueryResult:
     same = 0
     for one, other in zip(old.chunks(), new.chunks(), strict=False):
         if one != other:
@@ -219,8 +220,4 @@ def _summary(old: Content, new: Content, why: str) -> Answer:
         f"{new.ref.pointer}: {new.ref.media_type}, {new.size:,} bytes\n"
         f"They are equal up to byte {same:,} and differ from there on."
     )
-    return Answer(text, TEXT, "summary of the difference", complete=False, note=why)
-
-
-def _binary(old: Content, new: Content) -> Answer:
-    return _summary(old, new, "only texts are compared line by line")
+    return QueryResult(text, TEXT, "summary of the difference", complete=False, note=why)

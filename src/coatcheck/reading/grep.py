@@ -1,151 +1,312 @@
-"""grep over an artifact of any size: whole pieces go through RE2 at once, and only hits are looked at line by line.
+"""grep over an artifact of any size with RE2: linear time for any pattern, in bounded memory.
 
-A page looks like `grep -n`: `12:` before a line that matches, `11-` before one of its context, `--` between groups.
-Very long lines show the part around the match and say what was left out. All lines that match are counted, within
-limits of time: a page that is full counts on for a second, or for some milliseconds where nearly all lines match; then
-it says "at least". A position is the next line to look at, the matches before it, the context still owed to the last of
-them, and what is known of the count (twice the number, plus one where it is exact).
+A page looks like `grep -n`: `12:` before a line that matches, `11-` before a line of context, `--` between groups. A
+line counts once, however often it matches, if it can be shown whole. On a longer line, and in a text of a single line,
+every occurrence counts and is shown with the characters around it.
+
+The text is searched in pieces of many lines. A pattern sees one line at a time: it is compiled so that it never matches
+a line feed and `^` and `$` match at every line; the few patterns for which that is not enough run line by line. A line
+that spans pieces is joined up to a limit; a longer one is searched in overlapping windows. In JSON a line is searched
+twice: as written, and with the escapes of its strings decoded. Offsets are always those of the written line.
+
+Counting all matches is limited in time: a full page counts for one more second, or for a few milliseconds if nearly
+all lines match, and then says "at least". A position is the next line, the number of matches before it, the lines of
+context still due after the last match, the known count (twice the number, plus one if exact) and, if the page ended
+inside a line, the offset of the next occurrence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
+import heapq
+import re
+from array import array
+from bisect import bisect_right
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from itertools import accumulate
+from operator import add
 from time import monotonic
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from coatcheck.reading.decoding import REPLACEMENT, Text, decode, visible
-from coatcheck.reading.page import Part, Request, lines_of
-from coatcheck.reading.patterns import Hit, Pattern
-from coatcheck.reading.scanning import LONG_LINE, OVERLAP, Found, Giant, Lines, find, groups
+import re2  # type: ignore[import-untyped]  # ships without types
 
+from coatcheck.errors import InvalidArgument, LimitExceeded
+from coatcheck.ids import clip
+from coatcheck.reading.page import PageDraft, Request, lines_of
+from coatcheck.reading.text import REPLACEMENT, DecodedText, decode, visible
+
+MAX_PATTERN: Final = 1_000
+MAX_PROGRAM: Final = 20_000  # maximum instructions of a compiled pattern
+LONG: Final = 500
+"""A line of up to this many bytes is shown whole and counts once."""
+
+_RUN: Final = 128 * 1024
+_LINE_BY_LINE: Final = re.compile(r"\\[AzC]|\(\?[a-zA-Z]*-[a-zA-Z]*m")
+_REJECTIONS: Final = (
+    (("(?=", "(?!"), "RE2 has no look-ahead", "match the text itself, or filter with a second grep (invert=true)"),
+    (("(?<=", "(?<!"), "RE2 has no look-behind", "match the text before it too; the whole line is shown anyway"),
+    (("operator: (?P", "(?(", "(?>"), "RE2 has no back-references or atomic groups", "spell it out: (foo|bar)"),
+    (("(?#", "(?x"), "RE2 has no comments in patterns", "leave them out"),
+    (("invalid repetition size",), "RE2 repeats at most 1,000 times, nested ones multiplied", "use + or *"),
+    (("too large", "too big"), "the pattern compiles to too much", "use a shorter one, + for large repetitions"),
+    (("repetition operator: *+", "repetition operator: ++", "repetition operator: ?+"),
+     "RE2 has no possessive repetition", "use *, + or ? alone"),
+    (("sequence: \\Z", "sequence: \\G", "sequence: \\K"), "RE2 does not know that anchor", "use ^ and $"),
+    (("sequence: \\u", "sequence: \\N"), "RE2 does not know that escape", "write the character itself, or \\x{00e9}"),
+    (("sequence: \\h", "sequence: \\R"), "RE2 does not know that class", "use [ \\t], or \\s"),
+)  # fmt: skip
+_BACK_REFERENCE: Final = re.compile(r"sequence: \\[1-9k]")
+_UNICODE: Final = re.compile(rb"\\u(?:[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|[0-9a-fA-F]{4})")
+_ESCAPE: Final = re.compile(rb"(" + _UNICODE.pattern + rb'|\\["\\/bfnrt])')
+_ESCAPED: Final = {b"b": b"\b", b"f": b"\f", b"n": b" ", b"r": b" ", b"t": b"\t", b"/": b"/", b'"': b'"'}
+_ESCAPE_HINT: Final = "check the pattern, and put a backslash before special characters that you search for"
+LONG_LINE: Final = 2 << 20
+OVERLAP: Final = 64 << 10
+LINE_SECONDS: Final = 10.0  # maximum time without a match in one line
+_STEP: Final = 1 << 20
+_QUICK: Final = 1e-9  # seconds per byte read
+_PATIENCE: Final = 0.008
+_AROUND: Final = 8  # bytes on either side of a window, for `^`, `$` and `\b`
 COUNT_SECONDS: Final = 1.0
-DENSE_SECONDS: Final = 0.008  # where nearly all lines match, their number says little
+DENSE_SECONDS: Final = 0.008  # if nearly all lines match, their number says little
 SEARCH_SECONDS: Final = 10.0
 LINE_CHARS: Final = 500
 _LEFT_OUT: Final = len("[999,999,999,999 characters left out]")
 
 
-def search(text: Text, request: Request, position: tuple[int, ...] | None = None) -> Part:
-    """One page of the lines that match, from the position on."""
+def search(text: DecodedText, request: Request, position: tuple[int, ...] | None = None) -> PageDraft:
+    """One page of matching lines, from the position on."""
     assert request.grep is not None
-    pattern = Pattern(request.grep, ignore_case=request.ignore_case, literal=request.literal)
+    pattern = Pattern(request.grep, ignore_case=request.ignore_case, literal=request.literal, escapes=text.is_json)
     if not text.lines:
-        return Part("", "no match: the artifact is empty", matches=0)
+        return PageDraft("", "no match: the artifact is empty", matches=0)
     first, last = (1, text.lines) if request.lines is None else lines_of(request.lines, text.lines)
-    start, before, owed, known = position or (first, 0, 0, 0)
-    sheet = _Sheet(text, request, pattern, start, owed)
-    more, finished, stopped = _go_through(sheet, start, last, count=not known)
+    start, before, due, known, *rest = position or (first, 0, 0, 0)
+    page = _PageBuilder(text, request, pattern, start, due, rest[0] if rest else 0)
+    more, finished, stopped = _go_through(page, start, last, count=not known)
 
-    seen = before + sheet.found
+    seen = before + page.found
     matches, exact = max(seen + more, known >> 1), finished or bool(known & 1)
     following: tuple[int, ...] | None = None
-    if sheet.resume is not None:
-        following = (sheet.resume, seen, sheet.owed, matches << 1 | exact)
+    if page.resume is not None:
+        following = (page.resume, seen, page.due, matches << 1 | exact)
+        following += (page.inside,) if page.inside else ()
     elif stopped is not None:
-        following = (stopped, seen, sheet.owed, known)
+        following = (stopped, seen, page.due, known)
 
     where = f"{text.lines:,} lines" if request.lines is None else f"lines {first}-{last} of {text.lines:,}"
     count = f"{matches:,}" if exact else f"at least {matches:,}"
-    if sheet.found:
-        numbers = f"match {seen}" if sheet.found == 1 else f"matches {before + 1}-{seen}"
+    if page.found:
+        numbers = f"match {seen}" if page.found == 1 else f"matches {before + 1}-{seen}"
         shown = f"{numbers} of {count} in {where}"
-    elif sheet.out:
+    elif page.out:
         shown = f"context of match {seen} of {count} in {where}"
     else:
         shown = f"no {'further ' if before else ''}match in {where}"
-    notes = sheet.notes()
+    notes = page.notes()
     if stopped is not None:
-        notes.insert(0, f"searched up to line {stopped - 1} so far, the cursor goes on from there")
-    return Part("\n".join(sheet.out), "; ".join([shown, *notes]), following, matches, exact)
+        notes.insert(0, f"searched up to line {stopped - 1} so far, the cursor continues from there")
+    return PageDraft("\n".join(page.out), "; ".join([shown, *notes]), following, matches, exact)
 
 
-def _go_through(sheet: _Sheet, start: int, last: int, *, count: bool) -> tuple[int, bool, int | None]:
+def _go_through(page: _PageBuilder, start: int, last: int, *, count: bool) -> tuple[int, bool, int | None]:
     """Go through the lines once: show until the page is full, then count.
 
-    Answers how many matches were counted beyond the page, whether the end was reached, and the line at which time ran
+    Returns the number of matches counted beyond the page, whether the end was reached, and the line at which time ran
     out before the page was full."""
-    limit, full_at, more = monotonic() + SEARCH_SECONDS, None, 0
-    with closing(groups(sheet.text, start, last)) as lines:
+    full_at, more, inside = None, 0, 0
+    with closing(groups(page.text, start, last)) as lines:
         for group in lines:
-            at: int | None = 0 if isinstance(group, Giant) else group.start
+            at: int | None = 0 if isinstance(group, HugeLine) else group.start
             if full_at is None:
-                if monotonic() > limit:
+                if monotonic() > page.deadline:
                     return 0, False, group.number
-                at = sheet.add(group)
+                at = page.add(group)
                 if at is None:
                     continue
                 if not count:
                     return 0, False, None
-                full_at = monotonic()
-            if isinstance(group, Giant):
-                more += sheet.is_hit(group)
-                if monotonic() > full_at + COUNT_SECONDS:
+                full_at, inside = monotonic(), page.inside
+            if isinstance(group, HugeLine):
+                found, is_whole = page.count_huge(group, inside, full_at + COUNT_SECONDS)
+                more, inside = more + found, 0
+                if not is_whole or monotonic() > full_at + COUNT_SECONDS:
                     return more, False, None
                 continue
             assert at is not None
             passed = group.number - start + group.data.count(b"\n", group.start, at)
-            dense = 10 * (sheet.found + more) >= 9 * passed
+            dense = passed > 0 and 10 * min(page.found + more, passed) >= 9 * passed
             deadline = full_at + (DENSE_SECONDS if dense else COUNT_SECONDS)
-            found, upto = sheet.pattern.count(group.data, at, group.end, deadline)
-            more += _count(group.data, at, upto) - found if sheet.request.invert else found
+            long = None if page.request.invert else page.long
+            found, upto = page.pattern.count(group.data, at, group.end, deadline, long=long, inside=inside)
+            inside = 0
+            more += _count(group.data, at, upto) - found if page.request.invert else found
             if upto < group.end or monotonic() > deadline:
                 return more, False, None
     return more, True, None
 
 
-class _Sheet:
-    """The page as it fills. `resume` is the line that did not fit any more, None while there is room."""
+class _LineView:
+    """A line in which every occurrence counts, measured in characters."""
 
-    def __init__(self, text: Text, request: Request, pattern: Pattern, start: int, owed: int) -> None:
+    unit = "characters"
+
+    def __init__(self, raw: bytes, pattern: Pattern) -> None:
+        self._raw, self._pattern = raw, pattern
+        self._body = raw.decode()
+        self._near = (0, 0)
+        self.length = len(self._body)
+
+    def occurrences(self, inside: int) -> Iterator[tuple[int, int] | None]:
+        """Yield the occurrences from a byte offset on, and None from time to time."""
+        return self._pattern.occurrences_from(self._raw, inside)
+
+    def measure(self, offset: int) -> int:
+        """Convert a byte offset to the line's unit."""
+        if self.length == len(self._raw):
+            return offset
+        at, size = self._near
+        if offset >= at:
+            size += len(self._raw[at:offset].decode())
+        else:
+            size -= len(self._raw[offset:at].decode())
+        self._near = (offset, size)
+        return size
+
+    def cut(self, low: int, high: int) -> str:
+        return self._body[low:high]
+
+
+class _HugeLineView:
+    """A line too long to keep in memory, searched in windows and measured in bytes."""
+
+    unit = "bytes"
+
+    def __init__(self, text: DecodedText, huge: HugeLine, pattern: Pattern) -> None:
+        self._text, self._pattern = text, pattern
+        self._number, self._start, self._end = huge
+        self.length = huge.end - huge.start
+
+    def occurrences(self, inside: int) -> Iterator[tuple[int, int] | None]:
+        """Yield the occurrences as offsets from the start of the line, and None after each window. `inside` is the
+        start of an earlier match to continue from.
+
+        A match longer than the overlap may be missed, or found in parts that count as one. Invalid UTF-8 matches
+        nothing. Raises `LimitExceeded` if the pattern is too slow."""
+        done, is_cut = self._start + inside, False
+        deadline = monotonic() + LINE_SECONDS
+        for base in range(self._start + inside // _STEP * _STEP, self._end, _STEP):
+            if monotonic() > deadline:
+                raise LimitExceeded(
+                    f"line {self._number} has {self._end - self._start:,} bytes, too many for this pattern",
+                    hint="use a simpler pattern",
+                )
+            low = max(self._start, base - OVERLAP - _AROUND)
+            high = min(self._end, base + _STEP + _AROUND)
+            data = self._text.read(low, high - low)
+            start, stop = 0, len(data)
+            if high == self._end < self._text.end and data.endswith(b"\r"):
+                data, stop = data[:-1], stop - 1
+            elif high < self._end:
+                stop = _boundary(data, stop - _AROUND)
+            if low > self._start:
+                start = _boundary(data, _AROUND)
+            is_last = high == self._end
+            for first, last in self._pattern.occurrences(data, max(start, done - low), stop):
+                if not is_last and first >= stop - OVERLAP:
+                    break  # it is complete in the next window
+                is_rest = is_cut and last > first and low + first == done
+                done, is_cut = low + last, last == stop and not is_last
+                if not is_rest:
+                    yield low + first - self._start, low + last - self._start
+                    deadline = monotonic() + LINE_SECONDS
+            yield None
+
+    def measure(self, offset: int) -> int:
+        return offset
+
+    def cut(self, low: int, high: int) -> str:
+        data = self._text.read(self._start + low, high - low)
+        return visible(decode(data))[0].strip(REPLACEMENT)
+
+
+class _PageBuilder:
+    """A page being filled. `resume` is the first line that did not fit, None while there is room; `inside` is the
+    offset of the first occurrence in it that did not. `due` counts the lines of context left to show after a match."""
+
+    def __init__(
+        self, text: DecodedText, request: Request, pattern: Pattern, start: int, due: int, inside: int
+    ) -> None:
         self.text, self.request, self.pattern = text, request, pattern
+        self.long = LONG if text.lines > 1 else 0
+        self.deadline = monotonic() + SEARCH_SECONDS
+        self.inside = 0
+        self._began = (start, inside)
         self.out: list[str] = []
         self.found = 0
-        self.owed = owed
+        self.due = due
         self.resume: int | None = None
         self._room = request.max_chars
         self._floor = start  # the first line that may still be shown
-        self._cut = self._repaired = False
-        self._giants: dict[int, Found | None] = {}
+        self._cut = self._repaired = self._counted = False
+        self._huge: set[int] = set()
 
-    def add(self, group: Lines | Giant) -> int | None:
-        """Show what there is to show of these lines. None while there is room, else the offset to count on from."""
-        if isinstance(group, Giant):
-            return None if self._add_giant(group) else 0
+    def add(self, group: LineGroup | HugeLine) -> int | None:
+        """Show the matches in these lines. None while there is room, else the offset from which to count."""
+        if isinstance(group, HugeLine):
+            return None if self._add_huge(group) else 0
         at, number = group.start, group.number
         for hit in self._hits(group):
             gap = group.data.count(b"\n", at, hit.start)
-            if not (self._pay(group, at, number, hit.start) and self._before(group, hit.start, number + gap)):
+            if not (self._show_due(group, at, number, hit.start) and self._before(group, hit.start, number + gap)):
                 return hit.start
             number += gap
-            if not self._line(group, number, ":", hit.start, hit.end, hit.match):
+            if not self.request.invert and hit.end - hit.start > self.long:
+                if not self._occurrences(_LineView(group.data[hit.start : hit.end], self.pattern), number):
+                    return hit.start
+                self._repaired |= group.repaired and REPLACEMENT in self.out[-1]
+            elif not self._line(group, number, ":", hit.start, hit.end, hit.match):
                 return hit.start
-            self.found += 1
-            self.owed = self.request.context
+            else:
+                self.found += 1
+            self.due = self.request.context
             at, number = min(hit.end + 1, group.end), number + 1
-        return None if self._pay(group, at, number, group.end) else group.end
+        return None if self._show_due(group, at, number, group.end) else group.end
 
-    def is_hit(self, giant: Giant) -> bool:
-        """Whether a giant line counts as a match. It is searched once."""
-        if giant.number not in self._giants:
-            self._giants[giant.number] = find(self.text, self.pattern, giant)
-        return (self._giants[giant.number] is None) is self.request.invert
+    def count_huge(self, huge: HugeLine, inside: int, deadline: float) -> tuple[int, bool]:
+        """Number of matches in a huge line from an offset on, and whether all were counted."""
+        self._huge.add(huge.number)
+        total, is_hit = 0, inside > 0
+        for found in _HugeLineView(self.text, huge, self.pattern).occurrences(inside):
+            if found is not None:
+                is_hit = True
+                if self.request.invert:
+                    break
+                total += found[1] > found[0]
+            if monotonic() > deadline:
+                return (0 if self.request.invert else total), False
+        if self.request.invert:
+            return int(not is_hit), True
+        return (total if inside else max(total, int(is_hit))), True
 
     def notes(self) -> list[str]:
-        """What a reader should know besides."""
+        """Notes on the page for its reader."""
         notes = []
         if self._cut:
             notes.append('long lines are shown in part, lines="N" reads line N whole')
+        if self._counted and self.text.lines > 1:
+            notes.append(f"lines over {LONG} bytes count once for each occurrence")
         if self._repaired:
             notes.append(f"invalid {self.text.unit}s are shown as U+FFFD")
-        if self._giants:
+        if self._huge:
             most = f"a match over {OVERLAP >> 10} KiB may be missed"
             notes.append(f"lines over {LONG_LINE >> 20} MiB were searched in parts, {most}")
         if not self.found and self.pattern.has_feed:
             notes.append("a pattern sees one line at a time, so \\n never matches: use context=N for the lines around")
-        return notes + self.text.notes(self.text.end)
+        return notes + self.text.notes() if self.text.is_scanned else notes
 
-    def _hits(self, group: Lines) -> Iterator[Hit]:
+    def _hits(self, group: LineGroup) -> Iterator[LineHit]:
         if not self.request.invert:
             yield from self.pattern.hits(group.data, group.start, group.end)
             return
@@ -155,21 +316,21 @@ class _Sheet:
             at = hit.end + 1
         yield from _each(group.data, at, group.end)
 
-    def _pay(self, group: Lines, at: int, number: int, end: int) -> bool:
-        """Show the context that is owed to the last match, as far as the lines before an offset have it."""
-        while self.owed and at < end:
+    def _show_due(self, group: LineGroup, at: int, number: int, end: int) -> bool:
+        """Show the context due after the last match, from the lines before an offset."""
+        while self.due and at < end:
             stop = _stop(group.data, at, end)
             if not self._line(group, number, "-", at, stop):
                 return False
-            self.owed -= 1
+            self.due -= 1
             at, number = stop + 1, number + 1
         return True
 
-    def _before(self, group: Lines, at: int, number: int) -> bool:
-        """Show the context before a match, back to the last line that was shown."""
+    def _before(self, group: LineGroup, at: int, number: int) -> bool:
+        """Show the context before a match, back to the last line shown."""
         first = max(self._floor, number - self.request.context)
         for earlier in range(first, min(number, group.number)):
-            if not self._elsewhere(earlier):
+            if not self._distant(earlier):
                 return False
         begins = []
         for _ in range(max(first, group.number), number):
@@ -181,8 +342,8 @@ class _Sheet:
                 return False
         return True
 
-    def _elsewhere(self, number: int, mark: str = "-") -> bool:
-        """Show a line that is not in the group at hand."""
+    def _distant(self, number: int, mark: str = "-") -> bool:
+        """Show a line that is not in the current group."""
         begin = self.text.line_start(number)
         end = self.text.line_end(begin)
         head = visible(self.text.take(begin, min(LINE_CHARS, self._width(number)) + 1))[0].partition("\n")[0]
@@ -193,33 +354,64 @@ class _Sheet:
         left = end - begin - len(body.encode())
         return self._entry(number, mark, f"{body}[{left:,} bytes left out]")
 
-    def _add_giant(self, giant: Giant) -> bool:
-        if self.is_hit(giant):
-            first = max(self._floor, giant.number - self.request.context)
-            if not all(self._elsewhere(number) for number in range(first, giant.number)):
+    def _add_huge(self, huge: HugeLine) -> bool:
+        self._huge.add(huge.number)
+        line = _HugeLineView(self.text, huge, self.pattern)
+        if huge.number != self._began[0] or not self._began[1]:
+            is_hit = any(found is not None for found in line.occurrences(0))
+            if is_hit is self.request.invert:
+                if self.due:
+                    if not self._distant(huge.number):
+                        return False
+                    self.due -= 1
+                return True
+            first = max(self._floor, huge.number - self.request.context)
+            if not all(self._distant(number) for number in range(first, huge.number)):
                 return False
-            found = self._giants[giant.number]
-            if not (self._elsewhere(giant.number, ":") if found is None else self._giant_hit(giant, found)):
+        if self.request.invert:
+            if not self._distant(huge.number, ":"):
                 return False
             self.found += 1
-            self.owed = self.request.context
-        elif self.owed:
-            if not self._elsewhere(giant.number):
-                return False
-            self.owed -= 1
+        elif not self._occurrences(line, huge.number):
+            return False
+        self.due = self.request.context
         return True
 
-    def _giant_hit(self, giant: Giant, found: Found) -> bool:
-        room = self._width(giant.number) - 2 * _LEFT_OUT
-        low = max(0, found.start - room // 4)
-        body = visible(decode(found.data[low : low + 4 * room]))[0].strip(REPLACEMENT)[:room]
-        before = found.offset + low - giant.start
-        after = giant.end - giant.start - before - len(body.encode())
-        self._cut = True
-        left, right = (f"[{size:,} bytes left out]" if size > 0 else "" for size in (before, after))
-        return self._entry(giant.number, ":", left + body + right)
+    def _occurrences(self, line: _LineView | _HugeLineView, number: int) -> bool:
+        """Show the occurrences in a line, those near one another in one entry."""
+        inside = self._began[1] if number == self._began[0] else 0
+        width = self._width(number)
+        room = line.length if line.length <= width else width - 2 * _LEFT_OUT
+        spans = (span for span in line.occurrences(inside) if span is not None)
+        begin = next(spans, (inside, inside))
+        span: tuple[int, int] | None = begin
+        if begin[0] == begin[1]:  # an empty match counts only if there is no other
+            span = next(spans, begin)
+        while span is not None:
+            first = span
+            low = max(0, min(line.measure(first[0]) - room // 4, line.length - room))
+            high = min(low + room, line.length)
+            edge = high if high == line.length else high - room // 8
+            count = 0
+            while span is not None and (count == 0 or line.measure(span[1]) <= edge):
+                count += 1
+                span = next(spans, None)
+                if monotonic() > self.deadline:
+                    break
+            ends = (low, line.length - high)
+            left, right = (f"[{size:,} {line.unit} left out]" if size else "" for size in ends)
+            if not self._entry(number, ":", left + line.cut(low, high) + right):
+                self.inside = first[0]
+                return False
+            self.found += count
+            self._cut |= any(ends)
+            self._counted |= count > 1 or span is not None
+            if span is not None and monotonic() > self.deadline:
+                self.resume, self.inside = number, span[0]
+                return False
+        return True
 
-    def _line(self, group: Lines, number: int, mark: str, start: int, end: int, match: int | None = None) -> bool:
+    def _line(self, group: LineGroup, number: int, mark: str, start: int, end: int, match: int | None = None) -> bool:
         raw = group.data[start:end]
         body, width = raw.decode(), self._width(number)
         if len(body) > width:
@@ -254,19 +446,411 @@ class _Sheet:
         return True
 
 
-def _each(data: bytes, at: int, end: int) -> Iterator[Hit]:
+def _each(data: bytes, at: int, end: int) -> Iterator[LineHit]:
     while at < end:
         stop = _stop(data, at, end)
-        yield Hit(at, stop, at)
+        yield LineHit(at, stop, at)
         at = stop + 1
 
 
 def _stop(data: bytes, at: int, end: int) -> int:
-    """Where the line ends that begins at an offset."""
+    """End of the line that begins at an offset."""
     found = data.find(b"\n", at, end)
     return end if found < 0 else found
 
 
 def _count(data: bytes, at: int, end: int) -> int:
-    """How many lines there are between two offsets; the last may have no line feed."""
+    """Number of lines between two offsets; the last may have no line feed."""
     return data.count(b"\n", at, end) + (at < end and data[end - 1] != 0x0A)
+
+
+class LineHit(NamedTuple):
+    """A line that matches: its start, its end and the start of the match, as offsets into the searched lines."""
+
+    start: int
+    end: int
+    match: int
+
+
+class Pattern:
+    """Finds matching lines in whole lines of valid UTF-8. With `escapes`, JSON escapes are decoded too."""
+
+    def __init__(
+        self, pattern: str, *, ignore_case: bool = False, literal: bool = False, escapes: bool = False
+    ) -> None:
+        _check_length(pattern)
+        if literal and "\n" in pattern:
+            raise InvalidArgument("the text has a line break, but grep sees one line at a time", hint="use one line")
+        try:
+            pattern.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument("the pattern is not valid Unicode", hint="remove lone surrogates") from error
+        source = re2.escape(pattern) if literal else pattern
+        _check_program(_compile(source, ignore_case))  # by itself first: its brackets must not close ours
+        self._by_line = not literal and _LINE_BY_LINE.search(source) is not None
+        self._one: Any = _compile(source if self._by_line else f"(?m:{source})", ignore_case)
+        self._run: Any = None if self._by_line else _run(source, ignore_case)
+        self._escapes = escapes
+        self._matches_nothing = self._one.search(b"") is not None  # then it matches every line, without occurrences
+        self.has_feed = "\n" in pattern or (not literal and "\\n" in pattern)
+
+    def search(self, data: bytes, start: int, end: int) -> tuple[int, int] | None:
+        """The first match between two offsets. The bytes around them count for `^`, `$` and word boundaries."""
+        found = self._one.search(data, start, end)
+        return None if found is None else found.span()
+
+    def hits(self, lines: bytes, start: int, end: int) -> Iterator[LineHit]:
+        """Yield the matching lines between two offsets, which are line starts or the end."""
+        if not self._has_escapes(lines, start, end):
+            yield from self._hits(lines, start, end)
+            return
+        last = -1
+        while start < end:
+            stop = end
+            if end - start > _RUN:
+                stop = (lines.rfind(b"\n", start, start + _RUN) + 1 or lines.find(b"\n", start + _RUN, end) + 1) or end
+            for hit in heapq.merge(self._hits(lines, start, stop), self._decoded_hits(lines, start, stop)):
+                if hit.start != last:
+                    yield hit
+                last = hit.start
+            start = stop
+
+    def occurrences(self, data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the matches between two offsets of one line, without overlaps. Empty matches are left out unless one is
+        first, so that the line counts. The bytes around the offsets count for `^`, `$` and `\\b`."""
+        if self._matches_nothing:
+            yield start, start
+            return
+        if not self._has_escapes(data, start, end):
+            yield from self._spans(data, start, end)
+            return
+        view = _Decoded(data)
+        spans = ((view.written(first), view.written(last)) for first, last in self._spans(view.data, 0, len(view.data)))
+        decoded = ((first, min(last, end)) for first, last in spans if start <= first < end)
+        upto = start
+        is_first = True
+        for first, last in heapq.merge(self._spans(data, start, end), decoded):
+            if first >= upto and (last > first or is_first):
+                yield first, last
+                upto, is_first = last, False
+
+    def occurrences_from(self, line: bytes, inside: int) -> Iterator[tuple[int, int]]:
+        """Yield the occurrences in a line from an offset on, which is that of an occurrence, or 0."""
+        spans = self.occurrences(line, 0 if self._escapes else inside, len(line))
+        return ((first, last) for first, last in spans if first >= inside)
+
+    def count(
+        self, lines: bytes, start: int, end: int, deadline: float, *, long: int | None = None, inside: int = 0
+    ) -> tuple[int, int]:
+        """Number of matching lines between two offsets, and the offset reached before the deadline.
+
+        A line of more than `long` bytes counts once for each occurrence, the first line only from its offset `inside`
+        on. Consecutive matching lines are counted in one step."""
+        total, expected = 0, -1
+        hits = self.hits(lines, start, end) if self._has_escapes(lines, start, end) else None
+        while start < end:
+            hit = next(self._hits(lines, start, end) if hits is None else hits, None)
+            if hit is None:
+                return total, end
+            if long is not None and hit.end - hit.start > long:
+                found, is_whole = self._count_occurrences(lines[hit.start : hit.end], inside, deadline)
+                total += found
+                if not is_whole:
+                    return total, hit.start
+            else:
+                total += 1
+            inside = 0
+            start = hit.end + 1
+            if hit.start == expected and hits is None and self._run is not None:
+                upto = lines.rfind(b"\n", start, min(start + _RUN, end)) + 1
+                run = self._run.match(lines, start, upto) if upto else None
+                if run is not None:
+                    upto = run.end() if long is None else _before_long(lines, start, run.end(), long)
+                    total += lines.count(b"\n", start, upto)
+                    start = upto
+            expected = start
+            if monotonic() > deadline:
+                break
+        return total, min(start, end)
+
+    def _count_occurrences(self, line: bytes, inside: int, deadline: float) -> tuple[int, bool]:
+        """Number of occurrences in a line from an offset on, and whether all were counted."""
+        total = 0
+        for first, last in self.occurrences_from(line, inside):
+            total += last > first
+            if not total & 63 and monotonic() > deadline:
+                return total, False
+        return (total if inside else max(1, total)), True
+
+    def _has_escapes(self, data: bytes, start: int, end: int) -> bool:
+        return self._escapes and data.find(b"\\", start, end) >= 0
+
+    def _hits(self, lines: bytes, start: int, end: int) -> Iterator[LineHit]:
+        if self._by_line:
+            yield from self._each(lines, start, end)
+            return
+        search = self._one.search
+        while start < end and (found := search(lines, start, end)) is not None:
+            match = found.start()
+            begin = lines.rfind(b"\n", start, match) + 1 or start
+            if begin >= end:
+                return  # an empty match after the last line feed
+            stop = _stop(lines, match, end)
+            yield LineHit(begin, stop, match)
+            start = stop + 1
+
+    def _decoded_hits(self, lines: bytes, start: int, end: int) -> Iterator[LineHit]:
+        """Yield the lines that match with their escapes decoded. Decoding keeps the number of lines."""
+        decoded, at = _decoded(lines[start:end]), 0
+        for hit in self._hits(decoded, 0, len(decoded)):
+            for _ in range(decoded.count(b"\n", at, hit.start)):
+                start = lines.index(b"\n", start) + 1
+            at = hit.start
+            yield LineHit(start, _stop(lines, start, end), start)
+
+    def _spans(self, data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+        search, is_first = self._one.search, True
+        while start < end and (found := search(data, start, end)) is not None:
+            first, last = found.span()
+            if last > first or is_first:
+                yield first, last
+            is_first = False
+            if last > first:
+                start = last
+            else:
+                start = last + 1
+                while start < end and data[start] & 0xC0 == 0x80:
+                    start += 1
+
+    def _each(self, lines: bytes, start: int, end: int) -> Iterator[LineHit]:
+        for begin, stop, _ in _each(lines, start, end):
+            if (found := self._one.search(lines[begin:stop])) is not None:
+                yield LineHit(begin, stop, begin + found.start())
+
+
+def program_size(pattern: str, *, ignore_case: bool = False) -> int:
+    """Number of instructions that a pattern compiles to: the maximum cost of one byte of text."""
+    _check_length(pattern)
+    try:
+        return _check_program(_compile(pattern, ignore_case))
+    except UnicodeEncodeError:
+        return 0  # invalid Unicode: `Pattern` raises the error
+
+
+def _check_length(pattern: str) -> None:
+    if len(pattern) > MAX_PATTERN:
+        raise InvalidArgument(
+            f"the pattern has {len(pattern):,} characters, the limit is {MAX_PATTERN:,}", hint="use a shorter one"
+        )
+
+
+def _check_program(compiled: Any) -> int:
+    if (size := int(compiled.programsize)) > MAX_PROGRAM:
+        raise InvalidArgument(
+            f"the pattern compiles to {size:,} instructions, the limit is {MAX_PROGRAM:,}",
+            hint="simplify it: + or * for large repetitions, [a-z] for classes like \\pL",
+        )
+    return size
+
+
+class _Decoded:
+    """A line of JSON with the escapes of its strings decoded, and the written offset of each character."""
+
+    def __init__(self, written: bytes) -> None:
+        parts = _ESCAPE.split(written)
+        plain, escapes = list(map(len, parts[::2])), parts[1::2]
+        characters = _Characters()
+        parts[1::2] = map(characters.__getitem__, escapes)
+        self.data = b"".join(parts)
+        self._ends: array[int] = array("q", accumulate(map(add, plain, map(len, parts[1::2])), initial=0))
+        self._sources: array[int] = array("q", accumulate(map(add, plain, map(len, escapes)), initial=0))
+
+    def written(self, offset: int) -> int:
+        """Convert the offset of a character in the decoded text to its offset in the written line."""
+        near = bisect_right(self._ends, offset) - 1
+        return self._sources[near] + offset - self._ends[near]
+
+
+class _Characters(dict[bytes, bytes]):
+    """The character of each escape as UTF-8. A line break becomes a space, so that the lines stay the same."""
+
+    def __missing__(self, escape: bytes) -> bytes:
+        units = bytes.fromhex(escape.replace(b"\\u", b"").decode()) if escape[1:2] == b"u" else b""
+        text = units.decode("utf-16-be", "replace").replace("\n", " ").replace("\r", " ")
+        found = self[escape] = text.encode() if units else _ESCAPED.get(escape[1:], b"\\")
+        return found
+
+
+def _decoded(lines: bytes) -> bytes:
+    """Decode the escapes in lines of JSON: like `_Decoded` but faster, without offsets."""
+    lines = lines.replace(b"\\\\", b"\x00")
+    for escape, character in _ESCAPED.items():
+        lines = lines.replace(b"\\" + escape, character)
+    if lines.find(b"\\u") >= 0:
+        lines = _decoded_units(lines)
+    return lines.replace(b"\x00", b"\\")
+
+
+def _decoded_units(lines: bytes) -> bytes:
+    """Decode escapes like `\\u00e9`. Python is fast if everything else is ASCII, which is common."""
+    if lines.isascii():
+        plain = lines
+        for feed in (b"\\u000a", b"\\u000A", b"\\u000d", b"\\u000D"):
+            plain = plain.replace(feed, b" ")
+        with suppress(UnicodeDecodeError):
+            text = plain.decode("raw_unicode_escape")
+            with suppress(UnicodeEncodeError):
+                return text.encode()
+            return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+    characters = _Characters()
+    return _UNICODE.sub(lambda match: characters[match[0]], lines)
+
+
+def _before_long(lines: bytes, start: int, end: int, long: int) -> int:
+    """Offset of the first line of more than `long` bytes between two line starts, or the end."""
+    while start < end:
+        feed = lines.rfind(b"\n", start, start + long + 1)
+        if feed < 0:
+            return start
+        start = feed + 1
+    return end
+
+
+def _run(source: str, ignore_case: bool) -> Any:
+    """Compile a pattern for consecutive matching lines. `$\\C` is a line feed, the only one allowed."""
+    try:
+        return _compile(rf"(?m:(?:^.*(?:{source}).*$\C)+)", ignore_case)
+    except InvalidArgument:
+        return None  # the pattern alone is nearly at the limit
+
+
+def _compile(source: str, ignore_case: bool) -> Any:
+    options = re2.Options()
+    options.log_errors = False
+    options.never_nl = True
+    options.never_capture = True  # groups are not needed, and would prevent the fast way to match
+    options.case_sensitive = not ignore_case
+    try:
+        return re2.compile(source, options)
+    except re2.error as error:
+        raise _rejected(error) from None
+
+
+def _rejected(error: Exception) -> InvalidArgument:
+    reason = error.args[0] if error.args else ""
+    text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+    for signs, what, instead in _REJECTIONS:
+        if any(sign in text for sign in signs):
+            return InvalidArgument(f"{what}: {clip(text)}", hint=instead)
+    if _BACK_REFERENCE.search(text):
+        return InvalidArgument(f"RE2 has no back-references: {clip(text)}", hint="spell the text out: (foo|bar)")
+    return InvalidArgument(f"RE2 rejects the pattern: {clip(text)}", hint=_ESCAPE_HINT)
+
+
+class LineGroup(NamedTuple):
+    """Whole lines `data[start:end]`, the first with this number. They end with a line feed alone and are valid UTF-8;
+    `repaired` is True if they were not before."""
+
+    number: int
+    data: bytes
+    start: int
+    end: int
+    repaired: bool = False
+
+
+class HugeLine(NamedTuple):
+    """A line too long to keep in memory: its number, and its offsets in the text without the line feed."""
+
+    number: int
+    start: int
+    end: int
+
+
+def groups(text: DecodedText, first: int, last: int) -> Generator[LineGroup | HugeLine, None, None]:
+    """Yield all lines from one number to another, both included."""
+    at = text.start if first == 1 else text.line_start(first)
+    end = text.end if last == text.lines else text.line_start(last + 1)
+    number = first
+    while at < end:
+        huge: HugeLine | None = None
+        with closing(_joined(text, at, end, number)) as joined:
+            for group in joined:
+                if isinstance(group, HugeLine):
+                    huge = group
+                    break
+                yield _cleaned(text, group)
+        if huge is None:
+            return
+        yield huge
+        at, number = huge.end + 1, huge.number + 1
+
+
+def _joined(text: DecodedText, at: int, end: int, number: int) -> Generator[LineGroup | HugeLine, None, None]:
+    """Yield groups without copying where possible. A huge line is the last one."""
+    waiting: list[bytes] = []
+    began, size = at, 0
+    for piece, feeds in _ahead(text, at, end):
+        head = piece.find(b"\n") + 1
+        if not head:
+            waiting.append(piece)
+            size += len(piece)
+            if size >= LONG_LINE:
+                yield HugeLine(number, began, min(text.line_end(began), end))
+                return
+        else:
+            if waiting:
+                line = b"".join([*waiting, piece[:head]])
+                yield LineGroup(number, line, 0, len(line))
+                number, feeds = number + 1, feeds - 1
+            tail = piece.rfind(b"\n") + 1
+            begin = head if waiting else 0
+            if begin < tail:
+                yield LineGroup(number, piece, begin, tail)
+            number += feeds
+            waiting = [piece[tail:]] if tail < len(piece) else []
+            size = len(piece) - tail
+            began = at + tail
+        at += len(piece)
+    if waiting:
+        line = b"".join(waiting)
+        yield LineGroup(number, line, 0, len(line))
+
+
+def _ahead(text: DecodedText, at: int, end: int) -> Iterator[tuple[bytes, int]]:
+    """Yield the pieces of a text. If reading is slow (a slow disk, compressed content), each piece is read in a thread
+    while the one before it is in use; otherwise passing pieces between threads would cost more than it saves."""
+    pieces = text.pieces(at, end)
+    spent, allowed = 0.0, _PATIENCE
+    while text.is_scanned or spent <= allowed:  # the blocks of a scanned text are for one thread
+        began = monotonic()
+        piece = next(pieces, None)
+        if piece is None:
+            return
+        spent, allowed = spent + monotonic() - began, allowed + _QUICK * len(piece[0])
+        yield piece
+    with ThreadPoolExecutor(1, "coatcheck-read-ahead") as reader:
+        reading = reader.submit(next, pieces, None)
+        while (piece := reading.result()) is not None:
+            reading = reader.submit(next, pieces, None)
+            yield piece
+
+
+def _cleaned(text: DecodedText, group: LineGroup) -> LineGroup:
+    """Remove carriage returns at line ends, and replace invalid bytes with U+FFFD."""
+    number, data, start, end, repaired = group
+    if not data.isascii():
+        lines = data[start:end]
+        try:
+            lines.decode()
+        except UnicodeDecodeError:
+            data, repaired = visible(decode(lines))[0].encode(), True
+            start, end = 0, len(data)
+    if data.find(b"\r", start, end) >= 0:
+        data = data[start:end].replace(b"\r\n", b"\n")
+        start, end = 0, len(data)
+    return LineGroup(number, data, start, end, repaired)
+
+
+def _boundary(data: bytes, at: int) -> int:
+    """Start of the character at an offset."""
+    return next((near for near in range(at, at - 4, -1) if data[near] & 0xC0 != 0x80), at)

@@ -1,8 +1,8 @@
-"""JSONPath (RFC 9535) on JSON and JSONL, safe against hostile paths and hostile documents.
+"""JSONPath (RFC 9535) on JSON and JSONL, safe against hostile paths and documents.
 
-In JSONL each line is a document of its own: `$` is the line, and memory holds one line at a time. What is found comes
-as JSON, one value per line if there are several. `match` and `search` run on RE2, which does not backtrack; a deadline
-is checked at every step of the evaluation, filters included.
+In JSONL each line is a document: `$` is the line, and only one line is in memory at a time. The result is JSON, one
+value per line if there are several. `match` and `search` run on RE2, which does not backtrack. A deadline is checked at
+every step of the evaluation, including filters.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-import re2  # type: ignore[import-untyped]  # it ships no types
+import re2  # type: ignore[import-untyped]  # ships without types
 from iregexp_check import check as is_iregexp
 from jsonpath_rfc9535 import JSONPathEnvironment, JSONPathError, JSONPathNode, JSONPathQuery
 from jsonpath_rfc9535.exceptions import JSONPathRecursionError, JSONPathTypeError
@@ -25,19 +25,20 @@ from jsonpath_rfc9535.segments import JSONPathChildSegment, JSONPathRecursiveDes
 from jsonpath_rfc9535.selectors import FilterSelector
 from jsonpath_rfc9535.tokens import Token, TokenStream
 
+from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.ids import clip
 from coatcheck.media import JSON, JSONL, TEXT
-from coatcheck.reading.answer import LIMIT, Answer, Gathering, count
-from coatcheck.reading.documents import is_jsonl, lines, load, parse
-from coatcheck.streams import Content
+from coatcheck.previews.excerpts import count
+from coatcheck.reading.grep import MAX_PATTERN, MAX_PROGRAM
+from coatcheck.reading.json_content import is_jsonl, lines, load, parse
+from coatcheck.reading.page import MAX_RESULT, BoundedLines, QueryResult
 from coatcheck.values import MAX_DEPTH
 
 SECONDS: Final = 10.0
 MAX_PATH: Final = 4_000
-MAX_PATTERN: Final = 1_000
 _EXAMPLE: Final = "a path is like $.items[0].name, $..id or $.items[?@.price < 10]"
-_TOLD_LINES: Final = 20
+_LISTED_LINES: Final = 20
 
 
 class _OutOfTime(Exception):
@@ -54,10 +55,10 @@ class _Skipped:
         self.first = self.first or number
 
 
-def find(content: Content, path: str, *, limit: int = LIMIT, seconds: float = SECONDS) -> Answer:
-    """The values that a path selects. The text is cut off at `limit` characters, the count goes on."""
+def find(content: Content, path: str, *, limit: int = MAX_RESULT, seconds: float = SECONDS) -> QueryResult:
+    """Find the values that a path selects. The text ends at `limit` characters, but all results are counted."""
     query = _compile(path, seconds)
-    gathering = Gathering(limit)
+    results = BoundedLines(limit)
     matches = 0
     where: dict[int, None] = {}
     skipped = _Skipped()
@@ -65,32 +66,32 @@ def find(content: Content, path: str, *, limit: int = LIMIT, seconds: float = SE
     try:
         for number, value in _matches(content, query, skipped):
             matches += 1
-            if not gathering.full and gathering.add(_dump(value)) and len(where) <= _TOLD_LINES:
+            if not results.full and results.add(_dump(value)) and len(where) <= _LISTED_LINES:
                 where[number] = None
     except _OutOfTime:
-        if not gathering.full:
+        if not results.full:
             raise LimitExceeded(
-                f"the path took more than {seconds:g} s (after {count(matches, 'result')})",
-                hint="name the keys on the way rather than '..', or narrow the filter",
+                f"the path took more than {seconds:g} s ({count(matches, 'result')} so far)",
+                hint="name the keys instead of '..', or narrow the filter",
             ) from None
         counted = False
     except JSONPathRecursionError as error:
-        raise LimitExceeded(f"the document is nested deeper than {MAX_DEPTH} levels", hint="do not use '..'") from error
+        raise LimitExceeded(f"the document is nested deeper than {MAX_DEPTH} levels", hint="avoid '..'") from error
     except RecursionError as error:
-        raise LimitExceeded("the path or what it selects is nested too deeply", hint="use a shorter path") from error
-    whole = not gathering.full and not skipped.lines
+        raise LimitExceeded("the path or its result is nested too deeply", hint="use a shorter path") from error
+    whole = not results.full and not skipped.lines
     total = count(matches, "result")
-    return Answer(
-        text=gathering.text,
-        media_type=TEXT if gathering.cut else JSON if matches == 1 else JSONL,
-        shown=total if not gathering.full else f"{len(gathering):,} of {'' if counted else 'at least '}{total}",
+    return QueryResult(
+        text=results.text,
+        media_type=TEXT if results.cut else JSON if matches == 1 else JSONL,
+        shown=total if not results.full else f"{len(results):,} of {'' if counted else 'at least '}{total}",
         complete=whole,
-        note=_note(gathering, matches, list(where) if is_jsonl(content.ref.media_type) else [], skipped),
+        note=_note(results, matches, list(where) if is_jsonl(content.ref.media_type) else [], skipped),
     )
 
 
 def _matches(content: Content, query: JSONPathQuery, skipped: _Skipped) -> Iterator[tuple[int, Any]]:
-    """What the query selects, each with the number of its line (1 in a document that is no JSONL)."""
+    """Yield each selected value with the number of its line, which is 1 unless the content is JSONL."""
     if not is_jsonl(content.ref.media_type):
         for node in query.finditer(load(content)):
             yield 1, node.value
@@ -110,20 +111,20 @@ def _matches(content: Content, query: JSONPathQuery, skipped: _Skipped) -> Itera
             yield number, node.value
 
 
-def _note(gathering: Gathering, matches: int, where: list[int], skipped: _Skipped) -> str:
-    said = []
+def _note(results: BoundedLines, matches: int, where: list[int], skipped: _Skipped) -> str:
+    notes = []
     if not matches:
-        said.append("nothing matches; query='shape' shows which keys there are")
-    if gathering.cut:
-        said.append(f"the first result is cut: it has {gathering.cut:,} characters; select less of it")
-    elif gathering.full:
-        said.append("the results after that are left out; narrow the path")
+        notes.append("nothing matches; query='shape' shows the keys")
+    if results.cut:
+        notes.append(f"the first result is cut: it has {results.cut:,} characters; select less of it")
+    elif results.full:
+        notes.append("the results after that are left out; narrow the path")
     if where:
-        told = ", ".join(map(str, where[:_TOLD_LINES]))
-        said.append(f"from line{'s' if len(where) > 1 else ''} {told}{', …' if len(where) > _TOLD_LINES else ''}")
+        listed = ", ".join(map(str, where[:_LISTED_LINES]))
+        notes.append(f"from line{'s' if len(where) > 1 else ''} {listed}{', …' if len(where) > _LISTED_LINES else ''}")
     if skipped.lines:
-        said.append(f"{count(skipped.lines, 'line')} skipped as no readable JSON, the first is line {skipped.first}")
-    return "; ".join(said)
+        notes.append(f"{count(skipped.lines, 'line')} skipped as invalid JSON, the first is line {skipped.first}")
+    return "; ".join(notes)
 
 
 def _dump(value: object) -> str:
@@ -132,33 +133,34 @@ def _dump(value: object) -> str:
 
 def _compile(path: str, seconds: float) -> JSONPathQuery:
     if len(path) > MAX_PATH:
-        raise InvalidArgument(f"the path has {len(path):,} characters, {MAX_PATH:,} are allowed", hint=_EXAMPLE)
+        raise InvalidArgument(f"the path has {len(path):,} characters, the limit is {MAX_PATH:,}", hint=_EXAMPLE)
     try:
         return _Environment(seconds).compile(path)
     except JSONPathError as error:
-        said = str(error.args[0]) if error.args else "it does not parse"
+        reason = str(error.args[0]) if error.args else "syntax error"
         at = error.token.index if error.token is not None else 0
         near = f" near {clip(path[at : at + 20])}" if at < len(path) else " at its end"
         raise InvalidArgument(
-            f"not a JSONPath: {clip(path)}: {said}, at character {at + 1}{near}", hint=_EXAMPLE
+            f"not a JSONPath: {clip(path)}: {reason}, at character {at + 1}{near}", hint=_EXAMPLE
         ) from error
     except RecursionError as error:
-        raise InvalidArgument("not a JSONPath: too many brackets inside one another", hint=_EXAMPLE) from error
-    except (ValueError, ArithmeticError, LookupError) as error:  # numbers out of range, escapes cut short
+        raise InvalidArgument("not a JSONPath: nested too deeply", hint=_EXAMPLE) from error
+    except (ValueError, ArithmeticError, LookupError) as error:  # numbers out of range, incomplete escapes
         raise InvalidArgument(f"not a JSONPath: {clip(path)}: {clip(str(error))}", hint=_EXAMPLE) from error
 
 
 @functools.lru_cache(maxsize=64)
 def _regex(pattern: str) -> Any:
-    """A compiled pattern, None where RE2 rejects it. I-Regexp's dot matches no line end; RE2's own syntax passes."""
+    """Compile a pattern; None if RE2 rejects it. The dot of I-Regexp matches no line end; RE2 syntax passes too."""
     options = re2.Options()
     options.log_errors = False
     if len(pattern) > MAX_PATTERN:
         return None
     try:
-        return re2.compile(_dots(pattern) if is_iregexp(pattern) else pattern, options)
+        compiled = re2.compile(_dots(pattern) if is_iregexp(pattern) else pattern, options)
     except re2.error:
         return None
+    return compiled if compiled.programsize <= MAX_PROGRAM else None
 
 
 def _dots(pattern: str) -> str:
@@ -181,12 +183,14 @@ class _Regular(FilterFunction):
     arg_types = [ExpressionType.VALUE, ExpressionType.VALUE]  # noqa: RUF012 - the library's own declaration
     return_type = ExpressionType.LOGICAL
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, check: Callable[[], None]) -> None:
         self._method = method
+        self._check = check
 
     def __call__(self, string: object, pattern: object) -> bool:
         if not isinstance(string, str) or not isinstance(pattern, str):
             return False
+        self._check()  # one call may take long
         regex = _regex(pattern)
         try:
             return regex is not None and getattr(regex, self._method)(string) is not None
@@ -195,15 +199,15 @@ class _Regular(FilterFunction):
 
 
 class _Environment(JSONPathEnvironment):
-    """RFC 9535 with a deadline. One is made for each query: it keeps that query's time."""
+    """RFC 9535 with a deadline. Each query has an environment of its own."""
 
     max_recursion_depth = MAX_DEPTH
 
     def __init__(self, seconds: float) -> None:
         self.parser_class = _Parser
-        super().__init__()
         self._deadline = time.monotonic() + seconds
         self._ticks = 0
+        super().__init__()
 
     def tick(self) -> None:
         self._ticks += 1
@@ -216,16 +220,17 @@ class _Environment(JSONPathEnvironment):
 
     def setup_function_extensions(self) -> None:
         super().setup_function_extensions()
-        self.function_extensions["match"] = _Regular("fullmatch")
-        self.function_extensions["search"] = _Regular("search")
+        self.function_extensions["match"] = _Regular("fullmatch", self.check)
+        self.function_extensions["search"] = _Regular("search", self.check)
 
     def validate_function_extension_signature(self, token: Token, args: list[Any]) -> list[Any]:
         checked = super().validate_function_extension_signature(token, args)
         literal = args[1] if token.value in ("match", "search") else None
         if isinstance(literal, StringLiteral) and _regex(literal.value) is None:
             raise JSONPathTypeError(
-                f"{token.value}() cannot use the pattern {clip(literal.value)}: regular expressions are RE2's, "
-                f"{MAX_PATTERN:,} characters at most, without look-around and back-references",
+                f"{token.value}() cannot use the pattern {clip(literal.value)}: patterns are RE2's, "
+                f"{MAX_PATTERN:,} characters and {MAX_PROGRAM:,} instructions at most, without look-around and "
+                "back-references",
                 token=token,
             )
         return checked
@@ -241,21 +246,19 @@ class _Descent(JSONPathRecursiveDescentSegment):
         return _ticking(self.env, super().resolve(nodes))
 
     def _visit(self, node: JSONPathNode, depth: int = 1) -> Iterable[JSONPathNode]:
-        """Depth first as the library's own, without its recursion."""
+        """Depth first like the library's own method, but without recursion."""
         assert isinstance(self.env, _Environment)
-        stack = [(node, depth)]
+        stack = [iter([node])]  # one iterator per level: memory grows with depth, not width
         while stack:
-            node, depth = stack.pop()
+            at = next(stack[-1], None)
+            if at is None:
+                stack.pop()
+                continue
             self.env.tick()
-            if depth > self.env.max_recursion_depth:
+            if depth + len(stack) - 1 > self.env.max_recursion_depth:
                 raise JSONPathRecursionError("nested too deeply", token=self.token)
-            yield node
-            value = node.value
-            items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-            below = [
-                (node.new_child(item, key, node), depth + 1) for key, item in items if isinstance(item, dict | list)
-            ]
-            stack.extend(reversed(below))
+            yield at
+            stack.append(_below(at))
 
 
 class _Filter(FilterExpression):
@@ -266,7 +269,7 @@ class _Filter(FilterExpression):
 
 
 class _Parser(Parser):
-    """Builds the same query out of the parts above."""
+    """Builds queries from the classes above."""
 
     def parse_query(self, stream: TokenStream, *, in_filter: bool = False) -> Iterable[JSONPathSegment]:
         for segment in super().parse_query(stream, in_filter=in_filter):
@@ -278,6 +281,13 @@ class _Parser(Parser):
         inner = selector.expression
         selector.expression = _Filter(token=inner.token, expression=inner.expression)
         return selector
+
+
+def _below(node: JSONPathNode) -> Iterator[JSONPathNode]:
+    """The arrays and objects one level below a node."""
+    value = node.value
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return (node.new_child(item, key, node) for key, item in items if isinstance(item, dict | list))
 
 
 def _ticking(env: JSONPathEnvironment, nodes: Iterable[JSONPathNode]) -> Iterator[JSONPathNode]:

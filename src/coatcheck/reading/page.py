@@ -1,8 +1,8 @@
-"""What a read asks for and what it answers: `Request` and `Page`, and the slices that a request writes as text.
+"""`Request` and `Page`: what a read asks for and returns; the slices in a request, and the result of a query.
 
-Lines count from 1 and both ends are included, as a page says them: `lines="4100:4160"` answers lines 4100-4160, that is
-61 lines. Characters count from 0 and the end is left out, as in Python: `chars="0:2000"` answers 2,000 characters.
-Negative numbers count from the end, and an end may be left open: `lines="-50:"` are the last 50 lines.
+Lines count from 1 and both ends are included: `lines="4100:4160"` is 61 lines. Characters count from 0 and the end is
+excluded, as in Python: `chars="0:2000"` is 2,000 characters. Negative numbers count from the end, and an end may be
+left open: `lines="-50:"` is the last 50 lines.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Final, NamedTuple
 
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
+from coatcheck.media import TEXT
 
 MAX_CHARS: Final = 8_000
 MIN_CHARS: Final = 200
 MAX_CONTEXT: Final = 100
+MAX_RESULT: Final = 4_000_000  # characters of a query's result
 
 _SPAN: Final = re.compile(r"\s*(-?\d{1,18})?\s*(?:(:|(?<=\d)\s*-)\s*(-?\d{1,18})?)?\s*")
 _LINES_HINT: Final = 'write lines="4100:4160", "7", ":100" or "-50:" for the last 50; lines count from 1'
@@ -27,10 +29,10 @@ _CHARS_HINT: Final = 'write chars="0:2000", "8000:" or "-2000:" for the last 2,0
 class Page:
     """One bounded answer to a read.
 
-    `shown` says what part of the whole the text is, and what was left out of it. `cursor` reads on, None at the end.
-    `derived` is the pointer of the whole result where it was too large for a page. `matches` counts the lines that a
-    grep found, shown or not: at least so many where `matches_exact` is False. `spans` are the bytes of the artifact
-    that a slice has shown."""
+    `shown` describes which part of the whole the text is, and what was left out. `cursor` reads the next page; it is
+    None at the end. `derived` is the pointer of the whole result if that was too large for a page. `matches` counts the
+    lines that a grep found, shown or not, and on long lines each occurrence; it is a minimum if `matches_exact` is
+    False. `spans` are the byte ranges of the artifact that a slice has shown."""
 
     text: str
     shown: str
@@ -42,9 +44,9 @@ class Page:
     spans: tuple[tuple[int, int], ...] = ()
 
 
-class Part(NamedTuple):
-    """A page before its cursor is sealed: `position` is where the next one begins, None at the end, and `span` where a
-    slice began and ended in the text."""
+class PageDraft(NamedTuple):
+    """A page before its cursor is sealed. `position` is the start of the next page, None at the end; `span` is the
+    range of the text that a slice covers."""
 
     text: str
     shown: str
@@ -54,8 +56,8 @@ class Part(NamedTuple):
     span: tuple[int, int] | None = None
 
 
-class Span(NamedTuple):
-    """Both ends of a slice as they were written; None where one was left open."""
+class Slice(NamedTuple):
+    """Both ends of a slice as written in a request; None for an open end."""
 
     start: int | None
     end: int | None
@@ -63,10 +65,10 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to read of an artifact: a slice, a grep (of a slice of lines), a query or a diff; nothing for all of it.
+    """What to read of an artifact: a slice, a grep (also within a slice of lines), a query, a diff, or all of it.
 
-    Raises `InvalidArgument` where the parts do not go together. `max_chars` bounds one page: it is not part of what is
-    being read, and may differ from page to page."""
+    Raises `InvalidArgument` if the arguments cannot be combined. `max_chars` limits one page and may differ from page
+    to page."""
 
     lines: str | None = None
     chars: str | None = None
@@ -83,14 +85,17 @@ class Request:
         for name in ("lines", "chars", "grep", "query", "diff"):
             value: object = getattr(self, name)
             if value is not None and not isinstance(value, str):
-                raise InvalidArgument(f"{name} is a {type(value).__name__}, not text", hint=f'write {name}="…"')
+                raise InvalidArgument(f"{name} must be text, got {type(value).__name__}", hint=f'write {name}="…"')
         self._check_combination()
         if not _is_count(self.max_chars) or self.max_chars < MIN_CHARS:
             raise InvalidArgument(
-                f"max_chars is {_told(self.max_chars)}", hint=f"a page has {MIN_CHARS} characters or more"
+                f"max_chars must be at least {MIN_CHARS}, got {_short(self.max_chars)}",
+                hint=f"leave it out for {MAX_CHARS:,}",
             )
         if not _is_count(self.context) or self.context > MAX_CONTEXT:
-            raise InvalidArgument(f"context is {_told(self.context)}", hint=f"ask for 0 to {MAX_CONTEXT} lines")
+            raise InvalidArgument(
+                f"context must be 0 to {MAX_CONTEXT} lines, got {_short(self.context)}", hint="use lines to read more"
+            )
         if self.lines is not None:
             parse_lines(self.lines)
         if self.chars is not None:
@@ -102,31 +107,80 @@ class Request:
         ways = [name for name in ("lines", "chars", "grep", "query", "diff") if getattr(self, name) is not None]
         if len(ways) > 1 and ways != ["lines", "grep"]:
             raise InvalidArgument(
-                f"{' and '.join(ways)} do not go together",
-                hint="ask for one at a time; only lines and grep combine",
+                f"{' and '.join(ways)} cannot be combined",
+                hint="use one at a time; only lines and grep can be combined",
             )
         if self.grep is None:
             extra = [name for name in ("context", "ignore_case", "invert", "literal") if getattr(self, name)]
             if extra:
-                raise InvalidArgument(f"{' and '.join(extra)} without grep", hint='add grep="pattern", or leave it out')
+                raise InvalidArgument(f"{' and '.join(extra)} needs grep", hint='add grep="pattern", or leave it out')
 
 
-def parse_lines(spec: str) -> Span:
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """The result of a query or a diff, complete up to its limit.
+
+    `shown` describes the text ("12 of 30 results"), `complete` is False if anything is missing, and `note` says what
+    was left out, skipped or assumed. The same query on the same content gives the same text."""
+
+    text: str
+    media_type: str = TEXT
+    shown: str = ""
+    complete: bool = True
+    note: str = ""
+
+
+class BoundedLines:
+    """Lines of a result up to a limit in characters. After the first line that does not fit, none is added.
+
+    A first line that exceeds the limit by itself is cut; `cut` is then its full length."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lines: list[str] = []
+        self._size = 0
+        self.full = False
+        self.cut = 0
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self._lines)
+
+    def add(self, line: str) -> bool:
+        """Add a line, and return whether all of it was kept."""
+        if self.full:
+            return False
+        size = self._size + len(line) + bool(self._lines)
+        if size <= self._limit:
+            self._lines.append(line)
+            self._size = size
+            return True
+        self.full = True
+        if not self._lines:
+            self._lines.append(line[: self._limit])
+            self.cut = len(line)
+        return False
+
+
+def parse_lines(spec: str) -> Slice:
     span = _parse(spec, "lines", _LINES_HINT)
     if 0 in span:
-        raise InvalidArgument(f"there is no line 0 in lines={clip(spec)}", hint=_LINES_HINT)
+        raise InvalidArgument(f"lines={clip(spec)} has a line 0", hint=_LINES_HINT)
     return span
 
 
-def parse_chars(spec: str) -> Span:
+def parse_chars(spec: str) -> Slice:
     span = _parse(spec, "chars", _CHARS_HINT)
     if span.end == 0:
-        raise InvalidArgument(f"chars={clip(spec)} asks for no characters", hint=_CHARS_HINT)
+        raise InvalidArgument(f"chars={clip(spec)} is empty", hint=_CHARS_HINT)
     return span
 
 
 def lines_of(spec: str, total: int) -> tuple[int, int]:
-    """The first and the last line that are meant, both 1-based and included, of a text that has some lines."""
+    """The first and the last line of a slice of `total` lines, both 1-based and included."""
     start, end = parse_lines(spec)
     first = 1 if start is None else start if start > 0 else max(1, total + start + 1)
     last = total if end is None else min(end, total) if end > 0 else total + end + 1
@@ -140,7 +194,7 @@ def lines_of(spec: str, total: int) -> tuple[int, int]:
 
 
 def chars_of(spec: str, total: int) -> tuple[int, int]:
-    """The first character that is meant and the one after the last, both 0-based, of a text that has some."""
+    """The first character of a slice of `total` characters and the one after its last, both 0-based."""
     start, end = parse_chars(spec)
     first = 0 if start is None else start if start >= 0 else max(0, total + start)
     last = total if end is None else min(end, total) if end > 0 else total + end
@@ -153,26 +207,26 @@ def chars_of(spec: str, total: int) -> tuple[int, int]:
     return first, last
 
 
-def _parse(spec: str, what: str, hint: str) -> Span:
-    """`a:b`, also written `a-b`; one end may be missing. A bare line is itself; a bare negative number is the tail."""
+def _parse(spec: str, what: str, hint: str) -> Slice:
+    """Parse `a:b` or `a-b`; one end may be missing. A single line number is itself, a negative one the tail."""
     match = _SPAN.fullmatch(spec)
     if match is None or (match[1] is None and match[3] is None):
         raise InvalidArgument(f"{what}={clip(spec)} is not a slice", hint=hint)
     start, end = (None if part is None else int(part) for part in match.group(1, 3))
     if match[2] is None:
         if start is not None and start < 0:
-            return Span(start, None)
+            return Slice(start, None)
         if what == "chars":
-            raise InvalidArgument(f"chars={clip(spec)} has one end", hint=_CHARS_HINT)
-        return Span(start, start)
+            raise InvalidArgument(f"chars={clip(spec)} needs two ends", hint=_CHARS_HINT)
+        return Slice(start, start)
     if start is not None and end is not None and (start < 0) == (end < 0) and end < start:
         raise InvalidArgument(f"{what}={clip(spec)} ends before it begins", hint=hint)
-    return Span(start, end)
+    return Slice(start, end)
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _told(value: object) -> str:
+def _short(value: object) -> str:
     return clip(str(value), 40) if not isinstance(value, int) or abs(value) > 10**18 else str(value)

@@ -1,8 +1,8 @@
-"""Inside the child process that runs SQL: load the tables, shut the database off, and only then look at the statement.
+"""The child process that runs SQL: load the tables, lock the database, and only then look at the statement.
 
-Three walls, each enough by itself: the statement's own tree names nothing but the given tables and harmless functions;
-the database has no files, network, extensions or settings any more, in a transaction that cannot write; and the
-process is confined. A database that was loaded is kept for the next call on the same contents.
+Three walls, each enough by itself: the statement's syntax tree may contain only the given tables and harmless
+functions; the database can no longer use files, network, extensions or settings, in a read-only transaction; and the
+process is confined. A loaded database is kept for the next call on the same contents.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any, Final
 
 import duckdb
 
-from coatcheck.reading.confined import Message, Refused, allow, serve
+from coatcheck.reading.sandbox import Message, Refused, allow, serve
 
 _LOADING: Final = (
     "temp_directory=''",
@@ -36,19 +37,21 @@ _FORBIDDEN: Final = frozenset(
     {"getenv", "current_setting", "getvariable", "write_log", "parse_duckdb_log_message", "sleep_ms", "pg_sleep",
      "nextval", "currval", "setval", "json_serialize_plan", "json_execute_serialized_sql", "query", "query_table"}
 )  # fmt: skip
-_MACHINE: Final = (
-    "/proc/self/cgroup",
-    "/sys/fs/cgroup",
-    "/sys/devices/system/cpu",
-)  # it aborts where it cannot read them
+# DuckDB aborts if it cannot read these.
+_MACHINE: Final = ("/proc/self/cgroup", "/sys/fs/cgroup", "/sys/devices/system/cpu")
 _NESTED: Final = frozenset({"list", "array", "struct", "map", "union", "variant"})
+_RECURSIVE: Final = {
+    "RECURSIVE_CTE_NODE": "right",
+    "CTE_NODE": "child",
+}  # the part in which the node's own name is in scope
 _QUOTED: Final = re.compile(r'[",\r\n]')
-_MARGIN: Final = 1 << 30  # address space beside the database's memory: code, stacks, what the allocator holds
+_MARGIN: Final = 1 << 30  # address space besides the database's memory: code, stacks, allocator
 _BATCH: Final = 1_000
+_MOST: Final = 4_000  # characters of an error; the parent masks secrets and cuts it further
 _ONE_SELECT: Final = "write one SELECT statement, e.g. SELECT count(*) FROM artifact"
 
 
-class _Held:
+class _Loaded:
     """The one database that this process keeps."""
 
     def __init__(self) -> None:
@@ -62,41 +65,41 @@ class _Held:
         self.key, self.database, self.note = "", None, ""
 
 
-_held = _Held()
+_loaded = _Loaded()
 
 
 def main(folder: str) -> None:
     _warm()
-    serve(folder, lambda message: answer(message, folder), _held.drop, also=_MACHINE)
+    serve(folder, lambda message: answer(message, folder), _loaded.drop, also=_MACHINE)
 
 
 def _warm() -> None:
-    """Ask something once: what the library imports on demand must be there before files are out of reach."""
+    """Run one query, so that the library imports everything before files are out of reach."""
     database = duckdb.connect(":memory:")
     database.execute("SELECT CAST($text AS VARCHAR), to_json([1])", {"text": ""}).fetchmany(1)
-    database.close()  # and with it its threads, which would not be confined
+    database.close()  # and its threads, which would not be confined
 
 
 def answer(message: Message, folder: str) -> Message:
     limits = message["limits"]
     allow(limits["memory"] + _MARGIN, limits["seconds"], limits["threads"])
-    if _held.key != message["holds"] or _held.database is None:
+    if _loaded.key != message["loaded"] or _loaded.database is None:
         if not message["files"]:
             return {"need": True}
-        _held.drop()
+        _loaded.drop()
         try:
-            _held.database, _held.note = _load(message["tables"], limits, folder)
-            _held.key = message["holds"]
+            _loaded.database, _loaded.note = _load(message["tables"], limits, folder)
+            _loaded.key = message["loaded"]
         except duckdb.Error as error:
-            raise _refusal(error, folder, "the content is not readable as a table: ") from error
-    connection = _held.database.cursor()
+            raise _refusal(error, folder, "the content cannot be read as a table: ") from error
+    connection = _loaded.database.cursor()
     timer = threading.Timer(limits["seconds"], connection.interrupt)
     timer.daemon = True
     timer.start()
     try:
-        return _run(connection, message["sql"], message["tables"], limits) | {"holds": _held.key}
+        return _run(connection, message["sql"], message["tables"], limits) | {"loaded": _loaded.key}
     except duckdb.BinderException as error:
-        raise _refusal(error, folder, hint=_columns(_held.database)) from error
+        raise _refusal(error, folder, hint=_columns(_loaded.database)) from error
     except duckdb.Error as error:
         raise _refusal(error, folder, hint=_ONE_SELECT) from error
     finally:
@@ -105,7 +108,7 @@ def answer(message: Message, folder: str) -> Message:
 
 
 def _load(tables: list[Message], limits: Message, folder: str) -> tuple[duckdb.DuckDBPyConnection, str]:
-    """A database with the tables in memory, and nothing else within its reach."""
+    """Load the tables into a new database in memory, then lock it."""
     database = duckdb.connect(":memory:")
     try:
         for setting in (*_LOADING, f"memory_limit='{limits['memory']}B'", f"threads={limits['threads']}"):
@@ -140,7 +143,7 @@ def _load_one(database: duckdb.DuckDBPyConnection, table: Message, folder: str) 
 
 
 def _readers(form: str) -> list[tuple[str, str]]:
-    """Ways to read a format, the strict one first."""
+    """Ways to read a format, the strictest first."""
     kind, _, encoding = form.partition(" ")
     if kind == "parquet":
         return [("read_parquet($path)", "")]
@@ -170,85 +173,88 @@ def _readers(form: str) -> list[tuple[str, str]]:
 def _run(connection: duckdb.DuckDBPyConnection, sql: str, tables: list[Message], limits: Message) -> Message:
     statements = connection.extract_statements(sql)
     if len(statements) != 1:
-        raise Refused("invalid", f"this is {len(statements)} statements, not one", _ONE_SELECT)
+        raise Refused("invalid", f"expected one statement, got {len(statements)}", _ONE_SELECT)
     statement = statements[0]
     if statement.type != duckdb.StatementType.SELECT:
-        said = str(statement.type).rpartition(".")[2]
-        wanted = "; a PIVOT needs its values: ON column IN ('a', 'b')" if said == "MULTI" else ""
-        raise Refused("invalid", f"only SELECT is allowed here, this is {said}", _ONE_SELECT + wanted)
+        kind = str(statement.type).rpartition(".")[2]
+        pivot = "; a PIVOT needs its values: ON column IN ('a', 'b')" if kind == "MULTI" else ""
+        raise Refused("invalid", f"only SELECT is allowed here, got {kind}", _ONE_SELECT + pivot)
     if statement.named_parameters:
-        raise Refused("invalid", "the statement has parameters, and there are no values for them", _ONE_SELECT)
+        raise Refused("invalid", "the statement has parameters, which cannot be used here", _ONE_SELECT)
     bare = statement.query.strip().rstrip(";")
     known = {table["name"].casefold() for table in tables}
     _inspect(connection, bare, known)
     connection.execute("BEGIN TRANSACTION READ ONLY")
     relation = connection.query(bare)
     columns, types = relation.columns, relation.types
-    # Every value comes as text: Python has no type for some of them, and text is what is wanted.
+    # Every value is converted to text: Python has no type for some, and text is what we need.
     places = [f"c{index}" for index in range(len(columns))]
     texts = ", ".join(
-        f"CAST(to_json({place}) AS VARCHAR)" if kind.id in _NESTED else f"CAST({place} AS VARCHAR)"
-        for place, kind in zip(places, types, strict=True)
+        f"CAST(to_json({place}) AS VARCHAR)" if column_type.id in _NESTED else f"CAST({place} AS VARCHAR)"
+        for place, column_type in zip(places, types, strict=True)
     )
-    wrapped = f"SELECT {texts} FROM ({bare}\n) AS answer({', '.join(places)})"  # noqa: S608 - it is inspected next
+    wrapped = f"SELECT {texts} FROM ({bare}\n) AS answer({', '.join(places)})"  # noqa: S608 - inspected next
     _inspect(connection, wrapped, known)
-    return _gather(connection.execute(wrapped), columns, limits) | {"note": _held.note}
+    return _gather(connection.execute(wrapped), columns, limits) | {"note": _loaded.note}
 
 
 def _inspect(connection: duckdb.DuckDBPyConnection, sql: str, known: set[str]) -> None:
-    """Refuse a statement whose tree names a table that was not given, or a function that is none of its business."""
+    """Refuse a statement whose tree contains a table that was not given, or a function that is not allowed."""
     row = connection.execute("SELECT json_serialize_sql(CAST($sql AS VARCHAR))", {"sql": sql}).fetchone()
     tree = json.loads(row[0]) if row else {}
     if tree.get("error", True) or len(tree.get("statements", ())) != 1:
-        raise Refused("invalid", f"only SELECT is allowed here: {tree.get('error_message', '')}"[:300], _ONE_SELECT)
-    nodes = list(_nodes(tree["statements"]))
-    local = {str(entry["key"]).casefold() for node in nodes for entry in _entries(node)}
-    for node in nodes:
+        raise Refused("invalid", f"only SELECT is allowed here: {tree.get('error_message', '')}"[:_MOST], _ONE_SELECT)
+    for node, local in _nodes(tree["statements"]):
         kind = node.get("type")
         if kind == "TABLE_FUNCTION":
             called = str(node["function"].get("function_name", "")).casefold()
             if called not in _TABLE_FUNCTIONS:
                 raise Refused(
-                    "invalid", f"{called}() is not allowed here: only the given tables can be read", _told(known)
+                    "invalid", f"{called}() is not allowed here: only the given tables can be read", _tables(known)
                 )
         elif kind == "BASE_TABLE":
             wanted = str(node.get("table_name", ""))
             qualified = node.get("schema_name") or node.get("catalog_name")
-            if qualified or wanted.casefold() not in known | local:
+            if qualified or (wanted.casefold() not in known and wanted.casefold() not in local):
                 full = ".".join(filter(None, [node.get("catalog_name"), node.get("schema_name"), wanted]))
-                raise Refused("invalid", f"there is no table {full[:80]!r}", _told(known))
+                raise Refused("invalid", f"there is no table {full[:80]!r}", _tables(known))
         elif kind == "SHOW_REF" and not node.get("query"):
-            raise Refused("invalid", "SHOW is not allowed here", _told(known))
+            raise Refused("invalid", "SHOW is not allowed here", _tables(known))
         elif str(kind).endswith("_QUERY_NODE") or kind in ("INSERT_NODE", "UPDATE_NODE", "DELETE_NODE"):
-            raise Refused("invalid", "only SELECT is allowed here, in WITH too", _ONE_SELECT)
+            raise Refused("invalid", "only SELECT is allowed here, also in WITH", _ONE_SELECT)
         if str(node.get("function_name", "")).casefold() in _FORBIDDEN:
             raise Refused("invalid", f"{node['function_name']}() is not allowed here", _ONE_SELECT)
 
 
-def _nodes(tree: Any) -> Any:
-    stack = [tree]
+def _nodes(tree: Any) -> Iterator[tuple[Message, frozenset[str]]]:
+    """Yield every node of a statement's tree, with the names from WITH that are in scope there.
+
+    A name is in scope in the query that WITH belongs to, and in the queries that WITH defines after it. Within its own
+    query it is in scope only in the recursive part; elsewhere it has its outer meaning."""
+    stack: list[tuple[Any, frozenset[str]]] = [(tree, frozenset())]
     while stack:
-        at = stack.pop()
-        if isinstance(at, dict):
-            yield at
-            stack.extend(at.values())
-        elif isinstance(at, list):
-            stack.extend(at)
+        at, names = stack.pop()
+        if isinstance(at, list):
+            stack.extend((item, names) for item in at)
+        if not isinstance(at, dict):
+            continue
+        yield at, names
+        given = at.get("cte_map")
+        for entry in given.get("map", ()) if isinstance(given, dict) else ():
+            stack.append((entry["value"], names))
+            names |= {str(entry["key"]).casefold()}
+        own = names | {str(at["cte_name"]).casefold()} if at.get("cte_name") else names
+        for key, value in at.items():
+            if key != "cte_map":
+                stack.append((value, own if _RECURSIVE.get(str(at.get("type"))) == key else names))
 
 
-def _entries(node: Message) -> list[Message]:
-    """The names that WITH gives, of a node that has any."""
-    found = node.get("cte_map")
-    names = list(found.get("map", ())) if isinstance(found, dict) else []
-    return names + ([{"key": node["cte_name"]}] if node.get("cte_name") else [])
-
-
-def _told(known: set[str]) -> str:
+def _tables(known: set[str]) -> str:
     return "tables here: " + ", ".join(name if name.isidentifier() else f'"{name}"' for name in sorted(known))[:300]
 
 
 def _gather(result: Any, columns: list[str], limits: Message) -> Message:
-    """The result as CSV: NULL is empty, an empty text is `\"\"`. Whole rows only, as many as fit."""
+    """Format the result as CSV: NULL is empty, an empty text is `\"\"`. Only whole rows, as many as fit."""
     lines = [",".join(map(_cell, columns))]
     size, rows, more, widest = len(lines[0]), 0, False, 0
     while not more and (batch := result.fetchmany(_BATCH)):
@@ -276,22 +282,21 @@ def _name(name: str) -> str:
 
 
 def _columns(database: duckdb.DuckDBPyConnection) -> str:
-    """The columns that a statement could have meant."""
+    """List the columns of the tables, for a hint."""
     rows = (
         database.cursor().execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
     )
     several = len({table for table, _ in rows}) > 1
-    told = ", ".join(_name(table) * several + "." * several + _name(column) for table, column in rows)
-    return "columns here: " + (told if len(told) <= 400 else told[:400] + "…")
+    columns = ", ".join(_name(table) * several + "." * several + _name(column) for table, column in rows)
+    return "columns here: " + (columns if len(columns) <= 400 else columns[:400] + "…")
 
 
 def _refusal(error: duckdb.Error, folder: str, lead: str = "", hint: str = "") -> Refused:
-    said = " ".join(str(error).replace(folder + os.sep, "").split())
-    said = said if len(said) <= 600 else said[:600] + "…"
+    text = " ".join(str(error).replace(folder + os.sep, "").split())[:_MOST]
     if isinstance(error, duckdb.OutOfMemoryException):
-        return Refused("limit", "this takes more memory than is allowed", "filter or aggregate before you join or sort")
+        return Refused("limit", "this takes more memory than allowed", "filter or aggregate before you join or sort")
     if isinstance(error, duckdb.InterruptException):
-        return Refused("limit", "this took more time than is allowed", "filter or aggregate before you join or sort")
+        return Refused("limit", "this took more time than allowed", "filter or aggregate before you join or sort")
     if isinstance(error, duckdb.FatalException | duckdb.InternalException):
-        sys.exit(3)  # the database is of no more use, and neither is this process
-    return Refused("invalid", lead + said, hint)
+        sys.exit(3)  # the database is unusable, and so is this process
+    return Refused("invalid", lead + text, hint)

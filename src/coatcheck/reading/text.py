@@ -1,25 +1,224 @@
-"""Slices of a text by lines or characters, a page at a time.
+"""The decoded text of an artifact, and slices of it by lines or characters, a page at a time.
 
-A page is cut after a line end where there is one within the cap, and never inside a character; a line longer than the
-cap is paged by its characters. All pages of a slice, put together, are exactly its text. A position is the offset where
-the next page begins and, inside a long line or a slice by characters, two small numbers more: how many bytes more than
-characters there were so far, and in the whole (plus one; 0 for not counted).
+`DecodedText` is UTF-8 by offset, with the number of line feeds of each block. UTF-8 content is read as it is stored, a
+block per frame. UTF-16 and UTF-32, detected by their byte-order mark, are scanned once for an index of blocks and
+transcoded a block at a time. Invalid bytes (or code units) are shown as U+FFFD, one for each, and counted. A line ends
+with a line feed; the carriage return before it stays in the text.
+
+A page ends after a line feed if there is one within the limit, and never inside a character; a line longer than the
+limit is paged by characters. All pages of a slice together are exactly its text. A position is the offset where the
+next page begins and, inside a long line or a slice by characters, two small numbers: the excess of bytes over
+characters so far, and in the whole (plus one; 0 for not counted).
 """
 
 from __future__ import annotations
 
+import codecs
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Final
 
-from coatcheck.reading.decoding import Text, visible, width
-from coatcheck.reading.page import Part, chars_of, lines_of, parse_chars
+from coatcheck.content import Content
+from coatcheck.media import encoding_of
+from coatcheck.reading.json_content import is_json, is_jsonl
+from coatcheck.reading.page import PageDraft, chars_of, lines_of, parse_chars
+from coatcheck.storage.frames import FRAME, line_counts
 
-COUNTED: Final = 256 << 20  # beyond so many bytes a total is told in bytes: counting characters would take a while
+REPLACEMENT: Final = "\ufffd"
+PIECE: Final = 4 * FRAME  # small enough for the processor cache between reading and searching
+_KEPT: Final = 4
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_LOST: Final = "\udcff"  # an invalid code unit of UTF-16 or UTF-32; the byte 0xFF in our UTF-8
+COUNTED: Final = 256 << 20  # larger totals are given in bytes: counting characters would take too long
 
 
-def by_lines(text: Text, spec: str | None, cap: int, position: tuple[int, ...] | None = None) -> Part:
-    """The lines that a spec names, all without one, from the position on."""
+class DecodedText:
+    """Characters by offset. `start` and `end` are the limits of the UTF-8, without the byte-order mark.
+
+    Strings from `take` have a lone surrogate for each invalid byte, so that they can be measured. `visible` makes them
+    fit to show."""
+
+    def __init__(self, content: Content) -> None:
+        self.is_json = is_json(content.ref.media_type) or is_jsonl(content.ref.media_type)
+        first = content.read(0, FRAME)
+        self.encoding, self._unit, mark = encoding_of(first[:4])
+        self.unit = "byte" if self._unit == 1 else "code unit"
+        self.is_scanned = self._unit > 1
+        self.has_mark = bool(mark)
+        self._content = content
+        self._size = content.ref.size_bytes
+        self._kept: dict[int, bytes] = {}  # the last few blocks: no frame of a page is read twice
+        self._sources: array[int] | None = None
+        self._starts: Sequence[int]
+        if self._unit > 1:
+            self.start = 0
+            self._scan(mark, first)
+        else:
+            self._kept[0] = first
+            self.start, self.end = mark, self._size
+            self._starts = range(0, self.end, FRAME)
+            counts = line_counts(content.frames) if content.frames else ()
+            if len(counts) != len(self._starts):
+                counts = [self._block(index).count(b"\n") for index in range(len(self._starts))]
+            self._feeds = list(accumulate(counts, initial=0))
+        ended = self.end == self.start or self._block(len(self._starts) - 1).endswith(b"\n")
+        self.lines = self._feeds[-1] + (not ended)
+
+    def notes(self, at: int = 0) -> list[str]:
+        """Notes on the decoding of a page that begins at an offset."""
+        if self._unit > 1:
+            return [f"decoded from {self.encoding}"]
+        return ["a byte-order mark was left out"] if self.has_mark and at <= self.start else []
+
+    def bytes_of(self, start: int, end: int) -> tuple[int, int]:
+        """The stored bytes of a range of the text: exact for UTF-8, proportional for transcoded text."""
+        if start <= self.start:
+            start = 0
+        if not self.is_scanned or not self.end:
+            return start, end
+        return start * self._size // self.end, end * self._size // self.end
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return UTF-8 from an offset on, short only at the end. The last few blocks stay in memory."""
+        end = min(offset + length, self.end)
+        if offset >= end:
+            return b""
+        first, last = self._index(offset), self._index(end - 1)
+        data = self._block(first) if first == last else b"".join(map(self._block, range(first, last + 1)))
+        base = self._starts[first]
+        return data[offset - base : end - base]
+
+    def pieces(self, at: int, end: int) -> Iterator[tuple[bytes, int]]:
+        """Yield the text between two offsets in large pieces of whole blocks, each with its number of line feeds.
+
+        Blocks in memory are not read again. Unless the text is scanned, this may run in a thread of its own."""
+        while at < end:
+            first = self._index(at)
+            last = first + 1
+            block = self._block(first) if self._sources else self._kept.get(first)
+            if block is None:
+                stop = min((at // PIECE + 1) * (PIECE // FRAME), len(self._starts))
+                while last < stop and last not in self._kept:
+                    last += 1
+            upto = self._starts[last] if last < len(self._starts) else self.end
+            whole = at == self._starts[first] and upto <= end
+            upto = min(upto, end)
+            base = self._starts[first]
+            piece = self._content.read(at, upto - at) if block is None else block[at - base : upto - base]
+            yield piece, self._feeds[last] - self._feeds[first] if whole else piece.count(b"\n")
+            at = upto
+
+    def line_start(self, number: int) -> int:
+        """Offset of a line, 1-based; the end for the line after the last."""
+        feeds = number - 1
+        if feeds <= 0:
+            return self.start
+        if feeds > self._feeds[-1]:
+            return self.end
+        index = bisect_left(self._feeds, feeds) - 1
+        return self._starts[index] + _nth_feed(self._block(index), feeds - self._feeds[index]) + 1
+
+    def line_at(self, offset: int) -> int:
+        """Number of the line at an offset."""
+        index = self._index(offset)
+        return 1 + self._feeds[index] + self._block(index).count(b"\n", 0, offset - self._starts[index])
+
+    def line_end(self, offset: int) -> int:
+        """Offset where the line at an offset ends: at its line feed, or at the end."""
+        index = self._index(offset)
+        found = self._block(index).find(b"\n", offset - self._starts[index])
+        if found < 0:
+            index = bisect_right(self._feeds, self._feeds[index + 1]) - 1
+            if index == len(self._starts):
+                return self.end
+            found = self._block(index).find(b"\n")
+        return self._starts[index] + found
+
+    def take(self, at: int, limit: int) -> str:
+        """Return `limit` characters from an offset on, fewer only at the end."""
+        data = self.read(at, limit)
+        while True:
+            ended = at + len(data) >= self.end
+            got = decode(data, final=ended)
+            if ended or len(got) >= limit:
+                return got[:limit]
+            data += self.read(at + len(data), 4 * (limit - len(got)))
+
+    def count(self, at: int, end: int) -> int:
+        """Number of characters between two offsets."""
+        decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        total = 0
+        for piece, _ in self.pieces(at, end):
+            if piece.isascii() and not decoder.getstate()[0]:
+                total += len(piece)
+            else:
+                total += len(decoder.decode(piece))
+        return total + len(decoder.decode(b"", final=True))
+
+    def skip(self, at: int, characters: int) -> int:
+        """Offset of the character `characters` further on, or the end if there are fewer."""
+        while characters and at < self.end:
+            piece = self.read(at, FRAME)
+            if len(piece) > characters and piece.isascii():
+                return at + characters
+            got = decode(piece, final=at + len(piece) >= self.end)[:characters]
+            at += width(got)
+            characters -= len(got)
+        return at
+
+    def _index(self, offset: int) -> int:
+        return max(0, bisect_right(self._starts, min(offset, self.end - 1)) - 1)
+
+    def _block(self, index: int) -> bytes:
+        found = self._kept.get(index)
+        if found is None:
+            if self._sources is None:
+                found = self._content.read(index * FRAME, FRAME)
+            else:
+                at, end = self._sources[index], self._sources[index + 1]
+                found = self._transcode(self._content.read(at, end - at), final=end == self._size)[0]
+            if len(self._kept) >= _KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[index] = found
+        return found
+
+    def _scan(self, at: int, first: bytes) -> None:
+        """Index content that is not UTF-8: the start of each block in it and in our UTF-8, and its line feeds."""
+        sources, starts, feeds = array("q", [at]), array("q"), [0]
+        self.end = 0
+        while at < self._size:
+            data = self._content.read(at, FRAME - at % FRAME) if at >= FRAME else first[at:]
+            piece, used = self._transcode(data, final=at + len(data) == self._size)
+            if not used:  # one character in two frames: take both
+                data = self._content.read(at, FRAME)
+                piece, used = self._transcode(data, final=at + len(data) == self._size)
+            starts.append(self.end)
+            feeds.append(feeds[-1] + piece.count(b"\n"))
+            self.end += len(piece)
+            at += used
+            sources.append(at)
+        self._sources, self._starts, self._feeds = sources, starts, feeds
+
+    def _transcode(self, data: bytes, *, final: bool) -> tuple[bytes, int]:
+        """Convert UTF-16 or UTF-32 to UTF-8; also return the number of bytes used, which is all of them if final."""
+        used = len(data) - len(data) % self._unit
+        torn = _LOST if final and used < len(data) else ""
+        if self._unit == 2:
+            decode_units = codecs.utf_16_le_decode if self.encoding == "UTF-16LE" else codecs.utf_16_be_decode
+            text, used = decode_units(data[:used], "surrogatepass", final)
+        else:
+            text = _utf_32(data[:used], self.encoding)
+        text = _SURROGATE.sub(_LOST, text) + torn
+        return text.encode("utf-8", "surrogateescape"), len(data) if final else used
+
+
+def by_lines(text: DecodedText, spec: str | None, cap: int, position: tuple[int, ...] | None = None) -> PageDraft:
+    """A page of the lines in a slice (None for all), from the position on."""
     if not text.lines:
-        return Part("", _shown(["empty: 0 lines"], text, 0, 0))
+        return PageDraft("", _shown(["empty: 0 lines"], text, 0, 0))
     first, last = (1, text.lines) if spec is None else lines_of(spec, text.lines)
     at = position[0] if position else text.line_start(first)
     number = text.line_at(at) if position else first
@@ -35,15 +234,15 @@ def by_lines(text: Text, spec: str | None, cap: int, position: tuple[int, ...] |
         lines = body.count("\n") + (not body.endswith("\n"))
         shown = [_lines(number, number + lines - 1, text.lines)]
         after = at + width(got[:cut])
-        return Part(body, _shown(shown, text, at, lost), None if whole else (after,), span=(at, after))
+        return PageDraft(body, _shown(shown, text, at, lost), None if whole else (after,), span=(at, after))
     return _inside(text, number, at, got[: cut or len(got)], position if inside else None, whole)
 
 
-def by_chars(text: Text, spec: str, cap: int, position: tuple[int, ...] | None = None) -> Part:
-    """The characters that a spec names, from the position on."""
+def by_chars(text: DecodedText, spec: str, cap: int, position: tuple[int, ...] | None = None) -> PageDraft:
+    """A page of the characters in a slice, from the position on."""
     size = text.end - text.start
     if not size:
-        return Part("", _shown(["empty: 0 characters"], text, 0, 0))
+        return PageDraft("", _shown(["empty: 0 characters"], text, 0, 0))
     at, skew, counted = position or (text.start, 0, 0)
     negative = any(end is not None and end < 0 for end in parse_chars(spec))
     if position is None and (negative or size <= COUNTED):
@@ -69,12 +268,14 @@ def by_chars(text: Text, spec: str, cap: int, position: tuple[int, ...] | None =
     else:
         shown = [f"characters {begin}-{upto}", f"bytes {at}-{end} of {text.end:,}"]
     following = None if whole else (end, end - text.start - upto, counted)
-    return Part(body, _shown(shown, text, at, lost), following, span=(at, end))
+    return PageDraft(body, _shown(shown, text, at, lost), following, span=(at, end))
 
 
-def _inside(text: Text, number: int, at: int, got: str, position: tuple[int, ...] | None, whole: bool) -> Part:
-    """A page that begins or ends inside a line: it says which characters of it, then which whole lines follow."""
-    begin, end = text.line_begin(at), text.line_end(at)
+def _inside(
+    text: DecodedText, number: int, at: int, got: str, position: tuple[int, ...] | None, whole: bool
+) -> PageDraft:
+    """A page that begins or ends inside a line: the range of its characters, then of the whole lines that follow."""
+    begin, end = text.line_start(number), text.line_end(at)
     at, skew, counted = position or (at, 0, 0)
     if position is None and end - begin <= COUNTED:
         counted = 1 + end - begin - text.count(begin, end)
@@ -95,11 +296,11 @@ def _inside(text: Text, number: int, at: int, got: str, position: tuple[int, ...
         following = (after,)
     else:
         following = (after, after - begin - start - len(rest), counted)
-    return Part(body, _shown(shown, text, at, lost), following, span=(at, after))
+    return PageDraft(body, _shown(shown, text, at, lost), following, span=(at, after))
 
 
 def _after_feed(got: str, nth: int) -> int | None:
-    """Where the nth line of a text ends, its line feed included; None where it has fewer."""
+    """Offset after the line feed of the nth line, or None if there are fewer."""
     if got.count("\n") < nth:
         return None
     at = -1
@@ -112,8 +313,48 @@ def _lines(first: int, last: int, total: int) -> str:
     return f"line {first} of {total:,}" if first == last else f"lines {first}-{last} of {total:,}"
 
 
-def _shown(parts: list[str], text: Text, at: int, lost: int) -> str:
+def _shown(parts: list[str], text: DecodedText, at: int, lost: int) -> str:
     notes = text.notes(at)
     if lost:
         notes.insert(0, f"{lost:,} invalid {text.unit}{'' if lost == 1 else 's'}")
     return "; ".join([", ".join(parts), *notes])
+
+
+def decode(data: bytes, *, final: bool = True) -> str:
+    """Decode UTF-8 with a lone surrogate for each invalid byte. A cut character at the end is left out unless final."""
+    return codecs.utf_8_decode(data, "surrogateescape", final)[0]
+
+
+def width(text: str) -> int:
+    """Number of bytes of UTF-8 that a decoded text came from."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogateescape"))
+
+
+def visible(text: str) -> tuple[str, int]:
+    """Replace invalid bytes in a decoded text with U+FFFD, and count them."""
+    return (text, 0) if text.isascii() else _SURROGATE.subn(REPLACEMENT, text)
+
+
+def _utf_32(data: bytes, encoding: str) -> str:
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError:
+        order = "little" if encoding == "UTF-32LE" else "big"
+        units = (int.from_bytes(data[at : at + 4], order) for at in range(0, len(data), 4))  # type: ignore[arg-type]
+        return "".join(chr(unit) if unit < 0xD800 or 0xDFFF < unit < 0x110000 else _LOST for unit in units)
+
+
+def _nth_feed(block: bytes, nth: int) -> int:
+    """Offset of the nth line feed of a block. Halves the block first, since counting is fast."""
+    low, high = 0, len(block)
+    while high - low > 4096:
+        middle = (low + high) // 2
+        below = block.count(b"\n", low, middle)
+        if below >= nth:
+            high = middle
+        else:
+            low, nth = middle, nth - below
+    at = low - 1
+    for _ in range(nth):
+        at = block.find(b"\n", at + 1)
+    return at

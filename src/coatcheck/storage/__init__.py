@@ -1,12 +1,12 @@
-"""The protocols that a backend implements: `BlobStore` keeps bytes, `Catalog` what is known about them, `PassageIndex`
-finds words in them.
+"""Backend protocols: `BlobStore` keeps bytes, `Catalog` keeps metadata about them, `PassageIndex` searches their text.
 
-The store above orders the calls: a blob is durable before a row names it, and a row is gone before its blob is. A
-backend keeps only the promises written here; `coatcheck.testing` has a suite for each protocol that proves them.
+The store above orders the calls: a blob is durable before a row references it, and a row is removed before its blob. A
+backend guarantees only what is documented here; `coatcheck.testing` has a conformance suite for each protocol.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,23 +14,26 @@ from math import inf
 from types import MappingProxyType
 from typing import Literal, Protocol
 
+from coatcheck.errors import StoreError
 from coatcheck.refs import Blob, Ref
 from coatcheck.storage.claims import Claimant, Record, Records, check_idle, fenced
 from coatcheck.storage.indexing import Held, Mark, Match, Passage, PassageIndex
 
 __all__ = [
-    "BlobStore", "Catalog", "Claimant", "Entry", "Freed", "Gone", "Held", "Limits", "Mark", "Match", "Passage",
-    "PassageIndex", "Ranges", "Record", "Records", "SessionInfo", "Staged", "Totals", "check_idle", "fenced", "merged",
-    "newest_of_each",
+    "TRANSCRIPT", "BlobStore", "Catalog", "Claimant", "Entry", "Freed", "Gone", "Held", "Limits", "Mark", "Match",
+    "Passage", "PassageIndex", "Ranges", "Record", "Records", "SessionInfo", "SetAside", "Staged", "Totals",
+    "check_idle", "fenced", "merged", "newest_of_each",
 ]  # fmt: skip
 
 Gone = Literal["expired", "damaged"]
+TRANSCRIPT = "transcript:"
+"""Prefix of the ids of sessions that keep the payloads of transcripts."""
 Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """A session as the catalog knows it. `ttl` and `quota` are None where there is no limit."""
+    """A session as stored in the catalog. `ttl` and `quota` are None if there is no limit."""
 
     session_id: str
     parent: str | None = None
@@ -41,16 +44,16 @@ class SessionInfo:
     used_bytes: int = 0
 
     def expires(self, used: float) -> float | None:
-        """When the session expires if it was last used at this moment, or later as the catalog has it."""
+        """Return when the session expires if it was last used at `used`, or later according to the catalog."""
         return None if self.ttl is None else max(used, self.used) + self.ttl
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row of the catalog: a ref, the blob behind it, its session, and the content where the catalog holds it.
+    """A row of the catalog: a ref, its blob, its session, and the content if the catalog keeps it.
 
-    `ref.expires` is the artifact's own expiry alone: the store adds the session's. `gone` marks a tombstone: the row
-    tells what was here, and its blob may be no more. `seq` orders the refs of a session.
+    `ref.expires` is the artifact's own expiry; the store adds the session's. `gone` marks a tombstone: the row
+    describes a former artifact, whose blob may no longer exist. `seq` orders the refs of a session.
     """
 
     ref: Ref
@@ -63,7 +66,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """What a removal let go: how many refs and bytes, and the blobs whose bytes the blob store may now remove."""
+    """What a removal freed: counts of refs, artifacts and bytes, and the blobs that the blob store may now remove."""
 
     refs: int = 0
     artifacts: int = 0
@@ -92,8 +95,31 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class SetAside:
+    """A blob that a repair took out of use. Its copies are not swept before `until`, as long as there are tombstones
+    (`refs`) that it could restore. `content` is the damaged content of a blob that was kept in the catalog."""
+
+    blob: Blob
+    until: float
+    content: bytes | None = None
+    refs: int = 0
+
+    def pack(self) -> bytes:
+        blob = self.blob
+        fields = {"size": blob.size, "coding": blob.coding, "place": blob.place, "frames": blob.frames.hex(),
+                  "until": self.until, "content": None if self.content is None else self.content.hex()}  # fmt: skip
+        return json.dumps(fields).encode()
+
+    @classmethod
+    def unpack(cls, digest: str, packed: bytes, refs: int = 0) -> SetAside:
+        fields = json.loads(packed)
+        blob = Blob(digest, fields["size"], fields["coding"], fields["place"], bytes.fromhex(fields["frames"]))
+        return cls(blob, fields["until"], None if fields["content"] is None else bytes.fromhex(fields["content"]), refs)
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
-    """What the store enforces at a put: its own quota in bytes, and the grace period of expiry in seconds."""
+    """Limits that a put enforces: the store's quota in bytes, and the grace period after expiry in seconds."""
 
     store_quota: int | None = None
     grace: float = 0.0
@@ -104,7 +130,7 @@ _NOTHING: Mapping[tuple[str, str], Ranges] = MappingProxyType({})
 
 
 class Staged(Protocol):
-    """Bytes that were written and hashed, but that nobody can find yet."""
+    """Bytes that were written and hashed, but are not visible yet."""
 
     @property
     def digest(self) -> str: ...
@@ -113,55 +139,61 @@ class Staged(Protocol):
     def size(self) -> int: ...
 
     def publish(self) -> Blob:
-        """Make the bytes durable under their digest, at a place that no other copy has."""
+        """Make the bytes durable under their digest, at a new place that is not used by any other copy."""
         ...
 
 
 class BlobStore(Protocol):
     """Immutable bytes by digest.
 
-    No partial blob is ever visible. A copy that was published stays readable until `remove` names its place, whatever
-    other copies of the same digest come and go. Every method is safe to call from many threads and processes.
+    A partial blob is never visible. A published copy stays readable until `remove` is called with its place, even if
+    other copies of the same digest are added or removed. All methods are safe to call from many threads and processes.
     """
 
     def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> AbstractContextManager[Staged]:
-        """Write chunks as they come, in bounded memory; a digest that is known is not computed again. On leaving the
-        context, what was not published is gone, and what was published is no longer protected from `sweep`: its row
-        must be committed before."""
+        """Write the chunks in bounded memory. A given digest is not computed again. On exit, unpublished bytes are
+        removed, and published bytes are no longer protected from `sweep`: their row must be committed before."""
         ...
 
     def read(self, blob: Blob, offset: int, length: int) -> bytes:
-        """Bytes from `offset` on, fewer than `length` only at the end. Raises `Damaged` where any frame that they touch
-        fails its checksum, and `NotFound` where the copy is gone."""
+        """Return bytes from `offset`, fewer than `length` only at the end. Raises `Damaged` if a frame in the range
+        fails its checksum, and `NotFound` if the copy was removed."""
         ...
 
     def holds(self, blob: Blob, data: bytes) -> bool:
-        """Whether this copy is, byte for byte, the data. May raise what `read` raises."""
+        """Return whether this copy equals `data` byte for byte. If so, the copy is made as durable as a newly published
+        one. May raise the errors of `read`."""
         ...
 
     def remove(self, blob: Blob) -> None:
-        """Remove this copy. One that is gone already is no error."""
+        """Remove this copy. Removing a copy that does not exist is not an error."""
         ...
 
     def compress(self, blob: Blob) -> AbstractContextManager[Staged] | None:
-        """Stage a smaller copy with the same answers to every read, or None where there is nothing to gain."""
+        """Stage a smaller copy that reads the same, or return None if compression does not help."""
         ...
 
     def places(self) -> Iterator[Blob]:
-        """Every copy, with digest, coding and place (and nothing else), in any order."""
+        """Yield every copy, with only digest, coding and place, in any order."""
         ...
 
     def sweep(self, blob: Blob, *, remove: bool = True) -> bool:
-        """Remove a copy that no row names, unless it is being published right now. Answers whether it was swept (or,
-        with `remove=False`, whether it would have been)."""
+        """Remove a copy that no row references, unless it is being published right now. Returns whether it was removed
+        (or, with `remove=False`, whether it would have been)."""
         ...
 
     def leftovers(self, *, remove: bool) -> int:
-        """How many bytes stages that crashed have left behind; with `remove`, they are gone after."""
+        """Return the number of bytes left behind by crashed stages; with `remove`, delete them. Files that cannot be
+        opened are ignored."""
+        ...
+
+    def foreign(self) -> Iterator[str]:
+        """Report unexpected files among the copies: links, pipes, sockets, devices, folders in place of files, and
+        folders that cannot be listed. Yields one sentence for each; nothing is changed."""
         ...
 
     def uri(self, blob: Blob) -> str:
-        """Where somebody with access to the backend finds this copy."""
+        """Return the location of this copy, for someone with access to the backend."""
         ...
 
     def close(self) -> None: ...
@@ -170,47 +202,46 @@ class BlobStore(Protocol):
 class Catalog(Records, Protocol):
     """Sessions, refs and names, and the content of small blobs.
 
-    What a method has returned from is visible to every reader in every process, and as durable as the catalog was
-    opened for. Each change is all or nothing. Every method is safe to call from many threads and processes.
+    When a method returns, its change is visible to every reader in every process, and as durable as the catalog was
+    opened for. Each change is atomic. All methods are safe to call from many threads and processes.
     """
 
     inline_limit: int
-    """Content up to this size is kept in the catalog itself."""
+    """Content up to this size is stored in the catalog itself."""
 
     is_far: bool
-    """Whether every call is a trip to another machine: then `put_new` saves one."""
+    """Whether every call is a network round trip: `put_new` then saves one."""
 
     def session(self, session_id: str) -> SessionInfo | None: ...
 
     def open_session(self, info: SessionInfo) -> None:
-        """Create the session, or change its parent, ttl and quota; the rest of a session that exists stays."""
+        """Create the session, or update parent, ttl and quota of an existing one."""
         ...
 
     def put(self, entry: Entry, *, limits: Limits = _NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
-        """Add a ref, its session and its blob where they are new, and count the session as used at `ref.created`.
+        """Add a ref, and its session and blob if they are new, and mark the session as used at `ref.created`.
 
-        Where the catalog has the blob already it keeps the copy that it knows, unless `heal` says that the new one
-        replaces it; the copy that lost is left to a sweep. Inline content always replaces what is stored. With `reuse`
-        the blob must be the catalog's own: False, and nothing is changed, where it is gone meanwhile. A ref that
-        equals the newest one of its artifact, under its name too, is not doubled. A session that is past its expiry by
-        more than the grace period gets tombstones for what it held before, and loses its records. Raises
-        `QuotaExceeded`."""
+        If the catalog already has the blob, it keeps the known copy, unless `heal` asks for it to be replaced; the
+        other copy is left to a sweep. Inline content always replaces the stored content. With `reuse`, the blob must be
+        the catalog's own: if it was removed meanwhile, returns False and changes nothing. A ref equal to the newest one
+        of its artifact, including the name, is not added twice. If the session expired longer ago than the grace
+        period, its former refs become tombstones and its records are deleted. Raises `QuotaExceeded`."""
         ...
 
     def put_new(self, entry: Entry, *, limits: Limits = _NO_LIMITS) -> set[str] | None:
-        """Put, in the same trip in which `near` would be asked, an artifact that the session does not hold; answers
-        what `near` would have. None, and nothing is changed, where the session holds it. Only a catalog that is far
-        need do it: another may always answer None."""
+        """Put an artifact that the session does not have yet, and return the result of `near`, in one round trip.
+        Returns None and changes nothing if the session has the artifact. Only remote catalogs need to implement it:
+        others may always return None."""
         ...
 
     def batch(self) -> AbstractContextManager[None]:
-        """Puts of this thread inside are acknowledged together: each is visible at once and survives this process, and
-        all are as durable as the catalog was opened for when the context is left. Leaving it by an error is no
-        acknowledgement."""
+        """Acknowledge the puts of this thread inside the context together. Each put is visible at once and survives
+        this process; on exit, all are as durable as the catalog was opened for. Exiting with an error does not
+        acknowledge them."""
         ...
 
     def behind(self) -> bool:
-        """Whether `find(settled=False)` may miss what was put a moment ago, or tell what is not durable yet."""
+        """Return whether `find(settled=False)` may miss recent puts, or return some that are not durable yet."""
         ...
 
     def find(
@@ -225,39 +256,46 @@ class Catalog(Records, Protocol):
         limit: int | None = None,
         before: int | None = None,
     ) -> list[Entry]:
-        """Refs of one session, newest first, tombstones included.
+        """Return refs of one session, newest first, including tombstones.
 
-        By `prefix`: of each artifact whose id begins with it, the newest ref (of those that live longest, and no
-        tombstone where another is there). By `name`: every ref that was put under it. Else all, or those with a seq
-        `before` that one. With `content`, entries carry the inline content; with `brief` too, their refs may lack all
-        that was said of them. With `settled=False` the answer may lack what `behind` would tell of."""
+        With `prefix`: for each artifact whose id starts with it, the newest of the refs that live longest; a tombstone
+        only if there is no other ref. With `name`: every ref put under that name. Otherwise all refs, or those with a
+        seq lower than `before`. With `content`, entries include the inline content; with `brief` as well, their refs
+        may lack metadata. With `settled=False`, recent puts may be missing (see `behind`)."""
+        ...
+
+    def lent(self, session_id: str, *, prefix: str | None = None, content: bool = False) -> list[Entry]:
+        """Return refs that transcripts keep for this session, newest first, without tombstones: refs in sessions whose
+        id starts with `TRANSCRIPT` that were granted by this one.
+
+        With `prefix`, only the newest ref of each artifact whose id starts with it."""
         ...
 
     def near(self, sessions: Iterable[str], digests: Iterable[str], *, settled: bool = True) -> set[str]:
-        """The ids in these sessions, tombstones included, whose first 12 characters are those of one of these: what
-        their pointers must be told apart from. With `settled=False` the answer may lack what `behind` would tell of."""
+        """Return the ids in these sessions, including tombstones, that share their first 12 characters with one of
+        `digests`: pointers must distinguish them. With `settled=False`, recent puts may be missing (see `behind`)."""
         ...
 
     def version(self, session_id: str, name: str, digest: str) -> int:
-        """The how-many-th of this session's refs under a name is the newest to this artifact, tombstones counted; 0
-        where there is none."""
+        """Return the version number of this artifact's newest ref under a name in this session, counted from 1 and
+        including tombstones; 0 if there is none."""
         ...
 
     def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
-        """The blob of this digest, whoever refers to it. With `settled=False`, one that another process put a moment
-        ago may be missed."""
+        """Return the blob of this digest, regardless of session. With `settled=False`, a recent put of another process
+        may be missing."""
         ...
 
     def places(self, digests: Iterable[str]) -> dict[str, str]:
-        """Where the blobs of these digests are; those that are not known are left out."""
+        """Return the places of the blobs of these digests. Unknown digests are omitted."""
         ...
 
     def secret(self) -> bytes:
-        """A key that this store drew once and keeps to itself: what it signs, it recognises after a restart."""
+        """Return the store's private signing key. It is generated once, so signatures stay valid after a restart."""
         ...
 
     def shown(self, session_id: str, digest: str) -> Ranges:
-        """Which bytes of an artifact this session has seen: ranges in order that neither touch nor overlap."""
+        """Return which bytes of an artifact this session has seen, as sorted ranges that do not touch or overlap."""
         ...
 
     def touch(
@@ -266,63 +304,79 @@ class Catalog(Records, Protocol):
         blobs: Mapping[str, float],
         shown: Mapping[tuple[str, str], Ranges] = _NOTHING,
     ) -> None:
-        """Count sessions and blobs as used at these times, where that is later than what is known. A crash may lose
-        it."""
+        """Update the last-used times of sessions and blobs, if these are later, and add to the ranges shown. A crash
+        may lose the update."""
         ...
 
     def pin(self, session_id: str, digest: str, pinned: bool) -> int:
-        """Pin or unpin a session's refs to an artifact; how many there were."""
+        """Pin or unpin a session's refs to an artifact. Returns the number of refs."""
         ...
 
-    def remove(self, session_id: str, digest: str | None = None, *, end: bool = False) -> Freed:
-        """Remove a session's refs to an artifact, or all of them; with `end` the session, its tombstones, its records
-        and its claim too."""
+    def remove(
+        self, session_id: str, digest: str | None = None, *, name: str | None = None, end: bool = False
+    ) -> Freed:
+        """Remove a session's refs to an artifact (only those under `name`, if given), or all of its refs. With `end`,
+        also remove the session, its tombstones, records and claim. Refs that transcripts keep to the removed artifacts
+        are no longer `lent` to the session."""
         ...
 
     def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
-        """Turn every ref that had expired at this moment into a tombstone, drop the records of sessions that had,
-        tombstones and empty sessions that expired before `forget_before`, and blobs that nothing refers to."""
+        """Turn every ref that had expired at `at` into a tombstone. Delete the records of sessions that had expired,
+        tombstones and empty sessions that expired before `forget_before`, and unreferenced blobs."""
         ...
 
     def relocate(self, old: Blob, new: Blob) -> bool:
-        """Point at another copy of the same blob, if the catalog still points at the old one."""
+        """Switch to another copy of the same blob, if the catalog still references the old one."""
         ...
 
-    def lose(self, blob: Blob) -> int:
-        """The bytes at this place are damaged or gone: turn refs to them into tombstones, which a later put of the same
-        content brings back. How many refs there were."""
+    def lose(self, blob: Blob, *, until: float = 0.0) -> int:
+        """Turn refs to a damaged or missing blob into tombstones, and set the blob `aside`. A later put of the same
+        content restores the refs. Content in the catalog itself is checked again in the same transaction; if it is
+        valid, nothing changes. Returns the number of refs."""
+        ...
+
+    def aside(self, digests: Iterable[str] | None = None) -> list[SetAside]:
+        """Return the blobs set aside by `lose` and `check`, all or those of these digests. `expire` deletes entries
+        past their `until`, and entries without tombstones, because their refs were restored or removed."""
+        ...
+
+    def restore(self, blob: Blob) -> int:
+        """Undo `lose` for a copy that turned out to be valid. Returns the number of restored refs; returns 0 and
+        changes nothing if the catalog has another copy by now or no ref needs it."""
         ...
 
     def sessions(self) -> Iterator[SessionInfo]: ...
 
-    def blobs(self) -> Iterator[tuple[Blob, bytes | None]]:
-        """Every blob with its inline content."""
+    def blobs(self, digest: str | None = None) -> Iterator[tuple[Blob, bytes | StoreError | None]]:
+        """Yield every blob, or the one with this digest, with its inline content, both read in one snapshot. If the
+        content cannot be read, the error takes its place."""
         ...
 
     def cold(self, before: float) -> Iterator[Blob]:
-        """Blobs outside the catalog that are stored as they came and were last used before this moment. A walk that
-        came to its end is remembered: what it gave comes again only after it was used again."""
+        """Yield uncompressed blobs outside the catalog that were last used before this time. A completed walk is
+        remembered: its blobs are yielded again only after they were used again."""
         ...
 
-    def check(self, *, repair: bool) -> list[str]:
-        """Inconsistencies within the catalog, each as a sentence; with `repair`, those that can be are set right."""
+    def check(self, *, repair: bool, until: float = 0.0) -> list[str]:
+        """Return inconsistencies within the catalog, one sentence each. With `repair`, those that can be repaired are,
+        and their sentences end in ": set right" or ": removed". Blobs of refs that became tombstones are set aside."""
         ...
 
     def totals(self) -> Totals: ...
 
     def compact(self) -> None:
-        """Give space back, and overwrite what was removed."""
+        """Return free space to the file system, and overwrite removed content."""
         ...
 
     def uri(self, blob: Blob) -> str:
-        """Where somebody finds the content that this catalog holds itself."""
+        """Return the location of content that is stored in this catalog."""
         ...
 
     def close(self) -> None: ...
 
 
 def newest_of_each(entries: list[Entry]) -> list[Entry]:
-    """Of each artifact the entry that lives longest, the first of such; in the order they came."""
+    """Return the longest-lived entry of each artifact, the first one if several are equal, in their original order."""
     best: dict[str, Entry] = {}
     for entry in entries:
         known = best.get(entry.ref.artifact_id)
@@ -338,7 +392,7 @@ def _end(entry: Entry) -> float:
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The same bytes in as few ranges as can be, in order."""
+    """Merge ranges that touch or overlap, and sort them."""
     found: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
         if found and start <= found[-1][1]:

@@ -1,34 +1,41 @@
-"""What the catalog's changes do to its tables. Each runs inside a transaction that the catalog has begun.
+"""The statements that change the catalog's tables. Each method runs inside a transaction that the catalog has begun.
 
-`blob.refs` counts the refs that are no tombstones; a blob that falls to zero goes in the same transaction.
+`blob.refs` counts refs other than tombstones; a blob whose count falls to zero is deleted in the same transaction.
 `session.used_bytes` counts each artifact of a session once.
 """
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from coatcheck.errors import QuotaExceeded
 from coatcheck.refs import Blob
-from coatcheck.storage import Entry, Freed, Gone, Limits, Ranges, SessionInfo, merged
+from coatcheck.storage import TRANSCRIPT, Entry, Freed, Gone, Limits, Ranges, SessionInfo, SetAside, merged
 from coatcheck.storage.rows import Row, ref_values
 
-_BATCH = 2000
+BATCH = 2000
+"""Maximum number of refs that one transaction removes, if there is enough space."""
+_ENDED = b""
+"""The id of a session that has ended and still has refs is a BLOB. In SQLite's order every BLOB is at or after this
+value, and all text is before it."""
 _STRAY_CONTENT = "content without a blob row"
 _DEAD = "(s.ttl IS NOT NULL AND s.used_at + s.ttl <= :at OR r.expires_at IS NOT NULL AND r.expires_at <= :at)"
-# Left to itself SQLite looks for a digest by walking all refs of the session: the index has to be named.
+# By default SQLite finds a digest by scanning all refs of the session, so the index must be named.
 _REF = "ref INDEXED BY ref_by_digest"
+ASIDE = "aside/"  # key prefix in the table `meta`, before the digest of a blob that was set aside
+TOMBSTONES = "SELECT count(*) FROM ref WHERE digest = ? AND gone = 'damaged'"
 _EXPIRED = f"r.gone IS NULL AND r.pinned = 0 AND {_DEAD}"
 
 
 class Changes:
-    """The statements behind each change, on one connection."""
+    """The statements of each change, on one connection."""
 
     def __init__(self, db: sqlite3.Connection, is_readable: Callable[[int], bool]) -> None:
-        """`is_readable` tells on another connection whether a blob's content can be read at all: on this one, finding
-        out would spoil the transaction."""
+        """`is_readable` checks on another connection whether a blob's content can be read: a failed read on this one
+        would spoil the transaction."""
         self._db = db
         self._is_readable = is_readable
 
@@ -43,7 +50,7 @@ class Changes:
             (session_key, digest),
         )
         values = ref_values(ref)
-        if held and held[11]:  # a pin is on the artifact: it covers refs that come later
+        if held and held[11]:  # a pin belongs to the artifact: it covers later refs
             values = (*values[:11], 1, *values[12:])
         if held and held[1:] == values[:9] + values[10:] and self._is_current(session_key, ref.name, held[0]):
             return
@@ -129,22 +136,75 @@ class Changes:
             (int(pinned), bytes.fromhex(digest), session_id),
         ).rowcount
 
-    def remove(self, session_id: str, digest: str | None, *, end: bool) -> Freed:
+    def remove(self, session_id: str, digest: str | None, *, name: str | None, end: bool) -> Freed:
         found = self._one("SELECT session_key FROM session WHERE session_id = ?", (session_id,))
+        if name is None or found is None:
+            self._stop_lending(session_id, digest)
         if found is None:
             return Freed()
         source, where, values = "ref", "session_key = ?", [found[0]]
         if digest is not None:
             source, where, values = _REF, where + " AND digest = ?", [found[0], bytes.fromhex(digest)]
+        shown, kept = (where, list(values)), ""
+        if name is not None:
+            where, values = where + " AND name = ?", [*values, name]
+            kept = (
+                f" AND NOT EXISTS (SELECT 1 FROM {_REF} WHERE ref.session_key = shown.session_key"
+                " AND ref.digest = shown.digest)"
+            )
         refs = self._run(
             f"SELECT session_key, digest, size, blob_key FROM {source} WHERE {where} AND gone IS NULL", values
         ).fetchall()
         self._run(f"DELETE FROM {source} WHERE {where}", values)
-        self._run(f"DELETE FROM shown WHERE {where}", values)
+        self._run(f"DELETE FROM shown WHERE {shown[0]}{kept}", shown[1])
+        if name is not None and self._one(f"SELECT 1 FROM {_REF} WHERE {shown[0]}", shown[1]) is None:
+            self._stop_lending(session_id, digest)
         if end:
             self._run("DELETE FROM record WHERE session_key = ?", (found[0],))
             self._run("DELETE FROM session WHERE session_key = ?", (found[0],))
-        return self._let_go(refs)
+        return self._drop_refs(refs)
+
+    def _stop_lending(self, session_id: str, digest: str | None) -> None:
+        """Keep the refs of transcripts that this session granted, but no longer lend them to the session."""
+        which, values = ("", ()) if digest is None else (" AND digest = ?", (bytes.fromhex(digest),))
+        self._run(
+            f"UPDATE ref INDEXED BY ref_by_grant SET granted_by = NULL WHERE granted_by = ?{which} AND session_key IN"
+            " (SELECT session_key FROM session WHERE substr(session_id, 1, ?) = ?)",
+            (session_id, *values, len(TRANSCRIPT), TRANSCRIPT),
+        )
+
+    def is_within(self, session_id: str, limit: int) -> bool:
+        """Return whether a session has at most `limit` refs."""
+        (count,) = self._one(
+            "SELECT count(*) FROM (SELECT 1 FROM ref WHERE session_key ="
+            " (SELECT session_key FROM session WHERE session_id = ?) LIMIT ?)",
+            (session_id, limit + 1),
+        )
+        return int(count) <= limit
+
+    def unname(self, session_id: str) -> None:
+        """End a session in one small change: it can no longer be found, and `end_some` removes its refs."""
+        self._stop_lending(session_id, None)
+        self._run(
+            "UPDATE session SET session_id = CAST(session_key AS BLOB), parent = NULL WHERE session_id = ?",
+            (session_id,),
+        )
+
+    def end_some(self, limit: int) -> tuple[Freed, bool]:
+        """Remove some refs of an ended session. Returns what was freed and whether there may be more to remove."""
+        found = self._one("SELECT session_key FROM session WHERE session_id >= ? LIMIT 1", (_ENDED,))
+        if found is None:
+            return Freed(), False
+        refs = self._run(
+            "SELECT session_key, digest, size, blob_key, seq, gone FROM ref WHERE session_key = ? LIMIT ?",
+            (found[0], limit),
+        ).fetchall()
+        self._db.executemany("DELETE FROM ref WHERE session_key = ? AND seq = ?", [(ref[0], ref[4]) for ref in refs])
+        self._db.executemany("DELETE FROM shown WHERE session_key = ? AND digest = ?", [ref[:2] for ref in refs])
+        if not refs:
+            for table in ("shown", "record", "session"):
+                self._run(f"DELETE FROM {table} WHERE session_key = ?", found)
+        return self._drop_refs([ref[:4] for ref in refs if ref[5] is None]), True
 
     def would_expire(self, at: float) -> Freed:
         (refs,) = self._one(
@@ -158,30 +218,34 @@ class Changes:
         ).fetchall()
         return _freed(refs, blobs)
 
-    def expire(self, at: float) -> Freed:
-        """Tombstones for the next refs that have expired; none left where it answers no refs."""
+    def expire(self, at: float, limit: int = BATCH) -> Freed:
+        """Turn the next expired refs into tombstones. Returns a result without refs when there are none left."""
         dead = self._run(
             f"SELECT r.session_key, r.digest, r.size, r.blob_key, r.seq FROM ref r JOIN session s USING (session_key)"
-            f" WHERE {_EXPIRED} LIMIT {_BATCH}",
-            {"at": at},
+            f" WHERE {_EXPIRED} LIMIT :limit",
+            {"at": at, "limit": limit},
         ).fetchall()
         return self._bury(dead)
 
-    def drop_tombstones(self, before: float) -> None:
-        self._run(
-            "DELETE FROM ref WHERE gone IS NOT NULL AND session_key IN"
-            " (SELECT session_key FROM session WHERE ttl IS NOT NULL AND used_at + ttl < ?)",
-            (before,),
-        )
+    def drop_tombstones(self, before: float, limit: int = BATCH) -> bool:
+        """Delete the next tombstones of sessions that expired before `before`. Returns whether there may be more."""
+        dropped = self._run(
+            "DELETE FROM ref WHERE (session_key, seq) IN (SELECT session_key, seq FROM ref WHERE gone IS NOT NULL AND"
+            " session_key IN (SELECT session_key FROM session WHERE ttl IS NOT NULL AND used_at + ttl < ?) LIMIT ?)",
+            (before, limit),
+        ).rowcount
+        if dropped:
+            return True
         self._run(
             "DELETE FROM session WHERE ttl IS NOT NULL AND used_at + ttl < ?"
             " AND NOT EXISTS (SELECT 1 FROM record WHERE record.session_key = session.session_key)"
             " AND NOT EXISTS (SELECT 1 FROM ref WHERE ref.session_key = session.session_key)",
             (before,),
         )
+        return False
 
     def note_cold(self, before: float) -> None:
-        """Blobs last used until then were offered for compression."""
+        """Record that blobs last used up to this time were offered for compression."""
         self._run(
             "INSERT INTO meta VALUES ('cold', ?) ON CONFLICT (key) DO UPDATE SET value = max(value, excluded.value)",
             (before,),
@@ -194,26 +258,62 @@ class Changes:
         )
         return changed.rowcount == 1
 
-    def lose(self, blob: Blob) -> int:
+    def lose(self, blob: Blob, until: float) -> int:
         found = self._one(
             "SELECT blob_key FROM blob WHERE digest = ? AND place = ?", (bytes.fromhex(blob.digest), blob.place)
         )
         if found is None:
             return 0
+        content: Any = None
+        if blob.coding == "inline" and self._is_readable(*found):
+            (content,) = self._one("SELECT data FROM content WHERE blob_key = ?", found) or (None,)
+            content = content if isinstance(content, bytes) else None
+            if content is not None and hashlib.sha256(content).hexdigest() == blob.digest:
+                return 0  # another put has healed it in the meantime
+        self._set_aside(SetAside(blob, until, content))
         lost = self._run(
             "SELECT session_key, digest, size, blob_key, seq FROM ref WHERE blob_key = ? AND gone IS NULL", found
         ).fetchall()
         self._bury(lost, why="damaged")
         return len(lost)
 
-    def check(self, *, repair: bool) -> list[str]:
+    def _set_aside(self, one: SetAside) -> None:
+        self._run("INSERT OR REPLACE INTO meta VALUES (?, ?)", (ASIDE + one.blob.digest, one.pack()))
+
+    def drop_aside(self, before: float) -> None:
+        """Delete entries that are past their time, or whose tombstones were restored or removed."""
+        for key, packed in self._run(
+            "SELECT key, value FROM meta WHERE key >= ? AND key < ?", (ASIDE, ASIDE + "g")
+        ).fetchall():
+            digest = key.removeprefix(ASIDE)
+            (refs,) = self._one(TOMBSTONES, (bytes.fromhex(digest),))
+            if not refs or SetAside.unpack(digest, packed).until <= before:
+                self._run("DELETE FROM meta WHERE key = ?", (key,))
+
+    def restore(self, blob: Blob) -> int:
+        digest = bytes.fromhex(blob.digest)
+        if self._one("SELECT 1 FROM blob WHERE digest = ?", (digest,)):
+            return 0
+        key = self._run(
+            "INSERT INTO blob (digest, size, coding, place, frames, refs, used_at) VALUES (?, ?, ?, ?, ?, 0, ?)",
+            (digest, blob.size, blob.coding, blob.place, blob.frames, blob.used),
+        ).lastrowid
+        assert key is not None
+        self._revive(digest, key)
+        self._run("DELETE FROM meta WHERE key = ?", (ASIDE + blob.digest,))
+        (refs,) = self._one("SELECT refs FROM blob WHERE blob_key = ?", (key,))
+        self._drop_unreferenced()
+        return int(refs)
+
+    def check(self, *, repair: bool, until: float) -> list[str]:
         try:
-            said = [message for (message,) in self._run("PRAGMA integrity_check(20)") if message != "ok"]
+            messages = [message for (message,) in self._run("PRAGMA integrity_check(20)") if message != "ok"]
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
-            said = [str(error)]
-        problems = [f"the database says: {message}" for message in said]
+            messages = [str(error)]
+        problems = [f"SQLite reports: {message}" for message in messages]
+        repair = repair and not messages  # rows read from damaged tables and indexes are not reliable enough to change
         stray = "gone IS NULL AND (blob_key IS NULL OR blob_key NOT IN (SELECT blob_key FROM blob))"
         for name, where, mend in (
             ("refs without a blob row", f"FROM ref WHERE {stray}",
@@ -232,11 +332,14 @@ class Changes:
             try:
                 count = self._one(f"SELECT count(*) {where}")[0]
             except sqlite3.DatabaseError as error:
-                if not said or not is_damage(error):
+                if not messages or not is_damage(error):
                     raise
-                continue  # said already: no more can be told of these tables
+                continue  # the damage is already reported, and this table cannot be checked
             if count:
                 problems.append(f"{count} {name}" + (": set right" if repair else ""))
+                if repair and mend.startswith("UPDATE ref"):
+                    for (digest,) in self._run(f"SELECT DISTINCT digest {where}").fetchall():
+                        self._set_aside(SetAside(Blob(digest.hex(), 0, "raw"), until))
                 if repair and name == _STRAY_CONTENT:
                     self._drop_content(self._run(f"SELECT blob_key {where}").fetchall())
                 elif repair:
@@ -246,7 +349,7 @@ class Changes:
         return problems
 
     def session_for(self, info: SessionInfo, now: float, grace: float) -> tuple[int, int]:
-        """The key of a session that is being used now, and the number of its next ref; it is added where it is new."""
+        """Return the key of a session in use and the number of its next ref. Creates the session if it is new."""
         found = self._one(
             "SELECT session_key, next_seq, ttl, used_at FROM session WHERE session_id = ?", (info.session_id,)
         )
@@ -298,8 +401,8 @@ class Changes:
         return int(key)
 
     def _keep_content(self, key: int, data: bytes) -> int:
-        """Content in place of what is there. Where the pages of that are damaged, they are left alone and it moves to a
-        new key: one artifact's damage must not stop the others."""
+        """Replace a blob's content. If the old content's pages are damaged, they are left alone and the blob moves to a
+        new key: damage to one artifact must not affect the others."""
         if not self._is_readable(key):
             new = self._one("SELECT 1 + max((SELECT max(blob_key) FROM blob), (SELECT max(blob_key) FROM content))")[0]
             self._run("UPDATE blob SET blob_key = ? WHERE blob_key = ?", (new, key))
@@ -313,11 +416,11 @@ class Changes:
         return key
 
     def _drop_content(self, keys: list[Row]) -> None:
-        """Remove content, but for what cannot be read: to free damaged pages would damage others."""
+        """Delete content, except where it cannot be read: freeing damaged pages would damage others."""
         self._db.executemany("DELETE FROM content WHERE blob_key = ?", [key for key in keys if self._is_readable(*key)])
 
     def _revive(self, digest: bytes, blob_key: int) -> None:
-        """Bring back the refs that lost their bytes to damage, now that the bytes are here again."""
+        """Restore the refs that damage had turned into tombstones, now that the bytes are available again."""
         back = self._run("SELECT session_key, seq FROM ref WHERE digest = ? AND gone = 'damaged'", (digest,)).fetchall()
         if back:
             self._db.executemany(
@@ -330,21 +433,22 @@ class Changes:
             )
 
     def _is_current(self, session_key: int, name: str | None, seq: int) -> bool:
-        """Whether no later ref has taken the name."""
+        """Return whether no later ref uses the name."""
         return name is None or self._one(
             "SELECT max(seq) FROM ref WHERE session_key = ? AND name = ?", (session_key, name)
         ) == (seq,)  # fmt: skip
 
     def _bury(self, refs: list[Row], why: Gone = "expired") -> Freed:
-        """Tombstones in place of these refs (session_key, digest, size, blob_key, seq)."""
+        """Turn these refs (session_key, digest, size, blob_key, seq) into tombstones."""
         self._db.executemany(
             "UPDATE ref SET gone = ?, blob_key = NULL WHERE session_key = ? AND seq = ?",
             [(why, session_key, seq) for session_key, *_, seq in refs],
         )
-        return self._let_go([ref[:4] for ref in refs])
+        return self._drop_refs([ref[:4] for ref in refs])
 
-    def _let_go(self, refs: list[Row]) -> Freed:
-        """The accounts after these refs (session_key, digest, size, blob_key) went; blobs without any are dropped."""
+    def _drop_refs(self, refs: list[Row]) -> Freed:
+        """Update the counts after these refs (session_key, digest, size, blob_key) were removed, and delete
+        unreferenced blobs."""
         self._db.executemany("UPDATE blob SET refs = refs - 1 WHERE blob_key = ?", [ref[3:] for ref in refs])
         self._db.executemany(
             "UPDATE session SET used_bytes = used_bytes - ? WHERE session_key = ? AND NOT EXISTS"
@@ -387,5 +491,5 @@ def _freed(refs: int, blobs: list[Row]) -> Freed:
 
 
 def is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Whether SQLite says that its file is damaged, and not that it is busy, full or misused."""
+    """Return whether SQLite reports a damaged file, as opposed to one that is busy, full or misused."""
     return (getattr(error, "sqlite_errorname", "") or "").startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))

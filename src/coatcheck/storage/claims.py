@@ -1,4 +1,4 @@
-"""Claims and records of a session: what a catalog keeps besides refs, under a fencing token where there is one."""
+"""Claims and records of a session, which a catalog keeps in addition to refs. A claim has a fencing token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who claimed a session last, and when it last claimed or wrote. Only this very token passes for the claim's."""
+    """The newest claim of a session, and when its holder last claimed or wrote. Only exactly this token is accepted."""
 
     token: int
     holder: str
@@ -23,7 +23,7 @@ class Claimant:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One entry of a series that belongs to a session. `token` is the claim under which it was written, if any."""
+    """One entry of a series that belongs to a session. `token` is that of the claim it was written under, if any."""
 
     seq: int
     at: float
@@ -32,7 +32,7 @@ class Record:
 
 
 class Records(Protocol):
-    """The part of a `Catalog` that is about claims and records. The same promises hold for it."""
+    """The part of `Catalog` for claims and records. It makes the same guarantees."""
 
     def claim(
         self,
@@ -44,14 +44,14 @@ class Records(Protocol):
         instead_of: int | None = None,
         grace: float = 0.0,
     ) -> int:
-        """A new fencing token for this session, larger than every one before, even where the session ended and began
-        anew. From now on it alone passes; an empty `holder` gives the claim up. Adds the session where it is new, and
-        counts it as used, as `put` does. Raises `Fenced` and changes nothing where another holder's claim was used less
-        than `idle` seconds before, and with `instead_of` unless that is the newest token (0: nobody has claimed it)."""
+        """Return a new fencing token for this session, larger than all earlier ones, even if the session was ended and
+        opened again. Only this token is accepted from now on; an empty `holder` releases the claim. Creates the session
+        if it is new, and marks it as used, like `put`. Raises `Fenced` and changes nothing if another holder used its
+        claim less than `idle` seconds ago, or if `instead_of` is given and is not the newest token (0: unclaimed)."""
         ...
 
     def claimant(self, session_id: str) -> Claimant | None:
-        """The newest claim; None where nobody holds one."""
+        """Return the newest claim, or None if the session is unclaimed."""
         ...
 
     def record(
@@ -65,12 +65,12 @@ class Records(Protocol):
         keep: int | None = None,
         grace: float = 0.0,
     ) -> int:
-        """Append to a series of the session; its number there: one more than that of the newest, 1 for the first.
+        """Append to a series of the session. Returns the record's number, counted from 1.
 
-        Adds the session where it is new, and counts it as used, as `put` does; where it is past its expiry by more than
-        the grace period, its older records go first. With a `token` that is not that of the session's newest claim it
-        raises `Fenced`, and nothing is changed; else the claim counts as used. With `keep`, only so many of the newest
-        stay."""
+        Creates the session if it is new, and marks it as used, like `put`; if it expired longer ago than the grace
+        period, its older records are deleted first. Raises `Fenced` and changes nothing if `token` is not that of the
+        session's newest claim; otherwise the claim counts as used. With `keep`, only that number of newest records is
+        kept."""
         ...
 
     def records(
@@ -83,26 +83,26 @@ class Records(Protocol):
         limit: int | None = None,
         newest: bool = False,
     ) -> list[Record]:
-        """Records with numbers between these two, oldest first, or with `newest` from the newest on; at most `limit`.
-        They stay until the session ends, or `expire` finds it expired. Raises `Damaged` where a body is not what was
-        written."""
+        """Return records numbered between `after` and `before`, oldest first, or newest first with `newest`; at most
+        `limit`. Records are kept until the session ends, or `expire` finds it expired. Raises `Damaged` if a body does
+        not match its checksum."""
         ...
 
     def series(self, session_id: str) -> list[str]:
-        """The series of this session that have records, in order."""
+        """Return the names of this session's series that have records, sorted."""
         ...
 
 
 def check_idle(newest: Claimant, holder: str, at: float, idle: float) -> None:
-    """Raises `Fenced` where another holder has used its claim less than so many seconds before."""
+    """Raise `Fenced` if another holder used its claim less than `idle` seconds ago."""
     if idle and newest.holder not in ("", holder) and at < newest.at + idle:
         raise Fenced(
-            f"{clip(newest.holder)} holds the claim and used it {max(0.0, at - newest.at):.0f} s ago",
-            hint="wait until it is done or idle; without `idle`, a claim takes over at once",
+            f"{clip(newest.holder)} has claimed the session and used the claim {max(0.0, at - newest.at):.0f} s ago",
+            hint="wait until it is done or idle, or claim without `idle` to take over at once",
         )
 
 
 def fenced(token: int, newest: Claimant) -> Fenced:
-    """The error for a token that is not the newest."""
-    now = f"{clip(newest.holder)} holds it with token {newest.token}" if newest.holder else "nobody holds it now"
-    return Fenced(f"token {token} is not that of the session's claim: {now}")
+    """Return the error for a token that is not the newest."""
+    now = f"{clip(newest.holder)} has it with token {newest.token}" if newest.holder else "the session is unclaimed"
+    return Fenced(f"token {token} is not that of the session's newest claim: {now}")

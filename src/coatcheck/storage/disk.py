@@ -1,8 +1,8 @@
-"""Every call that changes a file, in one place.
+"""All calls that change files, in one place.
 
-The embedded backend writes through a `Disk` and nothing else, so that a test can stand in for it: crash after any
-step, run out of space, or drop what was never synced. New files are created exclusively, for the owner alone, and
-never through a symbolic link.
+The embedded backend writes only through a `Disk`, so that a test can replace it: crash after any step, run out of
+space, or drop unsynced data. New files are created exclusively, readable only by the owner, and never through a
+symbolic link.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sqlite3
 import stat
 from pathlib import Path
@@ -17,11 +18,24 @@ from pathlib import Path
 from coatcheck.errors import StoreUnavailable
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFREG: "a file",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFBLK: "a device",
+    stat.S_IFCHR: "a device",
+}
+FILES = re.compile(
+    r"lock|journal|journal\.(new|copy|damaged-[0-9a-f]+)|reserve|(catalog|search)\.sqlite(-wal|-shm|-journal)?"
+)
+FOLDERS = ("blobs", "tmp", "tenants")
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Disk:
-    """The operating system's calls, with our flags. `durable=False` makes every sync a no-op."""
+    """System calls with the flags that the store needs. `durable=False` makes every sync a no-op."""
 
     def __init__(self, *, durable: bool = True) -> None:
         self.durable = durable
@@ -43,7 +57,7 @@ class Disk:
         os.ftruncate(file, size)
 
     def allocate(self, file: int, size: int) -> None:
-        """Make a file of real, allocated bytes."""
+        """Give a file real, allocated bytes."""
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file, 0, size)
         else:
@@ -59,7 +73,7 @@ class Disk:
             os.fdatasync(file)
 
     def make_folder(self, name: str, folder: int) -> bool:
-        """Create a folder for the owner alone. False where it was there."""
+        """Create a folder for the owner only. Returns False if it exists."""
         try:
             os.mkdir(name, 0o700, dir_fd=folder)
         except FileExistsError:
@@ -74,7 +88,7 @@ class Disk:
             os.unlink(name, dir_fd=folder)
 
     def remove_folder(self, name: str, folder: int) -> None:
-        """Remove a folder if it is empty; one that is not, stays."""
+        """Remove a folder if it is empty."""
         try:
             os.rmdir(name, dir_fd=folder)
         except OSError as error:
@@ -86,20 +100,20 @@ class Disk:
 
 
 def open_folder(name: str, folder: int | None = None) -> int:
-    """A folder's descriptor, refused where the last part of its path is a symbolic link."""
+    """Return a folder's descriptor. Raises if the last part of its path is a symbolic link."""
     try:
         return os.open(name, _FOLDER, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise StoreUnavailable(
                 f"{os.path.basename(name)!r} in the store is a file or a symbolic link where a folder should be",
-                hint="a store is never reached through links inside it: look at what put it there",
+                hint="a store must not contain links; find out what put it there",
             ) from error
         raise
 
 
 def open_root(path: Path, marker: str, *others: str) -> int:
-    """The descriptor of a store's folder: made if it is missing, private, ours, and either empty or a store already."""
+    """Return the descriptor of a store's folder, which is created if missing. It must be ours, and empty or a store."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -109,26 +123,40 @@ def open_root(path: Path, marker: str, *others: str) -> int:
         finally:
             os.close(above)
     if not path.is_dir():
-        raise StoreUnavailable(f"{str(path)!r} is not a folder", hint="name a folder, new or empty, for the store")
+        raise StoreUnavailable(f"{str(path)!r} is not a folder", hint="use a new or empty folder for the store")
     root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         info = os.fstat(root)
         if info.st_uid != os.geteuid():
             raise StoreUnavailable(
-                f"the folder {str(path)!r} belongs to another user", hint="use a folder of your own for the store"
+                f"the folder {str(path)!r} belongs to another user", hint="use a folder that you own for the store"
             )
         held = os.listdir(root)
         if held and held != [marker] and not {marker, *others} <= set(held):  # a crash may leave the marker alone
             raise StoreUnavailable(
-                f"the folder {str(path)!r} holds other files and is no store", hint="name a new or an empty folder"
+                f"the folder {str(path)!r} has other files and is not a store", hint="use a new or empty folder"
             )
         for name in held:
-            if stat.S_ISLNK(os.stat(name, dir_fd=root, follow_symlinks=False).st_mode):
+            try:
+                kind = stat.S_IFMT(os.stat(name, dir_fd=root, follow_symlinks=False).st_mode)
+            except FileNotFoundError:
+                continue  # another process removed it
+            wanted = stat.S_IFREG if FILES.fullmatch(name) else stat.S_IFDIR if name in FOLDERS else kind
+            if kind == stat.S_IFLNK:
                 raise StoreUnavailable(
-                    f"{name!r} in the store is a symbolic link", hint="remove it: a store follows no links"
+                    f"{name!r} in the store is a symbolic link", hint="remove it: a store must not contain links"
+                )
+            if kind != wanted:
+                raise StoreUnavailable(
+                    f"{name!r} in the store is {KINDS.get(kind, 'something else')}, not {KINDS[wanted]}",
+                    hint="move it away; if it replaced a file of the store, restore that file from a backup",
                 )
         if stat.S_IMODE(info.st_mode) & 0o077:
-            os.fchmod(root, 0o700)
+            try:
+                os.fchmod(root, 0o700)
+            except OSError as error:
+                if error.errno != errno.EROFS:
+                    raise
     except BaseException:
         os.close(root)
         raise

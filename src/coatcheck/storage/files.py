@@ -1,8 +1,7 @@
-"""Large blobs as files: `blobs/<2 hex>/<sha256>/<place>`, raw while they are hot, seekable zstd once they are cold.
+"""Large blobs as files: `blobs/<2 hex>/<sha256>/<place>`, raw while in use, seekable zstd once they are cold.
 
-A place is a file name that is made for one copy and never used again, so a writer and a remover of the same digest
-cannot meet in one file. While a copy is being published its file is locked: a sweep leaves it alone, and a crash
-unlocks it.
+A place is a file name that is made for one copy and never reused, so a writer and a remover of the same digest never
+use the same file. The file is locked while a copy is being published: a sweep skips it, and a crash releases the lock.
 """
 
 from __future__ import annotations
@@ -18,26 +17,31 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coatcheck.errors import NotFound, StoreClosed, StoreUnavailable, storage_errors
+from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreUnavailable, storage_error
 from coatcheck.refs import Blob, Coding
 from coatcheck.storage import seekable
-from coatcheck.storage.disk import Disk, open_folder
+from coatcheck.storage.disk import FILES, FOLDERS, KINDS, Disk, open_folder
 from coatcheck.storage.frames import FRAME, Framed, FramedChunks, Framer, check_frame
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PLACE = re.compile(r"[0-9a-f]{16}\.(raw|zst)")
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # opening a pipe must not block
+_FAN = re.compile(r"[0-9a-f]{2}")
+_TRIES = 100  # attempts to publish a copy into a folder that other processes may remove
+_SYNCED_KEPT = 10_000
 _CODINGS: dict[str, Coding] = {"raw": "raw", "zst": "zstd"}
 
 
 class FileBlobs:
-    """Blobs in a folder that one user owns."""
+    """Blobs in a folder owned by one user."""
 
-    def __init__(self, root: Path, folder: int, disk: Disk) -> None:
+    def __init__(self, root: Path, folder: int, disk: Disk, *, is_read_only: bool = False) -> None:
+        self._root = root
         self._uri = (root / "blobs").as_uri()
         self._disk = disk
-        self._named: set[str] = set()  # folders under blobs/ whose names are known to be synced
-        made = [disk.make_folder(name, folder) for name in ("blobs", "tmp")]
+        self._named: set[str] = set()  # folders in blobs/ whose names are known to be synced
+        self._synced: set[str] = set()  # places of recent copies that are known to be synced
+        made = [] if is_read_only else [disk.make_folder(name, folder) for name in ("blobs", "tmp")]
         if any(made):
             disk.sync(folder)
         self._blobs = open_folder("blobs", folder)
@@ -74,71 +78,102 @@ class FileBlobs:
     def _staged(self, chunks: Iterable[bytes], suffix: str) -> Iterator[StagedFile]:
         if self._tmp < 0:
             raise StoreClosed("the store is closed")
-        with storage_errors("writing a blob"):
+        with self._errors("writing a blob"):
             file, place = self._created(suffix)
         staged = StagedFile(self, file, place)
         try:
             for chunk in chunks:
-                with storage_errors("writing a blob"):
+                with self._errors("writing a blob"):
                     self._disk.write(file, chunk)
             yield staged
         finally:
             if not staged.published:
-                with contextlib.suppress(OSError):  # a sweep takes what stays
+                with contextlib.suppress(OSError):  # a sweep removes remaining files
                     self._disk.remove(place, self._tmp)
             os.close(file)
 
     def _created(self, suffix: str) -> tuple[int, str]:
-        """A new file in the staging folder, locked."""
+        """Create a locked file in the staging folder."""
         while True:
             place = f"{secrets.token_hex(8)}.{suffix}"
             file = self._disk.create(place, self._tmp)
             fcntl.flock(file, fcntl.LOCK_EX)
             if os.fstat(file).st_nlink:
                 return file, place
-            os.close(file)  # a sweep took it for a leftover before it was locked
+            os.close(file)  # a sweep removed it as a leftover before it was locked
 
     def publish(self, staged: StagedFile) -> None:
         digest, always = staged.digest, staged.replaces
-        with storage_errors("publishing a blob"):
+        with self._errors("publishing a blob"):
+            tries = _TRIES
             while not staged.published:
+                tries -= 1
                 with self._made(digest[:2], self._blobs) as fan:
-                    # A remover may take the digest's empty folder away between our steps: then make it again.
-                    with contextlib.suppress(FileNotFoundError), self._made(digest, fan) as own:
+                    # A remover may delete the digest's empty folder between our steps: then create it again. The number
+                    # of attempts is limited, since it may be the staged file that is missing.
+                    again = contextlib.suppress(FileNotFoundError) if tries else contextlib.nullcontext()
+                    with again, self._made(digest, fan) as own:
                         self._disk.rename(staged.place, self._tmp, staged.place, own)
                         staged.published = True
-                        # The folders' names go to disk with the file's bytes, so syncing them after costs little.
+                        # The folders' names are written with the file's bytes, so syncing them afterwards is cheap.
                         with self._syncing(staged.file, always):
                             staged.frame()
                         self._disk.sync(own, always=always)
                     self._disk.sync(fan, always=always)
-                    # Whoever made the folder may not have synced its name yet, or have died before.
+                    # The process that created the folder may have died before it synced the name.
                     if digest[:2] not in self._named:
                         self._disk.sync(self._blobs, always=always)
                         if always or self._disk.durable:
                             self._named.add(digest[:2])
+            if always or self._disk.durable:
+                self._note_synced(staged.place)
+
+    def sync(self, blob: Blob) -> None:
+        """Make a copy that will be reused as durable as a new one: its publisher may not have synced it."""
+        if not self._disk.durable or blob.place in self._synced or not _PLACE.fullmatch(blob.place):
+            return  # a place that is not one of our files has nothing to sync, and reading it fails
+        with self._opened(blob) as file, self._errors("syncing a blob"), self._folders(blob) as (fan, own):
+            for one in (file, own, fan, self._blobs):
+                self._disk.sync(one)
+        self._note_synced(blob.place)
+
+    def _note_synced(self, place: str) -> None:
+        if len(self._synced) >= _SYNCED_KEPT:
+            self._synced.clear()
+        self._synced.add(place)
 
     def read(self, blob: Blob, offset: int, length: int) -> bytes:
         end = min(offset + length, blob.size)
         if offset >= end:
             return b""
         first, last = offset // FRAME, (end - 1) // FRAME
-        with self._opened(blob) as file, storage_errors("reading a blob"):
-            if blob.coding == "zstd":
-                data = b"".join(_unpacked(file, first, last, blob.digest))
-            else:
-                data = os.pread(file, (last - first + 1) * FRAME, first * FRAME)
-        view = memoryview(data)
-        for index in range(first, last + 1):
-            at = (index - first) * FRAME
-            check_frame(blob.frames, index, view[at : at + FRAME], blob.digest)
+        with self._opened(blob) as file, self._errors("reading a blob"):
+            try:
+                if blob.coding == "zstd":
+                    data = b"".join(_unpacked(file, first, last, blob.digest))
+                else:
+                    data = _read_all(file, (last - first + 1) * FRAME, first * FRAME)
+                view = memoryview(data)
+                for index in range(first, last + 1):
+                    at = (index - first) * FRAME
+                    check_frame(blob.frames, index, view[at : at + FRAME], blob.digest)
+            except Damaged:
+                if hasattr(os, "posix_fadvise"):  # the next read must come from disk, not from the page cache
+                    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+                raise
         return data[offset - first * FRAME : end - first * FRAME]
 
     def holds(self, blob: Blob, data: bytes) -> bool:
+        is_held = self._is(blob, data)
+        if is_held:
+            self.sync(blob)  # the caller will reuse it
+        return is_held
+
+    def _is(self, blob: Blob, data: bytes) -> bool:
         if blob.coding != "raw":
             return self.read(blob, 0, blob.size) == data
         piece = bytearray(FRAME)
-        with self._opened(blob) as file, storage_errors("reading a blob"):
+        with self._opened(blob) as file, self._errors("reading a blob"):
             for at in range(0, len(data), FRAME):
                 got = os.preadv(file, [piece], at)
                 if got != min(FRAME, len(data) - at) or not data.startswith(memoryview(piece)[:got], at):
@@ -147,55 +182,93 @@ class FileBlobs:
 
     def remove(self, blob: Blob) -> None:
         gone = contextlib.suppress(FileNotFoundError)
-        with storage_errors("removing a blob"), gone, self._folders(blob) as (fan, own):
+        with self._errors("removing a blob"), gone, self._folders(blob) as (fan, own):
             self._disk.remove(blob.place, own)
             self._disk.remove_folder(blob.digest, fan)
 
     def places(self) -> Iterator[Blob]:
-        with storage_errors("listing blobs"):
-            for fan_name in sorted(os.listdir(self._blobs)):
-                with self._listed(fan_name, self._blobs) as fan:
-                    for digest in [] if fan is None else sorted(os.listdir(fan)):
-                        with self._listed(digest, fan) as own:
-                            names = [] if own is None else sorted(os.listdir(own))
-                        for name in names:
-                            place = _PLACE.fullmatch(name)
-                            if place and _DIGEST.fullmatch(digest) and digest[:2] == fan_name:
-                                yield Blob(digest, 0, _CODINGS[place[1]], name)
+        with self._errors("listing blobs"):
+            fans = sorted(os.listdir(self._blobs))
+        for fan_name in fans:
+            with self._listed(fan_name, self._blobs) as (fan, digests):
+                for digest in digests:
+                    with self._listed(digest, fan) as (_, names):
+                        pass
+                    for name in names:
+                        place = _PLACE.fullmatch(name)
+                        if place and _DIGEST.fullmatch(digest) and digest[:2] == fan_name:
+                            yield Blob(digest, 0, _CODINGS[place[1]], name)
 
     def sweep(self, blob: Blob, *, remove: bool = True) -> bool:
         try:
-            with self._opened(blob) as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with self._opened(blob) as file, self._errors("sweeping a blob"):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
                 if remove:
                     self.remove(blob)
                 return True
-        except (BlockingIOError, NotFound):
+        except NotFound:
             return False
 
     def leftovers(self, *, remove: bool) -> int:
         total = 0
-        with storage_errors("sweeping the staging folder"):
-            for name in os.listdir(self._tmp):
-                with contextlib.suppress(FileNotFoundError, BlockingIOError):
-                    file = os.open(name, _READ, dir_fd=self._tmp)
-                    try:
+        with self._errors("sweeping the staging folder"):
+            names = os.listdir(self._tmp)
+        for name in names:
+            with contextlib.suppress(OSError):  # removed, being written, or unreadable: `foreign` reports the last
+                file = os.open(name, _READ, dir_fd=self._tmp)
+                try:
+                    info = os.fstat(file)
+                    if stat.S_ISREG(info.st_mode):
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        total += os.fstat(file).st_size
                         if remove:
                             self._disk.remove(name, self._tmp)
-                    finally:
-                        os.close(file)
+                        total += info.st_size
+                finally:
+                    os.close(file)
         return total
+
+    def foreign(self) -> Iterator[str]:
+        with self._errors("looking for foreign files"):
+            root = open_folder(str(self._root))
+        try:
+            yield from _odd(root, "", FILES.pattern, "|".join(FOLDERS))
+        finally:
+            os.close(root)
+        yield from _odd(self._tmp, "tmp/", ".*", "")
+        yield from _odd(self._blobs, "blobs/", "", _FAN.pattern)
+        for fan_name in sorted(filter(_FAN.fullmatch, _names(self._blobs))):
+            with self._listed(fan_name, self._blobs) as (fan, digests):
+                if fan is None:
+                    continue
+                path = f"blobs/{fan_name}/"
+                yield from _odd(fan, path, "", _DIGEST.pattern)
+                for digest in filter(_DIGEST.fullmatch, digests):
+                    with self._listed(digest, fan) as (own, _):
+                        if own is not None:
+                            yield from _odd(own, f"{path}{digest}/", ".*", "")
 
     def uri(self, blob: Blob) -> str:
         return f"{self._uri}/{blob.digest[:2]}/{blob.digest}/{blob.place}"
 
     def close(self) -> None:
-        for folder in (self._blobs, self._tmp):
+        folders, self._blobs, self._tmp = (self._blobs, self._tmp), -1, -1
+        for folder in folders:
             if folder >= 0:
                 os.close(folder)
-        self._blobs = self._tmp = -1
+
+    @contextmanager
+    def _errors(self, doing: str) -> Iterator[None]:
+        """Translate an `OSError` to a `StoreError`, or to `StoreClosed` if the folders were closed meanwhile."""
+        try:
+            yield
+        except OSError as error:
+            raise self._error(storage_error(error, doing)) from error
+
+    def _error(self, error: StoreError) -> StoreError:
+        return StoreClosed("the store is closed") if self._tmp < 0 else error
 
     @contextmanager
     def _made(self, name: str, folder: int) -> Iterator[int]:
@@ -208,7 +281,7 @@ class FileBlobs:
 
     @contextmanager
     def _syncing(self, file: int, always: bool) -> Iterator[None]:
-        """Sync a file while the caller does something else."""
+        """Sync a file in a thread while the caller does other work."""
         if not (always or self._disk.durable):
             yield
             return
@@ -231,10 +304,10 @@ class FileBlobs:
 
     @contextmanager
     def _folders(self, blob: Blob) -> Iterator[tuple[int, int]]:
-        """The folders that hold a copy: no part of the path is followed through a link, or made from a foreign name."""
+        """Open the folders of a copy. No part of the path is a link or comes from an unchecked name."""
         if not (_DIGEST.fullmatch(blob.digest) and _PLACE.fullmatch(blob.place)):
             raise StoreUnavailable(
-                "the catalog names a blob by something that is no digest", hint="run 'coatcheck verify'"
+                "the catalog references a blob by an invalid digest or place", hint="run 'coatcheck verify'"
             )
         fan = open_folder(blob.digest[:2], self._blobs)
         try:
@@ -252,9 +325,11 @@ class FileBlobs:
             with self._folders(blob) as (_, own):
                 file = os.open(blob.place, _READ, dir_fd=own)
         except FileNotFoundError as error:
-            raise NotFound(f"the file of blob {blob.digest} is gone", hint="put the same content again") from error
+            raise NotFound(f"the file of blob {blob.digest} is missing", hint="put the same content again") from error
         except OSError as error:
-            raise StoreUnavailable(f"the file of blob {blob.digest} cannot be opened: {error.strerror}") from error
+            raise self._error(
+                StoreUnavailable(f"the file of blob {blob.digest} cannot be opened: {error.strerror}")
+            ) from error
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise StoreUnavailable(f"blob {blob.digest} is not a regular file")
@@ -263,17 +338,60 @@ class FileBlobs:
             os.close(file)
 
     @contextmanager
-    def _listed(self, name: str, folder: int | None) -> Iterator[int | None]:
-        """A folder to list, or None where the name is something else or gone."""
+    def _listed(self, name: str, folder: int | None) -> Iterator[tuple[int | None, list[str]]]:
+        """Open a folder and list it; None and no names if it is missing, not a folder, or cannot be listed."""
         try:
             own = open_folder(name, folder)
         except (OSError, StoreUnavailable):
-            yield None
+            yield None, []
             return
         try:
-            yield own
+            yield own, _names(own)
         finally:
             os.close(own)
+
+
+def _names(folder: int) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _odd(folder: int, path: str, files: str, folders: str) -> Iterator[str]:
+    """Report entries of a folder that are neither files nor folders, or of the wrong kind for their name, or folders
+    that cannot be opened. `files` and `folders` are patterns of names."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        yield f"{path or 'the folder'} cannot be listed: {error.strerror}"
+        return
+    for name in names:
+        try:
+            mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+            if stat.S_ISDIR(mode) and re.fullmatch(folders, name):
+                os.close(open_folder(name, folder))
+        except FileNotFoundError:
+            continue
+        except (OSError, StoreUnavailable) as error:
+            yield f"{path}{name!r} cannot be opened: {getattr(error, 'strerror', None) or error}"
+            continue
+        wrong = {stat.S_IFDIR: files, stat.S_IFREG: folders}.get(stat.S_IFMT(mode), ".*")
+        if wrong and re.fullmatch(wrong, name):
+            yield f"{path}{name!r} is {KINDS.get(stat.S_IFMT(mode), 'something else')}: move it away"
+
+
+def _read_all(file: int, length: int, offset: int) -> bytes:
+    """Read a range, fewer bytes only at the end of the file. One call of the system reads at most 2 GiB, or less."""
+    data = os.pread(file, length, offset)
+    if len(data) == length:
+        return data
+    pieces = [data]
+    while data and len(data) < length:
+        length, offset = length - len(data), offset + len(data)
+        data = os.pread(file, length, offset)
+        pieces.append(data)
+    return b"".join(pieces)
 
 
 def _unpacked(file: int, first: int, last: int, what: str) -> list[bytes]:
@@ -284,19 +402,19 @@ def _unpacked(file: int, first: int, last: int, what: str) -> list[bytes]:
 
 
 class StagedFile:
-    """A file in the staging folder, locked by us until the stage ends."""
+    """A file in the staging folder, locked until the stage ends."""
 
     def __init__(self, blobs: FileBlobs, file: int, place: str) -> None:
         self._blobs = blobs
         self.file = file
         self.place = place
         self.published = False
-        self.replaces = False  # a copy that is known to be durable: then this one must be, whatever the durability
+        self.replaces = False  # whether it replaces a durable copy, and so must always be synced
         self.framed = Framed("", 0, b"")
         self.unframed: tuple[Framer, list[bytes]] | None = None
 
     def frame(self) -> None:
-        """Checksum what was written whole, which can wait until the disk is busy with it anyway."""
+        """Compute the checksums of a complete list of chunks. Called while the disk syncs the file."""
         if self.unframed is not None:
             framer, chunks = self.unframed
             for chunk in chunks:

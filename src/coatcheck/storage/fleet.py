@@ -1,7 +1,7 @@
 """The store of a fleet: blobs in an object store, catalog and full-text index in PostgreSQL.
 
-`s3://bucket/prefix?catalog=postgresql://…`: what else is in the url's query goes to the object store. What is not said
-there comes from the standard environment of AWS and of PostgreSQL.
+The url is `s3://bucket/prefix?catalog=postgresql://…`. Other query parameters go to the object store. Missing settings
+come from the standard environment variables of AWS and PostgreSQL.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _OPTIONS: Final = {
     "session_token": "session_token",
     "virtual_hosted": "virtual_hosted_style_request",
 }
-SWEEP_AFTER: Final = 900  # seconds that a copy which no row names is left alone, besides its lease
+SWEEP_AFTER: Final = 900  # seconds before a copy without a row is swept, in addition to its lease
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _PREFIX: Final = re.compile(r"(?:[A-Za-z0-9._=-]+/)*")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a fleet's store is. Its repr tells no secret."""
+    """Location of a fleet's store. Its repr contains no secret."""
 
     bucket: str
     prefix: str
@@ -53,33 +53,33 @@ class Place:
 
 
 def parse(url: str) -> Place:
-    """A fleet's url in parts. Raises `InvalidArgument`, which repeats nothing that may be a password."""
+    """Parse a fleet's url. Raises `InvalidArgument`; the message never repeats a part that may contain a password."""
     parts = urlsplit(url)
     prefix = parts.path.lstrip("/")
     prefix = prefix + "/" if prefix and not prefix.endswith("/") else prefix
     if not parts.netloc or "@" in parts.netloc:
-        raise InvalidArgument("the url names no bucket", hint="s3://bucket/prefix?catalog=postgresql://…")
+        raise InvalidArgument("the url has no valid bucket name", hint="s3://bucket/prefix?catalog=postgresql://…")
     if not _PREFIX.fullmatch(prefix) or ".." in prefix.split("/"):
-        raise InvalidArgument("the prefix of the url is none", hint="letters, digits and ._=- between slashes")
-    # The catalog's url has a query of its own: it comes last, and takes the rest.
+        raise InvalidArgument("the prefix in the url is invalid", hint="use letters, digits and ._=- between slashes")
+    # The catalog's url has a query of its own, so it comes last and takes the rest.
     before, _, catalog = parts.query.partition("catalog=")
     catalog = catalog if "://" in catalog else dict(parse_qsl("c=" + catalog)).get("c", "")
     if not catalog.startswith(("postgresql://", "postgres://")):
-        raise InvalidArgument("the url names no catalog", hint="s3://bucket/prefix?catalog=postgresql://…, as the last")
+        raise InvalidArgument("the url has no catalog", hint="end it with ?catalog=postgresql://…")
     given = dict(parse_qsl(before.rstrip("&")))
     schema = given.pop("schema", "coatcheck")
     connections = given.pop("connections", "16")
     sweep_after = given.pop("sweep_after", str(SWEEP_AFTER))
     unknown = [name for name in given if name not in _OPTIONS]
     if unknown:
-        raise InvalidArgument(f"unknown in the url: {', '.join(sorted(unknown))}",
-                              hint="one of schema, connections, sweep_after, " + ", ".join(_OPTIONS))  # fmt: skip
+        raise InvalidArgument(f"unknown parameters in the url: {', '.join(sorted(unknown))}",
+                              hint="use schema, connections, sweep_after, " + ", ".join(_OPTIONS))  # fmt: skip
     if not _SCHEMA.fullmatch(schema):
-        raise InvalidArgument("the schema has no plain name", hint="lower-case letters, digits and _")
+        raise InvalidArgument("the schema name is invalid", hint="use lower-case letters, digits and _")
     if not connections.isdecimal() or not 1 <= int(connections) <= 1000:
-        raise InvalidArgument("connections is no number from 1 to 1000")
+        raise InvalidArgument("connections must be a number from 1 to 1000")
     if not sweep_after.isdecimal():
-        raise InvalidArgument("sweep_after is no number of seconds")
+        raise InvalidArgument("sweep_after must be a whole number of seconds")
     return Place(
         parts.netloc,
         prefix,
@@ -94,7 +94,7 @@ def parse(url: str) -> Place:
 def open_fleet(
     place: Place, *, tenant: str = "", create: bool = True, patience: float = 30.0
 ) -> tuple[S3Blobs, PostgresCatalog, PostgresPassages]:
-    """The backend of a tenant (the store itself is the one without a name)."""
+    """Open the backend of a tenant. The store itself is the tenant with an empty name."""
     try:
         from obstore.store import S3Store
     except ImportError as error:

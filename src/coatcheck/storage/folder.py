@@ -1,4 +1,4 @@
-"""A store in a folder: `catalog.sqlite` and `journal` for what is small, `blobs/` for what is large, all under one
+"""A store in a folder: `catalog.sqlite` and `journal` for small content, `blobs/` for large blobs, all under one
 lock."""
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def open_folder_store(root: Path, disk: Disk) -> tuple[FileBlobs, SqliteCatalog]
         os.close(folder)
         raise
     try:
-        return FileBlobs(root, folder, disk), catalog
+        blobs = FileBlobs(root, folder, disk, is_read_only=catalog.is_read_only)
+        catalog.sync_copy = blobs.sync
+        return blobs, catalog
     except BaseException:
         catalog.close()
         raise

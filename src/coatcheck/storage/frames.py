@@ -1,7 +1,7 @@
 """Frames: a checksum and a line count for every 256 KiB of a blob.
 
-They let a range read touch one or two frames, notice bit rot in what it touched, and find a line by its number. A
-frame's record is 12 bytes: XXH3-64 of its bytes, then how many line feeds it has.
+A range read touches one or two frames, detects damage in them, and finds a line by its number. The record of a frame
+has 12 bytes: XXH3-64 of its bytes, then its number of line feeds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RECORD = struct.Struct("<QI")
 
 
 class Framed(NamedTuple):
-    """What is known of bytes that went through a `Framer`."""
+    """The result of a `Framer`."""
 
     digest: str
     size: int
@@ -30,10 +30,10 @@ class Framed(NamedTuple):
 
 
 class Framer:
-    """Takes bytes in pieces of any size; knows their digest, size and frames at the end."""
+    """Takes bytes in pieces of any size, and computes their digest, size and frames."""
 
     def __init__(self, digest: str | None = None) -> None:
-        """With a digest that is known already, nothing is hashed again."""
+        """If `digest` is given, it is not computed."""
         self._size = 0
         self._digest = digest
         self._sha = hashlib.sha256()
@@ -43,7 +43,7 @@ class Framer:
         self._room = FRAME
 
     def through(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """The same chunks, each taken in on its way."""
+        """Yield the same chunks, and add each to the result."""
         for chunk in chunks:
             self.update(chunk)
             yield chunk
@@ -75,7 +75,7 @@ class Framer:
 
 
 class FramedChunks(list[bytes]):
-    """Chunks whose frames are known: a blob store that sees this need not make them again."""
+    """Chunks whose frames are known, so that a blob store need not compute them again."""
 
     def __init__(self, chunks: Iterable[bytes], frames: bytes) -> None:
         super().__init__(chunks)
@@ -83,21 +83,21 @@ class FramedChunks(list[bytes]):
 
 
 def frames_of(data: bytes) -> bytes:
-    """The frames of bytes that are all here."""
+    """Return the frames of complete content."""
     framer = Framer("")
     framer.update(data)
     return framer.finish().frames
 
 
 def check_frame(frames: bytes, index: int, data: bytes | memoryview, what: str) -> None:
-    """Raise `Damaged` unless this is what the frame held when it was written."""
+    """Raise `Damaged` unless the data matches the frame's checksum."""
     at = index * _RECORD.size
     if at >= len(frames) or xxhash.xxh3_64_intdigest(data) != _RECORD.unpack_from(frames, at)[0]:
         raise Damaged(f"frame {index} of blob {what} does not match its checksum")
 
 
 def line_counts(frames: bytes) -> Sequence[int]:
-    """How many line feeds each frame has, in order. Every third word of them: a gigabyte has 4,096 frames."""
+    """Return the number of line feeds in each frame: every third word of the records. A gigabyte has 4,096 frames."""
     words = array("I", frames)
     if sys.byteorder == "big":
         words.byteswap()

@@ -1,6 +1,6 @@
-"""What one session of the store in memory holds: its refs in order, and looked up by digest and by name.
+"""The refs of one session of the in-memory store, in order, with lookups by digest and by name.
 
-The look-ups are made when they are first asked for, kept up as refs are added, and dropped whenever refs change."""
+The lookups are built on first use, updated when refs are added, and discarded when refs change."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Holdings:
         return [entry for entry in self.entries if not entry.gone]
 
     def of(self, prefix: str) -> list[Entry]:
-        """The refs whose artifact's id begins so."""
+        """Return the refs whose artifact id starts with `prefix`."""
         if len(prefix) < MIN_PREFIX:
             return [entry for entry in self.entries if entry.ref.artifact_id.startswith(prefix)]
         near = self._lookups.by_start.get(prefix[:MIN_PREFIX], ())
@@ -57,7 +57,7 @@ class Holdings:
         return self._lookups.by_name.get(name, [])
 
     def newest(self, before: int | None) -> Iterator[Entry]:
-        """The refs with a seq before that one, newest first."""
+        """Iterate over the refs with a seq lower than `before`, newest first."""
         end = len(self.entries) if before is None else bisect_left(self.entries, before, key=lambda entry: entry.seq)
         return (self.entries[at] for at in range(end - 1, -1, -1))
 
@@ -66,7 +66,7 @@ class Holdings:
 
     @property
     def used_bytes(self) -> int:
-        """Each live artifact once."""
+        """Total size of the live artifacts, each counted once."""
         return self._lookups.used_bytes
 
     def add(self, entry: Entry) -> None:

@@ -1,4 +1,4 @@
-"""The protocol of a full-text index, and what goes in and out of it."""
+"""The protocol of a full-text index, and its argument and result types."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 
 class Passage(NamedTuple):
-    """A part of an artifact: its first and last line, its place in the bytes, and its text."""
+    """A part of an artifact: its first and last line, its byte range, and its text."""
 
     first: int
     last: int
@@ -17,7 +17,7 @@ class Passage(NamedTuple):
 
 
 class Match(NamedTuple):
-    """Where a search struck: lower scores are better. Lines are 0 where it was a name, tool or summary."""
+    """A search result. Lower scores are better. Lines are 0 if a name, tool or summary matched."""
 
     digest: str
     first: int
@@ -28,14 +28,14 @@ class Match(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a session says of an artifact that it holds, and when its own time to live is over."""
+    """The labels that a session gives to an artifact, and the expiry of the session's refs to it."""
 
-    said: list[str]
+    labels: list[str]
     expires: float | None
 
 
 class Mark(NamedTuple):
-    """How far a session was followed: when it was made, and the newest of its refs that is indexed."""
+    """How far a session is indexed: when it was created, and its newest indexed ref."""
 
     created: float
     seq: int
@@ -43,40 +43,41 @@ class Mark(NamedTuple):
 
 
 class PassageIndex(Protocol):
-    """Full-text search: passages of text artifacts, and what sessions say of them. It is derived from the store, and
-    only proposes: whoever asks checks each match against the store. Every method is safe to call from many threads."""
+    """Full-text search in passages of text artifacts and in their labels. The index is derived from the store, and its
+    matches are only candidates: callers check each one against the store. All methods are safe to call from many
+    threads."""
 
     def followed(self, session_id: str) -> Mark | None:
-        """How far a session was followed; None where it never was."""
+        """Return how far a session is indexed, or None if it is not."""
         ...
 
     def missing(self, digests: Iterable[str]) -> list[str]:
-        """Those artifacts whose content is not indexed yet."""
+        """Return those artifacts whose content is not indexed yet."""
         ...
 
     def add(self, contents: Mapping[str, Iterable[Passage]]) -> None:
-        """Index the contents of artifacts, each of which may be no passages at all."""
+        """Index the contents of artifacts. An artifact may have no passages."""
         ...
 
-    def hold(self, session_id: str, holds: Mapping[str, Held], mark: Mark | None, *, anew: bool) -> None:
-        """Note what a session holds, by digest, and how far it was followed. With `anew` that is all that it holds,
-        else it is added to what is known."""
+    def hold(self, session_id: str, holds: Mapping[str, Held], mark: Mark | None, *, complete: bool) -> None:
+        """Record a session's artifacts, by digest, and how far the session is indexed. With `complete`, they replace
+        the known ones, otherwise they are added."""
         ...
 
     def count(self, sessions: Iterable[str], at: float) -> int:
-        """How many artifacts these sessions hold together that do not expire before this moment."""
+        """Return the number of distinct artifacts in these sessions that do not expire before this time."""
         ...
 
     def leave(self, session_id: str, digest: str | None = None) -> None:
-        """A session holds an artifact no more, or has ended."""
+        """Remove an artifact from a session, or the whole session."""
         ...
 
     def match(self, words: str, sessions: Iterable[str], limit: int) -> list[Match]:
-        """The best passages for these words in what the sessions hold, and in what they say of it."""
+        """Return the best passages and labels for these words among the artifacts of these sessions."""
         ...
 
     def keep(self, is_known: Callable[[str], bool]) -> int:
-        """Drop artifacts that the store does not know any more, and every trace of their words. How many there were."""
+        """Delete artifacts that the store no longer has, and all traces of their words. Returns their number."""
         ...
 
     def close(self) -> None: ...

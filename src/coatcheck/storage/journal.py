@@ -1,142 +1,192 @@
 """The journal: an append-only file through which puts reach the catalog.
 
-A put is acknowledged once its record is here (and synced, where durability asks for it): one write and one sync,
-however many pages of the database the row will touch. The database takes the records over in batches. The header says
-where the valid part ends: what a crash left behind that is not counted, and the next writer cuts it off.
+A put is acknowledged once its record is here (and synced, if durability requires it). This takes one write and one
+sync, however many database pages the row will touch. The database applies the records in batches. The header says where
+the valid part ends: bytes after it are left over from a crash, and the next writer truncates them.
+
+Header, marker and records each have a checksum. Damage affects only the records it hits: the head of a record is bound
+to its journal and its offset, so the next one can be found by searching, and content cannot be mistaken for a record.
+The marker says how far the journal is known to be synced. Damage before it is a loss. After it, an unwritten place is
+the result of a power cut during puts that were not acknowledged.
 
 The caller holds the store's lock for everything but `sync` and `grown`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
+import logging
 import os
 import secrets
 import struct
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import xxhash
 
-from coatcheck.errors import StoreUnavailable
+from coatcheck.errors import StoreUnavailable, UnsupportedFormat
 from coatcheck.storage.disk import Disk
+from coatcheck.storage.forks import Mutex
 
 NAME = "journal"
-_MAGIC = b"coatchk1"
-_HEADER = struct.Struct("<8s8sQQ")
-_END = struct.Struct("<Q")
-_RECORD = struct.Struct("<IQ")
-START = _HEADER.size
+_MAGIC = b"coatchk2"
+_OLD_MAGIC, _OLD_SIZE = b"coatchk1", 32  # without checksums; in a store that was closed, it is empty
+_HEADER = struct.Struct("<8s8sQQ")  # magic, journal id, end, whether the reserve is used up; then a checksum
+_MARKER = struct.Struct("<8sQ")  # journal id, how far it is synced; then a checksum
+_CHECKSUM = struct.Struct("<Q")
+_STATE_AT = 16  # where the variable part of the header begins: the end, the flag and the checksum
+_MARKER_AT = _HEADER.size + _CHECKSUM.size
+START = _MARKER_AT + _MARKER.size + _CHECKSUM.size
+_SYNC = b"\xc0\xa7\x1e\x9d"
+_RECORD = struct.Struct("<4sIQQ")  # sync word, length and checksum of the payload, checksum of the head
+_HEAD_KEY = struct.Struct("<8sQIQ")  # journal id, offset, length and checksum of the payload
+_SECTOR = 512
+_PIECE = 1024 * 1024
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOG: Final = logging.getLogger("coatcheck")
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place in one journal: what `sync` has to reach."""
+    """A position in one journal, up to which `sync` must reach."""
 
     journal_id: bytes
     end: int
 
 
 class Journal:
-    """The current journal file. Another process may replace it: `refresh` notices."""
+    """The current journal file. Another process may replace it; `refresh` detects that."""
 
     def __init__(self, folder: int, disk: Disk) -> None:
         self._folder = folder
         self._disk = disk
         self._file = -1
-        self._syncing = threading.Lock()
+        self._syncing = Mutex()
         self._synced = 0
+        self._marked = START  # how far it is certainly synced, according to the marker in the file
         self.journal_id = b""
         self.end = START
-        self.seen = 0  # how much of it the database has, as far as this process knows
+        self.seen = 0  # how much of it the database has applied, as far as this process knows
         self.strained = False
         self.is_unsound = False
 
     def grown(self) -> bool:
-        """Whether the journal is not just what was seen of it: longer, shorter, or another file."""
-        info = os.fstat(self._file)
+        """Return whether the journal differs from what was seen: longer, shorter, or another file."""
+        try:
+            info = os.fstat(self._file)
+        except OSError:
+            return True  # closed meanwhile: the caller's next call raises
         return info.st_size != self.seen or not info.st_nlink
 
     def is_synced(self) -> bool:
-        """Whether this process knows what was seen of the journal to be durable."""
+        """Return whether this process knows that the seen part of the journal is durable."""
         return self._synced >= self.seen
 
     def refresh(self) -> None:
-        """See the journal as it is now, and cut off what a crash left half-written."""
+        """Reread the journal's state, and truncate what a crash left half-written."""
         if self._file < 0 or not os.fstat(self._file).st_nlink:
             self._reopen()
         header = os.pread(self._file, START, 0)
-        if len(header) < START or header[:8] != _MAGIC:
+        if header[:8] == _OLD_MAGIC and len(header) == _OLD_SIZE:
+            self.replace()
+            return
+        marker = header[_MARKER_AT:]
+        journal_id, self._marked = _MARKER.unpack_from(marker) if _is_sealed(marker, _MARKER.size) else (b"", START)
+        if _is_sealed(header[:_MARKER_AT], _HEADER.size) and header[:8] == _MAGIC:
+            _, self.journal_id, self.end, strained = _HEADER.unpack_from(header)
+            self.strained = bool(strained)
+            if journal_id != self.journal_id:
+                self._marked = START
+        elif journal_id:
+            self._mend_header(journal_id)
+        elif header[:8] == _OLD_MAGIC:
+            raise UnsupportedFormat(
+                "the journal of the store has an older format and contains records",
+                hint="open the store with the version that wrote it, then close it",
+            )
+        else:
             raise StoreUnavailable(
                 "the journal of the store has no valid header",
-                hint="move the file 'journal' away: all is there but what was put last",
+                hint="move the file 'journal' away: everything but the last puts is in the catalog",
             )
-        _, self.journal_id, self.end, strained = _HEADER.unpack(header)
-        self.strained = bool(strained)
         if os.fstat(self._file).st_size > self.end:
             self._disk.truncate(self._file, self.end)
 
     def append(self, payload: bytes) -> Mark:
-        record = _RECORD.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
+        record = _record(self.journal_id, self.end, payload)
         try:
             self._disk.write_at(self._file, record, self.end)
         except OSError:
             self._disk.truncate(self._file, self.end)
             raise
         end = self.end + len(record)
-        self._disk.write_at(self._file, _END.pack(end), 16)
-        self.end = end  # last: a sync that begins now in another thread may count all of this as synced
+        self._write_state(end)
+        self.end = end  # last: a concurrent sync in another thread may count everything up to it as synced
         return Mark(self.journal_id, end)
 
     def strain(self, strained: bool) -> None:
-        """Tell all writers that the space kept in reserve is used up (or there again)."""
+        """Record for all writers whether the reserve is used up."""
         self.strained = strained
         if self._file >= 0:
-            self._disk.write_at(self._file, _END.pack(strained), 24)
+            self._write_state(self.end)
 
     def sync(self, mark: Mark) -> None:
-        """Return once the journal is durable up to the mark. One sync serves all threads that wait for one."""
-        with self._syncing:
-            if mark.journal_id != self.journal_id or self._synced >= mark.end:
-                return  # a journal is replaced only after the database has durably taken over all of it
-            if self.is_unsound:
-                raise OSError(errno.EIO, "an earlier sync of the journal failed")
-            end = self.end
-            try:
-                self._disk.sync_data(self._file)
-            except OSError:
-                # The system may have dropped what it could not write, and a second sync would not tell.
-                self.is_unsound = True
-                raise
-            self._synced = end
+        """Return once the journal is durable up to the mark. One sync serves all waiting threads."""
+        self._syncing.run(lambda: self._sync(mark))
 
-    def records(self, start: int) -> Iterator[tuple[int, bytes]]:
-        """Payloads from an offset on, each with the offset behind it. Ends at the first that a power cut has torn."""
-        at = max(start, START)
-        while at + _RECORD.size <= self.end:
-            head = os.pread(self._file, _RECORD.size, at)
-            if len(head) < _RECORD.size:
-                break
-            size, checksum = _RECORD.unpack(head)
-            if at + _RECORD.size + size > self.end:
-                break
-            payload = os.pread(self._file, size, at + _RECORD.size)
-            if len(payload) < size or xxhash.xxh3_64_intdigest(payload) != checksum:
-                break
-            at += _RECORD.size + size
-            yield at, payload
-        if at < self.end:
-            self._cut(at)
+    def _sync(self, mark: Mark) -> None:
+        if mark.journal_id != self.journal_id or self._synced >= mark.end:
+            return  # a journal is replaced only after the database has applied all of it durably
+        if self.is_unsound:
+            raise OSError(errno.EIO, "an earlier sync of the journal failed")
+        end = self.end
+        try:
+            self._disk.sync_data(self._file)
+        except OSError:
+            # The system may have dropped the data it could not write, and a second sync would not report that.
+            self.is_unsound = True
+            raise
+        self._synced = end
+        if self._disk.durable:
+            with contextlib.suppress(OSError):  # the marker only distinguishes damage from the result of a power cut
+                self._disk.write_at(self._file, _sealed(_MARKER.pack(mark.journal_id, end)), _MARKER_AT)
 
-    def replace(self) -> None:
-        """Start an empty journal in place of this one, whose records the database holds durably."""
-        spare = f"{NAME}.new"
+    def records(self, start: int) -> Iterator[tuple[int, bytes | None]]:
+        """Yield payloads from an offset, each with the offset after it; None for each damaged part.
+
+        Parts that were not written because of a power cut are skipped, and truncated at the end of the journal."""
+        for at, behind, payload in self._walk(max(start, START), self.end):
+            if payload is not None or not self._is_unwritten(at, behind):
+                yield behind, payload
+            elif behind >= self.end:
+                self._cut(at)
+
+    def keep_aside(self) -> str:
+        """Copy the journal to a separate file. Returns the file's name."""
+        name, spare = f"{NAME}.damaged-{self.journal_id.hex()}", f"{NAME}.copy"
         self._disk.remove(spare, self._folder)
         file = self._disk.create(spare, self._folder)
         try:
-            self._disk.write(file, _HEADER.pack(_MAGIC, secrets.token_bytes(8), START, self.strained))
+            for at in range(0, self.end, _PIECE):
+                self._disk.write(file, os.pread(self._file, min(_PIECE, self.end - at), at))
+            self._disk.sync(file, always=True)
+            self._disk.rename(spare, self._folder, name, self._folder)
+            self._disk.sync(self._folder, always=True)
+        finally:
+            os.close(file)
+        return name
+
+    def replace(self) -> None:
+        """Start an empty journal in place of this one, after the database has applied its records durably."""
+        spare, journal_id = f"{NAME}.new", secrets.token_bytes(8)
+        self._disk.remove(spare, self._folder)
+        file = self._disk.create(spare, self._folder)
+        try:
+            header = _sealed(_HEADER.pack(_MAGIC, journal_id, START, self.strained))
+            self._disk.write(file, header + _sealed(_MARKER.pack(journal_id, START)))
             self._disk.sync(file, always=True)
             self._disk.rename(spare, self._folder, NAME, self._folder)
             self._disk.sync(self._folder, always=True)
@@ -150,25 +200,108 @@ class Journal:
             os.close(self._file)
             self._file = -1
 
+    def _walk(self, start: int, end: int) -> Iterator[tuple[int, int, bytes | None]]:
+        """Yield the start, end and payload of each record; the payload is None for a part without a valid record."""
+        at = start
+        while at < end:
+            head = self._head_at(at, end)
+            if head is None:
+                behind, payload = self._next_head(at + 1, end), None
+            else:
+                size, checksum = head
+                behind = at + _RECORD.size + size
+                payload = os.pread(self._file, size, at + _RECORD.size)
+                if xxhash.xxh3_64_intdigest(payload) != checksum:
+                    payload = None
+            yield at, behind, payload
+            at = behind
+
+    def _head_at(self, at: int, end: int) -> tuple[int, int] | None:
+        """Return length and checksum of the payload if a record begins at this offset, else None."""
+        head = os.pread(self._file, _RECORD.size, at)
+        if len(head) < _RECORD.size or head[:4] != _SYNC:
+            return None
+        _, size, checksum, seal = _RECORD.unpack(head)
+        is_valid = seal == _seal(self.journal_id, at, size, checksum) and at + _RECORD.size + size <= end
+        return (size, checksum) if is_valid else None
+
+    def _next_head(self, at: int, end: int) -> int:
+        data = os.pread(self._file, end - at, at)
+        found = data.find(_SYNC)
+        while found >= 0:
+            if self._head_at(at + found, end) is not None:
+                return at + found
+            found = data.find(_SYNC, found + 1)
+        return end
+
+    def _is_unwritten(self, at: int, end: int) -> bool:
+        """Return whether this part looks like the result of a power cut: not known to be synced, and with a sector that
+        is missing or zero."""
+        if at < self._marked:
+            return False
+        data = os.pread(self._file, end - at, at)
+        edges = [at, *range(at - at % _SECTOR + _SECTOR, end, _SECTOR), end]
+        sectors = (data[one - at : other - at] for one, other in itertools.pairwise(edges))
+        return len(data) < end - at or not all(map(any, sectors))
+
+    def _mend_header(self, journal_id: bytes) -> None:
+        """Rewrite a damaged header, using the id in the marker and the records themselves."""
+        _LOG.warning("The header of the store's journal is damaged. It is rebuilt from the records.")
+        self.journal_id, self.strained = journal_id, True  # so that the reserve is checked and the flag corrected
+        end = size = os.fstat(self._file).st_size
+        for at, behind, payload in self._walk(START, size):
+            if payload is None and behind >= size and self._is_unwritten(at, behind):
+                end = at
+        self._write_state(end, whole=True)
+        self.end = end
+
+    def _write_state(self, end: int, *, whole: bool = False) -> None:
+        header = _sealed(_HEADER.pack(_MAGIC, self.journal_id, end, self.strained))
+        at = 0 if whole else _STATE_AT
+        self._disk.write_at(self._file, header[at:], at)
+
     def _cut(self, end: int) -> None:
         self.end = end
-        self._disk.write_at(self._file, _END.pack(end), 16)
+        self._write_state(end)
         self._disk.truncate(self._file, end)
 
     def _reopen(self) -> None:
         try:
             file = os.open(NAME, _OPEN, dir_fd=self._folder)
         except FileNotFoundError:
+            if NAME in os.listdir(self._folder):
+                raise  # the file exists: a new one would replace it
             self.journal_id = b""
             self.replace()
             return
-        with self._syncing:
-            self.seen = 0  # first: another journal may be just as long
-            if self._file < 0:
-                self._file = file
-            else:
-                os.dup2(file, self._file, inheritable=False)  # `grown` may be looking at it in another thread
-                os.close(file)
-            self._synced = START
-            self.journal_id = b""
-            self.is_unsound = False
+        self._syncing.run(lambda: self._take(file))
+
+    def _take(self, file: int) -> None:
+        # First: another journal may have the same length, and no part of it is known to be synced.
+        self.seen = 0
+        self._synced = START
+        self.journal_id = b""
+        self.is_unsound = False
+        if self._file < 0:
+            self._file = file
+        else:
+            os.dup2(file, self._file, inheritable=False)  # another thread may be using the descriptor in `grown`
+            os.close(file)
+
+
+def _record(journal_id: bytes, at: int, payload: bytes) -> bytes:
+    checksum = xxhash.xxh3_64_intdigest(payload)
+    seal = _seal(journal_id, at, len(payload), checksum)
+    return _RECORD.pack(_SYNC, len(payload), checksum, seal) + payload
+
+
+def _seal(journal_id: bytes, at: int, size: int, checksum: int) -> int:
+    return xxhash.xxh3_64_intdigest(_HEAD_KEY.pack(journal_id, at, size, checksum))
+
+
+def _sealed(data: bytes) -> bytes:
+    return data + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(data))
+
+
+def _is_sealed(data: bytes, size: int) -> bool:
+    return len(data) == size + _CHECKSUM.size and data == _sealed(data[:size])

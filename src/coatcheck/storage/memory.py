@@ -1,5 +1,5 @@
-"""The store in memory: dicts behind one lock. It is the reference that the conformance suites were written against, and
-what tests and throw-away runs use. Nothing survives the process.
+"""The in-memory store: dicts behind one lock. It is the reference for the conformance suites, and is used for tests and
+throw-away runs. Nothing survives the process.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 
-from coatcheck.errors import NotFound, QuotaExceeded, StoreClosed
+from coatcheck.errors import NotFound, QuotaExceeded, StoreClosed, StoreError
 from coatcheck.ids import MIN_PREFIX
 from coatcheck.refs import Blob
 from coatcheck.storage import (
     _NO_LIMITS,
     _NOTHING,
+    TRANSCRIPT,
     Claimant,
     Entry,
     Freed,
@@ -26,6 +27,7 @@ from coatcheck.storage import (
     Ranges,
     Record,
     SessionInfo,
+    SetAside,
     Totals,
     check_idle,
     fenced,
@@ -66,7 +68,7 @@ class MemoryBlobs:
     def read(self, blob: Blob, offset: int, length: int) -> bytes:
         copy = self._copies.get(blob.place)
         if copy is None:
-            raise NotFound(f"blob {blob.digest} is gone", hint="put the same content again")
+            raise NotFound(f"blob {blob.digest} is missing", hint="put the same content again")
         data, end = copy[1], min(offset + length, blob.size)
         for index in range(offset // FRAME, -(-end // FRAME)):
             check_frame(blob.frames, index, data[index * FRAME : (index + 1) * FRAME], blob.digest)
@@ -96,6 +98,9 @@ class MemoryBlobs:
     def leftovers(self, *, remove: bool) -> int:
         return 0
 
+    def foreign(self) -> Iterator[str]:
+        return iter(())
+
     def uri(self, blob: Blob) -> str:
         return f"memory:{blob.digest}"
 
@@ -123,7 +128,7 @@ class _StagedBytes:
 
 
 class MemoryCatalog:
-    """Sessions and refs in dicts. Content stays with the blobs, so every blob takes the same way."""
+    """Sessions and refs in dicts. All content is kept in the blob store, so every blob is handled the same way."""
 
     inline_limit = -1
     is_far = False
@@ -132,6 +137,7 @@ class MemoryCatalog:
         self._lock = threading.RLock()
         self._sessions: dict[str, Holdings] = {}
         self._blobs: dict[str, Blob] = {}
+        self._aside: dict[str, SetAside] = {}
         self._fence = 0
         self._cold = -inf
         self._secret = secrets.token_bytes(16)
@@ -140,7 +146,7 @@ class MemoryCatalog:
     def session(self, session_id: str) -> SessionInfo | None:
         with self._open():
             held = self._sessions.get(session_id)
-            return self._told(held) if held else None
+            return self._info(held) if held else None
 
     def open_session(self, info: SessionInfo) -> None:
         with self._open():
@@ -163,7 +169,7 @@ class MemoryCatalog:
                 self._revive(digest)
             of_digest = held.of(digest)
             live = [e for e in of_digest if not e.gone]
-            if live and live[-1].ref.pinned:  # a pin is on the artifact: it covers refs that come later
+            if live and live[-1].ref.pinned:  # a pin belongs to the artifact: it covers later refs
                 entry = replace(entry, ref=replace(entry.ref, pinned=True))
             if live and self._same(held, live[-1], entry):
                 return True
@@ -201,10 +207,22 @@ class MemoryCatalog:
                 found = held.named(name)[::-1][:limit]
             else:
                 found = list(islice(held.newest(before), limit))
-            told = self._told(held)
+            info = self._info(held)
             return [
-                replace(entry, blob=self._blobs.get(entry.ref.artifact_id, entry.blob), session=told) for entry in found
+                replace(entry, blob=self._blobs.get(entry.ref.artifact_id, entry.blob), session=info) for entry in found
             ]
+
+    def lent(self, session_id: str, *, prefix: str | None = None, content: bool = False) -> list[Entry]:
+        with self._open():
+            found = [
+                replace(entry, blob=self._blobs.get(entry.ref.artifact_id, entry.blob), session=self._info(held))
+                for held in self._sessions.values()
+                if held.info.session_id.startswith(TRANSCRIPT)
+                for entry in (held.entries if prefix is None else held.of(prefix))
+                if entry.ref.granted_by == session_id and not entry.gone
+            ]
+            found.sort(key=lambda entry: (entry.ref.created, entry.seq), reverse=True)
+            return found if prefix is None else newest_of_each(found)
 
     def near(self, sessions: Iterable[str], digests: Iterable[str], *, settled: bool = True) -> set[str]:
         with self._open():
@@ -328,17 +346,40 @@ class MemoryCatalog:
                 )
             return len(hits)
 
-    def remove(self, session_id: str, digest: str | None = None, *, end: bool = False) -> Freed:
+    def remove(
+        self, session_id: str, digest: str | None = None, *, name: str | None = None, end: bool = False
+    ) -> Freed:
         with self._open():
             held = self._sessions.get(session_id)
+            if name is None or held is None:
+                self._stop_lending(session_id, digest)
             if held is None:
                 return Freed()
             going = held.entries if digest is None else held.of(digest)
-            held.replace([] if digest is None else [e for e in held.entries if e.ref.artifact_id != digest])
-            held.shown = {} if digest is None else {d: r for d, r in held.shown.items() if d != digest}
+            if name is not None:
+                going = [e for e in going if e.ref.name == name]
+            removed = {e.seq for e in going}
+            held.replace([e for e in held.entries if e.seq not in removed])
+            kept = {e.ref.artifact_id for e in held.entries}
+            held.shown = {d: r for d, r in held.shown.items() if d in kept}
+            if name is not None and digest not in kept:
+                self._stop_lending(session_id, digest)
             if end:
                 del self._sessions[session_id]
             return self._freed(sum(not e.gone for e in going))
+
+    def _stop_lending(self, session_id: str, digest: str | None) -> None:
+        for held in self._sessions.values():
+            if held.info.session_id.startswith(TRANSCRIPT):
+                lent = {
+                    e.seq
+                    for e in (held.entries if digest is None else held.of(digest))
+                    if e.ref.granted_by == session_id
+                }
+                if lent:
+                    held.replace(
+                        [replace(e, ref=replace(e.ref, granted_by=None)) if e.seq in lent else e for e in held.entries]
+                    )
 
     def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
         with self._open():
@@ -362,6 +403,7 @@ class MemoryCatalog:
                     held.replace(held.live())
                     if not held.entries and not held.records:
                         del self._sessions[held.info.session_id]
+            self._aside = {d: one for d, one in self._aside.items() if one.until > at and self._tombstones(d)}
             return freed
 
     def relocate(self, old: Blob, new: Blob) -> bool:
@@ -372,11 +414,12 @@ class MemoryCatalog:
             self._blobs[old.digest] = new
             return True
 
-    def lose(self, blob: Blob) -> int:
+    def lose(self, blob: Blob, *, until: float = 0.0) -> int:
         with self._open():
             known = self._blobs.get(blob.digest)
             if known is None or known.place != blob.place:
                 return 0
+            self._aside[blob.digest] = SetAside(blob, until)
             return sum(
                 self._bury(held, [e for e in held.live() if e.ref.artifact_id == blob.digest], "damaged").refs
                 for held in self._sessions.values()
@@ -384,11 +427,29 @@ class MemoryCatalog:
 
     def sessions(self) -> Iterator[SessionInfo]:
         with self._open():
-            return iter([self._told(held) for held in self._sessions.values()])
+            return iter([self._info(held) for held in self._sessions.values()])
 
-    def blobs(self) -> Iterator[tuple[Blob, bytes | None]]:
+    def aside(self, digests: Iterable[str] | None = None) -> list[SetAside]:
         with self._open():
-            return iter([(blob, None) for blob in self._blobs.values()])
+            wanted = self._aside if digests is None else self._aside.keys() & set(digests)
+            return [replace(self._aside[digest], refs=self._tombstones(digest)) for digest in wanted]
+
+    def restore(self, blob: Blob) -> int:
+        with self._open():
+            if blob.digest in self._blobs or not self._tombstones(blob.digest):
+                return 0
+            self._blobs[blob.digest] = blob
+            self._revive(blob.digest)
+            self._aside.pop(blob.digest, None)
+            return sum(len(held.of(blob.digest)) for held in self._sessions.values())
+
+    def _tombstones(self, digest: str) -> int:
+        return sum(e.gone == "damaged" for held in self._sessions.values() for e in held.of(digest))
+
+    def blobs(self, digest: str | None = None) -> Iterator[tuple[Blob, bytes | StoreError | None]]:
+        with self._open():
+            every = self._blobs.values() if digest is None else filter(None, [self._blobs.get(digest)])
+            return iter([(blob, None) for blob in every])
 
     def cold(self, before: float) -> Iterator[Blob]:
         with self._open():
@@ -396,7 +457,7 @@ class MemoryCatalog:
         yield from cold
         self._cold = max(self._cold, before)
 
-    def check(self, *, repair: bool) -> list[str]:
+    def check(self, *, repair: bool, until: float = 0.0) -> list[str]:
         return []
 
     def totals(self) -> Totals:
@@ -427,11 +488,11 @@ class MemoryCatalog:
                 raise StoreClosed("the store is closed")
             yield
 
-    def _told(self, held: Holdings) -> SessionInfo:
+    def _info(self, held: Holdings) -> SessionInfo:
         return replace(held.info, used_bytes=held.used_bytes)
 
     def _used(self, info: SessionInfo, now: float, grace: float) -> Holdings:
-        """The session, which is being used now."""
+        """Return the session, created if it is new, and mark it as used now."""
         held = self._sessions.setdefault(info.session_id, Holdings(replace(info, created=now, used=now, used_bytes=0)))
         if held.info.ttl is not None and held.info.used + held.info.ttl + grace <= now:
             self._bury(held, [e for e in held.live() if not e.ref.pinned])

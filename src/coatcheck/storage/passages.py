@@ -1,8 +1,9 @@
-"""The full-text index: passages of text artifacts, and what sessions say about them, in SQLite's FTS5.
+"""The full-text index: passages of text artifacts, and the labels that sessions give them, in SQLite's FTS5.
 
-It is derived from the store and nothing else depends on it: made on the first search, filled off the put path, and
-thrown away and made again where it is damaged. It notes what each session holds and how far it has followed it, so that
-a search costs what is new and what is found, not what is there. Whoever asks checks each match against the store.
+It is derived from the store and nothing else depends on it: it is created on the first search, filled outside of puts,
+and rebuilt if it is damaged. It records the artifacts of each session and how far the session is indexed, so that the
+cost of a search depends on what is new and what is found, not on the size of the store. Callers check each match
+against the store.
 """
 
 from __future__ import annotations
@@ -11,29 +12,28 @@ import contextlib
 import os
 import re
 import sqlite3
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coatcheck.errors import StoreUnavailable
+from coatcheck.errors import CoatcheckError, StoreError, StoreUnavailable, storage_error, storage_errors
 from coatcheck.storage import Held, Mark, Match, Passage
-from coatcheck.storage.forks import watch
+from coatcheck.storage.forks import Mutex, watch
 
 NAME = "search.sqlite"
 _VERSION = 3
 _POSTINGS = 1_000
-"""So many occurrences of its words a search ranks: where there are more, the words that tell least are left out."""
+"""Maximum number of occurrences that a search ranks; if there are more, the most frequent words are ignored."""
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORD = re.compile(r"\w+")
-_SAYS_NOTHING = (
+_STOP_WORDS = (
     "a about after all also an and any are as at be been before between but by can could did do does "
     "during each explain for from get give given had has have he how i if in inside into is it its just "
     "like may me might more my no not of on one only or other our out over purpose s she should show so "
     "some such t tell than that the their them then there these they this those through to under up use "
     "used using was we were what when where which while who why will with within would you your "
 )
-_COMMON = frozenset(_SAYS_NOTHING.split())
+_COMMON = frozenset(_STOP_WORDS.split())
 _TABLES = (
     """CREATE TABLE passage (passage_key INTEGER PRIMARY KEY, digest TEXT NOT NULL, session TEXT NOT NULL,
         first INTEGER, last INTEGER, start INTEGER, end INTEGER)""",
@@ -55,39 +55,45 @@ _FOUND = """SELECT p.digest, p.first, p.last, p.start, p.end, bm25(words) AS sco
     WHERE words MATCH ? AND p.session IN ('', {sessions})"""
 _HELD = "EXISTS (SELECT 1 FROM held h WHERE h.session IN ({sessions}) AND h.digest = {digest})"
 _BEST = "ORDER BY score, digest, first LIMIT ?"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_NONSENSE = (TypeError, ValueError, AttributeError)  # errors that rows of a damaged index lead to
+_TROUBLE = tuple(
+    f"SQLITE_{name}"
+    for name in ("BUSY", "LOCKED", "FULL", "IOERR", "CANTOPEN", "READONLY", "PERM", "AUTH", "NOMEM", "INTERRUPT")
+)
 APART = " \n"
 _T = TypeVar("_T")
 
 
 class Passages:
-    """The index of one store; in memory where it has no path."""
+    """The index of one store, in memory if `path` is None."""
 
     rank = 1
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._lock = threading.Lock()
         self._db: sqlite3.Connection | None = None
+        self._lock = Mutex(self._roll_back)
         watch(self)
 
     def followed(self, session_id: str) -> Mark | None:
-        """How far a session was followed; None where it never was."""
+        """Return how far a session is indexed, or None if it is not."""
 
         def look(db: sqlite3.Connection) -> Mark | None:
             row = _one(db, "SELECT created, seq, digest FROM followed WHERE session = ?", session_id)
-            return None if row is None else Mark(*row)
+            return None if row is None else Mark(*_checked(row, (float, int), int, str))
 
         return self._run(look)
 
     def missing(self, digests: Iterable[str]) -> list[str]:
-        """Those artifacts whose content is not indexed yet."""
+        """Return those artifacts whose content is not indexed yet."""
         wanted = list(digests)
         return self._run(
             lambda db: [d for d in wanted if _one(db, "SELECT 1 FROM indexed WHERE digest = ?", d) is None]
         )
 
     def add(self, contents: Mapping[str, Iterable[Passage]]) -> None:
-        """Index the contents of artifacts, each of which may be no passages at all."""
+        """Index the contents of artifacts. An artifact may have no passages."""
 
         def insert(db: sqlite3.Connection) -> None:
             for digest, rows in contents.items():
@@ -98,21 +104,21 @@ class Passages:
 
         self._run(insert)
 
-    def hold(self, session_id: str, holds: Mapping[str, Held], mark: Mark | None, *, anew: bool) -> None:
-        """Note what a session holds, by digest, and how far it was followed. With `anew` that is all that it holds,
-        else it is added to what is known."""
+    def hold(self, session_id: str, holds: Mapping[str, Held], mark: Mark | None, *, complete: bool) -> None:
+        """Record a session's artifacts, by digest, and how far the session is indexed. With `complete`, they replace
+        the known ones, otherwise they are added."""
 
         def note(db: sqlite3.Connection) -> None:
-            if anew:
+            if complete:
                 for (digest,) in db.execute("SELECT digest FROM held WHERE session = ?", (session_id,)).fetchall():
                     if digest not in holds:
                         _leave(db, session_id, digest)
             for digest, held in holds.items():
                 row = _one(db, "SELECT label, expires FROM held WHERE session = ? AND digest = ?", session_id, digest)
                 known, ends = (None, None) if row is None else row
-                before = [] if anew or not known else known.split(APART)
-                text = APART.join(dict.fromkeys([*before, *held.said]))
-                both = (held.expires,) if anew or row is None else (held.expires, ends)
+                before = [] if complete or not known else known.split(APART)
+                text = APART.join(dict.fromkeys([*before, *held.labels]))
+                both = (held.expires,) if complete or row is None else (held.expires, ends)
                 ends = None if None in both else max(both)
                 db.execute(
                     "INSERT INTO held VALUES (?, ?, ?, ?)"
@@ -131,7 +137,7 @@ class Passages:
         self._run(note)
 
     def count(self, sessions: Iterable[str], at: float) -> int:
-        """How many artifacts these sessions hold together that do not expire before this moment."""
+        """Return the number of distinct artifacts in these sessions that do not expire before this time."""
         wanted = list(sessions)
         marks = ", ".join("?" * len(wanted))
         distinct = f"SELECT count(DISTINCT digest) FROM held WHERE session IN ({marks}) AND coalesce(expires, ?) >= ?"
@@ -146,7 +152,7 @@ class Passages:
         return self._run(look)
 
     def leave(self, session_id: str, digest: str | None = None) -> None:
-        """A session holds an artifact no more, or has ended."""
+        """Remove an artifact from a session, or the whole session."""
 
         def drop(db: sqlite3.Connection) -> None:
             if digest is not None:
@@ -156,43 +162,45 @@ class Passages:
                 _leave(db, session_id, each)
             db.execute("DELETE FROM followed WHERE session = ?", (session_id,))
 
-        if self._db is None and (self._path is None or not self._path.exists()):
-            return
         try:
-            self._run(drop)
-        except StoreUnavailable:  # no space, or worse: forgetting does not fail for it
-            with self._lock:
-                self._discard()
+            if self._exists():
+                self._run(drop)
+        except StoreError:  # for example no space left: forgetting must not fail because of the index
+            self._lock.run(self._discard)
 
     def match(self, words: str, sessions: Iterable[str], limit: int) -> list[Match]:
-        """The best passages for these words in what the sessions hold, and in what they say of it.
+        """Return the best passages and labels for these words among the artifacts of these sessions.
 
-        Where the words occur very often, the rarest of them decide, and of a single such word the newest places."""
+        If the words are very frequent, only the rarest are used; for a single frequent word, only its newest matches
+        are ranked."""
         terms = terms_of(words)
         scope = list(sessions)
         marks = ", ".join("?" * len(scope))
         found = _FOUND.format(sessions=marks)
 
         def ask(db: sqlite3.Connection) -> list[Match]:
-            telling, is_bounded = _telling(db, list(dict.fromkeys(terms))[:64])
-            query = " OR ".join(telling)
+            selective, is_bounded = _selective(db, list(dict.fromkeys(terms))[:64])
+            query = " OR ".join(selective)
             if not query:
                 return []
-            if is_bounded:  # all can be ranked, and whose they are be asked of the best alone
+            if is_bounded:  # rank all matches first, and check only the best for a session
                 held = _HELD.format(sessions=marks, digest="digest")
                 sql = f"SELECT * FROM ({found} ORDER BY score, p.digest, p.first) WHERE {held} {_BEST}"
-                return [Match(*row) for row in db.execute(sql, (query, *scope, *scope, limit))]
+                return [_match(row) for row in db.execute(sql, (query, *scope, *scope, limit))]
             held = _HELD.format(sessions=marks, digest="p.digest")
             sql = f"SELECT * FROM ({found} AND {held} ORDER BY words.rowid DESC LIMIT ?) {_BEST}"
-            return [Match(*row) for row in db.execute(sql, (query, *scope, *scope, max(limit, _POSTINGS), limit))]
+            return [_match(row) for row in db.execute(sql, (query, *scope, *scope, max(limit, _POSTINGS), limit))]
 
         return self._run(ask)
 
     def keep(self, is_known: Callable[[str], bool]) -> int:
-        """Drop artifacts that the store does not know any more, and every trace of their words. How many there were."""
+        """Delete artifacts that the store no longer has, and all traces of their words. Returns their number."""
 
         def drop(db: sqlite3.Connection) -> int:
-            digests = [d for (d,) in db.execute("SELECT digest FROM indexed UNION SELECT digest FROM held")]
+            rows = db.execute("SELECT digest FROM indexed UNION SELECT digest FROM held")
+            digests = [_checked(row, str)[0] for row in rows]
+            if not all(map(_DIGEST.fullmatch, digests)):
+                raise ValueError("the search index contains an invalid digest")
             gone = [digest for digest in digests if not is_known(digest)]
             for digest in gone:
                 _delete(db, "digest = ?", digest)
@@ -202,24 +210,28 @@ class Passages:
                 db.execute("INSERT INTO words (words) VALUES ('rebuild')")
             return len(gone)
 
-        if self._db is None and (self._path is None or not self._path.exists()):
-            return 0
         try:
-            count = self._run(drop)
+            count = self._run(drop) if self._exists() else 0
             if count:
-                with self._lock:
-                    self._opened().execute("VACUUM")
-        except (StoreUnavailable, sqlite3.Error):  # no space, or worse: what is thrown away leaves no trace either
-            with self._lock:
-                self._discard()
+                self._lock.run(lambda: self._opened().execute("VACUUM"))
+        except (StoreError, sqlite3.Error):  # for example no space left: a discarded index leaves no traces either
+            self._lock.run(self._discard)
             return 0
         return count
 
     def close(self) -> None:
-        with self._lock:
-            if self._db is not None:
-                self._db.close()
-                self._db = None
+        self._lock.run(self._close)
+
+    def _close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def _roll_back(self) -> None:
+        """Roll back a transaction that an error or an interrupt left open: it would block other processes."""
+        with contextlib.suppress(sqlite3.Error):
+            if self._db is not None and self._db.in_transaction:
+                self._db.execute("ROLLBACK")
 
     def pause(self) -> None:
         self._lock.acquire()
@@ -229,32 +241,45 @@ class Passages:
 
     def renew(self) -> None:
         if self._path is not None:
-            _inherited.append(self._db)  # the parent's, and not to be closed here
+            _inherited.append(self._db)  # it belongs to the parent, and must not be closed here
             self._db = None
         self._lock.release()
 
     def _run(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
-        """One transaction; an index that is damaged is made anew, since all of it can be."""
-        with self._lock:
-            for attempt in (1, 2):
-                try:
-                    db = self._opened()
-                    db.execute("BEGIN IMMEDIATE")
-                    try:
-                        answer = change(db)
-                    except BaseException:
-                        db.execute("ROLLBACK")
-                        raise
-                    db.execute("COMMIT")
-                    return answer
-                except sqlite3.Error as error:
-                    damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(
-                        error, sqlite3.OperationalError
-                    )
-                    if attempt == 2 or not damaged:
-                        raise StoreUnavailable(f"the search index failed: {error}", hint="try again") from error
-                    self._discard()
-            raise AssertionError("unreachable")
+        """Run `change` in one transaction. A damaged index is discarded and created again."""
+
+        def attempt() -> _T:
+            db = self._opened()
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                answer = change(db)
+                db.execute("COMMIT")
+            except BaseException:
+                self._roll_back()
+                raise
+            return answer
+
+        def run() -> _T:
+            try:
+                return attempt()
+            except CoatcheckError:
+                raise
+            except (sqlite3.Error, *_NONSENSE) as error:
+                if _is_trouble(error):
+                    raise
+            self._discard()
+            return attempt()
+
+        try:
+            return self._lock.run(run)
+        except CoatcheckError:
+            raise
+        except OSError as error:
+            raise storage_error(error, "opening the search index") from error
+        except (sqlite3.Error, *_NONSENSE) as error:
+            raise StoreUnavailable(
+                f"the search index failed: {error}", hint=f"try again, or remove the file {NAME!r} of the store"
+            ) from error
 
     def _opened(self) -> sqlite3.Connection:
         if self._db is None:
@@ -264,13 +289,18 @@ class Passages:
                         os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
                     )
                 if self._path.is_symlink():
-                    raise StoreUnavailable(f"{NAME!r} is a symbolic link", hint="a store follows no links")
+                    raise StoreUnavailable(f"{NAME!r} is a symbolic link", hint="a store must not contain links")
             db = sqlite3.connect(self._path or ":memory:", timeout=30, isolation_level=None, check_same_thread=False)
-            db.execute("PRAGMA synchronous = OFF")
-            db.execute("PRAGMA secure_delete = ON")
-            db.execute("PRAGMA trusted_schema = OFF")
-            self._make(db)
-            self._db = db
+            try:
+                db.execute("PRAGMA synchronous = OFF")
+                db.execute("PRAGMA secure_delete = ON")
+                db.execute("PRAGMA trusted_schema = OFF")
+                self._make(db)
+                self._db = db
+            except BaseException:
+                self._db = None
+                db.close()  # otherwise a traceback would keep its transaction open
+                raise
         return self._db
 
     def _make(self, db: sqlite3.Connection) -> None:
@@ -283,25 +313,31 @@ class Passages:
             db.execute(f"PRAGMA user_version = {_VERSION}")
         db.execute("COMMIT")
 
+    def _exists(self) -> bool:
+        """Whether the index was made."""
+        with storage_errors("opening the search index"):
+            return self._db is not None or (self._path is not None and self._path.exists())
+
     def _discard(self) -> None:
         if self._db is not None:
             self._db.close()
             self._db = None
         if self._path is not None:
-            self._path.unlink(missing_ok=True)
+            with storage_errors("removing the search index"):
+                self._path.unlink(missing_ok=True)
 
 
 _inherited: list[object] = []
 
 
 def terms_of(words: str) -> list[str]:
-    """The words that a search is for: those that say nothing count only where there are no others."""
+    """Return the words to search for. Stop words are dropped, unless there are no other words."""
     found = _WORD.findall(spread(words))
     return [word for word in found if word.lower() not in _COMMON] or found
 
 
 def spread(text: str) -> str:
-    """Words inside identifiers apart: `parseHTTPHeader` as `parse HTTP Header`."""
+    """Separate the words inside identifiers: `parseHTTPHeader` becomes `parse HTTP Header`."""
     return _HUMP.sub(" ", text.encode("utf-8", "replace").decode().replace("_", " "))
 
 
@@ -324,9 +360,9 @@ def _leave(db: sqlite3.Connection, session_id: str, digest: str) -> None:
     _delete(db, "digest = ? AND session = ?", digest, session_id)
 
 
-def _telling(db: sqlite3.Connection, terms: list[str]) -> tuple[list[str], bool]:
-    """The words that occur, as the index takes them, the rarest first and as many as can be ranked, at least one; and
-    whether all that they occur in can be."""
+def _selective(db: sqlite3.Connection, terms: list[str]) -> tuple[list[str], bool]:
+    """Return the quoted terms that occur in the index, rarest first and at least one, as long as their occurrences can
+    be ranked; and whether all occurrences of the returned terms can be."""
     counts = []
     for term in terms:
         quoted = f'"{term}"'
@@ -344,6 +380,22 @@ def _telling(db: sqlite3.Connection, terms: list[str]) -> tuple[list[str], bool]
             break
         kept.append(quoted)
     return kept, sum(count for count, _ in counts[: len(kept)]) <= _POSTINGS
+
+
+def _is_trouble(error: Exception) -> bool:
+    """Return whether the index is temporarily unusable (busy, no space, unreadable), as opposed to damaged."""
+    return (getattr(error, "sqlite_errorname", None) or "").startswith(_TROUBLE)
+
+
+def _match(row: tuple[Any, ...]) -> Match:
+    return Match(*_checked(row, str, int, int, int, int, float))
+
+
+def _checked(row: tuple[Any, ...], *kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
+    """Return the row if its values have these types. In a damaged index they may not."""
+    if not all(map(isinstance, row, kinds)):
+        raise ValueError("the search index has a value of a wrong type")
+    return row
 
 
 def _one(db: sqlite3.Connection, sql: str, *values: str) -> tuple[Any, ...] | None:

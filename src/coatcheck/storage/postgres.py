@@ -1,7 +1,7 @@
-"""Connections to PostgreSQL: a pool of them per process, tried again within a deadline, and the leases of uploads.
+"""Connections to PostgreSQL: one pool per process, retries within a deadline, and the leases of uploads.
 
-Every statement names its tenant, and so does every connection (`coatcheck.tenant`): where the role is subject to
-row-level security, the database holds tenants apart even if a statement of ours were wrong.
+Every statement names its tenant, and so does every connection (`coatcheck.tenant`). If the role is subject to
+row-level security, the database separates tenants even if one of our statements is wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from coatcheck.errors import CoatcheckError, StoreClosed, StoreFull, StoreUnavai
 from coatcheck.ids import digest_of
 from coatcheck.storage.watch import Watch
 
-PATIENCE: Final = 30.0  # seconds that a call tries before it says that the database is unavailable
+PATIENCE: Final = 30.0  # seconds that a call retries before it reports the database as unavailable
 _SHORTEST, _LONGEST = 0.02, 2.0
 _FULL: Final = (errors.DiskFull, errors.OutOfMemory)
 _AGAIN: Final = (
@@ -47,14 +47,14 @@ Db = Connection[tuple[Any, ...]]
 
 
 class Connections:
-    """A pool that opens on first use, and anew in a child process."""
+    """A pool that opens on first use, and again in a child process."""
 
     def __init__(
         self, conninfo: str, *, schema: str, tenant: str = "", size: int = 16, patience: float = PATIENCE
     ) -> None:
         self._conninfo = conninfo
         self.schema = schema
-        self.tenant = digest_of(tenant.encode()) if tenant else ""  # a name may hold anything
+        self.tenant = digest_of(tenant.encode()) if tenant else ""  # a name may contain any character
         self._size = size
         self.patience = patience
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class Connections:
 
     @property
     def address(self) -> str:
-        """Where the database is, without who goes there."""
+        """Address of the database, without user and password."""
         about = conninfo_to_dict(self._conninfo)
         host = about.get("host") or about.get("hostaddr") or os.environ.get("PGHOST") or "localhost"
         port = about.get("port") or os.environ.get("PGPORT")
@@ -72,9 +72,9 @@ class Connections:
         return f"postgresql://{'' if str(host).startswith('/') else host}{f':{port}' if port else ''}/{name}"
 
     def run(self, change: Callable[[Db], _T], doing: str, *, slow: bool = False, whole: bool = False) -> _T:
-        """One transaction, tried again where that may help. `change` may run more than once: what it does must be
-        right when the first time succeeded and only its answer was lost. What is `slow` may take as long as it takes;
-        else a database that does not answer in time is given up. What reads `whole` tables is slow."""
+        """Run `change` in one transaction and retry it if that may help. `change` may run more than once: it must be
+        correct even if the first run succeeded and only its answer was lost. A `slow` change has no time limit;
+        otherwise a database that does not answer in time is given up. Use `whole` to read whole tables; it is slow."""
 
         def all_of_it(db: Db) -> _T:
             with db.transaction():
@@ -85,7 +85,7 @@ class Connections:
         return self._tried(all_of_it, doing, slow=slow or whole)
 
     def once(self, change: Callable[[Db], _T], doing: str) -> _T:
-        """Like `run`, for a change that is a single statement and so a transaction by itself."""
+        """Like `run`, for a change that is a single statement and therefore its own transaction."""
         return self._tried(change, doing)
 
     def ask(
@@ -95,16 +95,16 @@ class Connections:
         *,
         doing: str = "reading the catalog",
     ) -> list[Any]:
-        """The rows of one statement, which is a transaction of its own."""
+        """Return the rows of one statement, run as its own transaction."""
         return self._tried(lambda db: db.execute(sql, values, binary=True).fetchall(), doing)
 
     def connect(self) -> Db:
-        """A connection beside the pool, for who must keep it."""
+        """Open a connection outside the pool, for callers that keep it."""
         settings: dict[str, Any] = self._options()
         return psycopg.connect(self._conninfo, autocommit=True, connect_timeout=10, **settings)
 
     def alone(self, change: Callable[[Db], _T], doing: str) -> _T:
-        """On a connection by itself, which is closed after: what it holds goes with it. It may take long."""
+        """Run `change` on its own connection and close that afterwards, which frees its locks. It may take long."""
         return self._tried(change, doing, own=True)
 
     @contextmanager
@@ -121,7 +121,7 @@ class Connections:
                     with _watch.over(db, until):
                         yield db
             except errors.ReadOnlySqlTransaction:
-                db.close()  # of a server that is no primary any more: the next connection finds the one that is
+                db.close()  # the server is no longer the primary: the next connection finds the new one
                 raise
 
     def _tried(self, call: Callable[[Db], _T], doing: str, *, own: bool = False, slow: bool = False) -> _T:
@@ -151,7 +151,7 @@ class Connections:
             with self._lock:
                 if self._pool is None or self._owner != os.getpid():
                     if self._pool is not None:
-                        _inherited.append(self._pool)  # the parent's: its sockets are not ours to close
+                        _inherited.append(self._pool)  # the parent's pool: its sockets are not ours to close
                     self._pool = ConnectionPool(
                         self._conninfo,
                         kwargs={"autocommit": True, "connect_timeout": 10, **self._options()},
@@ -167,11 +167,11 @@ class Connections:
         return pool
 
     def _options(self) -> dict[str, str]:
-        # Whatever is asked for on behalf of a caller has an index. One session with most of the refs makes the planner
-        # think that every session has as many, and that reading all, or compiling, would pay.
+        # Every query on behalf of a caller has an index. If one session has most of the refs, the planner assumes that
+        # every session has as many, and prefers sequential scans and JIT compilation.
         settings = f"-c search_path={self.schema} -c coatcheck.tenant={self.tenant} -c jit=off -c enable_seqscan=off"
         named = conninfo_to_dict(self._conninfo)
-        # A machine that is gone does not say so: the network is asked for it.
+        # A dead machine sends nothing: only a network timeout detects it.
         network = {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3",
                    "tcp_user_timeout": str(int(self.patience * 1000))}  # fmt: skip
         ours = {name: value for name, value in network.items() if name not in named}
@@ -184,8 +184,8 @@ class Connections:
 
 
 class DatabaseLeases:
-    """Leases as advisory locks. All that a process holds is on one connection, and ends with it; a second one tries for
-    those of others, since a connection never stands in its own way."""
+    """Leases as advisory locks. One connection has all leases of this process, and they end with it. A second one tries
+    for the leases of others, because advisory locks never conflict within one connection."""
 
     def __init__(self, connections: Connections) -> None:
         self._holding = _Kept(connections)
@@ -197,7 +197,7 @@ class DatabaseLeases:
         try:
             yield
         finally:
-            with contextlib.suppress(StoreUnavailable):  # a connection that broke has let go of it
+            with contextlib.suppress(StoreUnavailable):  # a broken connection has already released it
                 self._holding.run("SELECT pg_advisory_unlock(%s)", place, "ending a lease")
 
     @contextmanager
@@ -216,7 +216,7 @@ class DatabaseLeases:
 
 
 class _Kept:
-    """One connection that stays, for one thread at a time."""
+    """One permanent connection, used by one thread at a time."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -259,7 +259,7 @@ _inherited: list[object] = []
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether the same call may succeed in a while."""
+    """Return whether the same call may succeed later."""
     if isinstance(error, (*_AGAIN, PoolTimeout)):
         return True
     lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
@@ -270,7 +270,7 @@ _CONNECTION: Final = ("08000", "08001", "08003", "08004", "08006", "57P01", "57P
 
 
 def unavailable(error: Exception, doing: str, *, may_retry: bool) -> StoreUnavailable:
-    # The message of a failed connection names host and user, at worst more: only its kind is told.
+    # The message of a failed connection contains host and user, perhaps more: report only its kind.
     what = getattr(error, "sqlstate", None) or type(error).__name__
     return StoreUnavailable(
         f"the database failed while {doing}: {what}",

@@ -1,6 +1,6 @@
-"""The catalog in PostgreSQL: one transaction for each change, locks always in the order session, refs, blob.
+"""The catalog in PostgreSQL: one transaction per change; locks are always taken in the order session, refs, blob.
 
-A put is one call of a function in the database: one trip. Content up to `inline_limit` travels with it.
+A put is one call of a function in the database: one round trip. Content up to `inline_limit` is sent with it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from coatcheck.storage import _NO_LIMITS, _NOTHING, Entry, Limits, Ranges, Sessi
 from coatcheck.storage.postgres import Connections, Db
 from coatcheck.storage.postgres_rows import (
     BLOB,
+    LENT,
     OF_SESSION,
     REF,
     SESSION,
@@ -36,7 +37,7 @@ _GONE, _OVER, _ALONE = "CC001", "CC002", "CC003"
 
 _JOINED: Final = """FROM ref r JOIN session s ON s.session_key = r.session_key
     LEFT JOIN blob b ON b.tenant = r.tenant AND b.digest = r.digest"""
-# Asked apart: then the planner knows one session, and walks its refs in their order.
+# A separate query, so that the planner knows the single session and walks its refs in order.
 _IN_SESSION: Final = f"r.session_key = (SELECT session_key FROM session s WHERE {OF_SESSION})"
 
 
@@ -124,7 +125,7 @@ class PostgresCatalog(PostgresUpkeep):
         before: int | None = None,
     ) -> list[Entry]:
         values: dict[str, Any] = {"session": packed(session_id)}
-        # A bound that the planner knows: with one that it does not, it may sort the session's refs first.
+        # A literal bound: with an unknown one, the planner may sort the session's refs first.
         where, bound = "", "" if limit is None or prefix is not None else f"LIMIT {int(limit)}"
         if prefix is not None:
             where = " AND r.digest BETWEEN %(low)s AND %(high)s"
@@ -141,10 +142,21 @@ class PostgresCatalog(PostgresUpkeep):
         entries = [entry_of(row) for row in rows]
         return entries if prefix is None else newest_of_each(entries)
 
+    def lent(self, session_id: str, *, prefix: str | None = None, content: bool = False) -> list[Entry]:
+        low, high = prefix_range(prefix or "")
+        rows = self._ask(
+            f"SELECT {REF}, {SESSION}, b.coding, b.place, b.frames, {'b.data' if content else 'NULL'} {_JOINED}"
+            f" WHERE {LENT} AND r.gone IS NULL AND r.digest BETWEEN %(low)s AND %(high)s"
+            " ORDER BY r.created_at DESC, r.seq DESC",
+            session=packed(session_id), low=low, high=high,
+        )  # fmt: skip
+        found = [entry_of(row) for row in rows]
+        return found if prefix is None else newest_of_each(found)
+
     def near(self, sessions: Iterable[str], digests: Iterable[str], *, settled: bool = True) -> set[str]:
         ranges = [prefix_range(start) for start in {digest[:MIN_PREFIX] for digest in digests}]
         rows = self._ask(
-            # OFFSET keeps the planner from joining: for each session and range, one look into the index.
+            # OFFSET prevents a join: each session and range is one index lookup.
             "SELECT DISTINCT found.digest FROM session s,"
             " unnest(%(low)s::bytea[], %(high)s::bytea[]) AS one (low, high),"
             " LATERAL (SELECT r.digest FROM ref r WHERE r.session_key = s.session_key"
@@ -223,7 +235,7 @@ class PostgresCatalog(PostgresUpkeep):
         self._connections.run(change, "noting use")
 
     def compact(self) -> None:
-        """Autovacuum gives space back, on the database's own time."""
+        """Do nothing: autovacuum reclaims space by itself."""
 
     def uri(self, blob: Blob) -> str:
         return f"{self._uri}#blob={blob.digest}"

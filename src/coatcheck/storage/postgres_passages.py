@@ -11,12 +11,12 @@ from coatcheck.storage.passages import APART, spread, terms_of
 from coatcheck.storage.postgres import Connections, Db
 from coatcheck.storage.postgres_rows import hashes_of
 
-_LONGEST: Final = 500_000  # characters of a passage that are indexed: a tsvector holds a megabyte
+_LONGEST: Final = 500_000  # indexed characters per passage: a tsvector is limited to one megabyte
 _PAGE: Final = 1000
 _SWEPT_EVERY: Final = 86_400  # seconds
 _OWN: Final = "tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)"
-# Each word is a query of its own: what a model asks for is never read as an operator. Ranked like BM25: a word tells
-# the more the fewer passages of these sessions have it, and a second time in one passage tells less than the first.
+# Each word is its own query, so a model's words are never parsed as operators. The ranking is like BM25: a word counts
+# more if fewer passages of these sessions contain it, and repeating it in one passage counts less each time.
 _MATCH: Final = """WITH asked AS MATERIALIZED (SELECT DISTINCT plainto_tsquery('english', term) AS word
         FROM unnest(%(terms)s::text[]) AS t (term) WHERE numnode(plainto_tsquery('english', term)) > 0),
     own AS MATERIALIZED (SELECT DISTINCT digest FROM held
@@ -25,16 +25,16 @@ _MATCH: Final = """WITH asked AS MATERIALIZED (SELECT DISTINCT plainto_tsquery('
         ts_rank('{1,1,1,1}', p.words, asked.word) AS often, length(p.words)::float8 AS size
         FROM own JOIN passage p ON p.tenant = %(tenant)s AND p.digest = own.digest JOIN asked ON p.words @@ asked.word
         WHERE p.session_id = '' OR sha256(p.session_id) = ANY (%(sessions)s)),
-    told AS (SELECT word, ln(1 + (greatest(0, (SELECT count(*) FROM own) - count(*)) + 0.5)::float8
+    rarity AS (SELECT word, ln(1 + (greatest(0, (SELECT count(*) FROM own) - count(*)) + 0.5)::float8
         / (count(*) + 0.5)::float8) AS weight FROM found GROUP BY word)
     SELECT digest, first, last, start, stop, -sum(weight * often
         / (often + 0.3 * (0.75 + 0.25 * size / (SELECT avg(size) FROM found))))::float8 AS score
-    FROM found JOIN told USING (word) GROUP BY passage_key, digest, first, last, start, stop
+    FROM found JOIN rarity USING (word) GROUP BY passage_key, digest, first, last, start, stop
     ORDER BY score, digest, first LIMIT %(limit)s"""
 
 
 class PostgresPassages:
-    """The index of one tenant."""
+    """The full-text index of one tenant."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -65,36 +65,36 @@ class PostgresPassages:
 
         self._connections.run(insert, "indexing artifacts")
 
-    def hold(self, session_id: str, holds: Mapping[str, Held], mark: Mark | None, *, anew: bool) -> None:
+    def hold(self, session_id: str, holds: Mapping[str, Held], mark: Mark | None, *, complete: bool) -> None:
         session = session_id.encode()
         own = {"tenant": self._tenant, "session": session}
 
         def note(db: Db) -> None:
-            # One at a time: what two machines find out about a session must not end up half of one and half of other.
+            # One at a time: the results of two machines for one session must not be mixed.
             db.execute("SELECT pg_advisory_xact_lock(hashtextextended(encode(%(session)s, 'hex'), 1))", own)
             rows = db.execute(f"SELECT digest, label, expires FROM held WHERE {_OWN}", own).fetchall()
             known = {digest.hex(): (label.decode(), expires) for digest, label, expires in rows}
-            if anew:
+            if complete:
                 self._leave(db, session, [bytes.fromhex(digest) for digest in known.keys() - holds.keys()])
             noted: list[tuple[Any, ...]] = []
-            said: dict[bytes, str] = {}
+            changed: dict[bytes, str] = {}
             for digest, held in sorted(holds.items()):
-                label, ends = (None, None) if anew else known.get(digest, (None, None))
-                text = APART.join(dict.fromkeys([*(label.split(APART) if label else []), *held.said]))
+                label, ends = (None, None) if complete else known.get(digest, (None, None))
+                text = APART.join(dict.fromkeys([*(label.split(APART) if label else []), *held.labels]))
                 both = (held.expires,) if label is None else (held.expires, ends)
                 last = None if None in both else max(one for one in both if one is not None)
                 key = bytes.fromhex(digest)
                 noted.append((self._tenant, session, key, text.encode("utf-8", "replace"), last))
                 if digest not in known or known[digest][0] != text:
-                    said[key] = text
+                    changed[key] = text
             with db.cursor() as cursor:
                 cursor.executemany(
                     "INSERT INTO held VALUES (%s, %s, %s, %s, %s) ON CONFLICT (tenant, sha256(session_id), digest)"
                     " DO UPDATE SET label = excluded.label, expires = excluded.expires",
                     noted,
                 )
-            self._unsay(db, session, list(said))
-            self._insert(db, session, [(key, Passage(0, 0, 0, 0, text)) for key, text in said.items() if text])
+            self._drop_labels(db, session, list(changed))
+            self._insert(db, session, [(key, Passage(0, 0, 0, 0, text)) for key, text in changed.items() if text])
             if mark is not None:
                 db.execute(
                     "INSERT INTO followed VALUES (%s, %s, %s, %s, %s) ON CONFLICT (tenant, sha256(session_id))"
@@ -102,7 +102,7 @@ class PostgresPassages:
                     (self._tenant, session, mark.created, mark.seq, bytes.fromhex(mark.digest)),
                 )
 
-        self._connections.run(note, "indexing what a session holds")
+        self._connections.run(note, "indexing a session")
 
     def count(self, sessions: Iterable[str], at: float) -> int:
         rows = self._ask(
@@ -127,7 +127,7 @@ class PostgresPassages:
         try:
             self._connections.run(drop, "sweeping the index")
         except StoreUnavailable:
-            pass  # whoever asks checks each match: forgetting does not fail for it
+            pass  # the caller checks each match anyway: forgetting must not fail here
 
     def match(self, words: str, sessions: Iterable[str], limit: int) -> list[Match]:
         terms = list(dict.fromkeys(terms_of(words)))[:64]
@@ -137,9 +137,9 @@ class PostgresPassages:
         return [Match(digest.hex(), *rest) for digest, *rest in rows]
 
     def keep(self, is_known: Callable[[str], bool]) -> int:
-        """Drop what the catalog does not know any more. Both are in one database: nobody needs to be asked, and the
-        words of a blob go with it. Left is what was indexed just then, or let go by an older version: once a day will
-        do for that, on one machine."""
+        """Drop what the catalog no longer knows. Both are in one database, so `is_known` is not called, and the words
+        of a blob are deleted with it. Only entries indexed just then, or released by an older version, remain: one
+        sweep a day, on one machine, is enough."""
         due = self._ask(
             "INSERT INTO meta VALUES (%(tenant)s, 'swept', convert_to(extract(epoch FROM now())::text, 'UTF8'))"
             " ON CONFLICT (tenant, key) DO UPDATE SET value = excluded.value"
@@ -166,7 +166,7 @@ class PostgresPassages:
         return total
 
     def close(self) -> None:
-        """The catalog closes the connections that both use."""
+        """Do nothing: the catalog closes the connections that both use."""
 
     def _ask(self, sql: str, **values: Any) -> list[Any]:
         return self._connections.ask(sql, {"tenant": self._tenant, **values}, doing="searching")
@@ -174,9 +174,9 @@ class PostgresPassages:
     def _leave(self, db: Db, session: bytes, digests: list[bytes]) -> None:
         own = {"tenant": self._tenant, "session": session, "digests": digests}
         db.execute(f"DELETE FROM held WHERE {_OWN} AND digest = ANY (%(digests)s)", own)
-        self._unsay(db, session, digests)
+        self._drop_labels(db, session, digests)
 
-    def _unsay(self, db: Db, session: bytes, digests: list[bytes]) -> None:
+    def _drop_labels(self, db: Db, session: bytes, digests: list[bytes]) -> None:
         db.execute(
             "DELETE FROM passage WHERE tenant = %s AND digest = ANY (%s) AND session_id = %s",
             (self._tenant, digests, session),

@@ -1,5 +1,5 @@
-"""Claims and records in PostgreSQL. Each change locks its session's row first, so that a token that is not the newest
-writes nothing, on whichever machine.
+"""Claims and records in PostgreSQL. Each change locks its session's row first, so that an outdated token writes
+nothing, on any machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SERIES: Final = "sha256(series) = sha256(%(series)s)"
 
 
 class PostgresRecords:
-    """What a catalog does about claims and records."""
+    """The part of the catalog that implements claims and records."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -32,7 +32,7 @@ class PostgresRecords:
         instead_of: int | None = None,
         grace: float = 0.0,
     ) -> int:
-        # Drawn before, so that a second attempt knows its own claim again where the answer to the first was lost.
+        # Drawn first, so that a retry recognizes its own claim if the answer to the first attempt was lost.
         ((token,),) = self._connections.ask("SELECT nextval('fence')", doing="claiming a session")
 
         def change(db: Db) -> int:
@@ -42,7 +42,7 @@ class PostgresRecords:
             if instead_of is not None and instead_of != newest.token:
                 raise fenced(instead_of, newest)
             check_idle(newest, holder, at, idle)
-            # Another may have drawn a larger one and be done already: the newest claim has the largest.
+            # Another process may already have drawn and committed a larger token: the newest claim has the largest.
             number = token if token > newest.token else _next(db)
             db.execute(
                 "UPDATE session SET token = %s, holder = %s, claimed_at = %s WHERE session_key = %s",
@@ -67,7 +67,7 @@ class PostgresRecords:
         keep: int | None = None,
         grace: float = 0.0,
     ) -> int:
-        drawn = secrets.token_bytes(8)  # by which a second attempt knows what the first has written
+        drawn = secrets.token_bytes(8)  # lets a retry recognize what the first attempt wrote
 
         def change(db: Db) -> int:
             key, newest = self._used(db, session, at, grace)
@@ -123,7 +123,7 @@ class PostgresRecords:
         return sorted(series.decode() for (series,) in rows)
 
     def _check_records(self, db: Db, *, repair: bool) -> list[str]:
-        """Records whose bodies are not what was written; with `repair` they go."""
+        """Find damaged records and records without a session; `repair` removes them."""
         own = {"tenant": self._tenant}
         stray = "FROM record WHERE tenant = %(tenant)s AND session_key NOT IN (SELECT session_key FROM session)"
         problems = []
@@ -149,8 +149,8 @@ class PostgresRecords:
         return problems
 
     def _used(self, db: Db, session: SessionInfo, at: float, grace: float) -> tuple[int, Claimant]:
-        """The row of a session, locked, and its newest claim: added where it is new, and counted as used. What it held
-        goes where it is past its expiry by more than the grace period."""
+        """Lock and return the row of a session and its newest claim. A new session is added; its last use is updated.
+        If it expired longer ago than the grace period, its content is removed."""
         own = {"tenant": self._tenant, "session": session.session_id.encode()}
         locked = (
             f"SELECT session_key, ttl, used_at, token, holder, claimed_at FROM session s WHERE {OF_SESSION} FOR UPDATE"
@@ -175,7 +175,7 @@ class PostgresRecords:
         return int(key), Claimant(token, holder.decode(), claimed)
 
     def _let_go(self, db: Db, refs: list[Any]) -> list[Any]:
-        """The accounts after refs (session, digest, size) of sessions that are locked went; blobs that went too."""
+        """Update the accounts after removing refs (session, digest, size) of locked sessions; return removed blobs."""
         if not refs:
             return []
         keys, digests, sizes = zip(*refs, strict=True)

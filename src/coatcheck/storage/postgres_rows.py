@@ -1,4 +1,4 @@
-"""Rows of a fleet's catalog to entries and back."""
+"""Conversion between rows of a fleet's catalog and entries."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from coatcheck.refs import Blob, Ref
-from coatcheck.storage import Entry, Freed, SessionInfo
+from coatcheck.storage import TRANSCRIPT, Entry, Freed, SessionInfo
 
 Row = tuple[Any, ...]
 
 OF_SESSION: Final = "s.tenant = %(tenant)s AND sha256(s.session_id) = sha256(%(session)s)"
+LENT: Final = f"""r.tenant = %(tenant)s AND sha256(r.granted_by) = sha256(%(session)s) AND r.granted_by = %(session)s
+    AND substr(s.session_id, 1, {len(TRANSCRIPT)}) = '{TRANSCRIPT}'"""
 SESSION: Final = "s.session_id, s.parent, s.ttl, s.quota, s.created_at, s.used_at, s.used_bytes"
 BLOB: Final = "b.digest, b.size, b.coding, b.place, b.frames, b.used_at"
 REF: Final = """r.seq, r.digest, r.size, r.name, r.codec, r.media_type, r.kind, r.tool, r.call_id, r.producer,
@@ -24,7 +26,7 @@ def packed(text: str | None) -> bytes | None:
 
 
 def hashes_of(sessions: Iterable[str]) -> list[bytes]:
-    """What the indexes have in place of ids that may be long."""
+    """Return the hashes that the indexes use instead of long ids."""
     return [hashlib.sha256(session_id.encode()).digest() for session_id in sessions]
 
 
@@ -39,7 +41,7 @@ def blob_of(row: Row) -> Blob:
 
 
 def entry_of(row: Row) -> Entry:
-    """An entry from a row of `REF`, `SESSION`, and coding, place, frames and content of its blob."""
+    """Build an entry from a row of `REF`, `SESSION`, and its blob's coding, place, frames and content."""
     (seq, digest, size, name, codec, media_type, kind, tool, call_id, producer, parents, summary, created, expires,
      pinned, granted_by, request, gone, *session) = row[:25]  # fmt: skip
     coding, place, frames, content = row[25:]

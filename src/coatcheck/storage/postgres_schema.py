@@ -1,8 +1,8 @@
-"""Bringing a fleet's schema to the version that this code knows.
+"""Migration of a fleet's schema to the version that this code knows.
 
-Processes of the previous version go on while a step runs, and after: a step adds (tables, columns with defaults,
-functions under a new name, indexes made beside the writers), and what only older versions need is dropped by a later
-one.
+Processes of the previous version keep running during a step and after it. So a step only adds (tables, columns with
+defaults, functions under a new name, indexes created concurrently); a later step drops what only older versions
+need.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from coatcheck.errors import StoreUnavailable, UnsupportedFormat
 from coatcheck.storage.postgres import Connections, Db
 from coatcheck.storage.postgres_steps import STEPS, Step
 
-_LOCK: Final = 0x636F6174  # the advisory lock under which a schema is changed
+_LOCK: Final = 0x636F6174  # the advisory lock for schema changes
 _PAUSE: Final = 0.2
 
 
 def migrate(connections: Connections, *, create: bool = True) -> None:
-    """Bring the schema to the version that this code knows; any number of machines may. A schema that is ahead is used
-    as it is, where that still suits this version."""
+    """Migrate the schema to the version that this code knows; any number of machines may do so. A newer schema is used
+    as it is, if it still supports this version."""
     known = connections.run(lambda db: _version(db, connections.schema), "opening the catalog")
     if known is None and not create:
-        raise StoreUnavailable("there is no store in this schema", hint="check the url, or put something there")
+        raise StoreUnavailable("no store found in this schema", hint="check the url, or create the store with a put")
     if known is None or known < len(STEPS):
         connections.alone(lambda db: _take_steps(db, connections), "migrating the catalog")
     elif known > len(STEPS):
@@ -33,7 +33,7 @@ def migrate(connections: Connections, *, create: bool = True) -> None:
 
 
 def _version(db: Db, schema: str) -> int | None:
-    # Not `to_regclass`: it answers from a cache, where another machine may have made the table a moment ago.
+    # Not `to_regclass`: it answers from a cache, and another machine may just have created the table.
     made = "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
     if db.execute(made + " WHERE n.nspname = %s AND c.relname = 'format'", (schema,)).fetchone() is None:
         return None
@@ -61,8 +61,8 @@ def _take_steps(db: Db, connections: Connections) -> None:
 
 
 def _lock(db: Db, patience: float) -> None:
-    """Held until the connection is closed. Asked for again and again: an index that is made beside writers waits for
-    every statement that began before it, and so for one that waits for this lock."""
+    """Take the lock, which is kept until the connection is closed. This polls: creating an index concurrently waits
+    for every statement that began before it, so it would wait for one that waits for this lock."""
     until = time.monotonic() + patience
     while db.execute("SELECT pg_try_advisory_lock(%s)", (_LOCK,)).fetchone() != (True,):
         if time.monotonic() > until:
@@ -78,7 +78,7 @@ def _note(db: Db, number: int, step: Step) -> None:
 
 
 def _index(db: Db, step: Step, schema: str, *, beside: str) -> None:
-    """Whatever an attempt that broke off has left is taken away first."""
+    """Drop and create the step's indexes. Remains of an interrupted attempt are removed first."""
     broken = db.execute(
         "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_namespace n"
         " ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = ANY (%s) AND NOT i.indisvalid",

@@ -1,8 +1,8 @@
-"""The steps that make a fleet's schema, in SQL. A released step never changes.
+"""The steps that create a fleet's schema, in SQL. A released step never changes.
 
-Names, ids and labels are `bytea`: they may hold what `text` cannot, a NUL. Long ones are indexed by their SHA-256. A
-function carries the number of the step that made it: one that changes comes under a new name, so that processes of the
-previous version find theirs.
+Names, ids and labels are `bytea`, because `text` cannot contain a NUL. Long ones are indexed by their SHA-256. The name
+of a function ends with the number of its step: a changed function gets a new name, so that processes of the previous
+version still find theirs.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Either a `change` in one transaction, or indexes that are made and dropped while others write.
+    """Either a `change` in one transaction, or indexes that are created and dropped while others write.
 
-    `tolerates` is how many steps a process must know to go on using the schema after this one."""
+    `tolerates` is the number of steps that a process must know to keep using the schema after this one."""
 
     change: tuple[str, ...] = ()
     indexes: dict[str, str] = field(default_factory=dict)
@@ -52,7 +52,7 @@ _FIRST: Final = (
         used_at float8 NOT NULL,
         data bytea,
         PRIMARY KEY (tenant, digest)) WITH (fillfactor = 85)""",
-    "ALTER TABLE blob ALTER COLUMN data SET STORAGE EXTERNAL",  # to compress would cost a put more than to write
+    "ALTER TABLE blob ALTER COLUMN data SET STORAGE EXTERNAL",  # compressing would cost a put more than writing
     """CREATE TABLE ref (
         session_key bigint NOT NULL,
         seq bigint NOT NULL,
@@ -102,7 +102,7 @@ _FIRST: Final = (
     """CREATE TABLE followed (tenant text NOT NULL, session_id bytea NOT NULL, created float8 NOT NULL,
         seq bigint NOT NULL, digest bytea NOT NULL)""",
     "CREATE UNIQUE INDEX followed_by_session ON followed (tenant, sha256(session_id))",
-    # Tokens are drawn for the whole schema: a session that ended and began anew never meets an old one.
+    # Tokens are drawn for the whole schema: a session that is created again never reuses an old token.
     "CREATE SEQUENCE fence",
     """CREATE TABLE record (
         session_key bigint NOT NULL,
@@ -115,7 +115,7 @@ _FIRST: Final = (
         drawn bytea NOT NULL,
         body bytea NOT NULL)""",
     "CREATE UNIQUE INDEX record_by_series ON record (session_key, sha256(series), seq)",
-    # One call is one transaction and one trip. The order of locks is session, refs, blob: everywhere.
+    # One call is one transaction and one round trip. The order of locks is always session, refs, blob.
     """CREATE FUNCTION put_1(
         p_tenant text, p_session bytea, p_parent bytea, p_ttl float8, p_quota bigint, p_now float8, p_grace float8,
         p_store_quota bigint, p_digest bytea, p_size bigint, p_coding text, p_place text, p_frames bytea, p_data bytea,
@@ -200,7 +200,7 @@ _FIRST: Final = (
         UPDATE session SET next_seq = next_seq + 1, used_at = greatest(used_at, p_now),
             used_bytes = used_bytes + CASE WHEN is_held THEN 0 ELSE p_size END WHERE session_key = s.session_key;
     END $$""",
-    # Tombstones in place of refs of one session, whose row the caller has locked.
+    # Replaces refs of one session by tombstones. The caller has locked its row.
     """CREATE FUNCTION bury_1(p_tenant text, p_session_key bigint, p_seqs bigint[], p_why text)
     RETURNS SETOF blob LANGUAGE plpgsql AS $$
     DECLARE
@@ -212,7 +212,7 @@ _FIRST: Final = (
         SELECT array_agg(digest), array_agg(size) INTO digests, sizes FROM buried;
         RETURN QUERY SELECT * FROM let_go_1(p_tenant, p_session_key, digests, sizes);
     END $$""",
-    # The accounts after refs of one session went: what it uses, and blobs that nobody refers to any more.
+    # Updates the accounts after removing refs of one session: its used bytes, and blobs without refs.
     """CREATE FUNCTION let_go_1(p_tenant text, p_session_key bigint, p_digests bytea[], p_sizes bigint[])
     RETURNS SETOF blob LANGUAGE plpgsql AS $$
     BEGIN
@@ -229,7 +229,7 @@ _FIRST: Final = (
             WHERE b.tenant = p_tenant AND b.digest = went.digest;
         RETURN QUERY DELETE FROM blob WHERE tenant = p_tenant AND digest = ANY (p_digests) AND refs <= 0 RETURNING *;
     END $$""",
-    # Refs that lost their bytes to damage, now that the bytes are here again.
+    # Restores refs whose bytes were damaged, now that the bytes are available again.
     """CREATE FUNCTION revive_1(p_tenant text, p_digest bytea) RETURNS void LANGUAGE plpgsql AS $$
     DECLARE
         keys bigint[];
@@ -265,8 +265,8 @@ _PUT: Final = """p_tenant text, p_session bytea, p_parent bytea, p_ttl float8, p
 
 _SECOND: Final = (
     "ALTER TABLE format ADD COLUMN tolerates int NOT NULL DEFAULT 1",
-    # When a collection has to look at a session again: at a moment, or never; and when one ended of which nothing is
-    # left. A put leaves both alone, so that the row it updates stays on its page and in its indexes.
+    # `look_at`: when a collection must check a session again, or NULL for never. `ended_at`: when an emptied session
+    # ended. A put changes neither, so that the row it updates stays on its page and in its indexes.
     "ALTER TABLE session ADD COLUMN look_at float8 DEFAULT '-infinity', ADD COLUMN ended_at float8",
     """CREATE FUNCTION look_again_2() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
@@ -278,7 +278,7 @@ _SECOND: Final = (
         WHEN (NEW.ttl IS DISTINCT FROM OLD.ttl OR OLD.look_at IS NULL
             AND (NEW.used_at, NEW.used_bytes) IS DISTINCT FROM (OLD.used_at, OLD.used_bytes))
         EXECUTE FUNCTION look_again_2()""",
-    # The bytes of a tenant's blobs, in some slots: writers seldom meet in one, and a quota adds up a few rows.
+    # The bytes of a tenant's blobs, split over slots: writers rarely collide, and a quota adds up a few rows.
     """CREATE TABLE stored (tenant text NOT NULL, slot int NOT NULL, bytes bigint NOT NULL, PRIMARY KEY (tenant, slot))
         WITH (fillfactor = 50)""",
     """CREATE FUNCTION count_2() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -300,8 +300,8 @@ _SECOND: Final = (
     "ALTER TABLE blob NO FORCE ROW LEVEL SECURITY",  # the owner adds up for every tenant
     "INSERT INTO stored SELECT tenant, 0, sum(size) FROM blob GROUP BY tenant",
     "ALTER TABLE blob FORCE ROW LEVEL SECURITY",
-    # The accounts after refs went, one row of the arrays for each: what their sessions use, and blobs that nobody
-    # refers to any more, with all that the full-text index has of these.
+    # Updates the accounts after removing refs, one array element each: the used bytes of their sessions, and blobs
+    # without refs, including their full-text index.
     """CREATE FUNCTION let_go_2(p_tenant text, p_keys bigint[], p_digests bytea[], p_sizes bigint[])
     RETURNS SETOF blob LANGUAGE plpgsql AS $$
     DECLARE
@@ -328,8 +328,8 @@ _SECOND: Final = (
             DELETE FROM held WHERE tenant = p_tenant AND digest = ANY (gone);
         END IF;
     END $$""",
-    # The same as put_1 in fewer statements. With `p_if_new` it answers the ids between `p_low` and `p_high` in the
-    # session as they were before, or NULL, and does nothing, where the session holds the artifact.
+    # Like put_1, in fewer statements. With `p_if_new` it returns the session's previous ids between `p_low` and
+    # `p_high`; if the session already has the artifact, it does nothing and returns NULL.
     f"""CREATE FUNCTION put_2(
         {_PUT}, p_if_new boolean, p_low bytea, p_high bytea, p_alone boolean) RETURNS bytea[] LANGUAGE plpgsql AS $$
     DECLARE
@@ -447,4 +447,5 @@ STEPS: Final[tuple[Step, ...]] = (
         },
         dropped=("session_by_expiry",),
     ),
+    Step(indexes={"ref_by_grant": "ref (tenant, sha256(granted_by), digest) WHERE granted_by IS NOT NULL"}),
 )

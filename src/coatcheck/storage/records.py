@@ -1,6 +1,6 @@
 """Claims and records in the catalog's tables. Each change runs inside a transaction that the catalog has begun.
 
-A record is no artifact: it has no digest, no ref and no quota. What keeps it honest is a checksum of its own.
+A record is not an artifact: it has no digest, no ref and no quota. A checksum of its own detects damage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEWEST_FIRST = _SELECT + " AND seq > ? AND seq < ? ORDER BY seq DESC LIMIT ?"
 
 
 class Records:
-    """The statements behind claims and records, on one connection."""
+    """The statements for claims and records, on one connection."""
 
     def __init__(self, db: sqlite3.Connection, changes: Changes) -> None:
         self._db = db
@@ -72,7 +72,7 @@ class Records:
         return int(last) + 1
 
     def expire(self, at: float) -> int:
-        """Drop the next records of sessions that have expired; none left where it answers 0."""
+        """Delete the next records of expired sessions. Returns 0 when there are none left."""
         return self._db.execute(
             "DELETE FROM record WHERE (session_key, series, seq) IN (SELECT session_key, series, seq FROM record"
             " WHERE session_key IN (SELECT session_key FROM session WHERE ttl IS NOT NULL AND used_at + ttl <= ?)"
@@ -81,8 +81,8 @@ class Records:
         ).rowcount
 
     def check(self, *, repair: bool) -> list[str]:
-        """What is not sound; with `repair`, damaged and stray records go. Where pages of the database are damaged, that
-        is told already, and no more can be."""
+        """Return problems; with `repair`, delete damaged and stray records. Damaged pages of the database are reported
+        elsewhere, and end the check."""
         problems: list[str] = []
         try:
             self._check(problems, repair=repair)
@@ -108,7 +108,7 @@ class Records:
             f"SELECT count(*) FROM meta WHERE key = 'fence' AND value < {behind}"
         ).fetchone()  # fmt: skip
         if low:
-            problems.append("claims beyond the store's own count" + (": set right" if repair else ""))
+            problems.append("claims beyond the store's token counter" + (": set right" if repair else ""))
             if repair:
                 self._db.execute(f"UPDATE meta SET value = {behind} WHERE key = 'fence'")
 

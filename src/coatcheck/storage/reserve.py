@@ -1,9 +1,9 @@
-"""Space kept in reserve, so that a full disk can still be read from and cleaned up.
+"""Reserved space, so that a store on a full disk can still be read and cleaned up.
 
-Whatever the journal holds must fit into the database later, and forgetting needs a little room before it gives any
-back. The reserve is a file of real, allocated bytes for that; while it is used up, or not whole again, nothing new is
-taken in. The sizes below keep what one step can need within what the reserve can give: a WAL at its limit and a batch
-on top of it, once as they are and once more in the database.
+The records of the journal must fit into the database later, and forgetting needs some space before it frees any. The
+reserve is a file of allocated bytes for that. While it is not full, the store accepts no new content. The sizes below
+keep the needs of one step within the reserve: a WAL at its limit plus one batch, and the same amount again in the
+database.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ class Reserve:
 
     @property
     def journal_limit(self) -> int:
-        """How long the journal may become before the database takes it over."""
+        """Maximum length of the journal before the database applies it."""
         return START + self._size // 4
 
     @property
     def wal_limit(self) -> int:
-        """How long the WAL may become before it goes into the database."""
+        """Maximum length of the WAL before a checkpoint."""
         return self._size // 2
 
     @property
     def batch(self) -> tuple[int, int]:
-        """How many records, and how many bytes of them, the database may take over in one transaction."""
+        """Maximum number of records, and of their bytes, that the database applies in one transaction."""
         return max(1, self._size // 4 // _PAGES_OF_A_RECORD), self._size // 8
 
     def is_needed(self) -> bool:
-        """Whether so little space is left that a change might not find enough."""
+        """Return whether the free space may be too small for a change."""
         free = os.fstatvfs(self._folder)
         return free.f_bavail * free.f_frsize < self._size
 
     def fill(self, journal: Journal) -> None:
-        """Allocate what is missing, or take what is left, tell all writers, and raise OSError (no space)."""
+        """Fill the reserve. If there is not enough space, allocate what is left, inform all writers, and raise
+        OSError."""
         file = os.open(NAME, _OPEN, 0o600, dir_fd=self._folder)
         try:
             if os.fstat(file).st_size < self._size:
@@ -68,7 +69,7 @@ class Reserve:
             journal.strain(False)
 
     def release(self, journal: Journal) -> bool:
-        """Give the space to the file system, where somebody is about to need it. False where it was given already."""
+        """Give the space back to the file system for a change that needs it. Returns False if the reserve is empty."""
         with contextlib.suppress(FileNotFoundError):
             file = os.open(NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
             try:

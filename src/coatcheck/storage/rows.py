@@ -1,4 +1,4 @@
-"""Rows of the catalog to entries and back, and an entry as a record of the journal."""
+"""Convert catalog rows to entries and back, and entries to journal records."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ COLUMNS = """r.seq, r.digest, r.size, r.name, r.codec, r.media_type, r.kind, r.t
     r.summary, r.created_at, r.expires_at, r.pinned, r.granted_by, r.request, r.gone, b.coding, b.place, b.frames,
     s.session_id, s.parent, s.ttl, s.quota, s.created_at, s.used_at, s.used_bytes"""
 
-EXPIRES, GONE, WIDTH = 13, 17, 28  # where a row has these, and how long it is
+EXPIRES, GONE, WIDTH = 13, 17, 28  # positions of these columns in a row, and its length
 
 _SIZES = struct.Struct("<II")
 
 
 def entry_of(row: Row, content: bytes | None = None) -> Entry:
-    """An entry from a row of `COLUMNS`."""
+    """Return the entry of a row of `COLUMNS`."""
     (seq, digest, size, name, codec, media_type, kind, tool, call_id, producer, parents,
      summary, created, expires, pinned, granted_by, request, gone, coding, place, frames,
      session_id, parent, ttl, quota, session_created, used, used_bytes) = row[:WIDTH]  # fmt: skip
@@ -45,7 +45,9 @@ BRIEF = """r.digest, r.size, r.codec, r.expires_at, r.pinned, r.gone, b.coding, 
 
 
 def brief_entry_of(row: Row) -> Entry:
-    """An entry from a row of `BRIEF`, its content and another digest: enough to hand a value out, in half the time."""
+    """Return an entry with only the fields needed to return a value, in half the time.
+
+    The row has the columns of `BRIEF`, the content, and another digest."""
     digest, size, codec, expires, pinned, _, coding, place, frames, session_id, ttl, used, content, _ = row
     artifact_id = digest.hex()
     return Entry(
@@ -57,7 +59,7 @@ def brief_entry_of(row: Row) -> Entry:
 
 
 def ref_values(ref: Ref) -> Row:
-    """The columns of a ref that a put decides, in the order of the table."""
+    """Return the columns of a ref that a put sets, in table order."""
     return (
         ref.name, ref.codec, ref.media_type, ref.kind, ref.tool, ref.call_id, ref.producer,
         json.dumps(ref.parents) if ref.parents else "", ref.summary, ref.created, ref.expires, int(ref.pinned),
@@ -66,7 +68,7 @@ def ref_values(ref: Ref) -> Row:
 
 
 def pack(entry: Entry, *, heal: bool, grace: float) -> bytes:
-    """A put as a journal record: lengths, JSON, frames, content."""
+    """Encode a put as a journal record: lengths, JSON, frames, content."""
     ref, blob, session = entry.ref, entry.blob, entry.session
     head = json.dumps(
         [ref.artifact_id, ref.size_bytes, ref_values(ref), blob.coding, blob.place,
@@ -77,7 +79,7 @@ def pack(entry: Entry, *, heal: bool, grace: float) -> bytes:
 
 
 def unpack(record: bytes) -> tuple[Entry, bool, float]:
-    """The entry of a put, whether it heals, and the grace period it was made with."""
+    """Decode the entry of a put, its `heal` flag, and its grace period."""
     head_size, frames_size = _SIZES.unpack_from(record)
     at = _SIZES.size + head_size
     digest, size, values, coding, place, *session, heal, grace, whole = json.loads(record[_SIZES.size : at])

@@ -1,8 +1,8 @@
 """Blobs in any S3-compatible object store: `<prefix>blobs/<sha256>-<place>`, through obstore.
 
-A place is drawn for one copy and never used again, so a retried put of which the answer was lost can only meet itself,
-and who removes a copy cannot meet who writes the same digest anew. While a copy is being published its place is leased:
-a sweep leaves it alone, and a crash lets the lease go.
+A place is drawn for one copy and never reused. So a retried put whose answer was lost can only find its own object, and
+removing a copy cannot collide with writing the same digest again. The place of a copy that is being published is
+leased: a sweep skips it, and a crash ends the lease.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import random
 import re
 import secrets
 import tempfile
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -31,32 +33,32 @@ from obstore.exceptions import (
 from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreUnavailable
 from coatcheck.refs import Blob, Coding
 from coatcheck.storage import seekable
-from coatcheck.storage.cache import FrameCache
 from coatcheck.storage.frames import FRAME, Framed, Framer, check_frame
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
-PART: Final = 8 << 20  # an object up to this size is one request; larger ones are parts of it
+PART: Final = 8 << 20  # larger objects are uploaded in parts of this size
 _SHORTEST, _LONGEST = 0.05, 2.0  # seconds between attempts
-_SPOOLED: Final = 4 << 20  # bytes of a stage that are held in memory before a file takes them
-_TABLES: Final = 512  # compressed blobs of which it is remembered where their frames are
-_WINDOW: Final = 64  # frames that one request brings at most
+_SPOOLED: Final = 4 << 20  # bytes of a stage kept in memory before they go to a file
+_CACHED: Final = 64 << 20  # bytes of checked frames kept in memory
+_TABLES: Final = 512  # compressed blobs whose frame tables are cached
+_WINDOW: Final = 64  # maximum number of frames per request
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _PLACE: Final = re.compile(r"[0-9a-f]{16}\.(raw|zst)")
 _CODINGS: Final[dict[str, Coding]] = {"raw": "raw", "zst": "zstd"}
-_FINAL: Final = (PermissionDeniedError, UnauthenticatedError, NotSupportedError)  # trying again helps nobody
+_FINAL: Final = (PermissionDeniedError, UnauthenticatedError, NotSupportedError)  # retrying does not help
 _BEYOND: Final = re.compile(r"\b416\b|InvalidRange|not satisfiable|out of range|greater than length", re.IGNORECASE)
 _T = TypeVar("_T")
 
 
 class Leases(Protocol):
-    """Who is publishing what, across machines. A process that dies lets go of all that it held."""
+    """Which copies are being published, across machines. When a process dies, its leases end."""
 
     def hold(self, place: str) -> AbstractContextManager[None]: ...
 
     def take(self, place: str) -> AbstractContextManager[bool]:
-        """Hold a place for a moment, where nobody else does; whether that was so."""
+        """Try to take a place for a moment; return whether nobody else has it."""
         ...
 
     def close(self) -> None: ...
@@ -122,7 +124,7 @@ class S3Blobs:
                 source.seek(0)
             obstore.put(self._bucket, path, source, chunk_size=PART)
 
-        if size > PART:  # a create of many parts does not exist; nobody else has this place
+        if size > PART:  # conditional creation does not support multiple parts; nobody else has this place
             self._asked(upload, "storing a blob")
             return
         if not isinstance(source, bytes):
@@ -131,7 +133,7 @@ class S3Blobs:
         try:
             self._asked(lambda: obstore.put(self._bucket, path, data, mode="create"), "storing a blob")
         except _Exists:
-            pass  # our own put, of which the answer was lost
+            pass  # our own put, whose answer was lost
 
     def read(self, blob: Blob, offset: int, length: int) -> bytes:
         end = min(offset + length, blob.size)
@@ -144,13 +146,13 @@ class S3Blobs:
         whole = views[0].obj
         alone = all(view.obj is whole for view in views)
         if alone and isinstance(whole, bytes) and len(whole) == end - offset == sum(map(len, views)):
-            return whole  # what was fetched at once is just what was asked for
+            return whole  # the request returned exactly what the caller asked for
         views[-1] = views[-1][: end - last * FRAME]
         views[0] = views[0][offset - first * FRAME :]
         return b"".join(views)
 
     def _frames(self, blob: Blob, first: int, last: int) -> list[memoryview]:
-        """Checked frames, from the cache as far as it has them at either end."""
+        """Return checked frames. Those at either end come from the cache, if it has them."""
         held = [self._cache.get(blob.place, index) for index in range(first, last + 1)]
         low, high = first, last
         while low <= high and held[low - first] is not None:
@@ -158,10 +160,14 @@ class S3Blobs:
         while high >= low and held[high - first] is not None:
             high -= 1
         if low <= high:
-            for index, frame in enumerate(self._fetched(blob, low, high), low):
-                check_frame(blob.frames, index, frame, blob.digest)
-                self._cache.keep(blob.place, index, frame)
-                held[index - first] = frame
+            try:
+                for index, frame in enumerate(self._fetched(blob, low, high), low):
+                    check_frame(blob.frames, index, frame, blob.digest)
+                    self._cache.keep(blob.place, index, frame)
+                    held[index - first] = frame
+            except Damaged:
+                self._tables.pop(blob.place, None)  # the next read fetches the table again
+                raise
         return [frame for frame in held if frame is not None]
 
     def _fetched(self, blob: Blob, first: int, last: int) -> list[memoryview]:
@@ -181,14 +187,14 @@ class S3Blobs:
 
     def _range(self, blob: Blob, start: int, length: int) -> bytes:
         path = self._path(blob)
-        if blob.coding == "raw" and not start and length == blob.size:  # all of it: object stores are quicker so
+        if blob.coding == "raw" and not start and length == blob.size:  # the whole object: a plain get is faster
             return bytes(self._asked(lambda: obstore.get(self._bucket, path).bytes(), "reading a blob"))
 
         def ranged() -> bytes:
             try:
                 return bytes(obstore.get_range(self._bucket, path, start=start, length=length))
             except BaseError as error:
-                # What is damaged is set aside by a repair, so words alone do not tell.
+                # A repair sets damaged blobs aside, so the error text alone is not enough.
                 if _BEYOND.search(str(error)) and self._tail(blob) < start + length:
                     raise _shortened(blob) from None
                 raise
@@ -196,7 +202,7 @@ class S3Blobs:
         return self._asked(ranged, "reading a blob")
 
     def _tail(self, blob: Blob) -> int:
-        """How long the object is."""
+        """Return the size of the object."""
         return int(self._head(blob)["size"])
 
     def _head(self, blob: Blob) -> Any:
@@ -210,7 +216,7 @@ class S3Blobs:
             if head["size"] != len(data):
                 return False
             if str(head.get("e_tag") or "").strip('"') == _tag(data):
-                return True  # the object store's own checksum of what it holds
+                return True  # the object store's own checksum of its bytes
         return self.read(blob, 0, blob.size) == data and blob.size == len(data)
 
     def remove(self, blob: Blob) -> None:
@@ -247,7 +253,10 @@ class S3Blobs:
             return True
 
     def leftovers(self, *, remove: bool) -> int:
-        return 0  # what is staged lies in a file without a name; parts of an upload that broke off are the bucket's
+        return 0  # stages are unnamed files; the bucket cleans up the parts of interrupted uploads
+
+    def foreign(self) -> Iterator[str]:
+        return iter(())  # a bucket contains only objects
 
     def uri(self, blob: Blob) -> str:
         return f"{self._uri}/blobs/{blob.digest}-{blob.place}"
@@ -256,16 +265,14 @@ class S3Blobs:
         if self._closed:
             return
         self._closed = True
-        del self._bucket  # and so its connections: whoever still holds this store holds none of them
+        del self._bucket  # closes its connections, even if this store is still referenced
         self._leases.close()
         self._cache.clear()
         self._tables.clear()
 
     def _path(self, blob: Blob) -> str:
         if not (_DIGEST.fullmatch(blob.digest) and _PLACE.fullmatch(blob.place)):
-            raise StoreUnavailable(
-                "the catalog names a blob by something that is no digest", hint="run 'coatcheck verify'"
-            )
+            raise StoreUnavailable("the catalog names a blob by an invalid digest", hint="run 'coatcheck verify'")
         return f"{self._prefix}blobs/{blob.digest}-{blob.place}"
 
     def _check_open(self) -> None:
@@ -273,12 +280,12 @@ class S3Blobs:
             raise StoreClosed("the store is closed")
 
     def _asked(self, call: Callable[[], _T], doing: str) -> _T:
-        """What the object store answers. The client tries requests again by itself, but not a body that breaks off, or
-        what a server says that is just coming up: that is done here, within the same time."""
+        """Return the object store's answer. The client retries requests by itself, but not an interrupted body or the
+        errors of a server that is starting up. Those are retried here, within the same time limit."""
         if os.getpid() != self._owner:
             raise StoreUnavailable(
-                "the object store's client does not survive a fork",
-                hint="start processes with 'spawn', or open the store in the child alone",
+                "the object store's client does not work after a fork",
+                hint="start processes with 'spawn', or open the store only in the child",
             )
         until, pause = time.monotonic() + self._patience, _SHORTEST
         while True:
@@ -286,13 +293,13 @@ class S3Blobs:
             try:
                 return call()
             except FileNotFoundError as error:
-                raise NotFound("the object of a blob is gone", hint="put the same content again") from error
+                raise NotFound("the object of this blob was not found", hint="put the same content again") from error
             except AlreadyExistsError as error:
                 raise _Exists from error
             except (BaseError, OSError) as error:
                 again = not isinstance(error, _FINAL)
                 if not again or time.monotonic() + pause > until:
-                    # The text of the error holds addresses and headers: only its kind is told.
+                    # The error text contains addresses and headers: report only its kind.
                     raise StoreUnavailable(
                         f"the object store failed while {doing}: {type(error).__name__}",
                         hint="try again" if again else "check bucket, endpoint and credentials",
@@ -303,15 +310,15 @@ class S3Blobs:
 
 
 def _shortened(blob: Blob) -> Damaged:
-    return Damaged(f"the object of blob {blob.digest} has fewer bytes than it had")
+    return Damaged(f"the object of blob {blob.digest} is shorter than when it was written")
 
 
 class _Exists(Exception):
-    """There is an object of this name."""
+    """An object of this name already exists."""
 
 
 class StagedObject:
-    """Bytes that were hashed and wait for their upload."""
+    """Hashed bytes that are ready to be uploaded."""
 
     def __init__(self, blobs: S3Blobs, framed: Framed, source: bytes | IO[bytes], place: str) -> None:
         self._blobs = blobs
@@ -335,10 +342,48 @@ class StagedObject:
 
 
 def _tag(data: bytes) -> str:
-    """The entity tag that S3 gives an object of these bytes, uploaded as we upload: MD5, of the parts where there are
-    several."""
+    """Return the entity tag that S3 gives these bytes when we upload them: their MD5, or that of the parts' MD5s if
+    there are several."""
     if len(data) <= PART:
         return hashlib.md5(data, usedforsecurity=False).hexdigest()
     view = memoryview(data)
     parts = [hashlib.md5(view[at : at + PART], usedforsecurity=False).digest() for at in range(0, len(data), PART)]
     return f"{hashlib.md5(b''.join(parts), usedforsecurity=False).hexdigest()}-{len(parts)}"
+
+
+class FrameCache:
+    """A bounded cache of checked frames, by place and number; the least recently used are evicted first.
+
+    A place always names the same copy, so entries never become stale."""
+
+    def __init__(self, limit: int = _CACHED) -> None:
+        self._limit = limit
+        self._held = 0
+        self._frames: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, place: str, index: int) -> memoryview | None:
+        with self._lock:
+            frame = self._frames.get((place, index))
+            if frame is not None:
+                self._frames.move_to_end((place, index))
+            return frame
+
+    def keep(self, place: str, index: int, frame: memoryview) -> None:
+        with self._lock:
+            if (place, index) not in self._frames:
+                self._frames[place, index] = frame
+                self._held += len(frame)
+            while self._held > self._limit:
+                self._held -= len(self._frames.popitem(last=False)[1])
+
+    def drop(self, place: str) -> None:
+        """Remove the frames of a copy that was deleted."""
+        with self._lock:
+            for key in [key for key in self._frames if key[0] == place]:
+                self._held -= len(self._frames.pop(key))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._frames.clear()
+            self._held = 0

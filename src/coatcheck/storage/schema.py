@@ -1,7 +1,7 @@
-"""The catalog's tables, as numbered steps: a new store runs all of them, an older one those it has not seen.
+"""The catalog's tables, as numbered steps: a new store runs all of them, an older one those it does not have yet.
 
-Each step runs in a transaction of its own together with the version it leads to. A released step never changes; a store
-of every released version is kept under tests/stores.
+Each step runs in a transaction of its own, which also updates the version. A released step never changes; a store of
+every released version is kept in tests/stores.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _FIRST = (
         BEGIN UPDATE meta SET value = value - old.size WHERE key = 'stored_bytes'; END""",
 )
 
-# Tokens are drawn from one counter for the whole store: a session that ends and begins anew meets none of its old ones.
+# Tokens come from one counter for the whole store, so a session that is ended and opened again never reuses one.
 _RECORDS = (
     "ALTER TABLE session ADD COLUMN fence INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE session ADD COLUMN holder TEXT NOT NULL DEFAULT ''",
@@ -92,17 +92,20 @@ _RECORDS = (
         PRIMARY KEY (session_key, series, seq)) WITHOUT ROWID""",
 )
 
-STEPS: list[tuple[str, ...]] = [_FIRST, _RECORDS]
+# Refs that transcripts keep for a session are looked up by that session, and updated when it forgets an artifact.
+_GRANTS = ("CREATE INDEX ref_by_grant ON ref (granted_by, digest) WHERE granted_by IS NOT NULL",)
+
+STEPS: list[tuple[str, ...]] = [_FIRST, _RECORDS, _GRANTS]
 
 
 def migrate(db: sqlite3.Connection, disk: Disk) -> None:
-    """Bring the catalog to the version that this code knows. The caller holds the store's lock."""
+    """Migrate the catalog to the current version. The caller holds the store's lock."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if application not in (0, APPLICATION_ID):
-        raise StoreUnavailable("the catalog file belongs to another program", hint="name a new folder for the store")
+        raise StoreUnavailable("the catalog file belongs to another program", hint="use a new folder for the store")
     if version > len(STEPS):
-        raise UnsupportedFormat(f"this store has format {version}; this version of coatcheck knows {len(STEPS)}")
+        raise UnsupportedFormat(f"this store has format {version}; this version of coatcheck supports {len(STEPS)}")
     for number, step in enumerate(STEPS[version:], version + 1):
         db.execute("BEGIN IMMEDIATE")
         try:

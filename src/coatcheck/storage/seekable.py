@@ -1,5 +1,5 @@
-"""Seekable zstd: every frame of a blob compressed on its own, then a seek table, in the format that zstd's own
-contrib/seekable_format describes. Any zstd tool can unpack the file; we unpack only the frames that a read touches.
+"""Seekable zstd: every frame of a blob is compressed on its own, followed by a seek table, in the format of zstd's
+contrib/seekable_format. Any zstd tool can decompress the file; we decompress only the frames that a read touches.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _LEVEL = 3
 
 
 def is_worthwhile(frame: bytes) -> bool:
-    """Whether compressing saves a tenth at least, judged by one frame."""
+    """Return whether compression saves at least 10 %, judged by one frame."""
     return len(zstd.compress(frame, _LEVEL)) < 0.9 * len(frame)
 
 
 def compress(frames: Iterable[bytes]) -> Iterator[bytes]:
-    """Compressed frames, each a piece, and the seek table as the last piece."""
+    """Yield the compressed frames, then the seek table."""
     table = bytearray()
     count = 0
     for frame in frames:
@@ -44,12 +44,12 @@ def compress(frames: Iterable[bytes]) -> Iterator[bytes]:
 
 
 Pread = Callable[[int, int], bytes]
-"""Bytes of a file or object from an offset on, so many."""
+"""Reads bytes of a file or object, given an offset and a length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The seek table: how long the file is, and how long each packed frame."""
+    """The seek table: the size of the file, and the size of each compressed frame."""
 
     size: int
     packed: tuple[int, ...]
@@ -57,10 +57,10 @@ class Table:
 
     @classmethod
     def of(cls, size: int, pread: Pread, what: str) -> Table:
-        """The table at the end of a file. Raises `Damaged` where it makes no sense."""
+        """Read the table at the end of a file. Raises `Damaged` if it is invalid."""
         footer = pread(max(0, size - _FOOTER.size), _FOOTER.size)
         if len(footer) < _FOOTER.size:
-            raise Damaged(f"blob {what} has lost its seek table")
+            raise Damaged(f"the seek table of blob {what} is missing")
         count, flags, magic = _FOOTER.unpack(footer)
         table_size = count * _ENTRY.size
         if magic != _FOOTER_MAGIC or flags or table_size + _FOOTER.size > size:
@@ -69,7 +69,7 @@ class Table:
         return cls(size, tuple(packed for packed, _ in _ENTRY.iter_unpack(table)), what)
 
     def read(self, first: int, last: int, pread: Pread) -> list[bytes]:
-        """Frames `first` to `last`, unpacked. Raises `Damaged` where table or frame make no sense."""
+        """Return frames `first` to `last`, decompressed. Raises `Damaged` if the table or a frame is invalid."""
         if last >= len(self.packed):
             raise Damaged(f"the seek table of blob {self.what} is damaged")
         at = sum(self.packed[:first])
@@ -85,7 +85,7 @@ class Table:
 
 
 def _unpack(packed: bytes, what: str) -> bytes:
-    """One frame, never more than a frame's worth of memory, whatever the bytes claim."""
+    """Decompress one frame, using at most the memory of a frame, whatever its header claims."""
     unpacker = zstd.ZstdDecompressor()
     try:
         frame = unpacker.decompress(packed, max_length=FRAME)

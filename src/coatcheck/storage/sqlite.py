@@ -1,20 +1,22 @@
-"""The embedded catalog: what is asked of SQLite, and what a put writes. How it is kept safe stands in `database`."""
+"""The embedded catalog: its SQLite queries, and the writes of a put. See `database` for locking and durability."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from coatcheck.errors import Damaged, StoreClosed, storage_error
+from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreFull, storage_error
 from coatcheck.ids import MIN_PREFIX, prefix_range
 from coatcheck.refs import Blob
 from coatcheck.storage import (
     _NO_LIMITS,
     _NOTHING,
+    TRANSCRIPT,
     Claimant,
     Entry,
     Freed,
@@ -22,11 +24,13 @@ from coatcheck.storage import (
     Ranges,
     Record,
     SessionInfo,
+    SetAside,
     Totals,
     newest_of_each,
     records,
     rows,
 )
+from coatcheck.storage.changes import ASIDE, BATCH, TOMBSTONES
 from coatcheck.storage.database import Database
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.journal import Mark
@@ -34,11 +38,12 @@ from coatcheck.storage.rows import BRIEF, COLUMNS, EXPIRES, GONE, WIDTH, brief_e
 
 INLINE_LIMIT = 128 * 1024
 _LAST = (1 << 63) - 1
-_PAGES = 64  # given back in one step of compacting
+_PAGES = 64  # pages returned to the file system in one step of compacting
 _FROM = "FROM session s JOIN ref r ON r.session_key = s.session_key LEFT JOIN blob b ON b.blob_key = r.blob_key"
-# Left to itself SQLite walks all refs of a session in the order of their seq: the index has to be named.
+# By default SQLite scans all refs of a session in the order of their seq, so the index must be named.
 _FROM_DIGEST = _FROM.replace("ref r", "ref r INDEXED BY ref_by_digest")
 _FROM_NAME = _FROM.replace("ref r", "ref r INDEXED BY ref_by_name")
+_FROM_GRANT = _FROM.replace("ref r", "ref r INDEXED BY ref_by_grant")
 _BY_PREFIX = f"""SELECT {{columns}}, {{content}}, (SELECT o.digest FROM ref o WHERE o.session_key = r.session_key
     AND o.digest >= ? AND o.digest < r.digest LIMIT 1) {_FROM} LEFT JOIN content c ON c.blob_key = b.blob_key
     WHERE s.session_id = ? AND r.digest >= ? AND r.digest <= ? ORDER BY r.digest DESC, r.seq DESC LIMIT 1"""
@@ -59,6 +64,7 @@ class SqliteCatalog(Database):
     def __init__(self, root: Path, folder: int, disk: Disk) -> None:
         super().__init__(root, folder, disk)
         self._batch = threading.local()
+        self.sync_copy: Callable[[Blob], None] = lambda blob: None  # called before a ref to an existing copy is added
 
     # Reading
 
@@ -98,7 +104,7 @@ class SqliteCatalog(Database):
                 if row[13] is None and row[5] is None and row[3] is None:
                     return [brief_entry_of(row)]
             pending = [] if settled else self._put_lately(session_id, prefix)
-            # Most puts are of something new: one look at the blobs says so, for a third of the whole question's time.
+            # Most puts are of new content: a look at the blobs shows that in a third of the time of the full query.
             if not settled and not self._query(_ANY_BLOB, (low, high), settled=False):
                 return newest_of_each(pending)
             found = self._query(_NEWEST[content], (low, session_id, low, high), settled=settled)
@@ -123,6 +129,18 @@ class SqliteCatalog(Database):
         ]
         return entries if prefix is None else newest_of_each([*pending, *entries])
 
+    def lent(self, session_id: str, *, prefix: str | None = None, content: bool = False) -> list[Entry]:
+        low, high = prefix_range(prefix or "")
+        rows = self._query(
+            f"SELECT {COLUMNS}, {'c.data' if content else 'NULL'} {_FROM_GRANT}"
+            f" {'LEFT JOIN content c ON c.blob_key = b.blob_key' if content else ''}"
+            " WHERE r.granted_by = ? AND r.digest BETWEEN ? AND ? AND r.gone IS NULL"
+            " AND substr(s.session_id, 1, ?) = ? ORDER BY r.created_at DESC, r.seq DESC",
+            (session_id, low, high, len(TRANSCRIPT), TRANSCRIPT),
+        )
+        found = [entry_of(row, row[WIDTH]) for row in rows]
+        return found if prefix is None else newest_of_each(found)
+
     def near(self, sessions: Iterable[str], digests: Iterable[str], *, settled: bool = True) -> set[str]:
         starts, lineage = {digest[:MIN_PREFIX] for digest in digests}, list(sessions)
         return {
@@ -142,7 +160,7 @@ class SqliteCatalog(Database):
         return int(count)
 
     def _put_lately(self, session_id: str, prefix: str) -> list[Entry]:
-        """What this process put since it last took over the journal, newest first."""
+        """Return refs that this process put since it last applied the journal, newest first."""
         near = self._pending.get(prefix[:MIN_PREFIX], ())
         return [e for e in reversed(near) if e.ref.session_id == session_id and e.ref.artifact_id.startswith(prefix)]
 
@@ -202,14 +220,30 @@ class SqliteCatalog(Database):
         for row in self._pages(
             "session", "session_key", "session_id, parent, ttl, quota, created_at, used_at, used_bytes"
         ):
-            yield SessionInfo(*row)
+            if isinstance(row[0], str):  # otherwise the session has ended
+                yield SessionInfo(*row)
 
-    def blobs(self) -> Iterator[tuple[Blob, bytes | None]]:
-        for key, digest, *rest in self._pages(
-            "blob", "blob_key", "blob_key, digest, size, coding, place, frames, used_at"
-        ):
-            blob = Blob(digest.hex(), *rest)
-            yield blob, self._content(key) if blob.coding == "inline" else None
+    def blobs(self, digest: str | None = None) -> Iterator[tuple[Blob, bytes | StoreError | None]]:
+        if digest is None:
+            keys = self._pages("blob", "blob_key", "blob_key")
+        else:
+            keys = iter(self._query("SELECT blob_key FROM blob WHERE digest = ?", (bytes.fromhex(digest),)))
+        columns = "b.digest, b.size, b.coding, b.place, b.frames, b.used_at"
+        for key in keys:
+            # Read row and content in one statement: keys are reused, so the content may be another blob's by then.
+            try:
+                found = self._query(
+                    f"SELECT {columns}, c.data FROM blob b LEFT JOIN content c ON c.blob_key = b.blob_key"
+                    " AND b.coding = 'inline' WHERE b.blob_key = ?",
+                    key,
+                )
+            except StoreError as error:
+                rows_alone = self._query(f"SELECT {columns} FROM blob b WHERE b.blob_key = ?", key)
+                found = [(*row, error) for row in rows_alone]
+            for digest_now, *rest, content in found:
+                if content is not None and not isinstance(content, (bytes, StoreError)):
+                    content = Damaged("the content has a wrong type")
+                yield Blob(digest_now.hex(), *rest), content
 
     def cold(self, before: float) -> Iterator[Blob]:
         known = self._query("SELECT value FROM meta WHERE key = 'cold'")
@@ -222,22 +256,14 @@ class SqliteCatalog(Database):
             for digest, *rest, key in page:
                 yield Blob(digest.hex(), *rest)
                 last = key
-        with self._change("noting what was looked at"):
-            self._changes.note_cold(before)
-
-    def _content(self, blob_key: int) -> bytes | None:
-        """Inline content as it is in the database: nothing right, where the pages that hold it are damaged."""
-        try:
-            found = self._query("SELECT data FROM content WHERE blob_key = ?", (blob_key,))
-        except Damaged:
-            return b""
-        return found[0][0] if found else None
+        self._change("recording the compressed blobs", lambda: self._changes.note_cold(before))
 
     def totals(self) -> Totals:
         row = self._query(
-            """SELECT (SELECT count(*) FROM session), (SELECT count(*) FROM ref WHERE gone IS NULL),
-            (SELECT count(*) FROM blob), (SELECT count(*) FROM ref WHERE gone IS NOT NULL),
-            (SELECT coalesce(sum(size), 0) FROM blob), (SELECT coalesce(sum(size), 0) FROM ref WHERE gone IS NULL)"""
+            """SELECT (SELECT count(*) FROM session WHERE session_id < x''),
+            (SELECT count(*) FROM ref WHERE gone IS NULL), (SELECT count(*) FROM blob),
+            (SELECT count(*) FROM ref WHERE gone IS NOT NULL), (SELECT coalesce(sum(size), 0) FROM blob),
+            (SELECT coalesce(sum(size), 0) FROM ref WHERE gone IS NULL)"""
         )[0]
         return Totals(*row)
 
@@ -249,24 +275,34 @@ class SqliteCatalog(Database):
     def put(self, entry: Entry, *, limits: Limits = _NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
         guarded = limits.store_quota is not None or entry.session.quota is not None
         record = rows.pack(entry, heal=heal, grace=limits.grace)
-        with self._exclusive("putting an artifact"):
+        self._check_writable("putting an artifact")
+        if reuse and entry.blob.coding != "inline":
+            with contextlib.suppress(NotFound):  # removed or moved: `has_copy` checks its row below
+                self.sync_copy(entry.blob)
+
+        def append() -> Mark | None:
             self._journal.refresh()
             if self._journal.strained:
                 self._reserve.fill(self._journal)
-            # Before the record is in, not after: what fails here must not fail a put that everybody can see.
+            # Before the record is appended: a failure here must not fail a put that is already visible.
             if self._journal.end > self._reserve.journal_limit or self._journal.is_unsound:
                 self._catch_up()
                 self._settle()
             if guarded or reuse:
                 self._catch_up()
                 if reuse and not self._changes.has_copy(entry.blob):
-                    return False
+                    return None
                 if guarded:
                     self._changes.check_quota(entry, limits)
             mark = self._journal.append(record)
             if entry.content is None:
                 self._recent[entry.blob.digest] = entry.blob
             self._pending.setdefault(entry.ref.artifact_id[:MIN_PREFIX], []).append(entry)
+            return mark
+
+        mark = self._exclusive("putting an artifact", append)
+        if mark is None:
+            return False
         if getattr(self._batch, "is_open", False):
             self._batch.mark = mark
         else:
@@ -279,7 +315,7 @@ class SqliteCatalog(Database):
     @contextmanager
     def batch(self) -> Iterator[None]:
         if getattr(self._batch, "is_open", False):
-            yield  # the outer one acknowledges
+            yield  # the outer batch acknowledges
             return
         self._batch.is_open, self._batch.mark = True, None
         try:
@@ -296,8 +332,7 @@ class SqliteCatalog(Database):
             raise storage_error(error, "syncing the journal") from error
 
     def open_session(self, info: SessionInfo) -> None:
-        with self._change("opening a session"):
-            self._changes.open_session(info)
+        self._change("opening a session", lambda: self._changes.open_session(info))
 
     def touch(
         self,
@@ -305,8 +340,7 @@ class SqliteCatalog(Database):
         blobs: Mapping[str, float],
         shown: Mapping[tuple[str, str], Ranges] = _NOTHING,
     ) -> None:
-        with self._change("noting use", durable=False):
-            self._changes.touch(sessions, blobs, shown)
+        self._change("recording use", lambda: self._changes.touch(sessions, blobs, shown), durable=False)
 
     def claim(
         self,
@@ -318,8 +352,11 @@ class SqliteCatalog(Database):
         instead_of: int | None = None,
         grace: float = 0.0,
     ) -> int:
-        with self._change("claiming a session", adding=True):
-            return self._records.claim(session, holder, at, idle, instead_of, grace)
+        return self._change(
+            "claiming a session",
+            lambda: self._records.claim(session, holder, at, idle, instead_of, grace),
+            adding=True,
+        )
 
     def record(
         self,
@@ -332,63 +369,122 @@ class SqliteCatalog(Database):
         keep: int | None = None,
         grace: float = 0.0,
     ) -> int:
-        with self._change("writing a record", adding=True):
-            return self._records.add(session, series, body, at, token, keep, grace)
+        return self._change(
+            "writing a record",
+            lambda: self._records.add(session, series, body, at, token, keep, grace),
+            adding=True,
+        )
 
     def pin(self, session_id: str, digest: str, pinned: bool) -> int:
-        with self._change("pinning"):
-            return self._changes.pin(session_id, digest, pinned)
+        return self._change("pinning", lambda: self._changes.pin(session_id, digest, pinned))
 
-    def remove(self, session_id: str, digest: str | None = None, *, end: bool = False) -> Freed:
-        with self._change("forgetting", freeing=True):
-            freed = self._changes.remove(session_id, digest, end=end)
-        return self._let_go(freed)
+    def remove(
+        self, session_id: str, digest: str | None = None, *, name: str | None = None, end: bool = False
+    ) -> Freed:
+        def remove() -> Freed | None:
+            limit = self._reserve.batch[0] if self._journal.strained else BATCH
+            if end and digest is None and not self._changes.is_within(session_id, limit):
+                return None
+            return self._changes.remove(session_id, digest, name=name, end=end)
+
+        def unname() -> None:
+            self._changes.unname(session_id)
+
+        freed = None
+        with contextlib.suppress(StoreFull) if end else contextlib.nullcontext():
+            freed = self._change("forgetting", remove, freeing=True)
+        if freed is None:
+            self._change("forgetting", unname, freeing=True)
+            freed = self._free_in_steps("forgetting", self._changes.end_some)
+        return self._made_durable(freed)
+
+    def _free_in_steps(self, doing: str, step: Callable[[int], tuple[Freed, bool]]) -> Freed:
+        """Free refs in several transactions, each with a limit on their number; smaller ones if the disk is full."""
+        freed, limit, is_open = Freed(), BATCH, True
+
+        def free() -> tuple[Freed, bool]:
+            return step(min(limit, self._reserve.batch[0]) if self._journal.strained else limit)
+
+        while is_open:
+            try:
+                some, is_open = self._change(doing, free, freeing=True)
+                freed += some
+            except StoreFull:
+                if limit == 1:
+                    raise
+                limit = max(1, limit // 8)
+        return freed
 
     def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
+        def would_expire() -> Freed:
+            self._refresh_and_catch_up()
+            return self._changes.would_expire(at)
+
         if dry_run:
-            with self._exclusive("looking for what has expired"):
-                self._refresh_and_catch_up()
-                return self._changes.would_expire(at)
-        freed = Freed()
-        while True:
-            with self._change("expiring", freeing=True):
-                batch, records_dropped = self._changes.expire(at), self._records.expire(at)
-            freed += batch
-            if not batch.refs and not records_dropped:
-                break
-        with self._change("expiring", freeing=True):
-            self._changes.drop_tombstones(forget_before)
-        return self._let_go(freed)
+            return self._exclusive("looking for expired refs", would_expire)
+
+        def expire_some(limit: int) -> tuple[Freed, bool]:
+            batch, records_dropped = self._changes.expire(at, limit), self._records.expire(at)
+            return batch, bool(batch.refs or records_dropped)
+
+        freed = self._free_in_steps("forgetting", self._changes.end_some)  # sessions whose end a crash interrupted
+        freed += self._free_in_steps("expiring", expire_some)
+        self._free_in_steps("expiring", lambda limit: (Freed(), self._changes.drop_tombstones(forget_before, limit)))
+        self._change("expiring", lambda: self._changes.drop_aside(at), freeing=True)
+        return self._made_durable(freed)
 
     def relocate(self, old: Blob, new: Blob) -> bool:
-        with self._change("moving a blob", always=True):
-            return self._changes.relocate(old, new)
+        return self._change("moving a blob", lambda: self._changes.relocate(old, new), always=True)
 
-    def lose(self, blob: Blob) -> int:
-        with self._change("setting a damaged blob aside", freeing=True):
-            return self._changes.lose(blob)
+    def lose(self, blob: Blob, *, until: float = 0.0) -> int:
+        return self._change("setting a damaged blob aside", lambda: self._changes.lose(blob, until), freeing=True)
 
-    def check(self, *, repair: bool) -> list[str]:
-        with self._change("checking the catalog"):
-            return [*self._changes.check(repair=repair), *self._records.check(repair=repair)]
+    def aside(self, digests: Iterable[str] | None = None) -> list[SetAside]:
+        if digests is None:
+            found = self._query("SELECT key, value FROM meta WHERE key >= ? AND key < ?", (ASIDE, ASIDE + "g"))
+        else:
+            wanted = tuple(ASIDE + digest for digest in digests)
+            found = self._query(f"SELECT key, value FROM meta WHERE key IN ({','.join('?' * len(wanted))})", wanted)
+        aside = []
+        for key, packed in found:
+            digest = key.removeprefix(ASIDE)
+            ((refs,),) = self._query(TOMBSTONES, (bytes.fromhex(digest),))
+            aside.append(SetAside.unpack(digest, packed, refs))
+        return aside
+
+    def restore(self, blob: Blob) -> int:
+        return self._change("restoring a blob", lambda: self._changes.restore(blob), always=True)
+
+    def check(self, *, repair: bool, until: float = 0.0) -> list[str]:
+        def check() -> list[str]:
+            return [
+                *self._check_losses(repair=repair),
+                *self._changes.check(repair=repair, until=until),
+                *self._records.check(repair=repair),
+            ]
+
+        change = self._exclusive if self.is_read_only and not repair else self._change
+        return change("checking the catalog", check)
 
     def compact(self) -> None:
-        with self._exclusive("compacting the catalog"):
-            self._refresh_and_catch_up()
-            with self._roomy():
-                before, free = -1, self._free_pages()
-                while free and free != before:
-                    self._writer.executescript(f"PRAGMA incremental_vacuum({_PAGES})")  # `execute` would free one page
-                    self._bound_wal()
-                    before, free = free, self._free_pages()
-                self._settle(truncate=True)
+        self._check_writable("compacting the catalog")
+        self._exclusive("compacting the catalog", self._compact)
+
+    def _compact(self) -> None:
+        self._refresh_and_catch_up()
+        with self._roomy():
+            before, free = -1, self._free_pages()
+            while free and free != before:
+                self._writer.executescript(f"PRAGMA incremental_vacuum({_PAGES})")  # `execute` would free only one page
+                self._bound_wal()
+                before, free = free, self._free_pages()
+            self._settle(truncate=True)
 
     def _free_pages(self) -> int:
         return int(self._writer.execute("PRAGMA freelist_count").fetchone()[0])
 
-    def _let_go(self, freed: Freed) -> Freed:
-        """Files may go only when no power cut can bring their rows back, whatever the durability."""
+    def _made_durable(self, freed: Freed) -> Freed:
+        """Sync a removal, whatever the durability: a power cut must not restore rows whose files are deleted."""
         if freed.blobs and not self._disk.durable:
-            with self._exclusive("forgetting"):
-                self._sync_wal(always=True)
+            self._exclusive("forgetting", lambda: self._sync_wal(always=True))
         return freed

@@ -1,7 +1,7 @@
-"""A deadline for calls that wait on a socket without one of their own.
+"""Deadlines for calls that wait on a socket without a timeout.
 
-A server that hangs, or that vanished with its machine, neither answers nor breaks the connection. What a call waits on
-is shut down when its time is over, and the call fails like any other whose connection broke.
+A server that hangs, or whose machine disappeared, neither answers nor closes the connection. When the deadline passes,
+the socket is shut down, and the call fails as it does for any broken connection.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
-_LOOK: Final = 0.25  # seconds between two looks
-_IDLE: Final = 30.0  # seconds without a call after which nobody watches
+_LOOK: Final = 0.25  # seconds between two checks
+_IDLE: Final = 30.0  # seconds without a call after which the watcher thread ends
 
 
 class HasSocket(Protocol):
@@ -23,7 +23,7 @@ class HasSocket(Protocol):
 
 
 class Watch:
-    """One thread for a whole process, while there is something to watch."""
+    """One watcher thread per process, which runs only while there are calls to watch."""
 
     def __init__(self) -> None:
         self._calls: dict[int, tuple[float, HasSocket]] = {}
@@ -33,7 +33,7 @@ class Watch:
 
     @contextmanager
     def over(self, connection: HasSocket, until: float) -> Iterator[None]:
-        """Shut the connection down if this takes longer than until then (`time.monotonic`)."""
+        """Shut the connection down if the context is still open at `until` (`time.monotonic`)."""
         key = id(connection)
         if self._owner != os.getpid():
             self._begin()
@@ -47,7 +47,7 @@ class Watch:
 
     def _begin(self) -> None:
         with self._lock:
-            if self._owner != os.getpid():  # a child has what its parent was at, but not its threads
+            if self._owner != os.getpid():  # a child inherits its parent's calls, but not its threads
                 self._calls, self._watcher, self._owner = {}, None, os.getpid()
 
     def _start(self) -> None:
@@ -69,13 +69,13 @@ class Watch:
                     _shut_down(connection)
             with self._lock:
                 if now - busy > _IDLE:
-                    self._watcher = None  # first: a call that comes now sees it, or is seen
+                    self._watcher = None  # first: a concurrent call either sees this or is seen below
                     if not self._calls:
                         return
                     self._watcher = threading.current_thread()
 
 
 def _shut_down(connection: HasSocket) -> None:
-    # Where it is closed by now, there is nothing to wait for.
+    # If it is closed by now, nothing is waiting.
     with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as line:
         line.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""What makes a conformance suite binding: a subclass cannot override, delete or skip its tests."""
+"""Make a conformance suite binding: a subclass cannot override, delete or skip its tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _EXCUSES = frozenset({"skip", "skipif", "xfail"})
 
 
 class _Sealing(type):
-    """`@pytest.mark.skip` on a class, or an assignment to it, comes after `__init_subclass__`: it is refused here."""
+    """Rejects `@pytest.mark.skip` on a class and later assignments, which happen after `__init_subclass__`."""
 
     def __setattr__(cls, name: str, value: object) -> None:
         _refuse_excuses(cls, name, value)
@@ -16,12 +16,12 @@ class _Sealing(type):
 
     def __delattr__(cls, name: str) -> None:
         if name.startswith("test_"):
-            raise TypeError(f"{cls.__name__} cannot do without {name}: it is part of the suite")
+            raise TypeError(f"{cls.__name__} cannot delete {name}: it is part of the suite")
         super().__delattr__(name)
 
 
 class Suite(metaclass=_Sealing):
-    """The root of the suites. A class that says `suite=True` adds tests; none may change what it inherits."""
+    """The base class of the suites. A class with `suite=True` adds tests; no subclass may change inherited ones."""
 
     _kept: ClassVar[dict[str, object]] = {}
 
@@ -30,7 +30,7 @@ class Suite(metaclass=_Sealing):
         kept = {name: test for base in reversed(cls.__mro__[1:]) for name, test in vars(base).get("_kept", {}).items()}
         for name, test in kept.items():
             if getattr(cls, name, None) is not test:
-                raise TypeError(f"{cls.__name__} cannot override {name}: a backend passes the suite as it is")
+                raise TypeError(f"{cls.__name__} cannot override {name}: a backend must pass the suite unchanged")
         for name, value in vars(cls).items():
             if name not in kept and not suite:
                 _refuse_excuses(cls, name, value)
@@ -40,11 +40,11 @@ class Suite(metaclass=_Sealing):
 
 def _refuse_excuses(cls: type, name: str, value: object) -> None:
     if name.startswith("test_"):
-        raise TypeError(f"{cls.__name__} cannot set {name}: put tests of your own beside the suite, not into it")
+        raise TypeError(f"{cls.__name__} cannot set {name}: put your own tests in another class")
     if name == "__test__" and not value:
-        raise TypeError(f"{cls.__name__} cannot leave the suite out")
+        raise TypeError(f"{cls.__name__} cannot disable the suite")
     if name == "pytestmark":
         for mark in value if isinstance(value, list | tuple) else [value]:
             excuse = getattr(mark, "name", "")
             if excuse in _EXCUSES:
-                raise TypeError(f"{cls.__name__} cannot {excuse} the suite: a backend passes it whole")
+                raise TypeError(f"{cls.__name__} cannot {excuse} the suite: a backend must pass all of it")

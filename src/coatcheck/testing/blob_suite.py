@@ -1,4 +1,4 @@
-"""What every `BlobStore` must do, as tests."""
+"""Tests that every `BlobStore` must pass."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ SIZES = (0, 1, 4096, FRAME - 1, FRAME, FRAME + 1, 3 * FRAME + 17)
 
 
 class BlobStoreSuite(Suite, suite=True):
-    """Subclass it, and provide `make_blobs`; and, where you can, the ways around the store's own methods."""
+    """Subclass it and define `make_blobs`. If possible, also define the methods that bypass the store."""
 
     shared: ClassVar[bool] = True
-    """Whether `make_blobs` with the same folder opens the same blobs again, as another process would."""
+    """Whether `make_blobs` with the same folder opens the same blobs again, like another process."""
 
     def make_blobs(self, tmp_path: Path) -> BlobStore:
-        raise NotImplementedError("how is your blob store made?")
+        raise NotImplementedError("define make_blobs to create your blob store")
 
     def flip_byte(self, blobs: BlobStore, blob: Blob, offset: int) -> bool:
-        """Change the stored byte at this offset behind the store's back. False where nobody can reach it."""
+        """Change the stored byte at this offset without the store noticing. Return False if that is impossible."""
         return False
 
     def abandon_stage(self, blobs: BlobStore, size: int) -> bool:
-        """Leave behind what a process leaves that dies with this many bytes staged. False where nothing stays."""
+        """Leave what a process that dies with `size` bytes staged leaves behind. Return False if that is nothing."""
         return False
 
     @pytest.fixture
@@ -45,7 +45,7 @@ class BlobStoreSuite(Suite, suite=True):
 
     @pytest.fixture
     def others(self, tmp_path: Path, blobs: BlobStore) -> Iterator[BlobStore]:
-        """The same blobs as another process has them."""
+        """The same blobs, opened like another process."""
         if not self.shared:
             yield blobs
             return
@@ -96,7 +96,7 @@ class BlobStoreSuite(Suite, suite=True):
             raise InterruptedError("the source failed")
 
         with pytest.raises(InterruptedError), blobs.stage(broken()):
-            pytest.fail("a stage began without its bytes")
+            pytest.fail("a stage began although its source failed")
         assert list(blobs.places()) == []
         assert blobs.leftovers(remove=False) == 0
 
@@ -165,14 +165,14 @@ class BlobStoreSuite(Suite, suite=True):
         data = b"a line that comes again and again\n" * 30_000
         blob = publish(blobs, data)
         stage = blobs.compress(blob)
-        if stage is None:  # there is nothing to gain in this backend
+        if stage is None:  # this backend gains nothing from compression
             return
         with stage as staged:
             smaller = staged.publish()
         assert (smaller.digest, smaller.size, smaller.frames) == (blob.digest, blob.size, blob.frames)
         assert smaller.place != blob.place
         check_ranges(blobs, smaller, data)
-        assert blobs.read(blob, 0, 100) == data[:100], "the copy it was made from goes only when it is removed"
+        assert blobs.read(blob, 0, 100) == data[:100], "the original copy stays until it is removed"
         blobs.remove(blob)
         check_ranges(blobs, smaller, data)
 
@@ -218,6 +218,11 @@ class BlobStoreSuite(Suite, suite=True):
     def test_a_sound_store_has_no_leftovers(self, blobs: BlobStore) -> None:
         publish(blobs, noise(5000))
         assert blobs.leftovers(remove=True) == 0
+
+    def test_a_sound_store_has_nothing_foreign(self, blobs: BlobStore) -> None:
+        publish(blobs, noise(5000))
+        with blobs.stage([noise(10)]):
+            assert list(blobs.foreign()) == []
 
     def test_a_stage_in_progress_is_no_leftover(self, blobs: BlobStore, others: BlobStore) -> None:
         data = noise(5000)
@@ -292,7 +297,7 @@ def publish(blobs: BlobStore, data: bytes) -> Blob:
 
 
 def listed(blobs: BlobStore, blob: Blob) -> Blob:
-    """The copy as `places` tells it, which is all that a sweep has."""
+    """Return the copy as `places` lists it, which is all that a sweep gets."""
     return next(copy for copy in blobs.places() if copy.place == blob.place)
 
 
@@ -305,5 +310,5 @@ def check_ranges(blobs: BlobStore, blob: Blob, data: bytes) -> None:
 
 
 def noise(size: int) -> bytes:
-    """Bytes that do not compress, the same for the same size."""
+    """Return incompressible bytes, always the same for the same size."""
     return random.Random(size).randbytes(size)

@@ -1,6 +1,6 @@
-"""What every `Catalog` must do, as tests.
+"""Tests that every `Catalog` must pass.
 
-A catalog never looks into blobs, so most tests name copies that exist nowhere: only the rows matter here.
+A catalog never reads blobs, so most tests use copies that do not exist: only the rows matter here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coatcheck.testing.record_suite import RecordSuite
 
 
 class CatalogSuite(RecordSuite, suite=True):
-    """Subclass it, and provide `make_catalog`."""
+    """Subclass it and define `make_catalog`."""
 
     # Sessions
 
@@ -29,7 +29,7 @@ class CatalogSuite(RecordSuite, suite=True):
         assert catalog.find("nobody") == []
         assert list(catalog.sessions()) == []
 
-    def test_an_opened_session_is_told_as_it_was_opened(self, catalog: Catalog, others: Catalog) -> None:
+    def test_an_opened_session_is_returned_as_it_was_opened(self, catalog: Catalog, others: Catalog) -> None:
         info = SessionInfo("s", "parent", 60.5, 1000, created=5.0, used=7.0)
         catalog.open_session(info)
         assert catalog.session("s") == others.session("s") == info
@@ -47,7 +47,7 @@ class CatalogSuite(RecordSuite, suite=True):
 
     # Putting and finding
 
-    def test_what_was_put_is_found_with_all_that_was_said_of_it(self, catalog: Catalog, others: Catalog) -> None:
+    def test_what_was_put_is_found_with_all_of_its_attributes(self, catalog: Catalog, others: Catalog) -> None:
         put = entry("x", name="n", tool="t", call_id="c", producer="planner", parents=("a" * 64, "b" * 12),
                     summary="line ☃", created=5.25, expires=99.5, pinned=True, granted_by="g", codec="json",
                     media_type="text/x", kind="log")  # fmt: skip
@@ -165,7 +165,7 @@ class CatalogSuite(RecordSuite, suite=True):
 
     def test_inline_content_comes_when_it_is_asked_for(self, catalog: Catalog) -> None:
         data = b"x" * max(0, min(100, catalog.inline_limit))
-        if catalog.inline_limit < 0:  # this catalog holds no content itself
+        if catalog.inline_limit < 0:  # this catalog stores no content itself
             return
         catalog.put(inline(data, name="n"))
         ways: list[dict[str, Any]] = [{"prefix": digest_of(data)}, {"name": "n"}, {}]
@@ -212,7 +212,7 @@ class CatalogSuite(RecordSuite, suite=True):
         if not catalog.behind():
             assert catalog.find("s", settled=False) == catalog.find("s")
         assert len(catalog.find("s")) == 1
-        assert not catalog.behind(), "a settled read has taken over all there was"
+        assert not catalog.behind(), "a settled read has caught up with everything"
         assert len(catalog.find("s", settled=False)) == 1
 
     # Blobs
@@ -256,7 +256,7 @@ class CatalogSuite(RecordSuite, suite=True):
             digest_of(str(i).encode()) for i in range(70)
         )
 
-    def test_places_are_told_of_the_blobs_that_are_known(self, catalog: Catalog) -> None:
+    def test_places_are_returned_for_known_blobs(self, catalog: Catalog) -> None:
         catalog.put(entry("x", place="here"))
         catalog.put(entry("y", place="there", session="other"))
         known = {digest_of(b"x"): "here", digest_of(b"y"): "there"}
@@ -274,7 +274,7 @@ class CatalogSuite(RecordSuite, suite=True):
         if small:
             catalog.put(inline(small, created=0.0))
         digests = sorted(digest_of(str(i).encode()) for i in range(70))
-        next(catalog.cold(10.0))  # a walk that broke off does not count
+        next(catalog.cold(10.0))  # an interrupted walk does not count
         assert sorted(cold(10.0)) == digests
         assert cold(10.0) == [blob.digest for blob in others.cold(10.0)] == []
         catalog.touch({}, {digests[0]: 20.0})
@@ -420,6 +420,44 @@ class CatalogSuite(RecordSuite, suite=True):
             assert found.gone == "expired"
             assert found.ref == put.ref
 
+    def test_what_a_transcript_holds_for_a_session_is_lent_to_it(self, catalog: Catalog, others: Catalog) -> None:
+        for content, session, by in (
+            ("a", "transcript:1", "s"),
+            ("b", "transcript:1", "s"),
+            ("a", "transcript:2", "s"),
+            ("c", "transcript:1", "other"),
+            ("d", "not a transcript", "s"),
+            ("e", "transcript:1", None),
+        ):
+            catalog.put(entry(content, session=session, granted_by=by, ttl=None))
+        catalog.put(entry("f", session="s", ttl=1.0, created=0.0))
+        catalog.expire(100.0, forget_before=50.0)
+        a, b, c = (digest_of(text.encode()) for text in "abc")
+        for one in (catalog, others):
+            lent = [(each.session.session_id, each.ref.artifact_id) for each in one.lent("s")]
+            assert sorted(lent) == sorted([("transcript:1", a), ("transcript:1", b), ("transcript:2", a)])
+            assert [each.ref.artifact_id for each in one.lent("s", prefix=a[:12])] == [a]
+            assert one.lent("s", prefix=c) == []
+        if catalog.inline_limit >= 9:
+            catalog.put(inline(b"held here", session="transcript:1", granted_by="s"))
+            assert [one.content for one in catalog.lent("s", prefix=digest_of(b"held here"), content=True)] == [
+                b"held here"
+            ]
+
+    def test_what_a_session_forgets_is_no_longer_lent_to_it(self, catalog: Catalog) -> None:
+        for content in ("a", "b"):
+            catalog.put(entry(content, session="transcript:1", granted_by="s", ttl=None))
+        assert catalog.remove("s", digest_of(b"a")) == Freed()
+        assert [one.ref.artifact_id for one in catalog.lent("s")] == [digest_of(b"b")]
+        assert catalog.remove("s", end=True) == Freed()
+        assert catalog.lent("s") == []
+        assert len(catalog.find("transcript:1")) == 2
+
+    def test_what_a_transcript_held_is_not_lent_after_it_ended(self, catalog: Catalog) -> None:
+        catalog.put(entry("a", session="transcript:1", granted_by="s", ttl=None))
+        catalog.remove("transcript:1", end=True)
+        assert catalog.lent("s") == []
+
     def test_an_artifact_expires_by_its_own_time_too(self, catalog: Catalog) -> None:
         catalog.put(entry("x", expires=5.0, ttl=100.0, created=0.0))
         catalog.put(entry("y", expires=5.0, ttl=None, session="endless", created=0.0))
@@ -438,10 +476,10 @@ class CatalogSuite(RecordSuite, suite=True):
         catalog.put(entry("shared", session="living", ttl=None))
         catalog.put(entry("single", session="dead", ttl=1.0, created=0.0))
         before = catalog.totals()
-        told = catalog.expire(50.0, forget_before=-1.0, dry_run=True)
+        would_free = catalog.expire(50.0, forget_before=-1.0, dry_run=True)
         assert catalog.totals() == before
-        assert told == catalog.expire(50.0, forget_before=-1.0)
-        assert (told.refs, told.artifacts, told.bytes) == (2, 1, 6)
+        assert would_free == catalog.expire(50.0, forget_before=-1.0)
+        assert (would_free.refs, would_free.artifacts, would_free.bytes) == (2, 1, 6)
 
     def test_old_tombstones_and_empty_sessions_are_forgotten(self, catalog: Catalog) -> None:
         catalog.put(entry("x", session="old", ttl=10.0, created=0.0))
@@ -537,6 +575,74 @@ class CatalogSuite(RecordSuite, suite=True):
         assert held.used_bytes == 3
         assert catalog.check(repair=False) == []
 
+    def test_a_lost_blob_is_set_aside_as_long_as_its_refs_wait(self, catalog: Catalog, others: Catalog) -> None:
+        for session in ("one", "two"):
+            catalog.put(entry("xyz", session=session))
+        catalog.put(entry("sound"))
+        blob = entry("xyz").blob
+        catalog.lose(blob, until=100.0)
+        for reader in (catalog, others):
+            for one in (*reader.aside(), *reader.aside([blob.digest, digest_of(b"sound")])):
+                assert (one.blob, one.until, one.refs) == (blob, 100.0, 2)
+            assert len(reader.aside()) == len(reader.aside([blob.digest])) == 1
+            assert reader.aside([digest_of(b"sound")]) == reader.aside([]) == []
+        catalog.expire(99.0, forget_before=0.0)
+        assert len(catalog.aside()) == 1
+        catalog.put(entry("xyz", place="new"))
+        assert [one.refs for one in catalog.aside()] in ([0], [])
+        catalog.expire(99.0, forget_before=0.0)
+        assert catalog.aside() == []
+
+    def test_what_is_set_aside_is_kept_until_its_time_is_over(self, catalog: Catalog) -> None:
+        for text in ("1", "2"):
+            catalog.put(entry(text))
+            catalog.lose(entry(text).blob, until=100.0 * int(text))
+        catalog.expire(150.0, forget_before=0.0)
+        assert [one.blob.digest for one in catalog.aside()] == [digest_of(b"2")]
+        assert [one.gone for one in catalog.find("s")] == ["damaged", "damaged"]
+        catalog.remove("s", end=True)
+        catalog.expire(150.0, forget_before=0.0)
+        assert catalog.aside() == [], "no ref is left"
+
+    def test_restoring_a_blob_brings_its_refs_back(self, catalog: Catalog) -> None:
+        for session in ("one", "two"):
+            catalog.put(entry("xyz", session=session, name="n"))
+        blob = entry("xyz").blob
+        assert catalog.restore(blob) == 0, "the blob is in use"
+        catalog.lose(blob, until=100.0)
+        assert catalog.restore(blob) == 2
+        assert catalog.aside() == []
+        for session in ("one", "two"):
+            (found,) = catalog.find(session)
+            assert (found.gone, found.blob.place) == (None, "place")
+            held = catalog.session(session)
+            assert held is not None
+            assert held.used_bytes == 3
+        assert catalog.totals().stored_bytes == 3
+        assert catalog.check(repair=False) == []
+
+    def test_restoring_a_blob_that_was_replaced_or_that_nobody_wants_changes_nothing(self, catalog: Catalog) -> None:
+        blob = entry("x", place="first").blob
+        assert catalog.restore(blob) == 0
+        assert catalog.blob(blob.digest) is None
+        catalog.put(entry("x", place="first"))
+        catalog.lose(blob, until=100.0)
+        catalog.put(entry("x", place="healed"))
+        assert catalog.restore(blob) == 0
+        assert [known.place for known, _ in catalog.blobs(blob.digest)] == ["healed"]
+        assert list(catalog.blobs(digest_of(b"another"))) == []
+
+    def test_losing_content_that_is_sound_changes_nothing(self, catalog: Catalog) -> None:
+        if catalog.inline_limit < 5:  # this catalog stores no content itself
+            return
+        put = inline(b"sound")
+        catalog.put(put)
+        assert catalog.lose(put.blob, until=100.0) == 0
+        assert catalog.aside() == []
+        (found,) = catalog.find("s", content=True)
+        assert (found.gone, found.content) == (None, b"sound")
+        assert list(catalog.blobs(put.blob.digest)) == [(put.blob, b"sound")]
+
     def test_losing_a_copy_that_was_replaced_changes_nothing(self, catalog: Catalog) -> None:
         blob = entry("x", place="first").blob
         catalog.put(entry("x", place="first"))
@@ -556,7 +662,7 @@ class CatalogSuite(RecordSuite, suite=True):
         for repair in (False, True, False):
             assert catalog.check(repair=repair) == []
 
-    # The whole
+    # The whole catalog
 
     def test_totals_count_each_blob_once_and_each_ref(self, catalog: Catalog) -> None:
         catalog.put(entry("xyz", session="one"))

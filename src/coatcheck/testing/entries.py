@@ -1,4 +1,4 @@
-"""Rows for the suites to put: about bytes that a blob store holds, or with the content that the catalog is to hold."""
+"""Rows for the suites to put: for bytes in a blob store, or with inline content for the catalog."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def entry(
     created: float = 1.0,
     **about: Any,
 ) -> Entry:
-    """A row about bytes that a blob store holds."""
+    """Return a row for bytes in a blob store."""
     data = content.encode()
     digest = digest or digest_of(data)
     ref = Ref(digest, session, len(data), **{"media_type": "text/plain", "kind": "result"} | about, created=created)
@@ -30,6 +30,6 @@ def entry(
 
 
 def inline(data: bytes, **about: Any) -> Entry:
-    """A row with the content that the catalog is to hold."""
+    """Return a row with inline content for the catalog."""
     put = entry(data.decode(), **about)
     return replace(put, blob=Blob(digest_of(data), len(data)), content=data)

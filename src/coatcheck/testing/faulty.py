@@ -1,16 +1,16 @@
-"""Storage that fails on purpose: a disk that stops, fills up or forgets, and backends that raise.
+"""Storage that fails on purpose: a disk that stops, fills up or loses data, and backends that raise.
 
-`FaultyDisk` stands in for the `Disk` under a folder store. It counts every step that changes a file. At a step of your
+`FaultyDisk` replaces the `Disk` under a folder store. It counts every step that changes a file. At a step of your
 choice it stops the machine: it copies the folder as a killed process, or a power cut, would leave it, and raises
-`Crash`. The copy is then opened like any other store. Nothing is really synced: the disk remembers what was.
+`Crash`. Open the copy like any other store. Nothing is really synced: the disk records what would have been.
 
     disk = FaultyDisk(folder, crash=At(7), image=copy)
     with contextlib.suppress(Crash):
         open_on(folder, disk).session("s").put("hello")
     coatcheck.open(copy)
 
-SQLite's own files are modelled where they matter: of the WAL, only what was synced survives a power cut; the database
-file itself changes only in checkpoints, which SQLite syncs on its own, so it is taken as it stands.
+SQLite's own files are modelled where they matter: only the synced part of the WAL survives a power cut. The database
+file changes only in checkpoints, which SQLite syncs by itself, so it is copied as it is.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from coatcheck.storage.disk import Disk
 from coatcheck.store import Store
 
 Cut = Literal["dropped", "zeroed", "torn"]
-"""What a power cut does to what was not synced: all of it is gone; names and sizes made it, bytes did not; any part
-of it made it, whichever part that is."""
+"""What a power cut does to unsynced data: all of it is lost; names and sizes survive, but bytes do not; or a random
+part of it survives."""
 
 _BLOCK = 4096
 _DATABASE = ("catalog.sqlite", "catalog.sqlite-shm")
@@ -42,12 +42,12 @@ _RESERVE = "reserve"
 
 
 class Crash(BaseException):
-    """The machine stopped here. No `Exception`: nothing that handles errors may live on after it."""
+    """The machine stopped here. Not an `Exception`, so that no error handler continues after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """An instant: before or after a step, or, where it writes, in the middle of it. Steps count from 0."""
+    """An instant: before or after a step, or in the middle of a step that writes. Steps count from 0."""
 
     step: int
     when: Literal["before", "halfway", "after"] = "after"
@@ -56,10 +56,10 @@ class At:
 class FaultyDisk(Disk):
     """A disk that crashes at an instant, or fails at chosen steps with an error of the operating system.
 
-    `image` is the folder to leave behind in a crash; with `cut`, as a power cut leaves it, `seed` deciding where there
-    is a choice. `errors` maps steps to error numbers: a write that fails has written its first half, and what a sync
-    failed to write no later sync will. `steps` tells what was done so far, for people and for counting. After the crash
-    every step raises `Crash`, until `revive`, which is for cleaning up.
+    `image` is the folder that a crash leaves behind; with `cut`, it is left as after a power cut, where `seed` decides
+    random choices. `errors` maps steps to error numbers: a failed write has written its first half, and data that a
+    sync failed to write is not written by a later sync. `steps` lists the steps so far, for people and for counting.
+    After the crash every step raises `Crash` until `revive`, which allows cleaning up.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class FaultyDisk(Disk):
             self._stop()
 
     def revive(self) -> None:
-        """Let the abandoned store be closed. What it does now is of no consequence."""
+        """Allow the abandoned store to be closed. Its further steps do not matter."""
         self.crashed, self._crash, self._errors = False, None, {}
 
     def create(self, name: str, folder: int) -> int:
@@ -181,9 +181,9 @@ class FaultyDisk(Disk):
 
 
 class _Held:
-    """What the disk under a folder holds for sure: the bytes of each file and the names in each folder, as last synced.
+    """The durable state of the disk under a folder: the last synced bytes of each file and names in each folder.
 
-    Files are told apart by a number of our own, since the operating system uses its inode numbers again.
+    Files are identified by our own numbers, because the operating system reuses inode numbers.
     """
 
     def __init__(self, root: Path) -> None:
@@ -213,7 +213,7 @@ class _Held:
             self._bytes[number] = self._without_lost(number, now)
 
     def fail(self, file: int) -> None:
-        """A sync failed: the system counts the bytes as clean all the same, and will not write them again."""
+        """Note a failed sync: the system marks the bytes as clean anyway and will not write them again."""
         info = os.fstat(file)
         if stat.S_ISREG(info.st_mode):
             number, now = self._number(info), _read(file, info.st_size)
@@ -223,7 +223,7 @@ class _Held:
             self._lost[number] = self._lost.get(number, {}) | lost
 
     def wrote(self, file: int, offset: int, size: int) -> None:
-        """Written again, so there is something to sync again."""
+        """Note a write, so that a later sync writes these bytes again."""
         lost = self._lost.get(self._number(os.fstat(file)), {})
         for at in [at for at in lost if at < offset + size and at + _BLOCK > offset]:
             del lost[at]
@@ -246,7 +246,7 @@ class _Held:
         image.mkdir(mode=0o700)
         held = self._names.get(number, {})
         now = {} if live is None else {entry.name: entry for entry in os.scandir(live)}
-        # Where a file is now, wherever the cut says that it was: a rename that was lost moves no bytes.
+        # Find each file where it is now, whatever its name after the cut: a lost rename moves no bytes.
         for name in sorted(held.keys() | now.keys()):
             current = self._number(now[name].stat(follow_symlinks=False)) if name in now else None
             kept = held.get(name)
@@ -283,7 +283,7 @@ class _Held:
         _write(target, left, len(left))
 
     def _live(self, number: int) -> Path | None:
-        """Where a file or folder can be reached now."""
+        """Return the current path of a file or folder."""
         for folder, folders, files in os.walk(self._root):
             for name in (*folders, *files):
                 path = Path(folder, name)
@@ -292,7 +292,7 @@ class _Held:
         return None
 
     def _take(self, folder: Path) -> None:
-        """Count all that is in a folder as held."""
+        """Count everything in a folder as durable."""
         names: dict[str, int] = {}
         for entry in os.scandir(folder):
             path, number = Path(entry.path), self._number(entry.stat(follow_symlinks=False))
@@ -313,17 +313,17 @@ class _Held:
 
 
 def open_on(folder: Path, disk: Disk, **options: Any) -> Store:
-    """`coatcheck.open` of a folder, on a disk of your own. Takes the same options, but for `durability`."""
+    """Open a folder on your own disk. Takes the options of `coatcheck.open`, except `durability`."""
     return _open.open_on(folder, disk, url=str(folder), **options)
 
 
 def failing_blobs(blobs: BlobStore, before: Callable[[str], None]) -> BlobStore:
-    """The same blob store, but `before` is called with the name of each method first, and may raise."""
+    """Return the same blob store, but call `before` with each method's name first; it may raise."""
     return cast(BlobStore, _Failing(blobs, before))
 
 
 def failing_catalog(catalog: Catalog, before: Callable[[str], None]) -> Catalog:
-    """The same catalog, but `before` is called with the name of each method first, and may raise."""
+    """Return the same catalog, but call `before` with each method's name first; it may raise."""
     return cast(Catalog, _Failing(catalog, before))
 
 
@@ -345,7 +345,7 @@ class _Failing:
 
 
 def _copy(folder: Path, target: Path) -> None:
-    """A folder as it is, byte for byte. The reserve's bytes mean nothing, so they are left out."""
+    """Copy a folder byte for byte, except the content of the reserve, which has no meaning."""
     if not folder.is_dir():
         return
     target.mkdir(mode=0o700)

@@ -1,4 +1,4 @@
-"""What every `Catalog` must do with claims and records, as tests. `CatalogSuite` holds them too."""
+"""Tests that every `Catalog` must pass for claims and records. `CatalogSuite` includes them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from coatcheck.testing.entries import entry
 
 
 class RecordSuite(Suite, suite=True):
-    """The half of the catalog's suite that is about claims and records."""
+    """The part of the catalog's suite about claims and records."""
 
     shared: ClassVar[bool] = True
-    """Whether `make_catalog` with the same folder opens the same catalog again, as another process would."""
+    """Whether `make_catalog` with the same folder opens the same catalog again, like another process."""
 
     def make_catalog(self, tmp_path: Path) -> Catalog:
-        raise NotImplementedError("how is your catalog made?")
+        raise NotImplementedError("define make_catalog to create your catalog")
 
     @pytest.fixture
     def catalog(self, tmp_path: Path) -> Iterator[Catalog]:
@@ -35,7 +35,7 @@ class RecordSuite(Suite, suite=True):
 
     @pytest.fixture
     def others(self, tmp_path: Path, catalog: Catalog) -> Iterator[Catalog]:
-        """The same catalog as another process has it."""
+        """The same catalog, opened like another process."""
         if not self.shared:
             yield catalog
             return
@@ -43,7 +43,7 @@ class RecordSuite(Suite, suite=True):
         yield made
         made.close()
 
-    def test_each_claim_has_a_larger_token_and_the_newest_is_told(self, catalog: Catalog, others: Catalog) -> None:
+    def test_each_claim_has_a_larger_token_and_the_newest_is_returned(self, catalog: Catalog, others: Catalog) -> None:
         assert catalog.claimant("s") is None
         tokens = [(catalog, others)[i % 2].claim(SessionInfo("s"), f"holder {i}", at=float(i)) for i in range(6)]
         assert tokens == sorted(set(tokens))
@@ -57,7 +57,7 @@ class RecordSuite(Suite, suite=True):
         with pytest.raises(Fenced):
             catalog.record(SessionInfo("s"), "hot", b"late", at=3.0, token=token)
 
-    def test_tokens_grow_even_where_a_session_ends_and_begins_anew(self, catalog: Catalog) -> None:
+    def test_tokens_grow_even_if_a_session_ends_and_starts_again(self, catalog: Catalog) -> None:
         old = catalog.claim(SessionInfo("s"), "a", at=1.0)
         catalog.remove("s", end=True)
         assert catalog.claimant("s") is None
@@ -103,7 +103,7 @@ class RecordSuite(Suite, suite=True):
         with ThreadPoolExecutor(8) as pool:
             assert sum(pool.map(claimed, range(16))) == 1
 
-    def test_records_are_numbered_and_told_as_they_were_written(self, catalog: Catalog, others: Catalog) -> None:
+    def test_records_are_numbered_and_returned_as_written(self, catalog: Catalog, others: Catalog) -> None:
         token = catalog.claim(SessionInfo("s"), "a", at=1.0)
         assert catalog.record(SessionInfo("s"), "x", b"one", at=2.5) == 1
         assert others.record(SessionInfo("s"), "x", b"two\x00\xff", at=3.0, token=token) == 2

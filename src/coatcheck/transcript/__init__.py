@@ -1,23 +1,23 @@
-"""A session's messages on disk, holding refs where payloads were: slim on disk, exact on demand.
+"""A session's messages on disk, with refs in place of large payloads: slim on disk, exact on demand.
 
 transcript.externalize("session.jsonl", session)    # in place, with a backup
 transcript.verify("session.jsonl", store)           # proves that nothing is lost
 transcript.rehydrate("session.jsonl", store)        # the same bytes as before
 
 with transcript.Transcript("session.jsonl", session) as log:
-    log.append(message)                             # payloads leave the line, the line is durable
-    list(log.messages(-100, mode="whole"))          # the last hundred, as they were
-    log.messages_for_model()                        # stubs in place
+    log.append(message)                             # payloads are stored, the line is durable
+    list(log.messages(-100, mode="whole"))          # the last hundred, as they were given
+    log.messages_for_model()                        # with stubs
 """
 
+from coatcheck.messages.formats import FORMATS, detect
+from coatcheck.messages.message import Format
+from coatcheck.messages.pairing import unpaired
+from coatcheck.transcript.artifact_refs import ArtifactRef
 from coatcheck.transcript.file import Appended, Line, Problem, Transcript
-from coatcheck.transcript.formats import FORMATS, Format, detect
-from coatcheck.transcript.migrate import externalize, forget, rehydrate, undo, verify
+from coatcheck.transcript.migrate import FileReport, Report, externalize, forget, rehydrate, undo, verify
 from coatcheck.transcript.prune import Pruned, prune
-from coatcheck.transcript.refs import ArtifactRef
-from coatcheck.transcript.report import FileReport, Report
 from coatcheck.transcript.safeguard import Index, SummaryCheck, check_summary, safeguard
-from coatcheck.transcript.turns import unpaired
 
 __all__ = [
     "FORMATS",

@@ -1,7 +1,7 @@
-"""Appending to a transcript's file: whole lines or nothing, by any number of threads and processes.
+"""Append whole lines to a transcript file, from any number of threads and processes.
 
-A lock on the file orders writers; the file is looked up again under it, since it may have been replaced. What a crash
-left half written at the end is moved aside when the file is next opened: beside the file, never away.
+A lock on the file orders writers. The file is looked up again under the lock, because it may have been replaced. A line
+that a crash left unfinished at the end is moved to a file beside it when the transcript is next opened.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from typing import Final
 from coatcheck.errors import InvalidArgument, StoreUnavailable, storage_error
 from coatcheck.ids import clip
 from coatcheck.storage.disk import Disk
-from coatcheck.transcript.backwards import last_start, starts_backwards
-from coatcheck.transcript.place import pieces
-from coatcheck.transcript.scan import parse
+from coatcheck.transcript.layout import pieces, starts_backwards
+from coatcheck.transcript.scan import parsed
 
 _OPEN: Final = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_LONGEST: Final = 64 << 20  # bytes of an unfinished line that are looked at
-_JUDGED: Final = 20  # lines before a torn one that tell whether this is a transcript
+_MAX_LINE: Final = 64 << 20  # bytes; a longer unfinished line is left alone
+_CHECKED: Final = 20  # lines before a torn one that show whether this is a transcript
 TORN: Final = ".coatcheck-torn"
 
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A line that a crash had cut off: where it began, how long it was, and the file that it was moved to (None where
-    it was left, being too long to judge)."""
+    """A line that a crash cut off: its offset, its size, and the file that it was moved to (None if it was left in
+    place, because it is too long to check)."""
 
     offset: int
     size: int
@@ -43,7 +42,7 @@ class Torn:
 
 
 class Appender:
-    """The end of one file. Safe to use from many threads."""
+    """Appends to one file. Thread-safe."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
@@ -57,7 +56,7 @@ class Appender:
             self._close()
 
     def append(self, data: bytes) -> int:
-        """Write lines, each with its end, behind all others; where they begin. On an error the file is as it was."""
+        """Append lines, each with its line end, and return their offset. On an error the file is unchanged."""
         with self._mutex:
             with self._locked(create=True) as handle:
                 assert handle is not None
@@ -71,15 +70,15 @@ class Appender:
         return size + len(lead)
 
     def recover(self) -> Torn | None:
-        """Move a line aside that a crash has left unfinished. One that only lacks its end stays."""
+        """Move an unfinished last line aside. A complete line that only lacks its line end stays."""
         with self._mutex, self._locked(create=False) as handle:
             if handle is None:
                 return None
             size = os.fstat(handle).st_size
             if not size or os.pread(handle, 1, size - 1) == b"\n":
                 return None
-            start = last_start(handle, size)
-            if size - start > _LONGEST:
+            start = next(starts_backwards(handle, size), 0)
+            if size - start > _MAX_LINE:
                 return Torn(start, size - start, None)
             if not _is_torn(os.pread(handle, size - start, start)) or not _has_lines(handle, start):
                 return None
@@ -109,14 +108,14 @@ class Appender:
         except OSError as error:
             with contextlib.suppress(OSError):
                 written = os.fstat(handle).st_size - size
-                # Only what is ours is taken back: a writer that knows no locks may have come between.
+                # Truncate only our own bytes: a writer that does not lock may have appended too.
                 if 0 < written <= len(data) and os.pread(handle, written, size) == data[:written]:
                     self._disk.truncate(handle, size)
             raise storage_error(error, "appending to a transcript") from error
 
     @contextmanager
     def _locked(self, *, create: bool) -> Iterator[int | None]:
-        """The descriptor of the file that is at the path, locked; None where there is none."""
+        """Lock the file at the path, and yield its descriptor, or None if there is no file."""
         while True:
             handle = self._opened(create)
             if handle is None:
@@ -124,7 +123,7 @@ class Appender:
                 return
             fcntl.flock(handle, fcntl.LOCK_EX)
             try:
-                if self._is_there(handle):
+                if self._is_current(handle):
                     yield handle
                     return
             finally:
@@ -132,7 +131,7 @@ class Appender:
             self._close()
 
     def _opened(self, create: bool) -> int | None:
-        if self._pid != os.getpid():  # a fork shares the lock with its parent, so it needs a descriptor of its own
+        if self._pid != os.getpid():  # a fork shares the parent's lock, so it needs its own descriptor
             self._close()
             self._pid = os.getpid()
         if self._handle is not None:
@@ -143,12 +142,12 @@ class Appender:
             if not create:
                 return None
             raise StoreUnavailable(
-                f"there is no folder {clip(str(self._path.parent))}", hint="make it, or name another file"
+                f"folder not found: {clip(str(self._path.parent))}", hint="create it, or use another path"
             ) from None
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                 raise InvalidArgument(
-                    f"{clip(self._path.name)} is a link, or no file", hint="name the file itself"
+                    f"{clip(self._path.name)} is a link or not a regular file", hint="pass the file itself"
                 ) from None
             raise storage_error(error, "opening a transcript") from error
         return self._handle
@@ -162,7 +161,7 @@ class Appender:
         handle = os.open(self._path, _OPEN)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
-            raise InvalidArgument(f"{clip(self._path.name)} is not a file", hint="name a transcript")
+            raise InvalidArgument(f"{clip(self._path.name)} is not a file", hint="pass a transcript file")
         return handle
 
     def _sync_folder(self) -> None:
@@ -172,7 +171,7 @@ class Appender:
         finally:
             os.close(folder)
 
-    def _is_there(self, handle: int) -> bool:
+    def _is_current(self, handle: int) -> bool:
         try:
             found = os.stat(self._path, follow_symlinks=False)
         except FileNotFoundError:
@@ -186,24 +185,15 @@ class Appender:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether this is the beginning of an object, or the blanks that a power cut leaves, and no JSON by itself."""
-    return line.lstrip(b" \t\r\0")[:1] in (b"{", b"") and _parsed(line) is None
+    """Whether this is an incomplete object, or the zeros that a power cut leaves."""
+    return line.lstrip(b" \t\r\0")[:1] in (b"{", b"") and parsed(line) is None
 
 
 def _has_lines(handle: int, end: int) -> bool:
-    """Whether the lines before an offset are those of a transcript, and not of a document or some other file. Where
-    there are none, the line behind is the first."""
+    """Whether the lines before an offset are JSON objects, as in a transcript, or there are none."""
     stop = end
-    for begin in islice(starts_backwards(handle, end), _JUDGED):
-        if isinstance(_parsed(os.pread(handle, min(stop - begin, _LONGEST), begin)), dict):
+    for begin in islice(starts_backwards(handle, end), _CHECKED):
+        if isinstance(parsed(os.pread(handle, min(stop - begin, _MAX_LINE), begin)), dict):
             return True
         stop = begin
     return not end
-
-
-def _parsed(line: bytes) -> object:
-    try:
-        found = parse(line.decode())
-    except UnicodeDecodeError:
-        return None
-    return None if found is None else found[0]

@@ -1,15 +1,17 @@
-"""`Transcript`: a session's messages on disk, appended and read. Payloads over the policy are refs; nothing is lost.
+"""`Transcript`: a session's messages on disk, appended and read. Payloads over the policy are stored as refs.
 
-Reading is lazy and by position: opening reads next to nothing, the last messages are read from the end, and no index is
-kept, so any number of processes may append meanwhile. What a line refers to is durable before the line is.
+Reading is lazy and by position: opening reads next to nothing, the last messages are read from the end, and there is no
+index, so any number of processes may append at the same time. What a line refers to is durable before the line is.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -17,33 +19,49 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from coatcheck.errors import InvalidArgument, NotFound, StoreUnavailable, storage_error
+from coatcheck.errors import (
+    CoatcheckError,
+    InvalidArgument,
+    LimitExceeded,
+    NotFound,
+    StoreError,
+    StoreUnavailable,
+    storage_error,
+)
 from coatcheck.externalize.policy import Policy
-from coatcheck.ids import clip
+from coatcheck.externalize.stub import is_stub
+from coatcheck.ids import clip, is_pointer
+from coatcheck.messages.formats import PLAIN, detect, named_format
+from coatcheck.messages.message import Format, Message
+from coatcheck.messages.pairing import unpaired
+from coatcheck.messages.paths import REFS_KEY, at
+from coatcheck.messages.paths import Path as JsonPath
+from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.storage.disk import Disk
 from coatcheck.transcript.appending import Appender
-from coatcheck.transcript.backwards import lines_between, starts_backwards
-from coatcheck.transcript.formats import FORMATS, PLAIN, Format, Message, detect
-from coatcheck.transcript.lines import Layout, layout_of, opened
-from coatcheck.transcript.refs import ArtifactRef
-from coatcheck.transcript.scan import parse
-from coatcheck.transcript.splice import bare, refs_of, whole
-from coatcheck.transcript.turns import unpaired
-from coatcheck.transcript.writing import Restorer, Writer, serialized
+from coatcheck.transcript.artifact_refs import ArtifactRef
+from coatcheck.transcript.keep import Keeper, Manifest, fetch_from, record_manifest
+from coatcheck.transcript.layout import READ_FLAGS, Layout, layout_of, lines_between, opened, starts_backwards
+from coatcheck.transcript.scan import parse, parsed
+from coatcheck.transcript.splice import bare, refs_of, sessions_in, slim, whole, with_refs
+from coatcheck.values import encode
 
 if TYPE_CHECKING:
     from coatcheck.reading import Page
 
 Mode = Literal["stored", "stubs", "whole"]
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_MOST_PROBLEMS: Final = 1_000
+_MAX_PROBLEMS: Final = 1_000
+_MARK: Final = REFS_KEY.encode()
+_STUB: Final = (b'{\\"stub\\":\\"', b"{\\u0022stub")  # how a stub looks inside a JSON string
+_STUBS: Final = Policy(preview_chars=2_000)
+_SEARCHED: Final = 8 << 20  # bytes at the end of a file that are searched for its session
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong with a line: "missing", "damaged", "broken", "torn" or "not stored". `offset` is where
-    the line begins in the file, `pointer` the artifact that it is about."""
+    """A problem with a line. `kind` is "missing", "damaged", "broken", "torn" or "not stored", `offset` is where the
+    line begins in the file, `pointer` is the artifact concerned."""
 
     kind: str
     offset: int
@@ -53,25 +71,25 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: where it begins in the file, and its bytes in the mode that was asked for, with their end."""
+    """One line: its offset in the file, and its bytes in the requested mode, with the line end."""
 
     offset: int
     data: bytes
 
     @property
     def value(self) -> Any:
-        """The line's JSON, or None where it is none."""
-        return _parsed(self.data)
+        """The line's JSON value, or None if it is not JSON."""
+        return parsed(self.data)
 
     @property
     def refs(self) -> tuple[ArtifactRef, ...]:
-        """The refs of a line as it is stored."""
+        """The refs of a line in the mode "stored"."""
         return refs_of(self.data)
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """A message that is in the file: where its line begins, how long it is, and what left it."""
+    """An appended message: offset and size of its line, and refs to its payloads."""
 
     offset: int
     size: int
@@ -81,10 +99,10 @@ class Appended:
 class Transcript:
     """The transcript at a path, for a session. A context manager, or closed with `close`.
 
-    `format` is a format or its name; without it, it is told by content. `policy` decides what leaves a line, by default
-    that of the store's settings. Without a session nothing can be appended, and lines are read as they are stored or
-    with their stubs. With `read_only`, nothing on disk changes; else a torn last line is moved aside at once.
-    `problems` is what was found wrong so far."""
+    `format` is a format or its name; by default it is detected from the content. `policy` decides what is moved out of
+    a line, by default that of the store's settings. Without a session nothing can be appended, and lines can be read as
+    stored or with stubs only. With `read_only`, nothing on disk changes; otherwise an unfinished last line is moved
+    aside at once. `problems` lists what was found so far."""
 
     def __init__(
         self,
@@ -97,19 +115,19 @@ class Transcript:
     ) -> None:
         self.path = Path(path)
         if not self.path.name:
-            raise InvalidArgument(f"{clip(str(path))} names no file")
+            raise InvalidArgument(f"{clip(str(path))} is not a file name")
         self._session = session
-        self._given = _named(format)
+        self._given = named_format(format)
         self._layout = Layout(None)
-        self._looked_at = 0
+        self._detected_at = 0  # size of the file when its layout was last looked at
         self._problems: dict[tuple[str, int, str | None], Problem] = {}
         durable = session is None or session.store.settings["store.durability"] == "power"
         self._appender = None if read_only or session is None else Appender(self.path, Disk(durable=durable))
-        self._writer = None if self._appender is None or session is None else Writer(session, policy, self.path)
+        self._writer = None if self._appender is None or session is None else _Writer(session, policy, self.path)
         if self._appender is not None:
             self._recover(self._appender)
         elif not os.path.lexists(self.path):
-            raise NotFound(f"there is no transcript {clip(self.path.name)}", hint="name a file that is there")
+            raise NotFound(f"transcript not found: {clip(self.path.name)}", hint="check the path")
 
     def __enter__(self) -> Self:
         return self
@@ -128,50 +146,46 @@ class Transcript:
 
     @property
     def format(self) -> Format:
-        """The format: the one that was named, else the one that the first lines have."""
+        """The given format, or else the one that the first lines have."""
         return self._given or self._found_layout().format or PLAIN
 
     @property
     def problems(self) -> list[Problem]:
         return list(self._problems.values())
 
-    # Writing
-
     def append(self, message: object) -> Appended:
-        """Append one message: a dict, a model, or a line of JSON as it is to be stored. When this returns it is as
-        durable as the store was opened for; if it raises, the file is as it was.
+        """Append one message: a dict, a model, or a line of JSON to store as it is. When this returns, the line is as
+        durable as the store was opened for. If it raises, the file is unchanged.
 
-        Payloads over the policy leave the line, wherever they are. A stub that the agent's session made for a result
-        stays as the model saw it, and the line refers to what it stands for. Where the store fails, the line is written
-        whole, and `problems` says so."""
+        Payloads over the policy are moved to the store, wherever they are in the line. A stub that the agent's session
+        made for a result stays as the model saw it, and the line refers to its artifact. If the store fails, the line
+        is written whole, and `problems` reports it."""
         return self.extend([message])[0]
 
     def extend(self, messages: Iterable[object]) -> list[Appended]:
-        """Append messages in one go: one write, one sync."""
+        """Append several messages with one write and one sync."""
         if self._appender is None or self._writer is None:
-            raise InvalidArgument("this transcript is open for reading alone", hint="open it with a session")
-        lines = [serialized(one) for one in messages]
+            raise InvalidArgument("the transcript is open for reading only", hint="open it with a session")
+        lines = [_serialized(one) for one in messages]
         if not lines:
             return []
-        known = self._writing_format(lines)
-        slim = self._writer.slim(lines, known)
+        fmt = self._writing_format(lines)
+        slim = self._writer.slim(lines, fmt)
         offset = self._appender.append(b"".join(one.text + b"\n" for one in slim))
         done = []
         for one in slim:
             if one.failure is not None:
-                self._note("not stored", offset, f"a payload stayed in its line: {one.failure}")
+                self._note("not stored", offset, f"a payload was left in its line: {one.failure}")
             done.append(Appended(offset, len(one.text) + 1, one.refs))
             offset += len(one.text) + 1
         return done
 
-    # Reading
-
     def lines(self, start: int | None = None, stop: int | None = None, *, mode: Mode = "stored") -> Iterator[Line]:
-        """The lines from `start` to `stop`, as in a slice: negative numbers count from the end.
+        """Yield the lines from `start` to `stop`, as in a slice: negative numbers count from the end.
 
-        "stored" is as they are in the file, "stubs" without our refs, "whole" as they were before anything left them,
-        byte for byte. What cannot be had stands as a placeholder, and is told in `problems`. Lines that are no JSON
-        pass as they are."""
+        "stored" gives them as they are in the file, "stubs" without our refs, "whole" as they were given, byte for
+        byte. A payload that cannot be read is replaced by a placeholder and listed in `problems`. Lines that are not
+        JSON are unchanged."""
         restorer = self._restorer(mode)
         with self._reading() as (handle, size):
             if self._found_layout().is_document:
@@ -185,87 +199,90 @@ class Transcript:
                 yield Line(offset, self._in_mode(offset, data, mode, restorer))
 
     def messages(self, start: int | None = None, stop: int | None = None, *, mode: Mode = "stubs") -> Iterator[Message]:
-        """The messages that live in the lines, from `start` to `stop` as in a slice. The last hundred are
-        `messages(-100)`, and cost no more than those. Lines without a message are passed over; those that are no JSON
-        are told in `problems` too."""
-        known = self.format
+        """Yield the messages in the lines, from `start` to `stop` as in a slice. `messages(-100)` reads only the end of
+        the file. Lines without a message are skipped; those that are not JSON are listed in `problems`."""
+        fmt = self.format
         if self._found_layout().is_document:
-            found = [one for line in self.lines(mode=mode) for one in self._inside(line, known)]
+            found = [one for line in self.lines(mode=mode) for one in self._inside(line, fmt)]
             yield from found[start:stop]
             return
         negative = (start is not None and start < 0) or (stop is not None and stop < 0)
         if not negative:
-            every = (one for line in self.lines(mode=mode) for one in self._inside(line, known))
+            every = (one for line in self.lines(mode=mode) for one in self._inside(line, fmt))
             yield from islice(every, start, stop)
             return
-        first, skipped, last = self._from_the_end(start, stop, known)
+        first, skipped, last = self._from_the_end(start, stop, fmt)
         restorer = self._restorer(mode)
         with self._reading() as (handle, size):
             pairs = lines_between(handle, first, size if last is None else last)
             lines = (Line(offset, self._in_mode(offset, data, mode, restorer)) for offset, data in pairs)
-            yield from islice((one for line in lines for one in self._inside(line, known)), skipped, None)
+            yield from islice((one for line in lines for one in self._inside(line, fmt)), skipped, None)
 
     def messages_for_model(self, *, compacted: bool = False) -> list[Message]:
-        """What a model is sent of this conversation, in the provider's shape, with stubs where payloads were.
+        """Return what a model is sent of this conversation, in the provider's form, with stubs in place of payloads.
 
-        Everything that was said, in order: what more lines make of it begins with what fewer did, so that a provider's
-        cache holds. With `compacted`, what the host would go on with after its last compaction instead. Nothing is
-        invented: calls that nobody answered stand as they are, and `unpaired` names them."""
+        This is the whole conversation in order. The result for more lines begins with the result for fewer, so that a
+        provider's cache stays valid. With `compacted`, it is what the host continues with after its last compaction.
+        Nothing is added: calls without a result stay as they are, and `unpaired` lists them."""
         values = (value for line in self.lines() if (value := self._value(line)) is not None)
         return self.format.for_model(values, compacted=compacted)
 
     def unpaired(self, *, compacted: bool = False) -> list[str]:
-        """What a provider would refuse of `messages_for_model`: calls without a result, results without a call."""
+        """List what a provider would refuse in `messages_for_model`: calls without a result, results without a call."""
         return unpaired(self.messages_for_model(compacted=compacted), self.format)
 
     def read(self, target: ArtifactRef | str, /, **request: Any) -> Page:
-        """One page of a payload, as `Session.read` gives it: `lines`, `grep`, `query`, `max_chars`, a `cursor`."""
+        """Read one page of a payload, with the arguments of `Session.read`: `lines`, `grep`, `query`, `cursor`, …"""
         if self._session is None:
-            raise InvalidArgument("payloads are read with a session", hint="open the transcript with one")
+            raise InvalidArgument("reading a payload needs a session", hint="open the transcript with one")
         if isinstance(target, ArtifactRef):
             return self._session.store.session(target.session).read(target.pointer, **request)
         return self._session.read(target, **request)
 
-    def _from_the_end(self, start: int | None, stop: int | None, known: Format) -> tuple[int, int, int | None]:
-        """Where to begin, how many messages to pass over there, and where to stop, for a slice with negative bounds."""
+    def _from_the_end(self, start: int | None, stop: int | None, fmt: Format) -> tuple[int, int, int | None]:
+        """For a slice with negative bounds: the offset to begin at, the messages to skip there, and the offset to stop
+        at."""
         with self._reading() as (handle, size):
             if start is not None and start >= 0:
-                last = self._message_start(handle, size, -(stop or 0), known)[0]
+                last = self._message_start(handle, size, -(stop or 0), fmt)[0]
                 return 0, start, last
-            first, over = self._message_start(handle, size, -(start or 0), known) if start is not None else (0, 0)
+            first, skipped = self._message_start(handle, size, -(start or 0), fmt) if start is not None else (0, 0)
             if stop is None:
-                return first, over, None
+                return first, skipped, None
             if stop < 0:
-                return first, over, self._message_start(handle, size, -stop, known)[0]
-        raise InvalidArgument("a slice from the end to a number from the start needs all of it", hint="list them first")
+                return first, skipped, self._message_start(handle, size, -stop, fmt)[0]
+        raise InvalidArgument(
+            "a slice cannot begin from the end and stop at a positive number", hint="list the messages first"
+        )
 
-    def _message_start(self, handle: int, size: int, wanted: int, known: Format) -> tuple[int, int]:
-        """Where the line of the n-th message from the end begins, and how many of its messages come before."""
+    def _message_start(self, handle: int, size: int, wanted: int, fmt: Format) -> tuple[int, int]:
+        """Return the offset of the line with the n-th message from the end, and how many messages come before it
+        there."""
         end = size
         if not wanted:
             return size, 0
         for begin in starts_backwards(handle, size):
             data = b"".join(piece for _, piece in lines_between(handle, begin, end))
-            count = sum(1 for _ in self._inside(Line(begin, data), known))
+            count = sum(1 for _ in self._inside(Line(begin, data), fmt))
             if count >= wanted:
                 return begin, count - wanted
             wanted, end = wanted - count, begin
         return 0, 0
 
-    def _inside(self, line: Line, known: Format) -> Iterator[Message]:
+    def _inside(self, line: Line, fmt: Format) -> Iterator[Message]:
         value = self._value(line)
         if value is not None:
-            yield from (message for _, message in known.messages(value))
+            yield from (message for _, message in fmt.messages(value))
 
     def _value(self, line: Line) -> Any:
-        value = _parsed(line.data)
+        value = parsed(line.data)
         if value is None and line.data.strip():
             is_torn = not line.data.endswith(b"\n")
-            said = "the last line is not finished" if is_torn else "this line is no JSON"
-            self._note("torn" if is_torn else "broken", line.offset, said)
+            message = "the last line is not finished" if is_torn else "the line is not JSON"
+            self._note("torn" if is_torn else "broken", line.offset, message)
         return value
 
-    def _in_mode(self, offset: int, data: bytes, mode: Mode, restorer: Restorer | None) -> bytes:
+    def _in_mode(self, offset: int, data: bytes, mode: Mode, restorer: _Restorer | None) -> bytes:
         if mode == "stored":
             return data
         if restorer is None:
@@ -275,26 +292,24 @@ class Transcript:
             self._note("damaged" if error.code == "damaged" else "missing", offset, str(error), ref.pointer)
         return done
 
-    def _restorer(self, mode: Mode) -> Restorer | None:
+    def _restorer(self, mode: Mode) -> _Restorer | None:
         if mode not in ("stored", "stubs", "whole"):
-            raise InvalidArgument(f"no mode is called {clip(str(mode))}", hint="stored, stubs or whole")
+            raise InvalidArgument(f"unknown mode {clip(str(mode))}", hint="use stored, stubs or whole")
         if mode != "whole":
             return None
         if self._session is None:
-            raise InvalidArgument("whole lines are read with a session", hint="open the transcript with one")
-        return Restorer(self._session)
-
-    # What both need
+            raise InvalidArgument("reading whole lines needs a session", hint="open the transcript with one")
+        return _Restorer(self._session)
 
     def _found_layout(self) -> Layout:
-        """What the file is. Where its first lines do not tell, it is asked again when it has grown."""
+        """Return the layout of the file. While it is unknown, look again each time the file has doubled."""
         if self._layout.format is not None:
             return self._layout
         try:
             with self._reading() as (handle, size):
-                if size > 2 * self._looked_at:
+                if size > 2 * self._detected_at:
                     with opened(handle) as file:
-                        self._layout, self._looked_at = layout_of(file), size
+                        self._layout, self._detected_at = layout_of(file), size
         except NotFound:
             pass
         return self._layout
@@ -303,26 +318,27 @@ class Transcript:
         layout = self._found_layout()
         if layout.is_document:
             raise InvalidArgument(
-                f"{clip(self.path.name)} is one JSON document: nothing can be appended", hint="use a file of JSON lines"
+                f"cannot append to {clip(self.path.name)}: it is one JSON document", hint="use a file of JSON lines"
             )
         found = self._given or layout.format
-        return found or detect([_parsed(one) for one in lines[:200]]) or PLAIN
+        return found or detect([parsed(one) for one in lines[:200]]) or PLAIN
 
     @contextmanager
     def _reading(self) -> Iterator[tuple[int, int]]:
-        """The file that is at the path now, and its size: what comes after is for the next time."""
+        """Open the file that is at the path now. Yield its descriptor and its size: lines appended later are not
+        read."""
         try:
-            handle = os.open(self.path, _READ)
+            handle = os.open(self.path, READ_FLAGS)
         except FileNotFoundError:
-            raise NotFound(f"there is no transcript {clip(self.path.name)}", hint="append to it first") from None
+            raise NotFound(f"transcript not found: {clip(self.path.name)}", hint="append to it first") from None
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise InvalidArgument(f"{clip(self.path.name)} is a link", hint="name the file itself") from None
+                raise InvalidArgument(f"{clip(self.path.name)} is a link", hint="pass the file itself") from None
             raise storage_error(error, "reading a transcript") from error
         try:
             info = os.fstat(handle)
             if not stat.S_ISREG(info.st_mode):
-                raise InvalidArgument(f"{clip(self.path.name)} is not a file", hint="name a transcript")
+                raise InvalidArgument(f"{clip(self.path.name)} is not a file", hint="pass a transcript file")
             yield handle, info.st_size
         finally:
             os.close(handle)
@@ -330,28 +346,20 @@ class Transcript:
     def _recover(self, appender: Appender) -> None:
         try:
             torn = appender.recover()
-        except StoreUnavailable as error:  # a file that we may only read can still be read
+        except StoreUnavailable as error:  # a read-only file can still be read
             self._note("torn", 0, str(error))
             return
         if torn is not None:
-            where = "left where it is" if torn.kept_in is None else f"moved to {torn.kept_in.name}"
+            where = "left in place" if torn.kept_in is None else f"moved to {torn.kept_in.name}"
             self._note("torn", torn.offset, f"an unfinished line of {torn.size:,} bytes was {where}")
 
     def _note(self, kind: str, offset: int, message: str, pointer: str | None = None) -> None:
-        if len(self._problems) < _MOST_PROBLEMS:
+        if len(self._problems) < _MAX_PROBLEMS:
             self._problems.setdefault((kind, offset, pointer), Problem(kind, offset, message, pointer))
 
 
-def _named(given: Format | str | None) -> Format | None:
-    if given is None or isinstance(given, Format):
-        return given
-    if given not in FORMATS:
-        raise InvalidArgument(f"no format is called {clip(given)}", hint="one of: " + ", ".join(FORMATS))
-    return FORMATS[given]
-
-
 def _offset(handle: int, size: int, number: int | None, default: int) -> int:
-    """Where the line of a number begins, as in a slice."""
+    """Return the offset of the line with this number, as in a slice."""
     if number is None:
         return default
     if number < 0:
@@ -359,9 +367,223 @@ def _offset(handle: int, size: int, number: int | None, default: int) -> int:
     return next((begin for begin, _ in islice(lines_between(handle, 0, size), number, None)), size)
 
 
-def _parsed(data: bytes) -> Any:
+@dataclass(frozen=True, slots=True)
+class _WrittenLine:
+    """A line without its line end, its refs, and why a payload could not be stored."""
+
+    text: bytes
+    refs: tuple[ArtifactRef, ...] = ()
+    failure: str | None = None
+
+
+def _serialized(message: object) -> bytes:
+    """Return a message as one line of JSON, without the line end. A string or bytes are a line already.
+
+    Raises `InvalidArgument` if the message is not a JSON object on one line."""
+    if isinstance(message, str | bytes):
+        return _checked(message)
+    codec, data = encode(message)
+    if codec != "json" or not data.startswith(b"{"):
+        raise InvalidArgument(
+            f"a message must be a dict or a line of JSON, got {type(message).__name__}",
+            hint="append a dict, or its JSON on one line",
+        )
     try:
-        found = parse(data.decode())
-    except UnicodeDecodeError:
+        data.decode()
+    except UnicodeDecodeError:  # a lone surrogate: UTF-8 cannot encode it, JSON can escape it
+        return json.dumps(json.loads(data.decode("utf-8", "surrogatepass")), separators=(",", ":")).encode()
+    return data
+
+
+def _checked(line: str | bytes) -> bytes:
+    try:
+        text = line if isinstance(line, str) else line.decode()
+        data = text.encode().rstrip(b"\r\n")
+    except UnicodeError:
+        raise InvalidArgument("a line must be UTF-8", hint="append the message as a dict") from None
+    found = parse(text)
+    if found is None or not isinstance(found[0], dict) or b"\n" in data:
+        raise InvalidArgument(
+            f"{clip(text)} is not a JSON object on one line, or is nested too deep",
+            hint="append the message as a dict, nested less than 500 levels deep",
+        )
+    return data
+
+
+class _Writer:
+    """Makes the lines of one transcript. Their payloads are durable when `slim` returns."""
+
+    def __init__(self, session: Session, policy: Policy | None, path: Path) -> None:
+        self._session = session
+        self._path = path
+        self._mutex = threading.Lock()
+        self._keeper = _FileKeeper(session, policy, path)
+        self._resumed = False
+
+    def slim(self, lines: Sequence[bytes], fmt: Format) -> list[_WrittenLine]:
+        with self._mutex:
+            if not any(self._may_change(line) for line in lines):
+                return [self._line(line, fmt) for line in lines]
+            if not self._resumed:
+                self._resumed = True
+                self._keeper.resume(fmt)
+            try:
+                with self._session.store.batching:
+                    return [self._line(line, fmt) for line in lines]
+            except (
+                StoreError,
+                LimitExceeded,
+            ) as error:  # puts of the batch are not durable, so no line may refer to them
+                return [_WrittenLine(line, failure=str(error)) for line in lines]
+
+    def _may_change(self, line: bytes) -> bool:
+        return len(line) >= self._keeper.least or _MARK in line or any(one in line for one in _STUB)
+
+    def _line(self, line: bytes, fmt: Format) -> _WrittenLine:
+        try:
+            done = slim(line, fmt, self._keeper)
+            text, refs = done.text, done.refs
+            if text is not line or _MARK not in line:
+                more = self._stub_refs(line, fmt)
+                if more:
+                    text, refs = with_refs(text, more, self._keeper.session_id), (*refs, *more)
+        except (StoreError, LimitExceeded) as error:
+            return _WrittenLine(line, failure=str(error))
+        return _WrittenLine(text, refs)
+
+    def _stub_refs(self, line: bytes, fmt: Format) -> list[ArtifactRef]:
+        """Return refs to the artifacts of stubs in the results of a line, if they are this session's own."""
+        refs = []
+        for path, ref in stubbed(line, fmt, self._session):
+            self._keeper.take(ref)
+            refs.append(ArtifactRef.of(ref, path, self._keeper.session_id, self._encoding(ref)))
+        return refs
+
+    def _encoding(self, ref: Ref) -> str:
+        """How a model would be sent this artifact: as text if it is text, else as base64."""
+        if ref.codec != "bytes":
+            return "utf8"
+        with self._session.open(ref) as stream:
+            try:
+                stream.read().decode()
+            except UnicodeDecodeError:
+                return "base64"
+        return "utf8"
+
+
+def stubbed(line: bytes, fmt: Format, session: Session) -> Iterator[tuple[JsonPath, Ref]]:
+    """Yield the artifacts of a session whose stubs are in the results of a line or a document, each with its path."""
+    if not any(one in line for one in _STUB):
+        return
+    found = parse(line.decode("utf-8", "replace"))
+    for base, message in fmt.messages(found[0]) if found is not None else ():
+        for result in fmt.results(message):
+            where = (*base, *result.content_path)
+            for path, text in _texts(at(message, result.content_path), where):
+                ref = _stub_ref(text, session)
+                if ref is not None:
+                    yield path, ref
+
+
+def _stub_ref(text: str, session: Session) -> Ref | None:
+    if not is_stub(text, _STUBS):
         return None
-    return found[0] if found is not None else None
+    try:
+        pointer = json.loads(text).get("artifact")
+        return session.ref(pointer) if isinstance(pointer, str) and is_pointer(pointer) else None
+    except (ValueError, AttributeError, CoatcheckError):
+        return None
+
+
+def _texts(content: object, path: JsonPath) -> Iterator[tuple[JsonPath, str]]:
+    if isinstance(content, str):
+        yield path, content
+    elif isinstance(content, list):
+        for index, one in enumerate(content):
+            if isinstance(one, dict) and isinstance(one.get("text"), str):
+                yield (*path, index, "text"), one["text"]
+
+
+class _FileKeeper(Keeper):
+    """A keeper for appended lines. It continues the session that the file names. A new session is recorded under the
+    file's path before the first put, so that `forget` finds it after a crash."""
+
+    def __init__(self, session: Session, policy: Policy | None, path: Path) -> None:
+        super().__init__(session.store, None, session=session, policy=policy)
+        self._from = session
+        self._path = path
+        self._format = ""
+        self._recorded = False
+
+    def resume(self, fmt: Format) -> None:
+        self._format = fmt.name
+        for session_id in _sessions_near_the_end(self._path):
+            if self.is_ours({session_id}):
+                self._recorded = True
+                return
+
+    def take(self, ref: Ref) -> None:
+        """Grant an artifact of the agent's session to the transcript."""
+        self.create_session()
+        self._from.grant(ref, to=self.session_id)
+
+    def create_session(self) -> None:
+        self._record()
+        super().create_session()
+
+    def _own_session(self) -> Session:
+        self._record()
+        return super()._own_session()
+
+    def _record(self) -> None:
+        if not self._recorded:
+            self._recorded = True
+            where = os.path.join(os.path.realpath(self._path.parent), self._path.name)
+            record_manifest(self.store, self.session_id, Manifest(where, self._format))
+
+
+def _sessions_near_the_end(path: Path) -> Iterator[str]:
+    """Yield the sessions that the last lines of a file name, the newest first."""
+    try:
+        handle = os.open(path, READ_FLAGS)
+    except OSError:
+        return
+    try:
+        end = size = os.fstat(handle).st_size
+        for begin in starts_backwards(handle, size):
+            line = b"".join(data for _, data in lines_between(handle, begin, end))
+            if _MARK in line:
+                yield from sessions_in(line)
+            if size - begin > _SEARCHED:
+                return
+            end = begin
+    finally:
+        os.close(handle)
+
+
+class _Restorer:
+    """Fetches payloads from the transcript's own session, or else from the agent's, and collects what is missing."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._fetch = fetch_from(session.store)
+        self._missing: list[tuple[ArtifactRef, CoatcheckError]] = []
+
+    def fetch(self, session_id: str, artifact_id: str) -> bytes:
+        try:
+            return self._fetch(session_id, artifact_id)
+        except NotFound:
+            try:
+                with self._session.open(artifact_id) as stream:
+                    return stream.read()
+            except NotFound:
+                pass
+            raise
+
+    def missing(self, ref: ArtifactRef, error: CoatcheckError) -> None:
+        self._missing.append((ref, error))
+
+    def taken(self) -> list[tuple[ArtifactRef, CoatcheckError]]:
+        """Return what was missing since the last call."""
+        found, self._missing = self._missing, []
+        return found

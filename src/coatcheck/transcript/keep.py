@@ -1,72 +1,75 @@
-"""`Keeper`: where a transcript's payloads go. They are held by a session of the transcript's own, and what a model is
-shown by the agent's session too, so that its model can read the pointers.
+"""Store a transcript's payloads, and record what the file was: `Keeper` and `Manifest`.
+
+Each transcript has its own session, which owns its payloads. The agent's session gets access to those that a model is
+shown, so that the model can read the pointers. Manifests are records of the transcript's session, and go with it.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
 from coatcheck.errors import InvalidArgument, StoreError
 from coatcheck.externalize import configured
 from coatcheck.externalize.marks import is_ours
-from coatcheck.externalize.parcel import Parcel
-from coatcheck.externalize.plain import described
+from coatcheck.externalize.pipeline import Prepared, described, redacted
 from coatcheck.externalize.policy import CLEARLY, Limit, Policy
 from coatcheck.externalize.stub import facts, is_stub, stub_of
-from coatcheck.ids import digest_of
+from coatcheck.ids import digest_of, is_encodable
 from coatcheck.intake import About
+from coatcheck.lookup import Scope
 from coatcheck.media import JSON
 from coatcheck.media import is_text as is_text_type
-from coatcheck.previews import Sample
+from coatcheck.messages.message import Format, Message
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref, summarize
-from coatcheck.scope import Scope, is_text
 from coatcheck.session import Session
 from coatcheck.storage import SessionInfo
 from coatcheck.store import Store
 from coatcheck.tokens import estimate
-from coatcheck.transcript.formats import Format, Message
-from coatcheck.transcript.refs import PREFIX
-from coatcheck.transcript.scan import parse
-from coatcheck.transcript.splice import Fetch, Payload
-from coatcheck.transcript.strings import utf8
-from coatcheck.values import Encoded, encode, encode_text
+from coatcheck.transcript.artifact_refs import PREFIX
+from coatcheck.transcript.scan import parse, utf8
+from coatcheck.transcript.splice import Fetch, LinePayload
+from coatcheck.values import Encoded, as_text, encode, encode_text
 
-_LABEL: Final = 1_000
-_CHARS: Final = 2  # of JSON in a token, at the least
-_PIECE: Final = 24  # characters in a row of a text, where only some of it is looked at
-# No text costs more tokens a byte than the first; letters like these and controls, the second besides.
-_DEAREST: Final = 1.6
-_RAREST: Final = 2.0
+_SERIES: Final = "transcript"
+_MAX_MANIFESTS: Final = 4
+_MAX_LABEL: Final = 1_000
+_MIN_CHARS: Final = 2  # characters of JSON per token
+_PIECE: Final = 24  # characters of each sampled piece of a text
+# Upper bounds: tokens per byte of any text, and additional tokens for each rare letter or control character.
+_TOKENS_PER_BYTE: Final = 1.6
+_TOKENS_PER_RARE: Final = 2.0
 _RARE: Final = b"jkqwxz" + bytes(code for code in range(32) if code not in b"\t\n\r") + b"\x7f"
 _ENDS: Final = 16
-_NO_SAMPLE: Final = Sample(b"", b"", 0)
-_RECENT: Final = 64  # short lines that passed unread: the call of a result is among them
-_SEEN: Final = 16_384  # characters of a text that is remembered for a while: a host often writes it twice
-_STUBS: Final = 256  # that were made last: the same result often stands on several lines, and in several files
-_NAMES: Final = 10_000  # calls whose tool is remembered until their result comes
+_RECENT: Final = 64  # short lines that were not parsed are remembered: the call of a result may be among them
+_CACHED_CHARS: Final = 16_384  # longest text whose estimate is cached: hosts often write a text twice
+_CACHED: Final = 256  # stubs and estimates: the same result is often on several lines, and in several files
+_MAX_CALLS: Final = 10_000  # calls whose tool is remembered until their result comes
 
 
-# A stub is a function of the content, its pointer and the policy; the tokens that it saves come with it.
+# A stub is a function of the content, its pointer and the policy. The policy, the stub, and the tokens it saves:
 _made: dict[tuple[str, str, str, str], tuple[Policy, str, int]] = {}
 
 
 def new_session_id() -> str:
-    """The id of a session through which one transcript holds its payloads."""
+    """Return a new id for the session that owns a transcript's payloads."""
     return PREFIX + secrets.token_hex(16)
 
 
 class Keeper:
-    """Takes a transcript's payloads in, by a policy: the one of the store's settings where none is given.
+    """Stores a transcript's payloads by a policy, by default that of the store's settings.
 
-    Without a `session_id`, it is that of the first refs of ours which the transcript turns out to have, else a new
-    one. What a model is shown goes to the agent's `session` as well, where there is one. `stored` and `tokens_saved`
-    count what went, and what a model need not be sent for it."""
+    Without a `session_id`, the session of the transcript's first refs is used, or else a new one. Payloads that a model
+    is shown are also granted to the agent's `session`, if given. `stored` are the artifacts, `tokens_saved` counts the
+    tokens that a model is no longer sent, and `masked` counts payloads that were stored with secrets masked."""
 
     def __init__(
         self,
@@ -77,11 +80,8 @@ class Keeper:
         policy: Policy | None = None,
     ) -> None:
         self.policy = policy or configured(store.settings)
-        if self.policy.redact is not None:
-            raise InvalidArgument(
-                "a transcript keeps every byte, and this policy masks some", hint="use a policy without redact"
-            )
         self.store = store
+        self.masked = 0
         self.stored: set[str] = set()
         self.tokens_saved = 0
         self._session_id = session_id
@@ -89,18 +89,19 @@ class Keeper:
         self._own: Session | None = None
         self._known = set() if session_id is None else {session_id}
         self._least = self.policy.safe_chars + 1 if self.policy.enabled else 1 << 62
-        bounds = (self.policy.max_chars, self.policy.max_bytes, (self.policy.tokens or 0) * _CHARS)
+        bounds = (self.policy.max_chars, self.policy.max_bytes, (self.policy.tokens or 0) * _MIN_CHARS)
         self._bulk = min((bound for bound in bounds if bound), default=1)
         by_tokens = self.policy.enabled and self.policy.count is None and self.policy.safe_chars > 0
         only = by_tokens and self.policy.max_chars is None and self.policy.max_bytes is None and not self.policy.tools
         self._short_tokens = self.policy.tokens or 0 if only else 0
-        self._short = int(self._short_tokens / _DEAREST)
+        self._short = int(self._short_tokens / _TOKENS_PER_BYTE)
         self._passed: deque[bytes] = deque(maxlen=_RECENT)
         self._tools: dict[str, str] = {}
         self._line: Any = None
 
     @property
     def session_id(self) -> str:
+        """The session that owns the payloads of the transcript."""
         if self._session_id is None:
             self._session_id = new_session_id()
             self._known.add(self._session_id)
@@ -108,9 +109,11 @@ class Keeper:
 
     @property
     def least(self) -> int:
+        """Minimum number of characters of a payload."""
         return self._least
 
     def passes(self, text: bytes) -> bool:
+        """Whether a text is certainly within the policy, decided without parsing it."""
         if len(text) >= self._least and (len(text) > self._short or _most_tokens(text) > self._short_tokens):
             return False
         self._passed.append(text)
@@ -118,20 +121,23 @@ class Keeper:
 
     @property
     def bulk(self) -> int:
+        """Minimum size of a container's small parts, in characters, for it to be a payload."""
         return self._bulk
 
-    def learn(self, known: Format, line: Any) -> None:
-        message = known.message(line)
+    def learn(self, fmt: Format, line: Any) -> None:
+        """Take note of the calls in a parsed line, before its payloads are decided."""
+        message = fmt.message(line)
         if message is not None:
-            self._learn(known, message)
+            self._learn(fmt, message)
 
-    def leaves(self, known: Format, payload: Payload) -> bool:
+    def leaves(self, fmt: Format, payload: LinePayload) -> bool:
+        """Whether a payload is over the policy."""
         policy, text = self.policy, payload.text
         if not policy.enabled or is_stub(text, policy):
             return False
         limit: Limit = policy
         if policy.tools:
-            tool = self._about(known, payload)[0]
+            tool = self._about(fmt, payload)[0]
             rule = policy.tools.get(tool) if tool else None
             if rule in ("always", "never"):
                 return rule == "always"
@@ -141,15 +147,34 @@ class Keeper:
         try:
             return not is_ours(self.store.secret, text)
         except StoreError:
-            return True  # then storing fails too, and says so
+            return True  # storing fails too, and reports it
 
-    def put(self, known: Format, payload: Payload) -> tuple[Ref, str]:
-        is_shown = known.is_shown(payload.path)
-        parcel = Parcel(_value(payload), payload.text)
+    def redacted(self, payload: LinePayload) -> LinePayload:
+        """Return the payload as it may be stored: the same object, or a copy with secrets masked."""
+        if self.policy.redact != "store":
+            return payload
+        value: Any = payload.value
+        if payload.is_json and (found := parse(payload.text)) is not None:
+            value = found[0]
+        masked = redacted(value)
+        if masked is value or masked == value:
+            return payload
+        self.masked += 1
+        if isinstance(masked, bytes):
+            prefix = payload.text.partition(",")[0] + "," if payload.text.startswith("data:") else ""
+            return payload._replace(value=masked, text=prefix + base64.b64encode(masked).decode())
+        if payload.is_json:
+            token = utf8(masked) if isinstance(masked, str) else as_text(masked)
+            return payload._replace(value=token, text=token)
+        return payload._replace(value=masked, text=masked)
+
+    def put(self, fmt: Format, payload: LinePayload) -> tuple[Ref, str]:
+        """Store a payload. Return its ref, and the stub that replaces it."""
+        is_shown = fmt.is_shown(payload.path)
+        parcel = Prepared(_value(payload), payload.text)
         encoded = parcel.encoded
-        sample = parcel.sample if encoded.codec == "bytes" else _NO_SAMPLE
-        media_type, kind = described(encoded, sample, JSON if payload.is_json else None)
-        tool, call_id = self._about(known, payload)
+        media_type, kind = described(encoded, JSON if payload.is_json else None)
+        tool, call_id = self._about(fmt, payload)
         about = About(tool=tool, call_id=call_id, media_type=media_type, kind=kind)
         ref = self._put(encoded, is_shown, about)
         self.stored.add(ref.artifact_id)
@@ -159,35 +184,38 @@ class Keeper:
         made = _made.get(key)
         if made is None or (made[0] is not self.policy and made[0] != self.policy):
             made = _made[key] = self.policy, *self._stub(ref, parcel)
-            if len(_made) > _STUBS:
+            if len(_made) > _CACHED:
                 _made.pop(next(iter(_made), key), None)
         _, stub, saved = made
         self.tokens_saved += saved
         return ref, stub
 
-    def _stub(self, ref: Ref, parcel: Parcel) -> tuple[str, int]:
-        """The stub of what was put, and how many tokens it saves."""
-        told = facts(parcel.sample, ref.media_type, ref.kind, self.policy.preview_chars)
-        stub = stub_of(ref.pointer, told, self.policy)
-        if ref.codec == "bytes":  # what an image costs, providers tell: not what its base64 would
+    def _stub(self, ref: Ref, parcel: Prepared) -> tuple[str, int]:
+        """Return the stub of a stored payload, and how many tokens it saves."""
+        shown = facts(parcel.sample, ref.media_type, ref.kind, self.policy.preview_chars)
+        stub = stub_of(ref.pointer, shown, self.policy)
+        if ref.codec == "bytes":  # the provider decides what an image costs, not its base64
             return stub, 0
-        return stub, max(0, (told.tokens or round(_glimpsed(parcel.text))) - round(_glimpsed(stub)))
+        return stub, max(0, (shown.tokens or round(_sampled_tokens(parcel.text))) - round(_sampled_tokens(stub)))
 
     def put_raw(self, token: str) -> Ref:
+        """Store a JSON token byte for byte, if no style reproduces it."""
         about = About(media_type="text/plain", kind="data", summary="a JSON string just as it was written")
         return self._put(Encoded(*encode(token), token), False, about)
 
-    def hold(self) -> None:
+    def create_session(self) -> None:
+        """Create the session in the store, even if nothing is put into it."""
         if self._own is None:
             self._own = self.store.session(self.session_id, ttl=None)
 
-    def _held(self) -> Session:
-        """The session. A put makes it where it is new: that is one change of the catalog less."""
+    def _own_session(self) -> Session:
+        """Return the transcript's session. A new one is created by its first put, which saves a catalog write."""
         if self._own is None:
             self._own = Session(self.store, Scope(SessionInfo(self.session_id, created=time.time())))
         return self._own
 
     def is_ours(self, sessions: Iterable[str]) -> bool:
+        """Whether this store knows all of these transcript sessions."""
         wanted = set(sessions)
         if not wanted <= self._known:
             self._known |= {one.session_id for one in self.store.sessions() if one.session_id.startswith(PREFIX)}
@@ -196,58 +224,60 @@ class Keeper:
         return wanted <= self._known
 
     def _put(self, value: Encoded, is_shown: bool, about: About) -> Ref:
-        also = (self._agent.scope,) if is_shown and self._agent is not None else ()
-        return self.store.put_encoded(self._held().scope, value, about, also)
+        if not is_shown or self._agent is None:
+            return self.store.put_encoded(self._own_session().scope, value, about)
+        lent = replace(about, granted_by=self._agent.session_id)
+        return self.store.put_encoded(self._own_session().scope, value, lent, (self._agent.scope,))
 
-    def _learn(self, known: Format, message: Message) -> None:
-        for call in known.calls(message):
+    def _learn(self, fmt: Format, message: Message) -> None:
+        for call in fmt.calls(message):
             if call.id and call.name:
                 self._tools[call.id] = call.name
-        while len(self._tools) > _NAMES:
+        while len(self._tools) > _MAX_CALLS:
             del self._tools[next(iter(self._tools))]
 
-    def _learn_all(self, known: Format, line: Any) -> None:
-        """See every message of a line, once: those of a document were not known yet."""
+    def _learn_all(self, fmt: Format, line: Any) -> None:
+        """Learn the calls of every message of a line once: a document has several."""
         if line is not self._line:
             self._line = line
-            for _, message in known.messages(line):
-                self._learn(known, message)
+            for _, message in fmt.messages(line):
+                self._learn(fmt, message)
 
-    def _about(self, known: Format, payload: Payload) -> tuple[str | None, str | None]:
-        """The tool and the call that a payload belongs to, where the line tells."""
+    def _about(self, fmt: Format, payload: LinePayload) -> tuple[str | None, str | None]:
+        """Return the tool name and call id of a payload, if the line has them."""
         line, path = payload.line, payload.path
         if isinstance(line, dict):
-            self._learn_all(known, line)
-        around = known.message_around(line, path)
+            self._learn_all(fmt, line)
+        around = fmt.message_around(line, path)
         if around is None:
             return None, None
         base, message = around
         inside = path[len(base) :]
-        for result in known.results(message):
+        for result in fmt.results(message):
             if inside[: len(result.path)] == result.path:
                 if not result.name:
-                    self._learn_all(known, line)
-                return _label(result.name or self._tool(known, result.call_id)), _label(result.call_id)
-        for call in known.calls(message):
+                    self._learn_all(fmt, line)
+                return _label(result.name or self._tool(fmt, result.call_id)), _label(result.call_id)
+        for call in fmt.calls(message):
             if inside[: len(call.path)] == call.path:
                 return _label(call.name), _label(call.id)
         return None, None
 
-    def _tool(self, known: Format, call_id: str) -> str | None:
-        """The tool of a call. It may stand on a short line that passed unread."""
+    def _tool(self, fmt: Format, call_id: str) -> str | None:
+        """Return the tool of a call, which may be on a short line that was not parsed."""
         if call_id and call_id not in self._tools:
             wanted = call_id.encode("utf-8", "surrogatepass")
             for text in [one for one in self._passed if wanted in one]:
                 found = parse(text.decode("utf-8", "replace"))
                 if found is not None:
-                    self.learn(known, found[0])
+                    self.learn(fmt, found[0])
         return self._tools.get(call_id)
 
 
-class Weigher(Keeper):
-    """A keeper that stores nothing: it tells what would go."""
+class DryRunKeeper(Keeper):
+    """A keeper that stores nothing: it only finds out what would be stored."""
 
-    def hold(self) -> None:
+    def create_session(self) -> None:
         pass
 
     def _put(self, value: Encoded, is_shown: bool, about: About) -> Ref:
@@ -258,7 +288,7 @@ class Weigher(Keeper):
 
 
 def fetch_from(store: Store) -> Fetch:
-    """The bytes of artifacts in a store, by the session that holds them."""
+    """Return a function that reads artifacts of a store, given a session id and an artifact id."""
     sessions: dict[str, Session] = {}
 
     def fetch(session_id: str, artifact_id: str) -> bytes:
@@ -271,8 +301,8 @@ def fetch_from(store: Store) -> Fetch:
     return fetch
 
 
-def _value(payload: Payload) -> object:
-    """What is stored: a container as the value that it is, where the store would write it just so, else its text."""
+def _value(payload: LinePayload) -> object:
+    """What to store: a container as a value if the store would write the same JSON, else as text."""
     if payload.is_json:
         found = parse(payload.text)
         try:
@@ -284,43 +314,138 @@ def _value(payload: Payload) -> object:
 
 
 def _exceeds(limit: Limit, policy: Policy, text: str) -> bool:
-    """Whether a text is over a limit. Most are far from it, and a bound or a few pieces tell; near it, more pieces do.
-    To count all of it would cost more than all the rest."""
+    """Whether a text exceeds a limit. Most texts are far from it, so a bound or a few samples decide; near the limit,
+    more samples are taken. Counting the whole text would cost more than everything else."""
     most = limit.tokens
     if most is None or policy.count is not None or limit.max_chars is not None or limit.max_bytes is not None:
         return limit.exceeded(text, policy.count)
-    if len(text) * _DEAREST <= most and _most_tokens(encode_text(text)) <= most:
+    if len(text) * _TOKENS_PER_BYTE <= most and _most_tokens(encode_text(text)) <= most:
         return False
-    about = _glimpsed(text)
-    return (_glimpsed(text, 64) if most / CLEARLY <= about <= most * CLEARLY else about) > most
+    about = _sampled_tokens(text)
+    return (_sampled_tokens(text, 64) if most / CLEARLY <= about <= most * CLEARLY else about) > most
 
 
 def _most_tokens(data: bytes) -> float:
-    """A bound for the tokens of a text, from its bytes as UTF-8, or from those of JSON that it stands in."""
-    return len(data) * _DEAREST + (len(data) - len(data.translate(None, _RARE))) * _RAREST + _ENDS
+    """Upper bound for the tokens of a text, from its UTF-8 bytes or those of the JSON around it."""
+    return len(data) * _TOKENS_PER_BYTE + (len(data) - len(data.translate(None, _RARE))) * _TOKENS_PER_RARE + _ENDS
 
 
-def _glimpsed(text: str, pieces: int = 16) -> float:
-    """About how many tokens a text has, from a few pieces of it where it is longer than those."""
-    return _seen(text, pieces) if len(text) <= _SEEN else _glimpse(text, pieces)
+def _sampled_tokens(text: str, pieces: int = 16) -> float:
+    """Approximate number of tokens of a text, estimated from a few pieces if it is long."""
+    return _cached_sample(text, pieces) if len(text) <= _CACHED_CHARS else _sample(text, pieces)
 
 
-def _glimpse(text: str, pieces: int) -> float:
+def _sample(text: str, pieces: int) -> float:
     if len(text) <= 2 * pieces * _PIECE:
         return estimate(text)
     starts = (number * (len(text) - _PIECE) // (pieces - 1) for number in range(pieces))
     return estimate("".join([text[at : at + _PIECE] for at in starts])) * len(text) / (pieces * _PIECE)
 
 
-_seen = lru_cache(_STUBS)(_glimpse)
+_cached_sample = lru_cache(_CACHED)(_sample)
 
 
 def _note(ref: Ref) -> str:
-    """The stub where no model looks: what was there, in one line."""
-    said = {"stub": "stored whole", "artifact": ref.pointer, "media_type": ref.media_type, "size_bytes": ref.size_bytes}
-    return "{" + ",".join(f"{utf8(key)}:{utf8(v) if isinstance(v, str) else v}" for key, v in said.items()) + "}"
+    """The stub for a place that no model is shown."""
+    note = {"stub": "stored whole", "artifact": ref.pointer, "media_type": ref.media_type, "size_bytes": ref.size_bytes}
+    return "{" + ",".join(f"{utf8(key)}:{utf8(v) if isinstance(v, str) else v}" for key, v in note.items()) + "}"
 
 
 def _label(text: str | None) -> str | None:
-    """A tool's name or a call's id as the store takes it."""
-    return text[:_LABEL] if text and is_text(text[:_LABEL]) else None
+    """A tool name or call id as the store accepts it."""
+    return text[:_MAX_LABEL] if text and is_encodable(text[:_MAX_LABEL]) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What one run made slim: size and checksum (XXH3, 128 bits) of the slim bytes, which identify them, and size and
+    SHA-256 of the whole bytes, which prove them (None if unknown). `found_size` and `found_sha256` describe the bytes
+    before the run, if they differ from the whole bytes."""
+
+    size: int
+    checksum: str
+    whole_size: int
+    whole_sha256: str | None
+    found_size: int | None = None
+    found_sha256: str | None = None
+
+    @property
+    def in_backup(self) -> tuple[int, str | None]:
+        """Size and digest of this segment in a backup, which has the bytes as they were found."""
+        return (self.whole_size, self.whole_sha256) if self.found_size is None else (self.found_size, self.found_sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What the store remembers of an externalized transcript. Bytes after the last segment were appended since.
+
+    `backed_up` is the number of the first segment that the backup contains. With `masked`, the whole bytes have markers
+    in place of secrets: only the backup has the secrets."""
+
+    path: str
+    format: str
+    segments: tuple[Segment, ...] = ()
+    backed_up: int = 0
+    masked: bool = False
+
+    @property
+    def size(self) -> int:
+        return sum(one.size for one in self.segments)
+
+    @property
+    def backup_size(self) -> int:
+        return sum(one.in_backup[0] for one in self.segments[self.backed_up :])
+
+
+def record_manifest(store: Store, session_id: str, manifest: Manifest) -> None:
+    """Record a manifest, as durably as the store was opened for."""
+    segments = [
+        [one.size, one.checksum, one.whole_size, one.whole_sha256]
+        + ([] if one.found_size is None else [one.found_size, one.found_sha256])
+        for one in manifest.segments
+    ]
+    record = {
+        "v": 1,
+        "path": manifest.path,
+        "format": manifest.format,
+        "segments": segments,
+        "backup": manifest.backed_up,
+        **({"masked": True} if manifest.masked else {}),
+    }
+    body = json.dumps(record, ensure_ascii=True, separators=(",", ":")).encode()
+    store.session(session_id, ttl=None).record(_SERIES, body, keep=_MAX_MANIFESTS)
+
+
+def manifests(store: Store, session_id: str) -> Iterator[Manifest]:
+    """Yield the manifests of a transcript's session, the newest first. Invalid records are skipped."""
+    for record in store.session(session_id).records(_SERIES, newest=True):
+        found = _parsed_manifest(record.body)
+        if found is not None:
+            yield found
+
+
+def sessions_for(store: Store, path: str) -> list[str]:
+    """Return the transcript sessions whose newest manifest names this path."""
+    ids = [one.session_id for one in store.sessions() if one.session_id.startswith(PREFIX)]
+    return [one for one in ids if (newest := next(manifests(store, one), None)) is not None and newest.path == path]
+
+
+def _parsed_manifest(body: bytes) -> Manifest | None:
+    try:
+        record: Any = json.loads(body)
+        segments = tuple(
+            Segment(int(size), str(checksum), int(whole_size), _digest(whole), *_found(*found))
+            for size, checksum, whole_size, whole, *found in record["segments"]
+        )
+        is_masked = record.get("masked") is True
+        return Manifest(str(record["path"]), str(record["format"]), segments, int(record["backup"]), is_masked)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _found(size: Any = None, digest: Any = None) -> tuple[int | None, str | None]:
+    return (None, None) if size is None else (int(size), _digest(digest))
+
+
+def _digest(value: Any) -> str | None:
+    return None if value is None else str(value)

@@ -1,7 +1,7 @@
-"""What stands in a prompt in place of an old payload: one line of JSON with its pointer.
+"""Placeholders: one line of JSON with a pointer, in place of an old payload in a prompt.
 
-A placeholder is a pure function of what it stands for, so a prompt that is pruned again has the same bytes. It is made
-before anything is stored; only those that a prompt really carries are put.
+A placeholder is a pure function of its payload, so a prompt that is pruned again has the same bytes. It is made before
+anything is stored; only the payloads of placeholders that a prompt really contains are put.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from coatcheck.errors import AmbiguousPointer, CoatcheckError, InvalidArgument, StoreError
-from coatcheck.externalize import blocks
 from coatcheck.externalize.marks import is_ours
+from coatcheck.externalize.pipeline import redacted
 from coatcheck.externalize.policy import Policy
 from coatcheck.externalize.stub import is_stub
 from coatcheck.ids import digest_of, is_pointer, parse_pointer, pointer_of
-from coatcheck.previews.text import line
+from coatcheck.messages.message import plain_text
+from coatcheck.previews.excerpts import line
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.session import Session
@@ -27,13 +28,14 @@ from coatcheck.values import encode, encode_text
 STORED: Final = "stored whole"
 _NOT_STORED: Final = "not stored: call the tool again where it is needed"
 _STUBS: Final = Policy(preview_chars=2_000)
-_MARKED: Final = re.compile(r"\[(art:[0-9a-f]{12,64})[;\]#]")
+_POINTER: Final = re.compile(r"(?<![0-9A-Za-z:])art:[0-9a-f]{12,64}(?![0-9a-f])")
+_PAGE_HEAD: Final = re.compile(r"\[(art:[0-9a-f]{12,64})[;\]#]")
 
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """What a payload becomes. `value` is what must be put before the pointer holds, None where it is stored already;
-    `artifact_id` is its id, or as much of it as the pointer says."""
+    """The replacement for a payload. `value` must be put before the pointer resolves; it is None if it is stored
+    already. `artifact_id` is the full id, or the part of it that the pointer has."""
 
     what: str
     size_bytes: int
@@ -46,39 +48,50 @@ class Placeholder:
     pinned: bool = False
 
     def text(self, read_tool: str | None) -> str:
-        said: dict[str, object] = {"pruned": f"{self.what}, {STORED if self.pointer else _NOT_STORED}"}
+        """The line of JSON that the model is shown."""
+        shown: dict[str, object] = {"pruned": f"{self.what}, {STORED if self.pointer else _NOT_STORED}"}
         if self.pointer:
-            said["artifact"] = self.pointer
-        said["size_bytes"] = self.size_bytes
+            shown["artifact"] = self.pointer
+        shown["size_bytes"] = self.size_bytes
         if self.lines is not None and self.lines > 1:
-            said["lines"] = self.lines
+            shown["lines"] = self.lines
         if self.pointer and read_tool:
-            said["hint"] = f"{read_tool} reads it"
-        return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+            shown["hint"] = f"{read_tool} reads it"
+        return json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
 
 
 class Placeholders:
-    """Makes placeholders for a session's payloads, and puts what they point at."""
+    """Makes placeholders for payloads, and puts the payloads into the session, with secrets masked if `redact` asks for
+    it."""
 
-    def __init__(self, session: Session | None, pinned: Iterable[Ref | str] | None, read_tool: str | None) -> None:
+    def __init__(
+        self,
+        session: Session | None,
+        pinned: Iterable[Ref | str] | None,
+        read_tool: str | None,
+        redact: Literal["store"] | None = None,
+    ) -> None:
         self._session = session
+        self._redacts = redact == "store"
         self.read_tool = read_tool
         self._pinned = None if pinned is None else tuple(_prefix(one) for one in pinned)
         self.failures: list[str] = []
 
     def of(self, content: object, what: str, *, tool: str | None, call_id: str | None) -> Placeholder | None:
-        """The placeholder of a payload, which says whether that is pinned; None where the payload claims to be a stub
-        and points at nothing that this session holds."""
+        """Return the placeholder of a payload. None if the payload claims to be a stub, but its pointer does not
+        resolve in this session."""
         text = plain_text(content)
         if text is not None and is_stub(text, _STUBS):
             return self._of_stub(text, what)
         if text is not None and (found := self._of_page(text)) is not None:
             return found
         value: Any = content if text is None else text
+        if self._redacts and self._session is not None:
+            value = redacted(value)
         try:
             data = encode(value)[1]
         except InvalidArgument:
-            value = json.dumps(content, ensure_ascii=False, default=str)
+            value = json.dumps(value, ensure_ascii=False, default=str)
             data = encode_text(value)
         artifact_id = digest_of(data)
         pinned = self._is_pinned(artifact_id, self._ref(pointer_of(artifact_id, 64)) if self._pinned is None else None)
@@ -87,13 +100,14 @@ class Placeholders:
         return Placeholder(what, len(data), lines, artifact_id, pointer, value, tool, call_id, pinned)
 
     def _is_pinned(self, artifact_id: str, ref: Ref | None) -> bool:
-        """Whether this must stay: it is among what the caller named, or pinned in the session where nothing was."""
+        """Whether an artifact must stay: the caller named it, or, if the caller named none, it is pinned in the
+        session."""
         if self._pinned is None:
             return ref is not None and ref.pinned
         return any(artifact_id.startswith(one) or one.startswith(artifact_id) for one in self._pinned)
 
     def put(self, placeholder: Placeholder) -> Placeholder:
-        """Store what a placeholder points at. Where the store fails, the placeholder says that there is no pointer."""
+        """Store the payload of a placeholder. If the store fails, the placeholder has no pointer."""
         if placeholder.value is None or self._session is None or placeholder.artifact_id is None:
             return placeholder
         try:
@@ -106,7 +120,7 @@ class Placeholders:
         return replace(placeholder, pointer=ref.pointer, value=None)
 
     def lines(self, pointers: Iterable[str], most: int) -> tuple[str, ...]:
-        """One line for each of the first artifacts that the session holds: its pointer, and what it is."""
+        """Describe the first of these artifacts that the session has, one line each, at most `most`."""
         found: list[str] = []
         for pointer in pointers:
             if len(found) == most:
@@ -140,8 +154,8 @@ class Placeholders:
         )
 
     def _of_page(self, text: str) -> Placeholder | None:
-        """What our own tools answered is no artifact: its placeholder points at the one that was read."""
-        match = _MARKED.search(text[:4_000]) if self._session is not None else None
+        """A page from our own tools is not stored: its placeholder points at the artifact that was read."""
+        match = _PAGE_HEAD.search(text[:4_000]) if self._session is not None else None
         if match is None or self._session is None or self._ref(match[1]) is None:
             return None
         if not is_ours(self._session.store.secret, text):
@@ -159,22 +173,16 @@ class Placeholders:
 
 
 def line_of(ref: Ref, limit: int = 80, *, quoted: bool = True) -> str:
-    """An artifact on one line: pointer, kind, size, and its tool with its name or what it begins with. That is
-    somebody's text: a JSON string, unless it goes into one anyway."""
-    said = line(mask(": ".join(filter(None, (ref.tool, ref.name or ref.summary)))), limit)
-    about = json.dumps(said, ensure_ascii=False) if quoted and said else said
+    """Describe an artifact in one line: pointer, kind, size, tool, and its name or summary. Those are untrusted, so
+    they are quoted as a JSON string, unless the line goes into one anyway."""
+    label = line(mask(": ".join(filter(None, (ref.tool, ref.name or ref.summary)))), limit)
+    about = json.dumps(label, ensure_ascii=False) if quoted and label else label
     return f"{ref.pointer} {ref.kind} {ref.size_bytes:,} bytes {about}".rstrip()
 
 
-def plain_text(content: object) -> str | None:
-    """The one text that content is: a string, or a single text block. None where it is more than that."""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
-        carried = blocks.payload(content[0])
-        if carried is not None and not carried.is_base64 and content[0].get("type") in ("text", "input_text"):
-            return carried.written
-    return None
+def pointers_in(text: str) -> list[str]:
+    """Return the pointers in a text, each once, the last one first."""
+    return list(dict.fromkeys(reversed(_POINTER.findall(text)))) if "art:" in text else []
 
 
 def _prefix(one: Ref | str) -> str:

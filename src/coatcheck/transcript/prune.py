@@ -1,42 +1,63 @@
-"""Pruning: a conversation within a token budget, in rare large steps.
+"""Prune a conversation to a token budget, in rare, large steps.
 
-What was sent once stays as it is until the budget is exceeded; then one step cuts down to a low-water mark, so that the
-turns after it only append. Nothing is remembered between calls: the steps are found again from the messages alone, at
-the same places for every longer history, so the answers for a growing conversation begin alike.
+Messages stay as they are until the budget is exceeded; then one step cuts down to a low-water mark, so that the turns
+after it only append. Nothing is remembered between calls: the steps are found again from the messages alone, at the
+same points for every longer history, so the results for a growing conversation begin alike.
+
+A cut is a pure function of the messages up to a point. It works in stages, and each from the oldest message on: results
+become placeholders, then arguments of calls and attachments, then thinking is removed. A stage begins only if the one
+before did not reach the target. If all of that gained less than half of the wanted room, whole turns are folded into
+one note, and if even that is not enough, fewer of the newest turns are kept. The savings of each stage are summed up
+once, so that a cut is cheap however often the budget is exceeded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any, Final, Literal
 
 from coatcheck.errors import InvalidArgument, LimitExceeded
+from coatcheck.externalize import blocks
 from coatcheck.externalize.policy import READ_TOOL
 from coatcheck.ids import clip
+from coatcheck.messages.cache import StablePrefix
+from coatcheck.messages.cost import weigh
+from coatcheck.messages.formats import PLAIN, detect, named_format
+from coatcheck.messages.message import Format, Message, arguments_of, attachments, dumped, is_replaceable
+from coatcheck.messages.pairing import pair, side, turns
+from coatcheck.messages.paths import Path, at, replaced
 from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.tokens import TokenCounter, estimate
-from coatcheck.transcript.cuts import Cut, Cutter, Variant, What, written
-from coatcheck.transcript.fold import note_of
-from coatcheck.transcript.formats import FORMATS, PLAIN, Format, Message, detect
-from coatcheck.transcript.placeholders import Placeholders
-from coatcheck.transcript.weight import weigh
+from coatcheck.transcript.placeholders import STORED, Placeholder, Placeholders, pointers_in
 
-LOW_WATER = 0.3
+LOW_WATER: Final = 0.3
+What = Literal["result", "arguments", "thinking", "media", "turns"]
+Write = Callable[[Message, str], Message]
+"""Returns a copy of a message with another text in one place."""
+
+_STAGES: Final[tuple[tuple[What, str], ...]] = (
+    ("result", "{} messages: results became placeholders"),
+    ("arguments", "{} messages: arguments of calls became placeholders"),
+    ("media", "{} messages: pictures and documents became placeholders"),
+    ("thinking", "{} messages: thinking was removed"),
+)
+_MIN_SAVED: Final = 16  # tokens that a replacement must save
+_SMALL_ARGUMENTS: Final = 600  # characters of arguments that are left alone
+_TASK: Final = 8  # the first user message stays if it takes at most this part (1/8) of the budget
+_MAX_LISTED: Final = 16  # artifacts that a note lists
+_LONG_POINTER: Final = "art:" + "a7f3c9e1b5d2" + "8e4b6" * 4  # costs more tokens than real pointers
+_NOTE_SHARE: Final = 16  # the part (1/16) of a budget that a note may take
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
-    """How much of the beginning stayed: so many messages, so many tokens."""
-
-    messages: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Replaced:
-    """One thing that left the prompt: which message (by its number in what was given), what of it, and where it is kept
-    (None where nothing was stored)."""
+class Replacement:
+    """One payload that was replaced: the number of its message in the input, what it was, and its pointer (None if it
+    was not stored)."""
 
     message: int
     what: What
@@ -46,21 +67,23 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """Messages within the budget, and what it took.
+    """Messages within the budget, and what was done.
 
-    `unchanged_prefix` is what begins exactly like the messages given. `stable_prefix` is what begins like the answer
-    before the newest turn: what a provider's cache still holds; `rewritten` says that this is less than all of it.
-    `failures` are results that could not be stored, and why."""
+    `unchanged_prefix` is how much is the same as in the input. `stable_prefix` is how much is the same as in the result
+    before the newest turn, which a provider still has in its cache; `rewritten` is true if that is not all of it.
+    `failures` are the errors of results that could not be stored."""
 
     messages: list[Message]
     tokens_before: int
     tokens_after: int
-    unchanged_prefix: Prefix
-    stable_prefix: Prefix
+    unchanged_prefix: StablePrefix
+    stable_prefix: StablePrefix
     rewritten: bool = False
-    replaced: tuple[Replaced, ...] = ()
+    replaced: tuple[Replacement, ...] = ()
     steps: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
+    _counted: int = field(default=0, repr=False, compare=False)
+    """The tokens that decide the next step: those of the newest cut, plus the messages since."""
 
     @property
     def saved(self) -> int:
@@ -78,22 +101,34 @@ def prune(
     low_water: float = LOW_WATER,
     count: TokenCounter = estimate,
     read_tool: str | None = READ_TOOL,
+    redact: Literal["store"] | None = None,
 ) -> Pruned:
-    """The messages within `max_tokens`: old tool results become one-line placeholders with their pointer.
+    """Make messages fit into `max_tokens`: old tool results become one-line placeholders with a pointer.
 
-    The newest `keep_turns` turns, errors, and `pinned` artifacts (those pinned in the session where none are named)
-    stay, and calls stay paired with their results. Results that were inline are put in the `session` first; without one
-    the placeholder says that nothing is stored. Where that is not enough, `steps` says what else was done. A step cuts
-    down to `low_water` of the budget where it can.
+    The newest `keep_turns` turns, errors, and `pinned` artifacts (by default those pinned in the session) stay, and
+    calls stay paired with their results. Inline results are put in the `session` first; without a session the
+    placeholder says that nothing is stored. `redact="store"`, here or in the store's settings, masks secrets before
+    anything is put. If placeholders are not enough, more is replaced, and `steps` says what. A step cuts down to
+    `low_water` of the budget if possible.
 
-    Deterministic; the messages given are not changed. Raises `LimitExceeded` where they cannot be made to fit, or
-    cannot be counted."""
+    Session lines of pi, OpenClaw or Claude Code are returned as lines: only the messages in them are counted and
+    pruned, and lines without a message stay.
+
+    The result is deterministic, and the input is not changed. Raises `LimitExceeded` if the messages cannot be made to
+    fit, or cannot be counted."""
     _check(max_tokens, keep_turns, low_water)
-    known = format_of(messages, format)
-    placeholders = Placeholders(session, pinned, read_tool)
-    cutter = Cutter(
-        messages,
-        known,
+    fmt = format_of(messages, format)
+    if redact not in (None, "store"):
+        raise InvalidArgument(f'redact must be "store" or None, got {clip(str(redact))}')
+    if redact is None and session is not None:
+        redact = session.store.settings["policy.redact"]
+    inner = {number: found for number, one in enumerate(messages) if (found := message_in(fmt, one)) is not None}
+    are_lines = any(found is not messages[number] for number, found in inner.items())
+    given = list(inner.values()) if are_lines else messages
+    placeholders = Placeholders(session, pinned, read_tool, redact)
+    cutter = _Cutter(
+        given,
+        fmt,
         placeholders=placeholders,
         count=count,
         max_tokens=max_tokens,
@@ -101,46 +136,83 @@ def prune(
         keep_turns=keep_turns,
     )
     newest = cutter.starts[-1] if cutter.starts else 0
-    cut, before, total = _steps(cutter, len(messages), max_tokens, newest)
+    cut, before, total = _steps(cutter, len(given), max_tokens, newest)
     if total > max_tokens:
         raise LimitExceeded(
-            f"the messages need {total:,} tokens at least; the budget is {max_tokens:,}",
+            f"the messages need at least {total:,} tokens, the budget is {max_tokens:,}",
             hint="externalize results before they are sent, keep fewer turns, or raise the budget",
         )
-    final = _Rendering(messages, cutter, cut, placeholders, known, count)
+    final = _Rendering(given, cutter, cut, placeholders, fmt, count)
     was = None
     if before is not cut:
-        was = _Rendering(messages[:newest], cutter, before, placeholders, known, count, store=False)
-    return final.pruned(cutter.tokens, newest, was, max_tokens)
+        was = _Rendering(given[:newest], cutter, before, placeholders, fmt, count, store=False)
+    done = final.pruned(cutter.tokens, newest, was, max_tokens)
+    done = replace(done, _counted=max(total, done.tokens_after))
+    return _in_lines(done, messages, inner, fmt) if are_lines else done
+
+
+def counted_by(done: Pruned) -> int:
+    """Return the tokens that, with those of later messages, decide whether a longer history needs another step."""
+    return done._counted
 
 
 def format_of(messages: Sequence[Message], named: Format | str | None) -> Format:
-    """The format that was named, or the one that these messages have."""
-    if isinstance(named, Format):
-        return named
-    if named is None:
-        return detect(messages) or PLAIN
-    if named not in FORMATS:
-        raise InvalidArgument(f"no format is called {clip(named)}", hint="one of: " + ", ".join(FORMATS))
-    return FORMATS[named]
+    """Return the named format, or the one that these messages have."""
+    return named_format(named) or detect(messages) or PLAIN
+
+
+def message_in(fmt: Format, line: Message) -> Message | None:
+    """Return the message in a line of a host's session file, or the message itself. None for a line without one."""
+    if fmt.name not in ("pi", "claude-code") or isinstance(line.get("role"), str):
+        return line
+    return fmt.message(line)
+
+
+def _in_lines(done: Pruned, lines: Sequence[Message], inner: dict[int, Message], fmt: Format) -> Pruned:
+    """Apply the result for the messages in some lines to the lines."""
+    numbers, left = list(inner), iter(done.messages)
+    folded = {numbers[one.message] for one in done.replaced if one.what == "turns"}
+    first = min(folded, default=None)
+    found: list[Message] = []
+    places: list[int] = []  # of the lines that have a message
+    for number, line in enumerate(lines):
+        if number == first:
+            places.append(len(found))
+            found.append({"type": "message" if fmt.name == "pi" else "user", "message": next(left)})
+        if number not in inner:
+            found.append(line)
+        elif number not in folded:
+            message = next(left)
+            places.append(len(found))
+            same = message is inner[number]
+            found.append(line if same else message if inner[number] is line else {**line, "message": message})
+    unchanged = next((at for at, one in enumerate(found) if at >= len(lines) or one is not lines[at]), len(found))
+    stable = done.stable_prefix.messages
+    return replace(
+        done,
+        messages=found,
+        replaced=tuple(replace(one, message=numbers[one.message]) for one in done.replaced),
+        unchanged_prefix=replace(done.unchanged_prefix, messages=unchanged),
+        stable_prefix=replace(done.stable_prefix, messages=places[stable] if stable < len(places) else len(found)),
+    )
 
 
 def _check(max_tokens: object, keep_turns: object, low_water: object) -> None:
     if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
-        raise InvalidArgument(f"max_tokens is {clip(str(max_tokens))}", hint="a whole number from 1 on")
+        raise InvalidArgument(f"max_tokens must be a whole number of at least 1, got {clip(str(max_tokens))}")
     if not isinstance(keep_turns, int) or isinstance(keep_turns, bool) or keep_turns < 0:
-        raise InvalidArgument(f"keep_turns is {clip(str(keep_turns))}", hint="a whole number, 0 for none")
+        raise InvalidArgument(f"keep_turns must be a whole number of at least 0, got {clip(str(keep_turns))}")
     if not isinstance(low_water, int | float) or not 0 < low_water <= 1:
-        raise InvalidArgument(f"low_water is {clip(str(low_water))}", hint="a part of the budget: above 0, at most 1")
+        raise InvalidArgument(f"low_water must be above 0 and at most 1, got {clip(str(low_water))}")
 
 
-def _steps(cutter: Cutter, length: int, max_tokens: int, newest: int) -> tuple[Cut | None, Cut | None, int]:
-    """Go through the history as it grew, message by message, and cut wherever it exceeded the budget. The cut that
-    holds in the end, the one that held before the newest turn, and what it all costs.
+def _steps(cutter: _Cutter, length: int, max_tokens: int, newest: int) -> tuple[_Cut | None, _Cut | None, int]:
+    """Replay the history message by message, and cut wherever it exceeded the budget. Return the last cut, the cut
+    before the newest turn, and the total tokens.
 
-    Where no cut was enough there was no answer, and the next message is a new try."""
-    cut: Cut | None = None
-    before: Cut | None = None
+    If no cut was enough at some point, the next message tries again."""
+    cut: _Cut | None = None
+    before: _Cut | None = None
     total = 0
     for number in range(length):
         if number == newest:
@@ -152,24 +224,319 @@ def _steps(cutter: Cutter, length: int, max_tokens: int, newest: int) -> tuple[C
     return cut, before, total
 
 
-def _is_late(cutter: Cutter, cut: Cut, number: int) -> bool:
-    """Whether a message answers a call that was folded away before."""
+def _is_late(cutter: _Cutter, cut: _Cut, number: int) -> bool:
+    """Whether a message answers a call that was folded away."""
     assert cut.fold is not None
     places = range(len(cutter.results[number]))
     asked = {found[0] for place in places if (found := cutter.pairing.call_of.get((number, place)))}
     return bool(asked.intersection(cut.fold.numbers))
 
 
-class _Rendering:
-    """A cut, written out over the messages that it is of. What it points at is stored, unless it is only to compare."""
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    """The numbers of the messages that are left out, and how many tokens the note in their place may take."""
+
+    numbers: tuple[int, ...]
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """A message with payloads replaced, its tokens, and each placeholder with its call id and how to write it."""
+
+    message: Message
+    tokens: int
+    what: What
+    parts: tuple[tuple[Placeholder, str, Write], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """What is done to the first `length` messages: the number up to which each stage is applied, and a fold."""
+
+    length: int
+    tokens: int
+    reached: tuple[int, ...]
+    fold: _Fold | None = None
+    steps: tuple[str, ...] = ()
+
+
+class _Cutter:
+    """Makes cuts of one history. Nothing is stored here."""
 
     def __init__(
         self,
         messages: Sequence[Message],
-        cutter: Cutter,
-        cut: Cut | None,
+        fmt: Format,
+        *,
         placeholders: Placeholders,
-        known: Format,
+        count: TokenCounter,
+        max_tokens: int,
+        target: int,
+        keep_turns: int,
+    ) -> None:
+        self._messages = messages
+        self._fmt = fmt
+        self._placeholders = placeholders
+        self._count = count
+        self._max = max_tokens
+        self._target = target
+        self._crowded = (max_tokens + target) // 2
+        self._keep_turns = keep_turns
+        self.tokens = [weigh(one, count) for one in messages]
+        self._total = list(accumulate(self.tokens, initial=0))
+        self.pairing = pair(messages, fmt)
+        self.sides = [side(one, fmt) for one in messages]
+        self.results = [fmt.results(one) for one in messages]
+        self.starts = turns(self.sides)
+        self._lead = self.starts[0] if self.starts else len(messages)
+        links = ((self._turn_of(asked), self._turn_of(at)) for (at, _), (asked, _) in self.pairing.call_of.items())
+        self._links = sorted({(one, other) for one, other in links if one != other})
+        self._users = [number for number, one in enumerate(self.sides) if one == "user"]
+        self._variants: list[list[_Variant | None]] = [[] for _ in _STAGES]
+        self._saved = [[0] for _ in _STAGES]
+        self._spared: set[int] = {at for at, found in enumerate(self.results) if any(one.is_error for one in found)}
+        self._room = self._room_for_note(messages[0]) if messages else 0
+
+    def variants(self, cut: _Cut, number: int) -> Iterator[_Variant]:
+        """Yield what the stages of a cut made of one message, in order."""
+        for stage, reached in enumerate(cut.reached):
+            found = self._variants[stage][number] if number < reached else None
+            if found is not None:
+                yield found
+
+    def cut(self, length: int) -> _Cut:
+        """Cut the first `length` messages to the budget, or as close to it as possible."""
+        starts = self.starts[: bisect_left(self.starts, length)]
+        best: _Cut | None = None
+        for keep in range(self._keep_turns, min(self._keep_turns, 1) - 1, -1):
+            if best is not None and keep >= len(starts):
+                continue  # this keeps all turns: the same cut again
+            found = self._attempt(length, starts, keep)
+            if best is None or found.tokens < best.tokens:
+                best = found
+            if best.tokens <= self._max:
+                break
+        assert best is not None
+        return best
+
+    def _attempt(self, length: int, starts: list[int], keep: int) -> _Cut:
+        lead = min(self._lead, length)
+        old = length if not keep else starts[-keep] if keep <= len(starts) else lead
+        total, reached, steps = self._total[length], [0] * len(_STAGES), []
+        if keep < self._keep_turns and keep < len(starts):
+            steps.append(f"kept only the newest {keep} of {self._keep_turns} turns")
+        for stage, (what, description) in enumerate(_STAGES):
+            if total <= self._target:
+                break
+            end = min(old, self._last_user(length) + 1) if what == "thinking" else old
+            self._reach(stage, end)
+            saved = self._saved[stage]
+            # Stop as soon as enough is saved: the messages after that stay as they are.
+            reached[stage] = min(end, bisect_left(saved, total - self._target, 0, end + 1)) if end else 0
+            total -= saved[reached[stage]]
+            changed = sum(1 for one in self._variants[stage][: reached[stage]] if one is not None)
+            if changed:
+                steps.append(description.format(changed))
+        cut = _Cut(length, total, tuple(reached), None, tuple(steps))
+        return self._folded(cut, starts, old) if total > self._crowded else cut
+
+    def _last_user(self, length: int) -> int:
+        """The last user message before a point: thinking after it must be sent back."""
+        at = bisect_left(self._users, length)
+        return self._users[at - 1] if at else -1
+
+    def _reach(self, stage: int, end: int) -> None:
+        """Make the variants of a stage up to a number, each from what the stages before made of the message."""
+        made, saved = self._variants[stage], self._saved[stage]
+        for number in range(len(made), end):
+            message, tokens = self._messages[number], self.tokens[number]
+            for earlier in self._variants[:stage]:
+                before = earlier[number] if number < len(earlier) else None
+                if before is not None:
+                    message, tokens = before.message, before.tokens
+            found = self._make(message, number, _STAGES[stage][0]) if number >= self._lead else None
+            if found is not None and tokens - found.tokens < _MIN_SAVED:
+                found = None
+            made.append(found)
+            saved.append(saved[-1] + (tokens - found.tokens if found is not None else 0))
+
+    def _make(self, message: Message, number: int, what: What) -> _Variant | None:
+        if what == "result":
+            return self._results(message, number)
+        if what == "arguments":
+            return self._arguments(message)
+        if what == "media":
+            return self._media(message)
+        bare = self._fmt.without_thinking(message)
+        return None if bare is None else _Variant(bare, weigh(bare, self._count), "thinking")
+
+    def _results(self, message: Message, number: int) -> _Variant | None:
+        parts = []
+        for place, result in enumerate(self.results[number]):
+            if result.is_error or not is_replaceable(message, result):
+                continue
+            call = self.pairing.call_of.get((number, place))
+            tool = result.name or (call[1].name if call else None)
+            content = at(message, result.content_path)
+            made = self._placeholders.of(content, "an older result", tool=tool, call_id=result.call_id)
+            if made is None or made.pinned:
+                if made is not None:
+                    self._spared.add(number)
+                continue
+            parts.append((made, result.call_id, _result_writer(self._fmt, place)))
+        return self._written(message, "result", parts)
+
+    def _arguments(self, message: Message) -> _Variant | None:
+        parts = []
+        for place, call in enumerate(self._fmt.calls(message)):
+            found = arguments_of(message, call)
+            if found is None or len(dumped(found[1])) <= _SMALL_ARGUMENTS:
+                continue
+            made = self._placeholders.of(found[1], "older arguments", tool=call.name, call_id=call.id)
+            if made is not None and not made.pinned:
+                parts.append((made, call.id, _argument_writer(self._fmt, place)))
+        return self._written(message, "arguments", parts)
+
+    def _media(self, message: Message) -> _Variant | None:
+        parts = []
+        for path, carried in attachments(message):
+            made = self._placeholders.of(carried.value, "an older attachment", tool=None, call_id=None)
+            if made is not None and not made.pinned:
+                parts.append((made, "", _attachment_writer(path)))
+        return self._written(message, "media", parts)
+
+    def _written(
+        self,
+        message: Message,
+        what: What,
+        parts: list[tuple[Placeholder, str, Write]],
+    ) -> _Variant | None:
+        if not parts:
+            return None
+        variant = _Variant(message, 0, what, tuple(parts))
+        done = _with_placeholders(variant, message, self._placeholders.read_tool)
+        return replace(variant, message=done, tokens=weigh(done, self._count))
+
+    def _folded(self, cut: _Cut, starts: list[int], old: int) -> _Cut:
+        """Fold the oldest turns of a cut into a note. Turns with errors or pinned artifacts are folded only if the
+        budget requires it."""
+        if not starts or not self._room:
+            return cut
+        first = starts[0]
+        task = first if self.sides[first] == "user" and self.tokens[first] * _TASK <= self._max else -1
+        gone: list[int] = []
+        spared: list[list[int]] = []
+        count, total = 0, cut.tokens + self._room
+        for forced in (False, True):
+            if forced and total <= self._max:
+                break
+            for group in spared if forced else self._groups(starts, cut.length, old):
+                if total <= self._target:
+                    break
+                if not forced and not self._spared.isdisjoint(group):
+                    spared.append(group)
+                    continue
+                chosen = [number for number in group if number != task and self.sides[number] != "system"]
+                total -= sum(self._cost(cut, number) for number in chosen)
+                gone += chosen
+                count += 1
+        if not gone or total >= cut.tokens:
+            return cut
+        step = f"{len(gone)} messages of {count} turns were folded into a note"
+        fold = _Fold(tuple(sorted(gone)), self._room)
+        return replace(cut, fold=fold, tokens=total, steps=(*cut.steps, step))
+
+    def _groups(self, starts: list[int], length: int, old: int) -> Iterator[list[int]]:
+        """Yield the message numbers of old turns, the oldest turn first, grouped with turns that share a call and its
+        result. Groups with a turn that stays are left out."""
+        ends = [*starts[1:], length]
+        group_of = list(range(len(starts)))
+        for one, other in self._links:
+            if other < len(starts):
+                low, high = sorted((group_of[one], group_of[other]))
+                group_of = [low if each == high else each for each in group_of]
+        groups: dict[int, list[int]] = {}
+        for turn, group in enumerate(group_of):
+            groups.setdefault(group, []).append(turn)
+        for members in groups.values():
+            if ends[members[-1]] <= old:
+                yield [number for turn in members for number in range(starts[turn], ends[turn])]
+
+    def _room_for_note(self, like: Message) -> int:
+        """How many tokens a note may take. 0 if the format has no conversation."""
+        text = _note_text(99_999, _LONG_POINTER, (), 99_999, self._placeholders.read_tool)
+        smallest = self._fmt.user_message(text, like)
+        return 0 if smallest is None else max(weigh(smallest, self._count), self._max // _NOTE_SHARE)
+
+    def _turn_of(self, number: int) -> int:
+        return bisect_right(self.starts, number) - 1
+
+    def _cost(self, cut: _Cut, number: int) -> int:
+        tokens = self.tokens[number]
+        for variant in self.variants(cut, number):
+            tokens = variant.tokens
+        return tokens
+
+
+def _with_placeholders(variant: _Variant, message: Message, read_tool: str | None) -> Message:
+    for made, _, write in variant.parts:
+        message = write(message, made.text(read_tool))
+    return message
+
+
+def _result_writer(fmt: Format, place: int) -> Write:
+    """Writes the content of the n-th result of a message."""
+    return lambda message, text: fmt.with_content(message, fmt.results(message)[place], text)
+
+
+def _argument_writer(fmt: Format, place: int) -> Write:
+    """Writes the arguments of the n-th call of a message, given the JSON of an object."""
+
+    def write(message: Message, text: str) -> Message:
+        found = arguments_of(message, fmt.calls(message)[place])
+        if found is None:
+            return message
+        path, old = found
+        return dict(replaced(message, path, text if isinstance(old, str) else json.loads(text)))
+
+    return write
+
+
+def _attachment_writer(path: Path) -> Write:
+    """Writes a text in place of an image or a document."""
+
+    def write(message: Message, text: str) -> Message:
+        carried = blocks.payload(at(message, path))
+        return message if carried is None else dict(replaced(message, path, carried.replace(text)))
+
+    return write
+
+
+def _note_text(number: int, pointer: str | None, listed: Sequence[str], others: int, read_tool: str | None) -> str:
+    kept = STORED if pointer else "not stored"
+    note: dict[str, Any] = {"note": f"{number} earlier messages are left out of this prompt, {kept}"}
+    if pointer:
+        note["artifact"] = pointer
+    if listed:
+        note["artifacts"] = list(listed)
+    if others:
+        note["others"] = others
+    if pointer and read_tool:
+        note["hint"] = f"{read_tool} reads them, a message a line; grep finds a word"
+    return json.dumps(note, ensure_ascii=False, separators=(",", ":"))
+
+
+class _Rendering:
+    """A cut applied to its messages. Its payloads are stored, unless it is only made for a comparison."""
+
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        cutter: _Cutter,
+        cut: _Cut | None,
+        placeholders: Placeholders,
+        fmt: Format,
         count: TokenCounter,
         *,
         store: bool = True,
@@ -177,13 +544,13 @@ class _Rendering:
         self._store = store
         self._given = messages
         self._cutter = cutter
-        self._known = known
+        self._fmt = fmt
         self._cut = cut
         self._placeholders = placeholders
         self._count = count
         self.messages: list[Message] = []
         self.origin: list[int | None] = []
-        self.replaced: list[Replaced] = []
+        self.replaced: list[Replacement] = []
         self._write()
 
     def _write(self) -> None:
@@ -191,45 +558,56 @@ class _Rendering:
         gone = frozenset(fold.numbers) if fold else frozenset()
         for number, message in enumerate(self._given):
             if fold is not None and number == fold.numbers[0]:
-                note, pointer = note_of(
-                    fold,
-                    self._given,
-                    self._known,
-                    placeholders=self._placeholders,
-                    count=self._count,
-                    store=self._store,
-                )
+                note, pointer = self._note(fold)
                 self._add(note, None)
-                self.replaced += [Replaced(one, "turns", "", pointer) for one in fold.numbers]
+                self.replaced += [Replacement(one, "turns", "", pointer) for one in fold.numbers]
             if number in gone:
                 continue
             done = message
             for variant in self._cutter.variants(self._cut, number) if self._cut else ():
-                done = self._written(variant, done, number)
+                done = self._apply(variant, done, number)
             self._add(done, number)
+
+    def _note(self, fold: _Fold) -> tuple[Message, str | None]:
+        """Return the note of a fold, and the pointer of the folded messages, which are stored one per line."""
+        lines = "\n".join(dumped(self._given[number]) for number in fold.numbers)
+        whole = self._placeholders.of(lines, "earlier messages", tool=None, call_id=None)
+        if whole is not None and self._store:
+            whole = self._placeholders.put(whole)
+        pointer = whole.pointer if whole is not None else None
+        found = pointers_in(lines)
+        listed = self._placeholders.lines(found, _MAX_LISTED)
+        while True:
+            others = len(found) - len(listed)
+            text = _note_text(len(fold.numbers), pointer, listed, others, self._placeholders.read_tool)
+            note = self._fmt.user_message(text, self._given[fold.numbers[0]])
+            assert note is not None, "a format without a conversation is not folded"
+            if not listed or weigh(note, self._count) <= fold.room:
+                return note, pointer
+            listed = listed[: len(listed) // 2]
 
     def _add(self, message: Message, origin: int | None) -> None:
         self.messages.append(message)
         self.origin.append(origin)
 
-    def _written(self, variant: Variant, message: Message, number: int) -> Message:
+    def _apply(self, variant: _Variant, message: Message, number: int) -> Message:
         if not variant.parts:
-            self.replaced.append(Replaced(number, variant.what, "", None))
+            self.replaced.append(Replacement(number, variant.what, "", None))
             return variant.message
         if not self._store:
-            return written(variant, message, self._placeholders.read_tool)
+            return _with_placeholders(variant, message, self._placeholders.read_tool)
         stored = tuple((self._placeholders.put(made), call_id, write) for made, call_id, write in variant.parts)
-        self.replaced += [Replaced(number, variant.what, call_id, made.pointer) for made, call_id, _ in stored]
-        return written(replace(variant, parts=stored), message, self._placeholders.read_tool)
+        self.replaced += [Replacement(number, variant.what, call_id, made.pointer) for made, call_id, _ in stored]
+        return _with_placeholders(replace(variant, parts=stored), message, self._placeholders.read_tool)
 
     def pruned(self, costs: Sequence[int], newest: int, was: _Rendering | None, max_tokens: int) -> Pruned:
         tokens = [
             costs[at] if at is not None and done is self._given[at] else weigh(done, self._count)
             for done, at in zip(self.messages, self.origin, strict=True)
         ]
-        if sum(tokens) > max_tokens:  # the store failed, or gave longer pointers
+        if sum(tokens) > max_tokens:  # the store failed, or returned longer pointers
             raise LimitExceeded(
-                f"the messages need {sum(tokens):,} tokens; the budget is {max_tokens:,}", hint="raise the budget"
+                f"the messages need {sum(tokens):,} tokens, the budget is {max_tokens:,}", hint="raise the budget"
             )
         same = 0
         while same < len(self.messages) and self.messages[same] is self._given[same]:
@@ -246,8 +624,8 @@ class _Rendering:
             messages=self.messages,
             tokens_before=sum(costs),
             tokens_after=sum(tokens),
-            unchanged_prefix=Prefix(same, sum(tokens[:same])),
-            stable_prefix=Prefix(stable, sum(tokens[:stable])),
+            unchanged_prefix=StablePrefix(same, sum(tokens[:same])),
+            stable_prefix=StablePrefix(stable, sum(tokens[:stable])),
             rewritten=stable < len(earlier),
             replaced=tuple(self.replaced),
             steps=self._cut.steps if self._cut else (),

@@ -1,7 +1,7 @@
-"""The compaction safeguard: pointers survive a summary.
+"""The compaction safeguard: keep pointers when a conversation is summarized.
 
-Before a host drops messages, `safeguard` says which artifacts they name, as an index that the summary must carry. When
-the summary is written, `check_summary` says which of its pointers lead nowhere, and which of the index it has lost.
+Before a host drops messages, `safeguard` makes an index of their artifacts, which the summary must contain. When the
+summary is written, `check_summary` finds pointers that do not resolve, and entries of the index that are missing.
 """
 
 from __future__ import annotations
@@ -15,29 +15,28 @@ from coatcheck.errors import AmbiguousPointer, CoatcheckError, Expired, InvalidA
 from coatcheck.externalize import Outcome, configured
 from coatcheck.externalize.policy import READ_TOOL, Limit, Policy
 from coatcheck.ids import MIN_PREFIX, SCHEME
+from coatcheck.messages.message import Format, Message, ToolResult, arguments_of, dumped, plain_text
+from coatcheck.messages.paths import at
 from coatcheck.refs import Ref
 from coatcheck.session import Session
-from coatcheck.transcript import shapes
-from coatcheck.transcript.fold import pointers_in
-from coatcheck.transcript.formats import Format, Message, Result, at
-from coatcheck.transcript.placeholders import line_of, plain_text
-from coatcheck.transcript.prune import format_of
+from coatcheck.transcript.placeholders import line_of, pointers_in
+from coatcheck.transcript.prune import format_of, message_in
 
 LIST_TOOL: Final = "list_artifacts"
 _CLAIMED: Final = re.compile(r"(?<![0-9A-Za-z])art:([0-9A-Za-z]{1,80})")
-_MOST: Final = 50
-_ROOM: Final = 160  # characters that the last line may take
+_MAX_LISTED: Final = 50
+_LAST_LINE: Final = 160  # characters reserved for the last line
 
 Reason = Literal["unknown", "expired", "ambiguous", "not a pointer"]
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The artifacts that a summary must carry, best first: one line each, and how many more there are.
+    """The artifacts that a summary must mention, most important first, one line each.
 
-    `text` goes into the summary as it is. `pointers` are those in it, `left_out` those that did not fit. `unresolved`
-    were named in the messages, and this session does not hold them (any more). `failures` says why a result could not
-    be stored: keep its message."""
+    `text` goes into the summary as it is. `pointers` are those in it, `left_out` did not fit. `unresolved` pointers
+    occur in the messages, and this session cannot read them. `failures` says why a result could not be stored: keep its
+    message."""
 
     text: str
     refs: tuple[Ref, ...] = ()
@@ -54,8 +53,8 @@ class Index:
 
 
 @dataclass(frozen=True, slots=True)
-class Unresolved:
-    """A pointer that leads nowhere, and why."""
+class UnresolvedPointer:
+    """A pointer that does not resolve, and why."""
 
     pointer: str
     reason: Reason
@@ -64,10 +63,10 @@ class Unresolved:
 
 @dataclass(frozen=True, slots=True)
 class SummaryCheck:
-    """What is wrong with the pointers of a summary: those that lead nowhere, and those of the index that it lost.
-    `more` counts what is not listed. Its text says so in words that a model can act on."""
+    """What is wrong with the pointers of a summary: those that do not resolve, and those of the index that are missing.
+    `more` counts what is not listed. `str()` describes the problems so that a model can fix them."""
 
-    unresolved: tuple[Unresolved, ...] = ()
+    unresolved: tuple[UnresolvedPointer, ...] = ()
     lost: tuple[str, ...] = ()
     more: int = 0
     found: int = field(default=0, compare=False)
@@ -78,12 +77,10 @@ class SummaryCheck:
 
     def __str__(self) -> str:
         if self.ok:
-            return (
-                f"all {self.found} pointers of the summary resolve" if self.found else "the summary names no artifact"
-            )
-        said = [f"{one.pointer}: {one.message}" for one in self.unresolved]
-        said += [f"{pointer}: was in the index and is not in the summary; add it" for pointer in self.lost]
-        return "\n".join([*said, *([f"and {self.more} more"] if self.more else [])])
+            return f"all {self.found} pointers of the summary resolve" if self.found else "the summary has no pointers"
+        problems = [f"{one.pointer}: {one.message}" for one in self.unresolved]
+        problems += [f"{pointer}: was in the index and is not in the summary; add it" for pointer in self.lost]
+        return "\n".join([*problems, *([f"and {self.more} more"] if self.more else [])])
 
 
 def safeguard(
@@ -97,21 +94,21 @@ def safeguard(
     read_tool: str | None = READ_TOOL,
     list_tool: str | None = LIST_TOOL,
 ) -> Index:
-    """The index of the artifacts in messages that a host is about to drop. Results that are over the policy and still
-    inline are put first, so that nothing goes with the messages.
+    """Return an index of the artifacts in messages that a host is about to drop. Results over the policy that are still
+    inline are put first, so that they are not lost with the messages.
 
-    Best first: pinned, then those that calls used most, the latest, the largest. At most `max_items` lines and
-    `max_chars` characters; the last line says how many more there are, and how to list them."""
-    if max_items < 0 or max_chars < _ROOM:
-        raise InvalidArgument(f"an index of {max_items} items and {max_chars} characters is too small", hint="")
-    known = format_of(dropped_messages, format)
-    ranked, unresolved, failures = _ranked(
-        dropped_messages, session, known, policy or configured(session.store.settings)
-    )
+    Pinned artifacts come first, then those that calls used most, the latest, the largest. The index has at most
+    `max_items` lines and `max_chars` characters; the last line says how many more there are, and how to list them."""
+    if max_items < 0:
+        raise InvalidArgument(f"max_items must be at least 0, got {max_items}")
+    if max_chars < _LAST_LINE:
+        raise InvalidArgument(f"max_chars must be at least {_LAST_LINE}, got {max_chars}")
+    fmt = format_of(dropped_messages, format)
+    ranked, unresolved, failures = _ranked(dropped_messages, session, fmt, policy or configured(session.store.settings))
     if not ranked:
         return Index("", unresolved=tuple(unresolved), failures=tuple(failures))
     head = f"Artifacts of the earlier conversation{f' ({read_tool} reads them)' if read_tool else ''}:"
-    lines, used = [head], len(head) + _ROOM
+    lines, used = [head], len(head) + _LAST_LINE
     kept: list[Ref] = []
     for ref in ranked[:max_items]:
         line = f"- {line_of(ref, 100)}"
@@ -128,31 +125,32 @@ def safeguard(
 
 
 def check_summary(text: str, session: Session, *, index: Index | Iterable[str] = ()) -> SummaryCheck:
-    """Whether every pointer of a finished summary resolves in this session, and none of the index is lost."""
+    """Check that every pointer in a summary resolves in this session, and that it has every pointer of the index."""
     claimed = list(dict.fromkeys(match[1] for match in _CLAIMED.finditer(text)))
-    wrong = [one for one in (_judged(name, session) for name in claimed) if one is not None]
+    wrong = [one for one in (_checked(name, session) for name in claimed) if one is not None]
     wanted = index.pointers if isinstance(index, Index) else tuple(index)
     whole = [name.lower() for name in claimed]
     lost = [one for one in wanted if not any(_same(one.removeprefix(SCHEME), name) for name in whole)]
-    more = max(0, len(wrong) - _MOST) + max(0, len(lost) - _MOST)
-    return SummaryCheck(tuple(wrong[:_MOST]), tuple(lost[:_MOST]), more, len(claimed))
+    more = max(0, len(wrong) - _MAX_LISTED) + max(0, len(lost) - _MAX_LISTED)
+    return SummaryCheck(tuple(wrong[:_MAX_LISTED]), tuple(lost[:_MAX_LISTED]), more, len(claimed))
 
 
 def _ranked(
-    messages: Sequence[Message], session: Session, known: Format, policy: Policy
+    messages: Sequence[Message], session: Session, fmt: Format, policy: Policy
 ) -> tuple[list[Ref], list[str], list[str]]:
-    """The artifacts that messages name or hold, best first; pointers that lead to none; why results were not stored."""
+    """Return the artifacts of messages, most important first; pointers that do not resolve; and storage failures."""
     last: dict[str, int] = {}
     used: dict[str, int] = {}
     failures: list[str] = []
-    for number, message in enumerate(messages):
-        for pointer in pointers_in(shapes.dumped(message)):
+    for number, line in enumerate(messages):
+        for pointer in pointers_in(dumped(line)):
             last[pointer] = number
-        for call in known.calls(message):
-            found = shapes.arguments(message, call)
-            for pointer in pointers_in(shapes.dumped(found[1])) if found else ():
+        message = message_in(fmt, line) or {}
+        for call in fmt.calls(message):
+            found = arguments_of(message, call)
+            for pointer in pointers_in(dumped(found[1])) if found else ():
                 used[pointer] = used.get(pointer, 0) + 1
-        for result in known.results(message):
+        for result in (*fmt.results(message), *fmt.outputs(message)):
             outcome = _put(at(message, result.content_path), result, session, policy)
             last |= {ref.pointer: number for ref in outcome.refs} if outcome else {}
             failures += [outcome.failure] if outcome and outcome.failure else []
@@ -171,11 +169,11 @@ def _ranked(
     return [ref for ref, _, _ in best], unresolved, failures
 
 
-def _put(content: object, result: Result, session: Session, policy: Policy) -> Outcome | None:
-    """Store a result that is over the policy. What is a stub already stays one."""
+def _put(content: object, result: ToolResult, session: Session, policy: Policy) -> Outcome | None:
+    """Store a result that is over the policy. A stub is not stored again."""
     rule = policy.tools.get(result.name or "")
     limit: Limit = rule if isinstance(rule, Limit) else policy
-    if rule == "never" or not limit.exceeded(plain_text(content) or shapes.dumped(content), policy.count):
+    if rule == "never" or not limit.exceeded(plain_text(content) or dumped(content), policy.count):
         return None
     return session.externalize(content, tool=result.name, call_id=result.call_id, policy=policy)
 
@@ -187,24 +185,26 @@ def _ref(session: Session, pointer: str) -> Ref | None:
         return None
 
 
-def _judged(name: str, session: Session) -> Unresolved | None:
-    """What is wrong with a pointer of a summary; None where it resolves. What another session holds answers like what
-    does not exist."""
+def _checked(name: str, session: Session) -> UnresolvedPointer | None:
+    """Return what is wrong with a pointer of a summary, or None if it resolves. A pointer of another session is
+    reported exactly like one that does not exist."""
     pointer = SCHEME + name
     if not re.fullmatch(rf"[0-9a-f]{{{MIN_PREFIX},64}}", name):
         shown = pointer if len(pointer) <= 80 else pointer[:80] + "…"
-        return Unresolved(shown, "not a pointer", "is no pointer: copy it as it stands in the index")
+        return UnresolvedPointer(shown, "not a pointer", "is not a pointer: copy it exactly from the index")
     try:
         session.coverage(pointer)
     except Expired:
-        return Unresolved(pointer, "expired", "has expired: leave it out, or run the tool again")
+        return UnresolvedPointer(pointer, "expired", "has expired: leave it out, or run the tool again")
     except AmbiguousPointer as error:
-        return Unresolved(pointer, "ambiguous", f"fits several artifacts: use one of {', '.join(error.candidates[:4])}")
+        return UnresolvedPointer(
+            pointer, "ambiguous", f"matches several artifacts: use one of {', '.join(error.candidates[:4])}"
+        )
     except CoatcheckError:
-        return Unresolved(pointer, "unknown", "is not an artifact of this session: leave it out")
+        return UnresolvedPointer(pointer, "unknown", "is not an artifact of this session: leave it out")
     return None
 
 
 def _same(wanted: str, name: str) -> bool:
-    """Whether a summary's pointer, longer or shorter, is the one of the index."""
+    """Whether two pointers match, one of which may be longer."""
     return len(name) >= MIN_PREFIX and (wanted.startswith(name) or name.startswith(wanted))

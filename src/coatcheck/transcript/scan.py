@@ -1,31 +1,46 @@
-"""Where in a JSON text the values stand: exact spans by path, at the speed of the decoder in C.
+"""JSON text: exact spans of values by path, at the speed of the C decoder, and how writers escape strings.
 
-Texts come here only after they were parsed, so they are known to be JSON. Where a key stands twice in an object the
-last one counts, as it does for the parser.
+Writers differ in what they escape. A style is the habit of one writer: a function from a string to its JSON token.
+
+Spans are only looked up in texts that were parsed before, so they are known to be JSON. If a key occurs twice in an
+object the last one counts, as it does for the parser.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import json.decoder
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any, Final, NamedTuple
 
-from coatcheck.transcript.formats.values import Path
+from coatcheck.messages.paths import Path
 
-Span = tuple[int, int]
-_C: Final[Any] = json.decoder  # its two functions in C are not in everybody's stubs
+TextSpan = tuple[int, int]
+_C: Final[Any] = json.decoder  # some type stubs lack its two C functions
 _SCAN: Final = _C.JSONDecoder().scan_once
 _STRING: Final = _C.scanstring
 _BLANK: Final = re.compile(r"[ \t\n\r]*")
 _LEAD: Final = re.compile(r"\ufeff?[ \t\n\r]*")
 _CONTAINERS: Final = (dict, list)
+_MAX_DEPTH: Final = 500  # deeper texts are not opened: working on them needs some of the parser's stack too
+_HERE: Final = -1  # marks the end of a path in a tree of paths; no path has a negative index
+
+_LONE: Final = re.compile(r"[\ud800-\udfff]")
+_GO: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
+_ESCAPE: Final = re.compile(r"\\(?:u[0-9a-f]{4}|.)")
+_DATA_URL: Final = re.compile(r"data:[\w.+/;=-]{0,100};base64,", re.ASCII)
+_BASE64: Final = re.compile(r"[A-Za-z0-9+/]{64,}={0,2}")
+_MIN_BASE64: Final = 256  # characters; a shorter text of that alphabet may be a long word
+_PYDANTIC_PAYS: Final = 8 << 20  # characters written before the faster writer makes up for its import
 
 
 def parse(text: str) -> tuple[Any, int, int] | None:
-    """The value of a text, and where it begins and ends; None where it is no JSON that we can hold. A byte-order mark
-    and blanks may stand around it."""
+    """Return the value of a text and where it begins and ends, or None if the text is not valid JSON. A byte-order mark
+    and blanks may surround it."""
     start = 0 if text.startswith("{") else _end(_LEAD, text, 0)
     try:
         value, end = _SCAN(text, start)
@@ -34,24 +49,40 @@ def parse(text: str) -> tuple[Any, int, int] | None:
     return (value, start, end) if _end(_BLANK, text, end) == len(text) else None
 
 
+def parsed(data: bytes) -> Any:
+    """Return the JSON value of a line, or None if it is not valid UTF-8 or JSON."""
+    try:
+        found = parse(data.decode())
+    except UnicodeDecodeError:
+        return None
+    return found[0] if found is not None else None
+
+
 class Opened(NamedTuple):
-    """A text that is an object or a list: its characters, its value, and where that begins and ends in them.
-    `elements` are the spans of what a list holds, where that is objects alone."""
+    """A JSON text that is an object or a list: its characters, its value, and where that begins and ends. `elements`
+    are the spans of a list's elements if all of them are objects."""
 
     text: bytes
     source: str
     value: dict[str, Any] | list[Any]
     start: int
     end: int
-    elements: list[Span] | None = None
+    elements: list[TextSpan] | None = None
 
     @classmethod
     def of(cls, text: bytes) -> Opened | None:
-        """The text opened; None where it is no JSON that we can hold, or neither an object nor a list."""
+        """Open a text. None if it is not JSON, nested too deep, or neither an object nor a list."""
         try:
             source = text.decode()
         except UnicodeDecodeError:
             return None
+        opened = cls._of(text, source)
+        if opened is not None and source.count("[") + source.count("{") > _MAX_DEPTH and _is_deeper(opened.value):
+            return None
+        return opened
+
+    @classmethod
+    def _of(cls, text: bytes, source: str) -> Opened | None:
         if not source.startswith("{"):
             start = _end(_LEAD, source, 0)
             listed = _objects(source, start) if source.startswith("[", start) else None
@@ -61,11 +92,127 @@ class Opened(NamedTuple):
         return cls(text, source, *found) if found is not None and isinstance(found[0], _CONTAINERS) else None
 
 
-def _objects(text: str, start: int) -> tuple[list[Any], int, int, list[Span]] | None:
-    """A list of objects, parsed one by one: that takes no longer, and shows where each of them stands. None where it
-    holds anything else."""
+def spans(text: str, start: int, paths: Iterable[Path]) -> dict[Path, TextSpan]:
+    """Return the spans of the values at these paths in the value that begins at `start`. Paths without a value are left
+    out."""
+    tree: dict[str | int, Any] = {}
+    found: dict[Path, TextSpan] = {}
+    for path in paths:
+        branch = tree
+        for step in path:
+            branch = branch.setdefault(step, {})
+        branch[_HERE] = path
+    _walk(text, start, tree, found)
+    return found
+
+
+def last_value(text: str, start: int, key: str) -> tuple[Any, TextSpan] | None:
+    """Return the last value under a key of the object at `start`, and the span to delete so that the object is as if
+    it never had that member: from the end of the member before, or to the beginning of the one after."""
+    found: tuple[Any, TextSpan] | None = None
+    begin = before = _end(_BLANK, text, start + 1)
+    is_first = True
+    while text[begin] != "}":
+        name, at = _STRING(text, begin + 1, True)
+        at = _end(_BLANK, text, _end(_BLANK, text, at) + 1)
+        value, end = _SCAN(text, at)
+        after = _after(text, end)
+        if name == key:
+            found = value, (begin, after) if is_first else (before, end)
+        before, begin, is_first = end, after, False
+    return found
+
+
+def last_member(text: str, end: int) -> int:
+    """Return where the last member of an object ends, given where the object ends."""
+    at = end - 1
+    while text[at - 1] in " \t\n\r":
+        at -= 1
+    return at
+
+
+def utf8(text: str) -> str:
+    """Write a string like JavaScript, Rust, and Python without `ensure_ascii`: escape only what must be escaped, lone
+    surrogates included."""
+    token = encode_basestring(text)
+    return _LONE.sub(lambda match: f"\\u{ord(match[0]):04x}", token) if _has_lone(token) else token
+
+
+def ascii_(text: str) -> str:
+    """Write a string like Python does by default."""
+    return encode_basestring_ascii(text)
+
+
+STYLES: Final[dict[str, Callable[[str], str]]] = {
+    "utf8": utf8,
+    "ascii": ascii_,
+    "go": lambda text: utf8(text).translate(_GO),
+    "go-old": lambda text: _go_before_1_22(utf8(text).translate(_GO)),
+    "utf8-slash": lambda text: utf8(text).replace("/", "\\/"),
+    "ascii-slash": lambda text: ascii_(text).replace("/", "\\/"),
+    "ascii-upper": lambda text: _ESCAPE.sub(_upper, ascii_(text)),
+}
+
+
+def styled(text: str, token: str) -> str | None:
+    """Return the style that writes this text as this token, or None."""
+    return next((name for name, style in STYLES.items() if style(text) == token), None)
+
+
+def tokens_of(value: object) -> Iterator[tuple[str, str]]:
+    """Yield styles and tokens of a value as the commonest writers write it. A token with a lone surrogate occurs in no
+    UTF-8 text, so it never matches."""
+    if isinstance(value, str):
+        yield "utf8", _fast_utf8(value)
+        yield "ascii", ascii_(value)
+        return
+    for is_ascii in (False, True):
+        for separators in ((",", ":"), (", ", ": ")):
+            try:
+                yield "json", json.dumps(value, ensure_ascii=is_ascii, separators=separators)
+            except (ValueError, RecursionError):
+                return
+
+
+def binary(text: str) -> tuple[str, bytes] | None:
+    """Return the prefix of a `data:` URL ('' if there is none) and the decoded bytes of base64 that encodes back to the
+    same text; None for any other text."""
+    prefix = ""
+    if text.startswith("data:"):
+        match = _DATA_URL.match(text)
+        if match is None:
+            return None
+        prefix = match[0]
+    body = text[len(prefix) :] if prefix else text
+    if len(body) < _MIN_BASE64 or len(body) % 4 or not _BASE64.match(body):
+        return None
+    try:
+        data = binascii.a2b_base64(body.encode("ascii"), strict_mode=True)
+    except (ValueError, UnicodeEncodeError):
+        return None
+    return (prefix, data) if base64.b64encode(data).decode() == body else None
+
+
+def _is_deeper(value: Any) -> bool:
+    """Whether containers are nested more than `_MAX_DEPTH` levels deep in a value."""
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if inner and isinstance(inner, _CONTAINERS)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _objects(text: str, start: int) -> tuple[list[Any], int, int, list[TextSpan]] | None:
+    """Parse a list of objects one by one, which costs no more and gives the span of each. None if the list contains
+    anything else."""
     values: list[Any] = []
-    elements: list[Span] = []
+    elements: list[TextSpan] = []
     at = _end(_BLANK, text, start + 1)
     try:
         while text.startswith("{", at):
@@ -82,50 +229,8 @@ def _objects(text: str, start: int) -> tuple[list[Any], int, int, list[Span]] | 
     return None
 
 
-def spans(text: str, start: int, paths: Iterable[Path]) -> dict[Path, Span]:
-    """Where the values at these paths stand in the value that begins at `start`. Paths that lead nowhere are left
-    out."""
-    tree: dict[str | int, Any] = {}
-    found: dict[Path, Span] = {}
-    for path in paths:
-        branch = tree
-        for step in path:
-            branch = branch.setdefault(step, {})
-        branch[_HERE] = path
-    _walk(text, start, tree, found)
-    return found
-
-
-def last_value(text: str, start: int, key: str) -> tuple[Any, Span] | None:
-    """The last value that the object at `start` has under a key, and the span to take away so that the object is as if
-    it never had that member: from the end of the member before, or to the beginning of the one after."""
-    found: tuple[Any, Span] | None = None
-    begin = before = _end(_BLANK, text, start + 1)
-    is_first = True
-    while text[begin] != "}":
-        name, at = _STRING(text, begin + 1, True)
-        at = _end(_BLANK, text, _end(_BLANK, text, at) + 1)
-        value, end = _SCAN(text, at)
-        after = _after(text, end)
-        if name == key:
-            found = value, (begin, after) if is_first else (before, end)
-        before, begin, is_first = end, after, False
-    return found
-
-
-def last_member(text: str, end: int) -> int:
-    """Where the last member of an object ends, from where the object ends: behind it stand only blanks and a brace."""
-    at = end - 1
-    while text[at - 1] in " \t\n\r":
-        at -= 1
-    return at
-
-
-_HERE: Final = -1  # no path of ours has a negative index
-
-
-def _walk(text: str, at: int, tree: dict[str | int, Any], found: dict[Path, Span]) -> int:
-    """Note the spans of what the tree names in the value at a place; where that value ends."""
+def _walk(text: str, at: int, tree: dict[str | int, Any], found: dict[Path, TextSpan]) -> int:
+    """Note the spans of the tree's paths in the value at a position, and return where that value ends."""
     start, kind = at, text[at]
     if kind in "{[" and any(step != _HERE for step in tree):
         at = _end(_BLANK, text, at + 1)
@@ -151,8 +256,8 @@ def _walk(text: str, at: int, tree: dict[str | int, Any], found: dict[Path, Span
     return at
 
 
-def _drop(tree: dict[str | int, Any], found: dict[Path, Span]) -> None:
-    """What was found below a key that stands once more does not count."""
+def _drop(tree: dict[str | int, Any], found: dict[Path, TextSpan]) -> None:
+    """Discard what was found below a key that occurs once more."""
     for step, one in tree.items():
         if step == _HERE:
             found.pop(one, None)
@@ -161,7 +266,7 @@ def _drop(tree: dict[str | int, Any], found: dict[Path, Span]) -> None:
 
 
 def _after(text: str, at: int) -> int:
-    """Past the comma behind a value, if there is one, to what comes next."""
+    """Skip the comma behind a value, if there is one, and blanks."""
     at = _end(_BLANK, text, at)
     return _end(_BLANK, text, at + 1) if text[at] == "," else at
 
@@ -169,3 +274,40 @@ def _after(text: str, at: int) -> int:
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
     match = pattern.match(text, at)
     return match.end() if match else at
+
+
+_written = 0
+
+
+def _fast_utf8(text: str) -> str:
+    """Like `encode_basestring`, and faster for a process that writes a lot."""
+    global _written
+    if _written < _PYDANTIC_PAYS:
+        _written += len(text)
+        return encode_basestring(text)
+    import pydantic_core  # slow to import, so only once it pays
+
+    try:
+        return pydantic_core.to_json(text).decode()
+    except ValueError:  # a lone surrogate
+        return encode_basestring(text)
+
+
+def _has_lone(text: str) -> bool:
+    if text.isascii():
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _upper(match: re.Match[str]) -> str:
+    found = match[0]
+    return f"\\u{found[2:].upper()}" if found[1] == "u" else found
+
+
+def _go_before_1_22(token: str) -> str:
+    """Go before 1.22 had no short escapes for two control characters."""
+    return _ESCAPE.sub(lambda match: {"\\b": "\\u0008", "\\f": "\\u000c"}.get(match[0], match[0]), token)

@@ -1,0 +1,461 @@
+"""The tools for models: `get_artifact`, `list_artifacts` and `store_artifact`, defined once for every surface.
+
+A tool always returns text: bounded, with a first line that describes what follows, and marked, so that it is never
+externalized again. It raises nothing: errors are returned as text that a model can act on.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+import logging
+import re
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from coatcheck import media
+from coatcheck.checks import one_of, whole
+from coatcheck.errors import (
+    CoatcheckError,
+    Damaged,
+    Expired,
+    InvalidArgument,
+    InvalidPointer,
+    NotFound,
+    StoreError,
+    TooLarge,
+)
+from coatcheck.externalize.marks import LENGTH, mark
+from coatcheck.externalize.pipeline import redacted
+from coatcheck.externalize.stub import media_type_of
+from coatcheck.ids import SCHEME, clip, is_encodable
+from coatcheck.previews.excerpts import line
+from coatcheck.redaction import mask
+from coatcheck.refs import Ref
+from coatcheck.session import Session
+from coatcheck.values import encode_text
+
+LEAST_CHARS: Final = 1_500
+
+Style = Literal["snake", "camel", "dotted"]
+Purpose = Literal["get", "list", "store"]
+_STYLES: Final[dict[str, tuple[str, str, str]]] = {
+    "snake": ("get_artifact", "list_artifacts", "store_artifact"),
+    "camel": ("getArtifact", "listArtifacts", "storeArtifact"),
+    "dotted": ("artifacts.get", "artifacts.list", "artifacts.store"),
+}
+_TYPES: Final[dict[type, str]] = {
+    bool: "a boolean", int: "a number", float: "a number", list: "an array", dict: "an object",
+}  # fmt: skip
+DESCRIPTIONS: Final = (
+    "Read a stored artifact, a page per call. Large results come as a stub with a pointer (art:...).",
+    "List stored artifacts, or search their names and content.",
+    "Store a text or JSON under a name for later. Answers its pointer.",
+)
+"""The descriptions of the tools, by which `known_as` recognises them under any name."""
+
+_PURPOSES: Final[tuple[Purpose, ...]] = ("get", "list", "store")
+
+_PREFIX: Final = re.compile(r"[\w.:/-]{0,40}", re.ASCII)
+_LOG: Final = logging.getLogger("coatcheck")
+RESERVED: Final = 1_000  # characters for the first line of a page
+_ERROR: Final = 1_000
+_NAME: Final = 60
+_MAX_NAME: Final = 200
+_SHOWN: Final = 300
+_SUMMARY: Final = 120
+_ROWS: Final = 40
+_HITS: Final = 10
+_NEAREST: Final = 3
+_LOOKED_AT: Final = 500  # newest artifacts to look for similar names in
+_WRAPPED: Final = {'"': '"', "'": "'", "`": "`", "<": ">", "“": "”", "‘": "’"}
+_POINTER: Final = re.compile(r"(?:art:)?([0-9a-f]{12,64})(#(?:/.*)?)?", re.IGNORECASE | re.DOTALL)
+_CURSOR: Final = re.compile(r"(\d{1,9})-([0-9a-f]{12})")
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The name of a tool, what it does, and the JSON schema of its arguments. `read_only` is None if unknown.
+
+    The `as_…` methods return it in the form of each provider, with the same bytes every time: providers cache them."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    read_only: bool | None
+
+    def as_openai(self) -> dict[str, Any]:
+        """For chat completions."""
+        return {"type": "function", "function": self._described("parameters")}
+
+    def as_openai_responses(self) -> dict[str, Any]:
+        """For the Responses API. Not strict, since strict tools require every argument in every call."""
+        return {"type": "function", **self._described("parameters"), "strict": False}
+
+    def as_anthropic(self) -> dict[str, Any]:
+        return self._described("input_schema")
+
+    def as_mcp(self) -> dict[str, Any]:
+        annotations = {} if self.read_only is None else {"annotations": {"readOnlyHint": self.read_only}}
+        return {**self._described("inputSchema"), **annotations}
+
+    def _described(self, schema: str) -> dict[str, Any]:
+        return {"name": self.name, "description": self.description, schema: copy.deepcopy(dict(self.parameters))}
+
+
+@dataclass(frozen=True, slots=True)
+class Tool(Description):
+    """One tool: its description for a model, and `run`."""
+
+    _answer: Callable[[dict[str, Any]], str] = field(repr=False)
+    _failed: Callable[[str], str] = field(repr=False)
+
+    @property
+    def reads(self) -> bool:
+        """Whether this is the tool that reads artifacts. Stubs name it."""
+        return "pointer" in self.parameters["properties"]
+
+    @property
+    def stores(self) -> bool:
+        """Whether this is the tool that stores what a model sends."""
+        return "value" in self.parameters["properties"]
+
+    def run(self, /, **arguments: object) -> str:
+        """Run the tool with the arguments that a model sent, and return its answer."""
+        try:
+            return self._answer(self._checked(arguments))
+        except Damaged as error:
+            return self._failed(str(error))
+        except StoreError as error:
+            _LOG.warning("%s failed: %s", self.name, error.code)
+            return self._failed(f"{self.name} failed: {error.code}. The store is unavailable at the moment; try again.")
+        except CoatcheckError as error:
+            return self._failed(str(error))
+        except Exception as error:  # noqa: BLE001 - a tool never raises
+            _LOG.error("%s failed: %s", self.name, mask("".join(traceback.format_exception(error))))
+            return self._failed(f"{self.name} failed. The arguments are not the cause; continue without it.")
+
+    def as_mcp(self) -> dict[str, Any]:
+        """For MCP's list of tools. All three are idempotent, and reach only the store."""
+        hints = {
+            "readOnlyHint": self.read_only,
+            "destructiveHint": False,
+            "idempotentHint": True,
+            "openWorldHint": False,
+        }
+        return {**self._described("inputSchema"), "annotations": hints}
+
+    def _checked(self, arguments: dict[str, object]) -> dict[str, Any]:
+        """Return the arguments that are set: models send null and "" for arguments that they leave out."""
+        known: Mapping[str, Any] = self.parameters["properties"]
+        unknown = [name for name in arguments if name not in known]
+        if unknown:
+            raise InvalidArgument(
+                f"unknown argument {', '.join(clip(name, 40) for name in unknown[:5])}",
+                hint=f"{self.name} takes {', '.join(known)}",
+            )
+        given = {
+            name: value for name, value in arguments.items() if value is not None and (value != "" or name == "value")
+        }
+        for name in self.parameters.get("required", ()):
+            if name not in given:
+                raise InvalidArgument(f"{name} is missing", hint=f"call {self.name}({name}=…)")
+        for name, value in given.items():
+            if name == "lines" and isinstance(value, int) and not isinstance(value, bool):
+                given[name] = str(value)
+            elif not isinstance(value, str) and not (name == "value" and isinstance(value, dict | list)):
+                what = _TYPES.get(type(value), f"a {type(value).__name__}")
+                raise InvalidArgument(f"{name} is {what}, not a string", hint=f'write {name}="…"')
+        return given
+
+
+def toolkit(
+    session: Session,
+    *,
+    style: Style = "snake",
+    prefix: str = "",
+    max_chars: int | None = None,
+    max_store_bytes: int | None = None,
+    redact: Literal["store"] | None = None,
+) -> list[Tool]:
+    """Return the three tools of a session: get, list, store.
+
+    `style` names them `get_artifact`, `getArtifact` or `artifacts.get`, and `prefix` is put before the name. An answer
+    has at most `max_chars` characters, and a model can store at most `max_store_bytes` in one call. The defaults come
+    from the store's settings: 8,000 characters and 512 KiB. `redact="store"`, here or in the settings, masks secrets in
+    what a model stores."""
+    if not isinstance(session, Session):
+        raise InvalidArgument(
+            f"session must be a Session, got a {type(session).__name__}",
+            hint="for async sessions, use coatcheck.aio.toolkit",
+        )
+    max_chars = session.store.settings["page.max_chars"] if max_chars is None else max_chars
+    max_store_bytes = session.store.settings["tools.max_store_bytes"] if max_store_bytes is None else max_store_bytes
+    one_of(style, "style", _STYLES)
+    if not _PREFIX.fullmatch(prefix):
+        raise InvalidArgument(f"prefix must be at most 40 letters, digits and any of _.:/-, got {clip(str(prefix))}")
+    whole(max_chars, "max_chars", least=LEAST_CHARS)
+    whole(max_store_bytes, "max_store_bytes", least=1)
+    one_of(redact, "redact", ("store",), optional=True)
+    get, listing, store = (prefix + name for name in _STYLES[style])
+    redacts = (redact or session.store.settings["policy.redact"]) == "store"
+    run = _Answers(session, max_chars, max_store_bytes, list_tool=listing, redacts=redacts)
+    return [
+        Tool(
+            get,
+            DESCRIPTIONS[0],
+            _schema(
+                ["pointer"],
+                pointer="or a name",
+                lines="e.g. 4100:4160 or -50:",
+                grep="RE2 regex",
+                query="shape, JSONPath ($.a[0]) or SQL (SELECT ... FROM artifact)",
+                cursor="given by the last page",
+            ),
+            True,
+            run.get,
+            run.failed,
+        ),
+        Tool(
+            listing,
+            DESCRIPTIONS[1],
+            _schema([], query="words to search for", cursor="given by the last page"),
+            True,
+            run.list,
+            run.failed,
+        ),
+        Tool(
+            store,
+            DESCRIPTIONS[2],
+            _schema(["name", "value"], name="", value="", content_type="e.g. application/json"),
+            False,
+            run.store,
+            run.failed,
+        ),
+    ]
+
+
+def known_as(described: Any) -> tuple[Purpose, str] | None:
+    """Recognise one of our tools in a provider's list of tools, and return its purpose and its name there. Hosts rename
+    tools, so it is recognised by its description."""
+    inner = described.get("function", described) if isinstance(described, Mapping) else None
+    if not isinstance(inner, Mapping) or inner.get("description") not in DESCRIPTIONS:
+        return None
+    name = inner.get("name")
+    return (_PURPOSES[DESCRIPTIONS.index(inner["description"])], name) if isinstance(name, str) else None
+
+
+def _schema(required: list[str], **properties: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {
+            name: {"type": "string", **({"description": about} if about else {})} for name, about in properties.items()
+        },
+        **({"required": required} if required else {}),
+        "additionalProperties": False,
+    }
+
+
+class _Answers:
+    """What the tools of one session do. `list_tool` is the name under which the model knows that tool. With `redacts`,
+    secrets are masked in what a model stores."""
+
+    def __init__(
+        self, session: Session, max_chars: int, max_store_bytes: int, *, list_tool: str, redacts: bool = False
+    ) -> None:
+        self._session = session
+        self._max_chars = max_chars
+        self._max_store_bytes = max_store_bytes
+        self._list_tool = list_tool
+        self._redacts = redacts
+
+    def failed(self, text: str) -> str:
+        """Return an error as an answer, on one short line."""
+        flat = line(mask(text), _ERROR)
+        return self._marked(flat if flat.startswith("[") else f"[error: {flat}]")
+
+    def get(self, arguments: dict[str, Any]) -> str:
+        asked = arguments.pop("pointer")
+        target = self._target(asked)
+        try:
+            page = self._session.read(target, max_chars=self._max_chars - RESERVED, **arguments)
+            ref = self._session.ref(target)
+        except (NotFound, InvalidPointer) as error:
+            return self._missing(asked, error)
+        parts = [_pointer(page.pointer), *(_about(ref) if ref else ()), line(page.shown, _SHOWN)]
+        if page.cursor is not None:
+            parts.append(f'more: cursor="{page.cursor}"')
+        elif page.derived is not None:
+            parts.append(f'more: pointer="{page.derived}"')
+        return self._marked(f"[{'; '.join(parts)}]", page.text)
+
+    def _target(self, asked: str) -> str:
+        """Return the target that a model meant: a name as it is written, else a pointer, even in quotes, in upper case
+        or without `art:`."""
+        if is_encodable(asked) and not _POINTER.fullmatch(asked) and self._named(asked):
+            return asked
+        bare = asked.strip()
+        while len(bare) > 1 and _WRAPPED.get(bare[0]) == bare[-1]:
+            bare = bare[1:-1].strip()
+        match = _POINTER.fullmatch(bare)
+        return f"{SCHEME}{match[1].lower()}{match[2] or ''}" if match else bare
+
+    def _named(self, name: str) -> bool:
+        try:
+            return self._session.ref(name) is not None
+        except InvalidPointer:
+            return False
+
+    def _missing(self, asked: str, error: NotFound | InvalidPointer) -> str:
+        """Return that there is no such artifact, with the nearest names. For an expired one, say what it was."""
+        if isinstance(error, Expired) or (
+            isinstance(error, InvalidPointer) and _POINTER.fullmatch(self._target(asked))
+        ):
+            return self.failed(str(error))
+        first = f"[no artifact found for '{line(mask(asked), 80)}']"
+        nearest = self._nearest(asked)
+        if nearest:
+            return self._marked(f"{first} nearest: {', '.join(nearest)}")
+        return self._marked(f"{first} {self._list_tool}() lists all artifacts")
+
+    def _nearest(self, asked: str) -> list[str]:
+        refs = self._session.list(limit=_LOOKED_AT)
+        known: dict[str, Ref] = {}
+        for ref in refs:
+            known.setdefault(ref.pointer, ref)
+            if ref.name:
+                known.setdefault(ref.name.lower()[:_MAX_NAME], ref)
+        close = difflib.get_close_matches(asked.strip().lower()[:_MAX_NAME], known, n=2 * _NEAREST, cutoff=0.6)
+        found = {known[one].artifact_id: known[one] for one in close}
+        return [f"{ref.pointer} {_quoted(ref.name)}" if ref.name else ref.pointer for ref in found.values()][:_NEAREST]
+
+    def list(self, arguments: dict[str, Any]) -> str:
+        skip, last = _opened(arguments.get("cursor"))
+        words = arguments.get("query")
+        if words is not None:
+            hits = self._session.search(words, limit=skip + _HITS + 1)
+            rows = [(hit.ref, _row(hit.ref, 1, _where(hit.lines), hit.passage)) for hit in hits]
+            columns = "pointer, kind, bytes, name, passage"
+        else:
+            rows = [(ref, _row(ref, names, "", ref.summary)) for ref, names in self._artifacts(skip + _ROWS + 1)]
+            columns = "pointer, kind, bytes, name, summary"
+        at = next((number + 1 for number, (ref, _) in enumerate(rows) if ref.artifact_id.startswith(last or "-")), skip)
+        page: list[tuple[Ref, str]] = []
+        size = RESERVED
+        for ref, row in rows[at : at + (_ROWS if words is None else _HITS)]:
+            size += len(row) + 1
+            if size > self._max_chars and page:
+                break
+            page.append((ref, row))
+        if not page:
+            nothing = "nothing matches these words" if words is not None else "no artifacts yet"
+            return self._marked(f"[{'no more artifacts' if at else nothing}]")
+        first = f"artifacts {at + 1}-{at + len(page)}: {columns}"
+        if at + len(page) < len(rows):
+            again = "" if words is None else "the same query and "
+            first += f'; more: {self._list_tool} with {again}cursor="{at + len(page)}-{page[-1][0].artifact_id[:12]}"'
+        return self._marked(f"[{first}]", "\n".join(row for _, row in page))
+
+    def _artifacts(self, count: int) -> Iterable[tuple[Ref, int]]:
+        """The newest artifacts, each once, with its number of names."""
+        limit = 2 * count + 64
+        while True:
+            refs = self._session.list(limit=limit)
+            found: dict[str, tuple[Ref, set[str]]] = {}
+            for ref in refs:
+                first, names = found.setdefault(ref.artifact_id, (ref, set()))
+                if ref.name:
+                    names.add(ref.name)
+                    if first.name is None:
+                        found[ref.artifact_id] = (ref, names)
+            if len(found) >= count or len(refs) < limit:
+                return [(ref, len(names)) for ref, names in found.values()][:count]
+            limit *= 4
+
+    def store(self, arguments: dict[str, Any]) -> str:
+        name, value = arguments["name"].strip(), arguments["value"]
+        if not 0 < len(name) <= _MAX_NAME or name.startswith(SCHEME) or not is_encodable(name):
+            raise InvalidArgument(
+                f"the name {clip(name, 40)} is invalid",
+                hint=f"use 1 to {_MAX_NAME} characters that do not begin with {SCHEME}",
+            )
+        claimed = arguments.get("content_type")
+        media_type = media_type_of(claimed) if claimed is not None else None
+        if claimed is not None and (media_type is None or not media.is_text(media_type)):
+            raise InvalidArgument(
+                f"{clip(claimed, 40)} is not a text content type", hint="e.g. text/plain, text/csv, application/json"
+            )
+        size = len(encode_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))
+        if size > self._max_store_bytes:
+            raise TooLarge(
+                f"the value has {size:,} bytes; at most {self._max_store_bytes:,} can be stored",
+                hint="store it in parts",
+            )
+        if media_type == media.JSON and isinstance(value, str):
+            value = _parsed(value)
+        elif not isinstance(value, str) and media_type not in (None, media.JSON):
+            raise InvalidArgument(f"the value is JSON, not {media_type}", hint="send it as a string")
+        elif not isinstance(value, str):
+            media_type = media.JSON
+        if self._redacts:
+            value = redacted(value)
+            if isinstance(value, str) and media_type == media.JSON:
+                media_type = None  # masking has broken its structure
+        ref = self._session.put(value, name=name, tool="store_artifact", media_type=media_type)
+        glance = self._session.preview(ref, limit=200)
+        return self._marked(f"[stored {'; '.join([ref.pointer, *_about(ref)])}]", mask(glance.text))
+
+    def _marked(self, first: str, rest: str = "") -> str:
+        """Mark an answer. A first line that is too long is cut, so that the answer stays within the limit."""
+        room = self._max_chars - LENGTH - len(rest) - 1
+        return mark(self._session.store.secret, first if len(first) <= room else first[: room - 1] + "…", rest)
+
+
+def _about(ref: Ref) -> list[str]:
+    name = [_quoted(ref.name)] if ref.name else []
+    return [*name, ref.kind, line(ref.media_type, _NAME), f"{ref.size_bytes:,} bytes"]
+
+
+def _row(ref: Ref, names: int, where: str, text: str) -> str:
+    also = f" (+{names - 1} names)" if names > 1 else ""
+    shown = " ".join(filter(None, [where, _quoted(text, _SUMMARY if not where else 2 * _SUMMARY)]))
+    return f"{ref.pointer} {ref.kind} {ref.size_bytes} {_quoted(ref.name) if ref.name else '-'}{also} {shown}"
+
+
+def _where(lines: tuple[int, int] | None) -> str:
+    return "" if lines is None else f"lines {lines[0]}-{lines[1]}:"
+
+
+def _quoted(text: str, limit: int = _NAME) -> str:
+    """Untrusted text on one line, as a JSON string."""
+    return json.dumps(line(mask(text), limit), ensure_ascii=False)
+
+
+def _pointer(pointer: str) -> str:
+    return line(pointer, 160)
+
+
+def _opened(cursor: str | None) -> tuple[int, str | None]:
+    if cursor is None:
+        return 0, None
+    match = _CURSOR.fullmatch(cursor.strip().strip("\"'`"))
+    if match is None:
+        raise InvalidArgument(f"invalid cursor: {clip(cursor, 40)}", hint="leave it out to start again")
+    return int(match[1]), match[2]
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        where = (
+            f"line {error.lineno}, column {error.colno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else ""
+        )
+        raise InvalidArgument(
+            f"the value is not valid JSON ({where})", hint="fix it, or store it as text/plain"
+        ) from error
+    except RecursionError as error:
+        raise InvalidArgument("the value is nested too deeply", hint="flatten it, or store it as text/plain") from error

@@ -1,0 +1,314 @@
+"""Commands for MCP: mcp serves the store, proxy runs in front of other servers, install configures a client."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import secrets
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import click
+
+import coatcheck
+from coatcheck import __version__, errors
+from coatcheck.cli.options import FOLDER, expand_folder, open_existing, store_option, store_options, usage_error
+from coatcheck.cli.terminal import diff_lines, print_error, print_note, print_records, print_text
+from coatcheck.install.clients import CLIENTS, SCOPES, Scope, find_config
+
+if TYPE_CHECKING:
+    from coatcheck.install.plan import Plan
+    from coatcheck.mcp.savings import Counts
+    from coatcheck.mcp.wire import Upstream
+
+_DAY: Final = 86_400.0
+_MIB: Final = 1 << 20
+_ENTRY_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_RUNNERS: Final = re.compile(r"(npx|bunx?|deno|node|uvx|uv|pipx|python)[\d.]*$")
+_RUN: Final = {
+    "ended_at": "ended", "slimmed_results": "slimmed", "tokens_saved": "saved", "tokens_read_back": "read back",
+    "server": "server", "session": "session",
+}  # fmt: skip
+_POSITIVE: Final = click.IntRange(min=1)
+_SECONDS: Final = click.FloatRange(min=0, min_open=True)
+_TTL: Final = "How long artifacts are kept after the session's last use."
+
+session_option = click.option(
+    "--session",
+    "session_id",
+    envvar="COATCHECK_SESSION",
+    show_envvar=True,
+    metavar="ID",
+    callback=expand_folder,
+    help="Session, shared by every process that uses this id and kept for the next run; {folder} is replaced by the "
+    "working folder. Default: a new session per client.",
+)
+ttl_option = click.option("--ttl", type=_SECONDS, metavar="SECONDS", default=_DAY, show_default=True, help=_TTL)
+
+
+@click.command()
+@click.option("--http", is_flag=True, help="Serve over HTTP on 127.0.0.1, with a token, instead of stdio.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8974, show_default=True, help="0 for any free port.")
+@click.option("--allow-origin", metavar="ORIGIN", multiple=True, help="Origin of an allowed web page. Repeatable.")
+@session_option
+@ttl_option
+@store_option
+def mcp(
+    http: bool, port: int, allow_origin: tuple[str, ...], session_id: str | None, ttl: float, url: str | None
+) -> None:
+    """Serve the store over MCP.
+
+    Offers the three tools, and artifacts as resources. Uses stdin and stdout, for the client that starts it. With
+    --http, clients need the token from COATCHECK_MCP_TOKEN, or a new one that is printed once."""
+    from coatcheck.lanes import ending
+
+    try:
+        from coatcheck.mcp.savings import save_counts
+        from coatcheck.mcp.serve import TOKEN, serve_http, serve_stdio
+        from coatcheck.mcp.server import Sessions
+    except ImportError as error:
+        raise errors.MissingExtra("mcp") from error
+    with ending(), coatcheck.open(url) as store:
+        name = session_id or _new_session()
+        sessions = Sessions(store, name, named=session_id is not None, ttl=ttl)
+        try:
+            if http:
+                serve_http(sessions, port=port, token=os.environ.get(TOKEN), origins=allow_origin, say=print_error)
+            else:
+                serve_stdio(sessions)
+        finally:
+            with contextlib.suppress(errors.CoatcheckError):
+                save_counts(store, sessions.counts, server="coatcheck mcp", session_id=name)
+
+
+@click.command()
+@click.argument("command", metavar="[-- COMMAND [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
+@click.option("--url", "address", metavar="URL", help="A running server, over streamable HTTP.")
+@click.option("--header", metavar="'NAME: VALUE'", multiple=True, help="For --url; ${VAR} is expanded. Repeatable.")
+@click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Several servers (mcpServers).")
+@click.option("--max-tokens", metavar="N", type=_POSITIVE, help="Larger results become stubs. Default: [policy], 3000.")
+@click.option("--inline", metavar="TOOL", multiple=True, help="A tool whose results are never changed. Repeatable.")
+@click.option("--no-tools", is_flag=True, help="Add no tools; 'coatcheck mcp' with the same --session offers them.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    default=600.0,
+    show_default=True,
+    help="Abandon a request after this time without an answer or progress; 0 for no limit.",
+)
+@click.option("--max-message", metavar="MIB", type=_POSITIVE, default=64, show_default=True, help="Largest message.")
+@click.option("--report", is_flag=True, help="Print savings by tool at the end; without a server, those of all runs.")
+@session_option
+@ttl_option
+@store_options
+def proxy(
+    command: tuple[str, ...],
+    address: str | None,
+    header: tuple[str, ...],
+    config: Path | None,
+    max_tokens: int | None,
+    inline: tuple[str, ...],
+    no_tools: bool,
+    timeout: float,
+    max_message: int,
+    report: bool,
+    session_id: str | None,
+    ttl: float,
+    url: str | None,
+    as_json: bool,
+) -> int:
+    """Run in front of another MCP server.
+
+    Large results become stubs, and tools to read them are added. The server is a COMMAND that speaks MCP on stdio,
+    one at a --url, or those of a --config file. Everything else passes through in both directions. At the end, a
+    line on stderr says what was saved."""
+    given = sum(map(bool, (command, address, config)))
+    if report and not given:
+        return _print_runs(url, as_json)
+    if given != 1:
+        raise usage_error("give exactly one of -- COMMAND, --url and --config")
+    if header and not address:
+        raise usage_error("--header needs --url")
+    if no_tools and session_id is None:
+        raise usage_error("--no-tools needs --session: another server must offer the tools for it")
+    from coatcheck.externalize import configured
+    from coatcheck.lanes import leave
+    from coatcheck.mcp.proxy import ProxySettings, run
+    from coatcheck.mcp.savings import Counts, save_counts
+
+    upstream, name = _upstream(command, address, header, config, max_message * _MIB, timeout)
+    counts = Counts()
+    session_id = session_id or _new_session()
+    with coatcheck.open(url) as store:
+        policy = configured(store.settings)
+        if max_tokens is not None:
+            policy = replace(policy, max_tokens=max_tokens, max_chars=None, max_bytes=None)
+        settings = ProxySettings(policy, frozenset(inline), timeout, max_message * _MIB, no_tools)
+        try:
+            status = run(upstream, store.session(session_id, ttl=ttl), settings, counts)
+        finally:
+            with contextlib.suppress(errors.CoatcheckError):  # a failing store was already reported
+                save_counts(store, counts, server=name, session_id=session_id)
+            _print_counts(counts, report, as_json)
+    leave(status)
+    return status
+
+
+@click.command()
+@click.argument("client", type=click.Choice(list(CLIENTS)))
+@click.argument("server", nargs=-1)
+@click.option("--wrap", is_flag=True, help="Put the client's servers behind the proxy.")
+@click.option("--write", is_flag=True, help="Apply the change. Without it, only show the change.")
+@click.option("--undo", is_flag=True, help="Undo everything that was written.")
+@click.option(
+    "--scope",
+    type=click.Choice(SCOPES),
+    default="user",
+    show_default=True,
+    help="Configuration of the user, of this folder, or of the user for this folder (Claude Code only).",
+)
+@click.option("--file", type=click.Path(path_type=Path), metavar="FILE", help="File to use instead of the default.")
+@click.option("--name", default="coatcheck", show_default=True, metavar="TEXT", help="Name of our own entry.")
+@click.option(
+    "--session", "session_id", metavar="ID", help="Session of all entries. Default: one per client and folder."
+)
+@click.option("--store", "url", metavar="FOLDER", help="Store to use instead of the user's.")
+def install(
+    client: str,
+    server: tuple[str, ...],
+    wrap: bool,
+    write: bool,
+    undo: bool,
+    scope: Scope,
+    file: Path | None,
+    name: str,
+    session_id: str | None,
+    url: str | None,
+) -> None:
+    """Add Coatcheck to an MCP client.
+
+    Shows the change to the client's configuration, without its secrets. --write applies it and keeps the original
+    beside the file; --undo reverts it. With --wrap, the given SERVERs, or all, are put behind the proxy. They share
+    a session, and an entry of our own has the tools to read it."""
+    from coatcheck.install.clients import launcher
+    from coatcheck.install.plan import plan_entry, plan_undo, plan_wrap
+
+    if server and not wrap:
+        raise usage_error("SERVER needs --wrap")
+    if undo and (wrap or server):
+        raise usage_error("--undo cannot be used with --wrap: it undoes everything")
+    if not _ENTRY_NAME.fullmatch(name):
+        raise usage_error("--name may have letters, digits, - and _, at most 64")
+    place = find_config(
+        client, scope, home=Path.home(), project=Path.cwd(), platform=sys.platform, environ=os.environ, file=file
+    )
+    if undo:
+        plan = plan_undo(place)
+        plan.write()
+        _print_plan(plan)
+        print_note(f"{place.client.title} is restored" if not plan.notes else "done")
+        return
+    start = launcher(sys.argv[0], sys.executable, sys.prefix, __version__, os.environ)
+    options = ["--session", session_id or f"{client}-{FOLDER}", *(["--store", os.path.abspath(url)] if url else [])]
+    if importlib.util.find_spec("mcp") is None:
+        raise errors.MissingExtra("mcp")
+    if wrap:
+        plan = plan_wrap(place, server, start, options, own=name, is_chosen=bool(session_id or url))
+    else:
+        plan = plan_entry(place, name, {"command": start[0], "args": [*start[1:], "mcp", *options]})
+    if write and not plan.is_empty:
+        plan.write()
+    _print_plan(plan)
+    if plan.is_empty:
+        print_note("nothing to change")
+    elif write:
+        print_note(f"written; restart {place.client.title} to use it; --undo reverts it")
+        if scope == "project":
+            print_note("the entry contains a path of this machine: check before you commit it")
+    else:
+        print_note("nothing was written (use --write)")
+
+
+def _upstream(
+    command: tuple[str, ...],
+    address: str | None,
+    header: tuple[str, ...],
+    config: Path | None,
+    max_message: int,
+    timeout: float,
+) -> tuple[Upstream, str]:
+    """The server behind the proxy, and a name for it."""
+    from coatcheck.mcp.process import ProcessServer
+    from coatcheck.mcp.server_config import configured_servers, headers_from_environment, remote_server
+    from coatcheck.mcp.server_config import parse_header as parsed
+
+    if command:
+        return ProcessServer(command, max_message=max_message), _command_name(command)
+    if address:
+        headers = dict(map(parsed, (*headers_from_environment(), *header)))
+        return remote_server(address, headers, max_message), urlsplit(address).hostname or "?"
+    assert config is not None
+    from coatcheck.mcp.merged_server import PATIENCE, MergedServer
+
+    found = configured_servers(_read_config(config), max_message=max_message)
+    return MergedServer(found, patience=min(PATIENCE, timeout / 2 or PATIENCE)), ", ".join(found)
+
+
+def _read_config(file: Path) -> object:
+    """Parse a file in the format of MCP clients, which may have comments and trailing commas."""
+    from coatcheck.install import jsonc, plan
+
+    data = plan.read_file(file)
+    if data is None:
+        raise errors.InvalidArgument(f"file not found: {str(file)!r}", hint="--config FILE")
+    try:
+        found = jsonc.parse(plan.decode(data)[1])
+    except errors.InvalidArgument as error:
+        raise errors.InvalidArgument(f"cannot read {str(file)!r}: {error.message}", hint=error.hint) from error
+    return found.value if found is not None else None
+
+
+def _command_name(command: tuple[str, ...]) -> str:
+    """A name for a command in reports: the program, and its first argument if the program only runs others. Other
+    arguments are left out because they may contain secrets."""
+    name = Path(command[0]).name
+    what = next((one for one in command[1:] if not one.startswith("-")), None)
+    return f"{name} {what}" if what and _RUNNERS.match(name) else name
+
+
+def _new_session() -> str:
+    return f"mcp-{secrets.token_hex(8)}"
+
+
+def _print_counts(counts: Counts, by_tool: bool, as_json: bool) -> None:
+    """Print a report on stderr: stdout carries the protocol."""
+    if as_json and by_tool:
+        click.echo(json.dumps(counts.to_record()), err=True)
+        return
+    print_error(str(counts))
+    if by_tool:
+        for name, row in sorted(counts.tools.items(), key=lambda item: -item[1].tokens_saved):
+            print_error(f"  {name}: {row.slimmed:,} results, about {row.tokens_saved:,} tokens")
+
+
+def _print_runs(url: str | None, as_json: bool) -> int:
+    from coatcheck.mcp.savings import saved_counts
+
+    with open_existing(url) as store:
+        runs = saved_counts(store)
+    print_records(runs, _RUN, as_json=as_json, shrink=("server", "session"))
+    return 0
+
+
+def _print_plan(plan: Plan) -> None:
+    text = plan.diff()
+    print_text(text, diff_lines(text))
+    for one in plan.notes:
+        print_note(one)

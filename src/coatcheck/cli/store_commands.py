@@ -1,0 +1,217 @@
+"""Commands for a whole store: collect, verify, stats, export, import and copy; and config, which shows the settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+import coatcheck
+from coatcheck import errors
+from coatcheck.cli import terminal
+from coatcheck.cli.options import json_option, open_existing, store_options, usage_error
+from coatcheck.config import FILE, SETTINGS, VARIABLE, Settings, load, unknown
+
+if TYPE_CHECKING:
+    from coatcheck.collect import StoreProblem
+
+DAMAGED: Final = errors.CODES["damaged"].exit
+_MAX_VALUE: Final = 40
+_SETTING: Final = {"key": "key", "value": "value", "source": "from", "about": "meaning"}
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Show what would be freed, without changes.")
+@click.option(
+    "--grace", type=click.FloatRange(min=0), metavar="SECONDS", help="Time to keep expired artifacts. Default: 7200."
+)
+@click.option("--no-orphans", is_flag=True, help="Do not list every stored copy to find leftovers of crashes.")
+@store_options
+def collect(dry_run: bool, grace: float | None, no_orphans: bool, url: str | None, as_json: bool) -> int:
+    """Remove expired artifacts and compress cold content.
+
+    Also removes leftovers of crashes. Exits with 8 if something could not be read or removed."""
+    with open_existing(url) as store, terminal.progress("collecting", quiet=as_json) as bar:
+        report = store.collect(dry_run=dry_run, grace=grace, orphans=not no_orphans, progress=bar)
+    if as_json:
+        terminal.print_json(report.to_record())
+    else:
+        terminal.print_details(report.to_record() | {"problems": len(report.problems)})
+        _print_problems(report.problems)
+    return DAMAGED if report.problems else 0
+
+
+@click.command()
+@click.option("--repair", is_flag=True, help="Repair what can be repaired, without losing sound content.")
+@store_options
+def verify(repair: bool, url: str | None, as_json: bool) -> int:
+    """Read everything and report problems. Exits with 8 if problems remain."""
+    with open_existing(url) as store, terminal.progress("verifying", quiet=as_json) as bar:
+        report = store.verify(repair=repair, progress=bar)
+    if as_json:
+        terminal.print_json(report.to_record())
+    else:
+        _print_problems(report.problems)
+        found = f"{len(report.problems)} problems" if report.problems else "all is well"
+        click.echo(f"{report.artifacts} artifacts, {report.bytes} bytes read: {found}")
+    return 0 if all(problem.repaired for problem in report.problems) else DAMAGED
+
+
+@click.command()
+@store_options
+def stats(url: str | None, as_json: bool) -> None:
+    """Count sessions, refs, artifacts, tombstones and bytes."""
+    with open_existing(url) as store:
+        totals = asdict(store.stats())
+    (terminal.print_json if as_json else terminal.print_details)(totals)
+
+
+@click.command()
+@click.argument("file", default=terminal.STDIO)
+@store_options
+def export(file: str, url: str | None, as_json: bool) -> None:
+    """Export sessions, refs and content as JSON lines.
+
+    Writes to a FILE, or to stdout. A new file is readable by its owner only."""
+    if file == terminal.STDIO and terminal.is_terminal():
+        raise usage_error("an export cannot be written to a terminal: name a file, or use a pipe")
+    with (
+        open_existing(url) as store,
+        terminal.writing(file, private=True) as target,
+        terminal.progress("exporting", quiet=as_json) as bar,
+    ):
+        count = store.export(target, progress=bar)
+    _print_count("exported", count, as_json, err=file == terminal.STDIO)
+
+
+@click.command("import")
+@click.argument("file", default=terminal.STDIO)
+@click.option("--session", "mapped", multiple=True, metavar="OLD=NEW", help="Import OLD as NEW. Repeatable.")
+@click.option("--merge", is_flag=True, help="Import into existing sessions.")
+@store_options
+def import_(file: str, mapped: tuple[str, ...], merge: bool, url: str | None, as_json: bool) -> None:
+    """Import the output of export.
+
+    Reads a FILE, or stdin. Ids, names, sessions and expiry stay the same. An existing session is refused unless
+    --session maps it or --merge is given."""
+    pairs = [one.partition("=") for one in mapped]
+    if wrong := [old + equals + new for old, equals, new in pairs if not (old and new)]:
+        raise usage_error(f"--session takes OLD=NEW, got {wrong[0]!r}")
+    with (
+        coatcheck.open(url) as store,
+        terminal.reading(file) as source,
+        terminal.progress("importing", quiet=as_json) as bar,
+    ):
+        size = os.path.getsize(file) if file != terminal.STDIO and os.path.isfile(file) else None
+
+        def advance(refs: int, _: int | None) -> None:
+            if bar:
+                bar(source.tell() if size else refs, size)
+
+        sessions = {old: new for old, _, new in pairs}
+        count = store.import_(source, sessions=sessions, merge=merge, progress=advance if bar else None)
+    _print_count("imported", count, as_json)
+
+
+@click.command()
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@click.option(
+    "--tenant",
+    default=lambda: load()["store.tenant"],
+    show_default="the settings (COATCHECK_TENANT)",
+    help="Copy this tenant's store to the same tenant in the target.",
+)
+@click.option("--move", is_flag=True, help="End the sessions in the source afterwards. Stop their writers first.")
+@json_option
+def copy(source: str, target: str, tenant: str | None, move: bool, as_json: bool) -> int:
+    """Copy a store FROM one place TO another.
+
+    A place is a folder, or an s3:// URL with its catalog. Existing content in the target is skipped: an interrupted
+    copy can be continued, and a later one adds what is new."""
+    with (
+        coatcheck.open(source, create=False, tenant=tenant) as old,
+        coatcheck.open(target, tenant=tenant) as new,
+        terminal.progress("copying", quiet=as_json) as bar,
+    ):
+        report = old.copy_to(new, progress=bar)
+        if move and not report.lost:
+            for info in list(old.sessions()):
+                old.session(info.session_id).end()
+            old.collect(grace=0)
+    if as_json:
+        terminal.print_json(report.to_record())
+    else:
+        click.echo(
+            f"copied {report.refs} refs of {report.sessions} sessions: {report.artifacts} artifacts,"
+            f" {report.bytes} bytes; {report.known} refs were already there"
+        )
+    if report.lost:
+        terminal.print_error(f"{len(report.lost)} refs have lost their bytes in the source: run 'coatcheck verify'")
+    return DAMAGED if report.lost else 0
+
+
+@click.command()
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@json_option
+def config(keys: tuple[str, ...], as_json: bool) -> None:
+    """Show the effective settings for this folder.
+
+    Each has its source: a file, the environment, or the default. With KEYs, or the beginnings of keys ('policy'),
+    it shows only those. Passwords are masked."""
+    settings = load()
+    chosen = [setting for setting in SETTINGS if not keys or any(_matches(setting.key, key) for key in keys)]
+    for key in keys:
+        if not any(_matches(setting.key, key) for setting in chosen):
+            settings[key]  # raises an error that names the nearest key
+    records = [_setting_record(settings, setting) for setting in chosen]
+    if not as_json:
+        records = [one | _setting_cells(settings, one["key"]) for one in records]
+    terminal.print_records(records, _SETTING, as_json=as_json, shrink=("meaning",))
+    if as_json:
+        return
+    if terminal.is_terminal():
+        terminal.print_note(f"file: {settings.file or f'none; {FILE} in this folder or above, or {VARIABLE}'}")
+    for name, nearest in unknown(os.environ).items():
+        terminal.print_error(f"unknown setting {name}; did you mean {nearest}?")
+
+
+def _print_problems(problems: Iterable[StoreProblem]) -> None:
+    for problem in problems:
+        artifact = f"{problem.artifact_id}: " if problem.artifact_id else ""
+        repaired = " (repaired)" if problem.repaired else ""
+        click.echo(f"{problem.kind}: {artifact}{terminal.one_line(problem.message)}{repaired}")
+
+
+def _print_count(done: str, count: int, as_json: bool, *, err: bool = False) -> None:
+    click.echo(f'{{"{done}": {count}}}' if as_json else f"{done} {count} refs", err=err)
+
+
+def _matches(key: str, wanted: str) -> bool:
+    return key == wanted or key.startswith(f"{wanted}.")
+
+
+def _setting_record(settings: Settings, setting: Any) -> dict[str, Any]:
+    key, origin = setting.key, settings.origin(setting.key)
+    return {
+        "key": key,
+        "value": settings.shown(key) if isinstance(settings[key], str) else settings[key],
+        "source": origin.source,
+        "where": origin.where or None,
+        "default": setting.default,
+        "variable": setting.variable,
+        "about": setting.about,
+    }
+
+
+def _setting_cells(settings: Settings, key: str) -> dict[str, str]:
+    """Value and source for a table. On a terminal the path of the settings file is below the table."""
+    value, source = settings.shown(key), str(settings.origin(key))
+    if terminal.is_terminal():
+        value = value if len(value) <= _MAX_VALUE else f"{value[:_MAX_VALUE]}…"
+        if settings.file is not None and settings.origin(key).source == "file":
+            source = settings.file.name
+    return {"value": value, "source": source}

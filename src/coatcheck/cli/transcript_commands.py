@@ -1,0 +1,237 @@
+"""Commands for transcripts: externalize, rehydrate, verify, undo, forget and show."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+import coatcheck
+from coatcheck import CoatcheckError, Store
+from coatcheck.cli import terminal
+from coatcheck.cli.options import open_existing, session_options, store_options, usage_error
+from coatcheck.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from coatcheck.transcript import FileReport, Report
+
+_COLUMNS: Final = ("status", "format", "artifacts", "before bytes", "after bytes", "tokens saved", "path")
+_REF_KEYS: Final = ("line", "artifact", "media_type", "bytes", "held", "place", "summary")
+_FORMATS: Final = ("claude-code", "pi", "langchain", "mcp", "openai-responses", "anthropic", "openai-chat")
+
+paths_argument = click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
+
+
+@click.group()
+def transcript() -> None:
+    """Move payloads of transcripts into the store.
+
+    The files keep refs to them, and every byte can be restored."""
+
+
+@transcript.command()
+@paths_argument
+@click.option("--write", is_flag=True, help="Change the files. Without it, only show what would be saved.")
+@click.option("--format", "form", type=click.Choice(_FORMATS), help="The format. Default: detected from the content.")
+@session_options
+def externalize(
+    paths: tuple[Path, ...], write: bool, form: str | None, session_id: str, url: str | None, as_json: bool
+) -> int:
+    """Move the payloads of transcripts into the store.
+
+    A PATH is a file, or a folder with transcripts. Without --write nothing changes. With it, each file is replaced
+    atomically, and a backup stays beside it until 'verify --remove-backup'. Run it again to process lines appended
+    since."""
+    from coatcheck.transcript import externalize
+
+    with coatcheck.open(url) if write else _store_for_dry_run(url) as store:
+        session = store.session(session_id)
+
+        def call(path: Path, bar: terminal.Progress | None) -> Report:
+            return externalize(path, session, format=form, dry_run=not write, progress=bar)
+
+        report = _for_each(paths, call, "externalizing" if write else "reading", quiet=as_json)
+    code = _finish(report, as_json)
+    if not write and not as_json:
+        terminal.print_note("nothing was changed (use --write)")
+    return code
+
+
+@transcript.command()
+@paths_argument
+@click.option("-o", "--output", metavar="FILE", help="Write to a file. Default: stdout, or '-'.")
+@click.option("--in-place", is_flag=True, help="Restore the files themselves.")
+@store_options
+def rehydrate(paths: tuple[Path, ...], output: str | None, in_place: bool, url: str | None, as_json: bool) -> int:
+    """Write the original transcript, byte for byte.
+
+    Payloads that the store lacks get a placeholder in the output and are reported on stderr, and the exit code is
+    that of the error. With --in-place, such a file is left unchanged."""
+    from coatcheck.transcript import rehydrate
+    from coatcheck.transcript.migrate import exit_code
+
+    if in_place and output is not None:
+        raise usage_error("--in-place cannot be used with --output")
+    if not in_place and (len(paths) > 1 or paths[0].is_dir()):
+        raise usage_error("several files need --in-place")
+    with open_existing(url) as store:
+        if in_place:
+            made = _for_each(paths, lambda path, bar: rehydrate(path, store, progress=bar), "restoring", quiet=as_json)
+            return _finish(made, as_json)
+        with terminal.writing(output or terminal.STDIO, private=True) as out:
+            report = rehydrate(paths[0], store, to=out)  # type: ignore[arg-type]
+    for problem in report.problems:
+        terminal.print_error(problem)
+    if as_json and output not in (None, terminal.STDIO):
+        terminal.print_json(report.to_record())
+    return exit_code(report)
+
+
+@transcript.command()
+@paths_argument
+@click.option("--remove-backup", is_flag=True, help="Remove the backup of each file that passes.")
+@store_options
+def verify(paths: tuple[Path, ...], remove_backup: bool, url: str | None, as_json: bool) -> int:
+    """Prove that transcripts can be restored.
+
+    Reads everything and compares it with the recorded digests."""
+    from coatcheck.transcript import verify
+
+    with open_existing(url) as store:
+
+        def call(path: Path, bar: terminal.Progress | None) -> Report:
+            return verify(path, store, remove_backup=remove_backup, progress=bar)
+
+        report = _for_each(paths, call, "verifying", quiet=as_json)
+    sound, total = sum(one.is_sound for one in report.files), len(report.files)
+    count = f"{sound} of {total} files" if sound < total else "1 file" if total == 1 else f"{total} files"
+    return _finish(report, as_json, summary=f"{count} {'is' if sound == 1 else 'are'} sound")
+
+
+@transcript.command()
+@paths_argument
+@store_options
+def undo(paths: tuple[Path, ...], url: str | None, as_json: bool) -> int:
+    """Restore transcripts in place.
+
+    Drops what the store kept for them. Lines appended since are kept. The backup is used if the store does not have
+    everything."""
+    from coatcheck.transcript import undo
+
+    with open_existing(url) as store:
+        report = _for_each(paths, lambda path, bar: undo(path, store, progress=bar), "restoring", quiet=as_json)
+    return _finish(report, as_json)
+
+
+@transcript.command()
+@paths_argument
+@click.option("--force", is_flag=True, help="Even if the file still has refs; they then lead nowhere.")
+@store_options
+def forget(paths: tuple[Path, ...], force: bool, url: str | None, as_json: bool) -> int:
+    """Drop what the store kept for transcripts.
+
+    For transcripts that were removed, rotated away or restored."""
+    from coatcheck.transcript import forget
+
+    with open_existing(url) as store:
+        report = _for_each(paths, lambda path, _: forget(path, store, force=force), "forgetting", quiet=as_json)
+    return _finish(report, as_json)
+
+
+@transcript.command()
+@click.argument("path", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@store_options
+def show(path: Path, url: str | None, as_json: bool) -> None:
+    """List the refs of a transcript.
+
+    Shows the position and content of each, and whether the store has it."""
+    with open_existing(url) as store:
+        rows = list(_refs(path, store))
+    columns = {key: key.replace("_", " ") for key in _REF_KEYS}
+    terminal.print_records(rows, columns, as_json=as_json, shrink=("place", "summary"))
+
+
+def _store_for_dry_run(url: str | None) -> Store:
+    """Open the store if it exists; a dry run does not create one."""
+    try:
+        return coatcheck.open(url, create=False)
+    except StoreUnavailable:
+        return coatcheck.open("memory:")
+
+
+def _refs(path: Path, store: Store) -> Iterator[dict[str, Any]]:
+    from coatcheck.transcript.migrate import refs_in
+
+    for number, ref in refs_in(path):
+        yield {
+            "line": number,
+            "artifact": ref.pointer,
+            "media_type": ref.media_type,
+            "bytes": ref.size,
+            "held": "no" if store.session(ref.session).ref(ref.id) is None else "yes",
+            "place": "/" + "/".join(map(str, ref.path)),
+            "summary": ref.summary,
+        }
+
+
+def _for_each(
+    paths: Iterable[Path], call: Callable[[Path, terminal.Progress | None], Report], doing: str, *, quiet: bool
+) -> Report:
+    """Call a function for each file, with one progress bar for all. A file that fails does not stop the others."""
+    from coatcheck.transcript import Report
+    from coatcheck.transcript.migrate import failed, files_in
+
+    files = list(files_in(paths))
+    found: list[FileReport] = []
+    with terminal.progress(doing, quiet=quiet) as bar:
+        sizes = [path.stat().st_size if bar and path.is_file() else 0 for path in files]
+        total = sum(sizes)
+        for path, start in zip(files, accumulate([0, *sizes]), strict=False):
+            try:
+                found += call(path, _shifted(bar, start, total)).files
+            except (CoatcheckError, OSError, RecursionError) as error:
+                found.append(failed(path, error))
+    return Report(tuple(found))
+
+
+def _shifted(bar: terminal.Progress | None, start: int, total: int) -> terminal.Progress | None:
+    return None if bar is None else lambda done, _: bar(start + done, total)
+
+
+def _finish(report: Report, as_json: bool, summary: str | None = None) -> int:
+    """Print a report, and return the exit code."""
+    from coatcheck.transcript.migrate import exit_code
+
+    if as_json:
+        terminal.print_json(report.to_record())
+    else:
+        terminal.print_table(_COLUMNS, map(_row, report.files), shrink=("path",))
+        for one in report.files:
+            if one.note:
+                terminal.print_note(f"{one.path}: {one.note}")
+        if summary is None and len(report.files) > 1:
+            saved = report.bytes_before - report.bytes_after
+            change = f"{abs(saved):,} bytes {'less' if saved >= 0 else 'more'} in them"
+            tokens = f", {report.tokens_saved:,} tokens saved" if report.tokens_saved else ""
+            summary = f"{len(report.files)} files, {report.artifacts} artifacts, {change}{tokens}"
+        if summary is not None:
+            terminal.print_note(summary)
+    for problem in report.problems:
+        terminal.print_error(problem)
+    return exit_code(report)
+
+
+def _row(one: FileReport) -> list[str]:
+    return [
+        one.status,
+        one.format or "-",
+        str(one.artifacts),
+        terminal.cell("bytes", one.bytes_before),
+        terminal.cell("bytes", one.bytes_after),
+        str(one.tokens_saved),
+        terminal.one_line(os.fspath(one.path)),
+    ]

@@ -1,0 +1,397 @@
+"""Settings. Code takes precedence over `coatcheck.toml`, the file over the environment, that over the default.
+
+`load()` reads them; `coatcheck.open` does so for a store, and `store.settings` is the result. `coatcheck config` shows
+each value and its origin. A mistake is refused with its place and the key that was probably meant. A settings file is
+trusted like code, so one that was found by searching, and that another user could have written, is skipped.
+
+One table defines all settings: key, type, default, environment variable, meaning. The names under a section are the
+parameters of what the section configures: `Policy(**settings.section("policy"))`. A default here is the default there.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from coatcheck.checks import is_whole
+from coatcheck.errors import InvalidArgument
+from coatcheck.ids import clip
+from coatcheck.redaction import mask, mask_url
+
+FILE: Final = "coatcheck.toml"
+VARIABLE: Final = "COATCHECK_CONFIG"
+NONE: Final = "none"
+"""How a file or a variable writes None: TOML has no null."""
+
+_LOG: Final = logging.getLogger("coatcheck")
+_TRUE: Final = ("1", "true", "yes", "on")
+_FALSE: Final = ("0", "false", "no", "off")
+_LONGEST: Final = 4_096
+_LIMITS: Final = ("max_tokens", "max_chars", "max_bytes")
+_LARGEST_FILE: Final = 1 << 20
+_ABSOLUTE: Final = re.compile(r"/|~|[A-Za-z][A-Za-z0-9+.-]+:")
+_HEADER: Final = re.compile(r"\s*\[+([^\[\]]+)\]")
+_ASSIGNED: Final = re.compile(r"\s*([^=#\[\]]+?)\s*=")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting. A value of kind `place` is a path or url; in a file, paths are relative to the file. `rules` are
+    what `Policy` takes for single tools."""
+
+    key: str
+    kind: Literal["switch", "whole", "number", "text", "place", "rules"]
+    default: Any
+    about: str
+    least: int = 1
+    optional: bool = False
+    choices: tuple[str, ...] = ()
+    named: str = ""
+
+    @property
+    def variable(self) -> str | None:
+        """The environment variable; None for a setting that does not fit on one line."""
+        return None if self.kind == "rules" else self.named or "COATCHECK_" + self.key.upper().replace(".", "_")
+
+    @property
+    def takes(self) -> str:
+        """The valid values, in words."""
+        words = {
+            "switch": "true or false",
+            "whole": f"an integer of at least {self.least}",
+            "number": f"a number of at least {self.least}",
+            "text": "one of " + ", ".join(map(repr, self.choices)) if self.choices else "a text",
+            "place": "a path or url",
+            "rules": f'for each tool "always", "never" or a table of {", ".join(_LIMITS)}',
+        }[self.kind]
+        return f"{words}, or {NONE!r}" if self.optional else words
+
+    def parsed(self, text: str) -> Any:
+        """Return the value of a variable's text. Raises ValueError if it is invalid."""
+        value: object = text.strip()
+        if self.kind == "switch":
+            low = text.strip().lower()
+            value = True if low in _TRUE else False if low in _FALSE else None
+        elif self.kind in ("whole", "number") and value != NONE:
+            value = int(text) if self.kind == "whole" else float(text)
+        return self.written(value)
+
+    def written(self, value: object) -> Any:
+        """Return a value from a file, where "none" means None. Raises ValueError if it is invalid."""
+        return None if self.optional and value == NONE else self.checked(value)
+
+    def checked(self, value: object) -> Any:
+        """Return the value if it is valid. Raises ValueError if it is not."""
+        if not (self.optional and value is None) and not self._fits(value):
+            raise ValueError
+        return value
+
+    def _fits(self, value: object) -> bool:
+        match self.kind:
+            case "switch":
+                return isinstance(value, bool)
+            case "whole":
+                return is_whole(value, self.least)
+            case "number":
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                return is_number and math.isfinite(value) and value >= self.least  # type: ignore[arg-type, operator]
+            case "place":
+                return isinstance(value, str) and 0 < len(value) <= _LONGEST and "\0" not in value
+            case "text":
+                is_line = isinstance(value, str) and 0 < len(value) <= _LONGEST and value.isprintable()
+                return is_line and (not self.choices or value in self.choices)
+            case "rules":
+                return isinstance(value, Mapping) and all(map(_is_rule, value.values()))
+
+
+def _is_rule(rule: object) -> bool:
+    if not isinstance(rule, Mapping):
+        return rule in ("always", "never")
+    return bool(rule) and set(rule) <= set(_LIMITS) and all(is_whole(most, 1) for most in rule.values())
+
+
+SETTINGS: Final[tuple[Setting, ...]] = (
+    Setting("store.url", "place", None, "the store; by default the user's data folder",
+            optional=True, named="COATCHECK_STORE"),
+    Setting("store.durability", "text", "power", "what an acknowledged put survives: a power cut, or a crash",
+            choices=("power", "process")),
+    Setting("store.tenant", "text", None, "the tenant whose store to open", optional=True, named="COATCHECK_TENANT"),
+    Setting("store.grace", "number", 7_200.0, "seconds that expired artifacts are kept before collect removes them",
+            least=0),
+    Setting("store.max_artifact_bytes", "whole", None, "maximum size of one artifact", optional=True),
+    Setting("store.quota_bytes", "whole", None, "maximum size of the whole store", optional=True),
+    Setting("session.id", "text", "default", "the session that commands use", named="COATCHECK_SESSION"),
+    Setting("session.ttl", "number", 3_600.0, "seconds until a new session expires after its last use",
+            least=0, optional=True),
+    Setting("policy.enabled", "switch", True, "whether large tool results are replaced by stubs"),
+    Setting("policy.max_tokens", "whole", None,
+            "limit for a tool result in tokens; 3000 if no limit is set", optional=True),
+    Setting("policy.max_chars", "whole", None, "limit for a tool result in characters", optional=True),
+    Setting("policy.max_bytes", "whole", None, "limit for a tool result in bytes", optional=True),
+    Setting("policy.preview_chars", "whole", 200, "maximum characters of content in a stub", least=0),
+    Setting("policy.redact", "text", None, "mask secrets in results, transcripts and prompts before they are stored",
+            choices=("store",), optional=True),
+    Setting("policy.read_tool", "text", "get_artifact", "name of the agent's tool for reading artifacts",
+            optional=True),
+    Setting("policy.tools", "rules", {}, "limits for single tools"),
+    Setting("page.max_chars", "whole", 8_000, "maximum characters of one page", least=1_500),
+    Setting("tools.max_store_bytes", "whole", 524_288, "maximum bytes that a model can store in one call"),
+    Setting("budget.max_hot_state_tokens", "whole", 1_000, "maximum tokens of a hot state"),
+    Setting("budget.max_artifact_index_entries", "whole", 20, "maximum artifacts that a hot state lists", least=0),
+    Setting("budget.max_prompt_tokens", "whole", 8_000, "maximum tokens of a prompt"),
+    Setting("budget.max_rag_chunks", "whole", 10, "maximum retrieved chunks in a prompt", least=0),
+    Setting("budget.max_inline_artifact_chars", "whole", 2_000, "maximum characters of one artifact in a prompt"),
+    Setting("bootstrap.enabled", "switch", True, "whether large bootstrap files become references",
+            named="COATCHECK_BOOTSTRAP_REFS"),
+    Setting("bootstrap.threshold_chars", "whole", 8_000, "characters from which a bootstrap file becomes a reference"),
+    Setting("bootstrap.shown_chars", "whole", 4_000, "characters of its head and tail that the prompt keeps", least=0),
+    Setting("memory.artifacts.enabled", "switch", True, "whether prompts recall artifacts"),
+    Setting("memory.artifacts.max_items", "whole", 8, "maximum artifacts to recall"),
+    Setting("memory.artifacts.max_chars", "whole", 2_000, "maximum characters of everything recalled", least=300),
+    Setting("memory.artifacts.narrative_max_chars", "whole", 240, "maximum characters of one summary", least=0),
+    Setting("metrics.enabled", "switch", True, "whether to record metrics of model calls"),
+    Setting("metrics.file", "place", None, "file to append a line of JSON to for each model call", optional=True),
+    Setting("metrics.logger", "text", None, "logger that gets the same line", optional=True),
+    Setting("metrics.opentelemetry", "switch", True, "whether to send metrics to OpenTelemetry, if the host has it"),
+    Setting("metrics.keep", "whole", 10_000, "maximum model calls to keep for a session"),
+    Setting("metrics.release", "text", None, "release to record metrics under; by default coatcheck's own",
+            optional=True),
+    Setting("metrics.baseline", "place", None, "file with the metrics of the previous release", optional=True),
+    Setting("metrics.warn_hot_state_tokens", "whole", 800, "warn if a hot state has more tokens"),
+    Setting("metrics.warn_index_entries", "whole", 15, "warn if an index has more artifacts"),
+    Setting("metrics.warn_prompt_tokens", "whole", 6_000, "warn if a prompt has more tokens"),
+    Setting("metrics.warn_rise_percent", "whole", 50, "warn if a metric is this many percent above its baseline"),
+    Setting("metrics.price_cached", "number", 0.1, "price of a cached token, relative to an uncached one",
+            least=0),
+    Setting("metrics.price_cache_write", "number", 1.25, "price of a token written to the cache, relatively",
+            least=0),
+)  # fmt: skip
+
+BY_KEY: Final[Mapping[str, Setting]] = {setting.key: setting for setting in SETTINGS}
+SECTIONS: Final = tuple(dict.fromkeys(setting.key.rpartition(".")[0] for setting in SETTINGS))
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The origin of a value: `code`, a `file` (`where` is its path), the `environment` (the variable) or `default`."""
+
+    source: Literal["code", "file", "environment", "default"]
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source} {self.where}".rstrip()
+
+
+_DEFAULT: Final = Origin("default")
+_CODE: Final = Origin("code")
+
+
+class Settings:
+    """The value of each setting by its key (`settings["policy.max_tokens"]`), and its origin. Immutable."""
+
+    __slots__ = ("_origins", "_values", "file")
+
+    def __init__(self, values: Mapping[str, Any], origins: Mapping[str, Origin], file: Path | None = None) -> None:
+        self._values = MappingProxyType({key: values.get(key, setting.default) for key, setting in BY_KEY.items()})
+        self._origins = MappingProxyType(dict(origins))
+        self.file = file
+
+    def __getitem__(self, key: str) -> Any:
+        try:
+            return self._values[key]
+        except KeyError:
+            raise InvalidArgument(f"there is no setting {clip(str(key))}", hint=_nearest(str(key))) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __repr__(self) -> str:
+        changed = ", ".join(f"{key}={self.shown(key)}" for key in self._origins)
+        return f"Settings({changed})"
+
+    def origin(self, key: str) -> Origin:
+        """The origin of the value of a key."""
+        self[key]  # raises if there is no such key
+        return self._origins.get(key, _DEFAULT)
+
+    def shown(self, key: str) -> str:
+        """A value for display: secrets, such as a password in a url, are masked."""
+        value = self[key]
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, float):
+            return f"{value:g}"
+        if value is None:
+            return NONE
+        return mask_url(str(value)) if BY_KEY[key].kind == "place" else mask(str(value))
+
+    def section(self, name: str, **values: Any) -> dict[str, Any]:
+        """The settings of a section by the last part of their keys: `Budget(**settings.section("budget"))`. `values`
+        take precedence and are not checked: whatever takes the section checks them."""
+        if name not in SECTIONS:
+            raise InvalidArgument(f"there is no section {clip(name)}", hint="one of " + ", ".join(SECTIONS))
+        lead = f"{name}."
+        found = {key[len(lead) :]: value for key, value in self._values.items() if key.rpartition(".")[0] == name}
+        return found | values
+
+    def override(self, values: Mapping[str, Any]) -> Settings:
+        """Return these settings with values from code, which take precedence: nested as in a file, or by key. Raises
+        `InvalidArgument`."""
+        checked = {setting.key: value for setting, value in _flattened(values, Setting.checked, lambda key: "")}
+        origins = {**self._origins, **dict.fromkeys(checked, _CODE)}
+        return Settings({**self._values, **checked}, origins, self.file)
+
+
+DEFAULTS: Final = Settings({}, {})
+
+
+def load(
+    values: Mapping[str, Any] | None = None,
+    *,
+    file: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Load the effective settings.
+
+    `values` come from code and take precedence. `file` is the file to read; by default the one that COATCHECK_CONFIG
+    names, else the nearest `coatcheck.toml` in the working folder or above it, else none. Raises `InvalidArgument` for
+    an unknown key or an invalid value, with its place."""
+    environ = os.environ if environ is None else environ
+    found = _from_environment(environ)
+    origins = {key: Origin("environment", BY_KEY[key].variable or "") for key in found}
+    path = _find(environ) if file is None else Path(file).expanduser().absolute()
+    if path is not None:
+        read = _from_file(path)
+        found.update(read)
+        origins.update(dict.fromkeys(read, Origin("file", str(path))))
+    settings = Settings(found, origins, path)
+    return settings.override(values) if values else settings
+
+
+def unknown(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that look like misspelled settings, each with the one that was probably meant."""
+    import difflib
+
+    known = [setting.variable for setting in SETTINGS if setting.variable] + [VARIABLE]
+    odd = sorted(name for name in environ if name.startswith("COATCHECK_") and name not in known)
+    close = {name: difflib.get_close_matches(name, known, n=1, cutoff=0.8) for name in odd}
+    return {name: found[0] for name, found in close.items() if found}
+
+
+def _find(environ: Mapping[str, str]) -> Path | None:
+    """The file to read: the one that COATCHECK_CONFIG names, else the nearest in the working folder or above it."""
+    named = environ.get(VARIABLE)
+    if named:
+        return Path(named).expanduser().absolute()
+    try:
+        folder = Path.cwd()
+    except OSError:  # the working folder was removed
+        return None
+    for above in (folder, *folder.parents):
+        path = above / FILE
+        try:
+            info = path.stat()
+        except OSError:
+            continue
+        if info.st_uid in (os.geteuid(), 0) and not info.st_mode & stat.S_IWOTH:
+            return path
+        _LOG.warning("%s is ignored: other users can write it. Set %s to use it anyway", path, VARIABLE)
+    return None
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    """The values in a file, by key. Paths are made absolute: they are relative to the file."""
+    import tomllib  # here, so that importing coatcheck stays quick
+
+    try:
+        with path.open("rb") as source:
+            data = source.read(_LARGEST_FILE + 1)
+        if len(data) > _LARGEST_FILE:
+            raise InvalidArgument(f"{path} has more than {_LARGEST_FILE:,} bytes", hint="name a settings file")
+        text = data.decode()
+        values = tomllib.loads(text)
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror}", hint=f"fix it, or unset {VARIABLE}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{path} is not valid TOML: {clip(str(error), 200)}", hint="fix that line") from error
+    return {
+        setting.key: _absolute(value, path.parent) if setting.kind == "place" else value
+        for setting, value in _flattened(values, Setting.written, lambda key: f"{path}{_line(text, key)}: ")
+    }
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The values in the environment, by key. An empty variable counts as not set."""
+    values = {}
+    for setting in SETTINGS:
+        text = environ.get(setting.variable or "")
+        if not text:
+            continue
+        try:
+            values[setting.key] = setting.parsed(text)
+        except ValueError:
+            raise InvalidArgument(f"{setting.variable} is {clip(text)}", hint=f"it takes {setting.takes}") from None
+    return values
+
+
+def _nearest(key: str) -> str:
+    """A hint for an unknown key: the one that was probably meant."""
+    import difflib
+
+    if key in SECTIONS:
+        return f"it is a section, with settings such as {next(one for one in BY_KEY if one.startswith(key))}"
+    last = key.rpartition(".")[2]
+    same = [one for one in BY_KEY if one.rpartition(".")[2] == last]
+    close = difflib.get_close_matches(key, same or [*BY_KEY, *SECTIONS], n=1, cutoff=0.0 if same else 0.5)
+    return f"the nearest is {close[0]}" if close else "'coatcheck config' lists them all"
+
+
+def _flattened(
+    values: Mapping[str, Any], check: Callable[[Setting, object], Any], where: Callable[[str], str], above: str = ""
+) -> Iterator[tuple[Setting, Any]]:
+    """Each setting in a tree of sections, checked. `where` returns the place of a key."""
+    for name, value in values.items():
+        key = f"{above}{name}"
+        setting = BY_KEY.get(key)
+        if setting is not None:
+            try:
+                yield setting, check(setting, value)
+            except ValueError:
+                given = clip(str(value), 60) if isinstance(value, str) else clip(repr(value), 60).strip("'\"")
+                raise InvalidArgument(f"{where(key)}{key} is {given}", hint=f"it takes {setting.takes}") from None
+        elif isinstance(value, Mapping) and any(one == key or one.startswith(f"{key}.") for one in SECTIONS):
+            yield from _flattened(value, check, where, f"{key}.")
+        else:
+            raise InvalidArgument(f"{where(key)}there is no setting {clip(key)}", hint=_nearest(key))
+
+
+def _absolute(value: str | None, folder: Path) -> str | None:
+    """A path as its file means it. Urls, absolute paths and paths in the user's home stay as they are."""
+    return value if value is None or _ABSOLUTE.match(value) else str(folder / value)
+
+
+def _line(text: str, key: str) -> str:
+    """The line of a key in a TOML text, as `:12`; empty if it is not found."""
+    table: list[str] = []
+    wanted = key.split(".")
+    for number, line in enumerate(text.splitlines(), 1):
+        header = _HEADER.match(line)
+        if header is not None:
+            table = _names(header[1])
+            if table == wanted:
+                return f":{number}"
+        elif (match := _ASSIGNED.match(line)) is not None and [*table, *_names(match[1])] == wanted:
+            return f":{number}"
+    return ""
+
+
+def _names(dotted: str) -> list[str]:
+    return [part.strip(" \t\"'") for part in dotted.split(".")]

@@ -1,0 +1,155 @@
+"""The bytes of artifacts: read by range, as a seekable stream or as a file; and the chunks of a stream that is put.
+
+Files are for tools that accept nothing else. A file's name is made of digests only, whatever an artifact or a session
+is called. Files are read-only, for their owner only, and appear whole or not at all. The process that made a file
+removes it at the end of the session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, BinaryIO, Final, TypeGuard
+
+from coatcheck import media
+from coatcheck.atomic import Draft
+from coatcheck.errors import UnsupportedValue, storage_errors
+from coatcheck.refs import Ref
+from coatcheck.storage.frames import FRAME
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+CHUNK = 1 << 20
+_CHECKED_EVERY: Final = 64  # files, after which those that are gone are dropped from the list
+_SUFFIXES: Final = {
+    media.JSON: ".json", media.JSONL: ".jsonl", "text/csv": ".csv", "text/tab-separated-values": ".tsv",
+    "text/markdown": ".md", "text/html": ".html", "application/xml": ".xml", "text/x-python": ".py",
+    "text/x-diff": ".diff", "application/pdf": ".pdf", "image/png": ".png", "image/jpeg": ".jpg", "image/gif": ".gif",
+    "image/webp": ".webp", "application/zip": ".zip", "application/gzip": ".gz", "application/zstd": ".zst",
+    "application/vnd.apache.parquet": ".parquet", "application/vnd.sqlite3": ".sqlite", media.TEXT: ".txt",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The bytes of a stored artifact, by range. Everything that looks inside an artifact takes one.
+
+    `read(offset, length)` returns fewer bytes only at the end, and raises `Damaged` instead of returning wrong bytes.
+    `frames` are the records of its frames (`storage.frames.line_counts`), empty for a small artifact."""
+
+    ref: Ref
+    frames: bytes
+    read: Callable[[int, int], bytes]
+
+    @property
+    def size(self) -> int:
+        return self.ref.size_bytes
+
+    def chunks(self, start: int = 0) -> Iterator[bytes]:
+        """The bytes from an offset on, in chunks that end where frames end."""
+        at = start
+        while at < self.size:
+            chunk = self.read(at, FRAME - at % FRAME)
+            yield chunk
+            at += len(chunk)
+
+
+def is_stream(value: object) -> TypeGuard[IO[bytes]]:
+    return callable(getattr(value, "read", None))
+
+
+def chunks_of(stream: IO[bytes]) -> Iterator[bytes]:
+    """Read a binary stream in chunks of one megabyte. Only the last one is shorter, whatever `read` returns."""
+    while True:
+        piece = bytearray()
+        while len(piece) < CHUNK:
+            got: object = stream.read(CHUNK - len(piece))
+            if isinstance(got, str):
+                raise UnsupportedValue("the stream returns text, not bytes", hint="open the file in binary mode ('rb')")
+            if got is None:
+                raise UnsupportedValue("the stream has no data yet", hint="pass a blocking stream")
+            if not got:
+                break
+            if not isinstance(got, bytes | bytearray | memoryview):
+                raise UnsupportedValue(f"the stream returns a {type(got).__name__}, not bytes")
+            piece += got
+        if piece:
+            yield bytes(piece)
+        if len(piece) < CHUNK:
+            return
+
+
+class ArtifactStream(io.RawIOBase):
+    """A seekable stream over a stored artifact. It keeps at most one frame in memory, and checks each as it reads
+    it."""
+
+    def __init__(self, content: Content) -> None:
+        self._content = content
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._content.size}.get(whence)
+        if base is None or base + offset < 0:
+            raise ValueError(f"cannot seek to {offset} from {whence}")
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        room = min(len(view), FRAME - self._at % FRAME)  # up to the end of the frame, so that no frame is read twice
+        data = self._content.read(self._at, room)
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+class Files:
+    """The files that this process made of the artifacts of a store."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[str, set[Path]] = {}
+
+    def write(self, stream: BinaryIO, media_type: str, session_id: str, folder: str | Path) -> Path:
+        """Write a stream to a read-only file in a folder, which is created if it is missing."""
+        suffix = _SUFFIXES.get(media_type.partition(";")[0], ".bin")
+        digest = hashlib.sha256()
+        with storage_errors("writing a file for a tool"):
+            where = Path(folder).absolute()
+            where.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with Draft(where, mode=0o400) as draft:
+                while chunk := stream.read(CHUNK):
+                    digest.update(chunk)
+                    draft.file.write(chunk)
+                owner = hashlib.sha256(session_id.encode()).hexdigest()[:8]
+                path = where / f"{digest.hexdigest()[:32]}-{owner}{suffix}"
+                draft.replace(path, durable=False)
+        with self._lock:
+            paths = self._made.setdefault(session_id, set())
+            if len(paths) % _CHECKED_EVERY == _CHECKED_EVERY - 1:  # a tool may have removed its temporary folder
+                paths.intersection_update({one for one in paths if one.exists()})
+            paths.add(path)
+        return path
+
+    def remove(self, session_id: str) -> None:
+        """Remove the files of a session. Files that are gone or cannot be removed are skipped."""
+        with self._lock:
+            paths = self._made.pop(session_id, set())
+        for path in paths:
+            with contextlib.suppress(OSError):
+                path.unlink()

@@ -1,0 +1,738 @@
+"""Metrics of model calls: the size of each prompt, what stubs saved, what that cost, and warnings when figures rise.
+
+    meter = Meter(session, tools=toolkit(session))
+    …
+    answer = client.chat.completions.create(messages=messages, tools=…)
+    meter.call(messages=messages, usage=answer.usage)
+
+The figures are measured from the prompt itself (`measure`), stored in the catalog, and sent where the settings say.
+Nothing here breaks an agent: failures are counted, logged once, and skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, PlainValidator, TypeAdapter
+
+from coatcheck import __version__
+from coatcheck.context.budget import Budget, Violation, rendered
+from coatcheck.context.measure import MeasuredPrompt, Scale
+from coatcheck.errors import BudgetExceeded, InvalidArgument
+from coatcheck.ids import clip
+from coatcheck.messages.cache import Sent, compared
+from coatcheck.redaction import mask
+from coatcheck.tokens import TokenCounter, counted, estimate
+
+if TYPE_CHECKING:
+    from coatcheck.config import Settings
+    from coatcheck.context.prompt import Prompt
+    from coatcheck.session import Session
+    from coatcheck.storage import Record
+    from coatcheck.store import Store
+
+__all__ = ["Baseline", "Meter", "Notice", "PromptMetrics", "Usage", "calls_of", "usage_of"]
+
+TYPE: Final = "prompt_metrics"
+SERIES: Final = "metrics"
+"""The series of a session that contains its calls."""
+RECENT: Final = 3
+"""Number of a session's newest calls that are compared with the earlier ones."""
+EARLIER: Final = 5
+"""Minimum number of earlier calls for a session's baseline."""
+CALLS: Final = 10
+"""Minimum number of calls of a release before it is compared."""
+FLOORS: Final[Mapping[str, tuple[str, int]]] = {
+    "est_tokens": ("the prompt's tokens", 500),
+    "sys_chars": ("the system text's characters", 1_000),
+    "hs_tokens": ("the hot state's tokens", 100),
+    "artifacts": ("the index's artifacts", 3),
+    "tokens_stubs": ("tokens of stubs", 200),
+    "tokens_read_back": ("tokens read back", 500),
+    "tokens_schemas": ("tokens of tool schemas", 50),
+    "tokens_rewritten": ("tokens of rewritten prefix", 500),
+}
+"""The figures that are watched, their names in messages, and the smallest rise of each that is reported."""
+
+_LOG: Final = logging.getLogger("coatcheck")
+_LARGEST: Final = 1 << 53  # JSON readers lose digits beyond
+_LONGEST: Final = 65_536
+_MANY: Final = 1_000
+_WINDOW: Final = 200  # calls in the baseline of a session
+_LEARNED: Final = 20  # calls from which the error of the estimate is learned
+_BASELINE: Final = "metrics_baseline"
+_RELEASES: Final = "coatcheck:releases"  # the session that contains the figures of all releases
+_LABELS: Final = "releases"
+_KEPT_CALLS: Final = 500
+_KEPT_LABELS: Final = 100
+_LARGEST_USAGE: Final = 1 << 40
+_THRESHOLDS: Final = (
+    ("hs_tokens", "metrics.warn_hot_state_tokens", "a hot state of {} tokens"),
+    ("artifacts", "metrics.warn_index_entries", "an index of {} artifacts"),
+    ("est_tokens", "metrics.warn_prompt_tokens", "a prompt of {} tokens"),
+)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST:
+        raise ValueError("not a text")
+    return value
+
+
+def _is_number(value: object) -> bool:
+    """Whether this is a finite number of usual size, and not a bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float) or not _is_number(value):
+        raise ValueError("not a number")
+    return value
+
+
+def _violations(value: object) -> tuple[Mapping[str, Any], ...]:
+    if not isinstance(value, list | tuple) or len(value) > _MANY or not all(isinstance(one, dict) for one in value):
+        raise ValueError("not a list of violations")
+    return tuple(
+        Violation(
+            _text(one.get("field")),
+            _number(one.get("limit")),
+            None if one.get("actual") is None else _number(one["actual"]),
+            _text(one.get("message", "")),
+            one.get("ambiguous") is True,
+        ).to_record()
+        for one in value
+    )
+
+
+Reason = Literal["over", "violation", "session", "release"]
+Count = Annotated[int, Field(strict=True, ge=0, lt=_LARGEST)]
+Number = Annotated[float, PlainValidator(_number)]
+Text = Annotated[str, PlainValidator(_text)]
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A warning about one figure: it is `over` a threshold, in `violation` of the budget, or has risen against the
+    baseline of its `session` or of another `release`. `before` is that threshold, limit or baseline."""
+
+    figure: Text
+    reason: Reason
+    before: Number
+    actual: Number | None
+    message: Text
+
+    def to_record(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("figure", "reason", "before", "actual", "message")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptMetrics:
+    """The figures of one model call.
+
+    `hs_…` describe the hot state, and `hs_steps` how it was shortened; `artifacts` are the entries of its index,
+    `ref_files` the bootstrap files that became references. A count is None if it could not be counted, which violates
+    the budget. `tokens_saved` are the tokens of stored results that the prompt would contain without stubs; the other
+    `tokens_…` are the cost of that. `cost` is the price of the input in uncached tokens, `cost_without` the same
+    without stubs. `input_tokens` and the following are the provider's counts, None if it did not report them."""
+
+    session: Text
+    run: Text | None = None
+    turn: Count | None = None
+    at: Number = 0.0
+    release: Text | None = None
+    model: Text | None = None
+    hs_tokens: Count | None = 0
+    hs_bytes: Count = 0
+    hs_steps: Annotated[tuple[Text, ...], Field(max_length=_MANY)] = ()
+    artifacts: Count | None = 0
+    artifact_types: Annotated[Mapping[Text, Count], Field(max_length=_MANY)] = field(default_factory=dict)
+    sys_chars: Count = 0
+    user_chars: Count = 0
+    est_tokens: Count | None = 0
+    ref_files: Count = 0
+    budget_tokens: Count | None = None
+    budget_violations: Annotated[tuple[Mapping[str, Any], ...], PlainValidator(_violations)] = ()
+    tokens_saved: Count = 0
+    tokens_read_back: Count = 0
+    tokens_stubs: Count = 0
+    tokens_schemas: Count = 0
+    tokens_rewritten: Count = 0
+    cost: Count | None = None
+    cost_without: Count | None = None
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    cache_write_tokens: Count | None = None
+    warnings: Annotated[tuple[Notice, ...], Field(max_length=_MANY)] = ()
+
+    @property
+    def hs_truncated(self) -> bool:
+        return bool(self.hs_steps)
+
+    @property
+    def budget_ok(self) -> bool:
+        return not self.budget_violations
+
+    @property
+    def tokens_net(self) -> int:
+        """The tokens saved, less everything that this cost."""
+        spent = self.tokens_read_back + self.tokens_stubs + self.tokens_schemas + self.tokens_rewritten
+        return self.tokens_saved - spent
+
+    @property
+    def tokens_without(self) -> int | None:
+        """The size of the prompt with every stored result in it, and without stubs, pages and our tools."""
+        if self.est_tokens is None:
+            return None
+        return self.est_tokens + self.tokens_saved - self.tokens_stubs - self.tokens_read_back - self.tokens_schemas
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the figures as a JSON object."""
+        record: dict[str, Any] = {"type": TYPE}
+        for one in fields(self):
+            record[one.name] = getattr(self, one.name)
+            if one.name == "hs_bytes":
+                record["hs_truncated"] = self.hs_truncated
+            elif one.name == "budget_violations":
+                record["budget_ok"] = self.budget_ok
+            elif one.name == "tokens_rewritten":
+                record |= {"tokens_net": self.tokens_net, "tokens_without": self.tokens_without}
+        record["artifact_types"] = dict(self.artifact_types)
+        record["budget_violations"] = [dict(one) for one in self.budget_violations]
+        record["warnings"] = [one.to_record() for one in self.warnings]
+        record["hs_steps"] = list(self.hs_steps)
+        return record
+
+    def to_json(self) -> str:
+        """Return the figures as one line of ASCII JSON."""
+        return json.dumps(self.to_record(), separators=(",", ":"))
+
+    @classmethod
+    def from_record(cls, record: object) -> Self:
+        """Read figures from a record, ignoring unknown fields. Raises ValueError for an invalid record: records come
+        from stores and files that anyone may have written."""
+        if not isinstance(record, Mapping) or record.get("type") != TYPE:
+            raise ValueError(f"not a record of {TYPE}")
+        found: Self = _reader().validate_python(record)
+        return found
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Self:
+        try:
+            return cls.from_record(json.loads(line))
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+
+    def numbered(self, turn: int | None, at: float | None = None) -> Self:
+        """Return a copy with its number in the session and, if given, its time."""
+        return replace(self, turn=turn, at=self.at if at is None else at)
+
+
+@cache
+def _reader() -> TypeAdapter[Any]:
+    return TypeAdapter(PromptMetrics)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The tokens of one call as the provider counted them: the whole input (with cached tokens), the output, and the
+    part of the input that was read from or written to its cache. None if not reported."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+
+    def cost(self, cached: float, written: float) -> int | None:
+        """Return the price of the input in uncached tokens, given the prices of cached and written tokens."""
+        if self.input_tokens is None or self.cached_tokens is None:
+            return None
+        read, wrote = self.cached_tokens, self.cache_write_tokens or 0
+        return round(max(0, self.input_tokens - read - wrote) + read * cached + wrote * written)
+
+
+def usage_of(answer: object) -> Usage:
+    """Return the usage in a provider's answer or in its `usage` part: OpenAI's two APIs and Anthropic's, as dicts or
+    objects. Invalid values are ignored; nothing is raised."""
+    if answer is None:
+        return Usage()
+    inner = _member(answer, "usage")
+    usage = answer if inner is None else inner
+    read, written = _usage_count(usage, "cache_read_input_tokens"), _usage_count(usage, "cache_creation_input_tokens")
+    if read is not None or written is not None:  # Anthropic counts its cache separately
+        fresh = _usage_count(usage, "input_tokens")
+        total = None if fresh is None else fresh + (read or 0) + (written or 0)
+        return Usage(total, _usage_count(usage, "output_tokens"), read, written)
+    for sent, received in (("input_tokens", "output_tokens"), ("prompt_tokens", "completion_tokens")):
+        tokens = _usage_count(usage, sent)
+        if tokens is not None:
+            details = _member(usage, f"{sent}_details")
+            cached = None if details is None else _usage_count(details, "cached_tokens")
+            return Usage(tokens, _usage_count(usage, received), cached, None)
+    return Usage(output_tokens=_usage_count(usage, "output_tokens"))
+
+
+def _member(value: object, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _usage_count(usage: object, name: str) -> int | None:
+    value = _member(usage, name)
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_USAGE
+    return value if is_count else None
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The figures of a release: the median of each, and its 90th percentile.
+
+    Medians are compared with medians, so that one unusual turn changes nothing. A rise is reported once, and again only
+    when the figure has risen as much above the reported value."""
+
+    label: str
+    calls: int
+    medians: Mapping[str, float]
+    tops: Mapping[str, float]
+
+    @classmethod
+    def of(cls, label: str, calls: Iterable[PromptMetrics]) -> Self:
+        known = list(calls)
+        columns = {name: _values(known, name) for name in FLOORS}
+        return cls(
+            label,
+            len(known),
+            {name: _median(values) for name, values in columns.items() if values},
+            {name: sorted(values)[(len(values) - 1) * 9 // 10] for name, values in columns.items() if values},
+        )
+
+    def to_json(self) -> str:
+        figures = {name: {"median": self.medians[name], "p90": self.tops[name]} for name in self.medians}
+        record = {"type": _BASELINE, "label": self.label, "calls": self.calls, "figures": figures}
+        return json.dumps(record, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read a baseline. Raises `InvalidArgument` if it is not valid."""
+        try:
+            record = json.loads(text)
+            if record["type"] != _BASELINE or not isinstance(record["label"], str):
+                raise ValueError
+            figures = {name: one for name, one in record["figures"].items() if name in FLOORS}
+            medians = {name: _number(one["median"]) for name, one in figures.items()}
+            tops = {name: _number(one["p90"]) for name, one in figures.items()}
+            return cls(record["label"], int(_number(record["calls"])), medians, tops)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            hint = "make one with 'coatcheck metrics --save-baseline FILE'"
+            raise InvalidArgument("not a valid baseline of metrics", hint=hint) from error
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read a baseline from a file. Raises `InvalidArgument`."""
+        try:
+            return cls.from_json(Path(path).expanduser().read_bytes())
+        except OSError as error:
+            raise InvalidArgument(f"cannot read {path}: {error.strerror}") from error
+
+    def rises(self, now: Sequence[PromptMetrics], percent: float, reported: Mapping[str, float]) -> list[Notice]:
+        """Return a notice for each figure that has risen in these calls of another release. `reported` has the value of
+        each figure when it was last reported."""
+        if self.calls < CALLS or len(now) < CALLS:
+            return []
+        found = []
+        for name, (words, floor) in FLOORS.items():
+            values = _values(now, name)
+            before = self.medians.get(name)
+            if before is None or not values:
+                continue
+            after = _median(values)
+            if _rose(max(before, reported.get(name, 0)), after, percent, floor) and after - before >= floor:
+                message = f"{words} rose from {before:,.0f} in release {clip(self.label)} to {after:,.0f}"
+                found.append(Notice(name, "release", before, after, message))
+        return found
+
+
+def session_rises(calls: Sequence[PromptMetrics], percent: float) -> list[Notice]:
+    """Return a notice for each figure that has risen in the newest calls of a session, given oldest first."""
+    if len(calls) < EARLIER + RECENT:
+        return []
+    reported: dict[str, float] = {}
+    for call in calls[:-1]:
+        for one in call.warnings:
+            if one.reason == "session" and one.actual is not None:
+                reported[one.figure] = one.actual
+    found = []
+    for name, (words, floor) in FLOORS.items():
+        earlier, recent = _values(calls[:-RECENT], name), _values(calls[-RECENT:], name)
+        if len(earlier) < EARLIER or len(recent) < RECENT:
+            continue
+        before, after = _median(earlier), _median(recent)
+        if _rose(max(before, reported.get(name, 0)), after, percent, floor):
+            message = f"{words} rose from {before:,.0f} in this session to {after:,.0f}"
+            found.append(Notice(name, "session", before, after, message))
+    return found
+
+
+def _values(calls: Iterable[PromptMetrics], name: str) -> list[float]:
+    """Return one figure of each call in which it could be counted."""
+    return [value for call in calls if (value := getattr(call, name)) is not None]
+
+
+def _median(values: Sequence[float]) -> float:
+    """Return the median; the lower of two, so that it is one of the values."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def _rose(before: float, after: float, percent: float, floor: float) -> bool:
+    return after - before >= floor and after > before * (1 + percent / 100)
+
+
+class _Release:
+    """The calls of one release so far, and the baseline of the previous release, if there is one.
+
+    They are stored in a session that does not expire, one series for each label. Calls of other processes are read only
+    when a process starts."""
+
+    def __init__(self, store: Store, label: str, before: Baseline | None = None) -> None:
+        self._session = store.session(_RELEASES, ttl=None)
+        self._series = f"metrics:{label}"
+        labels = labels_of(store)
+        if labels[:1] != [label]:
+            self._session.record(_LABELS, label.encode(), keep=_KEPT_LABELS)
+        previous = next((one for one in labels if one != label), None)
+        if before is None and previous is not None:
+            records = self._session.records(f"metrics:{previous}", newest=True, limit=_KEPT_CALLS)
+            before = Baseline.of(previous, _read_calls(records))
+        self._before = before
+        known = self._session.records(self._series, newest=True, limit=_KEPT_CALLS)[::-1]
+        self._calls = list(_read_calls(known))
+        self._reported: dict[str, float] = {}
+        for record in known:
+            self._reported |= _reported_in(record)
+
+    def rises(self, call: PromptMetrics, percent: float) -> list[Notice]:
+        """Add a call, and return a notice for each figure that has risen against the previous release."""
+        self._calls = [*self._calls[1 - _KEPT_CALLS :], call]
+        found = [] if self._before is None else self._before.rises(self._calls, percent, self._reported)
+        reported = {one.figure: one.actual for one in found if one.actual is not None}
+        self._reported |= reported
+        figures = {name: getattr(call, name) for name in FLOORS}
+        body = {"type": TYPE, "session": "-", **figures, **({"told": reported} if reported else {})}
+        self._session.record(self._series, json.dumps(body, separators=(",", ":")).encode(), keep=_KEPT_CALLS)
+        return found
+
+
+def labels_of(store: Store) -> list[str]:
+    """Return the releases with stored figures, newest first."""
+    found = store.session(_RELEASES).records(_LABELS, newest=True, limit=_KEPT_LABELS)
+    return list(dict.fromkeys(record.body.decode("utf-8", "replace") for record in found))
+
+
+def _read_calls(records: Iterable[Record]) -> Iterator[PromptMetrics]:
+    for record in records:
+        try:
+            yield PromptMetrics.from_json(record.body)
+        except ValueError:
+            continue  # damaged, or of an unknown version
+
+
+def _reported_in(record: Record) -> dict[str, float]:
+    """Return the figures that a record of a release marks as reported, with their values."""
+    try:
+        body = json.loads(record.body)
+    except (ValueError, RecursionError):
+        return {}
+    reported = body.get("told") if isinstance(body, dict) else None
+    pairs = reported.items() if isinstance(reported, dict) else ()
+    return {name: value for name, value in pairs if name in FLOORS and _is_number(value)}
+
+
+def _notices(call: PromptMetrics, settings: Settings, ratio: float = 1.0) -> list[Notice]:
+    """Return the warnings about one call by itself. The size of a prompt is the provider's count; without one it is the
+    estimate times `ratio`, the provider's count per estimated token in earlier calls."""
+    found = []
+    for name, key, words in _THRESHOLDS:
+        value: int | None = getattr(call, name)
+        if name == "est_tokens" and value is not None:
+            value = round(value * ratio) if call.input_tokens is None else call.input_tokens
+        threshold: int = settings[key]
+        if value is not None and value > threshold:
+            found.append(Notice(name, "over", threshold, value, f"{words.format(f'{value:,}')} is over {threshold:,}"))
+    found += [
+        Notice(one["field"], "violation", one["limit"], one["actual"], one["message"]) for one in call.budget_violations
+    ]
+    return found
+
+
+def _ratio(calls: Sequence[PromptMetrics]) -> float:
+    """Return the provider's count per estimated token: the median of the newest calls, 1 if it was never reported."""
+    known = sorted(
+        one.input_tokens / one.est_tokens for one in calls[-_LEARNED:] if one.input_tokens and one.est_tokens
+    )
+    return known[len(known) // 2] if known else 1.0
+
+
+class Meter:
+    """Measures the model calls of one session. Thread-safe.
+
+    `run` names the run, `tools` are sent with every call, `budget` (by default from the settings) is what prompts are
+    checked against, `release` is the label of the figures, and `baseline` what they are compared with. `failures` is
+    the number of steps that failed: measuring, storing or sending."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        run: str | None = None,
+        tools: Sequence[Any] = (),
+        budget: Budget | None = None,
+        count: TokenCounter = estimate,
+        provider: str | None = None,
+        model: str | None = None,
+        release: str | None = None,
+        baseline: Baseline | None = None,
+    ) -> None:
+        self._session = session
+        self._settings = session.store.settings
+        self._run = run
+        self._tools = tuple(tools)
+        self._budget = budget or Budget(**self._settings.section("budget"))
+        self._count = count
+        self._provider = provider
+        self._model = model
+        self._label: str = release or self._settings["metrics.release"] or f"coatcheck {__version__}"
+        self._baseline = baseline
+        self._scale = Scale(session, count)
+        self._lock = threading.Lock()
+        self._before: Sent | None = None
+        self._calls: list[PromptMetrics] | None = None
+        self._release: _Release | None = None
+        self._logged: set[str] = set()
+        self.failures = 0
+
+    def call(
+        self,
+        prompt: Prompt | BudgetExceeded | None = None,
+        *,
+        messages: Iterable[Any] = (),
+        system: object = None,
+        tools: Sequence[Any] | None = None,
+        hot_state: Any = None,
+        usage: object = None,
+        model: str | None = None,
+    ) -> PromptMetrics | None:
+        """Record one model call. Return its figures, or None if they cannot be measured.
+
+        `prompt` is the result of a `PromptBuilder`, or the `BudgetExceeded` that it raised. Without it, pass the
+        `messages` as the provider gets them, the `system` text if it is separate, `tools` and `hot_state`. `usage` is
+        the provider's answer or its `usage`. Call this once for each model call, inside the call's span if there is
+        one."""
+        with self._lock:
+            try:
+                call = self._measured(prompt, messages, system, tools, hot_state, usage, model)
+            except Exception as error:  # noqa: BLE001 - figures must never stop a run
+                self._failed("measuring a prompt", error)
+                return None
+            if not self._settings["metrics.enabled"]:
+                return replace(call, warnings=tuple(_notices(call, self._settings)))
+            return self._kept(self._judged(call, was_logged=isinstance(prompt, BudgetExceeded)))
+
+    def _measured(
+        self,
+        prompt: Prompt | BudgetExceeded | None,
+        messages: Iterable[Any],
+        system: object,
+        tools: Sequence[Any] | None,
+        hot_state: Any,
+        usage: object,
+        model: str | None,
+    ) -> PromptMetrics:
+        used = usage_of(usage)
+        call = PromptMetrics(
+            session=self._session.session_id,
+            run=self._run,
+            at=round(time.time(), 3),
+            release=self._label,
+            model=model or self._model,
+            budget_tokens=self._budget.max_prompt_tokens,
+            input_tokens=used.input_tokens,
+            output_tokens=used.output_tokens,
+            cached_tokens=used.cached_tokens,
+            cache_write_tokens=used.cache_write_tokens,
+        )
+        if isinstance(prompt, BudgetExceeded):
+            return _refused(call, prompt)
+        if prompt is not None:
+            measured = self._scale.measure(
+                messages=prompt.messages, system=prompt.system, tools=prompt.tools, tail=prompt.tail
+            )
+            return _built(self._with_parts(call, measured, used), prompt)
+        tools = self._tools if tools is None else tools
+        measured = self._scale.measure(messages=messages, system=system, tools=tools)
+        return self._with_state(self._with_parts(call, measured, used), hot_state)
+
+    def _with_parts(self, call: PromptMetrics, measured: MeasuredPrompt, used: Usage) -> PromptMetrics:
+        """Return the call with the contents of its prompt, compared with the previous call."""
+        sent = measured.sent
+        comparison = compared(self._before, sent)
+        self._before = sent
+        prices = (self._settings["metrics.price_cached"], self._settings["metrics.price_cache_write"])
+        exact = used.cost(*prices)
+        stable = comparison.stable.messages
+        return replace(
+            call,
+            est_tokens=measured.tokens,
+            sys_chars=measured.total("sys_chars"),
+            user_chars=measured.total("user_chars"),
+            ref_files=measured.total("ref_files"),
+            tokens_saved=measured.total("saved"),
+            tokens_read_back=measured.total("read_back"),
+            tokens_stubs=measured.total("stubs"),
+            tokens_schemas=measured.total("schemas"),
+            tokens_rewritten=comparison.rewritten,
+            cost=measured.cost(stable, *prices) if exact is None else exact,
+            cost_without=measured.cost(stable, *prices, without=True),
+        )
+
+    def _with_state(self, call: PromptMetrics, hot_state: Any) -> PromptMetrics:
+        """Return the call with its hot state and the violations of the budget."""
+        violations: tuple[Violation, ...] = self._budget.prompt_tokens(call.est_tokens)
+        if hot_state is not None:
+            text, entries = rendered(hot_state)
+            tokens = None if text is None else counted(self._count, text)
+            call = replace(
+                call,
+                hs_tokens=tokens,
+                hs_bytes=0 if text is None else len(text.encode("utf-8", "surrogatepass")),
+                hs_steps=tuple(getattr(hot_state, "steps", ())),
+                artifacts=entries,
+                artifact_types=_types(text),
+            )
+            violations = (*self._budget.hot_state_tokens(tokens), *self._budget.index_entries(entries), *violations)
+        return replace(call, budget_violations=tuple(one.to_record() for one in violations))
+
+    def _judged(self, call: PromptMetrics, *, was_logged: bool = False) -> PromptMetrics:
+        """Return the call with its warnings, and log the new ones. Warnings of the previous call are not logged again,
+        nor are violations that were logged when the prompt was refused."""
+        percent = self._settings["metrics.warn_rise_percent"]
+        known = self._tried("reading earlier figures", self._earlier) or []
+        found = _notices(call, self._settings, _ratio(known))
+        found += session_rises([*known, call], percent)
+        found += self._tried("comparing releases", lambda: self._release_rises(call, percent)) or []
+        before = {(one.figure, one.reason) for one in known[-1].warnings} if known else set()
+        for one in found:
+            if (one.figure, one.reason) not in before and not (was_logged and one.reason == "violation"):
+                _LOG.warning("session %s: %s", mask(ascii(call.session))[:200], one.message)
+        call = replace(call, warnings=tuple(found))
+        self._calls = [*known[1 - _WINDOW :], call]
+        return call
+
+    def _earlier(self) -> list[PromptMetrics]:
+        if self._calls is None:
+            self._calls = list(calls_of(self._session, limit=_WINDOW))
+        return self._calls
+
+    def _release_rises(self, call: PromptMetrics, percent: float) -> list[Notice]:
+        if self._release is None:
+            file = self._settings["metrics.baseline"]
+            before = Baseline.read(file) if self._baseline is None and file is not None else self._baseline
+            self._release = _Release(self._session.store, self._label, before)
+        return self._release.rises(call, percent)
+
+    def _kept(self, call: PromptMetrics) -> PromptMetrics:
+        """Store a call and send it on. Each step may fail without affecting the others."""
+        keep = self._settings["metrics.keep"]
+        body = call.to_json().encode()
+        call = call.numbered(self._tried("storing figures", lambda: self._session.record(SERIES, body, keep=keep)))
+        file, logger = self._settings["metrics.file"], self._settings["metrics.logger"]
+        if file is not None:
+            self._tried("writing figures to a file", lambda: _append(file, call))
+        if logger is not None:
+            self._tried("logging figures", lambda: logging.getLogger(logger).info("%s", call.to_json()))
+        if self._settings["metrics.opentelemetry"]:
+            self._tried("sending figures to OpenTelemetry", lambda: self._sent(call))
+        return call
+
+    def _sent(self, call: PromptMetrics) -> None:
+        from coatcheck.context.telemetry import telemetry  # only imported if there are calls to send
+
+        found = telemetry()
+        if found is not None:
+            found.record(call, self._provider)
+
+    def _tried(self, doing: str, step: Callable[[], Any]) -> Any:
+        try:
+            return step()
+        except Exception as error:  # noqa: BLE001 - for example a full disk, or the host's exporter
+            self._failed(doing, error)
+            return None
+
+    def _failed(self, doing: str, error: Exception) -> None:
+        self.failures += 1
+        if doing not in self._logged:
+            self._logged.add(doing)
+            _LOG.warning("%s failed, the agent is not affected: %s", doing, mask(f"{type(error).__name__}: {error}"))
+
+
+def calls_of(session: Session, *, limit: int | None = None) -> Iterator[PromptMetrics]:
+    """Yield the stored figures of a session, oldest first; with `limit`, of its newest calls. Damaged records are
+    skipped."""
+    for record in reversed(session.records(SERIES, newest=True, limit=limit)):
+        for found in _read_calls([record]):
+            yield replace(found, session=session.session_id).numbered(record.seq, record.at)
+
+
+def _append(path: str, call: PromptMetrics) -> None:
+    """Append one line in one write, so that lines of several processes do not mix. Only the owner can read the file."""
+    target = os.open(Path(path).expanduser(), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(target, call.to_json().encode() + b"\n")
+    finally:
+        os.close(target)
+
+
+def _built(call: PromptMetrics, prompt: Prompt) -> PromptMetrics:
+    """Return the call with the figures that the builder of its prompt knows more precisely."""
+    return replace(
+        call,
+        hs_tokens=prompt.hs_tokens,
+        hs_bytes=prompt.hs_bytes,
+        hs_steps=tuple(prompt.hs_truncated),
+        artifacts=prompt.artifacts,
+        artifact_types=_counts(prompt.artifact_types),
+        sys_chars=prompt.sys_chars,
+        user_chars=prompt.user_chars,
+        est_tokens=prompt.est_tokens,
+        ref_files=prompt.ref_files,
+        tokens_rewritten=prompt.rewritten_tokens,
+        budget_violations=tuple(one.to_record() for one in prompt.violations),
+    )
+
+
+def _refused(call: PromptMetrics, error: BudgetExceeded) -> PromptMetrics:
+    """Return the figures of a call that was not made: nothing was sent, and the violation has the prompt's size."""
+    tokens = next((one.actual for one in error.violations if one.field == "max_prompt_tokens"), None)
+    violations = tuple(one.to_record() for one in error.violations)
+    return replace(call, est_tokens=None if tokens is None else int(tokens), budget_violations=violations)
+
+
+def _types(text: str | None) -> Mapping[str, int]:
+    """Count the entries of each type in the index of a rendered hot state."""
+    try:
+        entries = json.loads(text or "{}").get("artifact_index", ())
+        return _counts([str(one.get("type")) for one in entries])
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return {}
+
+
+def _counts(names: Sequence[str]) -> Mapping[str, int]:
+    return {name: names.count(name) for name in sorted(set(names))}

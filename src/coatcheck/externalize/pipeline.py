@@ -1,0 +1,647 @@
+"""The pipeline from a value to what a model gets: it decides, masks, stores, and writes the stub.
+
+`externalize` handles a result of any shape. In a list of blocks or an MCP result each block is judged on its own;
+but if too much would stay inline, or there would be too many stubs, the whole list becomes one artifact. If the store
+fails, the model gets a bounded head and tail that says so. What our own tools returned is never stored again.
+
+Code that places text itself (transcripts, prompts, tools) uses single steps: `leaves` decides, `masked` masks, `put`
+masks and stores, and `stub_for` writes the stub, each as the policy says.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import IO, Any, Final, NoReturn
+from weakref import WeakSet
+
+from coatcheck import media
+from coatcheck.content import is_stream
+from coatcheck.errors import InvalidArgument, StoreError, UnsupportedValue
+from coatcheck.externalize import blocks
+from coatcheck.externalize.blocks import BlockPayload, as_block, as_part, as_result, rebuilt
+from coatcheck.externalize.marks import may_be_marked, tag_of
+from coatcheck.externalize.policy import Limit, Policy, configured
+from coatcheck.externalize.stub import (
+    LEAD,
+    SHORTENED,
+    Facts,
+    facts,
+    head_and_tail,
+    is_stub,
+    media_type_of,
+    nothing_shown,
+    own_summary,
+    reason,
+    stub_of,
+)
+from coatcheck.intake import About
+from coatcheck.lookup import Scope
+from coatcheck.previews import EDGE, Preview, Sample
+from coatcheck.reading import sample_of
+from coatcheck.redaction import mask, mask_bytes, mask_value
+from coatcheck.refs import Ref
+from coatcheck.storage.frames import frames_of, line_counts
+from coatcheck.store import Store
+from coatcheck.tokens import estimate, roughly
+from coatcheck.values import Encoded, as_text, decode_text, encode
+
+_IN_MEMORY: Final = 1 << 20  # an artifact up to this size is read and judged like its value
+_FRAMED: Final = 128 * 1024  # bytes from which the store wants frames
+_TOGETHER: Final = 4  # what stays inline of a list may have this many times the limit
+_MAX_STUBS: Final = 50  # in one list
+_MAX_PARTS: Final = 1_000  # a longer list is data
+_SMALL_BLOCK: Final = 500  # characters of a block that is shown unchanged in a text
+_LOG: Final = logging.getLogger("coatcheck")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a value.
+
+    `text` is what the model gets, as a string. `content` is the same in the shape of the value: the value itself if it
+    is small, else the stub, or the list of blocks with stubs in it. `ref` is the stored artifact, None if the value
+    stayed inline; `refs` has one for each stored block. `failure` says why nothing could be stored."""
+
+    text: str
+    content: Any
+    ref: Ref | None = None
+    refs: tuple[Ref, ...] = ()
+    is_stub: bool = False
+    failure: str | None = None
+    _stored_tokens: int = field(default=0, repr=False, compare=False)
+    _stubs: tuple[str, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def tokens_saved(self) -> int:
+        """Estimate of the tokens that the model does not get."""
+        return max(0, self._stored_tokens - sum(map(estimate, self._stubs)))
+
+    @classmethod
+    def of_parts(cls, text: str, content: Any, parts: list[Outcome]) -> Outcome:
+        """Combine the outcomes of the parts of a value."""
+        refs = tuple(ref for one in parts for ref in one.refs)
+        return cls(
+            text,
+            content,
+            refs[0] if refs else None,
+            refs,
+            any(one.is_stub for one in parts),
+            next((one.failure for one in parts if one.failure), None),
+            sum(one._stored_tokens for one in parts),
+            tuple(stub for one in parts for stub in one._stubs),
+        )
+
+
+class Failures:
+    """Counts how often storing failed in this process. Logs the first failure of each store."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._logged: WeakSet[Store] = WeakSet()
+        self.count = 0
+
+    def note(self, store: Store, error: Exception) -> None:
+        with self._lock:
+            self.count += 1
+            is_new = store not in self._logged
+            self._logged.add(store)
+        if is_new:
+            _LOG.warning("storing a result failed, results are cut until it works: %s", mask(f"{store!r}: {error}"))
+
+
+FAILURES: Final = Failures()
+
+
+def externalize(
+    store: Store, scope: Scope, value: object, *, tool: str | None, call_id: str | None, policy: Policy | None
+) -> Outcome:
+    """Return what a model gets of a tool's result. A failing store raises nothing."""
+    policy = policy or configured(store.settings)
+    if policy.safe_chars and (not policy.tools or tool not in policy.tools):  # the fast path of most results
+        if type(value) is str:
+            if len(value) <= policy.safe_chars:
+                return Outcome(value, value)
+            return _Result(store, scope, policy, _label(tool), _label(call_id)).judged(value, value)
+        if type(value) is dict and "type" not in value and "content" not in value:
+            text = as_text(value)
+            if len(text) <= policy.safe_chars:
+                return Outcome(text, value)
+            if not blocks.is_foreign_media(value):
+                return _Result(store, scope, policy, _label(tool), _label(call_id)).judged(value, text)
+    return _Result(store, scope, policy, _label(tool), _label(call_id)).outcome(value)
+
+
+def offloaded(
+    externalize: Callable[..., Outcome], call: Callable[..., Any], tool: str | None, policy: Policy | None
+) -> Callable[..., Any]:
+    """Wrap a function so that it returns the externalized content of its result. An awaitable result is awaited first,
+    and then stored in a thread."""
+    if not callable(call):
+        raise InvalidArgument(f"cannot offload a {type(call).__name__}", hint="decorate a function")
+    if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+        raise InvalidArgument("cannot offload a generator", hint="run it with a ToolExecutor, which streams it")
+    name = tool or getattr(call, "__name__", None)
+
+    async def content_of(result: Awaitable[Any]) -> Any:
+        import asyncio  # here, so that importing coatcheck stays quick
+
+        value = await result
+        return (await asyncio.to_thread(externalize, value, tool=name, policy=policy)).content
+
+    if inspect.iscoroutinefunction(call):
+
+        @functools.wraps(call)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            return await content_of(call(*args, **kwargs))
+
+        return awaited
+
+    @functools.wraps(call)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        value = call(*args, **kwargs)
+        if inspect.isawaitable(value):  # an object with an async __call__, or a future
+            return content_of(value)
+        return externalize(value, tool=name, policy=policy).content
+
+    return called
+
+
+def leaves(
+    store: Store, policy: Policy, tool: str | None, text: str, *, exceeds: Callable[[Limit], bool] | None = None
+) -> bool:
+    """Whether a text leaves the context under the policy. `exceeds` replaces the exact check of the limit."""
+    rule = policy.tools.get(tool) if tool else None
+    if not policy.enabled or rule == "never" or is_stub(text, policy):
+        return False
+    limit = rule if isinstance(rule, Limit) else policy
+    if rule != "always" and not (exceeds(limit) if exceeds else limit.exceeded(text, policy.count)):
+        return False
+    try:
+        return tag_of(store.secret, text) is None
+    except StoreError:
+        return True  # storing fails too, and reports it
+
+
+def masked(value: Any, policy: Policy) -> Any:
+    """Return the value as the policy lets it into a store: with secrets masked if it says so."""
+    return redacted(value) if policy.redact == "store" else value
+
+
+def put(store: Store, scope: Scope, value: object, about: About, policy: Policy | None = None) -> Ref:
+    """Store a value, masked as the policy says. Without a policy, the one of the settings applies."""
+    return store.put(scope, masked(value, policy or configured(store.settings)), about)
+
+
+def stub_for(ref: Ref, prepared: Prepared, policy: Policy) -> tuple[str, int | None]:
+    """Return the stub of a stored value, and the tokens of the value; None for binary content."""
+    about = facts(prepared.sample, ref.media_type, ref.kind, policy.preview_chars)
+    return stub_of(ref.pointer, about, policy), about.tokens
+
+
+def redacted(value: object) -> Any:
+    """Return a value with all recognised secrets masked, as `redact="store"` stores it. Values that are stored as JSON
+    come back as parsed JSON."""
+    if isinstance(value, str):
+        return mask(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return mask_bytes(bytes(value))
+    codec, data, _, _ = Prepared(value, as_text(value)).encode()
+    written = decode_text(data)
+    if codec != "json":
+        return mask(written)
+    given = json.loads(written)
+    masked = mask_value(given)
+    text = written if masked == given else decode_text(encode(masked)[1])
+    if (again := mask(text)) != text:  # some secrets are recognised only by the text around them
+        try:
+            return json.loads(again)
+        except ValueError:
+            return again
+    return value if masked == given else masked
+
+
+class Prepared:
+    """A value and the text that a model would get of it. What follows from them is computed once."""
+
+    def __init__(self, value: object, text: str) -> None:
+        self.value = value
+        self.text = text
+
+    @cached_property
+    def text_bytes(self) -> bytes:
+        return self.text.encode("utf-8", "surrogatepass")
+
+    @cached_property
+    def tokens(self) -> float:
+        """Estimate of the tokens in the head and tail of the text."""
+        data = self.text_bytes
+        return roughly(data if len(data) <= 2 * EDGE else data[:EDGE] + data[-EDGE:])
+
+    def roughly(self) -> float:
+        return self.tokens
+
+    @cached_property
+    def encoded(self) -> Encoded:
+        """The value as stored. A large one includes its frames, which have the number of lines."""
+        found = self.encode()
+        return found._replace(frames=frames_of(found.data)) if len(found.data) > _FRAMED else found
+
+    @cached_property
+    def sample(self) -> Sample:
+        """Head and tail of what is stored."""
+        data, frames = self.encoded.data, self.encoded.frames
+        feeds = data.count(b"\n") if frames is None else sum(line_counts(frames))
+        lines = feeds + (not data.endswith(b"\n") if data else 0)
+        return Sample(data[:EDGE], data[max(EDGE, len(data) - EDGE) :], len(data), lines)
+
+    @property
+    def is_its_text(self) -> bool:
+        """Whether the stored bytes are those of the text."""
+        return self.encoded.data is self.text_bytes or self.encoded.data == self.text_bytes
+
+    def encode(self) -> Encoded:
+        """Encode the value: bytes unchanged, anything else as its text."""
+        value = self.value
+        if isinstance(value, str):
+            return Encoded("text", self.text_bytes, value)
+        if isinstance(value, bytes | bytearray | memoryview):
+            return Encoded("bytes", bytes(value))
+        try:
+            json.loads(self.text, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            return Encoded("text", self.text_bytes, self.text)
+        return Encoded("json", self.text_bytes)
+
+
+def described(value: Encoded, claimed: str | None = None) -> tuple[str, str]:
+    """Return media type and kind of an encoded value. A magic number overrides the claimed type."""
+    if (text := value.text) is not None:
+        start = text[: media.HEAD]
+        media_type = claimed if claimed and media.is_text(claimed) else media.sniff_text(start, text[-64:])
+        return media_type, media.sniff_kind(media_type, start)
+    if value.codec == "json":
+        return media.JSON, "data"
+    head = value.data[: media.HEAD]
+    media_type = media.sniff_bytes(head, value.data[-64:])
+    if claimed and (media_type == media.BINARY or media.is_text(media_type)):
+        media_type = claimed
+    start = head.decode("utf-8", "ignore") if media.is_text(media_type) else ""
+    return media_type, media.sniff_kind(media_type, start)
+
+
+class _Result:
+    """One result of a tool on its way through the pipeline."""
+
+    def __init__(self, store: Store, scope: Scope, policy: Policy, tool: str | None, call_id: str | None) -> None:
+        self._store = store
+        self._scope = scope
+        self._policy = policy
+        self._tool = tool
+        self._call_id = call_id
+        rule = policy.tools.get(tool) if tool else None
+        self._always = rule == "always"
+        self._never = rule == "never" or not policy.enabled
+        self._limit: Limit = rule if isinstance(rule, Limit) else policy
+        self._shrink: Callable[[Any], Any] | None = rule if callable(rule) else None
+        self._plan: Iterator[bool] = iter(())  # for each payload of a list, whether it leaves
+        self._sharing = 1  # how many fall-backs share one limit if the store fails
+        self._tag: str | None = None  # the tag of the marked answer that stays in this result
+        self._tag_may_repeat = False
+
+    def outcome(self, value: object) -> Outcome:
+        if isinstance(value, Ref):
+            return self._of_ref(value)
+        if is_stream(value):
+            return self._of_stream(value)
+        if self._never:
+            return Outcome(as_text(value), value)
+        if self._shrink is not None and (shrunk := self._of_shrunk(value, self._shrink)) is not None:
+            return shrunk
+        return self._of_value(value)
+
+    def judged(self, value: object, text: str) -> Outcome:
+        """Return the outcome of a value as a whole, given its text."""
+        prepared = Prepared(value, text)
+        size = memoryview(value).nbytes if isinstance(value, bytes | bytearray | memoryview) else None
+        return self._put(prepared) if self._leaves(text, prepared.roughly, size) else Outcome(text, value)
+
+    def _of_value(self, value: object) -> Outcome:
+        done: Outcome | None = None
+        if isinstance(value, str):
+            pass
+        elif isinstance(value, list):
+            done = self._of_list(value)
+        elif (result := as_result(value)) is not None and (done := self._of_mcp(value, result)) is not None:
+            pass
+        elif (block := as_block(value)) is not None and any(blocks.parts([block])):
+            done = self._of_list([value])
+            done = done and replace(done, content=done.content[0])
+        elif _is_media(value):
+            done = Outcome(_block_text(value), value)
+        return done or self.judged(value, as_text(value))
+
+    # Decide
+
+    def _leaves(self, text: str, roughly: Callable[[], float] | None = None, size: int | None = None) -> bool:
+        """Whether a text leaves. `size` is the byte size of its value, if different."""
+        return self._is_large(text, roughly, size) and not self._stays_anyway(text)
+
+    def _is_large(self, text: str, roughly: Callable[[], float] | None = None, size: int | None = None) -> bool:
+        return self._always or self._limit.exceeded(text, self._policy.count, roughly=roughly, size=size)
+
+    def _stays_anyway(self, text: str) -> bool:
+        """Whether a text is a stub, or the first marked answer of our tools in this result. Marks can be copied, so a
+        second one is treated like any other text."""
+        if is_stub(text, self._policy):
+            return True
+        if not may_be_marked(text):
+            return False
+        try:
+            tag = tag_of(self._store.secret, text)
+        except StoreError:
+            return False  # storing fails too, and reports it
+        if tag is None or (self._tag is not None and not (self._tag_may_repeat and tag == self._tag)):
+            return False
+        self._tag = tag
+        return True
+
+    # Store
+
+    def _put(self, prepared: Prepared, *, claimed: str | None = None, shown: str | None = None) -> Outcome:
+        """Store a value and return its stub, with `shown` as its preview if given."""
+        try:
+            if self._policy.redact == "store":
+                value = redacted(prepared.value)
+                prepared = Prepared(value, as_text(value))
+            media_type, kind = described(prepared.encoded, claimed)
+            entry = About(tool=self._tool, call_id=self._call_id, media_type=media_type, kind=kind)
+            encoded, tokens = prepared.encoded, prepared.tokens if prepared.is_its_text else None
+            about = facts(prepared.sample, media_type, kind, self._policy.preview_chars, tokens=tokens)
+            ref = self._store.put_encoded(self._scope, encoded, entry)
+        except Exception as error:  # noqa: BLE001 - third-party backends raise anything; the agent continues
+            return self._failed(error, prepared)
+        if shown is not None:
+            about = replace(about, preview=Preview(mask(shown), "what the policy keeps of it"))
+        return self._stub(ref, about, prepared, LEAD if shown is None else SHORTENED)
+
+    def _stub(self, ref: Ref, about: Facts, prepared: Prepared, lead: str = LEAD) -> Outcome:
+        stub = stub_of(ref.pointer, about, self._policy, lead=lead)
+        tokens = round(prepared.tokens) if about.tokens is None else about.tokens
+        return Outcome(stub, stub, ref, (ref,), True, None, tokens, (stub,))
+
+    def _failed(self, error: Exception, prepared: Prepared | None) -> Outcome:
+        FAILURES.note(self._store, error)
+        why = reason(error)
+        value, text = (None, "") if prepared is None else (prepared.value, prepared.text)
+        if prepared is None:
+            shown = nothing_shown("a stream:", why)
+        elif isinstance(value, bytes | bytearray | memoryview) and text[:1_000] != _start(value):
+            shown = nothing_shown(f"{memoryview(value).nbytes:,} bytes:", why)
+        else:
+            shown = head_and_tail(text, why, self._limit, self._policy.count, sharing=self._sharing)
+        return Outcome(shown, shown, failure=mask(str(error)) or type(error).__name__)
+
+    def _of_shrunk(self, value: object, shrink: Callable[[Any], Any]) -> Outcome | None:
+        """Apply the tool's own function. None if it fails or leaves the value unchanged."""
+        try:
+            smaller = shrink(value)
+            if smaller is value or bool(smaller == value):
+                return None
+        except Exception:  # noqa: BLE001 - a host's function: if it fails, the limits decide
+            return None
+        shown = as_text(smaller)
+        if self._limit.exceeded(shown, self._policy.count):
+            shown = f"{shown[: self._policy.preview_chars]} …[{len(shown):,} characters, cut]"
+        return self._put(Prepared(value, as_text(value)), shown=shown)
+
+    def _of_stream(self, stream: IO[bytes]) -> Outcome:
+        if self._never or self._policy.redact == "store":
+            data = stream.read()  # masking needs all of it: a secret may span two chunks
+            return self.outcome(decode_text(data) if getattr(stream, "is_text", False) is True else data)
+        try:
+            ref = self._store.put(self._scope, stream, About(tool=self._tool, call_id=self._call_id))
+        except UnsupportedValue:
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            return self._failed(error, None)
+        return self._of_ref(ref)
+
+    def _of_ref(self, ref: Ref) -> Outcome:
+        """Return the outcome of a stored artifact, which is that of its value. Raises what opening it raises."""
+        content = self._store.content(self._scope, ref)
+        text = None
+        if self._never or content.size <= _IN_MEMORY:
+            text = as_text(b"".join(content.chunks()))
+            if self._never or not self._leaves(text, Prepared(text, text).roughly, content.size):
+                return Outcome(text, text)
+        media_type = media_type_of(ref.media_type) or media.BINARY
+        sample = sample_of(content)
+        summary = own_summary(ref, sample.head)
+        about = facts(sample, media_type, ref.kind, self._policy.preview_chars, summary=summary)
+        if text is None and not self._always and self._may_fit(about):
+            text = as_text(b"".join(content.chunks()))
+            if not self._leaves(text):
+                return Outcome(text, text)
+        return self._stub(ref, about, Prepared(None, text or ""))
+
+    def _may_fit(self, about: Facts) -> bool:
+        """Whether content of this size may be within the limit."""
+        limit, size = self._limit, about.size_bytes
+        if about.tokens is None:
+            return False
+        bounds = (limit.max_chars and limit.max_chars * 4, limit.max_bytes, limit.tokens and limit.tokens * 64)
+        return all(bound is None or size <= bound for bound in bounds)
+
+    # MCP results and lists of blocks
+
+    def _of_mcp(self, value: object, result: dict[str, Any]) -> Outcome | None:
+        """Return the outcome of an MCP result. Its error flag and other fields stay."""
+        inner, structured = result["content"], result.get("structuredContent")
+        if structured is not None and (once := self._of_repeated(value, result)) is not None:
+            return once
+        self._tag = None
+        listed = self._of_list(inner) if inner else Outcome("", inner)
+        if listed is None:
+            if not all((block := as_block(one)) is not None and blocks.is_block(block) for one in inner):
+                return None
+            listed = self._as_one_block(inner)
+        parts, changed = [listed], {**result, "content": listed.content}
+        if structured is not None:
+            self._tag_may_repeat = True  # MCP requires the text here too
+            done = self.judged(structured, as_text(structured))
+            if done.content is not structured:
+                changed["structuredContent"] = _as_object(done)
+                parts.append(done)
+        text = "\n".join(one.text for one in parts) or (as_text(structured) if structured is not None else "")
+        is_same = listed.content is inner and len(parts) == 1
+        return Outcome.of_parts(text, value if is_same else rebuilt(value, changed), parts)
+
+    def _of_repeated(self, value: object, result: dict[str, Any]) -> Outcome | None:
+        """Return the outcome of a result whose structured content repeats its text: one artifact, and its stub in both
+        places. None if they differ or stay inline."""
+        known = [as_block(one) for one in result["content"]]
+        shared = blocks.repeated(known, result["structuredContent"])
+        done = self.judged(shared, as_text(shared)) if shared is not None else None
+        if done is None or done.content is shared:
+            return None
+        others = [one for one in known if not blocks.is_text_block(one)]
+        rest = (self._of_list(others) or self._as_one_block(others)) if others else Outcome("", others)
+        first = next(one for one in known if blocks.is_text_block(one))
+        content = [{**(first or {}), "text": done.text}, *rest.content]
+        changed = {**result, "content": content, "structuredContent": _as_object(done)}
+        text = "\n".join(one.text for one in (done, rest) if one.text)
+        return Outcome.of_parts(text, rebuilt(value, changed), [done, rest])
+
+    def _as_one_block(self, value: list[Any]) -> Outcome:
+        """Judge a list as a whole; if it leaves, a text block with the stub replaces it."""
+        done = self.judged(value, as_text(value))
+        return done if done.content is value else replace(done, content=[{"type": "text", "text": done.text}])
+
+    def _of_list(self, value: list[Any]) -> Outcome | None:
+        """Return the outcome of a list of blocks, or None if it is plain data or too much."""
+        if len(value) <= _MAX_PARTS and 0 < sum(map(_is_media, value)) <= _MAX_STUBS:
+            return self._beside_media(value)
+        known = [block for one in value if (block := as_block(one)) is not None]
+        if not known or len(known) < len(value):
+            return None
+        unknown = [one for one in known if not blocks.is_block(one)]
+        if len(unknown) == len(known) or (unknown and self._limit.exceeded(as_text(unknown), self._policy.count)):
+            return None
+        extra = [fields for one in known if (fields := blocks.extra_fields(one))]
+        if extra and self._limit.times(_TOGETHER).exceeded(as_text(extra), self._policy.count):
+            return None
+        plan = self._planned(known)
+        if plan is None:
+            return None
+        self._plan, self._sharing = iter(plan), max(1, sum(plan))
+        return self._of_blocks(value, known)
+
+    def _planned(self, known: list[dict[str, Any]]) -> list[bool] | None:
+        """Return for each payload in order whether it leaves, or None if the list would still be too large."""
+        together = self._limit.times(_TOGETHER)
+        inline: list[str] = []
+        plan: list[bool] = []
+        billed = 0
+        tag = self._tag
+        for part in blocks.parts(known):
+            tokens = part.billed if isinstance(part, BlockPayload) and not self._always else None
+            written = part if isinstance(part, str) else part.written
+            if tokens is None:
+                is_large = self._is_large(written, Prepared(written, written).roughly)
+                plan.append(is_large and not self._stays_anyway(written))
+            else:
+                most = self._limit.tokens
+                is_large = most is not None and (tokens > most or billed + tokens > most * _TOGETHER)
+                is_large = is_large or self._limit.is_too_long(written)
+                plan.append(is_large)
+            if not is_large:
+                billed += tokens or 0
+                inline.append(written if tokens is None else "")
+        if sum(plan) > _MAX_STUBS or (not self._always and together.exceeded("\n".join(inline), self._policy.count)):
+            self._tag = tag  # no part stays: the list is judged as a whole
+            return None
+        return plan
+
+    def _of_blocks(self, value: list[Any], known: list[dict[str, Any]]) -> Outcome:
+        done = [self._of_block(one) for one in known]
+        content = [
+            given if one.content is block else rebuilt(given, one.content)
+            for given, block, one in zip(value, known, done, strict=True)
+        ]
+        return _joined(done, content, value)
+
+    def _of_block(self, block: dict[str, Any]) -> Outcome:
+        inner = blocks.nested(block)
+        if inner is not None:
+            if isinstance(inner, str):
+                done = self._put(Prepared(inner, inner)) if next(self._plan) else Outcome(inner, inner)
+            else:
+                done = self._of_blocks(inner, inner)
+            return replace(done, content=block if done.content is inner else {**block, "content": done.content})
+        found = blocks.payload(block)
+        if found is None or not next(self._plan):
+            return Outcome(found.written if found and not found.is_base64 else _block_text(block), block)
+        done = self._put(Prepared(found.value, found.written), claimed=found.media_type)
+        return replace(done, content=found.replace(done.text))
+
+    def _beside_media(self, value: list[Any]) -> Outcome | None:
+        """Return the outcome of a list with media of another framework, which pass unchanged. None if the rest is too
+        much."""
+        done: list[Outcome] = []
+        inline: list[str] = []
+        together = self._limit.times(_TOGETHER)
+        as_strings = any(isinstance(one, str) or getattr(one, "kind", None) == "binary" for one in value)
+        for one in value:
+            if _is_media(one):
+                done.append(Outcome(_block_text(one), one))
+                continue
+            part = as_part(one)
+            text = blocks.text_part(part)
+            if text is None and isinstance(part, dict) and blocks.is_block(part):
+                outcome = self._of_list([one])
+                if outcome is not None:
+                    done.append(replace(outcome, content=outcome.content[0]))
+                    continue
+            written = as_text(part) if text is None else text
+            inline.append(written)
+            if not self._leaves(written) and not together.exceeded("\n".join(inline), self._policy.count):
+                done.append(Outcome(written, one))
+                continue
+            inline.pop()
+            outcome = self._put(Prepared(part if text is None else text, written))
+            if as_strings:
+                done.append(outcome)
+                continue
+            kept: dict[str, Any] = {"type": "text"} if isinstance(part, dict) and "type" in part else {}
+            if text is not None and isinstance(part, dict):
+                kept = part
+            done.append(replace(outcome, content=rebuilt(one, {**kept, "text": outcome.text})))
+        if sum(bool(one.refs or one.failure) for one in done) > _MAX_STUBS:
+            return None
+        return _joined(done, [one.content for one in done], value)
+
+
+def _joined(done: list[Outcome], content: list[Any], value: list[Any]) -> Outcome:
+    """Return one outcome for the parts of a list, with the same list if nothing changed."""
+    is_same = all(new is old for new, old in zip(content, value, strict=True))
+    return Outcome.of_parts("\n".join(one.text for one in done), value if is_same else content, done)
+
+
+def _as_object(done: Outcome) -> dict[str, Any]:
+    """Return what replaces structured content, which must be an object."""
+    found: dict[str, Any] = json.loads(done.text) if done.is_stub else {"text": done.text}
+    return found
+
+
+def _is_media(value: object) -> bool:
+    """Whether this is a picture or a file of another framework, as a dict or an object."""
+    return blocks.is_foreign_media(value) or blocks.is_foreign_media(as_block(value))
+
+
+def _block_text(block: object) -> str:
+    """Return what represents a block without text in a text."""
+    text = as_text(block)
+    kind = (block.get("type") or next(iter(block))) if isinstance(block, dict) else type(block).__name__
+    return text if len(text) <= _SMALL_BLOCK else f"[{str(kind)[:40]} block of {len(text):,} characters]"
+
+
+def _start(value: bytes | bytearray | memoryview) -> str:
+    return bytes(memoryview(value)[:4_000]).decode("utf-8", "ignore")[:1_000]
+
+
+def _label(text: str | None) -> str | None:
+    """Return a tool's name or a call's id in a form that can be stored. An odd one must not cost the result."""
+    if not text:
+        return None
+    return (text if text.isascii() else text.encode("utf-8", "replace").decode())[:1_000]
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)

@@ -1,0 +1,110 @@
+"""Threads for async callers, in two pools, so that long calls never use up the threads of short ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, Final, ParamSpec, TypeVar
+
+SHORT: Final = 32
+LONG: Final = 8
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Lane:
+    """A pool of threads, started on demand. `running` is the number of calls in progress."""
+
+    def __init__(self, size: int, name: str) -> None:
+        self._size, self._name = size, name
+        self.restart()
+
+    def restart(self) -> None:
+        self._executor = ThreadPoolExecutor(self._size, self._name)
+        self._running: set[object] = set()
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    async def run(self, call: Callable[[], R]) -> R:
+        context, token = contextvars.copy_context(), object()
+        running = self._running
+
+        def tracked() -> R:
+            running.add(token)
+            try:
+                return context.run(call)
+            finally:
+                running.discard(token)
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, tracked)
+
+
+_short: Final = _Lane(SHORT, "coatcheck-short")
+_long: Final = _Lane(LONG, "coatcheck-long")
+
+
+async def in_thread(call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run a call in a thread. If the caller is cancelled, it stops waiting; the call runs to its end."""
+    return await _short.run(functools.partial(call, *args, **kwargs))
+
+
+async def in_long_thread(call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run a long call in a thread. At most `LONG` of them run at once; the others wait."""
+    return await _long.run(functools.partial(call, *args, **kwargs))
+
+
+def is_busy() -> bool:
+    """Whether calls are in progress that the end of the process would wait for."""
+    return bool(_short.running or _long.running)
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """A context for the work of a server. At its end it calls `leave`."""
+    try:
+        yield
+    except SystemExit as left:
+        leave(left.code if isinstance(left.code, int) else int(left.code is not None))
+        raise
+    leave(0)
+
+
+def leave(code: int) -> None:
+    """End the process at once if calls are still in progress. Kills child processes; does not wait for threads."""
+    if not is_busy():
+        return
+    from coatcheck.reading.sandbox import kill_all
+
+    kill_all()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def may_take_long(target: object, asked: Mapping[str, Any]) -> bool:
+    """Whether a read of `target` with these arguments may take long: a grep, a query, a diff, or a part of JSON."""
+    if any(asked.get(name) for name in ("grep", "query", "diff")):
+        return True
+    if isinstance(target, str) and "#" in target:
+        return True
+    cursor = asked.get("cursor")
+    if not isinstance(cursor, str) or not cursor:
+        return False
+    from coatcheck.reading.cursors import continues_slice  # here, so that importing this stays quick
+
+    return not continues_slice(cursor)
+
+
+if hasattr(os, "register_at_fork"):  # a forked process does not have the threads
+    os.register_at_fork(after_in_child=_short.restart)
+    os.register_at_fork(after_in_child=_long.restart)

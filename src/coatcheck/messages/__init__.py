@@ -1,0 +1,1 @@
+"""What is known about the message formats of providers and hosts."""

@@ -1,0 +1,289 @@
+"""Excerpts: the two ends of content, decoded, escaped and cut to fit.
+
+A `Sample` is cut in the same place wherever the content comes from, so a value in memory and the same bytes in a store
+have the same preview. `ends` is the preview of content without a known form. Control, bidi and invisible characters
+come out as escapes, and a cut never falls inside an escape.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from coatcheck.media import encoding_of
+
+EDGE: Final = 64 * 1024
+"""Bytes of the head and of the tail in a sample. Content up to twice this size is sampled whole."""
+
+_CONTROL: Final = bytes([*range(7), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
+_LOOK: Final = 4_096
+_UNSEEN: Final = re.compile(
+    "\r\n|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+_ROOMY: Final = 80
+_COLOUR: Final = re.compile("\x1b\\[[0-9;]{0,20}m")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The first and the last bytes of content of `size` bytes. Overlapping bytes are removed from the tail.
+
+    `lines` counts the lines, including a last one without a line feed; None if they were not counted."""
+
+    head: bytes
+    tail: bytes
+    size: int
+    lines: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.head) > self.size or len(self.tail) > self.size:
+            raise ValueError("a sample cannot be larger than its content")
+        overlap = len(self.head) + len(self.tail) - self.size
+        if overlap > 0:
+            object.__setattr__(self, "tail", self.tail[overlap:])
+
+    @classmethod
+    def of(cls, data: bytes) -> Sample:
+        """Return the sample of content in memory."""
+        lines = data.count(b"\n") + (not data.endswith(b"\n") if data else 0)
+        return cls(data[:EDGE], data[max(EDGE, len(data) - EDGE) :], len(data), lines)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.head) + len(self.tail) == self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """A decoded sample. Whole content is all in `head`. Half characters at a cut edge are dropped.
+
+    `seen` and `seen_last` are the sizes of the head and the tail in bytes."""
+
+    head: str
+    tail: str
+    is_whole: bool
+    size: int
+    seen: int
+    lines: int | None
+    is_exact: bool
+    encoding: str
+    seen_last: int = 0
+
+    @property
+    def scope(self) -> str:
+        """Suffix for a count over the head, naming the bytes it covers; empty if they are all there are."""
+        return "" if self.is_whole else f", in the first {self.seen} of {self.size} bytes"
+
+    @property
+    def scope_of_both(self) -> str:
+        """Suffix for a count over head and tail."""
+        if self.is_whole:
+            return ""
+        ends = f"{self.seen}" if self.seen == self.seen_last else f"{self.seen} and last {self.seen_last}"
+        return f", in the first {'and last ' if self.seen == self.seen_last else ''}{ends} of {self.size} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A preview of content. `shown` describes it in our own words and never quotes the content."""
+
+    text: str
+    shown: str
+
+
+EMPTY: Final = Preview("(empty)", "all 0 characters")
+"""The preview of empty content, which would otherwise look like a missing preview."""
+
+
+def decode(sample: Sample) -> Excerpt:
+    """Decode a sample as UTF-8, or as UTF-16 or UTF-32 if it has their byte-order mark."""
+    encoding, unit, mark = encoding_of(sample.head)
+    whole = sample.is_whole
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    raw = sample.head + sample.tail if whole else sample.head
+    head = decoder.decode(raw[mark:], final=whole)
+    tail = "" if whole else _decode_tail(sample, encoding, unit)
+    lines = sample.lines if unit == 1 else None
+    if whole and (lines is None or unit > 1):
+        lines = head.count("\n") + (not head.endswith("\n") if head else 0)
+    exact = "\ufffd" not in head and "\ufffd" not in tail
+    return Excerpt(head, tail, whole, sample.size, len(sample.head), lines, exact, encoding, len(sample.tail))
+
+
+def looks_binary(text: Excerpt) -> bool:
+    """Whether the text is binary: one in ten characters is a control character, or one in three is invalid."""
+    look = text.head[:_LOOK]
+    return _controls(look) * 10 > len(look) or look.count("\ufffd") * 3 > len(look)
+
+
+def is_clean(text: Excerpt) -> bool:
+    """Whether the beginning has neither control characters nor invalid ones."""
+    look = text.head[:_LOOK]
+    return "\ufffd" not in look and not _controls(look)
+
+
+def _controls(look: str) -> int:
+    data = look.encode("utf-8", "surrogatepass")
+    return len(data) - len(data.translate(None, _CONTROL))
+
+
+def _decode_tail(sample: Sample, encoding: str, unit: int) -> str:
+    tail = sample.tail
+    if unit == 1:
+        start = 0
+        while start < min(3, len(tail)) and tail[start] & 0xC0 == 0x80:
+            start += 1
+        return tail[start:].decode(encoding, "replace")
+    start = -(sample.size - len(tail)) % unit
+    if unit == 2 and len(tail) > start + 1:
+        high = tail[start + 1] if encoding == "UTF-16LE" else tail[start]
+        start += 2 if 0xDC <= high <= 0xDF else 0
+    return tail[start:].decode(encoding, "replace")
+
+
+def visible(text: str) -> str:
+    """Escape every character that would not show as itself, except line feeds and tabs."""
+    return _UNSEEN.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    found = match.group()
+    if found == "\r\n":
+        return "\n"
+    code = ord(found)
+    if code < 0x100:
+        return "\\r" if found == "\r" else f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def uncolour(text: str) -> str:
+    """Remove terminal colours."""
+    return _COLOUR.sub("", text) if "\x1b" in text else text
+
+
+def line(text: str, room: int) -> str:
+    """Return the beginning of a text on one line of at most `room` characters, with an ellipsis if it is cut."""
+    start = text[: 4 * room + 64]
+    flat = visible(" ".join(start.split()))
+    if len(flat) <= room and len(start) == len(text):
+        return flat
+    used = fit(flat, room - 1)
+    return flat[:used].rstrip() + "…" if room > 0 else ""
+
+
+def fit(text: str, room: int) -> int:
+    """Number of characters from the beginning that fit into `room`, counting escapes."""
+    used = _fit(text[: max(room, 0) * 2], room)
+    return used - 1 if text[used - 1 : used + 1] == "\r\n" else used
+
+
+def fit_last(text: str, room: int) -> int:
+    """Number of characters from the end that fit into `room`."""
+    return _fit(text[-max(room, 1) * 2 :][::-1], room) if room > 0 else 0
+
+
+def _fit(text: str, room: int) -> int:
+    if room <= 0:
+        return 0
+    if _UNSEEN.search(text) is None and "\r" not in text:
+        return min(len(text), room)
+    used = 0
+    for index, character in enumerate(text):
+        room -= len(visible(character))
+        if room < 0:
+            return index
+        used = index + 1
+    return used
+
+
+def some(number: int, noun: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 row`, `2,711 rows`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def pack(lead: str, items: Sequence[str], total: int, room: int, *, sep: str = ", ") -> tuple[str, int]:
+    """Join `lead`, as many whole items as fit, and the number missing from `total`; also return the number shown."""
+    best, kept, length = _more(total, "") if total else "", 0, 0
+    for index, item in enumerate(items, 1):
+        length += len(item) + (len(sep) if index > 1 else 0)
+        rest = _more(total - index, sep) if index < total else ""
+        if len(lead) + length > room:
+            break
+        if len(lead) + length + len(rest) <= room:
+            best, kept = rest, index
+    packed = lead + sep.join(items[:kept]) + best
+    return (packed if len(packed) <= room else lead[:room]), kept
+
+
+def _more(missing: int, sep: str) -> str:
+    return f"{sep}+{missing} more"
+
+
+def ends(text: Excerpt, limit: int, note: str = "", *, mark: str = "", middle: str = "") -> Preview:
+    """Preview of head and tail, with the size of the omitted part between them.
+
+    `note` is appended to `shown` and `mark` to the mark of the cut. `middle` is one line from the omitted part."""
+    if (all_of_it := whole(text, limit, note)) is not None:
+        return all_of_it
+    tail = text.head if text.is_whole else text.tail
+    room = limit - len(_cut(text, 0, 0, limit, mark, middle))
+    first = _snap(text.head, fit(text.head, room - room * 2 // 5))
+    last = _snap_last(tail, fit_last(tail, room * 2 // 5))
+    cut = _cut(text, first, last, limit, mark, middle)
+    shown = visible(text.head[:first]) + cut + visible(tail[len(tail) - last :])
+    if text.is_whole:
+        return Preview(shown, f"first {first} and last {last} of {len(text.head)} characters{note}")
+    return Preview(shown, f"first {first} and last {last} characters of {text.size} bytes{note}")
+
+
+def whole(text: Excerpt, limit: int, note: str = "") -> Preview | None:
+    """Preview of the whole text, or None if it does not fit. A byte-order mark alone counts as empty."""
+    if text.is_whole and not text.head:
+        return EMPTY
+    if text.is_whole and len(text.head) <= 2 * limit and len(shown := visible(text.head)) <= limit:
+        return Preview(shown, f"all {some(len(text.head), 'character')}{note}")
+    return None
+
+
+def _cut(text: Excerpt, first: int, last: int, limit: int, mark: str, middle: str) -> str:
+    """The mark of a cut. It counts characters if the sample is whole, else bytes."""
+    if text.is_whole:
+        left_out, unit = str(len(text.head) - first - last), "characters"
+    else:
+        sides = text.head[:first] + text.tail[len(text.tail) - last :]
+        left_out, unit = str(text.size - len(sides.encode(text.encoding, "replace"))), "bytes"
+    if limit < _ROOMY:
+        return f"…[+{left_out} {unit}]…" if limit >= _ROOMY // 2 else f"…+{left_out}…"
+    about = "" if text.is_whole or text.is_exact else "about "
+    cut = f" …[{about}{left_out} {unit} left out{mark}]… "
+    return f"{cut}\n{middle}\n" if middle else cut
+
+
+def _snap(text: str, used: int) -> int:
+    """Shorten the head a little if it can then end with a line or a word."""
+    if used >= len(text) or text[used - 1 : used].isspace() or text[used].isspace():
+        return used
+    end = text.rfind("\n", used - used // 4, used)
+    if end < 0:
+        end = text.rfind(" ", max(0, used - min(16, used // 4)), used)
+    return end + 1 if end >= 0 else used
+
+
+def _snap_last(text: str, used: int) -> int:
+    """Shorten the tail a little if it can then begin with a line or a word."""
+    start = len(text) - used
+    if used == 0 or start == 0 or text[start - 1].isspace():
+        return used
+    begin = text.find("\n", start, start + used // 4)
+    if begin < 0:
+        begin = text.find(" ", start, start + min(16, used // 4))
+    return len(text) - begin - 1 if begin >= 0 else used

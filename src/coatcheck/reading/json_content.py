@@ -1,0 +1,153 @@
+"""JSON and JSONL from untrusted bytes: parse within limits, follow a fragment, and outline the shape.
+
+Size, nodes, depth and line length are limited, so time and memory are too. Each error says what to do instead.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from coatcheck.content import Content
+from coatcheck.errors import InvalidArgument, LimitExceeded, TooLarge
+from coatcheck.ids import clip, follow
+from coatcheck.media import JSON, JSONL, TEXT
+from coatcheck.previews.excerpts import count
+from coatcheck.previews.shape import SAMPLED, outline
+from coatcheck.reading.page import MAX_CHARS, QueryResult
+from coatcheck.values import encode_text
+
+MAX_BYTES: Final = 64 << 20
+MAX_NODES: Final = 10_000_000
+MAX_LINE: Final = 16 << 20
+_RECORD_BYTES: Final = 16 << 20  # of the records in an outline
+_AS_TEXT: Final = "read it as text, with lines or grep"
+_STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+
+
+def essence(media_type: str) -> str:
+    """Return a media type without its parameters, e.g. `text/csv` for `Text/CSV; charset=utf-8`."""
+    return media_type.partition(";")[0].strip().lower()
+
+
+def is_json(media_type: str) -> bool:
+    bare = essence(media_type)
+    return bare == JSON or bare.endswith("+json")
+
+
+def is_jsonl(media_type: str) -> bool:
+    return essence(media_type) in (JSONL, "application/jsonl", "application/x-jsonlines", "application/ndjson")
+
+
+def check_size(content: Content, max_bytes: int = MAX_BYTES) -> None:
+    if content.size > max_bytes:
+        raise TooLarge(
+            f"the artifact has {content.size:,} bytes, the limit here is {max_bytes:,}",
+            hint="read it with lines or grep; query a large table or array with SQL: SELECT … FROM artifact",
+        )
+
+
+def whole(content: Content, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return all bytes of a content of limited size."""
+    check_size(content, max_bytes)
+    return b"".join(content.chunks())
+
+
+def parse(data: bytes, what: str = "the artifact", max_nodes: int = MAX_NODES) -> Any:
+    """Parse a JSON document. `what` names it in errors."""
+    _check_nodes(data, what, max_nodes)
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise LimitExceeded(f"{what} is JSON nested too deeply to parse", hint=_AS_TEXT) from error
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise InvalidArgument(f"{what} is not valid JSON ({where}: {error.msg})", hint=_AS_TEXT) from error
+    except ValueError as error:  # invalid UTF-8, or a number of thousands of digits
+        raise InvalidArgument(f"{what} cannot be parsed as JSON: {clip(str(error))}", hint=_AS_TEXT) from error
+
+
+def load(content: Content) -> Any:
+    """Parse a content that is one JSON document."""
+    return parse(whole(content))
+
+
+def part_of(content: Content, fragment: str) -> bytes:
+    """Return the JSON of the value that a fragment points to. Raises `InvalidPointer` if there is none."""
+    part = follow(load(content), fragment)
+    return encode_text(json.dumps(part, ensure_ascii=False, separators=(",", ":")))
+
+
+def lines(content: Content, max_line: int = MAX_LINE) -> Iterator[tuple[int, bytes | None]]:
+    """Yield the lines that are not blank, with their numbers from 1 on; None for a line that is too long."""
+    number = 1
+    rest = bytearray()
+    skipping = False
+    for chunk in content.chunks():
+        for index, piece in enumerate(chunk.split(b"\n")):
+            if index:
+                if skipping or rest.strip():
+                    yield number, None if skipping else bytes(rest)
+                number += 1
+                rest, skipping = bytearray(), False
+            if not skipping:
+                rest += piece
+                if len(rest) > max_line:
+                    rest, skipping = bytearray(), True
+    if skipping or rest.strip():
+        yield number, None if skipping else bytes(rest)
+
+
+def shape(content: Content, *, max_chars: int = MAX_CHARS) -> QueryResult:
+    """Outline a JSON or JSONL content in at most `max_chars` characters."""
+    lead = note = ""
+    if is_jsonl(content.ref.media_type):
+        values, total, skipped = _records(content)
+        if total and not values:
+            raise InvalidArgument("no line of the artifact is valid JSON", hint="read it with lines")
+        merged = "" if len(values) + skipped >= total else f", shape of the first {len(values):,}"
+        lead = f"{count(total, 'record')}, one JSON value per line{merged}"
+        note = f"{count(skipped, 'line')} skipped as invalid JSON" if skipped else ""
+    else:
+        values = [load(content)]
+    text, left = outline(values, max_chars, lead)
+    if left:
+        note = "; ".join(filter(None, [f"{count(left, 'place')} left out; a JSONPath like $.key[0] goes deeper", note]))
+    return QueryResult(
+        text, TEXT, "outline, whole" if not left else "outline, the top levels", complete=not left, note=note
+    )
+
+
+def _records(content: Content) -> tuple[list[Any], int, int]:
+    """The first records, the number of all lines, and the number of invalid ones among those parsed."""
+    records: list[Any] = []
+    total = skipped = size = 0
+    for number, line in lines(content):
+        total += 1
+        if len(records) >= SAMPLED or size > _RECORD_BYTES:
+            continue
+        try:
+            if line is None:
+                raise LimitExceeded("too long")
+            size += len(line)
+            records.append(parse(line, f"line {number}"))
+        except (InvalidArgument, LimitExceeded):
+            skipped += 1
+    return records, total, skipped
+
+
+def _check_nodes(data: bytes, what: str, max_nodes: int) -> None:
+    """Every value but the first follows a comma or an opening bracket, so their number outside strings is a limit."""
+    if _marks(data) <= max_nodes:
+        return
+    if (nodes := _marks(_STRINGS.sub(b"", data))) > max_nodes:
+        raise LimitExceeded(
+            f"{what} is JSON of about {nodes:,} values, the limit here is {max_nodes:,}",
+            hint="query an array of records with SQL: SELECT … FROM artifact",
+        )
+
+
+def _marks(data: bytes) -> int:
+    return data.count(b",") + data.count(b"[") + data.count(b"{")
