@@ -709,26 +709,26 @@ def test_a_closed_store_does_not_stop_the_agent(session: Session) -> None:
 
 def test_the_steps_of_the_pipeline_make_what_externalize_makes(store: Store) -> None:
     session, policy = store.session("s"), Policy()
-    assert pipeline.leaves(store, policy, "t", LOG)
-    ref = pipeline.put(store, session.scope, LOG, About(tool="t"), policy)
+    assert pipeline.leaves(session, policy, "t", LOG)
+    ref = pipeline.put(session, LOG, About(tool="t"), policy)
     stub, count = pipeline.stub_for(ref, pipeline.Prepared(LOG, LOG), policy)
     assert stub == session.externalize(LOG, tool="t", policy=policy).text
     assert count == json.loads(stub)["tokens"]
-    assert not pipeline.leaves(store, policy, "t", stub)
+    assert not pipeline.leaves(session, policy, "t", stub)
 
 
-def test_the_rule_of_a_tool_and_the_switch_decide_what_leaves(store: Store) -> None:
+def test_the_rule_of_a_tool_and_the_switch_decide_what_leaves(session: Session) -> None:
     policy = Policy(tools={"a": "always", "n": "never", "l": Limit(max_chars=5)})
-    leaving = {tool: pipeline.leaves(store, policy, tool, "some words") for tool in ("a", "n", "l", "x", None)}
+    leaving = {tool: pipeline.leaves(session, policy, tool, "some words") for tool in ("a", "n", "l", "x", None)}
     assert leaving == {"a": True, "n": False, "l": True, "x": False, None: False}
-    assert not pipeline.leaves(store, replace(policy, enabled=False), "a", LOG)
-    assert pipeline.leaves(store, policy, "x", "some words", exceeds=lambda limit: limit is policy)
+    assert not pipeline.leaves(session, replace(policy, enabled=False), "a", LOG)
+    assert pipeline.leaves(session, policy, "x", "some words", exceeds=lambda limit: limit is policy)
 
 
 def test_pages_of_our_own_tools_do_not_leave(store: Store) -> None:
     session = store.session("s")
     page = toolkit(session)[0].run(pointer=session.put(LOG).pointer)
-    assert not pipeline.leaves(store, Policy(max_chars=100), "whatever", page)
+    assert not pipeline.leaves(session, Policy(max_chars=100), "whatever", page)
 
 
 @pytest.mark.parametrize("policy", [Policy(redact="store"), None])
@@ -740,6 +740,6 @@ def test_a_put_through_the_pipeline_is_masked_as_the_policy_or_the_settings_say(
     store = backend.open()
     session = store.session("s")
     for value in (f"token {KEY}", {"token": KEY}):
-        ref = pipeline.put(store, session.scope, value, About(name="a"), policy)
+        ref = pipeline.put(session, value, About(name="a"), policy)
         assert KEY not in str(session.get(ref))
-    assert session.get(pipeline.put(store, session.scope, KEY, About(), Policy())) == KEY
+    assert session.get(pipeline.put(session, KEY, About(), Policy())) == KEY

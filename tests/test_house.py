@@ -9,7 +9,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "coatcheck"
 
-MAX_MODULES = 164
+MAX_MODULES = 165
 MAX_LINES = 42_250
 SMALL = 80
 """A module with fewer lines and a single importer belongs into its importer."""

@@ -63,4 +63,4 @@ def test_files_that_calls_took_along_are_not_remembered_for_ever(session: Sessio
     executor = ToolExecutor(session, [size])
     call = ToolCall("c", "size", {"file": session.put("four").pointer})
     assert {executor.run(call).text for _ in range(200)} == {"4"}
-    assert len(session.store._files._made["s"]) < 100
+    assert len(session._parts.files._made["s"]) < 100

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from coatcheck.config import Settings, load
 from coatcheck.errors import InvalidArgument, StoreUnavailable, storage_errors
 from coatcheck.ids import check_name, digest_of
+from coatcheck.session import Session
 from coatcheck.storage.passages import NAME as SEARCH
 from coatcheck.storage.passages import Passages
 from coatcheck.store import Store
@@ -77,6 +78,7 @@ def open(
         "quota_bytes": settings["store.quota_bytes"],
         "settings": settings,
         "clock": clock,
+        "session_type": Session,
     }
     if place == "memory:":
         return _in_memory(tenant, **backend)

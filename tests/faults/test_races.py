@@ -12,7 +12,7 @@ from threading import Event, Thread
 import pytest
 
 import coatcheck
-from coatcheck import Store
+from coatcheck import Session, Store
 from coatcheck.collect import collect
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.folder import open_folder_store
@@ -67,7 +67,7 @@ def test_a_collection_by_a_clock_that_is_an_hour_off_removes_nothing_that_lives(
 def test_a_copy_whose_row_is_committed_while_a_sweep_looks_at_it_stays(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     blobs, catalog = open_folder_store(folder, Disk())
-    store = Store(blobs, catalog, Passages(None), url=str(folder))
+    store = Store(blobs, catalog, Passages(None), url=str(folder), session_type=Session)
     data = b"x" * 200_000
     entered, publish, committed = Event(), Event(), Event()
     refs: list[coatcheck.Ref] = []
@@ -85,7 +85,9 @@ def test_a_copy_whose_row_is_committed_while_a_sweep_looks_at_it_stays(tmp_path:
             assert committed.wait(30)
 
     def put() -> None:
-        slow = Store(blobs, failing_catalog(catalog, wait_before), Passages(None), url=str(folder))
+        slow = Store(
+            blobs, failing_catalog(catalog, wait_before), Passages(None), url=str(folder), session_type=Session
+        )
         refs.append(slow.session("s").put(data))
         committed.set()
 

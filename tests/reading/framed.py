@@ -40,7 +40,7 @@ kept_in: Session | None = None
 
 
 def kept(session: Session, data: bytes, **about: Any) -> Content:
-    return session.store.content(session._scope, session.put(data, **about))
+    return session.content(session.put(data, **about))
 
 
 def content_of(data: bytes | str) -> Content:

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 import coatcheck
-from coatcheck import Store
+from coatcheck import Session, Store
 from coatcheck.errors import InvalidArgument, StoreUnavailable
 from coatcheck.storage.fleet import Place, open_fleet, parse
 from coatcheck.testing.entries import entry
@@ -121,7 +121,7 @@ def test_an_unreachable_object_store_is_a_retryable_error(fleet: Fleet) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         url = fleet.new_url().replace(fleet.s3.url, f"http://127.0.0.1:{nobody.getsockname()[1]}")
     blobs, catalog, passages = open_fleet(parse(url), patience=0.5)
-    with Store(blobs, catalog, passages, url="fleet") as store:
+    with Store(blobs, catalog, passages, url="fleet", session_type=Session) as store:
         with pytest.raises(StoreUnavailable) as told:
             store.session("s").put("x" * LARGE)
         assert told.value.may_retry
@@ -134,7 +134,7 @@ def test_upkeep_without_the_object_store_removes_and_changes_nothing() -> None:
     with postgres() as database, seaweedfs() as s3:
         url = Fleet(s3, database).new_url()
         blobs, catalog, passages = open_fleet(parse(url), patience=0.5)
-        with Store(blobs, catalog, passages, url="fleet") as store:
+        with Store(blobs, catalog, passages, url="fleet", session_type=Session) as store:
             session = store.session("s", ttl=None)
             held = {session.put(f"{i}" * LARGE): f"{i}" * LARGE for i in range(5)}
             small, doomed = session.put("small"), session.put("doomed" * LARGE)
@@ -170,7 +170,7 @@ def test_a_database_that_hangs_is_given_up_in_time(fleet: Fleet) -> None:
     with postgres() as database:
         url = fleet.new_url().replace(fleet.database.url, database.url)
         blobs, catalog, passages = open_fleet(parse(url), patience=1.0)
-        with Store(blobs, catalog, passages, url="fleet") as store:
+        with Store(blobs, catalog, passages, url="fleet", session_type=Session) as store:
             store.session("s").put("x", name="small")
             store.session("s").put("x" * LARGE, name="large")
             database.signal(signal.SIGSTOP)

@@ -23,6 +23,7 @@ from weakref import WeakSet
 
 from coatcheck import media
 from coatcheck.content import is_stream
+from coatcheck.core_session import CoreSession
 from coatcheck.errors import InvalidArgument, StoreError, UnsupportedValue
 from coatcheck.externalize import blocks
 from coatcheck.externalize.blocks import BlockPayload, as_block, as_part, as_result, rebuilt
@@ -42,7 +43,6 @@ from coatcheck.externalize.stub import (
     stub_of,
 )
 from coatcheck.intake import About
-from coatcheck.lookup import Scope
 from coatcheck.previews import EDGE, Preview, Sample
 from coatcheck.reading import sample_of
 from coatcheck.redaction import mask, mask_bytes, mask_value
@@ -120,22 +120,22 @@ FAILURES: Final = Failures()
 
 
 def externalize(
-    store: Store, scope: Scope, value: object, *, tool: str | None, call_id: str | None, policy: Policy | None
+    session: CoreSession, value: object, *, tool: str | None, call_id: str | None, policy: Policy | None
 ) -> Outcome:
     """Return what a model gets of a tool's result. A failing store raises nothing."""
-    policy = policy or configured(store.settings)
+    policy = policy or configured(session.store.settings)
     if policy.safe_chars and (not policy.tools or tool not in policy.tools):  # the fast path of most results
         if type(value) is str:
             if len(value) <= policy.safe_chars:
                 return Outcome(value, value)
-            return _Result(store, scope, policy, _label(tool), _label(call_id)).judged(value, value)
+            return _Result(session, policy, _label(tool), _label(call_id)).judged(value, value)
         if type(value) is dict and "type" not in value and "content" not in value:
             text = as_text(value)
             if len(text) <= policy.safe_chars:
                 return Outcome(text, value)
             if not blocks.is_foreign_media(value):
-                return _Result(store, scope, policy, _label(tool), _label(call_id)).judged(value, text)
-    return _Result(store, scope, policy, _label(tool), _label(call_id)).outcome(value)
+                return _Result(session, policy, _label(tool), _label(call_id)).judged(value, text)
+    return _Result(session, policy, _label(tool), _label(call_id)).outcome(value)
 
 
 def offloaded(
@@ -174,7 +174,7 @@ def offloaded(
 
 
 def leaves(
-    store: Store, policy: Policy, tool: str | None, text: str, *, exceeds: Callable[[Limit], bool] | None = None
+    session: CoreSession, policy: Policy, tool: str | None, text: str, *, exceeds: Callable[[Limit], bool] | None = None
 ) -> bool:
     """Whether a text leaves the context under the policy. `exceeds` replaces the exact check of the limit."""
     rule = policy.tools.get(tool) if tool else None
@@ -184,7 +184,7 @@ def leaves(
     if rule != "always" and not (exceeds(limit) if exceeds else limit.exceeded(text, policy.count)):
         return False
     try:
-        return tag_of(store.secret, text) is None
+        return tag_of(session.store.secret, text) is None
     except StoreError:
         return True  # storing fails too, and reports it
 
@@ -194,9 +194,9 @@ def masked(value: Any, policy: Policy) -> Any:
     return redacted(value) if policy.redact == "store" else value
 
 
-def put(store: Store, scope: Scope, value: object, about: About, policy: Policy | None = None) -> Ref:
+def put(session: CoreSession, value: object, about: About, policy: Policy | None = None) -> Ref:
     """Store a value, masked as the policy says. Without a policy, the one of the settings applies."""
-    return store.put(scope, masked(value, policy or configured(store.settings)), about)
+    return session.put_about(masked(value, policy or configured(session.store.settings)), about)
 
 
 def stub_for(ref: Ref, prepared: Prepared, policy: Policy) -> tuple[str, int | None]:
@@ -299,9 +299,8 @@ def described(value: Encoded, claimed: str | None = None) -> tuple[str, str]:
 class _Result:
     """One result of a tool on its way through the pipeline."""
 
-    def __init__(self, store: Store, scope: Scope, policy: Policy, tool: str | None, call_id: str | None) -> None:
-        self._store = store
-        self._scope = scope
+    def __init__(self, session: CoreSession, policy: Policy, tool: str | None, call_id: str | None) -> None:
+        self._session = session
         self._policy = policy
         self._tool = tool
         self._call_id = call_id
@@ -364,7 +363,7 @@ class _Result:
         if not may_be_marked(text):
             return False
         try:
-            tag = tag_of(self._store.secret, text)
+            tag = tag_of(self._session.store.secret, text)
         except StoreError:
             return False  # storing fails too, and reports it
         if tag is None or (self._tag is not None and not (self._tag_may_repeat and tag == self._tag)):
@@ -384,7 +383,7 @@ class _Result:
             entry = About(tool=self._tool, call_id=self._call_id, media_type=media_type, kind=kind)
             encoded, tokens = prepared.encoded, prepared.tokens if prepared.is_its_text else None
             about = facts(prepared.sample, media_type, kind, self._policy.preview_chars, tokens=tokens)
-            ref = self._store.put_encoded(self._scope, encoded, entry)
+            ref = self._session.put_encoded(encoded, entry)
         except Exception as error:  # noqa: BLE001 - third-party backends raise anything; the agent continues
             return self._failed(error, prepared)
         if shown is not None:
@@ -397,7 +396,7 @@ class _Result:
         return Outcome(stub, stub, ref, (ref,), True, None, tokens, (stub,))
 
     def _failed(self, error: Exception, prepared: Prepared | None) -> Outcome:
-        FAILURES.note(self._store, error)
+        FAILURES.note(self._session.store, error)
         why = reason(error)
         value, text = (None, "") if prepared is None else (prepared.value, prepared.text)
         if prepared is None:
@@ -426,7 +425,7 @@ class _Result:
             data = stream.read()  # masking needs all of it: a secret may span two chunks
             return self.outcome(decode_text(data) if getattr(stream, "is_text", False) is True else data)
         try:
-            ref = self._store.put(self._scope, stream, About(tool=self._tool, call_id=self._call_id))
+            ref = self._session.put_about(stream, About(tool=self._tool, call_id=self._call_id))
         except UnsupportedValue:
             raise
         except Exception as error:  # noqa: BLE001 - as above
@@ -435,7 +434,7 @@ class _Result:
 
     def _of_ref(self, ref: Ref) -> Outcome:
         """Return the outcome of a stored artifact, which is that of its value. Raises what opening it raises."""
-        content = self._store.content(self._scope, ref)
+        content = self._session.content(ref)
         text = None
         if self._never or content.size <= _IN_MEMORY:
             text = as_text(b"".join(content.chunks()))

@@ -22,9 +22,8 @@ from coatcheck.refs import Ref
 from coatcheck.storage.frames import line_counts
 
 if TYPE_CHECKING:
-    from coatcheck.lookup import Scope
+    from coatcheck.core_session import CoreSession
     from coatcheck.previews import Preview, Sample
-    from coatcheck.store import Store
 
 __all__ = ["Page", "Request", "preview_of", "read", "read_text", "sample_of"]
 
@@ -36,25 +35,25 @@ _QUERIES: Final = (
 )
 
 
-def read(store: Store, scope: Scope, target: Ref | str, request: Request, cursor: str | None = None) -> Page:
+def read(session: CoreSession, target: Ref | str, request: Request, cursor: str | None = None) -> Page:
     """Return the requested page, or the next one after a cursor. Raises what opening the artifact raises."""
-    key, position = store.secret, None
-    content, pointer = _content(store, scope, target)
+    key, position = session.store.secret, None
+    content, pointer = _content(session, target)
     if cursor is not None:
         request, position = cursors.unseal(key, content.ref.artifact_id, cursor, request)
     if request.query is not None:
-        return _fit(store, scope, content, pointer, request, _query(store, scope, content, request))
+        return _fit(session, content, pointer, request, _query(session, content, request))
     if request.diff is not None:
-        other, _ = _content(store, scope, request.diff)
-        return _fit(store, scope, content, pointer, request, heavy.diff(other, content))
+        other, _ = _content(session, request.diff)
+        return _fit(session, content, pointer, request, heavy.diff(other, content))
     is_text_read = request.lines or request.chars or request.grep or is_text(content.ref.media_type)
     if not is_text_read:
         from coatcheck.reading.describe import describe  # on demand here and below: child processes import this module
 
-        return _fit(store, scope, content, pointer, request, describe(content, max_chars=request.max_chars))
+        return _fit(session, content, pointer, request, describe(content, max_chars=request.max_chars))
     page = read_text(content, request, pointer, key=key, position=position)
     if page.spans and "#" not in pointer:
-        store.note_shown(scope, content.ref, page.spans)
+        session.note_shown(content.ref, page.spans)
     return page
 
 
@@ -101,19 +100,19 @@ def sample_of(content: Content) -> Sample:
     return Sample(head, tail, size, feeds + (ends not in (b"", b"\n")))
 
 
-def _content(store: Store, scope: Scope, target: Ref | str) -> tuple[Content, str]:
+def _content(session: CoreSession, target: Ref | str) -> tuple[Content, str]:
     """The content of a target, and the pointer for its page. A part of a JSON artifact is a content of its own."""
-    content = store.content(scope, target)
+    content = session.content(target)
     if isinstance(target, Ref) or not target.startswith(SCHEME) or not (fragment := parse_pointer(target).fragment):
         return content, content.ref.pointer
-    with store.open(scope, target) as stream:
+    with session.open(target) as stream:
         data = stream.read()
     pointer = f"{content.ref.pointer}#{fragment}"
     part = replace(content.ref, artifact_id=digest_of(data), size_bytes=len(data), media_type=JSON)
     return Content(part, b"", lambda offset, length: data[offset : offset + length]), pointer
 
 
-def _query(store: Store, scope: Scope, content: Content, request: Request) -> QueryResult:
+def _query(session: CoreSession, content: Content, request: Request) -> QueryResult:
     from coatcheck.reading.pdf import pages_in, pdf_text
     from coatcheck.reading.sql import TABLE, is_sql, pointers_in, run_sql
 
@@ -126,12 +125,12 @@ def _query(store: Store, scope: Scope, content: Content, request: Request) -> Qu
         return heavy.find(content, query)
     if is_sql(query):
         tables = {TABLE: content}
-        tables.update((pointer, store.content(scope, pointer)) for pointer in pointers_in(query))
+        tables.update((pointer, session.content(pointer)) for pointer in pointers_in(query))
         return run_sql(query, tables)
     raise InvalidArgument(f"unknown query: {clip(query)}", hint=_QUERIES)
 
 
-def _fit(store: Store, scope: Scope, content: Content, pointer: str, request: Request, result: QueryResult) -> Page:
+def _fit(session: CoreSession, content: Content, pointer: str, request: Request, result: QueryResult) -> Page:
     """Make a page of a result: all of it, or its beginning and the pointer of an artifact with all of it."""
     shown = "; ".join(filter(None, (result.shown, result.note)))
     if len(result.text) <= request.max_chars:
@@ -139,8 +138,7 @@ def _fit(store: Store, scope: Scope, content: Content, pointer: str, request: Re
     from coatcheck.intake import About
 
     asked = {name: getattr(request, name) for name in ("query", "diff") if getattr(request, name) is not None}
-    ref = store.put(
-        scope,
+    ref = session.put_about(
         result.text,
         About(
             tool=TOOL,
@@ -150,7 +148,7 @@ def _fit(store: Store, scope: Scope, content: Content, pointer: str, request: Re
             request=mask(json.dumps({**asked, "max_chars": request.max_chars}, ensure_ascii=False)),
         ),
     )
-    first = read_text(store.content(scope, ref), Request(max_chars=request.max_chars), ref.pointer, key=store.secret)
-    store.note_shown(scope, ref, first.spans)
+    first = read_text(session.content(ref), Request(max_chars=request.max_chars), ref.pointer, key=session.store.secret)
+    session.note_shown(ref, first.spans)
     shown = f"{shown}; {first.shown} of the result, the whole is {ref.pointer}"
     return Page(first.text, shown, pointer, None, ref.pointer)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -24,14 +23,12 @@ from coatcheck.externalize.policy import CLEARLY, Limit, Policy
 from coatcheck.externalize.stub import facts, is_stub, stub_of
 from coatcheck.ids import digest_of, is_encodable
 from coatcheck.intake import About
-from coatcheck.lookup import Scope
 from coatcheck.media import JSON
 from coatcheck.media import is_text as is_text_type
 from coatcheck.messages.message import Format, Message
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref, summarize
 from coatcheck.session import Session
-from coatcheck.storage import SessionInfo
 from coatcheck.store import Store
 from coatcheck.tokens import estimate
 from coatcheck.transcript.artifact_refs import PREFIX
@@ -205,13 +202,12 @@ class Keeper:
 
     def create_session(self) -> None:
         """Create the session in the store, even if nothing is put into it."""
-        if self._own is None:
-            self._own = self.store.session(self.session_id, ttl=None)
+        self._own_session()
 
     def _own_session(self) -> Session:
-        """Return the transcript's session. A new one is created by its first put, which saves a catalog write."""
+        """Return the transcript's session, which is created on the first call."""
         if self._own is None:
-            self._own = Session(self.store, Scope(SessionInfo(self.session_id, created=time.time())))
+            self._own = self.store.session(self.session_id, ttl=None)
         return self._own
 
     def is_ours(self, sessions: Iterable[str]) -> bool:
@@ -225,9 +221,9 @@ class Keeper:
 
     def _put(self, value: Encoded, is_shown: bool, about: About) -> Ref:
         if not is_shown or self._agent is None:
-            return self.store.put_encoded(self._own_session().scope, value, about)
+            return self._own_session().put_encoded(value, about)
         lent = replace(about, granted_by=self._agent.session_id)
-        return self.store.put_encoded(self._own_session().scope, value, lent, (self._agent.scope,))
+        return self._own_session().put_encoded(value, lent, (self._agent,))
 
     def _learn(self, fmt: Format, message: Message) -> None:
         for call in fmt.calls(message):

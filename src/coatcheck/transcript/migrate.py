@@ -379,14 +379,14 @@ class _Externalizing:
         """Grant the agent's session what the file already refers to: the session may have ended, or be a new one."""
         assert self._format is not None
         store, session = self._options.store, self._options.session
-        lent = {(ref.session_id, ref.artifact_id) for ref in store.lent(session.scope)}
+        lent = {(ref.session_id, ref.artifact_id) for ref in session.lent()}
         with store.batching:
             for part in parts(self._reader, 0, os.fstat(self._old).st_size, is_document=self._is_document):
                 for ref in refs_of(part) if _MARK in part else ():
                     if (ref.session, ref.id) not in lent and self._format.is_shown(ref.path):
                         lent.add((ref.session, ref.id))
                         with contextlib.suppress(NotFound):
-                            store.lend(store.session(ref.session).scope, ref.id, session.scope)
+                            store.session(ref.session).lend(ref.id, session)
 
     def _slim_all(self, new: int | None) -> None:
         """Process all parts since the last run, and those that are appended during this one."""

@@ -1,0 +1,467 @@
+"""`CoreSession`: the storage verbs of a session, over the parts of one store.
+
+Everything that works inside a session (reading, externalize, transcripts, context) takes one as its first argument.
+Users get `coatcheck.Session`, a subclass that adds the verbs that look inside artifacts.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import io
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from coatcheck import media
+from coatcheck.activity import Activity
+from coatcheck.checks import seconds, whole
+from coatcheck.content import ArtifactStream, Content, Files
+from coatcheck.errors import Damaged, Fenced, InvalidArgument, InvalidPointer, NotFound, TooLarge
+from coatcheck.ids import SCHEME, check_name, clip, parse_pointer
+from coatcheck.intake import About, Intake
+from coatcheck.lookup import Lookup, Scope
+from coatcheck.refs import FENCED_SERIES, RECORD_LIMIT, Coverage, Ref
+from coatcheck.search import Entries, Hit, search
+from coatcheck.search import follow as follow_session
+from coatcheck.storage import (
+    TRANSCRIPT,
+    BlobStore,
+    Catalog,
+    Claimant,
+    Entry,
+    PassageIndex,
+    Ranges,
+    Record,
+    SessionInfo,
+    merged,
+)
+from coatcheck.values import Encoded, decode
+
+if TYPE_CHECKING:
+    from coatcheck.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a store, which its sessions share. `ttl` and `grace` are the store's own."""
+
+    blobs: BlobStore
+    catalog: Catalog
+    passages: PassageIndex
+    activity: Activity
+    lookup: Lookup
+    intake: Intake
+    clock: Callable[[], float]
+    ttl: float | None
+    grace: float
+    files: Files
+
+
+class CoreSession(ABC):
+    """The scope in which pointers and names resolve: artifacts that it put or was granted, and those of its ancestors.
+
+    Created by `store.session(…)`. A session object is cheap, has no connection, and can be shared between threads."""
+
+    __slots__ = ("_parts", "_scope", "_store")
+
+    def __init__(self, store: Store, parts: Parts, scope: Scope) -> None:
+        self._store = store
+        self._parts = parts
+        self._scope = scope
+
+    @property
+    def session_id(self) -> str:
+        return self._scope.session_id
+
+    @property
+    def parent(self) -> str | None:
+        return self._scope.info.parent
+
+    @property
+    def ttl(self) -> float | None:
+        return self._scope.info.ttl
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    def __repr__(self) -> str:
+        return f"Session({self.session_id!r} of {self._store!r})"
+
+    def put(
+        self,
+        value: object,
+        *,
+        name: str | None = None,
+        tool: str | None = None,
+        kind: str | None = None,
+        media_type: str | None = None,
+        summary: str | None = None,
+        producer: str | None = None,
+        call_id: str | None = None,
+        parents: Iterable[Ref | str] = (),
+        ttl: float | None = None,
+    ) -> Ref:
+        """Store a value: text, bytes, a JSON value, a model or dataclass, a `Path`, or a binary stream.
+
+        Media type, kind and summary are detected if they are not given. `ttl` limits the life of this artifact within
+        that of the session. Returns when the value is durable."""
+        lineage = tuple(one.artifact_id if isinstance(one, Ref) else parse_pointer(one).prefix for one in parents)
+        return self.put_about(value, About(name, tool, kind, media_type, summary, producer, call_id, lineage, ttl))
+
+    def put_about(self, value: object, about: About) -> Ref:
+        """Store a value, like `put`."""
+        return self._noted(self._parts.intake.put(self._scope, value, about))
+
+    def put_encoded(self, value: Encoded, about: About, also: Sequence[CoreSession] = ()) -> Ref:
+        """Store a value that is already encoded, in the sessions of `also` too."""
+        ref = self._parts.intake.put_encoded(self._scope, value, about, [each._scope for each in also])
+        for each in (*also, self):
+            each._noted(ref)
+        return ref
+
+    def get(self, target: Ref | str) -> Any:
+        """Return the exact value of a ref, pointer or name, or None if it is missing, expired or not this session's.
+
+        A pointer with a fragment (`art:…#/rows/0`) returns that part of a JSON value. That raises `LimitExceeded` if
+        the whole value has more than 64 MiB or ten million values."""
+        try:
+            entry, fragment = self._parts.lookup.resolve(self._scope, target, content=True, brief=True)
+            if fragment:
+                part = self._part_or_error(target, fragment)
+                return None if isinstance(part, InvalidPointer) else json.loads(part)
+            entry, data = self._bytes(entry)
+        except NotFound:
+            return None
+        self._note(entry)
+        return decode(entry.ref.codec, data)
+
+    def open(self, target: Ref | str) -> BinaryIO:
+        """Open a seekable binary stream over the artifact's bytes, or over the JSON of the part that a fragment names.
+
+        Raises `NotFound`, `Expired`, `InvalidPointer` if the fragment does not exist, and `LimitExceeded` if the
+        artifact is too large for a fragment."""
+        entry, fragment = self._parts.lookup.resolve(self._scope, target, content=True)
+        self._note(entry)
+        if fragment:
+            part = self._part_or_error(target, fragment)
+            if isinstance(part, InvalidPointer):
+                raise part
+            return io.BytesIO(part)
+        if entry.blob.coding == "inline":
+            return io.BytesIO(self._bytes(entry)[1])
+        return cast(BinaryIO, io.BufferedReader(ArtifactStream(self._content(entry)), 64 * 1024))
+
+    def content(self, target: Ref | str) -> Content:
+        """The bytes of an artifact, by range; a fragment is ignored. Raises what `open` raises."""
+        entry, _ = self._parts.lookup.resolve(self._scope, target, content=True)
+        self._note(entry)
+        return self._content(entry)
+
+    def ref(self, target: Ref | str) -> Ref | None:
+        """Return the current ref, or None if there is no such artifact."""
+        lookup = self._parts.lookup
+        try:
+            entry, _ = lookup.resolve(self._scope, target)
+        except NotFound:
+            return None
+        return lookup.ref_for_caller(entry, lookup.near(self._scope, entry))
+
+    def materialize(self, target: Ref | str, folder: str | Path) -> Path:
+        """Write an artifact to a read-only file, for a tool that needs one: jq, a sandbox, a sub-process.
+
+        `end()` removes the file, if it is called in the same process. Raises what `open` raises."""
+        ref = self.content(target).ref
+        is_part = isinstance(target, str) and target.startswith(SCHEME) and "#/" in target
+        with self.open(target) as stream:
+            return self._parts.files.write(stream, media.JSON if is_part else ref.media_type, self.session_id, folder)
+
+    def note_shown(self, ref: Ref, ranges: Ranges) -> None:
+        """Note that the session was shown these bytes of an artifact."""
+        for start, end in ranges:
+            self._parts.activity.show(self.session_id, ref.artifact_id, start, end)
+
+    def coverage(self, target: Ref | str) -> Coverage:
+        """Return which part of an artifact this session has been shown by `read`."""
+        entry, _ = self._parts.lookup.resolve(self._scope, target)
+        session_id, digest = self.session_id, entry.ref.artifact_id
+        known = (*self._parts.catalog.shown(session_id, digest), *self._parts.activity.shown(session_id, digest))
+        return Coverage(merged(known), entry.ref.size_bytes)
+
+    def search(self, words: str, *, limit: int = 8) -> builtins.list[Hit]:
+        """Search names, tools, summaries and content for these words. Return the best artifacts, each with its best
+        passage."""
+        if not words.strip():
+            raise InvalidArgument("the search words are empty")
+        whole(limit, "limit", least=1)
+        return search(
+            self._parts.passages,
+            self._scope.lineage,
+            words[:4000],
+            limit=limit,
+            find=self._entries,
+            ref=lambda digest: self.ref(SCHEME + digest),
+            content=self.content,
+        )
+
+    def version(self, ref: Ref) -> int:
+        """Return the version number of a ref under its name, counted from 1. Expired versions count too."""
+        if ref.name is None:
+            return 1
+        for session_id in self._scope.lineage:
+            if found := self._parts.catalog.version(session_id, ref.name, ref.artifact_id):
+                return found
+        raise NotFound(f"no artifact {ref.pointer} found under the name {clip(ref.name)}")
+
+    def count(self) -> int:
+        """Return the number of artifacts that this session sees. It comes from the search index, so only new artifacts
+        cost time."""
+        parts, lineage = self._parts, self._scope.lineage
+        for session_id in lineage:
+            follow_session(parts.passages, session_id, self._entries, self.content)
+        alive = [each for each in lineage if self._is_alive(each)]
+        return parts.passages.count(alive, parts.clock()) if alive else 0
+
+    def artifacts(self, *, after: str | None = None, limit: int = 50) -> builtins.list[Ref]:
+        """Return a page of what this session sees, each artifact once, newest first. `after` is the id of the last
+        artifact of the page before. A page costs the same wherever it begins. Raises `NotFound` for an unknown id."""
+        return self._parts.lookup.artifacts(self._scope, after=after, limit=limit)
+
+    def list(self, *, name: str | None = None, kind: str | None = None, limit: int | None = None) -> builtins.list[Ref]:
+        """List what this session sees, newest first, each artifact once under its newest name. With `name`, list every
+        artifact that was put under that name."""
+        return self._parts.lookup.list(self._scope, name=name, kind=kind, limit=limit)
+
+    def claim(self, holder: str, *, idle: float = 0, instead_of: int | None = None) -> int:
+        """Claim this session for a dispatcher and return a fencing token, larger than every earlier one. From then on,
+        `record` with an earlier token raises `Fenced`.
+
+        With `idle`, the claim raises `Fenced` unless other holders have not claimed or written for that many seconds;
+        the same holder can claim again at any time. With `instead_of`, it raises `Fenced` unless that is still the
+        newest token (0: no claim yet). An empty holder releases the claim. For the hot state, use
+        `coatcheck.context.claim`."""
+        if holder != "":
+            check_name(holder, "holder")
+        whole(instead_of, "instead_of", optional=True)
+        seconds(idle, "idle")
+        parts, info = self._parts, self._scope.info
+        now = parts.clock()
+        token = parts.catalog.claim(info, holder, at=now, idle=idle, instead_of=instead_of, grace=parts.grace)
+        parts.activity.note(self._scope.lineage, now, info.ttl)
+        return token
+
+    def claimant(self) -> Claimant | None:
+        """Return the current claim of this session: token, holder, and the time of its last claim or record. None if
+        there is no claim."""
+        return self._parts.catalog.claimant(self.session_id)
+
+    def record(self, series: str, body: bytes, *, token: int | None = None, keep: int | None = None) -> int:
+        """Append bytes (at most 1 MiB) to a series of this session, and return their number in the series.
+
+        Raises `Fenced` if `token` is not that of the newest claim; nothing is written then. With `keep`, only that many
+        of the newest records stay. Records end with the session. Returns when the record is durable."""
+        check_name(series, "series")
+        if not isinstance(body, bytes):
+            raise InvalidArgument(f"a record must be bytes, got a {type(body).__name__}")
+        if len(body) > RECORD_LIMIT:
+            raise TooLarge(
+                f"a record must have at most {RECORD_LIMIT} bytes, got {len(body)}", hint="put it as an artifact"
+            )
+        whole(token, "token", least=1, optional=True)
+        whole(keep, "keep", least=1, optional=True)
+        if token is None and series in FENCED_SERIES:
+            raise Fenced(f"the series {series!r} only takes records under a claim", hint="claim the session first")
+        parts, info = self._parts, self._scope.info
+        now = parts.clock()
+        number = parts.catalog.record(info, series, body, at=now, token=token, keep=keep, grace=parts.grace)
+        parts.activity.note(self._scope.lineage, now, info.ttl)
+        return number
+
+    def records(
+        self,
+        series: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        newest: bool = False,
+    ) -> builtins.list[Record]:
+        """Return the records of a series (number, time, token, body), oldest first, or with `newest` newest first.
+
+        They can be read until the session ends, or is collected after it expired."""
+        check_name(series, "series")
+        whole(after, "after")
+        whole(before, "before", optional=True)
+        whole(limit, "limit", optional=True)
+        return self._parts.catalog.records(
+            self.session_id, series, after=after, before=before, limit=limit, newest=newest
+        )
+
+    def grant(self, target: Ref | str, to: str) -> Ref:
+        """Let another session see an artifact for as long as that session lives. Return the ref in that session."""
+        check_name(to, "session id")
+        parts = self._parts
+        now = parts.clock()
+        receiver = parts.catalog.session(to) or SessionInfo(to, None, parts.ttl, None, now, now)
+        while True:
+            entry, _ = parts.lookup.resolve(self._scope, target)
+            granted = replace(
+                entry.ref, session_id=to, created=now, expires=None, pinned=False, granted_by=self.session_id
+            )
+            entry = replace(entry, ref=granted, session=receiver)
+            if parts.intake.add(replace(entry, content=None), reuse=True):
+                return parts.lookup.ref_for_caller(entry, parts.catalog.near([to], [granted.artifact_id]))
+
+    def lend(self, target: Ref | str, to: CoreSession) -> None:
+        """Let a session read an artifact of this one, which belongs to a transcript, as long as the transcript has it.
+        Raises `NotFound`."""
+        parts = self._parts
+        while True:
+            entry, _ = parts.lookup.resolve(self._scope, target)
+            ref = replace(entry.ref, created=parts.clock(), granted_by=to.session_id)
+            if parts.intake.add(replace(entry, ref=ref, content=None), reuse=True):
+                return
+
+    def lent(self) -> Iterator[Ref]:
+        """The refs that transcripts lend to this session."""
+        return (entry.ref for entry in self._parts.catalog.lent(self.session_id))
+
+    def pin(self, target: Ref | str) -> Ref:
+        """Keep an artifact regardless of its time to live."""
+        return self._pin(target, True)
+
+    def unpin(self, target: Ref | str) -> Ref:
+        return self._pin(target, False)
+
+    def _pin(self, target: Ref | str, pinned: bool) -> Ref:
+        parts, scope = self._parts, self._scope
+        entry, _ = parts.lookup.resolve(scope, target)
+        if self._is_lent(entry) and pinned:
+            self.grant(entry.ref, to=scope.session_id)
+            entry, _ = parts.lookup.resolve(scope, entry.ref)
+        if entry.ref.session_id != scope.session_id:
+            raise InvalidArgument(
+                f"the artifact belongs to the session {clip(entry.ref.session_id)}",
+                hint="pin it there, or grant it first",
+            )
+        parts.catalog.pin(scope.session_id, entry.ref.artifact_id, pinned)
+        entry = replace(entry, ref=replace(entry.ref, pinned=pinned))
+        return parts.lookup.ref_for_caller(entry, parts.lookup.near(scope, entry))
+
+    def forget(self, target: Ref | str) -> bool:
+        """Drop an artifact from this session and return whether there was one. Its bytes are removed once no session
+        refers to them.
+
+        A name drops only what was put under that name: the artifact stays under its other names. A pointer or a `Ref`
+        drops the artifact under all of its names."""
+        parts, session_id = self._parts, self.session_id
+        try:
+            entry, _ = parts.lookup.resolve(self._scope, target)
+        except NotFound:
+            return False
+        digest = entry.ref.artifact_id
+        name = target if isinstance(target, str) and target == entry.ref.name else None
+        freed = parts.catalog.remove(session_id, digest, name=name)
+        if name is None or not parts.catalog.find(session_id, prefix=digest):
+            parts.passages.leave(session_id, digest)
+        for blob in freed.blobs:
+            parts.blobs.remove(blob)
+        return freed.refs > 0 or self._is_lent(entry)
+
+    def end(self) -> int:
+        """Forget everything in this session, and remove the files that `materialize` made. Return the number of
+        artifacts removed: those that no other session refers to."""
+        parts = self._parts
+        parts.files.remove(self.session_id)
+        freed = parts.catalog.remove(self.session_id, end=True)
+        parts.passages.leave(self.session_id)
+        for blob in freed.blobs:
+            parts.blobs.remove(blob)
+        parts.blobs.leftovers(remove=True)
+        return freed.artifacts
+
+    @abstractmethod
+    def _part(self, content: Content, fragment: str) -> bytes:
+        """Return the JSON of the part of a content that a fragment names. Raises `InvalidPointer` if it does not exist,
+        `InvalidArgument` if the content is not JSON, and `LimitExceeded` beyond the limits of a JSONPath."""
+
+    def _part_or_error(self, target: Ref | str, fragment: str) -> bytes | InvalidPointer:
+        try:
+            return self._part(self.content(target), fragment)
+        except InvalidPointer as error:
+            return error
+        except InvalidArgument as error:
+            raise InvalidPointer(
+                f"{clip(str(target))} has a fragment, but the artifact is not JSON", hint=""
+            ) from error
+
+    def _content(self, entry: Entry) -> Content:
+        ref = self._parts.lookup.ref_for_caller(entry)
+        if entry.blob.coding == "inline":
+            data = self._bytes(entry)[1]
+            return Content(ref, b"", lambda offset, length: data[offset : offset + length])
+        blobs, at = self._parts.blobs, entry
+
+        def read(offset: int, length: int) -> bytes:
+            nonlocal at
+            try:
+                return blobs.read(at.blob, offset, length)
+            except NotFound:
+                at = self._moved(at)
+                return blobs.read(at.blob, offset, length)
+
+        read(0, 1)
+        return Content(ref, entry.blob.frames, read)
+
+    def _bytes(self, entry: Entry) -> tuple[Entry, bytes]:
+        """Return all bytes of an entry, checked against the digest."""
+        data, blobs = entry.content, self._parts.blobs
+        if data is None and entry.blob.coding == "inline":
+            raise _missing(entry)
+        if data is None:
+            try:
+                data = blobs.read(entry.blob, 0, entry.blob.size)
+            except NotFound:
+                entry = self._moved(entry)
+                data = blobs.read(entry.blob, 0, entry.blob.size) if entry.content is None else entry.content
+        if hashlib.sha256(data).hexdigest() != entry.ref.artifact_id:
+            raise Damaged(f"the bytes of {entry.ref.pointer} do not match their digest")
+        return entry, data
+
+    def _moved(self, entry: Entry) -> Entry:
+        """Return the entry as the catalog has it now: its copy may have been compressed or repaired meanwhile."""
+        now, _ = self._parts.lookup.resolve(self._scope, entry.ref, content=True)
+        if now.blob.place == entry.blob.place:
+            raise _missing(entry)
+        return now
+
+    def _entries(self, session_id: str, before: int | None, size: int) -> Entries:
+        return self._parts.catalog.find(session_id, before=before, limit=size)
+
+    def _is_alive(self, session_id: str) -> bool:
+        info = self._parts.catalog.session(session_id)
+        expires = info.expires(self._parts.activity.last(session_id)) if info else None
+        return expires is None or self._parts.clock() < expires
+
+    def _is_lent(self, entry: Entry) -> bool:
+        """Whether this session has the artifact only because a transcript lends it."""
+        return entry.ref.session_id.startswith(TRANSCRIPT) and entry.ref.granted_by == self.session_id
+
+    def _note(self, entry: Entry) -> None:
+        self._used(None if entry.blob.coding == "inline" else entry.ref.artifact_id)
+
+    def _noted(self, ref: Ref) -> Ref:
+        self._used(ref.artifact_id if ref.size_bytes > self._parts.catalog.inline_limit else None)
+        return ref
+
+    def _used(self, digest: str | None) -> None:
+        """Note that the session was used now, and a blob that has a copy of its own."""
+        self._parts.activity.note(self._scope.lineage, self._parts.clock(), self._scope.info.ttl, digest)
+
+
+def _missing(entry: Entry) -> NotFound:
+    return NotFound(f"the bytes of {entry.ref.pointer} are missing from the store", hint="put the same content again")
