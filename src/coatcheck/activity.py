@@ -29,7 +29,8 @@ class Activity:
         self._sessions: dict[str, float] = {}
         self._blobs: dict[str, float] = {}
         self._shown: dict[tuple[str, str], Ranges] = {}
-        self._last: dict[str, float] = {}
+        self.last_uses: dict[str, float] = {}
+        """When this process last used each session."""
         self._timer: threading.Timer | None = None
         self._due = 0.0
         watch(self)
@@ -37,7 +38,7 @@ class Activity:
     def note(self, lineage: Iterable[str], now: float, ttl: float | None, digest: str | None = None) -> None:
         """Note that a session and its ancestors were used, and perhaps a blob."""
         for session_id in lineage:
-            self._sessions[session_id] = self._last[session_id] = now
+            self._sessions[session_id] = self.last_uses[session_id] = now
         if digest is not None:
             self._blobs[digest] = now
         delay = _SLOWEST if ttl is None else min(_SLOWEST, max(_QUICKEST, ttl / 10))
@@ -56,10 +57,6 @@ class Activity:
     def shown(self, session_id: str, digest: str) -> Ranges:
         """The bytes that a session was shown and that may not be in the catalog yet."""
         return self._shown.get((session_id, digest), ())
-
-    def last(self, session_id: str) -> float:
-        """When this process last used a session; 0 if it never did."""
-        return self._last.get(session_id, 0.0)
 
     def flush(self) -> None:
         sessions, blobs, shown = self._lock.run(self._taken)

@@ -25,8 +25,7 @@ from coatcheck.ids import SCHEME, check_name, clip, parse_pointer
 from coatcheck.intake import About, Intake
 from coatcheck.lookup import Lookup, Scope
 from coatcheck.refs import FENCED_SERIES, RECORD_LIMIT, Coverage, Ref
-from coatcheck.search import Entries, Hit, search
-from coatcheck.search import follow as follow_session
+from coatcheck.search import Entries, Hit, follow, search
 from coatcheck.storage import (
     TRANSCRIPT,
     BlobStore,
@@ -189,8 +188,14 @@ class CoreSession(ABC):
         """Return which part of an artifact this session has been shown by `read`."""
         entry, _ = self._parts.lookup.resolve(self._scope, target)
         session_id, digest = self.session_id, entry.ref.artifact_id
-        known = (*self._parts.catalog.shown(session_id, digest), *self._parts.activity.shown(session_id, digest))
-        return Coverage(merged(known), entry.ref.size_bytes)
+        known = self._parts.catalog.shown(session_id, [digest]).get(digest, ())
+        return Coverage(merged((*known, *self._parts.activity.shown(session_id, digest))), entry.ref.size_bytes)
+
+    def shown_of(self, refs: Iterable[Ref]) -> set[str]:
+        """Return the ids of those artifacts of which this session has been shown something."""
+        digests = [ref.artifact_id for ref in refs]
+        recent = {digest for digest in digests if self._parts.activity.shown(self.session_id, digest)}
+        return recent | set(self._parts.catalog.shown(self.session_id, digests))
 
     def search(self, words: str, *, limit: int = 8) -> builtins.list[Hit]:
         """Search names, tools, summaries and content for these words. Return the best artifacts, each with its best
@@ -198,15 +203,48 @@ class CoreSession(ABC):
         if not words.strip():
             raise InvalidArgument("the search words are empty")
         whole(limit, "limit", least=1)
-        return search(
+        self._follow()
+        return self._search(words, limit)
+
+    def count(self) -> int:
+        """Return the number of artifacts that this session sees. It comes from the search index, so only new artifacts
+        cost time."""
+        self._follow()
+        return self._count()
+
+    def survey(self, words: str, limit: int) -> tuple[int, builtins.list[Hit]]:
+        """Return what `count` and `search` return, with less work; no hits for empty words."""
+        self._follow()
+        total = self._count()
+        return total, self._search(words, limit) if total and words.strip() else []
+
+    def _follow(self) -> None:
+        """Index what is new in the session and its ancestors."""
+        for session_id in self._scope.lineage:
+            follow(self._parts.passages, session_id, self._entries, self._live, self._content)
+
+    def _search(self, words: str, limit: int) -> builtins.list[Hit]:
+        hits = search(
             self._parts.passages,
             self._scope.lineage,
             words[:4000],
             limit=limit,
-            find=self._entries,
-            ref=lambda digest: self.ref(SCHEME + digest),
-            content=self.content,
+            live=self._live,
+            content=self._content,
         )
+        if hits:
+            self._used(None)
+        return hits
+
+    def _count(self) -> int:
+        alive = [each for each in self._scope.lineage if self._is_alive(each)]
+        return self._parts.passages.count(alive, self._parts.clock()) if alive else 0
+
+    def _live(self, digests: Sequence[str]) -> dict[str, Entry]:
+        return self._parts.lookup.live(self._scope, digests)
+
+    def _entries(self, session_id: str, before: int | None, size: int) -> Entries:
+        return self._parts.catalog.find(session_id, before=before, limit=size)
 
     def version(self, ref: Ref) -> int:
         """Return the version number of a ref under its name, counted from 1. Expired versions count too."""
@@ -216,15 +254,6 @@ class CoreSession(ABC):
             if found := self._parts.catalog.version(session_id, ref.name, ref.artifact_id):
                 return found
         raise NotFound(f"no artifact {ref.pointer} found under the name {clip(ref.name)}")
-
-    def count(self) -> int:
-        """Return the number of artifacts that this session sees. It comes from the search index, so only new artifacts
-        cost time."""
-        parts, lineage = self._parts, self._scope.lineage
-        for session_id in lineage:
-            follow_session(parts.passages, session_id, self._entries, self.content)
-        alive = [each for each in lineage if self._is_alive(each)]
-        return parts.passages.count(alive, parts.clock()) if alive else 0
 
     def artifacts(self, *, after: str | None = None, limit: int = 50) -> builtins.list[Ref]:
         """Return a page of what this session sees, each artifact once, newest first. `after` is the id of the last
@@ -400,7 +429,7 @@ class CoreSession(ABC):
             ) from error
 
     def _content(self, entry: Entry) -> Content:
-        ref = self._parts.lookup.ref_for_caller(entry)
+        ref = entry.ref if entry.ref.content_uri else self._parts.lookup.ref_for_caller(entry)
         if entry.blob.coding == "inline":
             data = self._bytes(entry)[1]
             return Content(ref, b"", lambda offset, length: data[offset : offset + length])
@@ -439,12 +468,9 @@ class CoreSession(ABC):
             raise _missing(entry)
         return now
 
-    def _entries(self, session_id: str, before: int | None, size: int) -> Entries:
-        return self._parts.catalog.find(session_id, before=before, limit=size)
-
     def _is_alive(self, session_id: str) -> bool:
         info = self._parts.catalog.session(session_id)
-        expires = info.expires(self._parts.activity.last(session_id)) if info else None
+        expires = info.expires(self._parts.activity.last_uses.get(session_id, 0.0)) if info else None
         return expires is None or self._parts.clock() < expires
 
     def _is_lent(self, entry: Entry) -> bool:

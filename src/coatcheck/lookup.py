@@ -6,7 +6,8 @@ answered exactly like one that does not exist.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -50,7 +51,7 @@ class Lookup:
     def __init__(self, blobs: BlobStore, catalog: Catalog, activity: Activity, clock: Callable[[], float]) -> None:
         self._blobs = blobs
         self._catalog = catalog
-        self._activity = activity
+        self._last_uses = activity.last_uses
         self._clock = clock
 
     def resolve(
@@ -161,6 +162,26 @@ class Lookup:
             near.setdefault(one[:MIN_PREFIX], []).append(one)
         return [self.ref_for_caller(entry, near.get(entry.ref.artifact_id[:MIN_PREFIX], ())) for entry in listed]
 
+    def live(self, scope: Scope, digests: Collection[str]) -> dict[str, Entry]:
+        """Return the live entries of these artifacts that the scope sees, with their content if it is small and with
+        their refs as callers see them. One query serves all of them, unless some have expired."""
+        found: dict[str, Entry] = {}
+        near: dict[str, set[str]] = {}
+        starts = {digest[:MIN_PREFIX] for digest in digests}
+        for entry in self._catalog.find_many(scope.lineage, starts, content=True):
+            digest = entry.ref.artifact_id
+            near.setdefault(digest[:MIN_PREFIX], set()).add(digest)
+            if digest not in found and digest in digests and self.is_live(entry):
+                found[digest] = entry
+        for digest in digests:
+            if digest not in found:
+                with contextlib.suppress(NotFound):  # a transcript may still refer to it
+                    found[digest] = self._by_prefix(scope, digest, True, False)
+        return {
+            digest: replace(entry, ref=self.ref_for_caller(entry, near.get(digest[:MIN_PREFIX], ())))
+            for digest, entry in found.items()
+        }
+
     def near(self, scope: Scope, entry: Entry) -> Iterable[str]:
         """The ids in the scope that begin like this one, and that its pointer must differ from."""
         return self._catalog.near(scope.lineage, [entry.ref.artifact_id])
@@ -171,12 +192,13 @@ class Lookup:
 
     def expires(self, entry: Entry) -> float | None:
         """When this entry expires if nothing is used from now on: its own time or its session's, whichever is first."""
-        if entry.ref.pinned:
+        ref, session = entry.ref, entry.session
+        if ref.pinned:
             return None
-        session = entry.session.expires(max(entry.ref.created, self._activity.last(entry.session.session_id)))
-        if session is None or entry.ref.expires is None:
-            return entry.ref.expires if session is None else session
-        return min(session, entry.ref.expires)
+        if session.ttl is None:
+            return ref.expires
+        used = max(session.used, ref.created, self._last_uses.get(session.session_id, 0.0))
+        return used + session.ttl if ref.expires is None else min(used + session.ttl, ref.expires)
 
     def ref_for_caller(self, entry: Entry, near: Iterable[str] = ()) -> Ref:
         """The ref of an entry as users see it: with its expiry, its address, and a pointer that is unique among the ids

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from coatcheck.ids import pointer_of
+from coatcheck.ids import SCHEME
 
 Codec = Literal["text", "json", "bytes"]
 Coding = Literal["inline", "raw", "zstd"]
@@ -70,7 +70,7 @@ class Ref:
 
     @property
     def pointer(self) -> str:
-        return pointer_of(self.artifact_id, self.pointer_length)
+        return SCHEME + self.artifact_id[: self.pointer_length]
 
     @property
     def content_hash(self) -> str:

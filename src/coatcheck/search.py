@@ -7,7 +7,7 @@ last one, so a put never waits for the index. A hit is always an artifact that t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coatcheck import media
@@ -23,10 +23,13 @@ INDEXED_BYTES = 4 * 1024 * 1024
 _WORDS = re.compile(r"\w{3,}")
 _GLANCE, _PAGE = 16, 256
 _BATCH_BYTES = 8 * 1024 * 1024
+_INDEXED_AT_ONCE = 64  # artifacts in one query, each with up to 128 KiB of content
 
 Entries = list[Entry]
 Find = Callable[[str, int | None, int], Entries]
 """Return refs of a session, newest first: `(session id, older than this seq, limit)`."""
+Live = Callable[[Sequence[str]], Mapping[str, Entry]]
+"""Return the entries of those artifacts that the caller may see, with small content: the index only proposes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +50,10 @@ def search(
     words: str,
     *,
     limit: int,
-    find: Find,
-    ref: Callable[[str], Ref | None],
-    content: Callable[[Ref], Content],
+    live: Live,
+    content: Callable[[Entry], Content],
 ) -> list[Hit]:
-    """Return the best hits in these sessions, each artifact once. `ref` returns the live ref of a digest, or None if
-    the caller may not see it: the index only proposes."""
-    for session_id in sessions:
-        follow(passages, session_id, find, content)
+    """Return the best hits in these sessions, each artifact once. Call `follow` for each session before."""
     asked = limit * 8 + 32
     while True:
         matches = passages.match(words, sessions, asked)
@@ -65,19 +64,21 @@ def search(
                 best[match.digest] = match if known is None else match._replace(score=known.score)
         ranked = sorted(best.values(), key=lambda match: (match.score, match.digest))
         hits: list[Hit] = []
-        for match in ranked:
-            live = ref(match.digest)
-            hit = None if live is None else _hit(live, match, words, content)
-            if hit is not None:
-                hits.append(hit)
-            if len(hits) == limit:
-                return hits
-        if len(matches) < asked or len(ranked) == len(hits):
+        at = 0
+        while at < len(ranked) and len(hits) < limit:
+            proposed = ranked[at : at + limit - len(hits)]
+            at += len(proposed)
+            entries = live([match.digest for match in proposed])
+            found = (_hit(entries[one.digest], one, words, content) for one in proposed if one.digest in entries)
+            hits += [hit for hit in found if hit is not None]
+        if len(hits) == limit or len(matches) < asked or len(ranked) == len(hits):
             return hits
         asked *= 4  # artifacts that are gone took up the places
 
 
-def follow(passages: PassageIndex, session_id: str, find: Find, content: Callable[[Ref], Content]) -> None:
+def follow(
+    passages: PassageIndex, session_id: str, find: Find, live: Live, content: Callable[[Entry], Content]
+) -> None:
     """Index what is new in a session since the last call, or all of it if that is unknown."""
     known = passages.followed(session_id)
     fresh, met = _since(session_id, known, find)
@@ -87,17 +88,15 @@ def follow(passages: PassageIndex, session_id: str, find: Find, content: Callabl
     if not fresh and (known is not None or passages.followed(session_id) is None):
         return
     holds: dict[str, Held] = {}
-    refs: dict[str, Ref] = {}
     for entry in fresh:
         if not entry.gone:
             ref = entry.ref
-            refs.setdefault(ref.artifact_id, ref)
             ends = None if ref.pinned else ref.expires
             held = holds.get(ref.artifact_id, Held([], ends))
             held.labels.extend(each for each in (ref.name, ref.tool, ref.summary) if each)
             last = None if ends is None or held.expires is None else max(ends, held.expires)
             holds[ref.artifact_id] = held._replace(expires=last)
-    unread = _index(passages, refs, content)
+    unread = _index(passages, holds, live, content)
     mark = known
     for entry in reversed(fresh):
         if entry.gone == "damaged" or entry.ref.artifact_id in unread:
@@ -123,23 +122,27 @@ def _since(session_id: str, mark: Mark | None, find: Find) -> tuple[list[Entry],
         before, size = page[-1].seq, _PAGE
 
 
-def _index(passages: PassageIndex, refs: Mapping[str, Ref], content: Callable[[Ref], Content]) -> set[str]:
+def _index(passages: PassageIndex, digests: Iterable[str], live: Live, content: Callable[[Entry], Content]) -> set[str]:
     """Index artifacts that are not indexed yet, in batches. Return those that could not be read."""
     unread: set[str] = set()
-    batch: dict[str, list[Passage]] = {}
-    size = 0
-    for digest in passages.missing(refs):
-        try:
-            batch[digest] = list(cut(content(refs[digest])))
-        except (NotFound, Damaged):
-            unread.add(digest)
-            continue
-        size += sum(one.end - one.start for one in batch[digest])
-        if size > _BATCH_BYTES or len(batch) >= _PAGE:
+    missing = passages.missing(digests)
+    for at in range(0, len(missing), _INDEXED_AT_ONCE):
+        wanted = missing[at : at + _INDEXED_AT_ONCE]
+        entries = live(wanted)
+        batch: dict[str, list[Passage]] = {}
+        size = 0
+        for digest in wanted:
+            try:
+                batch[digest] = list(cut(content(entries[digest])))
+            except (KeyError, NotFound, Damaged):
+                unread.add(digest)
+                continue
+            size += sum(one.end - one.start for one in batch[digest])
+            if size > _BATCH_BYTES:
+                passages.add(batch)
+                batch, size = {}, 0
+        if batch:
             passages.add(batch)
-            batch, size = {}, 0
-    if batch:
-        passages.add(batch)
     return unread
 
 
@@ -166,13 +169,14 @@ def cut(content: Content) -> Iterator[Passage]:
         line, start = line + lines, end
 
 
-def _hit(ref: Ref, match: Match, words: str, content: Callable[[Ref], Content]) -> Hit | None:
+def _hit(entry: Entry, match: Match, words: str, content: Callable[[Entry], Content]) -> Hit | None:
     """The hit for a match; None if its bytes cannot be read any more."""
+    ref = entry.ref
     if match.first == 0:
         shown = " · ".join(text for text in (ref.name, ref.tool, ref.summary) if text)
         return Hit(ref, shown[:SHOWN_CHARS], None, match.score, f'read("{ref.pointer}")')
     try:
-        before, text, after = _around(content(ref), match)
+        before, text, after = _around(content(entry), match)
     except (NotFound, Damaged):
         return None
     within = text.split("\n")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from coatcheck.context.budget import whole
-from coatcheck.errors import NotFound
 from coatcheck.previews.excerpts import line as one_line
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
@@ -114,13 +113,12 @@ def rank(
     items, chars, narrative = (
         whole(name, settings[name] if sizes.get(name) is None else sizes[name], least) for name, least in _LEAST.items()
     )
-    total = session.count()
-    ranked = _ranked(session, _found(session, message, items))[:items] if total else []
+    total, hits = session.survey(message, 2 * items)
+    ranked = _ranked(session, _found(session, hits, items))[:items] if total else []
     return Ranking(ranked, total, chars, narrative, read_tool, list_tool)
 
 
-def _found(session: Session, message: str, items: int) -> list[_Candidate]:
-    hits: Sequence[Hit] = session.search(message, limit=2 * items) if message.strip() else ()
+def _found(session: Session, hits: Sequence[Hit], items: int) -> list[_Candidate]:
     best = hits[0].score if hits else 0.0
     found = {
         hit.ref.artifact_id: _Candidate(
@@ -138,19 +136,12 @@ def _ranked(session: Session, found: list[_Candidate]) -> list[tuple[_Candidate,
     """Rank the candidates, best first. Recency is a rank among the candidates, not an age, so the clock is not used."""
     order = sorted(found, key=lambda one: (one.ref.created, one.ref.artifact_id))
     recency = {one.ref.artifact_id: (number + 1) / len(order) for number, one in enumerate(order)}
-    used = {one.ref.artifact_id for one in found if _was_read(session, one.ref)}
+    used = session.shown_of(one.ref for one in found)
     scored = [
         (one, one.relevance + _RECENT * recency[one.ref.artifact_id] + _USED * (one.ref.artifact_id in used))
         for one in found
     ]
     return sorted(scored, key=lambda pair: (-pair[1], pair[0].ref.artifact_id))
-
-
-def _was_read(session: Session, ref: Ref) -> bool:
-    try:
-        return bool(session.coverage(ref).ranges)
-    except NotFound:
-        return False
 
 
 def _lines(ranked: list[tuple[_Candidate, float]], room: int, narrative: int) -> list[RecalledItem]:

@@ -264,6 +264,10 @@ class Catalog(Records, Protocol):
         may lack metadata. With `settled=False`, recent puts may be missing (see `behind`)."""
         ...
 
+    def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
+        """Return what `find` returns for each of these sessions and prefixes, in one query."""
+        ...
+
     def lent(self, session_id: str, *, prefix: str | None = None, content: bool = False) -> list[Entry]:
         """Return refs that transcripts keep for this session, newest first, without tombstones: refs in sessions whose
         id starts with `TRANSCRIPT` that were granted by this one.
@@ -294,8 +298,9 @@ class Catalog(Records, Protocol):
         """Return the store's private signing key. It is generated once, so signatures stay valid after a restart."""
         ...
 
-    def shown(self, session_id: str, digest: str) -> Ranges:
-        """Return which bytes of an artifact this session has seen, as sorted ranges that do not touch or overlap."""
+    def shown(self, session_id: str, digests: Iterable[str]) -> dict[str, Ranges]:
+        """Return which bytes of these artifacts this session has seen, as sorted ranges that do not touch or overlap.
+        Artifacts of which it has seen nothing are omitted."""
         ...
 
     def touch(

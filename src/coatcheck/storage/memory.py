@@ -212,6 +212,10 @@ class MemoryCatalog:
                 replace(entry, blob=self._blobs.get(entry.ref.artifact_id, entry.blob), session=info) for entry in found
             ]
 
+    def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
+        wanted = list(prefixes)
+        return [one for each in sessions for prefix in wanted for one in self.find(each, prefix=prefix)]
+
     def lent(self, session_id: str, *, prefix: str | None = None, content: bool = False) -> list[Entry]:
         with self._open():
             found = [
@@ -247,10 +251,10 @@ class MemoryCatalog:
     def secret(self) -> bytes:
         return self._secret
 
-    def shown(self, session_id: str, digest: str) -> Ranges:
+    def shown(self, session_id: str, digests: Iterable[str]) -> dict[str, Ranges]:
         with self._open():
             held = self._sessions.get(session_id)
-            return held.shown.get(digest, ()) if held else ()
+            return {digest: found for digest in digests if (found := held.shown.get(digest))} if held else {}
 
     def touch(
         self,

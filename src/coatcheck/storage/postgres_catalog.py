@@ -142,6 +142,23 @@ class PostgresCatalog(PostgresUpkeep):
         entries = [entry_of(row) for row in rows]
         return entries if prefix is None else newest_of_each(entries)
 
+    def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
+        lineage, ranges = list(sessions), [prefix_range(prefix) for prefix in prefixes]
+        found: dict[str, list[Entry]] = {session_id: [] for session_id in lineage}
+        for row in self._ask(
+            # OFFSET prevents a join: each session and range is one index lookup.
+            f"SELECT {REF}, {SESSION}, b.coding, b.place, b.frames, {'b.data' if content else 'NULL'} FROM session s,"
+            " unnest(%(low)s::bytea[], %(high)s::bytea[]) AS one (low, high),"
+            " LATERAL (SELECT * FROM ref WHERE session_key = s.session_key"
+            " AND digest BETWEEN one.low AND one.high OFFSET 0) r"
+            " LEFT JOIN blob b ON b.tenant = r.tenant AND b.digest = r.digest"
+            " WHERE s.tenant = %(tenant)s AND sha256(s.session_id) = ANY (%(sessions)s) ORDER BY r.seq DESC",
+            sessions=hashes_of(lineage), low=[low for low, _ in ranges], high=[high for _, high in ranges],
+        ):  # fmt: skip
+            entry = entry_of(row)
+            found[entry.ref.session_id].append(entry)
+        return [entry for each in found.values() for entry in newest_of_each(each)]
+
     def lent(self, session_id: str, *, prefix: str | None = None, content: bool = False) -> list[Entry]:
         low, high = prefix_range(prefix or "")
         rows = self._ask(
@@ -197,13 +214,15 @@ class PostgresCatalog(PostgresUpkeep):
         )
         return bytes(rows[0][0])
 
-    def shown(self, session_id: str, digest: str) -> Ranges:
-        rows = self._ask(
-            "SELECT lower(part), upper(part) FROM session s JOIN shown USING (session_key), unnest(ranges) AS part"
-            f" WHERE {OF_SESSION} AND digest = %(digest)s ORDER BY 1",
-            session=packed(session_id), digest=bytes.fromhex(digest),
-        )  # fmt: skip
-        return tuple((int(start), int(end)) for start, end in rows)
+    def shown(self, session_id: str, digests: Iterable[str]) -> dict[str, Ranges]:
+        found: dict[str, Ranges] = {}
+        for digest, start, end in self._ask(
+            "SELECT digest, lower(part), upper(part) FROM session s JOIN shown USING (session_key),"
+            f" unnest(ranges) AS part WHERE {OF_SESSION} AND digest = ANY(%(digests)s) ORDER BY 2",
+            session=packed(session_id), digests=[bytes.fromhex(digest) for digest in digests],
+        ):  # fmt: skip
+            found[digest.hex()] = (*found.get(digest.hex(), ()), (int(start), int(end)))
+        return found
 
     def touch(
         self,

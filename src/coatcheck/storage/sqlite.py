@@ -42,6 +42,7 @@ _PAGES = 64  # pages returned to the file system in one step of compacting
 _FROM = "FROM session s JOIN ref r ON r.session_key = s.session_key LEFT JOIN blob b ON b.blob_key = r.blob_key"
 # By default SQLite scans all refs of a session in the order of their seq, so the index must be named.
 _FROM_DIGEST = _FROM.replace("ref r", "ref r INDEXED BY ref_by_digest")
+_FROM_WANTED = _FROM_DIGEST.replace("FROM", "FROM wanted CROSS JOIN")
 _FROM_NAME = _FROM.replace("ref r", "ref r INDEXED BY ref_by_name")
 _FROM_GRANT = _FROM.replace("ref r", "ref r INDEXED BY ref_by_grant")
 _BY_PREFIX = f"""SELECT {{columns}}, {{content}}, (SELECT o.digest FROM ref o WHERE o.session_key = r.session_key
@@ -129,6 +130,24 @@ class SqliteCatalog(Database):
         ]
         return entries if prefix is None else newest_of_each([*pending, *entries])
 
+    def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
+        lineage, ranges = list(sessions), [prefix_range(prefix) for prefix in prefixes]
+        if not ranges:
+            return []
+        rows = self._query(
+            f"WITH wanted(low, high) AS (VALUES {', '.join(['(?, ?)'] * len(ranges))})"
+            f" SELECT {COLUMNS}, {'c.data' if content else 'NULL'} {_FROM_WANTED}"
+            f" {'LEFT JOIN content c ON c.blob_key = b.blob_key' if content else ''}"
+            f" WHERE s.session_id IN ({', '.join('?' * len(lineage))}) AND r.digest BETWEEN wanted.low AND wanted.high"
+            " ORDER BY r.seq DESC",
+            (*(bound for pair in ranges for bound in pair), *lineage),
+        )
+        found: dict[str, list[Entry]] = {session_id: [] for session_id in lineage}
+        for row in rows:
+            entry = entry_of(row, row[WIDTH])
+            found[entry.ref.session_id].append(entry)
+        return [entry for each in found.values() for entry in newest_of_each(each)]
+
     def lent(self, session_id: str, *, prefix: str | None = None, content: bool = False) -> list[Entry]:
         low, high = prefix_range(prefix or "")
         rows = self._query(
@@ -143,6 +162,8 @@ class SqliteCatalog(Database):
 
     def near(self, sessions: Iterable[str], digests: Iterable[str], *, settled: bool = True) -> set[str]:
         starts, lineage = {digest[:MIN_PREFIX] for digest in digests}, list(sessions)
+        if settled:
+            return {entry.ref.artifact_id for entry in self.find_many(lineage, starts)}
         return {
             entry.ref.artifact_id
             for session_id in lineage
@@ -184,14 +205,16 @@ class SqliteCatalog(Database):
     def secret(self) -> bytes:
         return bytes(self._query("SELECT value FROM meta WHERE key = 'secret'")[0][0])
 
-    def shown(self, session_id: str, digest: str) -> Ranges:
-        return tuple(
-            self._query(
-                "SELECT start, end FROM shown WHERE digest = ? AND session_key ="
-                " (SELECT session_key FROM session WHERE session_id = ?) ORDER BY start",
-                (bytes.fromhex(digest), session_id),
-            )
-        )
+    def shown(self, session_id: str, digests: Iterable[str]) -> dict[str, Ranges]:
+        wanted = [bytes.fromhex(digest) for digest in digests]
+        found: dict[str, Ranges] = {}
+        for digest, start, end in self._query(
+            f"SELECT digest, start, end FROM shown WHERE digest IN ({', '.join('?' * len(wanted))}) AND session_key ="
+            " (SELECT session_key FROM session WHERE session_id = ?) ORDER BY start",
+            (*wanted, session_id),
+        ):
+            found[digest.hex()] = (*found.get(digest.hex(), ()), (start, end))
+        return found
 
     def claimant(self, session_id: str) -> Claimant | None:
         found = self._query(records.CLAIMANT, (session_id,))

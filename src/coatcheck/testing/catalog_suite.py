@@ -316,10 +316,10 @@ class CatalogSuite(RecordSuite, suite=True):
         digest = digest_of(b"x")
         catalog.touch({}, {}, {("s", digest): ((10, 20), (40, 50)), ("nobody", digest): ((0, 1),)})
         catalog.touch({}, {}, {("s", digest): ((15, 30),)})
-        assert catalog.shown("s", digest) == others.shown("s", digest) == ((10, 30), (40, 50))
-        assert catalog.shown("nobody", digest) == catalog.shown("s", "0" * 64) == ()
+        assert catalog.shown("s", [digest]) == others.shown("s", [digest]) == {digest: ((10, 30), (40, 50))}
+        assert catalog.shown("nobody", [digest]) == catalog.shown("s", ["0" * 64]) == catalog.shown("s", []) == {}
         catalog.remove("s", digest)
-        assert catalog.shown("s", digest) == ()
+        assert catalog.shown("s", [digest]) == {}
 
     def test_the_secret_stays_the_same(self, catalog: Catalog, others: Catalog) -> None:
         assert len(catalog.secret()) >= 16
