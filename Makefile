@@ -8,6 +8,9 @@ VENV := .venv/.installed
 SERVERS := .venv/mcp-servers/.installed
 COMPILE := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11
 
+# Tests start many processes. Each would compile the package again if none of them could write bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 .PHONY: help demo test check bench faults lock clean
 
@@ -18,7 +21,7 @@ demo: $(DEMO)  ## Watch an agent at work, and what it costs with and without Coa
 	$(BIN)/python -m examples.demo $(ARGS)
 
 test: $(VENV) $(SERVERS)  ## Run the tests, with the short form of the faults (ARGS="-k session" for some)
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 check: $(VENV)  ## Lint, formatting, types and layers
 	$(BIN)/ruff check .
@@ -29,8 +32,8 @@ check: $(VENV)  ## Lint, formatting, types and layers
 bench: $(VENV) $(SERVERS)  ## Measure ours against the floor and against peers, in one run on the same disk
 	$(BIN)/python -m benchmarks $(ARGS)
 
-faults: $(VENV)  ## Run the long form of the faults: crashes, full disks, damage, races
-	COATCHECK_FAULTS=long $(BIN)/python -m pytest -m faults --timeout 7200 $(ARGS)
+faults: $(VENV)  ## Run the long form of the faults (crashes, full disks, damage, races) and of property tests
+	COATCHECK_FAULTS=long $(BIN)/python -m pytest -m "faults or properties" --timeout 7200 $(ARGS)
 
 lock: $(VENV)  ## Write the constraints files (ARGS=--upgrade for newer versions)
 	$(COMPILE) --group dev pyproject.toml -o constraints.txt $(ARGS)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coatcheck.messages.formats import FORMATS, detect
-from coatcheck.messages.message import Message
+from coatcheck.messages import FORMATS, Message, detect
 
 _EMPTY = "(no words)"
 

@@ -3,11 +3,12 @@
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from coatcheck import Store
 from tests.backends import Backend, Clock, Fleet
@@ -20,10 +21,22 @@ LONG_FAULTS = os.environ.get("COATCHECK_FAULTS") == "long"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No deadline: a slow disk is not a wrong answer.
-settings.register_profile("short", deadline=None, print_blob=True)
-settings.register_profile("long", parent=settings.get_profile("short"), max_examples=1_000)
+# A slow machine is not a wrong answer. In CI, the same examples are tried each time.
+settings.register_profile(
+    "short", max_examples=25, derandomize=bool(os.environ.get("CI")), print_blob=True,
+    deadline=None, suppress_health_check=[HealthCheck.too_slow],
+)  # fmt: skip
+settings.register_profile("long", parent=settings.get_profile("short"), max_examples=1_000, derandomize=False)
 settings.load_profile("long" if LONG_FAULTS else "short")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark property tests, which `make faults` runs with more examples."""
+    for item in items:
+        if isinstance(item, pytest.Function):
+            names = getattr(item.function, "__code__", None) and item.function.__code__.co_names
+            if is_hypothesis_test(item.function) or {"examples", "run_state_machine_as_test"} & set(names or ()):
+                item.add_marker("properties")
 
 
 @pytest.fixture(scope="session")
@@ -49,8 +62,8 @@ def fleet() -> Iterator[Fleet]:
     if missing:
         reason = f"no {' and no '.join(missing)}: run `make test`, or install the server"
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
-    with postgres() as database, seaweedfs() as s3:
-        yield Fleet(s3, database)
+    with postgres(fsync=False) as database, seaweedfs() as s3, closing(Fleet(s3, database)) as made:
+        yield made
 
 
 @pytest.fixture
@@ -58,39 +71,38 @@ def clock() -> Clock:
     return Clock()
 
 
-def backend_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
-    numbers = itertools.count(1)
-    new_urls: dict[str, Callable[[], str]] = {
-        "memory": lambda: "memory:",
-        "folder": lambda: str(tmp_path / f"another store {next(numbers)}"),
-        "fleet": lambda: request.getfixturevalue("fleet").new_url(),
-    }
-    new_url = new_urls[kind]
-    return Backend(str(tmp_path / "store") if kind == "folder" else new_url(), new_url)
+@contextmanager
+def backend_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    with ExitStack() as stack:
+        if kind == "fleet":
+            new_url = stack.enter_context(request.getfixturevalue("fleet").lending())
+        elif kind == "folder":
+            names = itertools.chain(["store"], (f"another store {number}" for number in itertools.count(1)))
+            new_url = lambda: str(tmp_path / next(names))  # noqa: E731
+        else:
+            new_url = lambda: "memory:"  # noqa: E731
+        yield stack.enter_context(closing(Backend(new_url(), new_url)))
 
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     """A store in a folder, for tests of that backend only."""
-    made = backend_of("folder", request, tmp_path)
-    yield made
-    made.close()
+    with backend_of("folder", request, tmp_path) as made:
+        yield made
 
 
 @pytest.fixture(params=["memory", "folder", "fleet"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     """Each backend in turn."""
-    made = backend_of(request.param, request, tmp_path)
-    yield made
-    made.close()
+    with backend_of(request.param, request, tmp_path) as made:
+        yield made
 
 
 @pytest.fixture(params=["folder", "fleet"])
 def lasting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     """Each backend that several processes can use."""
-    made = backend_of(request.param, request, tmp_path)
-    yield made
-    made.close()
+    with backend_of(request.param, request, tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

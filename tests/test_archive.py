@@ -68,7 +68,7 @@ def test_an_import_gives_the_same_store_whatever_the_backends(
             assert copy.verify().problems == []
 
 
-def test_the_numbers_of_an_export_and_an_import_are_told(backend: Backend, store: Store, clock: Clock) -> None:
+def test_the_numbers_of_an_export_and_an_import_are_reported(backend: Backend, store: Store, clock: Clock) -> None:
     fill(store, clock)
     steps: list[tuple[int, int | None]] = []
     target = io.BytesIO()
@@ -144,7 +144,7 @@ def test_an_import_that_broke_off_anywhere_can_be_repeated(backend: Backend, arc
             assert exported(store) == archive
 
 
-def test_an_export_that_was_cut_off_between_two_lines_is_told(store: Store, archive: bytes) -> None:
+def test_an_export_that_was_cut_off_between_two_lines_is_reported(store: Store, archive: bytes) -> None:
     with pytest.raises(InvalidArgument, match="cut off"):
         store.import_(io.BytesIO(b"".join(archive.splitlines(keepends=True)[:-1])))
 
@@ -282,7 +282,7 @@ def test_a_line_that_makes_no_sense_is_named_and_harms_nothing(backend: Backend,
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"{}\n", b"[]\n", b"not json\n", b"\xff\xfe\n", b'{"session":{}}\n'])
-def test_what_is_no_export_is_refused(store: Store, data: bytes) -> None:
+def test_what_is_not_an_export_is_refused(store: Store, data: bytes) -> None:
     with pytest.raises(InvalidArgument):
         store.import_(io.BytesIO(data))
 
@@ -433,3 +433,64 @@ def test_a_session_from_the_future_is_used_now(backend: Backend, archive: bytes,
     store.import_(forged(archive, session_line(archive, created=4e9, used=4e9)))
     (info,) = store.sessions()
     assert (info.created, info.used) == (clock.now, clock.now)
+
+
+def test_a_second_archive_does_not_write_to_an_imported_session(backend: Backend, archive: bytes, clock: Clock) -> None:
+    store = backend.open(clock=clock)
+    alice = session_line(archive, session_id="alice", created=555.0, ttl=None)
+    ref = ref_line(archive, artifact_id=hashlib.sha256(b"one").hexdigest(), name="doc", codec="bytes")
+    store.import_(forged(archive, alice, *blob_lines(b"one"), ref))
+    session = store.session("alice", ttl=None)
+    private = session.put("private", name="priv")
+    evil = ref_line(archive, artifact_id=hashlib.sha256(b"evil").hexdigest(), name="priv", created=2e9)
+    record = {"record": {"series": "notes", "at": 2e9, "body": base64.b64encode(b"evil").decode()}}
+    for lines in ([*blob_lines(b"evil"), evil], [record], [*blob_lines(b"one"), ref, *blob_lines(b"evil"), evil]):
+        with pytest.raises(InvalidArgument, match="exists already"):
+            store.import_(forged(archive, alice, *lines))
+    assert session.get("priv") == "private"
+    assert session.records("notes") == []
+
+    store.import_(forged(archive, alice, session_line(archive, session_id="mallory", parent="alice", ttl=None)))
+    assert store.session("mallory").get(private) is None
+    boss = session_line(archive, session_id="boss", created=5.0, ttl=None)
+    child = session_line(archive, session_id="alice", created=555.0, ttl=None, parent="boss")
+    store.import_(forged(archive, boss, child))
+    assert store.session("alice").parent is None
+    lent = ref_line(archive, artifact_id=hashlib.sha256(b"evil").hexdigest(), granted_by="alice", codec="bytes")
+    transcript = session_line(archive, session_id="transcript:evil", ttl=None)
+    store.import_(forged(archive, alice, transcript, *blob_lines(b"evil"), lent))
+    assert session.get("art:" + lent["ref"]["artifact_id"]) is None
+
+    assert store.import_(forged(archive, alice, *blob_lines(b"one"), ref)) == 0
+    assert store.import_(forged(archive, alice, *blob_lines(b"evil"), evil), merge=True) == 1
+
+
+def test_another_archive_does_not_continue_an_interrupted_import(backend: Backend, archive: bytes) -> None:
+    store = backend.open()
+    alice = session_line(archive, session_id="alice", ttl=None)
+    with pytest.raises(InvalidArgument, match="bytes of a blob are missing"):
+        store.import_(forged(archive, alice, {"blob": {"digest": "0" * 64, "size": 3}}))
+    store.session("alice").put("private", name="priv")
+    evil = ref_line(archive, artifact_id=hashlib.sha256(b"evil").hexdigest(), name="priv", created=2e9)
+    with pytest.raises(InvalidArgument, match="exists already"):
+        store.import_(forged(archive, alice, *blob_lines(b"evil"), evil))
+    assert store.session("alice").get("priv") == "private"
+
+
+@pytest.mark.parametrize("size", ["Infinity", "-Infinity", "NaN", "-1", "1e400", "1e300", "null", '"x"', "[]"])
+def test_a_blob_whose_size_is_not_a_size_is_refused(store: Store, archive: bytes, size: str) -> None:
+    lines = forged(archive, session_line(archive), {"blob": {"digest": "x", "size": 0}}).getvalue()
+    with pytest.raises(InvalidArgument, match="line 3"):
+        store.import_(io.BytesIO(lines.replace(b'"size": 0', f'"size": {size}'.encode())))
+
+
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "-1", "1e400", "1" * 400, "1" * 5000, "[]", '"x"'])
+def test_numbers_out_of_range_are_refused_by_their_line(store: Store, archive: bytes, number: str) -> None:
+    record = {"record": {"series": "s", "at": 1.5, "body": ""}}
+    for field, value in (("created", 1.5), ("used", 1.5), ("quota", 15), ("at", 1.5)):
+        lines = forged(
+            archive, session_line(archive, session_id=field, **({field: value} if field != "at" else {})), record
+        )
+        text = lines.getvalue().decode().replace(f'"{field}": {value}', f'"{field}": {number}')
+        with pytest.raises(InvalidArgument, match=r"line [23]"):
+            store.import_(io.BytesIO(text.encode()))

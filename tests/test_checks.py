@@ -67,3 +67,18 @@ def test_a_draft_that_is_not_used_leaves_the_old_file_and_nothing_else(tmp_path:
     with Draft(tmp_path) as draft:
         draft.file.write(b"half")
     assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("file", b"old")]
+
+
+def test_a_file_is_replaced_after_the_check_unless_the_check_raises(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"old")
+    seen: list[bytes] = []
+    replace_file(file, b"new", check=lambda: seen.append(file.read_bytes()))
+    assert (seen, file.read_bytes()) == ([b"old"], b"new")
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replace_file(file, b"newer", check=interrupt)
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("file", b"new")]

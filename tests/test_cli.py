@@ -308,7 +308,7 @@ def test_stats_count_content_once() -> None:
     )
 
 
-def test_looking_in_a_place_that_is_no_store_makes_none(tmp_path: Path) -> None:
+def test_looking_in_a_place_that_is_not_a_store_makes_none(tmp_path: Path) -> None:
     for args in (("ls",), ("get", "x"), ("verify",), ("collect",), ("stats",), ("export", "-")):
         assert call(*args, "--store", str(tmp_path / "typo")).exit_code == errors.CODES["store_unavailable"].exit
     assert not (tmp_path / "typo").exists()
@@ -354,7 +354,7 @@ def test_an_export_to_a_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert json.loads(answer("import", str(file), "--store", str(tmp_path / "other"), "--json")) == {"imported": 1}
 
 
-def test_a_file_that_is_no_export_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_export_is_a_clear_error(tmp_path: Path) -> None:
     result = call("import", "-", stdin=b"no export\n")
     assert result.exit_code == errors.CODES["invalid_argument"].exit
     assert result.stderr.count("\n") == 1
@@ -397,7 +397,7 @@ def test_failures_of_files_and_stores_are_one_line_and_no_traceback(tmp_path: Pa
         assert result.stderr.count(b"\n") == 1, args
 
 
-def test_a_file_name_that_is_no_text_is_stored_under_one_that_is(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_text_is_stored_under_one_that_is(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path) + b"/caf\xe9.txt"
     with open(path, "wb") as file:
         file.write(b"coffee")
@@ -405,7 +405,7 @@ def test_a_file_name_that_is_no_text_is_stored_under_one_that_is(tmp_path: Path)
     assert answer("get", "caf\ufffd.txt") == "coffee"
 
 
-def test_a_reader_that_goes_away_is_no_noise(store: Path) -> None:
+def test_a_reader_that_goes_away_causes_no_noise(store: Path) -> None:
     answer("put", "-", "--name", "big", stdin=b"0123456789abcde\n" * 500_000)
     process = subprocess.Popen(command("get", "big"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout
@@ -518,7 +518,7 @@ def test_markup_in_a_name_is_only_text() -> None:
     assert " [b]b[/b]:x: " in on_terminal("ls")[1].decode()
 
 
-def test_bytes_that_are_no_text_are_made_visible_on_a_terminal() -> None:
+def test_bytes_that_are_not_text_are_made_visible_on_a_terminal() -> None:
     answer("put", "-", "--name", "n", stdin=b"\xff\xfeok\xc3\xa9\xc3")
     assert on_terminal("get", "n")[1].decode() == "\\xff\\xfeoké\\xc3\n"
 

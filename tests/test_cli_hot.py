@@ -119,7 +119,7 @@ def test_a_diff_is_of_the_last_two_states_or_of_those_that_are_named(store: Path
         (),
     ],
 )
-def test_wrong_usage_is_told(store: Path, args: tuple[str, ...]) -> None:
+def test_wrong_usage_is_reported(store: Path, args: tuple[str, ...]) -> None:
     write(store, *THREE)
     assert call("hot", *args).exit_code == 2
 

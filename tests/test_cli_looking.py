@@ -177,7 +177,7 @@ def test_a_page_goes_through_a_pipe_as_utf_8_whatever_the_locale(monkeypatch: py
     assert run("read", "n").stdout == "é ☃\n".encode()
 
 
-def test_content_that_is_no_text_is_described() -> None:
+def test_content_that_is_not_text_is_described() -> None:
     put(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\0\0\0\0\2\x08\6\0\0\0", "image")
     assert "256 x 2 pixels" in answer("read", "image")
 
@@ -328,7 +328,7 @@ def test_raw_writes_the_exact_text_to_a_terminal() -> None:
     assert on_terminal("read", "n", "--raw")[1] == b"\x1b[31mred"
 
 
-def test_a_preview_on_a_terminal_stands_below_what_is_known() -> None:
+def test_a_preview_on_a_terminal_is_below_what_is_known() -> None:
     put("first\nsecond \x1b[2J\n")
     assert on_terminal("show", "n")[1].decode().endswith("\n\nfirst\nsecond \\x1b[2J\n")
 
@@ -359,6 +359,6 @@ def _without_styles(seen: str) -> str:
     return seen
 
 
-def test_what_is_ours_and_what_is_not_can_be_told_apart() -> None:
+def test_what_is_ours_and_what_is_not_can_be_distinguished() -> None:
     assert coatcheck.is_pointer(put("\x1b[31mred"))
     assert b"\\x1b[31mred" in on_terminal("read", "n")[1]

@@ -19,17 +19,7 @@ from hypothesis import strategies as st
 import coatcheck
 from coatcheck import config, toolkit
 from coatcheck.cli import main
-from coatcheck.cli.metrics_page import (
-    MAX_ROWS,
-    MAX_SESSIONS,
-    Series,
-    bar_plot,
-    line_plot,
-    page,
-    plotted,
-    sparkline,
-    thinned,
-)
+from coatcheck.cli.metrics_command import MAX_ROWS, MAX_SESSIONS, page, plot, sparkline, thinned
 from coatcheck.context.metrics import Baseline, Meter, Notice, PromptMetrics
 from tests.test_cli import on_terminal
 
@@ -98,7 +88,7 @@ def test_a_terminal_gets_sparklines_a_table_and_what_to_be_warned_of(folder: Pat
     assert "\u202e" not in seen
 
 
-def test_a_file_of_lines_outlives_the_sessions_and_odd_lines_are_told(folder: Path) -> None:
+def test_a_file_of_lines_outlives_the_sessions_and_odd_lines_are_reported(folder: Path) -> None:
     file = folder / "m.jsonl"
     made = measured(folder, turns=3, file=str(file))
     shutil.rmtree(folder / "store")
@@ -112,7 +102,7 @@ def test_a_file_of_lines_outlives_the_sessions_and_odd_lines_are_told(folder: Pa
     assert run("--file", str(folder / "missing")).exit_code == 1
 
 
-def test_a_rise_against_a_baseline_is_told_and_has_an_exit_code(folder: Path) -> None:
+def test_a_rise_against_a_baseline_is_reported_and_has_an_exit_code(folder: Path) -> None:
     measured(folder, turns=12)
     assert run("--save-baseline", "old.json", "--label", "1.0").exit_code == 0
     assert Baseline.read("old.json").label == "1.0"
@@ -153,7 +143,7 @@ KNOWN = {
 }  # fmt: skip
 
 
-def test_the_page_stands_alone_and_nothing_in_it_runs_or_fetches(folder: Path) -> None:
+def test_the_page_is_self_contained_and_nothing_in_it_runs_or_fetches(folder: Path) -> None:
     measured(folder, HOSTILE)
     assert run("--html", "page.html").stdout == ""
     text = (folder / "page.html").read_text()
@@ -250,9 +240,9 @@ def test_a_sparkline_goes_from_nothing_to_the_largest() -> None:
 
 @given(VALUES, st.none() | st.integers(0, 10**9))
 def test_every_plot_is_well_formed_and_within_its_frame(values: list[float | None], limit: int | None) -> None:
-    turns, series, _ = plotted(list(range(1, len(values) + 1)), [Series("one", values, 0)])
-    for plot in (line_plot, bar_plot):
-        root = ElementTree.fromstring(plot("title", turns, series, limit=limit))
+    turns = list(range(1, len(values) + 1))
+    for stacked in (False, True):
+        root = ElementTree.fromstring(plot("title", turns, {"one": values}, stacked=stacked, limit=limit))
         for element in root.iter():
             for name in ("x", "y", "x1", "x2", "y1", "y2", "cx", "cy"):
                 if name in element.attrib:

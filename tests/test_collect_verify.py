@@ -72,7 +72,7 @@ def test_orphans_and_leftovers_are_swept(folder: Backend) -> None:
     assert store.verify().problems == []
 
 
-def test_the_progress_of_a_collection_is_told(store: Store) -> None:
+def test_the_progress_of_a_collection_is_reported(store: Store) -> None:
     session = store.session("s")
     for i in range(3):
         session.put(f"{i}" * LARGE)
@@ -401,7 +401,7 @@ def test_one_bad_read_is_not_damage(folder: Backend, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE])
-def test_what_cannot_be_read_just_now_is_told_and_left_alone(
+def test_what_cannot_be_read_just_now_is_reported_and_left_alone(
     folder: Backend, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = folder.open()
@@ -498,7 +498,7 @@ ROWS = {
     "content that changed": ("UPDATE content SET data = CAST('rotten!' AS BLOB)", "damaged"),
     "content that is gone": ("DELETE FROM content", "missing"),
     "a ref without a blob": ("DELETE FROM blob", "catalog"),
-    "a ref to another blob": ("UPDATE ref SET blob_key = 999", "catalog"),
+    "a ref to another blob": ("UPDATE ref SET digest = zeroblob(32)", "catalog"),
     "a ref without a session": ("DELETE FROM session", "catalog"),
     "a wrong count of refs": ("UPDATE blob SET refs = refs + 1", "catalog"),
     "a wrong count of bytes": ("UPDATE session SET used_bytes = 1", "catalog"),
@@ -556,7 +556,7 @@ def test_small_content_that_rots_is_an_error_and_heals(lasting: Backend) -> None
             assert store.verify().problems == []
 
 
-def test_a_catalog_that_is_no_database_is_a_clear_error(folder: Backend) -> None:
+def test_a_catalog_that_is_not_a_database_is_a_clear_error(folder: Backend) -> None:
     folder.open().close()
     for file in folder.path.glob("catalog.sqlite-*"):
         file.unlink()

@@ -109,7 +109,7 @@ def test_what_a_file_says_wrong_is_refused_with_its_place_and_what_was_meant(
 
 
 @pytest.mark.parametrize("content", [b"a = [", b"\xff\xfe", b"x = " + b"[" * 100_000, b"# " + b"x" * (1 << 20)])
-def test_a_file_that_is_no_settings_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_settings_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "coatcheck.toml"
     path.write_bytes(content)
     with pytest.raises(InvalidArgument) as caught:
@@ -140,7 +140,7 @@ def test_a_variable_that_is_wrong_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("on", True), ("No", False), ("FALSE", False), ("0", False)])
-def test_switches_are_said_in_the_usual_words(text: str, value: bool) -> None:
+def test_switches_use_the_usual_words(text: str, value: bool) -> None:
     assert load(environ={"COATCHECK_BOOTSTRAP_REFS": text})["bootstrap.enabled"] is value
 
 
@@ -283,7 +283,7 @@ def test_a_command_looks_where_the_settings_say(tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "unused").exists()
 
 
-def test_variables_that_nearly_are_settings_are_told() -> None:
+def test_variables_that_nearly_are_settings_are_reported() -> None:
     odd = {"COATCHECK_STOR": "x", "COATCHECK_SOMETHING_ELSE": "y", "COATCHECK_STORE": "z", "PATH": ""}
     assert unknown(odd) == {"COATCHECK_STOR": "COATCHECK_STORE"}
 

@@ -72,7 +72,7 @@ def test_a_second_copy_brings_what_is_new(store: Store, target: Store) -> None:
     assert target.session("parent").get("late") == "came later"
 
 
-def test_a_copy_that_broke_off_goes_on(store: Store, target: Store) -> None:
+def test_a_copy_that_broke_off_continues(store: Store, target: Store) -> None:
     filled(store)
 
     def stop(done: int, total: int | None) -> None:
@@ -87,7 +87,7 @@ def test_a_copy_that_broke_off_goes_on(store: Store, target: Store) -> None:
     assert seen(target) == seen(store)
 
 
-def test_damaged_bytes_are_told_and_never_copied(folder: Backend, target: Store) -> None:
+def test_damaged_bytes_are_reported_and_never_copied(folder: Backend, target: Store) -> None:
     store = folder.open()
     bad = store.session("s").put(b"x" * LARGE)
     good = store.session("s").put(b"y" * LARGE)

@@ -1,13 +1,12 @@
 """How long things live: time to live that slides with use, pins, tombstones, grace."""
 
-import threading
 from datetime import timedelta
 
 import pytest
 
 from coatcheck import Store
 from coatcheck.errors import Expired, NotFound
-from tests.backends import LARGE, START, Backend, Clock, digests_of_files
+from tests.backends import LARGE, START, Backend, Clock, digests_of_files, wait_until
 
 VALUES = pytest.mark.parametrize("value", ["small", "x" * LARGE], ids=["small", "large"])
 
@@ -38,7 +37,7 @@ def test_every_kind_of_use_keeps_a_session_alive(store: Store, clock: Clock) -> 
     assert session.get(ref) == "x"
 
 
-def test_looking_for_what_is_not_there_is_no_use(store: Store, clock: Clock) -> None:
+def test_looking_for_a_missing_artifact_does_not_count_as_use(store: Store, clock: Clock) -> None:
     session = store.session("s", ttl=100)
     ref = session.put("x")
     clock.advance(60)
@@ -135,7 +134,7 @@ def test_tombstones_are_forgotten_after_a_week(store: Store, clock: Clock) -> No
     assert list(store.sessions()) == []
 
 
-def test_only_its_own_session_is_told_of_a_tombstone(store: Store, clock: Clock) -> None:
+def test_only_its_own_session_learns_of_a_tombstone(store: Store, clock: Clock) -> None:
     ref = store.session("owner", ttl=10).put("x")
     clock.advance(10)
     with pytest.raises(NotFound) as missing:
@@ -265,24 +264,15 @@ def test_uses_reach_other_processes_before_the_session_could_expire(lasting: Bac
     assert other.session("s").get(ref) == "x"
 
 
-def test_uses_are_written_by_a_timer(lasting: Backend) -> None:
-    reader, other = lasting.open(), lasting.open()
-    session = reader.session("s", ttl=0.4)
+def test_uses_are_written_by_a_timer(lasting: Backend, clock: Clock) -> None:
+    reader, other = lasting.open(clock=clock), lasting.open(clock=clock)
+    session = reader.session("s", ttl=0.5)  # the timer goes by the time to live, and by the time of the machine
     ref = session.put("x")
-    done = threading.Event()
-
-    def use() -> None:
-        while not done.wait(0.02):
-            session.get(ref)
-
-    using = threading.Thread(target=use)
-    using.start()
-    try:
-        assert not done.wait(1.0)
-        assert other.session("s").get(ref) == "x"
-    finally:
-        done.set()
-        using.join()
+    clock.advance(0.4)
+    assert session.get(ref) == "x"
+    wait_until(lambda: [info.used for info in other.sessions()] == [clock.now])
+    clock.advance(0.4)
+    assert other.session("s").get(ref) == "x"
 
 
 def test_uses_are_written_on_close(lasting: Backend, clock: Clock) -> None:

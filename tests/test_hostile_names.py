@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import coatcheck
-from coatcheck import Store
+from coatcheck import Store, toolkit
+from coatcheck.cli import main
 from coatcheck.errors import InvalidArgument, StoreError, StoreUnavailable, UnsupportedFormat
 from tests.backends import LARGE, Backend, digests_of_files, edit_catalog, run_python
 
@@ -110,7 +112,7 @@ def test_hostile_names_in_errors_are_bounded_and_printable(store: Store) -> None
         assert len(str(missing.value)) < 1000
 
 
-def test_a_file_name_that_is_no_text_can_be_stored(folder: Backend, tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_text_can_be_stored(folder: Backend, tmp_path: Path) -> None:
     file = tmp_path / os.fsdecode(b"caf\xe9.txt")
     try:
         file.write_bytes(b"content")
@@ -308,7 +310,7 @@ def test_a_link_in_place_of_a_part_of_the_store_is_refused(folder: Backend, targ
     check_target(target)
 
 
-def test_a_link_in_a_folder_that_is_no_store_yet_is_refused(folder: Backend, target: Path) -> None:
+def test_a_link_in_a_folder_that_is_not_a_store_yet_is_refused(folder: Backend, target: Path) -> None:
     for name in ("catalog.sqlite", "lock", "journal", "blobs", "tmp"):
         root = Path(f"{folder.path}-{name}")
         root.mkdir()
@@ -380,3 +382,44 @@ def test_a_link_in_place_of_the_catalog_of_an_open_store_is_not_followed(folder:
             pass
         check_target(target)
     folder.opened.clear()
+
+
+LIKE_POINTERS = [
+    "art:xyz",
+    "art: my drawing",
+    "art:0123",
+    "art:0123456789ab:v2",
+    "art:foo#/bar",
+    "ART:0123456789AB",
+    "abcdefabcdef",
+    "0123456789abcdef0123456789abcdef01234567",
+    "ABCDEFABCDEF",
+    "'abcdefabcdef'",
+    "abcdefabcdef#/a",
+]
+
+
+@pytest.mark.parametrize("name", LIKE_POINTERS)
+def test_a_name_that_is_accepted_is_found_by_every_reader(name: str, tmp_path: Path) -> None:
+    with coatcheck.open(tmp_path / "store") as store:
+        session = store.session("s")
+        ref = session.put("the value", name=name)
+        assert session.get(name) == "the value"
+        assert session.ref(name) == ref
+        assert session.read(name).text == "the value"
+        assert session.preview(name).text == "the value"
+        with session.open(name) as stream:
+            assert stream.read() == b"the value"
+        (tmp_path / "files").mkdir()
+        assert session.materialize(name, tmp_path / "files").read_bytes() == b"the value"
+        get, _, keep = toolkit(session)
+        assert get.run(pointer=name).endswith("\nthe value")
+        if "'" not in name:
+            assert get.run(pointer=f'"{name}"').endswith("\nthe value")
+        if not name.startswith("art:"):
+            assert keep.run(name=name, value="a newer value").startswith("[stored")
+            assert get.run(pointer=name).endswith("\na newer value")
+            session.put("the value", name=name)
+    for command in ("get", "read"):
+        done = CliRunner().invoke(main, [command, name, "--session", "s", "--store", str(tmp_path / "store")])
+        assert "the value" in done.output, done.output

@@ -44,7 +44,7 @@ def test_a_pointer_is_parsed_into_what_it_was_made_of(prefix: str, fragment: str
 
 
 @given(st.text())
-def test_what_is_no_pointer_does_not_parse(text: str) -> None:
+def test_what_is_not_a_pointer_does_not_parse(text: str) -> None:
     if not is_pointer(text):
         with pytest.raises(InvalidPointer):
             parse_pointer(text)

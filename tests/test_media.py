@@ -38,7 +38,7 @@ from coatcheck.media import HEAD, KINDS, decoded, encoding_of, is_text, sniff_by
         (b"", "text/plain"),
     ],
 )
-def test_bytes_are_told_by_their_first_ones(head: bytes, media_type: str) -> None:
+def test_bytes_are_detected_by_their_first_ones(head: bytes, media_type: str) -> None:
     assert sniff_bytes(head, head[-64:]) == media_type
 
 
@@ -79,7 +79,7 @@ def test_a_character_cut_by_the_end_of_the_head_is_still_text() -> None:
         ("", "text/plain"),
     ],
 )
-def test_text_is_told_by_how_it_begins_and_ends(text: str, media_type: str) -> None:
+def test_text_is_detected_by_how_it_begins_and_ends(text: str, media_type: str) -> None:
     assert sniff_text(text[:HEAD], text[-64:]) == media_type
 
 
@@ -160,7 +160,7 @@ def test_anything_at_all_gets_a_type_and_a_kind(head: bytes, tail: bytes, name: 
         ("retrieval/*.json", "application/json", "data"),
     ],
 )
-def test_real_files_are_told_by_name_and_come_back_exactly(
+def test_real_files_are_detected_by_name_and_come_back_exactly(
     store: Store, corpus: Path, pattern: str, media_type: str, kind: str
 ) -> None:
     files = sorted(corpus.glob(pattern))
@@ -182,7 +182,7 @@ def test_real_files_are_told_by_name_and_come_back_exactly(
         ("transcripts/pi/*.jsonl", "application/x-ndjson"),
     ],
 )
-def test_real_content_is_told_without_a_name(corpus: Path, pattern: str, media_type: str) -> None:
+def test_real_content_is_detected_without_a_name(corpus: Path, pattern: str, media_type: str) -> None:
     for file in sorted(corpus.glob(pattern)):
         data = file.read_bytes()
         assert sniff_bytes(data[:HEAD], data[-64:]) == media_type

@@ -28,7 +28,7 @@ from coatcheck.context.metrics import (
     usage_of,
 )
 from coatcheck.context.prompt import PromptBuilder
-from coatcheck.messages.formats import FORMATS
+from coatcheck.messages import FORMATS
 from coatcheck.tokens import estimate
 from tests.backends import Backend
 
@@ -391,7 +391,7 @@ def test_warnings_begin_at_their_thresholds(session: Session) -> None:
     assert found.budget_ok
 
 
-def test_thresholds_are_settings_and_a_count_at_the_threshold_is_no_warning(backend: Backend) -> None:
+def test_thresholds_are_settings_and_a_count_at_the_threshold_is_not_a_warning(backend: Backend) -> None:
     tokens = Meter(backend.open().session("s")).call(messages=START)
     assert tokens is not None
     for most, warned in ((tokens.est_tokens, False), ((tokens.est_tokens or 0) - 1, True)):
@@ -432,7 +432,7 @@ def test_a_rise_in_a_session_says_which_figure_and_from_what_to_what() -> None:
     }  # fmt: skip
 
 
-def test_a_rise_is_reported_once_and_again_only_when_it_goes_on(session: Session) -> None:
+def test_a_rise_is_reported_once_and_again_only_when_it_continues(session: Session) -> None:
     meter = Meter(session, budget=Budget(max_prompt_tokens=10**6))
     notices = []
     for words in [100] * 8 + [2_000] * 8 + [4_500] * 4:
@@ -486,7 +486,7 @@ def test_a_release_is_compared_with_the_one_before_in_the_same_store(backend: Ba
     assert "'1.0'" in notices[0][1].message
 
 
-def test_a_release_that_did_not_grow_is_no_reason_to_warn(session: Session) -> None:
+def test_a_release_that_did_not_grow_is_not_a_reason_to_warn(session: Session) -> None:
     baseline = Baseline.of("1.0", [call(est_tokens=1_000)] * CALLS)
     odd = [call(est_tokens=1_200)] * CALLS + [call(est_tokens=90_000)] * 4
     assert baseline.rises(odd, 50, {}) == []

@@ -53,7 +53,7 @@ def test_an_image_that_a_model_should_see_stays_however_long_its_base64_is(sessi
 
 
 @pytest.mark.parametrize("data", [png(1280, 800, 300_000), png(0, 0), bytes(20_000)], ids=["large", "odd", "unknown"])
-def test_a_large_file_or_one_that_is_no_image_goes_out_as_bytes(session: Session, data: bytes) -> None:
+def test_a_large_file_or_one_that_is_not_an_image_goes_out_as_bytes(session: Session, data: bytes) -> None:
     outcome = session.externalize([image(data)])
     assert session.get(stub_in(outcome.content[0]["text"])["artifact"]) == data
 
@@ -99,6 +99,29 @@ FOREIGN: dict[str, tuple[Any, Any]] = {
     ),
     "openai agents": ({"type": "image", "image_url": f"data:image/png;base64,{ENCODED}"}, TYPED),
     "openai agents object": (ToolOutputImage(image_url=f"data:image/png;base64,{ENCODED}"), TYPED),
+    "openai agents file": ({"type": "file", "file_data": f"data:application/pdf;base64,{ENCODED}"}, TYPED),
+    "langchain media": ({"type": "media", "mime_type": "image/png", "data": ENCODED}, TYPED),
+    "langchain media beside a string": ({"type": "media", "mime_type": "image/png", "data": ENCODED}, LOG),
+    "langchain 0 beside a string": (
+        {"type": "image", "source_type": "base64", "data": ENCODED, "mime_type": "image/png"}, LOG,
+    ),
+    "langchain address beside a string": (
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{ENCODED}"}}, LOG,
+    ),
+    "anthropic beside a string": (
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ENCODED}}, LOG,
+    ),
+    "mcp beside a string": ({"type": "image", "data": ENCODED, "mimeType": "image/png"}, LOG),
+    "pydantic ai address": ({"kind": "image-url", "url": f"data:image/png;base64,{ENCODED}"}, LOG),
+    "adk parts": ({"role": "tool", "parts": [{"inline_data": {"mime_type": "image/png", "data": ENCODED}}]}, UNTYPED),
+    "adk response": (
+        {"functionResponse": {"name": "x", "response": {}, "parts": [
+            {"inlineData": {"mimeType": "image/png", "data": ENCODED}}]}}, UNTYPED,
+    ),
+    "bedrock result": (
+        {"toolResult": {"toolUseId": "t", "content": [{"image": {"format": "png", "source": {"bytes": PICTURE}}}]}},
+        UNTYPED,
+    ),
     "pydantic ai": (BinaryContent(PICTURE, "image/png"), LOG),
     "pydantic ai as json": ({"kind": "binary", "data": ENCODED, "media_type": "image/png"}, LOG),
     "adk": ({"inline_data": {"mime_type": "image/png", "data": ENCODED}}, UNTYPED),
@@ -128,6 +151,38 @@ def test_a_picture_in_the_shape_of_a_framework_stays_and_the_text_beside_it_goes
     assert len(outcome.text) < 2_000
     small = [text if isinstance(text, Part) else "short" if isinstance(text, str) else {**text, "text": "s"}, picture]
     assert isinstance(text, Part) or session.externalize(small).content is small
+
+
+@pytest.mark.parametrize(("outer", "key"), [("toolResult", "content"), ("function_response", "parts"), (None, "parts")])
+def test_text_beside_a_picture_inside_a_result_of_a_framework_goes_out(
+    session: Session, outer: str | None, key: str
+) -> None:
+    picture = FOREIGN["bedrock" if outer == "toolResult" else "adk"][0]
+    owner = {"id": "t", key: [{"text": LOG}, picture]}
+    for listed in (False, True):
+        value: Any = owner if outer is None else {outer: owner}
+        content = session.externalize([value] if listed else value).content
+        found = content[0] if listed else content
+        inner = found if outer is None else found[outer]
+        assert inner["id"] == "t"
+        assert inner[key][1] is picture
+        assert session.get(stub_in(inner[key][0]["text"])["artifact"]) == LOG
+    large = {**owner, "response": ROWS}
+    assert session.get(session.externalize(large).refs[0]) is not None
+    rows = {"parts": ROWS}
+    assert session.get(session.externalize(rows).refs[0]) == rows
+
+
+@pytest.mark.parametrize("text", [TYPED, LOG])
+def test_a_large_block_that_nobody_knows_passes_and_the_text_beside_it_goes_out(session: Session, text: Any) -> None:
+    unknown = {"type": "hologram", "beam": "z" * 60_000}
+    picture = {"type": "image", "base64": ENCODED, "mime_type": "image/png"}
+    for more in ([picture],) if isinstance(text, str) else ([], [picture]):
+        outcome = session.externalize([unknown, text, *more])
+        assert outcome.content[0] is unknown
+        assert outcome.content[2:] == more
+        assert len(outcome.refs) == 1
+        assert session.get(outcome.refs[0]) == LOG
 
 
 def test_data_beside_a_picture_of_a_framework_goes_out_alone(session: Session) -> None:
@@ -284,6 +339,16 @@ def test_data_with_such_keys_is_data(session: Session) -> None:
         outcome = session.externalize(data)
         assert len(outcome.refs) == 1
         assert session.get(outcome.refs[0]) == data
+
+
+def test_data_whose_type_is_not_a_text_is_data(session: Session) -> None:
+    schema = {"type": ["object", "null"], "properties": {"rows": {"type": ["array", "null"], "items": {}}}}
+    for small in (schema, [schema], {"content": [schema]}, {"type": {}, "content": [schema]}):
+        assert session.externalize(small).content is small
+    large = {**schema, "examples": ROWS}
+    for value in (large, [large], {"content": [large]}, [{"type": "tool_result", "content": [large]}]):
+        outcome = session.externalize(value)
+        assert session.get(outcome.refs[0]) == value
 
 
 def test_one_block_alone_is_a_block(session: Session) -> None:

@@ -28,7 +28,7 @@ def test_a_name_that_no_text_can_hold_names_nothing(store: Store) -> None:
     assert not session.forget("lone \ud800")
 
 
-def test_a_file_name_that_is_no_text_is_kept_with_replacement_characters(backend: Backend, tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_text_is_kept_with_replacement_characters(backend: Backend, tmp_path: Path) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     path.write_bytes(b"coffee")
     assert backend.open().session("s").put(path).name == "caf\ufffd"
@@ -38,7 +38,7 @@ def test_a_file_name_that_is_no_text_is_kept_with_replacement_characters(backend
 
 
 @pytest.mark.parametrize("quota", [-1, 1 << 63])
-def test_a_quota_that_is_no_number_of_bytes_is_refused(store: Store, quota: int) -> None:
+def test_a_quota_that_is_not_a_number_of_bytes_is_refused(store: Store, quota: int) -> None:
     with pytest.raises(errors.InvalidArgument):
         store.session("s", quota_bytes=quota)
 

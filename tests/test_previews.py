@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coatcheck import media
-from coatcheck.previews import EDGE, LEAST, Preview, Sample, logs, outlines, preview
+from coatcheck.previews import EDGE, LEAST, Preview, Sample, listings, outlines, preview
 from coatcheck.previews.json_text import parse_cut
 from coatcheck.previews.shape import CutDict, CutList, CutText
 from tests.token_samples import corpus_files
@@ -54,7 +54,7 @@ def test_a_key_that_not_every_row_has_is_marked() -> None:
     assert look(json.dumps(rows), JSON).text == "[100 × {id: int, error?: null}]"
 
 
-def test_objects_and_arrays_in_one_place_are_told_apart() -> None:
+def test_objects_and_arrays_in_one_place_are_distinguished() -> None:
     rows = [{"a": {"x": n}} if n % 2 else {"a": [n, n, n]} for n in range(100)]
     assert look(json.dumps(rows), JSON).text == "[100 × {a: [3]|{x: int}}]"
 
@@ -77,7 +77,7 @@ def test_the_heaviest_part_and_the_type_come_before_addresses() -> None:
     assert look(json.dumps(row), JSON).text.startswith('{type: "issue", labels: [30')
 
 
-def test_json_that_goes_on_beyond_the_sample_says_at_least() -> None:
+def test_json_that_continues_beyond_the_sample_says_at_least() -> None:
     rows = [{"id": n, "text": "word " * 10} for n in range(5_000)]
     found = look(json.dumps({"rows": rows, "after": 1}), JSON)
     count = int(re.search(r"rows: \[≥(\d+) × \{id: int, text: str\}\], …", found.text.replace(
@@ -102,7 +102,7 @@ def test_one_huge_string_inside_json_shows_its_beginning() -> None:
 
 @pytest.mark.parametrize("depth", [50_000, 100_000, 1_000_000])
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
-def test_deep_nesting_is_said_and_not_followed(depth: int, opening: str) -> None:
+def test_deep_nesting_is_reported_and_not_followed(depth: int, opening: str) -> None:
     closing = "]" if opening == "[" else "}"
     for text in (opening * depth, opening * depth + closing * depth):
         assert "nested too deep" in look(text, JSON).shown
@@ -224,7 +224,7 @@ def test_a_table_that_nobody_named_is_recognized(separator: str) -> None:
     )
 
 
-def test_prose_with_commas_is_no_table() -> None:
+def test_prose_with_commas_is_not_a_table() -> None:
     prose = "One, two, three.\nThen, nothing.\nFive words, and, a, few, more.\nNone here.\nYes, no.\n" * 20
     assert look(prose).shown.startswith("first ")
 
@@ -567,5 +567,5 @@ def test_what_is_passed_over_holds_no_definition_failure_or_level(corpus: Path) 
             if not outlines._DEFINES(piece):
                 patterns = (outlines._DEFINITION, outlines._METHOD, outlines._CONSTANT, outlines._SHELL)
                 assert not any(pattern.search(piece) for pattern in (*patterns, outlines._C_FUNCTION))
-            assert logs._FAILS(piece) or not logs._FAILURE.search(piece)
-            assert logs.may_be(piece) or not (logs._LEVEL.search(piece) or logs._STAMP.search(piece))
+            assert listings._FAILS(piece) or not listings._FAILURE.search(piece)
+            assert listings.may_be_log(piece) or not (listings._LEVEL.search(piece) or listings._STAMP.search(piece))

@@ -136,7 +136,7 @@ def test_a_forked_child_can_use_the_store(folder: Backend) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_children_forked_in_the_middle_of_work_go_on(folder: Backend) -> None:
+def test_children_forked_in_the_middle_of_work_continue(folder: Backend) -> None:
     store = folder.open()
     session = store.session("s")
     children = []
@@ -188,7 +188,7 @@ def test_a_collection_beside_puts_of_the_same_content_loses_nothing(backend: Bac
     assert store.verify().problems == []
 
 
-def test_a_process_that_was_killed_leaves_what_it_was_told_is_stored(lasting: Backend, tmp_path: Path) -> None:
+def test_a_killed_process_leaves_what_was_acknowledged(lasting: Backend, tmp_path: Path) -> None:
     script = """
 import os, sys, coatcheck
 session = coatcheck.open(sys.argv[1], durability="process").session("s")

@@ -2,6 +2,7 @@
 
 The canaries are put together here, so that no scanner takes this file for a leak."""
 
+import base64
 import io
 import json
 from collections.abc import Callable, Iterator
@@ -115,6 +116,30 @@ def appending(way: Way) -> None:
     assert whole[2]["content"].count("\n") == 600
 
 
+def wrapped_base64(way: Way) -> None:
+    encoded = base64.b64encode(DUMP.encode()).decode()
+    lines = "\r\n".join(encoded[at : at + 76] for at in range(0, len(encoded), 76))
+    for number, data in enumerate(
+        (encoded, lines, lines + "\r\n", f"data:text/plain;base64,{encoded[:76]}\n{encoded[76:]}")
+    ):
+        source = {"type": "base64", "media_type": "text/plain", "data": data}
+        result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "document", "source": source}]}
+        path = way.folder / f"{number}.jsonl"
+        path.write_text(json.dumps({"role": "user", "content": [result]}) + "\n")
+        assert transcript.externalize(path, way.session, **way.given).artifacts == 1, number
+        with transcript.Transcript(path, way.session, read_only=True) as log:
+            (message,) = log.messages(mode="whole")
+        restored = message["content"][0]["content"][0]["source"]["data"]
+        decoded = base64.b64decode(restored.partition(",")[2] or restored).decode()
+        assert decoded.count(MARK) == 1_200
+    for info in way.session.store.sessions():
+        held = way.session.store.session(info.session_id)
+        for ref in held.list():
+            with held.open(ref) as stream:
+                stored = stream.read()
+            assert TOKEN.encode() not in stored + base64.b64decode(stored[stored.find(b",") + 1 :] + b"==")
+
+
 def migrating(way: Way) -> None:
     path = way.folder / "t.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in chat(DUMP)))
@@ -142,6 +167,31 @@ def prompting(way: Way) -> None:
     assert builder.build(chat(DUMP[:12_000])).messages
 
 
+def labels(way: Way) -> None:
+    get, _, keep = toolkit(way.session, **way.redact)
+    kept = keep.run(name=f"tok {TOKEN}", value="hi")
+    assert kept.startswith("[stored")
+    assert TOKEN not in kept
+    assert MARK in kept
+    assert get.run(pointer=f"tok {TOKEN}").endswith("hi")
+    names: dict[str, Any] = {"tool": f"env {TOKEN}", "call_id": f"c DB_PASSWORD={PASSWORD}"}
+    assert way.session.externalize(DUMP, **names, **way.given).is_stub
+    call = {"id": names["call_id"], "type": "function", "function": {"name": names["tool"], "arguments": "{}"}}
+    told = chat(DUMP)
+    told[1]["tool_calls"] = [call]
+    told[2]["tool_call_id"] = names["call_id"]
+    with transcript.Transcript(way.folder / "t.jsonl", way.session, **way.given) as log:
+        log.extend(told)
+    told[2]["content"] += "more"
+    assert transcript.prune(told, max_tokens=1_000, keep_turns=1, session=way.session, **way.redact).replaced
+
+
+def enforcing(way: Way) -> None:
+    budget = coatcheck.context.Budget()
+    done = budget.enforce(session=way.session, artifacts=[DUMP], chunks=[LINE] * 20, **way.given)
+    assert len(done.refs) == 11
+
+
 def files(way: Way) -> None:
     (way.folder / "AGENTS.md").write_text(DUMP)
     (way.folder / "wide.txt").write_bytes(DUMP.encode("utf-16"))
@@ -150,7 +200,7 @@ def files(way: Way) -> None:
 
 WAYS: tuple[Callable[[Way], None], ...] = (
     externalize, offload, executor, executor_with_a_prefixed_toolkit, tool_for_storing, appending, migrating, pruning,
-    prompting, files,
+    wrapped_base64, prompting, labels, enforcing, files,
 )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def test_what_was_forgotten_is_not_found_and_its_words_leave_the_index(lasting: 
     assert lasting.places_of(b"canary") == []
 
 
-def test_a_damaged_index_is_made_anew(tmp_path: Path) -> None:
+def test_a_damaged_index_is_rebuilt(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     with coatcheck.open(folder) as store:
         store.session("s").put("find me again")

@@ -146,7 +146,7 @@ def test_putting_the_same_again_adds_nothing(store: Store) -> None:
         assert store.stats() == before
 
 
-def test_bytes_that_are_no_value_but_a_bytes_like_come_back_as_bytes(store: Store) -> None:
+def test_bytes_that_are_not_a_value_but_a_bytes_like_come_back_as_bytes(store: Store) -> None:
     session = store.session("s")
     assert session.get(session.put(bytearray(b"abc"))) == b"abc"
     assert session.get(session.put(memoryview(b"abcdef")[::2])) == b"ace"
@@ -347,6 +347,19 @@ def test_one_artifact_may_have_many_names(store: Store) -> None:
     refs = [session.put("same", name=name) for name in ("a", "b", "c")]
     assert [session.get(name) for name in "abc"] == ["same"] * 3
     assert len({ref.artifact_id for ref in refs}) == 1
+
+
+def test_a_put_without_a_name_does_not_hide_the_name_that_an_artifact_has(store: Store) -> None:
+    session = store.session("s")
+    session.put("x", name="a")
+    session.put("x", name="b", tool="one")
+    session.put("y")
+    session.put("x", tool="two")
+    assert [(ref.name, ref.tool) for ref in session.list()] == [("b", "two"), (None, None)]
+    assert [ref.name for ref in session.list(limit=1)] == ["b"]
+    session.forget("b")
+    assert [ref.name for ref in session.list()] == ["a", None]
+    assert [ref.name for ref in store.session("child", parent="s").list()] == ["a", None]
 
 
 def test_a_list_names_each_artifact_once_under_its_newest_name(store: Store) -> None:

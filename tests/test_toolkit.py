@@ -182,7 +182,7 @@ def test_an_ambiguous_pointer_names_the_candidates(session: Session) -> None:
         ({"pointer": "run", "grep": "a", "query": "$"}, "cannot be combined"),
     ],
 )  # fmt: skip
-def test_what_was_wrong_is_said_in_words(session: Session, arguments: dict[str, Any], says: str) -> None:
+def test_what_was_wrong_is_reported_in_words(session: Session, arguments: dict[str, Any], says: str) -> None:
     session.put(LOG, name="run")
     answer = get(session, **arguments)
     assert answer.startswith("[error: ")
@@ -318,7 +318,7 @@ def test_no_argument_makes_a_tool_raise_or_answer_too_much(backend: Backend) -> 
     check()
 
 
-def test_a_store_that_fails_is_told_and_nothing_is_raised(session: Session) -> None:
+def test_a_store_that_fails_is_reported_and_nothing_is_raised(session: Session) -> None:
     pointer = session.put(LOG).pointer
     tools = toolkit(session)
     tools[1].run()
@@ -385,6 +385,38 @@ def test_a_mark_vouches_for_one_answer_in_a_result(session: Session) -> None:
     assert len(two.refs) == 1
     different = {"content": [{"type": "text", "text": page}], "structuredContent": {"result": other}}
     assert session.externalize(different).is_stub
+
+
+@pytest.mark.parametrize("content", ["😀" * 30_000, "<>&/" * 15_000, "\x01\n" * 20_000, "ü\u2028" * 20_000])
+def test_a_mark_vouches_for_its_answer_as_it_is_written_and_no_more(session: Session, content: str) -> None:
+    page = get(session, pointer=session.put(content).pointer)
+    for plain in (False, True):
+        alone = json.dumps({"a": page}, ensure_ascii=plain)
+        assert not session.externalize(alone, policy=TINY).is_stub
+        junk = "evil text " * 150
+        for stretched in (
+            json.dumps({"a": page, "junk": junk}, ensure_ascii=plain),
+            json.dumps([junk, page], ensure_ascii=plain),
+            json.dumps([page + junk], ensure_ascii=plain),
+            json.dumps([junk + "\n" + page], ensure_ascii=plain),
+        ):
+            assert session.externalize(stretched, policy=TINY).is_stub
+    spelled = "".join(f"\\u{ord(one):04x}" for one in "evil text " * 50)
+    assert session.externalize(f'["{spelled}", {json.dumps(page)}]', policy=TINY).is_stub
+
+
+def test_a_mark_vouches_for_an_answer_only_as_our_encoders_would_escape_it(session: Session) -> None:
+    page = get(session, pointer=session.put("word " * 20_000).pointer)
+    spelled = "".join(one if one in " ~" else f"\\u{ord(one):04x}" for one in page)
+    assert json.loads(f'"{spelled}"') == page
+    assert session.externalize(f'"{spelled}"', policy=TINY).is_stub
+
+
+def test_a_mark_does_not_vouch_for_blanks_after_the_answer(session: Session) -> None:
+    session.put(LOG, name="run")
+    page = get(session, pointer="run")
+    stretched = re.sub(r" ~(\d+)\.", lambda found: f" ~{int(found[1]) + 50_000}.", page, count=1) + " " * 50_000
+    assert session.externalize(stretched, policy=TINY).is_stub
 
 
 def test_a_mark_vouches_for_nothing_that_json_hides_around_the_answer(session: Session) -> None:

@@ -123,7 +123,7 @@ def test_what_would_come_back_different_is_refused_by_the_name_of_its_type(value
     assert named in refused.value.message
 
 
-def test_the_refusal_says_where_the_value_stands() -> None:
+def test_the_refusal_says_where_the_value_is() -> None:
     with pytest.raises(UnsupportedValue) as refused:
         encode({"rows": [{"when": datetime.date(2026, 1, 1)}]})
     assert "/rows/0/when" in refused.value.message
@@ -186,7 +186,7 @@ def test_approximate_size_is_that_of_the_text_or_of_its_json(value: object, size
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, math.nan, {(1,): 2}, datetime.date(2026, 1, 1)])
-def test_approximate_size_is_told_of_anything(value: object) -> None:
+def test_approximate_size_accepts_anything(value: object) -> None:
     assert approx_byte_size(value) > 0
 
 
@@ -201,3 +201,16 @@ def test_approximate_size_of_a_dataclass_with_bytes_is_what_is_stored() -> None:
         data: bytes
 
     assert approx_byte_size(Chunk(b"plain text")) == len(encode(Chunk(b"plain text"))[1])
+
+
+def test_an_object_with_bytes_that_are_not_utf8_or_a_cycle_is_refused_by_name() -> None:
+    @dataclasses.dataclass
+    class Row:
+        cell: Any
+
+    loop: list[Any] = []
+    loop.append(loop)
+    for cell in (b"\xff", loop):
+        with pytest.raises(UnsupportedValue, match="cannot store a Row"):
+            encode(Row(cell))
+    assert decode("json", encode(Row(b"text"))[1]) == {"cell": "text"}

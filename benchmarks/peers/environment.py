@@ -28,9 +28,10 @@ def python(lock: Path = LOCK, folder: Path = FOLDER) -> Path:
     if inside.exists() and stamp.exists() and stamp.read_text() == wanted:
         return inside
     print(f"installing the peers into {folder.name}: once, some hundred megabytes", flush=True)
-    _run([sys.executable, "-m", "venv", "--clear", str(folder)])
+    _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)])
     # Locked to the last package, and one of them is older than some others ask for: see overrides.txt.
-    _run([str(inside), "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "-r", str(lock)])
+    pip = [sys.executable, "-m", "pip", "--python", str(inside)]
+    _run([*pip, "install", "--quiet", "--no-deps", "--require-hashes", "-r", str(lock)])
     stamp.write_text(wanted)
     return inside
 

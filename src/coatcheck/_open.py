@@ -15,15 +15,15 @@ from coatcheck.config import Settings, load
 from coatcheck.errors import InvalidArgument, StoreUnavailable, storage_errors
 from coatcheck.ids import check_name, digest_of
 from coatcheck.session import Session
+from coatcheck.storage import BlobStore, Catalog, PassageIndex
 from coatcheck.storage.passages import NAME as SEARCH
 from coatcheck.storage.passages import Passages
 from coatcheck.store import Store
 
 if TYPE_CHECKING:
     from coatcheck.storage.disk import Disk
-    from coatcheck.storage.fleet import Place
-    from coatcheck.storage.sqlite import SqliteCatalog
 
+_Connect = Callable[[str | None], tuple[BlobStore, Catalog, PassageIndex]]
 Durability = Literal["power", "process"]
 TENANTS = "tenants"
 
@@ -55,7 +55,7 @@ def open(
     default those of `coatcheck.toml` and the environment (COATCHECK_STORE, …). The default url is the user's data
     folder."""
     options = {
-        "store.url": None if url is None else os.fspath(url),
+        "store.url": _UNSET if url is None else os.fspath(url),
         "store.durability": durability,
         "store.tenant": tenant,
         "store.grace": grace,
@@ -63,9 +63,7 @@ def open(
         "store.quota_bytes": quota_bytes,
         "session.ttl": ttl,
     }
-    given = {
-        key: value for key, value in options.items() if value is not _UNSET and (key != "store.url" or url is not None)
-    }
+    given = {key: value for key, value in options.items() if value is not _UNSET}
     settings = (load() if settings is None else settings).override(given)
     place, tenant = settings["store.url"] or str(_data_folder()), settings["store.tenant"]
     if tenant is not None:
@@ -78,81 +76,64 @@ def open(
         "quota_bytes": settings["store.quota_bytes"],
         "settings": settings,
         "clock": clock,
-        "session_type": Session,
     }
     if place == "memory:":
-        return _in_memory(tenant, **backend)
+        return _opened(_connect_memory, tenant, **backend)
     if place.startswith("s3:"):
         from coatcheck.storage import fleet
 
         found = fleet.parse(place)
-        return _in_fleet(found, tenant, create=create, **backend | {"url": repr(found)})  # without its secrets
+        backend["url"] = repr(found)  # without its secrets
+        return _opened(lambda name: fleet.open_fleet(found, tenant=name or "", create=create), tenant, **backend)
     from coatcheck.storage.disk import Disk
 
     root, disk = _folder(place), Disk(durable=settings["store.durability"] == "power")
-    own = root if tenant is None else _folder_of(root, tenant)
+    own = _folder_of(root, tenant)
     if not create and not (own.is_dir() and any(own.iterdir())):
         raise StoreUnavailable(f"there is no store at {str(own)!r}", hint="check the url, or create the store first")
-    if tenant is None:
-        return open_on(root, disk, **backend)
-    if not own.is_dir():
+    if tenant is not None and not own.is_dir():
         open_on(root, disk, **backend).close()
-    return _folders_below(root, disk, backend)(tenant, backend["quota_bytes"])
+    return open_on(root, disk, tenant, **backend)
 
 
-def open_on(root: Path, disk: Disk, **options: Any) -> Store:
-    """Open a store in a folder. All of its changes go through this disk."""
-    from coatcheck.storage.folder import open_folder_store
-
-    with storage_errors("opening the store"):
-        blobs, catalog = open_folder_store(root, disk)
-    return Store(blobs, catalog, _passages(catalog, root), tenants=_folders_below(root, disk, options), **options)
-
-
-def _folders_below(root: Path, disk: Disk, options: dict[str, Any]) -> Callable[[str, int | None], Store]:
-    """Each tenant is a store in a folder of its own, named by a digest. Tenants share nothing."""
-
-    def tenant(name: str, quota_bytes: int | None) -> Store:
-        from coatcheck.storage.folder import open_folder_store
-
-        own = _folder_of(root, name)
-        with storage_errors("opening a tenant's store"):
-            (root / TENANTS).mkdir(mode=0o700, exist_ok=True)
-            blobs, catalog = open_folder_store(own, disk)
-        return Store(blobs, catalog, _passages(catalog, own), **options | {"quota_bytes": quota_bytes})
-
-    return tenant
-
-
-def _passages(catalog: SqliteCatalog, root: Path) -> Passages:
-    """The full-text index beside the catalog; in memory where nothing can be written."""
-    return Passages(None if catalog.is_read_only else root / SEARCH)
-
-
-def _folder_of(root: Path, tenant: str) -> Path:
-    return root / TENANTS / digest_of(tenant.encode())
-
-
-def _in_memory(tenant: str | None, **options: Any) -> Store:
-    from coatcheck.storage.memory import MemoryBlobs, MemoryCatalog
-
-    def open_tenant(_: str, quota_bytes: int | None) -> Store:
-        return Store(MemoryBlobs(), MemoryCatalog(), Passages(None), **options | {"quota_bytes": quota_bytes})
-
-    if tenant is not None:
-        return open_tenant(tenant, options["quota_bytes"])
-    return Store(MemoryBlobs(), MemoryCatalog(), Passages(None), tenants=open_tenant, **options)
-
-
-def _in_fleet(place: Place, tenant: str | None, *, create: bool, **options: Any) -> Store:
-    from coatcheck.storage.fleet import open_fleet
+def _opened(connect: _Connect, tenant: str | None, **options: Any) -> Store:
+    """The store of a tenant, or the store that has tenants. Tenants share nothing."""
 
     def open_tenant(name: str, quota_bytes: int | None) -> Store:
-        return Store(*open_fleet(place, tenant=name, create=create), **options | {"quota_bytes": quota_bytes})
+        return Store(*connect(name), session_type=Session, **options | {"quota_bytes": quota_bytes})
 
     if tenant is not None:
         return open_tenant(tenant, options["quota_bytes"])
-    return Store(*open_fleet(place, create=create), tenants=open_tenant, **options)
+    return Store(*connect(None), session_type=Session, tenants=open_tenant, **options)
+
+
+def _connect_memory(tenant: str | None) -> tuple[BlobStore, Catalog, PassageIndex]:
+    from coatcheck.storage.memory import MemoryBlobs
+    from coatcheck.storage.sqlite_catalog import MemoryCatalog
+
+    return MemoryBlobs(), MemoryCatalog(), Passages(None)
+
+
+def open_on(root: Path, disk: Disk, tenant: str | None = None, **options: Any) -> Store:
+    """Open a store in a folder. All of its changes go through this disk. The store of a tenant is in a folder of its
+    own, named by a digest."""
+
+    def connect(name: str | None) -> tuple[BlobStore, Catalog, PassageIndex]:
+        from coatcheck.storage.sqlite_catalog import open_folder_store
+
+        own = _folder_of(root, name)
+        with storage_errors("opening the store" if name is None else "opening a tenant's store"):
+            if name is not None:
+                own.parent.mkdir(mode=0o700, exist_ok=True)
+            blobs, catalog = open_folder_store(own, disk)
+        # The full-text index is beside the catalog; in memory where nothing can be written.
+        return blobs, catalog, Passages(None if catalog.is_read_only else own / SEARCH)
+
+    return _opened(connect, tenant, **options)
+
+
+def _folder_of(root: Path, tenant: str | None) -> Path:
+    return root if tenant is None else root / TENANTS / digest_of(tenant.encode())
 
 
 def default() -> Store:

@@ -28,10 +28,9 @@ from coatcheck.errors import (
     StoreError,
     TooLarge,
 )
-from coatcheck.externalize.marks import LENGTH, mark
 from coatcheck.externalize.pipeline import redacted
-from coatcheck.externalize.stub import media_type_of
-from coatcheck.ids import SCHEME, clip, is_encodable
+from coatcheck.externalize.stub import LENGTH, mark, media_type_of
+from coatcheck.ids import SCHEME, clip, is_encodable, is_pointer
 from coatcheck.previews.excerpts import line
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
@@ -295,11 +294,12 @@ class _Answers:
     def _target(self, asked: str) -> str:
         """Return the target that a model meant: a name as it is written, else a pointer, even in quotes, in upper case
         or without `art:`."""
-        if is_encodable(asked) and not _POINTER.fullmatch(asked) and self._named(asked):
-            return asked
         bare = asked.strip()
         while len(bare) > 1 and _WRAPPED.get(bare[0]) == bare[-1]:
             bare = bare[1:-1].strip()
+        for name in (asked, bare, mask(bare) if self._redacts else bare):
+            if is_encodable(name) and not is_pointer(name) and self._named(name):
+                return name
         match = _POINTER.fullmatch(bare)
         return f"{SCHEME}{match[1].lower()}{match[2] or ''}" if match else bare
 
@@ -401,7 +401,7 @@ class _Answers:
         elif not isinstance(value, str):
             media_type = media.JSON
         if self._redacts:
-            value = redacted(value)
+            name, value = mask(name), redacted(value)
             if isinstance(value, str) and media_type == media.JSON:
                 media_type = None  # masking has broken its structure
         ref = self._session.put(value, name=name, tool="store_artifact", media_type=media_type)

@@ -86,12 +86,8 @@ class Activity:
 
         self._lock.run(start)
 
-    def pause(self) -> None:
-        self._lock.acquire()
-
-    def resume(self) -> None:
-        self._lock.release()
+    def locks(self) -> list[Mutex]:
+        return [self._lock]
 
     def renew(self) -> None:
         self._timer = None  # its thread exists only in the parent process
-        self._lock.release()

@@ -17,11 +17,11 @@ import functools
 import inspect
 import io
 import os
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Concatenate, Literal, ParamSpec, Self, TypeVar
+from typing import Any, BinaryIO, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar
 
 import coatcheck
 from coatcheck._toolkit import Description, Style, Tool
@@ -29,8 +29,8 @@ from coatcheck.collect import Progress
 from coatcheck.executor import Handle, ToolCall, ToolExecutor, ToolOutcome
 from coatcheck.executor.run import WORKERS
 from coatcheck.externalize import Policy
-from coatcheck.lanes import in_long_thread, in_thread, may_take_long
-from coatcheck.messages.message import Message
+from coatcheck.lanes import in_long_thread, in_reading_thread, in_thread
+from coatcheck.messages import Message
 from coatcheck.session import Session
 from coatcheck.storage import SessionInfo
 from coatcheck.store import Store
@@ -44,32 +44,19 @@ R = TypeVar("R")
 W = TypeVar("W")
 
 
-def _always(*args: object, **kwargs: object) -> bool:
-    return True
-
-
-def _never(*args: object, **kwargs: object) -> bool:
-    return False
-
-
-def _of_target(target: object = None, *args: object, **kwargs: object) -> bool:
-    return may_take_long(kwargs.get("target", target), kwargs)
-
-
-def _of_tool(**arguments: object) -> bool:
-    return may_take_long(arguments.get("pointer"), arguments)
-
-
 def _hop(
-    call: Callable[Concatenate[Any, P], R], wrap: Callable[[R], W], long: Callable[..., bool] = _never
+    call: Callable[Concatenate[Any, P], R], wrap: Callable[[R], W], *, long: bool | None = False
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, W]]:
-    """Make a method of a wrapper: it runs `call` on the wrapped object in a thread, and wraps the result. `long`
-    decides from the arguments whether the call may take long."""
+    """Make a method of a wrapper: it runs `call` on the wrapped object in a thread, and wraps the result. With
+    `long=None`, the target and the other arguments decide whether the call may take long."""
 
     @functools.wraps(call)
     async def hopped(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> W:
-        run = in_long_thread if long(*args, **kwargs) else in_thread
-        return wrap(await run(call, self._wrapped, *args, **kwargs))
+        work = functools.partial(call, self._wrapped, *args, **kwargs)
+        if long is None:
+            target = args[0] if args else kwargs.get("target", kwargs.get("pointer"))
+            return wrap(await in_reading_thread(self._session, target, kwargs, work))
+        return wrap(await (in_long_thread if long else in_thread)(work))
 
     return hopped
 
@@ -86,11 +73,33 @@ def _threaded(call: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
     return hopped
 
 
-class AsyncStream:
-    """The bytes of an artifact, read in threads. An async context manager that closes itself."""
+class _Wrapper(Generic[W]):
+    def __init__(self, wrapped: W) -> None:
+        self._wrapped = wrapped
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self._wrapped = stream
+    def __repr__(self) -> str:
+        return f"Async{self._wrapped!r}"
+
+
+class _Closable(Protocol):
+    def close(self) -> object: ...
+
+
+C = TypeVar("C", bound=_Closable)
+
+
+class _Closing(_Wrapper[C]):
+    """An async context manager that closes what it wraps."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await in_thread(self._wrapped.close)
+
+
+class AsyncStream(_Closing[BinaryIO]):
+    """The bytes of an artifact, read in threads. An async context manager that closes itself."""
 
     async def read(self, size: int = -1) -> bytes:
         """Read up to `size` bytes, by default all that is left; empty at the end."""
@@ -105,18 +114,13 @@ class AsyncStream:
     async def aclose(self) -> None:
         await in_thread(self._wrapped.close)
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(self, *error: object) -> None:
-        await self.aclose()
-
-
-class AsyncSession:
+class AsyncSession(_Wrapper[Session]):
     """A `coatcheck.Session` whose methods are awaited."""
 
-    def __init__(self, session: Session) -> None:
-        self._wrapped = session
+    @property
+    def _session(self) -> Session:
+        return self._wrapped
 
     @property
     def session_id(self) -> str:
@@ -134,19 +138,16 @@ class AsyncSession:
     def store(self) -> AsyncStore:
         return AsyncStore(self._wrapped.store)
 
-    def __repr__(self) -> str:
-        return f"Async{self._wrapped!r}"
-
     put = _hop(Session.put, _same)
-    get = _hop(Session.get, _same, _of_target)
-    open = _hop(Session.open, AsyncStream, _of_target)
+    get = _hop(Session.get, _same, long=None)
+    open = _hop(Session.open, AsyncStream, long=None)
     ref = _hop(Session.ref, _same)
-    read = _hop(Session.read, _same, _of_target)
+    read = _hop(Session.read, _same, long=None)
     coverage = _hop(Session.coverage, _same)
     preview = _hop(Session.preview, _same)
     externalize = _hop(Session.externalize, _same)
-    materialize = _hop(Session.materialize, _same, _of_target)
-    search = _hop(Session.search, _same, _always)
+    materialize = _hop(Session.materialize, _same, long=None)
+    search = _hop(Session.search, _same, long=True)
     count = _hop(Session.count, _same)
     artifacts = _hop(Session.artifacts, _same)
     list = _hop(Session.list, _same)
@@ -177,6 +178,7 @@ class AsyncTool(Description):
     """A tool of `coatcheck.toolkit` whose `run` is awaited."""
 
     _wrapped: Tool = field(repr=False)
+    _session: Session = field(repr=False)
 
     @property
     def reads(self) -> bool:
@@ -186,7 +188,7 @@ class AsyncTool(Description):
     def stores(self) -> bool:
         return self._wrapped.stores
 
-    run = _hop(Tool.run, _same, _of_tool)
+    run = _hop(Tool.run, _same, long=None)
 
 
 def toolkit(
@@ -202,7 +204,8 @@ def toolkit(
     tools = coatcheck.toolkit(
         _plain(session), style=style, prefix=prefix, max_chars=max_chars, max_store_bytes=max_store_bytes, redact=redact
     )
-    return [AsyncTool(tool.name, tool.description, tool.parameters, tool.read_only, tool) for tool in tools]
+    described = ((tool.name, tool.description, tool.parameters, tool.read_only, tool) for tool in tools)
+    return [AsyncTool(*one, _plain(session)) for one in described]
 
 
 class AsyncToolExecutor:
@@ -252,32 +255,16 @@ def _plain(session: AsyncSession | Session) -> Session:
     return session._wrapped if isinstance(session, AsyncSession) else session
 
 
-class AsyncStore:
+class AsyncStore(_Closing[Store]):
     """A `coatcheck.Store` whose methods are awaited. An async context manager that closes itself."""
-
-    def __init__(self, store: Store) -> None:
-        self._wrapped = store
 
     @property
     def url(self) -> str:
         return self._wrapped.url
 
-    def __repr__(self) -> str:
-        return f"Async{self._wrapped!r}"
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
     async def sessions(self) -> list[SessionInfo]:
         """All sessions of the store, with expired ones until they are collected."""
         return await in_thread(lambda: list(self._wrapped.sessions()))
-
-    async def tenant(self, name: str, *, quota_bytes: int | None = None) -> AsyncStore:
-        """Return the store of a tenant, closed with this one."""
-        return AsyncStore(await in_thread(self._wrapped.tenant, name, quota_bytes=quota_bytes))
 
     async def copy_to(self, other: AsyncStore | Store, *, progress: Progress | None = None) -> CopyReport:
         """Copy every session and ref to another store."""
@@ -285,21 +272,19 @@ class AsyncStore:
         return await in_long_thread(self._wrapped.copy_to, target, progress=progress)
 
     session = _hop(Store.session, AsyncSession)
-    collect = _hop(Store.collect, _same, _always)
-    verify = _hop(Store.verify, _same, _always)
+    tenant = _hop(Store.tenant, lambda store: AsyncStore(store))
+    collect = _hop(Store.collect, _same, long=True)
+    verify = _hop(Store.verify, _same, long=True)
     stats = _hop(Store.stats, _same)
-    export = _hop(Store.export, _same, _always)
+    export = _hop(Store.export, _same, long=True)
     holders = _hop(Store.holders, _same)
-    import_ = _hop(Store.import_, _same, _always)
+    import_ = _hop(Store.import_, _same, long=True)
     close = _hop(Store.close, _same)
 
 
-class AsyncTranscript:
+class AsyncTranscript(_Closing[Transcript]):
     """A `coatcheck.transcript.Transcript` whose methods are awaited; `lines` and `messages` are async iterators. An
     async context manager that closes itself."""
-
-    def __init__(self, transcript: Transcript) -> None:
-        self._wrapped = transcript
 
     @property
     def path(self) -> Path:
@@ -308,15 +293,6 @@ class AsyncTranscript:
     @property
     def problems(self) -> list[Problem]:
         return self._wrapped.problems
-
-    def __repr__(self) -> str:
-        return f"Async{self._wrapped!r}"
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
 
     def lines(
         self, start: int | None = None, stop: int | None = None, *, mode: Mode = "stored"
@@ -343,10 +319,9 @@ async def _each(items: Iterator[R]) -> AsyncGenerator[R, None]:
             for one in batch:
                 yield one
     finally:
-        close = getattr(items, "close", None)
-        if close is not None:
+        if isinstance(items, Generator):
             with contextlib.suppress(ValueError):  # after a cancellation it may still run in its thread
-                close()
+                items.close()
 
 
 async def transcript(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -43,9 +44,10 @@ class Draft:
             self._path.unlink()
 
 
-def replace_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+def replace_file(path: Path, data: bytes, *, mode: int = 0o600, check: Callable[[], object] | None = None) -> None:
     """Replace the content of a file durably. An existing file keeps its mode and owner, a new one gets `mode`. A
-    symbolic link stays: the file that it leads to is replaced."""
+    symbolic link stays: the file that it leads to is replaced. If `check`, called just before, raises, nothing is
+    replaced."""
     target = Path(os.path.realpath(path))
     with Draft(target.parent) as draft:
         draft.file.write(data)
@@ -58,6 +60,10 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
             if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
                 os.fchown(handle, old.st_uid, old.st_gid)
             os.fchmod(handle, stat.S_IMODE(old.st_mode))
+        if check is not None:
+            draft.file.flush()
+            os.fsync(handle)  # now, so that little time passes after the check
+            check()
         draft.replace(target)
 
 

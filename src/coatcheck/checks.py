@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
+from typing import Final, TypeGuard
 
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
@@ -12,12 +12,12 @@ LARGEST: Final = (1 << 63) - 1
 """The largest integer that every catalog can store."""
 
 
-def is_whole(value: object, least: int = 0) -> bool:
+def is_whole(value: object, least: int = 0) -> TypeGuard[int]:
     """Whether this is an integer from `least` to `LARGEST`. A bool is not."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST
 
 
-def is_seconds(value: object) -> bool:
+def is_seconds(value: object) -> TypeGuard[float]:
     """Whether this is a number of seconds: 0 or more, not NaN, not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 

@@ -7,25 +7,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from coatcheck.errors import (
-    Damaged,
-    NotFound,
-    StoreClosed,
-    StoreError,
-    StoreFull,
-    StoreUnavailable,
-    storage_error,
-)
+from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreFull, StoreUnavailable, storage_error
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Catalog
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes or artifacts that are done, and the total, None if it is unknown."""
 
+_Kind = Literal["damaged", "missing", "unreadable", "orphan", "foreign", "catalog"]
 TOMBSTONES_KEPT = 7 * 86_400.0
 QUARANTINE = 7 * 86_400.0  # seconds that a repair keeps the copies that it set aside
 COLD_AFTER = 86_400.0
@@ -33,6 +26,7 @@ _PIECE = 1 << 20
 _SOME = 500  # copies in one query to the catalog
 _GIVE_UP = 3  # failures in a row after which a backend is not asked again
 _MENDED = (": set right", ": removed")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +37,13 @@ class StoreProblem:
     alone. `orphan` is a file that no artifact refers to, `foreign` a file that does not belong to the store, `catalog`
     an inconsistent row."""
 
-    kind: Literal["damaged", "missing", "unreadable", "orphan", "foreign", "catalog"]
+    kind: _Kind
     message: str
     artifact_id: str | None = None
     repaired: bool = False
 
     def to_record(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +60,7 @@ class CollectReport:
     problems: list[StoreProblem] = field(default_factory=list)
 
     def to_record(self) -> dict[str, Any]:
-        record = {name: getattr(self, name) for name in self.__slots__}
-        return record | {"problems": [problem.to_record() for problem in self.problems]}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +72,7 @@ class VerifyReport:
     problems: list[StoreProblem] = field(default_factory=list)
 
     def to_record(self) -> dict[str, Any]:
-        return {
-            "artifacts": self.artifacts,
-            "bytes": self.bytes,
-            "problems": [problem.to_record() for problem in self.problems],
-        }
+        return asdict(self)
 
 
 def collect(
@@ -100,29 +89,26 @@ def collect(
 ) -> CollectReport:
     """Expire, remove, sweep, compress: rows before bytes. A copy that cannot be removed or read becomes a problem in
     the report, and the work continues."""
-    trouble = _Problems()
+    work = _Upkeep(blobs, catalog, now)
     freed = catalog.expire(now - grace, forget_before=now - grace - TOMBSTONES_KEPT, dry_run=dry_run)
     if not dry_run:
-        trouble.try_each(freed.blobs, blobs.remove)  # copies that stay have no row: a sweep finds them
-    swept = leftovers = 0
+        work.try_each(freed.blobs, blobs.remove)  # copies that stay have no row: a sweep finds them
+    swept = leftovers = compressed = 0
     if orphans:
-        found = (orphan for orphan, _ in _orphans(blobs, catalog, now, trouble))
-        swept = trouble.try_each(found, lambda blob: blobs.sweep(blob, remove=not dry_run))
-        leftovers = _leftovers(blobs, trouble, remove=not dry_run)
-        _note_foreign(blobs, trouble)
-    compressed = 0
+        found = (orphan for orphan, _ in work.orphans())
+        swept = work.try_each(found, lambda blob: blobs.sweep(blob, remove=not dry_run))
+        leftovers = work.attempt(lambda: blobs.leftovers(remove=not dry_run), 0)
+        work.note_foreign()
     if compress and not dry_run:
         for done, blob in enumerate(catalog.cold(now - cold_after), 1):
-            compressed += trouble.try_one(blob, lambda blob: _compress(blobs, catalog, blob))
+            compressed += work.try_one(blob, work.compress)
             if progress:
                 progress(done, None)
-            if trouble.is_over:
+            if work.is_over:
                 break
     if not dry_run:
         catalog.compact()
-    return CollectReport(
-        dry_run, freed.refs, freed.artifacts, freed.bytes, swept, leftovers, compressed, trouble.problems
-    )
+    return CollectReport(dry_run, freed.refs, freed.artifacts, freed.bytes, swept, leftovers, compressed, work.problems)
 
 
 def verify(
@@ -130,54 +116,55 @@ def verify(
 ) -> VerifyReport:
     """Read every byte and check it. With `repair`, set damaged content aside so that the rest is sound; it comes back
     when the same content is put again. Content that cannot be read at the moment is reported and left alone."""
-    until, trouble = now + QUARANTINE, _Problems()
-    trouble.problems = [
-        StoreProblem("catalog", message, None, repair and message.endswith(_MENDED))
-        for message in catalog.check(repair=repair, until=until)
-    ]
+    until, work = now + QUARANTINE, _Upkeep(blobs, catalog, now)
+    for message in catalog.check(repair=repair, until=until):
+        work.add("catalog", message, None, repair and message.endswith(_MENDED))
     # A damaged catalog may have lost the row of a copy, so copies without a row are kept.
-    sweeping = repair and all(problem.repaired for problem in trouble.problems)
+    sweeping = repair and all(problem.repaired for problem in work.problems)
     total = catalog.totals().stored_bytes
     checked = seen = unread = 0
     for blob, content in catalog.blobs():
-        if trouble.is_over and blob.coding != "inline":
+        if work.is_over and blob.coding != "inline":
             unread += 1
-        elif (problem := _examine(blobs, catalog, blob, content, trouble)) is not None:
-            repaired = repair and problem.kind in ("damaged", "missing") and _lose(catalog, blob, until, trouble)
-            trouble.problems.append(StoreProblem(problem.kind, problem.message, blob.digest, repaired))
+        elif (problem := work.examine(blob, content)) is not None:
+            repaired = repair and problem.kind in ("damaged", "missing") and work.lose(blob, until)
+            work.add(problem.kind, problem.message, blob.digest, repaired)
         checked += 1
         seen += blob.size
         if progress:
             progress(seen, max(total, seen))
     if unread:
-        message = f"{unread} more artifacts were not read, because the store does not respond"
-        trouble.problems.append(StoreProblem("unreadable", message))
-    _restore_sound(blobs, catalog, trouble, repair=repair)
-    for orphan, was_set_aside in _orphans(blobs, catalog, now, trouble):
-        if trouble.try_one(orphan, lambda blob: blobs.sweep(blob, remove=sweeping)) and not was_set_aside:
+        work.add("unreadable", f"{unread} more artifacts were not read, because the store does not respond")
+    work.restore_sound(repair=repair)
+    for orphan, was_set_aside in work.orphans():
+        if work.try_one(orphan, lambda blob: blobs.sweep(blob, remove=sweeping)) and not was_set_aside:
             message = "a file that no artifact refers to" + (": removed" if sweeping else "")
-            trouble.problems.append(StoreProblem("orphan", message, orphan.digest, sweeping))
-    leftovers = _leftovers(blobs, trouble, remove=sweeping)
-    if leftovers:
-        trouble.problems.append(
-            StoreProblem("orphan", f"{leftovers} bytes of puts that never finished", None, sweeping)
-        )
-    _note_foreign(blobs, trouble)
-    return VerifyReport(checked, seen, trouble.problems)
+            work.add("orphan", message, orphan.digest, sweeping)
+    if leftovers := work.attempt(lambda: blobs.leftovers(remove=sweeping), 0):
+        work.add("orphan", f"{leftovers} bytes of puts that never finished", None, sweeping)
+    work.note_foreign()
+    return VerifyReport(checked, seen, work.problems)
 
 
-class _Problems:
-    """The problems that were met. Work continues after each, until the backend fails several times in a row."""
+class _Upkeep:
+    """The steps of both, and the problems that were met. Work continues after each problem, until the backend fails
+    several times in a row."""
 
-    def __init__(self) -> None:
-        self.problems: list[StoreProblem] = []
+    def __init__(self, blobs: BlobStore, catalog: Catalog, now: float) -> None:
+        self._blobs = blobs
+        self._catalog = catalog
+        self._now = now
         self._failures = 0
+        self.problems: list[StoreProblem] = []
 
     @property
     def is_over(self) -> bool:
         return self._failures >= _GIVE_UP
 
-    def note(self, error: StoreError | OSError, digest: str | None = None) -> str:
+    def add(self, kind: _Kind, message: str, digest: str | None = None, repaired: bool = False) -> None:
+        self.problems.append(StoreProblem(kind, message, digest, repaired))
+
+    def note(self, error: StoreError | OSError) -> str:
         """Count a failure and return its message. Raises if the work cannot go on."""
         if isinstance(error, OSError):
             error = storage_error(error, "maintaining the store")
@@ -189,143 +176,114 @@ class _Problems:
             self._failures += 1
         return error.message
 
-    def answered(self) -> None:
-        self._failures = 0
+    def attempt(self, act: Callable[[], _T], otherwise: _T, digest: str | None = None, doing: str = "") -> _T:
+        """Return the result of a call. If it fails, add a problem and return `otherwise`."""
+        try:
+            return act()
+        except (StoreError, OSError) as error:
+            self.add("unreadable", doing + self.note(error), digest)
+            return otherwise
 
     def try_one(self, blob: Blob, act: Callable[[Blob], bool | None]) -> bool:
-        if self.is_over:
-            return False
-        try:
-            done = bool(act(blob))
-        except (StoreError, OSError) as error:
-            self.problems.append(StoreProblem("unreadable", self.note(error), blob.digest))
-            return False
-        self.answered()
-        return done
+        done = None if self.is_over else self.attempt(lambda: bool(act(blob)), None, blob.digest)
+        if done is not None:
+            self._failures = 0
+        return done is True
 
     def try_each(self, every: Iterable[Blob], act: Callable[[Blob], bool | None]) -> int:
         return sum(self.try_one(blob, act) for blob in every)
 
+    def orphans(self) -> Iterator[tuple[Blob, bool]]:
+        """Copies without a row that are not being published, and that no repair keeps aside. Each comes with whether a
+        repair had set it aside earlier."""
+        replaced: set[str] = set()
 
-def _orphans(blobs: BlobStore, catalog: Catalog, now: float, trouble: _Problems) -> Iterator[tuple[Blob, bool]]:
-    """Copies without a row that are not being published, and that no repair keeps aside. Each comes with whether a
-    repair had set it aside earlier."""
-    replaced: set[str] = set()
+        def unnamed(copies: Sequence[Blob]) -> list[Blob]:
+            known = self._catalog.places({copy.digest for copy in copies})
+            found = [copy for copy in copies if known.get(copy.digest) != copy.place]
+            # Asked after the places: a row is removed in the transaction that sets its blob aside.
+            aside = self._catalog.aside({copy.digest for copy in found})
+            kept = {one.blob.digest for one in aside if one.refs and one.until > self._now}
+            replaced.update(one.blob.digest for one in aside)
+            return [copy for copy in found if copy.digest not in kept]
 
-    def unnamed(copies: Sequence[Blob]) -> list[Blob]:
-        known = catalog.places({copy.digest for copy in copies})
-        found = [copy for copy in copies if known.get(copy.digest) != copy.place]
-        # Asked after the places: a row is removed in the transaction that sets its blob aside.
-        aside = catalog.aside({copy.digest for copy in found})
-        kept = {one.blob.digest for one in aside if one.refs and one.until > now}
-        replaced.update(one.blob.digest for one in aside)
-        return [copy for copy in found if copy.digest not in kept]
+        def next_copies() -> Sequence[Blob] | None:
+            return list(islice(copies, _SOME))
 
-    copies = blobs.places()
-    while not trouble.is_over:
+        copies = self._blobs.places()
+        while not self.is_over and (some := self.attempt(next_copies, None, doing="the copies cannot be listed: ")):
+            # The second look counts: once a copy is no longer being published, its row exists, or never will.
+            for copy in unnamed(some):
+                if self.try_one(copy, lambda copy: self._blobs.sweep(copy, remove=False)) and unnamed([copy]):
+                    yield copy, copy.digest in replaced
+
+    def note_foreign(self) -> None:
+        self.attempt(lambda: self.problems.extend(StoreProblem("foreign", one) for one in self._blobs.foreign()), None)
+
+    def examine(self, blob: Blob, content: bytes | StoreError | None) -> StoreProblem | None:
+        """Return what is wrong with a blob. Content that fails is read again, with its current row: it may have been
+        removed, repaired or compressed meanwhile, and one bad read is not damage."""
+        looked: str | None = None
+        while True:
+            problem = self._failure(blob, content)
+            if problem is None or problem.kind == "unreadable" or looked == blob.place:
+                return problem
+            looked = blob.place
+            now = next(iter(self._catalog.blobs(blob.digest)), None)
+            if now is None:
+                return None
+            blob, content = now
+
+    def _failure(self, blob: Blob, content: bytes | StoreError | None) -> StoreProblem | None:
+        """Read a blob once and return what is wrong with it."""
         try:
-            some = list(islice(copies, _SOME))
+            running = hashlib.sha256()
+            if isinstance(content, StoreError):
+                raise content
+            if blob.coding != "inline":
+                for at in range(0, blob.size, _PIECE):
+                    running.update(self._blobs.read(blob, at, _PIECE))
+                self._failures = 0
+            elif content is None:
+                return StoreProblem("missing", "its content is missing from the database")
+            else:
+                running.update(content)
+        except NotFound as error:
+            return StoreProblem("missing", error.message)
+        except Damaged as error:
+            return StoreProblem("damaged", error.message)
         except (StoreError, OSError) as error:
-            trouble.problems.append(StoreProblem("unreadable", f"the copies cannot be listed: {trouble.note(error)}"))
-            return
-        if not some:
-            return
-        # The second look counts: once a copy is no longer being published, its row exists, or never will.
-        for copy in unnamed(some):
-            if trouble.try_one(copy, lambda copy: blobs.sweep(copy, remove=False)) and unnamed([copy]):
-                yield copy, copy.digest in replaced
+            return StoreProblem("unreadable", f"cannot be read: {self.note(error)}")
+        is_sound = running.hexdigest() == blob.digest
+        return None if is_sound else StoreProblem("damaged", "the bytes do not match their digest")
 
-
-def _leftovers(blobs: BlobStore, trouble: _Problems, *, remove: bool) -> int:
-    try:
-        return blobs.leftovers(remove=remove)
-    except (StoreError, OSError) as error:
-        trouble.problems.append(StoreProblem("unreadable", trouble.note(error)))
-        return 0
-
-
-def _note_foreign(blobs: BlobStore, trouble: _Problems) -> None:
-    try:
-        trouble.problems.extend(StoreProblem("foreign", message) for message in blobs.foreign())
-    except (StoreError, OSError) as error:
-        trouble.problems.append(StoreProblem("unreadable", trouble.note(error)))
-
-
-def _examine(
-    blobs: BlobStore, catalog: Catalog, blob: Blob, content: bytes | StoreError | None, trouble: _Problems
-) -> StoreProblem | None:
-    """Return what is wrong with a blob. Content that fails is read again, with its current row: it may have been
-    removed, repaired or compressed meanwhile, and one bad read is not damage."""
-    looked: str | None = None
-    while True:
-        problem = _failure(blobs, blob, content, trouble)
-        if problem is None or problem.kind == "unreadable" or looked == blob.place:
-            return problem
-        looked = blob.place
-        now = next(iter(catalog.blobs(blob.digest)), None)
-        if now is None:
-            return None
-        blob, content = now
-
-
-def _failure(
-    blobs: BlobStore, blob: Blob, content: bytes | StoreError | None, trouble: _Problems
-) -> StoreProblem | None:
-    """Read a blob once and return what is wrong with it."""
-    try:
-        running = hashlib.sha256()
-        if isinstance(content, StoreError):
-            raise content
-        if blob.coding != "inline":
-            for at in range(0, blob.size, _PIECE):
-                running.update(blobs.read(blob, at, _PIECE))
-            trouble.answered()
-        elif content is None:
-            return StoreProblem("missing", "its content is missing from the database")
-        else:
-            running.update(content)
-    except NotFound as error:
-        return StoreProblem("missing", error.message)
-    except Damaged as error:
-        return StoreProblem("damaged", error.message)
-    except (StoreError, OSError) as error:
-        return StoreProblem("unreadable", f"cannot be read: {trouble.note(error)}")
-    return (
-        None if running.hexdigest() == blob.digest else StoreProblem("damaged", "the bytes do not match their digest")
-    )
-
-
-def _lose(catalog: Catalog, blob: Blob, until: float, trouble: _Problems) -> bool:
-    try:
-        catalog.lose(blob, until=until)
-    except (StoreError, OSError) as error:
-        trouble.note(error)
-        return False
-    return True
-
-
-def _restore_sound(blobs: BlobStore, catalog: Catalog, trouble: _Problems, *, repair: bool) -> None:
-    """Look again at copies that an earlier repair set aside. Those that are sound now go back into use."""
-    for one in catalog.aside():
-        blob = one.blob
-        if not one.refs or blob.coding == "inline" or not blob.place or trouble.is_over:
-            continue
-        if _failure(blobs, blob, None, trouble):
-            continue
-        restored = repair and catalog.restore(blob) > 0
-        message = "was set aside by an earlier repair, and is sound" + (": set right" if restored else "")
-        trouble.problems.append(StoreProblem("catalog", message, blob.digest, restored))
-
-
-def _compress(blobs: BlobStore, catalog: Catalog, blob: Blob) -> bool:
-    try:
-        stage = blobs.compress(blob)
-        if stage is None:
+    def lose(self, blob: Blob, until: float) -> bool:
+        try:
+            self._catalog.lose(blob, until=until)
+        except (StoreError, OSError) as error:
+            self.note(error)
             return False
-        with stage as staged:
-            smaller = staged.publish()
-            moved = catalog.relocate(blob, smaller)
-            blobs.remove(blob if moved else smaller)
-            return moved
-    except (Damaged, NotFound):
-        return False  # verify reports it; the collection continues
+        return True
+
+    def restore_sound(self, *, repair: bool) -> None:
+        """Look again at copies that an earlier repair set aside. Those that are sound now go back into use."""
+        for one in self._catalog.aside():
+            blob = one.blob
+            if not one.refs or blob.coding == "inline" or not blob.place or self.is_over or self._failure(blob, None):
+                continue
+            restored = repair and self._catalog.restore(blob) > 0
+            message = "was set aside by an earlier repair, and is sound" + (": set right" if restored else "")
+            self.add("catalog", message, blob.digest, restored)
+
+    def compress(self, blob: Blob) -> bool:
+        try:
+            stage = self._blobs.compress(blob)
+            if stage is None:
+                return False
+            with stage as staged:
+                smaller = staged.publish()
+                moved = self._catalog.relocate(blob, smaller)
+                self._blobs.remove(blob if moved else smaller)
+                return moved
+        except (Damaged, NotFound):
+            return False  # verify reports it; the collection continues

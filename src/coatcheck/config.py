@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeGuard
 
-from coatcheck.checks import is_whole
+from coatcheck.checks import is_seconds, is_whole
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
 from coatcheck.redaction import mask, mask_url
@@ -32,8 +32,7 @@ NONE: Final = "none"
 """How a file or a variable writes None: TOML has no null."""
 
 _LOG: Final = logging.getLogger("coatcheck")
-_TRUE: Final = ("1", "true", "yes", "on")
-_FALSE: Final = ("0", "false", "no", "off")
+_SWITCHES: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 _LONGEST: Final = 4_096
 _LIMITS: Final = ("max_tokens", "max_chars", "max_bytes")
 _LARGEST_FILE: Final = 1 << 20
@@ -44,8 +43,8 @@ _ASSIGNED: Final = re.compile(r"\s*([^=#\[\]]+?)\s*=")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. A value of kind `place` is a path or url; in a file, paths are relative to the file. `rules` are
-    what `Policy` takes for single tools."""
+    """One setting. It may be None if that is its default, or if it is `optional`. A value of kind `place` is a path or
+    url; in a file, paths are relative to the file. `rules` are what `Policy` takes for single tools."""
 
     key: str
     kind: Literal["switch", "whole", "number", "text", "place", "rules"]
@@ -64,52 +63,36 @@ class Setting:
     @property
     def takes(self) -> str:
         """The valid values, in words."""
-        words = {
-            "switch": "true or false",
-            "whole": f"an integer of at least {self.least}",
-            "number": f"a number of at least {self.least}",
-            "text": "one of " + ", ".join(map(repr, self.choices)) if self.choices else "a text",
-            "place": "a path or url",
-            "rules": f'for each tool "always", "never" or a table of {", ".join(_LIMITS)}',
-        }[self.kind]
-        return f"{words}, or {NONE!r}" if self.optional else words
+        words = "one of " + ", ".join(map(repr, self.choices)) if self.choices else _KINDS[self.kind][0]
+        return words.format(self.least) + (f", or {NONE!r}" if self.takes_none else "")
+
+    @property
+    def takes_none(self) -> bool:
+        return self.optional or self.default is None
 
     def parsed(self, text: str) -> Any:
         """Return the value of a variable's text. Raises ValueError if it is invalid."""
         value: object = text.strip()
         if self.kind == "switch":
-            low = text.strip().lower()
-            value = True if low in _TRUE else False if low in _FALSE else None
+            value = _SWITCHES.get(text.strip().lower())
         elif self.kind in ("whole", "number") and value != NONE:
             value = int(text) if self.kind == "whole" else float(text)
         return self.written(value)
 
     def written(self, value: object) -> Any:
         """Return a value from a file, where "none" means None. Raises ValueError if it is invalid."""
-        return None if self.optional and value == NONE else self.checked(value)
+        return None if self.takes_none and value == NONE else self.checked(value)
 
     def checked(self, value: object) -> Any:
         """Return the value if it is valid. Raises ValueError if it is not."""
-        if not (self.optional and value is None) and not self._fits(value):
+        fits = _KINDS[self.kind][1](self, value) and (not self.choices or value in self.choices)
+        if not fits and not (self.takes_none and value is None):
             raise ValueError
         return value
 
-    def _fits(self, value: object) -> bool:
-        match self.kind:
-            case "switch":
-                return isinstance(value, bool)
-            case "whole":
-                return is_whole(value, self.least)
-            case "number":
-                is_number = isinstance(value, int | float) and not isinstance(value, bool)
-                return is_number and math.isfinite(value) and value >= self.least  # type: ignore[arg-type, operator]
-            case "place":
-                return isinstance(value, str) and 0 < len(value) <= _LONGEST and "\0" not in value
-            case "text":
-                is_line = isinstance(value, str) and 0 < len(value) <= _LONGEST and value.isprintable()
-                return is_line and (not self.choices or value in self.choices)
-            case "rules":
-                return isinstance(value, Mapping) and all(map(_is_rule, value.values()))
+
+def _is_bounded(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and 0 < len(value) <= _LONGEST
 
 
 def _is_rule(rule: object) -> bool:
@@ -118,27 +101,36 @@ def _is_rule(rule: object) -> bool:
     return bool(rule) and set(rule) <= set(_LIMITS) and all(is_whole(most, 1) for most in rule.values())
 
 
+_KINDS: Final[Mapping[str, tuple[str, Callable[[Setting, object], bool]]]] = {
+    "switch": ("true or false", lambda _, value: isinstance(value, bool)),
+    "whole": ("an integer of at least {}", lambda one, value: is_whole(value, one.least)),
+    "number": ("a number of at least {}", lambda one, value: is_seconds(value) and one.least <= value < math.inf),
+    "text": ("a text", lambda _, value: _is_bounded(value) and value.isprintable()),
+    "place": ("a path or url", lambda _, value: _is_bounded(value) and "\0" not in value),
+    "rules": (f'for each tool "always", "never" or a table of {", ".join(_LIMITS)}',
+              lambda _, value: isinstance(value, Mapping) and all(map(_is_rule, value.values()))),
+}  # fmt: skip
+"""The valid values of each kind, in words and as a check."""
+
 SETTINGS: Final[tuple[Setting, ...]] = (
-    Setting("store.url", "place", None, "the store; by default the user's data folder",
-            optional=True, named="COATCHECK_STORE"),
+    Setting("store.url", "place", None, "the store; by default the user's data folder", named="COATCHECK_STORE"),
     Setting("store.durability", "text", "power", "what an acknowledged put survives: a power cut, or a crash",
             choices=("power", "process")),
-    Setting("store.tenant", "text", None, "the tenant whose store to open", optional=True, named="COATCHECK_TENANT"),
+    Setting("store.tenant", "text", None, "the tenant whose store to open", named="COATCHECK_TENANT"),
     Setting("store.grace", "number", 7_200.0, "seconds that expired artifacts are kept before collect removes them",
             least=0),
-    Setting("store.max_artifact_bytes", "whole", None, "maximum size of one artifact", optional=True),
-    Setting("store.quota_bytes", "whole", None, "maximum size of the whole store", optional=True),
+    Setting("store.max_artifact_bytes", "whole", None, "maximum size of one artifact"),
+    Setting("store.quota_bytes", "whole", None, "maximum size of the whole store"),
     Setting("session.id", "text", "default", "the session that commands use", named="COATCHECK_SESSION"),
     Setting("session.ttl", "number", 3_600.0, "seconds until a new session expires after its last use",
             least=0, optional=True),
     Setting("policy.enabled", "switch", True, "whether large tool results are replaced by stubs"),
-    Setting("policy.max_tokens", "whole", None,
-            "limit for a tool result in tokens; 3000 if no limit is set", optional=True),
-    Setting("policy.max_chars", "whole", None, "limit for a tool result in characters", optional=True),
-    Setting("policy.max_bytes", "whole", None, "limit for a tool result in bytes", optional=True),
+    Setting("policy.max_tokens", "whole", None, "limit for a tool result in tokens; 3000 if no limit is set"),
+    Setting("policy.max_chars", "whole", None, "limit for a tool result in characters"),
+    Setting("policy.max_bytes", "whole", None, "limit for a tool result in bytes"),
     Setting("policy.preview_chars", "whole", 200, "maximum characters of content in a stub", least=0),
     Setting("policy.redact", "text", None, "mask secrets in results, transcripts and prompts before they are stored",
-            choices=("store",), optional=True),
+            choices=("store",)),
     Setting("policy.read_tool", "text", "get_artifact", "name of the agent's tool for reading artifacts",
             optional=True),
     Setting("policy.tools", "rules", {}, "limits for single tools"),
@@ -158,21 +150,18 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("memory.artifacts.max_chars", "whole", 2_000, "maximum characters of everything recalled", least=300),
     Setting("memory.artifacts.narrative_max_chars", "whole", 240, "maximum characters of one summary", least=0),
     Setting("metrics.enabled", "switch", True, "whether to record metrics of model calls"),
-    Setting("metrics.file", "place", None, "file to append a line of JSON to for each model call", optional=True),
-    Setting("metrics.logger", "text", None, "logger that gets the same line", optional=True),
+    Setting("metrics.file", "place", None, "file to append a line of JSON to for each model call"),
+    Setting("metrics.logger", "text", None, "logger that gets the same line"),
     Setting("metrics.opentelemetry", "switch", True, "whether to send metrics to OpenTelemetry, if the host has it"),
     Setting("metrics.keep", "whole", 10_000, "maximum model calls to keep for a session"),
-    Setting("metrics.release", "text", None, "release to record metrics under; by default coatcheck's own",
-            optional=True),
-    Setting("metrics.baseline", "place", None, "file with the metrics of the previous release", optional=True),
+    Setting("metrics.release", "text", None, "release to record metrics under; by default coatcheck's own"),
+    Setting("metrics.baseline", "place", None, "file with the metrics of the previous release"),
     Setting("metrics.warn_hot_state_tokens", "whole", 800, "warn if a hot state has more tokens"),
     Setting("metrics.warn_index_entries", "whole", 15, "warn if an index has more artifacts"),
     Setting("metrics.warn_prompt_tokens", "whole", 6_000, "warn if a prompt has more tokens"),
     Setting("metrics.warn_rise_percent", "whole", 50, "warn if a metric is this many percent above its baseline"),
-    Setting("metrics.price_cached", "number", 0.1, "price of a cached token, relative to an uncached one",
-            least=0),
-    Setting("metrics.price_cache_write", "number", 1.25, "price of a token written to the cache, relatively",
-            least=0),
+    Setting("metrics.price_cached", "number", 0.1, "price of a cached token, relative to an uncached one", least=0),
+    Setting("metrics.price_cache_write", "number", 1.25, "price of a token written to the cache, relatively", least=0),
 )  # fmt: skip
 
 BY_KEY: Final[Mapping[str, Setting]] = {setting.key: setting for setting in SETTINGS}
@@ -188,10 +177,6 @@ class Origin:
 
     def __str__(self) -> str:
         return f"{self.source} {self.where}".rstrip()
-
-
-_DEFAULT: Final = Origin("default")
-_CODE: Final = Origin("code")
 
 
 class Settings:
@@ -220,7 +205,7 @@ class Settings:
     def origin(self, key: str) -> Origin:
         """The origin of the value of a key."""
         self[key]  # raises if there is no such key
-        return self._origins.get(key, _DEFAULT)
+        return self._origins.get(key, Origin("default"))
 
     def shown(self, key: str) -> str:
         """A value for display: secrets, such as a password in a url, are masked."""
@@ -246,7 +231,7 @@ class Settings:
         """Return these settings with values from code, which take precedence: nested as in a file, or by key. Raises
         `InvalidArgument`."""
         checked = {setting.key: value for setting, value in _flattened(values, Setting.checked, lambda key: "")}
-        origins = {**self._origins, **dict.fromkeys(checked, _CODE)}
+        origins = {**self._origins, **dict.fromkeys(checked, Origin("code"))}
         return Settings({**self._values, **checked}, origins, self.file)
 
 

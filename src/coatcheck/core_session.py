@@ -11,8 +11,9 @@ import hashlib
 import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -21,7 +22,7 @@ from coatcheck.activity import Activity
 from coatcheck.checks import seconds, whole
 from coatcheck.content import ArtifactStream, Content, Files
 from coatcheck.errors import Damaged, Fenced, InvalidArgument, InvalidPointer, NotFound, TooLarge
-from coatcheck.ids import SCHEME, check_name, clip, parse_pointer
+from coatcheck.ids import check_name, clip, is_pointer, parse_pointer
 from coatcheck.intake import About, Intake
 from coatcheck.lookup import Lookup, Scope
 from coatcheck.refs import FENCED_SERIES, RECORD_LIMIT, Coverage, Ref
@@ -42,6 +43,8 @@ from coatcheck.values import Encoded, decode
 
 if TYPE_CHECKING:
     from coatcheck.store import Store
+
+_MAX_LENDERS = 500  # transcripts that one search covers, those that were used last
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +178,7 @@ class CoreSession(ABC):
 
         `end()` removes the file, if it is called in the same process. Raises what `open` raises."""
         ref = self.content(target).ref
-        is_part = isinstance(target, str) and target.startswith(SCHEME) and "#/" in target
+        is_part = isinstance(target, str) and is_pointer(target) and "#/" in target
         with self.open(target) as stream:
             return self._parts.files.write(stream, media.JSON if is_part else ref.media_type, self.session_id, folder)
 
@@ -203,30 +206,35 @@ class CoreSession(ABC):
         if not words.strip():
             raise InvalidArgument("the search words are empty")
         whole(limit, "limit", least=1)
-        self._follow()
-        return self._search(words, limit)
+        return self._search(words, limit, self._follow())
 
     def count(self) -> int:
         """Return the number of artifacts that this session sees. It comes from the search index, so only new artifacts
         cost time."""
-        self._follow()
-        return self._count()
+        return self._count(self._follow())
 
     def survey(self, words: str, limit: int) -> tuple[int, builtins.list[Hit]]:
         """Return what `count` and `search` return, with less work; no hits for empty words."""
-        self._follow()
-        total = self._count()
-        return total, self._search(words, limit) if total and words.strip() else []
+        lent = self._follow()
+        total = self._count(lent)
+        return total, self._search(words, limit, lent) if total and words.strip() else []
 
-    def _follow(self) -> None:
-        """Index what is new in the session and its ancestors."""
+    def _follow(self) -> dict[str, Entry]:
+        """Index what is new in the session, its ancestors, and the transcripts that lend it something. Return what they
+        lend."""
+        parts = self._parts
         for session_id in self._scope.lineage:
-            follow(self._parts.passages, session_id, self._entries, self._live, self._content)
+            follow(parts.passages, session_id, self._entries, self._live, self._content)
+        lent = parts.lookup.lent(self._scope)
+        for session_id in _lenders(lent):
+            transcript = self._store.session(session_id)
+            follow(parts.passages, session_id, self._entries, transcript._live, transcript._content)
+        return lent
 
-    def _search(self, words: str, limit: int) -> builtins.list[Hit]:
+    def _search(self, words: str, limit: int, lent: Mapping[str, Entry]) -> builtins.list[Hit]:
         hits = search(
             self._parts.passages,
-            self._scope.lineage,
+            (*self._scope.lineage, *_lenders(lent)),
             words[:4000],
             limit=limit,
             live=self._live,
@@ -236,9 +244,11 @@ class CoreSession(ABC):
             self._used(None)
         return hits
 
-    def _count(self) -> int:
+    def _count(self, lent: Mapping[str, Entry]) -> int:
+        parts = self._parts
         alive = [each for each in self._scope.lineage if self._is_alive(each)]
-        return self._parts.passages.count(alive, self._parts.clock()) if alive else 0
+        own = parts.passages.count(alive, parts.clock()) if alive else 0
+        return own + sum(1 for _ in (parts.lookup.only_lent(self._scope, lent) if own else lent))
 
     def _live(self, digests: Sequence[str]) -> dict[str, Entry]:
         return self._parts.lookup.live(self._scope, digests)
@@ -487,6 +497,10 @@ class CoreSession(ABC):
     def _used(self, digest: str | None) -> None:
         """Note that the session was used now, and a blob that has a copy of its own."""
         self._parts.activity.note(self._scope.lineage, self._parts.clock(), self._scope.info.ttl, digest)
+
+
+def _lenders(lent: Mapping[str, Entry]) -> builtins.list[str]:
+    return list(islice(dict.fromkeys(entry.ref.session_id for entry in lent.values()), _MAX_LENDERS))
 
 
 def _missing(entry: Entry) -> NotFound:

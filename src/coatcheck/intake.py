@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TypeVar
@@ -124,37 +124,40 @@ class Intake:
         codec, data, text, frames = value
         self.check_size(len(data))
         info = scope.info
-        is_small = len(data) <= self._catalog.inline_limit
-        ref: Ref | None = None
-        if is_small and self._catalog.is_far:
-            ref = self._describe(scope, codec, digest, len(data), data[:_HEAD], data[-_TAIL:], about, text)
-            entry = Entry(ref, Blob(digest, len(data)), info, data)
-            new = self._within_quota(lambda: self._catalog.put_new(entry, limits=self._limits))
-            if new is not None:
-                return self._lookup.ref_for_caller(entry, self._all_near(scope, digest, new))
-        near = self._near(info.session_id, digest[:MIN_PREFIX])
-        ids = self._all_near(scope, digest, _ids(near))
-        settled = not self._catalog.behind()  # asked after: then what was found is durable too
-        if near and settled:
-            for entry in near:
-                if self._is_repeat(entry, digest, codec, about) and self._holds(entry, data):
-                    return self._lookup.ref_for_caller(entry, ids)
-        if ref is None:
-            ref = self._describe(scope, codec, digest, len(data), data[:_HEAD], data[-_TAIL:], about, text)
-        if is_small:
-            entry = Entry(ref, Blob(digest, len(data)), info, data)
-            self.add(entry)
+
+        def describe() -> Ref:
+            return self._describe(scope, codec, digest, len(data), data[:_HEAD], data[-_TAIL:], about, text)
+
+        def is_repeat(entry: Entry) -> bool:
+            return self._is_repeat(entry, digest, codec, about) and self._holds(entry, data)
+
+        if len(data) <= self._catalog.inline_limit:
+            entry, ids = self._within_quota(
+                lambda: self._catalog.put_inline(
+                    digest,
+                    scope.lineage,
+                    lambda: Entry(describe(), Blob(digest, len(data)), info, data),
+                    is_repeat,
+                    limits=self._limits,
+                )
+            )
             return self._lookup.ref_for_caller(entry, ids)
-        known = self._catalog.blob(digest, settled=False)
-        is_same = known and self._blob_holds(known, data)
-        if known and is_same:
-            entry = Entry(ref, known, info)
+        known = self._catalog.look(digest, scope.lineage, blob=True)
+        if known.is_durable:
+            for entry in known.entries:
+                if is_repeat(entry):
+                    return self._lookup.ref_for_caller(entry, known.ids)
+        ref = describe()
+        is_same = known.blob and self._blob_holds(known.blob, data)
+        if known.blob and is_same:
+            entry = Entry(ref, known.blob, info)
             if self.add(entry, reuse=True):
-                return self._lookup.ref_for_caller(entry, ids)
+                return self._lookup.ref_for_caller(entry, known.ids)
         chunks = [data] if frames is None else FramedChunks([data], frames)
         with self._blobs.stage(chunks, digest) as staged:
             copy = Entry(ref, staged.publish(), info)
-            return self._lookup.ref_for_caller(self._publish(copy, instead_of=known, remove=is_same is not None), ids)
+            entry = self._publish(copy, instead_of=known.blob, remove=is_same is not None)
+            return self._lookup.ref_for_caller(entry, known.ids)
 
     def _put_stream(self, scope: Scope, stream: IO[bytes], about: About) -> Ref:
         chunks = chunks_of(stream)
@@ -179,10 +182,10 @@ class Intake:
         with self._blobs.stage(measured()) as staged:
             digest = staged.digest
             near = self._catalog.find(info.session_id, prefix=digest[:MIN_PREFIX])
+            ids = self._catalog.near(scope.lineage, [digest])
             codec = _codec_of(stream)
             text = (head[:_HEAD] + tail).decode("utf-8", "ignore") if codec == "text" else None
             ref = self._describe(scope, codec, digest, staged.size, head[:_HEAD], tail, about, text)
-            ids = self._all_near(scope, digest, _ids(near))
             known = self._catalog.blob(digest)
             sound = known and self._is_sound(known)
             if known and sound:
@@ -196,19 +199,6 @@ class Intake:
                     return self._lookup.ref_for_caller(entry, ids)
             copy = Entry(ref, staged.publish(), info)
             return self._lookup.ref_for_caller(self._publish(copy, instead_of=known, remove=sound is not None), ids)
-
-    def _near(self, session_id: str, prefix: str) -> list[Entry]:
-        """The entries of a session under a prefix, with their content unless it is damaged: this put may repair it."""
-        try:
-            return self._catalog.find(session_id, prefix=prefix, content=True, settled=False)
-        except Damaged:
-            return self._catalog.find(session_id, prefix=prefix, settled=False)
-
-    def _all_near(self, scope: Scope, digest: str, own: Collection[str]) -> Collection[str]:
-        """The ids of the session and its ancestors that the new pointer must differ from."""
-        if not scope.ancestors:
-            return own
-        return {*own, *self._catalog.near(scope.ancestors, [digest], settled=False)}
 
     def _publish(self, entry: Entry, *, instead_of: Blob | None, remove: bool) -> Entry:
         """Add a new copy to the catalog. Then remove the damaged copy that it replaces; one that only could not be read
@@ -289,7 +279,7 @@ class Intake:
             return False
         if ref.name is None:
             return True
-        newest = self._catalog.find(ref.session_id, name=ref.name, limit=1, settled=False)
+        newest = self._catalog.find(ref.session_id, name=ref.name, limit=1)
         return bool(newest) and newest[0].seq == entry.seq
 
     def _holds(self, entry: Entry, data: bytes) -> bool:
@@ -324,10 +314,6 @@ class Intake:
                 f"the value has at least {size} bytes; the limit for one artifact is {self._max}",
                 hint="split it, or open the store with a larger max_artifact_bytes",
             )
-
-
-def _ids(entries: list[Entry]) -> list[str]:
-    return [entry.ref.artifact_id for entry in entries]
 
 
 def _codec_of(stream: IO[bytes]) -> Codec:

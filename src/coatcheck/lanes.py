@@ -6,37 +6,43 @@ import asyncio
 import contextvars
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+
+from coatcheck.errors import CoatcheckError
+
+if TYPE_CHECKING:
+    from coatcheck.core_session import CoreSession
 
 SHORT: Final = 32
 LONG: Final = 8
+_SMALL: Final = 16 << 10  # bytes of an artifact that these patterns and paths read in a moment:
+_PATTERN: Final = re.compile(r"(?:[^\\{]|\\[^pPC]){0,200}")  # without counted repetitions and large classes
+_QUERY: Final = re.compile(r"shape|\$(?:[^.?]|\.(?!\.)){0,200}")  # without filters and descendants
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class _Lane:
-    """A pool of threads, started on demand. `running` is the number of calls in progress."""
+    """A pool of threads, started on demand. `running` are the calls in progress."""
 
     def __init__(self, size: int, name: str) -> None:
         self._size, self._name = size, name
         self.restart()
+        if hasattr(os, "register_at_fork"):  # a forked process does not have the threads
+            os.register_at_fork(after_in_child=self.restart)
 
     def restart(self) -> None:
         self._executor = ThreadPoolExecutor(self._size, self._name)
-        self._running: set[object] = set()
-
-    @property
-    def running(self) -> int:
-        return len(self._running)
+        self.running: set[object] = set()
 
     async def run(self, call: Callable[[], R]) -> R:
-        context, token = contextvars.copy_context(), object()
-        running = self._running
+        context, token, running = contextvars.copy_context(), object(), self.running
 
         def tracked() -> R:
             running.add(token)
@@ -62,9 +68,24 @@ async def in_long_thread(call: Callable[P, R], /, *args: P.args, **kwargs: P.kwa
     return await _long.run(functools.partial(call, *args, **kwargs))
 
 
-def is_busy() -> bool:
-    """Whether calls are in progress that the end of the process would wait for."""
-    return bool(_short.running or _long.running)
+async def in_reading_thread(session: CoreSession, target: object, asked: Mapping[str, Any], call: Callable[[], R]) -> R:
+    """Run a read of `target` with these arguments in a thread: with the short calls if it is certainly short."""
+    is_long = may_take_long(target, asked) and not await in_thread(_is_small, session, target, asked)
+    return await (_long if is_long else _short).run(call)
+
+
+def _is_small(session: CoreSession, target: Any, asked: Mapping[str, Any]) -> bool:
+    """Whether a read that may take long by its arguments is short, because the artifact is small."""
+    if asked.get("cursor"):
+        return False
+    for name, quick in (("grep", _PATTERN), ("query", _QUERY)):
+        if (value := asked.get(name)) and not (isinstance(value, str) and quick.fullmatch(value)):
+            return False
+    try:
+        refs = [session.ref(one) for one in (target, asked.get("diff")) if one]
+    except CoatcheckError:
+        return False
+    return all(ref is not None and ref.size_bytes <= _SMALL for ref in refs)
 
 
 @contextmanager
@@ -80,7 +101,7 @@ def ending() -> Iterator[None]:
 
 def leave(code: int) -> None:
     """End the process at once if calls are still in progress. Kills child processes; does not wait for threads."""
-    if not is_busy():
+    if not _short.running and not _long.running:
         return
     from coatcheck.reading.sandbox import kill_all
 
@@ -100,11 +121,6 @@ def may_take_long(target: object, asked: Mapping[str, Any]) -> bool:
     cursor = asked.get("cursor")
     if not isinstance(cursor, str) or not cursor:
         return False
-    from coatcheck.reading.cursors import continues_slice  # here, so that importing this stays quick
+    from coatcheck.reading.page import continues_slice  # here, so that importing this stays quick
 
     return not continues_slice(cursor)
-
-
-if hasattr(os, "register_at_fork"):  # a forked process does not have the threads
-    os.register_at_fork(after_in_child=_short.restart)
-    os.register_at_fork(after_in_child=_long.restart)

@@ -7,9 +7,10 @@ answered exactly like one that does not exist.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import islice
 
 from coatcheck.activity import Activity
 from coatcheck.errors import AmbiguousPointer, Expired, InvalidArgument, InvalidPointer, NotFound
@@ -84,19 +85,23 @@ class Lookup:
         raise NotFound(f"no artifact found for {clip(target)}")
 
     def artifacts(self, scope: Scope, *, after: str | None, limit: int) -> list[Ref]:
-        """Return a page of the live artifacts that the scope sees, each once: own ones first, newest first. `after` is
-        the id of the last artifact of the page before."""
+        """Return a page of the live artifacts that the scope sees, each once: own ones first, newest first, then those
+        that only transcripts still have. `after` is the id of the last artifact of the page before."""
         places = {session_id: index for index, session_id in enumerate(scope.lineage)}
 
         def place(entry: Entry) -> tuple[int, int]:
             return places[entry.ref.session_id], -entry.seq
 
         first, before = 0, None
+        lent: dict[str, Entry] | None = None
         if after is not None:
             last = self._listed(scope, after)
-            if last is None:
+            if (last is None or not self.is_live(last)) and after in (ids := self.lent(scope)):
+                first, lent = len(places), dict(islice(ids.items(), list(ids).index(after) + 1, None))
+            elif last is None:
                 raise NotFound(f"no artifact found for {pointer_of(after, 64)!r}", hint="list from the beginning")
-            first, before = places[last.ref.session_id], last.seq
+            else:
+                first, before = places[last.ref.session_id], last.seq
         found: dict[str, Entry] = {}
         done: set[str] = set()
         for session_id in scope.lineage[first:]:
@@ -115,10 +120,28 @@ class Lookup:
                     break
                 before = page[-1].seq
             before = None
+        if len(found) < limit:
+            lent = self.lent(scope) if lent is None else lent
+            found |= islice(((digest, lent[digest]) for digest in self.only_lent(scope, lent)), limit - len(found))
         near: dict[str, list[str]] = {}
         for one in self._catalog.near(scope.lineage, found):
             near.setdefault(one[:MIN_PREFIX], []).append(one)
         return [self.ref_for_caller(entry, near.get(digest[:MIN_PREFIX], ())) for digest, entry in found.items()]
+
+    def lent(self, scope: Scope) -> dict[str, Entry]:
+        """The artifacts that transcripts lend to the sessions of a scope, by id, newest first."""
+        found: dict[str, Entry] = {}
+        for entry in (one for session_id in scope.lineage for one in self._catalog.lent(session_id)):
+            found.setdefault(entry.ref.artifact_id, entry)
+        return found
+
+    def only_lent(self, scope: Scope, lent: Iterable[str]) -> Iterator[str]:
+        """Yield those of the lent artifacts that have no live ref in the scope any more."""
+        ids = list(lent)
+        for some in (ids[start : start + _PAGE] for start in range(0, len(ids), _PAGE)):
+            found = self._catalog.find_many(scope.lineage, some)
+            held = {entry.ref.artifact_id for entry in found if self.is_live(entry)}
+            yield from (digest for digest in some if digest not in held)
 
     def _listed(self, scope: Scope, artifact_id: str) -> Entry | None:
         """The one ref under which `artifacts` lists an artifact: a live one, if there is any."""
@@ -131,10 +154,11 @@ class Lookup:
         return dead
 
     def list(self, scope: Scope, *, name: str | None, kind: str | None, limit: int | None) -> list[Ref]:
-        """List the live refs that the scope sees: own ones first, newest first, each artifact once."""
+        """List the live refs that the scope sees: own ones first, newest first, each artifact once. A ref without a
+        name gets the newest one that its artifact has in the same session, if that was read for the list."""
         if name is not None and not is_encodable(name):
             return []
-        seen: set[str] = set()
+        seen: dict[str, int] = {}  # the positions of artifacts in the list
         found: list[Entry] = []
         size = 256 if limit is None or kind else min(256, max(16, limit))
         for session_id in scope.lineage:
@@ -144,16 +168,18 @@ class Lookup:
                 for entry in page:
                     digest = entry.ref.artifact_id
                     if (name or digest not in seen) and kind in (None, entry.ref.kind) and self.is_live(entry):
-                        seen.add(digest)
+                        seen[digest] = len(found)
                         found.append(entry)
+                    elif entry.ref.name and digest in seen and self.is_live(entry):
+                        first = found[seen[digest]]
+                        if first.ref.name is None and first.ref.session_id == session_id:
+                            found[seen[digest]] = replace(first, ref=replace(first.ref, name=entry.ref.name))
                 if name or len(page) < size:
                     break
                 before = page[-1].seq
         if name is None and (limit is None or len(found) < limit):
-            for entry in (one for session_id in scope.lineage for one in self._catalog.lent(session_id)):
-                if entry.ref.artifact_id not in seen and kind in (None, entry.ref.kind):
-                    seen.add(entry.ref.artifact_id)
-                    found.append(entry)
+            lent = self.lent(scope).items()
+            found += [one for digest, one in lent if digest not in seen and kind in (None, one.ref.kind)]
         is_all = limit is None and name is None and kind is None
         listed = found[:limit]
         ids = {entry.ref.artifact_id for entry in listed}
@@ -214,7 +240,11 @@ class Lookup:
         dead: Entry | None = None
         live: dict[str, Entry] = {}
         for session_id in scope.lineage:
-            for entry in self._catalog.find(session_id, prefix=prefix, content=content, brief=brief):
+            if brief:
+                found = self._catalog.fetch(session_id, prefix)
+            else:
+                found = self._catalog.find(session_id, prefix=prefix, content=content)
+            for entry in found:
                 if self.is_live(entry):
                     live.setdefault(entry.ref.artifact_id, entry)
                 else:

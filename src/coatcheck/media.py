@@ -18,22 +18,14 @@ JSON: Final = "application/json"
 JSONL: Final = "application/x-ndjson"
 BINARY: Final = "application/octet-stream"
 
-_MAGIC: Final = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF87a", "image/gif"),
-    (b"GIF89a", "image/gif"),
-    (b"%PDF-", "application/pdf"),
-    (b"PAR1", "application/vnd.apache.parquet"),
-    (b"PK\x03\x04", "application/zip"),
-    (b"\x1f\x8b", "application/gzip"),
-    (b"\x28\xb5\x2f\xfd", "application/zstd"),
-    (b"SQLite format 3\x00", "application/vnd.sqlite3"),
-    (b"\x7fELF", "application/x-elf"),
-    (b"OggS", "audio/ogg"),
-    (b"ID3", "audio/mpeg"),
-)
-_MAGICS: Final = tuple(magic for magic, _ in _MAGIC)
+_MAGIC: Final = {
+    b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF87a": "image/gif", b"GIF89a": "image/gif",
+    b"%PDF-": "application/pdf", b"PAR1": "application/vnd.apache.parquet", b"PK\x03\x04": "application/zip",
+    b"\x1f\x8b": "application/gzip", b"\x28\xb5\x2f\xfd": "application/zstd",
+    b"SQLite format 3\x00": "application/vnd.sqlite3", b"\x7fELF": "application/x-elf", b"OggS": "audio/ogg",
+    b"ID3": "audio/mpeg",
+}  # fmt: skip
+_MAGICS: Final = tuple(_MAGIC)
 _RIFF: Final = {b"WEBP": "image/webp", b"WAVE": "audio/wav", b"AVI ": "video/x-msvideo"}
 _BY_SUFFIX: Final = {
     "csv": "text/csv", "tsv": "text/tab-separated-values", "json": JSON, "jsonl": JSONL, "ndjson": JSONL,
@@ -96,7 +88,7 @@ def sniff_text(head: str, tail: str, name: str | None = None) -> str:
 def sniff_bytes(head: bytes, tail: bytes, name: str | None = None) -> str:
     """The media type of bytes. Magic numbers take precedence over the name, and the name over the look of the text."""
     if head.startswith(_MAGICS):
-        return next(media for magic, media in _MAGIC if head.startswith(magic))
+        return next(media for magic, media in _MAGIC.items() if head.startswith(magic))
     if head[:4] == b"RIFF" and head[8:12] in _RIFF:
         return _RIFF[head[8:12]]
     if head[4:8] == b"ftyp":
@@ -128,7 +120,7 @@ class Encoding(NamedTuple):
 
 def encoding_of(head: bytes) -> Encoding:
     """The encoding that a byte-order mark names, else UTF-8. All code that reads text uses this."""
-    return next((encoding for mark, encoding in _MARKS if head.startswith(mark)), _UTF8)
+    return next((encoding for mark, encoding in _MARKS.items() if head.startswith(mark)), _UTF8)
 
 
 def decoded(data: bytes, errors: Literal["replace", "ignore"] = "replace") -> str:
@@ -187,13 +179,10 @@ def _named(name: str | None) -> str | None:
 
 
 _UTF8: Final = Encoding("UTF-8", 1, 0)
-_MARKS: Final = tuple(
-    (mark, Encoding(name, unit, len(mark)))
-    for mark, name, unit in (  # UTF-32 first: its little-endian mark begins with that of UTF-16
-        (codecs.BOM_UTF32_LE, "UTF-32LE", 4),
-        (codecs.BOM_UTF32_BE, "UTF-32BE", 4),
-        (codecs.BOM_UTF8, "UTF-8", 1),
-        (codecs.BOM_UTF16_LE, "UTF-16LE", 2),
-        (codecs.BOM_UTF16_BE, "UTF-16BE", 2),
-    )
-)
+_MARKS: Final = {
+    codecs.BOM_UTF32_LE: Encoding("UTF-32LE", 4, 4),  # before UTF-16, whose mark it begins with
+    codecs.BOM_UTF32_BE: Encoding("UTF-32BE", 4, 4),
+    codecs.BOM_UTF8: Encoding("UTF-8", 1, 3),
+    codecs.BOM_UTF16_LE: Encoding("UTF-16LE", 2, 2),
+    codecs.BOM_UTF16_BE: Encoding("UTF-16BE", 2, 2),
+}

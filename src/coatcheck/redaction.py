@@ -7,12 +7,15 @@ where the one before it ended. Hashes, UUIDs, pointers and images are left alone
 
 from __future__ import annotations
 
-import codecs
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import chain
+from sys import maxsize
 from typing import Any, Final, NamedTuple
+
+from coatcheck.media import encoding_of
 
 MARK: Final = "[masked:"
 """The start of every marker."""
@@ -37,32 +40,22 @@ class QuickPattern:
     The pattern must match everything that the slower ones match; it may match more. It is in RE2 syntax over the bytes
     of UTF-8: characters beyond ASCII are bytes `\\x80-\\xff`."""
 
-    __slots__ = ("_pattern", "_search")
-
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
-        self._search: Any = None
 
     def __call__(self, text: str) -> bool:
-        search = self._search or self._compiled()
-        return search(text.encode("utf-8", "surrogatepass")) is not None
+        return self._search(text.encode("utf-8", "surrogatepass")) is not None
 
-    def _compiled(self) -> Any:
+    @cached_property
+    def _search(self) -> Any:
         import re2  # type: ignore[import-untyped]  # it ships no types; here, so that importing coatcheck stays quick
 
         options = re2.Options()
         options.encoding = re2.Options.Encoding.LATIN1  # match bytes
         options.never_capture = True
-        self._search = re2.compile(self._pattern.encode(), options).search
-        return self._search
+        return re2.compile(self._pattern.encode(), options).search
 
 
-_BYTE_ORDER_MARKS: Final = (
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose mark it begins with
-    (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
 # Six or more characters up to U+00FF in a row, in each encoding.
 _WIDE_RUNS: Final = (
     (re.compile(rb"(?:[^\x00]\x00\x00\x00){6,}"), "utf-32-le"),
@@ -103,10 +96,8 @@ def mask_bytes(data: bytes) -> bytes:
 
     Bytes that are not UTF-8 are decoded to lone surrogates, and written as themselves again. UTF-16 and UTF-32 are
     found by their byte-order mark or by their zero bytes, in the middle of other bytes too."""
-    for mark, encoding in _BYTE_ORDER_MARKS:
-        if data.startswith(mark):
-            data = _mask_wide(data, encoding)
-            break
+    if (marked := encoding_of(data)).is_wide:
+        data = _mask_wide(data, marked.name)
     if b"\x00" in data:
         for run, encoding in _WIDE_RUNS:
             data = run.sub(lambda match, encoding=encoding: _mask_wide(match[0], encoding), data)  # type: ignore[misc]
@@ -138,28 +129,24 @@ def mask_value(value: Any) -> Any:
     while todo:
         holder, at, name = todo.pop()
         item = holder[at]
-        if isinstance(item, str):
-            holder[at] = _mask_under(name, item)
-        elif isinstance(item, int) and not isinstance(item, bool):
+        if isinstance(item, str | int) and not isinstance(item, bool):
             label = _label_of(name, str(item)) if name else None
             if label is not None:
                 holder[at] = f"{MARK} {label}]"
-        elif isinstance(item, (dict, list, tuple)):
-            known = copies.get((id(item), name))
-            if known is not None:
-                holder[at] = known
-                continue
-            holder[at] = copies[id(item), name] = copy = (
-                _with_masked_keys(item) if isinstance(item, dict) else list(item)
-            )
-            if isinstance(item, dict):
-                called = _called(item)
-                todo.extend(
-                    (copy, shown, called if called and str(key).lower() == "value" else str(key))
-                    for shown, key in zip(copy, item, strict=True)
-                )
-            else:
-                todo.extend((copy, index, name) for index in range(len(copy)))
+            elif isinstance(item, str):
+                lead = "cookie: " if name.lower() in ("cookie", "set-cookie") else ""
+                holder[at] = mask(lead + item, len(lead))
+        elif (id(item), name) in copies:
+            holder[at] = copies[id(item), name]
+        elif isinstance(item, dict):
+            holder[at] = copies[id(item), name] = copy = _with_masked_keys(item)
+            # An object such as `{"name": "API_TOKEN", "value": "…"}` names its value.
+            called = next((item[key] for key in _KEYS_OF_A_NAME if isinstance(item.get(key), str)), "")
+            for shown, key in zip(copy, map(str, item), strict=True):
+                todo.append((copy, shown, called if called and key.lower() == "value" else key))
+        elif isinstance(item, list | tuple):
+            holder[at] = copies[id(item), name] = items = list(item)
+            todo.extend((items, index, name) for index in range(len(items)))
     return top[0]
 
 
@@ -170,11 +157,6 @@ def _with_masked_keys(value: dict[Any, Any]) -> dict[Any, Any]:
         shown = mask(key) if isinstance(key, str) else key
         copy[f"{shown} ({len(copy)})" if shown in copy else shown] = each
     return copy
-
-
-def _called(value: dict[Any, Any]) -> str | None:
-    """The name of the value in an object such as `{"name": "API_TOKEN", "value": "…"}`."""
-    return next((value[key] for key in _KEYS_OF_A_NAME if isinstance(value.get(key), str)), None)
 
 
 def find_secrets(text: str) -> list[Secret]:
@@ -221,7 +203,7 @@ def _found(text: str) -> list[Secret]:
     if len(low) != len(text):  # a few letters become two in lower case
         low = text.translate(_LOWER)
     found = list(named_secrets(text, low)) if _NAME.search(low) else []
-    found += chain(plain_tokens(text), netrc_passwords(text))
+    found += chain(plain_tokens(text), netrc_passwords(text), placed_secrets(text))
     if _HINT.search(text):
         found += chain(prefixed_tokens(text), private_keys(text), url_passwords(text))
     return found
@@ -236,14 +218,6 @@ def _replace(text: str, found: list[Secret], start: int, end: int) -> str:
         start = span.end
     parts.append(text[start:end])
     return "".join(parts)
-
-
-def _mask_under(name: str, text: str) -> str:
-    label = _label_of(name, text) if name else None
-    if label is not None:
-        return f"{MARK} {label}]"
-    lead = "cookie: " if name.lower() in ("cookie", "set-cookie") else ""
-    return mask(lead + text, len(lead))
 
 
 _JUDGED: Final = 64  # characters of a value that decide whether it is a secret; all of it is masked
@@ -271,7 +245,8 @@ _NAME: Final = re.compile(
     r"|=>|:=|==?|:|>)|(?P<comma>(?<=[\"'`]),(?=[ \t]{0,4}\\{0,4}[\"'])"
     r"(?:[ \t]{0,4}\\{0,4}[\"']value\\{0,4}[\"'][ \t]{0,4}:)?))[ \t]{0,8}"
     r"|(?P<blank>[ \t]{1,4}))"
-    r"(?:(?P<block>[|>][+-]?[0-9]?[+-]?)?[ \t]{0,8}(?P<newline>\r?\n|(?:\\{1,4}r)?\\{1,4}n)[ \t]{0,40})?"
+    r"(?:(?:!{1,2}[a-z]{1,16}[ \t]{1,4}(?=[|>]))?(?P<block>[|>][+-]?[0-9]?[+-]?)?[ \t]{0,8}"
+    r"(?P<newline>\r?\n|(?:\\{1,4}r)?\\{1,4}n)(?:[ \t]{0,40}(?:\r?\n|(?:\\{1,4}r)?\\{1,4}n))?[ \t]{0,40})?"
     r"(?P<open>\\{0,4}[\"'`])?"
 )
 _WHOLE_NAME: Final = re.compile(rf"(?P<word>{_WORD_OF_NAME}){_NAME_SUFFIX}\Z")
@@ -305,6 +280,10 @@ _IDENTIFIER: Final = re.compile(r"[a-z_]*\Z")
 _ODD: Final = re.compile(r"[0-9!@#$%^&*+~?]")
 _NUMBER: Final = re.compile(r"[\d.,_-]*\Z")
 _LETTER: Final = re.compile("[A-Za-z]")
+_PLAIN_WORD: Final = re.compile("[a-z]{3,12}")
+_STRONG: Final = re.compile(
+    r"(?=[^A-Z]*[A-Z])(?=[^a-z]*[a-z])(?=\D*\d\D*\d)[\w!@#$%^&*+~?-]{10,64}", re.ASCII
+)  # a word
 _REST_OF_LINE: Final = re.compile(r"[ \t]{0,8}(?:\r?\n|\\{1,4}[nr\"']|[\"'`]|\Z)")
 _BLOCK_LINE_END: Final = re.compile(r"\r?\n|\Z")
 _ESCAPED_END: Final = re.compile(r"(?:\\{1,4}r)?\\{1,4}n|\\{0,4}[\"'`]|\n|\Z")
@@ -332,9 +311,10 @@ def named_secrets(text: str, low: str) -> Iterator[Secret]:
         at = match.end()
         if match["word"] == "kie":
             if at >= header and not match["blank"]:
-                line = _HEADER.match(text, at)
-                header = line.end() if line else at
-                yield from _cookies(text, at, header)
+                header = _end(_HEADER, text, at)
+                for pair in _PAIR.finditer(text, at, header):
+                    if pair[1].lower() not in _ATTRIBUTES and MARK not in pair[2]:
+                        yield Secret(*pair.span(2), "cookie")
             continue
         span = _value_of(text, low, match)
         if span is not None:
@@ -355,8 +335,8 @@ def _value_of(text: str, low: str, match: re.Match[str]) -> Secret | None:
     if name in ("authorization", "bearer"):
         return _authorization(text, low, at, is_header=name == "authorization")
     if name == "signature":
-        is_long = sep == "=" and len(_matched(_OPAQUE, text, at, at + _JUDGED)) >= 32
-        return Secret(at, _end(_OPAQUE, text, at), "signature") if is_long else None
+        end = _end(_OPAQUE, text, at) if sep == "=" else at
+        return Secret(at, end, "signature") if end - at >= 32 else None
     if not _is_named_secret(low, word, start) or (word == "ss" and not _is_pass(text, low, start, sep)):
         return None
     if match["block"]:
@@ -366,12 +346,12 @@ def _value_of(text: str, low: str, match: re.Match[str]) -> Secret | None:
         run = (_QUOTED_TWICE if "\\" in quote else _QUOTED)[quote[-1]]
     else:
         run = _BARE_LINE if tight and (_begins_line(low, start) or text[start:at].isupper()) else _BARE
-    value = _matched(run, text, at, at + _JUDGED)
+    value = text[at : _end(run, text, at, at + _JUDGED)]
     if not _is_secret(name, value, quoted=quote is not None, tight=tight):
         return None
     if comma and "value" not in comma and (len(value) < 8 or not _DIGIT.search(value)):
         return None
-    if word == "ss" and (_NUMBER.match(value) or not _ODD.search(value)):
+    if word == "ss" and (_NUMBER.match(value) or not (_ODD.search(value) or " " in value)):
         return None
     end = _end(run, text, at)
     if match["newline"] and not quote and not _is_alone(text, value, end):
@@ -389,22 +369,27 @@ def _block(text: str, match: re.Match[str], name: str) -> Secret | None:
     before = text[max(0, match.start() - _LONGEST_INDENT) : match.start()]
     key = re.split(r"[\n\"'`]|\\{1,4}n", before)[-1]
     at = match.end("newline")
+    least = len(key) - len(key.lstrip(" \t-")) + 1
     values: list[str] = []
     start = end = at
     for ending in line_end.finditer(text, at, at + _LONGEST_BLOCK):
         line = text[at : ending.start()]
         bare = line.strip()
         if bare:
-            if len(line) - len(line.lstrip(" \t")) <= len(key) - len(key.lstrip(" \t")):
+            depth = len(line) - len(line.lstrip(" \t"))
+            if depth < least:
                 break
-            start = start if values else at + line.index(bare)
-            end = at + line.index(bare) + len(bare)
+            if not values:
+                least, start = depth, at + depth
+            end = at + depth + len(bare)
             values.append(bare)
         if ending[0][:1] in "\"'`" or len(values) > _BLOCK_LINES:
             break
         at = ending.end()
-    value = "".join(values)
-    if (" " in value and len(values) > 1) or not _is_secret(name, value[:_JUDGED], quoted=True):
+    has_blanks = len(values) > 1 and any(" " in one for one in values)
+    value = " ".join(values) if has_blanks else "".join(values)[:_JUDGED]
+    is_secret = _is_phrase(value, value.lower(), tight=name in _PASSWORDS) if has_blanks else None
+    if not (_is_secret(name, value, quoted=True) if is_secret is None else is_secret):
         return None
     return Secret(start, end, _label(name))
 
@@ -421,6 +406,8 @@ def _is_pass(text: str, low: str, start: int, sep: str | None) -> bool:
     begin = start - 2
     before = low[max(0, begin - 24) : begin]
     stem = before.rstrip("_-.")
+    if before.endswith(_PASS_OF) and sep in ("=", ":"):
+        return True
     if text[begin : start + 2] == "PASS" and sep == "=":
         return not before[-1:].isalpha()
     if not before[-1:].isalnum() and stem == before:
@@ -429,21 +416,14 @@ def _is_pass(text: str, low: str, start: int, sep: str | None) -> bool:
     return is_part and stem.endswith(_PASS_OF)
 
 
-def _cookies(text: str, start: int, end: int) -> Iterator[Secret]:
-    for pair in _PAIR.finditer(text, start, end):
-        if pair[1].lower() not in _ATTRIBUTES and MARK not in pair[2]:
-            yield Secret(*pair.span(2), "cookie")
-
-
 def _authorization(text: str, low: str, at: int, *, is_header: bool) -> Secret | None:
     scheme = _SCHEME.match(low, at)
-    run = _OPAQUE
-    if scheme is not None:
-        at = scheme.end()
-        run = _LINE if scheme["several"] else _OPAQUE
-    if _is_credential(_matched(run, text, at, at + _JUDGED), is_header=is_header, has_scheme=scheme is not None):
-        return Secret(at, _end(run, text, at), "authorization")
-    return None
+    run = _LINE if scheme and scheme["several"] else _OPAQUE
+    at = scheme.end() if scheme else at
+    value = text[at : _end(run, text, at, at + _JUDGED)]
+    if not _is_credential(value, is_header=is_header, has_scheme=scheme is not None):
+        return None
+    return Secret(at, _end(run, text, at), "authorization")
 
 
 def _is_named_secret(low: str, word: str, start: int) -> bool:
@@ -457,13 +437,9 @@ def _label(name: str) -> str:
     return "password" if name in _PASSWORDS else name if name in ("token", "key") else "secret"
 
 
-def _matched(run: re.Pattern[str], text: str, at: int, end: int) -> str:
-    match = run.match(text, at, end)
-    return match.group() if match else ""
-
-
-def _end(run: re.Pattern[str], text: str, at: int) -> int:
-    match = run.match(text, at)
+def _end(run: re.Pattern[str], text: str, at: int, before: int = maxsize) -> int:
+    """Where a match that begins at `at` ends, `at` if there is none. Looks at the text up to `before`."""
+    match = run.match(text, at, before)
     return match.end() if match else at
 
 
@@ -526,9 +502,14 @@ def _is_secret(name: str, value: str, *, quoted: bool, tight: bool = False) -> b
 
 def _is_phrase(value: str, low: str, *, tight: bool) -> bool:
     """Whether words in quotes are a password, and not a sentence about one."""
-    if not 8 <= len(value) < _JUDGED or _NO_SECRET.match(low) or _PROSE.search(low) or value.endswith((".", ":", "…")):
+    words = value.split()
+    if not 8 <= len(value) < _JUDGED or _NO_SECRET.match(low) or not 2 <= len(words) <= 8:
         return False
-    return (tight or _DIGIT.search(value) is not None) and 2 <= len(value.split()) <= 8
+    if any(map(_STRONG.fullmatch, words)):
+        return True
+    if _PROSE.search(low) or value.endswith((".", ":", "…")):
+        return False
+    return tight or _DIGIT.search(value) is not None or (len(words) >= 4 and all(map(_PLAIN_WORD.fullmatch, words)))
 
 
 def _label_of(name: str, text: str) -> str | None:
@@ -576,54 +557,44 @@ def private_keys(text: str) -> Iterator[Secret]:
             elif after is not None and not after[1] and after.start() - fence.end() <= _LONGEST_KEY:
                 start, done = fence.start(), after.end()
             else:
-                body = _BODY.match(text, fence.end(), after.start() if after else len(text))
-                start, done = fence.start(), body.end() if body else fence.end()
+                start, done = fence.start(), _end(_BODY, text, fence.end(), after.start() if after else len(text))
             yield Secret(start, done, "private key")
     if "Private-Lines" in text:
         done = 0
         for match in _PUTTY.finditer(text):
             if match.start() >= done:
-                body = _BODY.match(text, match.end(), match.end() + _LONGEST_KEY)
-                done = body.end() if body else match.end()
+                done = _end(_BODY, text, match.end(), match.end() + _LONGEST_KEY)
                 yield Secret(match.start(), done, "private key")
 
 
 def _body_before(text: str, floor: int, end: int) -> int:
     """Where the base64 lines begin before an END line that has no BEGIN."""
     floor = max(floor, end - _LONGEST_KEY)
-    line_ends = [match.span() for match in _KEY_LINE_END.finditer(text, floor, end)]
-    starts = [floor, *(after for _, after in line_ends)]
-    stops = [*(before for before, _ in line_ends), end]
+    edges = [floor, *(edge for match in _KEY_LINE_END.finditer(text, floor, end) for edge in match.span()), end]
     begin = end
-    for start, stop in zip(reversed(starts), reversed(stops), strict=True):
+    for start, stop in zip(edges[-2::-2], edges[::-2], strict=True):
         line = text[start:stop].strip(" \t\"'+>|,")
         if not line:
             continue
-        if not _is_base64(line) or (len(line) < 16 and begin < end and start > 0):
+        if _NOT_BASE64.search(line) or (len(line) < 16 and begin < end and start > 0):
             last = line.rpartition(" ")[2]
-            return text.rindex(last, start, stop) if _is_base64(last) and len(last) >= 16 else begin
+            return text.rindex(last, start, stop) if len(last) >= 16 and not _NOT_BASE64.search(last) else begin
         begin = start
     return begin
-
-
-def _is_base64(line: str) -> bool:
-    return _NOT_BASE64.search(line) is None
 
 
 _ADDRESS: Final = re.compile(r"://[^\s/:@\"'<>\\]{0,128}:([^\s/\"'<>\\]{1,256})@")
 _USER: Final = re.compile(r"(?<=[ \t])(?:-u|--user)[ =][\"']?[\w.@+-]{1,64}:([^\s\"'\\]{1,256})")
 _PORT: Final = re.compile(r"\d{1,5}(?:\Z|[?#])")
-
-
 _BARE_TOKEN: Final = re.compile(r"://([A-Za-z0-9_~.%+-]{16,256}+)(?=@[A-Za-z0-9\[])")
+_NETRC_VALUE: Final = r"(\\{0,4}\"[^\"\n\\]{1,256}|'[^'\n\\]{1,256}'|(?:[^\s\"\\]|\\(?![nrt\"'\\])){1,256})"
 _NETRC: Final = (
     re.compile(
-        r"login(?<!\wlogin)\s{1,8}\S{1,200}\s{1,40}(?:account\s{1,8}\S{1,200}\s{1,40})?password\s{1,8}(\S{1,256})"
+        r"login(?<!\wlogin)\s{1,8}\S{1,200}\s{1,40}(?:account\s{1,8}\S{1,200}\s{1,40})?password\s{1,8}" + _NETRC_VALUE
     ),
-    re.compile(r"machine(?<!\wmachine)\s{1,8}\S{1,200}\s{1,40}password\s{1,8}(\S{1,256})"),
+    re.compile(r"machine(?<!\wmachine)\s{1,8}\S{1,200}\s{1,40}password\s{1,8}" + _NETRC_VALUE),
 )
 _MACHINE: Final = re.compile(r"(?<!\w)(?:machine\s{1,8}\S{1,200}|default)\s{1,40}\Z")
-
 _LOGIN: Final = re.compile(r"\s{1,40}login\s")
 _HOST: Final = re.compile(r"machine\s{1,8}(?:localhost|\S{0,200}[.:])")
 
@@ -633,14 +604,62 @@ def netrc_passwords(text: str) -> Iterator[Secret]:
     if "password" not in text or ("login" not in text and "machine" not in text):
         return
     for match in chain(*(pattern.finditer(text) for pattern in _NETRC)):
-        start = match.start()
-        before = _MACHINE.search(text, max(0, start - 256), start)
-        after = _LOGIN.match(text, match.end())
-        is_entry = before is not None or after is not None or _HOST.match(match[0]) is not None
-        value = match[1].strip("\"'")
-        if _is_secret("password", value, quoted=is_entry):
+        start, value = match.start(), match[1].strip("\\\"'")
+        is_entry = (
+            _MACHINE.search(text, max(0, start - 256), start)
+            or _LOGIN.match(text, match.end())
+            or _HOST.match(match[0])
+        )
+        if _is_secret("password", value, quoted=is_entry is not None):
             at = text.index(value, match.start(1))
             yield Secret(at, at + len(value), "password")
+
+
+_ESCAPED_QUOTE: Final = r"\\{0,4}[\"']"
+_NAME_AND_VALUE: Final = (
+    rf"[ \t]{{1,8}}(?:{_ESCAPED_QUOTE})?(?P<name>[\w.-]{{1,64}})(?:{_ESCAPED_QUOTE})?[ \t]{{0,8}}"
+    r"(?:\r?\n|(?:\\{1,4}r)?\\{1,4}n)[ \t]{0,40}value:[ \t]{1,8}"
+)
+_TAG_WITH_VALUE: Final = (
+    rf"(?:add|property|entry|param|setting)\s{{1,8}}(?:key|name)={_ESCAPED_QUOTE}(?P<name>[\w.:-]{{1,64}})"
+    rf"{_ESCAPED_QUOTE}\s{{1,8}}value="
+)
+_GIVEN: Final = (
+    ("sshpass", r"[ \t]{1,4}-p[ \t]{0,4}"),
+    ("docker", r"[ \t]{1,4}login(?=[ \t])[^\n|;&]{0,200}?[ \t]-p[ \t]{1,4}"),
+    ("mysql", r"(?:dump|admin)?(?=[ \t])[^\n|;&]{0,200}?[ \t]-p(?=\S{0,64}\d)(?=\S{0,64}[A-Za-z])"),
+    ("psk", r"[ \t]{0,4}[=:][ \t]{0,4}(?=[^\n]{0,64}[0-9!@#$%^&*+~?])"),
+    ("ENV", r"(?:(?<![^\n]ENV)|(?<=nENV))[ \t]{1,8}(?P<name>\w{1,64})[ \t]{1,8}"),
+    ("name:", _NAME_AND_VALUE),
+    ("<", _TAG_WITH_VALUE),
+)
+_GIVEN_PATTERNS: Final = tuple(
+    (
+        begin,
+        re.compile(
+            rf"{begin}(?:(?<![\w-]{begin})|(?<=\\n{begin})){rest}"
+            rf"(?:{_ESCAPED_QUOTE}([^\"'\n\\]{{1,256}}){_ESCAPED_QUOTE}|([^\s\"'`\\,;|&<>]{{1,256}}))",
+            re.ASCII,
+        ),
+    )
+    for begin, rest in _GIVEN
+)
+_HASHES: Final = (
+    ("$", re.compile(r"\$(?<=[\w.-]:\$)(?:apr1|[1567y]|2[abxy]|gy)\$[\w./$=,]{20,200}+", re.ASCII)),
+    ("{SHA}", re.compile(r"\{SHA\}(?<=[\w.-]:\{SHA\})[A-Za-z0-9+/]{27}=", re.ASCII)),
+)
+
+
+def placed_secrets(text: str) -> Iterator[Secret]:
+    """Secrets that are known by their place: arguments of commands, the value beside a name, hashes of passwords."""
+    for literal, pattern in _GIVEN_PATTERNS:
+        for match in pattern.finditer(text) if literal in text else ():
+            name = match.groupdict().get("name", "password")
+            if (label := _label_of(name, match[match.lastindex or 0])) is not None:
+                yield Secret(*match.span(match.lastindex or 0), label)
+    for literal, pattern in _HASHES:
+        for match in pattern.finditer(text) if literal in text else ():
+            yield Secret(*match.span(), "password hash")
 
 
 def _is_token(value: str) -> bool:
@@ -698,7 +717,12 @@ _SHAPES: Final = (
     _Shape("supabase key", "sbp", r"_(?:v0_)?[0-9a-f]{40,}+"),
     _Shape("supabase key", "sb", r"_secret_[\w-]{20,}+"),
     _Shape("vercel token", "vc[aikpr]", r"_[A-Za-z0-9]{40,}+"),
-    _Shape("vercel token", "vercel_blob_rw", r"_[A-Za-z0-9]{12,}_[A-Za-z0-9]{20,}+"),
+    _Shape("vercel token", "vercel_blob_rw", r"_\w{32,}+"),
+    _Shape("fly token", "fm1[ar]", r"_[A-Za-z0-9+/=]{50,}+"),
+    _Shape("fly token", "fm2", r"_[A-Za-z0-9+/=]{50,}+"),
+    _Shape("fly token", "fo1", r"_[\w-]{40,}+"),
+    _Shape("e2b key", "e2b", rf"_[0-9a-f]{{40}}(?![{_WORD}])"),
+    _Shape("fireworks key", "fw", r"_(?=[A-Za-z]{0,20}\d)(?=[^A-Z]{0,20}[A-Z])[A-Za-z0-9]{22,24}(?!\w)"),
     _Shape("netlify token", "nf[bcopu]", r"_[A-Za-z0-9]{36,}+"),
     _Shape("cloudflare token", "cf[au]t", r"_[A-Za-z0-9]{40,}+"),
     _Shape("cloudflare key", "cfk", r"_[A-Za-z0-9]{40,}+"),
@@ -718,8 +742,7 @@ _SHAPES: Final = (
     _Shape("mailgun key", "key", rf"-[0-9a-f]{{32}}(?![{_WORD}-])"),
     _Shape("brevo key", "xkeysib", r"-[0-9a-f]{64}-[A-Za-z0-9]{16}"),
     _Shape("brevo key", "xsmtpsib", r"-[0-9a-f]{64}-[A-Za-z0-9]{16}"),
-    _Shape("square token", "sq0atp", r"-[\w-]{22,}+"),
-    _Shape("square token", "sq0csp", r"-[\w-]{22,}+"),
+    _Shape("square token", r"sq0(?:at|cs)p", r"-[\w-]{22,}+"),
     _Shape("postman key", "PMAK", r"-[0-9a-f]{24}-[0-9a-f]{34}"),
     _Shape("new relic key", "NR(?:AK|II|RA|IQ|SP)", r"-[\w-]{25,}+"),
     _Shape("pulumi token", "pul", rf"-[0-9a-f]{{40}}(?![{_WORD}])"),
@@ -729,8 +752,7 @@ _SHAPES: Final = (
     _Shape("tavily key", "tvly", r"-(?=[\w-]{0,40}\d)[\w-]{24,}+"),
     _Shape("contentful token", "CFPAT", r"-[\w-]{40,}+"),
     _Shape("cloudflare key", "v1\\.0", r"-[0-9a-f]{24}-[0-9a-f]{100,}+"),
-    _Shape("dynatrace token", "dt0c01", r"\.[A-Z0-9]{24}\.[A-Z0-9]{64}"),
-    _Shape("dynatrace token", "dt0s16", r"\.[A-Z0-9]{24}\.[A-Z0-9]{64}"),
+    _Shape("dynatrace token", r"dt0(?:c01|s16)", r"\.[A-Z0-9]{24}\.[A-Z0-9]{64}"),
     _Shape("dropbox token", "sl", r"\.(?:u\.)?[\w-]{100,}+"),
     _Shape("gitlab token", "gl(?:pat|ptt|cbt|imt)", r"-[\w.-]{20,}+"),
     _Shape("gitlab token", "gl(?:dt|rt|ft|wt)", r"-[\w.-]{20,}+"),
@@ -739,6 +761,8 @@ _SHAPES: Final = (
     _Shape("slack token", "xox[abceoprs]", r"-[\w-]{10,}+"),
     _Shape("slack token", "xapp", r"-\d-[\w-]{10,}+"),
     _Shape("api key", "sk", r"-(?=[\w-]{0,120}[A-Za-z0-9]{12})(?=[\w-]{0,120}\d)[\w-]{20,}+"),
+    _Shape("modal key", "a[ks]", r"-(?=[A-Za-z]{0,20}\d)(?=[^A-Z]{0,20}[A-Z])[A-Za-z0-9]{22}(?![\w-])", f"{_WORD}_-"),
+    _Shape("api key", "csk", r"-[A-Za-z0-9]{40,}+"),
     _Shape("api key", "xai", r"-[A-Za-z0-9]{30,}+"),
     _Shape("api key", "pplx", r"-[A-Za-z0-9]{30,}+"),
     _Shape("api key", "nvapi", r"-[\w-]{30,}+"),
@@ -754,13 +778,7 @@ _SHAPES: Final = (
 )
 _SHAPE_LEADS: Final = tuple(re.compile(f"(?:{shape.lead})\\Z") for shape in _SHAPES)
 _LONGEST_LEAD: Final = 16
-_FOLLOWED_BY: Final = {
-    "_": r"(?=[\w+/=-]{10})",
-    "-": r"(?=[\w.-]{10})",
-    ".": r"(?=[\w-]{16}|com/|u\.)",
-    "A": "",
-    "S": "",
-}
+_FOLLOWED_BY: Final = {"_": r"[\w+/=-]{10}", "-": r"[\w.-]{10}", ".": r"(?:[\w-]{16}|com/|u\.)", "A": "", "S": ""}
 
 
 def _alternatives(first: str) -> str:
@@ -771,7 +789,7 @@ def _alternatives(first: str) -> str:
         if rest[0] == first:
             lead = f"(?<={shape.lead}[{first}])" if shape.lead else ""
             shapes.append(f"{lead}(?<![{shape.before}]{shape.lead}[{first}]){rest[1:]}(?P<_{at}>)")
-    return re.escape(first) + _FOLLOWED_BY[first] + f"(?:{'|'.join(shapes)})"
+    return f"{re.escape(first)}(?={_FOLLOWED_BY[first]})(?:{'|'.join(shapes)})"
 
 
 _TOKEN: Final = re.compile("|".join(map(_alternatives, _FOLLOWED_BY)), re.ASCII)
@@ -779,9 +797,12 @@ _TOKEN: Final = re.compile("|".join(map(_alternatives, _FOLLOWED_BY)), re.ASCII)
 _HINT: Final = re.compile(
     rf"{_TOKEN.pattern}|J(?<=eyJ)|-(?:----(?:BEGIN|END)|Lines:|u |-user)|:(?:AA|//[^\s/@]{{1,400}}@)|Q~", re.ASCII
 )
-_JWT: Final = re.compile(r"eyJ(?<![\w-]eyJ)[\w-]{10,}+(?:\.[\w-]*+){1,4}", re.ASCII)
-_TELEGRAM: Final = re.compile(r"(?<![\w:])\d{8,10}:AA[\w-]{30,}+", re.ASCII)
-_AZURE: Final = re.compile(r"(?<![\w~.-])[\w~.-]{3}\dQ~[\w~.-]{30,}+", re.ASCII)
+# Tokens without a rare first character: the label, a literal that `in` finds quickly, the pattern.
+_OTHERS: Final = (
+    ("jwt", "eyJ", re.compile(r"eyJ(?<![\w-]eyJ)[\w-]{10,}+(?:\.[\w-]*+){1,4}", re.ASCII)),
+    ("telegram token", ":AA", re.compile(r"(?<![\w:])\d{8,10}:AA[\w-]{30,}+", re.ASCII)),
+    ("azure secret", "Q~", re.compile(r"(?<![\w~.-])[\w~.-]{3}\dQ~[\w~.-]{30,}+", re.ASCII)),
+)
 
 
 class _Literal(NamedTuple):
@@ -809,6 +830,13 @@ _PLAIN: Final = (
     _Literal("mailchimp key", r"[0-9a-f]{32}", r"-us[0-9]{1,2}", r"[0-9a-f]{8}-us[0-9]"),
     _Literal("square token", "", r"EAAA[\w-]{60}", r"EAAA[\w-]{20}"),
     _Literal("atlassian token", "", r"AT[AC]TT3[\w=-]{100,}+", r"AT[AC]TT3"),
+    _Literal("bitbucket password", "", r"ATBB[A-Za-z0-9]{32}", r"ATBB[A-Za-z0-9]{20}"),
+    _Literal("okta token", "", r"SSWS 00[\w-]{40}", r"SSWS 00"),
+    _Literal("nuget key", "", r"oy2[a-z0-9]{43}", r"oy2[a-z0-9]{20}"),
+    _Literal("crates token", "", r"cio(?=[A-Za-z]{0,20}\d)[A-Za-z0-9]{32}", r"cio[A-Za-z0-9]{20}"),
+    _Literal("confluent secret", "", r"cflt[A-Za-z0-9+/]{60}", r"cflt[A-Za-z0-9+/]{20}"),
+    _Literal("ngrok token", r"2[A-Za-z0-9]{26}", r"_[A-Za-z0-9]{21}", r"(?:^|\W)2[A-Za-z0-9]{26}_[A-Za-z0-9]"),
+    _Literal("intercom token", "", r"dG9rO[A-Za-z0-9+/]{40,}+=*+", r"dG9rO[A-Za-z0-9+/]{20}"),
     _Literal("jfrog key", "", r"AKCp[A-Za-z0-9]{60,}+", r"AKCp[A-Za-z0-9]{20}"),
     _Literal("bedrock key", "", r"ABSK[A-Za-z0-9+/]{100,}+=*+", r"ABSK[A-Za-z0-9+/]{20}"),
     _Literal("gitlab token", "", r"GR1348941[\w-]{20,}+", r"GR1348941"),
@@ -844,12 +872,9 @@ def prefixed_tokens(text: str) -> Iterator[Secret]:
         at = int(str(match.lastgroup)[1:])
         lead = _SHAPE_LEADS[at].search(text[max(0, match.start() - _LONGEST_LEAD) : match.start()])
         yield Secret(match.start() - (len(lead.group()) if lead else 0), match.end(), _SHAPES[at].label)
-    if "eyJ" in text:
-        yield from (Secret(*match.span(), "jwt") for match in _JWT.finditer(text))
-    if ":AA" in text:
-        yield from (Secret(*match.span(), "telegram token") for match in _TELEGRAM.finditer(text))
-    if "Q~" in text:
-        yield from (Secret(*match.span(), "azure secret") for match in _AZURE.finditer(text))
+    for label, literal, pattern in _OTHERS:
+        for match in pattern.finditer(text) if literal in text else ():
+            yield Secret(*match.span(), label)
 
 
 _KELVIN: Final = "\u212a"  # the only character beyond ASCII whose lower case is ASCII
@@ -866,8 +891,10 @@ _QUICK_NAMED: Final = (
     rf"|bearer{_QUICK_TAIL}{_BEHIND}[ \t=:>,]"
     rf"|sig(?:nature)?{_QUICK_TAIL}{_BEHIND}[ \t]*=|pass[0-9]?{_BEHIND}[ \t]*[=:]"
     r"|login\s+\S+\s+(?:account\s+\S+\s+)?password\s|machine\s+\S+\s+password\s"
+    rf"|(?:{_QUICK_WORDS}|pass){_QUICK_TAIL}{_BEHIND}(?:\s|\\r|\\n)+value[:=]"
+    rf"|(?:^|\n|\\n)env[ \t]+\w*(?:{_QUICK_WORDS}|pass)"
+    r"|sshpass[ \t]|docker[ \t]+login[ \t]|mysql[a-z]*[ \t][^\n]*-p|psk[ \t]*[=:]|:\$[0-9a-z]+\$|:\{sha\}"
 )
-_QUICK_PEEK: Final = {"_": r"[\w+/=-]{10}", "-": r"[\w.-]{10}", ".": r"(?:[\w-]{16}|com/|u\.)"}
 _QUICK_OTHERS: Final = r"eyJ|-----(?:BEGIN|END)|-Lines:|-u |--user|:AA|://[^\s/@]+@|Q~"
 _ESCAPE_LEADS: Final = ("\x1b[", "1b[", "1B[", "033[", r"\e[")  # the start of an escape, or the end of its written form
 _ESCAPE: Final = re.compile(r"(?:\x1b|\\{1,4}(?:u001[bB]|x1[bB]|033|e))\[[0-9;:?]{0,32}[A-Za-z]")
@@ -887,7 +914,7 @@ def _quick_tokens() -> str:
     shapes = []
     for shape in _SHAPES:
         rest = shape.rest.removeprefix("\\")
-        begins = rest.partition("(")[0] if not shape.lead else re.escape(rest[0]) + _QUICK_PEEK[rest[0]]
+        begins = rest.partition("(")[0] if not shape.lead else re.escape(rest[0]) + _FOLLOWED_BY[rest[0]]
         shapes.append(f"(?:^|[^{shape.before}]){shape.lead}{begins}")
     shapes += [one.quick for one in _PLAIN]
     return "|".join(dict.fromkeys(shapes))

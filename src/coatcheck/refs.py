@@ -106,7 +106,7 @@ class Ref:
             "content_uri": self.content_uri,
             "content_hash": self.content_hash,
             "size_bytes": self.size_bytes,
-            "created_at": self.created_at.isoformat().replace("+00:00", "Z"),
+            "created_at": iso_time(self.created),
             "producer": self.producer,
             "summary": self.summary,
             "mime": self.media_type,
@@ -131,6 +131,13 @@ class Coverage:
 
     def __str__(self) -> str:
         return f"{self.shown:,} of {self.size:,} bytes shown"
+
+
+def iso_time(seconds: float | None) -> str | None:
+    """Format a time as ISO 8601. Times beyond the calendar become its last second."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(min(seconds, LAST_TIME), UTC).isoformat().replace("+00:00", "Z")
 
 
 def summarize(text: str, limit: int = 200) -> str:

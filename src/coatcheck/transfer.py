@@ -18,63 +18,71 @@ import binascii
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import IO, Any, Final, TypeVar, get_args
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from itertools import chain
+from typing import IO, Any, Final, Literal
 
-from coatcheck.checks import LARGEST
+from coatcheck.checks import seconds, whole
 from coatcheck.collect import Progress
 from coatcheck.errors import Damaged, Fenced, InvalidArgument, NotFound
 from coatcheck.ids import check_name, clip, digest_of, is_encodable, is_prefix
 from coatcheck.intake import About, Intake, discard
 from coatcheck.redaction import mask
-from coatcheck.refs import FENCED_SERIES, LAST_TIME, RECORD_LIMIT, SUMMARY_LIMIT, Blob, Codec, Ref
+from coatcheck.refs import FENCED_SERIES, LAST_TIME, RECORD_LIMIT, SUMMARY_LIMIT, Blob, Ref
 from coatcheck.storage import TRANSCRIPT, BlobStore, Catalog, Entry, Record, SessionInfo
 
-FORMAT = 2
-_KNOWN = (1, FORMAT)  # format 1 had no records
-N = TypeVar("N", int, float)
-_PIECE = 192 * 1024  # bytes on one line
+FORMAT: Final = 2
+_Earlier = Literal["complete", "interrupted"]
+ORIGIN: Final = "coatcheck:import"
+"""The series that marks an imported session, with the session's creation time in its archive. A second record follows
+when the import is complete."""
+
+_KNOWN: Final = (1, FORMAT)  # format 1 had no records
+_PIECE: Final = 192 * 1024  # bytes on one line
 _CHUNK: Final = 1 << 20
 _PAGE: Final = 256
-_LONGEST_LINE = 4 * 1024 * 1024
+_LONGEST_LINE: Final = 4 * 1024 * 1024
 _FOREVER: Final = 1e12  # seconds
-ORIGIN: Final = "coatcheck:import"
-"""The series that marks an imported session, with the session's creation time in its archive."""
-
-_REF_FIELDS = (
+_SESSION: Final = ("session_id", "parent", "ttl", "quota", "created", "used")
+_BLOB: Final = ("digest", "size")
+_REF: Final = (
     "media_type", "kind", "codec", "name", "tool", "call_id", "producer", "summary", "created", "expires", "pinned",
-    "granted_by", "request",
+    "granted_by", "request", "artifact_id", "parents",
 )  # fmt: skip
 
 
 def export_lines(blobs: BlobStore, catalog: Catalog, target: IO[bytes], *, progress: Progress | None = None) -> int:
     """Write a store as JSON lines and return the number of refs."""
+
+    def write(kind: str, value: object, names: Iterable[str] = ()) -> None:
+        line = {kind: {name: getattr(value, name) for name in names} or value}
+        target.write(json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
+
     written: set[str] = set()
     total, count = catalog.totals().refs, 0
-    _write(target, {"coatcheck": FORMAT})
+    write("coatcheck", FORMAT)
     # Transcripts come last: they lend artifacts only to sessions that the import has seen already.
     for session in sorted(catalog.sessions(), key=lambda one: one.session_id.startswith(TRANSCRIPT)):
-        _write(target, {"session": _session_record(session)})
+        write("session", session, _SESSION)
         for entry in reversed(catalog.find(session.session_id, content=True)):
             if entry.gone:
                 continue
             if entry.blob.digest not in written:
-                _write_blob(blobs, entry, target)
+                write("blob", entry.blob, _BLOB)
+                for piece in _pieces(blobs, entry, _PIECE):
+                    write("data", base64.b64encode(piece).decode())
                 written.add(entry.blob.digest)
-            record = {name: getattr(entry.ref, name) for name in _REF_FIELDS}
-            _write(target, {"ref": record | {"artifact_id": entry.ref.artifact_id, "parents": list(entry.ref.parents)}})
+            write("ref", entry.ref, _REF)
             count += 1
             if progress:
                 progress(count, max(count, total))
         for series in catalog.series(session.session_id):
-            if series == ORIGIN:
-                continue
-            for one in _all_records(catalog, session.session_id, series):
-                body = base64.b64encode(one.body).decode()
-                _write(target, {"record": {"series": series, "at": one.at, "body": body}})
-    _write(target, {"end": count})
+            for one in _all_records(catalog, session.session_id, series) if series != ORIGIN else ():
+                write("record", {"series": series, "at": one.at, "body": base64.b64encode(one.body).decode()})
+    write("end", count)
     return count
 
 
@@ -101,102 +109,14 @@ def import_lines(
         raise InvalidArgument(
             f"this export has format {clip(str(header['coatcheck']))}; this version reads up to {FORMAT}"
         )
-    targets = _Sessions(catalog, dict(sessions or {}), merge, now)
-    session: _Session | None = None
-    brought: set[str] = set()
+    archive = _Import(Side(blobs, catalog), intake, lines, sessions or {}, merge, now)
     count = 0
     while "end" not in (line := lines.must()):
-        if "session" in line:
-            info = targets.open(_session(line["session"], lines), lines)
-            session = _Session(blobs, catalog, intake, lines, targets, info, brought)
-            continue
-        if session is None:
-            raise lines.wrong("a ref or blob comes before the first session")
-        if "blob" in line:
-            count += session.add_blob(line["blob"])
-        elif "ref" in line:
-            count += session.add_ref(line["ref"])
-        elif "record" in line:
-            session.add_record(*_record(line["record"], lines))
-        else:
-            raise lines.wrong("expected a session, a blob, a ref or a record")
+        count += archive.add(lines.parsed(line))
         if progress:
             progress(count, count)
-    targets.link(lines)
+    archive.finish()
     return count
-
-
-class _Sessions:
-    """The sessions that an archive may write to, and the parents that they get at the end.
-
-    A parent must be a session of the archive or one that the caller named: an archive must not give a session access to
-    another one."""
-
-    def __init__(self, catalog: Catalog, mapped: dict[str, str], merge: bool, now: float) -> None:
-        for old, new in mapped.items():
-            check_name(old, "session id")
-            check_name(new, "session id")
-        self._catalog = catalog
-        self._mapped = mapped
-        self._merge = merge
-        self._now = now
-        self._ids = set(mapped.values())
-        self._parents: dict[str, str] = {}
-
-    def open(self, info: SessionInfo, lines: _Lines) -> SessionInfo:
-        """Return the session of this store for the lines that follow, created if it is new."""
-        allowed = self._merge or info.session_id in self._mapped
-        target = self._mapped.get(info.session_id, info.session_id)
-        parent = None if info.parent is None else self._mapped.get(info.parent, info.parent)
-        known = self._catalog.session(target)
-        ours = known is not None and self._is_from(known, info)
-        if known is not None and not (allowed or ours):
-            raise lines.wrong(
-                f"the session {clip(target)} exists already",
-                hint="map it with sessions={old: new} (--session OLD=NEW), or allow merge (--merge)",
-            )
-        self._ids.add(target)
-        if parent is not None and (known is None or ours):
-            self._parents[target] = parent
-            self._check_lineage(target, lines)
-        if known is not None:
-            return known
-        created, used = min(info.created, self._now), min(info.used, self._now)
-        new = replace(info, session_id=target, parent=None, created=created, used=used)
-        self._catalog.record(new, ORIGIN, repr(info.created).encode(), at=created)
-        self._catalog.touch({target: used}, {})
-        return new
-
-    def granted(self, ref: Ref) -> Ref:
-        """Return the ref with `granted_by` mapped to this store. A transcript lends its artifacts to that session, so
-        it must be one of the archive or one that the caller named."""
-        by = ref.granted_by and self._mapped.get(ref.granted_by, ref.granted_by)
-        if ref.session_id.startswith(TRANSCRIPT) and by not in self._ids:
-            by = None
-        return ref if by == ref.granted_by else replace(ref, granted_by=by)
-
-    def link(self, lines: _Lines) -> None:
-        """Set the parents, now that all sessions are known."""
-        for child, parent in self._parents.items():
-            info = self._catalog.session(child)
-            if info is not None and parent in self._ids and info.parent != parent:
-                self._check_lineage(child, lines)
-                self._catalog.open_session(replace(info, parent=parent))
-
-    def _is_from(self, known: SessionInfo, info: SessionInfo) -> bool:
-        """Whether an earlier import created this session from the same session of the same archive."""
-        marks = self._catalog.records(known.session_id, ORIGIN, limit=1)
-        return bool(marks) and marks[0].body == repr(info.created).encode()
-
-    def _check_lineage(self, session_id: str, lines: _Lines) -> None:
-        seen = {session_id}
-        above = self._parents.get(session_id)
-        while above is not None:
-            if above in seen:
-                raise lines.wrong(f"session {clip(session_id)} would be its own ancestor")
-            seen.add(above)
-            known = self._catalog.session(above)
-            above = self._parents.get(above, known.parent if known else None)
 
 
 class _Lines:
@@ -227,17 +147,27 @@ class _Lines:
         return line
 
     def data(self, size: int) -> Iterator[bytes]:
-        left = size
-        while left:
-            line = self.must()
+        """The bytes of a blob, on the lines that follow."""
+        while size:
             try:
-                piece = base64.b64decode(line["data"], validate=True)
+                piece = base64.b64decode(self.must()["data"], validate=True)
             except (KeyError, TypeError, binascii.Error) as error:
                 raise self.wrong("the bytes of a blob are missing") from error
-            left -= len(piece)
-            if not piece or left < 0:
+            size -= len(piece)
+            if not piece or size < 0:
                 raise self.wrong("the size of a blob does not match its header")
             yield piece
+
+    def parsed(self, line: dict[str, Any]) -> _Item:
+        """Return what a line describes. All fields must be there, with the type that the dataclass says."""
+        kind = next((one for one in _PARSERS if one in line), None)
+        if kind is None:
+            raise self.wrong("expected a session, a blob, a ref or a record")
+        try:
+            return _PARSERS[kind](line[kind])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise self.wrong(f"a {kind} with an invalid field: {clip(reason)}") from error
 
     def wrong(self, what: str, *, hint: str = "") -> InvalidArgument:
         return InvalidArgument(
@@ -246,179 +176,309 @@ class _Lines:
         )
 
 
-class _Session:
-    """Adds the lines of one session of an archive to a session of the store. `brought` are the digests of all bytes
-    that the archive has brought so far."""
-
-    def __init__(
-        self,
-        blobs: BlobStore,
-        catalog: Catalog,
-        intake: Intake,
-        lines: _Lines,
-        targets: _Sessions,
-        info: SessionInfo,
-        brought: set[str],
-    ) -> None:
-        self._blobs = blobs
-        self._catalog = catalog
-        self._intake = intake
-        self._lines = lines
-        self._targets = targets
-        self._info = info
-        self._brought = brought
-        self._present = {_identity(entry.ref) for entry in catalog.find(info.session_id) if not entry.gone}
-        self._records = _KnownRecords(catalog, info.session_id)
-
-    def add_blob(self, header: Any) -> int:
-        """Add a blob with the ref that follows it. Return the number of new refs."""
-        try:
-            digest, size = str(header["digest"]), int(header["size"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._lines.wrong("a blob needs a digest and a size") from error
-        self._intake.check_size(size)
-        if size <= self._catalog.inline_limit:
-            data = b"".join(self._lines.data(size))
-            ref = self._ref_of(digest, digest_of(data), size)
-            if _identity(ref) in self._present:
-                return 0
-            self._intake.add(Entry(ref, Blob(digest, size), self._info, data))
-            return 1
-        with self._blobs.stage(self._lines.data(size)) as staged:
-            ref = self._ref_of(digest, staged.digest, size)
-            if _identity(ref) in self._present:
-                return 0
-            known = self._catalog.blob(digest)
-            if known and self._intake.add(Entry(ref, known, self._info), reuse=True):
-                return 1
-            blob = staged.publish()
-            try:
-                self._intake.add(Entry(ref, blob, self._info))
-            except BaseException:
-                discard(self._blobs, self._catalog, blob)
-                raise
-            return 1
-
-    def _ref_of(self, digest: str, actual: str, size: int) -> Ref:
-        """Check the digest of bytes that were read, and return the ref on the line that must follow them."""
-        if actual != digest:
-            raise self._lines.wrong("the bytes of a blob do not match their digest")
-        self._brought.add(digest)
-        ref = _ref(self._lines.must().get("ref"), self._info, self._lines)
-        if ref.artifact_id != digest:
-            raise self._lines.wrong("the first ref to a blob must follow its bytes")
-        return replace(self._targets.granted(ref), size_bytes=size)
-
-    def add_ref(self, fields: Any) -> int:
-        """Add a ref whose bytes came earlier. Return the number of new refs."""
-        ref = self._targets.granted(_ref(fields, self._info, self._lines))
-        if ref.artifact_id not in self._brought:  # checked first: the answer must not depend on what the store has
-            raise self._lines.wrong(f"the bytes of {clip(ref.artifact_id)} are not in the export")
-        if _identity(ref) in self._present:
-            return 0
-        known = self._catalog.blob(ref.artifact_id)
-        if known is None or not self._intake.add(
-            Entry(replace(ref, size_bytes=known.size), known, self._info), reuse=True
-        ):
-            raise self._lines.wrong(f"the bytes of {clip(ref.artifact_id)} were removed during the import")
-        return 1
-
-    def add_record(self, series: str, at: float, body: bytes) -> None:
-        if series == ORIGIN or not self._records.is_new(series, at, body):
-            return
-        if series not in FENCED_SERIES:
-            self._catalog.record(self._info, series, body, at=at)
-            return
-        try:
-            token = self._catalog.claim(self._info, "coatcheck import", at=self._info.used, idle=_FOREVER)
-        except Fenced as error:
-            raise Fenced(
-                f"the session {clip(self._info.session_id)} is claimed: {error.message}",
-                hint="import into another session, or wait until the claim is released",
-            ) from error
-        self._catalog.record(self._info, series, body, at=at, token=token)
-        with suppress(Fenced):
-            self._catalog.claim(self._info, "", at=self._info.used, instead_of=token)
-
-
-def _record(fields: Any, lines: _Lines) -> tuple[str, float, bytes]:
-    try:
-        check_name(fields["series"], "series")
-        body = base64.b64decode(fields["body"], validate=True)
-        if len(body) > RECORD_LIMIT:
-            raise ValueError(f"{len(body)} bytes")
-        return fields["series"], _seconds(fields["at"]), body
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise lines.wrong(f"a record with an invalid field: {clip(str(error))}") from error
-
-
-def _write_blob(blobs: BlobStore, entry: Entry, target: IO[bytes]) -> None:
-    blob = entry.blob
-    _write(target, {"blob": {"digest": blob.digest, "size": blob.size}})
-    for at in range(0, blob.size, _PIECE):
-        piece = blobs.read(blob, at, _PIECE) if entry.content is None else entry.content[at : at + _PIECE]
-        _write(target, {"data": base64.b64encode(piece).decode()})
-
-
-def _write(target: IO[bytes], line: dict[str, Any]) -> None:
-    target.write(json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
-
-
-def _session_record(info: SessionInfo) -> dict[str, Any]:
-    return {name: getattr(info, name) for name in ("session_id", "parent", "ttl", "quota", "created", "used")}
-
-
-def _session(fields: Any, lines: _Lines) -> SessionInfo:
-    try:
-        info = SessionInfo(
-            fields["session_id"], fields["parent"], _limit(fields["ttl"], float), _limit(fields["quota"], int),
-            _seconds(fields["created"]), _seconds(fields["used"]),
-        )  # fmt: skip
-        check_name(info.session_id, "session id")
-        if info.parent is not None:
-            check_name(info.parent, "session id")
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise lines.wrong(f"a session with an invalid field: {clip(str(error))}") from error
+def _session(given: Any) -> SessionInfo:
+    info: SessionInfo = _validated(SessionInfo, {name: given[name] for name in _SESSION})
+    _check_names("session id", info.session_id, info.parent)
+    seconds(info.ttl, "ttl", optional=True)
+    whole(info.quota, "quota", optional=True)
+    _check_times(info.created, info.used)
     return info
 
 
-def _ref(fields: Any, session: SessionInfo, lines: _Lines) -> Ref:
-    try:
-        values = {name: fields[name] for name in _REF_FIELDS} | {
-            "parents": tuple(fields["parents"]),
-            "created": _seconds(fields["created"]),
-            "expires": _limit(fields["expires"], float),
-            "pinned": bool(fields["pinned"]),
-        }
-        ref = Ref(fields["artifact_id"], session.session_id, 0, **values)
-        About(ref.name, ref.tool, ref.kind, ref.media_type, ref.summary, ref.producer, ref.call_id).check()
-        texts = (ref.media_type, ref.kind, ref.producer, ref.summary)
-        if not all(isinstance(text, str) for text in texts) or not is_encodable(ref.summary):
-            raise ValueError("media_type, kind, producer or summary")
-        if ref.codec not in get_args(Codec) or not is_prefix(ref.artifact_id) or len(ref.artifact_id) != 64:
-            raise ValueError("codec or artifact_id")
-        for text in (ref.granted_by, ref.request, *ref.parents):
-            if text is not None:
-                check_name(text)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise lines.wrong(f"a ref with an invalid field: {clip(str(error))}") from error
+def _blob(given: Any) -> Blob:
+    blob: Blob = _validated(Blob, {name: given[name] for name in _BLOB})
+    whole(blob.size, "size")
+    return blob
+
+
+def _ref(given: Any) -> Ref:
+    ref: Ref = _validated(Ref, {name: given[name] for name in _REF} | {"session_id": "", "size_bytes": 0})
+    About(ref.name, ref.tool, ref.kind, ref.media_type, ref.summary, ref.producer, ref.call_id).check()
+    if not is_encodable(ref.summary) or not is_prefix(ref.artifact_id) or len(ref.artifact_id) != 64:
+        raise ValueError("summary or artifact_id")
+    _check_names("name", ref.granted_by, ref.request, *ref.parents)
+    seconds(ref.expires, "expires", optional=True)
+    _check_times(ref.created)
     return replace(ref, summary=mask(ref.summary)[:SUMMARY_LIMIT])
 
 
-def _seconds(value: Any) -> float:
-    seconds = float(value)
-    if not 0 <= seconds <= LAST_TIME:
-        raise ValueError(f"{seconds} is not a valid time")
-    return seconds
+def _record(given: Any) -> tuple[str, Record]:
+    body = base64.b64decode(given["body"], validate=True)
+    record: Record = _validated(Record, {"seq": 0, "at": given["at"], "token": None, "body": body})
+    _check_names("series", given["series"])
+    _check_times(record.at)
+    if len(body) > RECORD_LIMIT:
+        raise ValueError(f"{len(body)} bytes")
+    return given["series"], record
 
 
-def _limit(value: Any, kind: type[N]) -> N | None:
-    if value is None:
-        return None
-    number = kind(value)
-    if not number >= 0 or (kind is int and number > LARGEST):
-        raise ValueError(f"{number} is not a valid limit")
-    return number
+_Item = SessionInfo | Blob | Ref | tuple[str, Record]
+_PARSERS: Final[dict[str, Callable[[Any], _Item]]] = {
+    "session": _session, "blob": _blob, "ref": _ref, "record": _record,
+}  # fmt: skip
+
+
+def _validated(kind: type, fields: dict[str, Any]) -> Any:
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(kind).validate_python(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{first['loc'][0]}: {first['msg']}") from error
+
+
+@cache
+def _adapter(kind: type) -> Any:
+    from pydantic import TypeAdapter  # here, so that importing coatcheck stays quick
+
+    return TypeAdapter(kind)
+
+
+def _check_names(what: str, *names: str | None) -> None:
+    for name in names:
+        if name is not None:
+            check_name(name, what)
+
+
+def _check_times(*times: float) -> None:
+    for time in times:
+        if not 0 <= time <= LAST_TIME:
+            raise ValueError(f"{time} is not a valid time")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two stores."""
+
+    blobs: BlobStore
+    catalog: Catalog
+
+
+class _Target:
+    """A session that refs and records are added to. `put` adds an entry to the catalog; with `read_back`, new copies
+    are read before that."""
+
+    def __init__(self, side: Side, info: SessionInfo, put: Callable[..., bool], *, read_back: bool = False) -> None:
+        self._side = side
+        self.info = info
+        self._put = put
+        self._read_back = read_back
+        entries = list(_all_refs(side.catalog, info.session_id))
+        self.known = {_identity(entry.ref) for entry in entries}
+        self.present = {_identity(entry.ref) for entry in entries if not entry.gone}
+        self._had: dict[str, tuple[float, Counter[tuple[float, str]]]] = {}
+
+    def has(self, ref: Ref) -> bool:
+        return _identity(ref) in self.present
+
+    def add_known(self, ref: Ref) -> bool:
+        """Add a ref to bytes that the store has. Return False if it does not have them."""
+        known = self._side.catalog.blob(ref.artifact_id)
+        return known is not None and self._put(Entry(replace(ref, size_bytes=known.size), known, self.info), reuse=True)
+
+    def add_bytes(self, chunks: Iterable[bytes], size: int, ref_of: Callable[[str], Ref | None]) -> int:
+        """Store bytes with the ref that `ref_of` returns for their digest; None means that it is there already. Return
+        the number of new refs."""
+        blobs, catalog = self._side.blobs, self._side.catalog
+        if size <= catalog.inline_limit:
+            data = b"".join(chunks)
+            ref = ref_of(digest_of(data))
+            if ref is not None:
+                self._put(Entry(ref, Blob(ref.artifact_id, len(data)), self.info, data))
+            return int(ref is not None)
+        with blobs.stage(chunks) as staged:
+            ref = ref_of(staged.digest)
+            if ref is None or self.add_known(ref):
+                return int(ref is not None)
+            blob = staged.publish()
+            try:
+                if self._read_back:
+                    _check_copy(blobs, blob)
+                self._put(Entry(ref, blob, self.info))
+            except BaseException:
+                discard(blobs, catalog, blob)
+                raise
+        return 1
+
+    def is_new(self, series: str, record: Record) -> bool:
+        """Whether the session did not have a record before. One that is older than the newest of its series is not new,
+        even if it is gone by now: the current record must stay current."""
+        if series not in self._had:
+            records = _all_records(self._side.catalog, self.info.session_id, series)
+            had = Counter((one.at, digest_of(one.body)) for one in records)
+            self._had[series] = max((at for at, _ in had), default=0.0), had
+        newest, left = self._had[series]
+        known = (record.at, digest_of(record.body))
+        if left[known]:
+            left[known] -= 1
+            return False
+        return record.at >= newest
+
+
+@dataclass
+class _Import:
+    """Adds what the lines of an archive describe to the store.
+
+    `_ids` are the sessions of the archive and those that the caller named. Only they can be parents, and transcripts
+    lend artifacts only to them: an archive must not give a session access to another one. `_brought` are the digests of
+    all bytes that the archive has brought so far.
+
+    If an earlier import created a session, this must be the same archive once more; the author of another one may know
+    the creation time. After a complete import, only refs that the session had may be added again. After an interrupted
+    one, new refs may follow when the archive has repeated all that the session has (`_unseen`)."""
+
+    side: Side
+    intake: Intake
+    lines: _Lines
+    mapped: Mapping[str, str]
+    merge: bool
+    now: float
+    _ids: set[str] = field(default_factory=set)
+    _parents: dict[str, str] = field(default_factory=dict)
+    _brought: set[str] = field(default_factory=set)
+    _into: _Target | None = None
+    _earlier: _Earlier | None = None
+    _unseen: set[tuple[Any, ...]] = field(default_factory=set)
+    _unfinished: list[SessionInfo] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        _check_names("session id", *self.mapped, *self.mapped.values())
+        self._ids.update(self.mapped.values())
+
+    def add(self, item: _Item) -> int:
+        """Add the item of a line. Return the number of new refs."""
+        if isinstance(item, SessionInfo):
+            info, self._earlier = self._open(item)
+            self._into = _Target(self.side, info, self.intake.add)
+            self._unseen = set(self._into.present)
+            return 0
+        if self._into is None:
+            raise self.lines.wrong("a ref or blob comes before the first session")
+        if isinstance(item, Blob):
+            return self._add_blob(self._into, item)
+        if isinstance(item, Ref):
+            return self._add_ref(self._into, self._placed(self._into, item))
+        self._add_record(self._into, *item)
+        return 0
+
+    def finish(self) -> None:
+        """Set the parents, now that all sessions are known, and mark the sessions as completely imported."""
+        for child, parent in self._parents.items():
+            info = self.side.catalog.session(child)
+            if info is not None and parent in self._ids and info.parent != parent:
+                self._check_lineage(child)
+                self.side.catalog.open_session(replace(info, parent=parent))
+        for info in self._unfinished:
+            self.side.catalog.record(info, ORIGIN, b"complete", at=info.created)
+
+    def _open(self, info: SessionInfo) -> tuple[SessionInfo, _Earlier | None]:
+        """Return the session of this store for the lines that follow, created if it is new, and the earlier import that
+        restricts what they may add."""
+        catalog, target = self.side.catalog, self.mapped.get(info.session_id, info.session_id)
+        known, origin = catalog.session(target), repr(info.created).encode()
+        allowed = self.merge or info.session_id in self.mapped
+        marks = [] if known is None else catalog.records(target, ORIGIN, limit=2)
+        earlier: _Earlier | None = None
+        if marks and marks[0].body == origin:
+            earlier = "interrupted" if len(marks) == 1 else "complete"
+        if known is not None and not (allowed or earlier):
+            raise self._exists(target)
+        if allowed or earlier != "complete":
+            self._ids.add(target)
+            if info.parent is not None and (known is None or earlier):
+                self._parents[target] = self.mapped.get(info.parent, info.parent)
+                self._check_lineage(target)
+        if known is not None:
+            if earlier == "interrupted":
+                self._unfinished.append(known)
+            return known, None if allowed else earlier
+        created, used = min(info.created, self.now), min(info.used, self.now)
+        new = replace(info, session_id=target, parent=None, created=created, used=used)
+        catalog.record(new, ORIGIN, origin, at=created)
+        catalog.touch({target: used}, {})
+        self._unfinished.append(new)
+        return new, None
+
+    def _exists(self, session_id: str) -> InvalidArgument:
+        return self.lines.wrong(
+            f"the session {clip(session_id)} exists already",
+            hint="map it with sessions={old: new} (--session OLD=NEW), or allow merge (--merge)",
+        )
+
+    def _is_known(self, into: _Target, ref: Ref) -> bool:
+        """Return whether the session has this ref. Raise if it does not and the archive may not add it."""
+        identity = _identity(ref)
+        self._unseen.discard(identity)
+        if identity not in into.known:
+            self._check_adding(into)
+        return identity in into.present
+
+    def _check_adding(self, into: _Target) -> None:
+        if self._earlier == "complete" or (self._earlier == "interrupted" and self._unseen):
+            raise self._exists(into.info.session_id)
+
+    def _check_lineage(self, session_id: str) -> None:
+        seen = {session_id}
+        above = self._parents.get(session_id)
+        while above is not None:
+            if above in seen:
+                raise self.lines.wrong(f"session {clip(session_id)} would be its own ancestor")
+            seen.add(above)
+            known = self.side.catalog.session(above)
+            above = self._parents.get(above, known.parent if known else None)
+
+    def _placed(self, into: _Target, ref: Ref) -> Ref:
+        """Return a ref of the archive as one of the session."""
+        session_id, by = into.info.session_id, ref.granted_by and self.mapped.get(ref.granted_by, ref.granted_by)
+        if session_id.startswith(TRANSCRIPT) and by not in self._ids:
+            by = None
+        return replace(ref, session_id=session_id, granted_by=by)
+
+    def _add_blob(self, into: _Target, blob: Blob) -> int:
+        """Add a blob with the ref that follows it."""
+
+        def ref_of(digest: str) -> Ref | None:
+            if digest != blob.digest:
+                raise self.lines.wrong("the bytes of a blob do not match their digest")
+            self._brought.add(digest)
+            ref = self.lines.parsed(self.lines.must())
+            if not isinstance(ref, Ref) or ref.artifact_id != digest:
+                raise self.lines.wrong("the first ref to a blob must follow its bytes")
+            ref = self._placed(into, ref)
+            return None if self._is_known(into, ref) else replace(ref, size_bytes=blob.size)
+
+        self.intake.check_size(blob.size)
+        return into.add_bytes(self.lines.data(blob.size), blob.size, ref_of)
+
+    def _add_ref(self, into: _Target, ref: Ref) -> int:
+        """Add a ref whose bytes came earlier."""
+        if ref.artifact_id not in self._brought:  # checked first: the answer must not depend on what the store has
+            raise self.lines.wrong(f"the bytes of {clip(ref.artifact_id)} are not in the export")
+        if self._is_known(into, ref):
+            return 0
+        if not into.add_known(ref):
+            raise self.lines.wrong(f"the bytes of {clip(ref.artifact_id)} were removed during the import")
+        return 1
+
+    def _add_record(self, into: _Target, series: str, record: Record) -> None:
+        catalog, info = self.side.catalog, into.info
+        if series == ORIGIN or not into.is_new(series, record):
+            return
+        self._check_adding(into)
+        if series not in FENCED_SERIES:
+            catalog.record(info, series, record.body, at=record.at)
+            return
+        try:
+            token = catalog.claim(info, "coatcheck import", at=info.used, idle=_FOREVER)
+        except Fenced as error:
+            raise Fenced(
+                f"the session {clip(info.session_id)} is claimed: {error.message}",
+                hint="import into another session, or wait until the claim is released",
+            ) from error
+        catalog.record(info, series, record.body, at=record.at, token=token)
+        with suppress(Fenced):
+            catalog.claim(info, "", at=info.used, instead_of=token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,98 +494,64 @@ class CopyReport:
     lost: tuple[str, ...] = ()
 
     def to_record(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One of the two stores."""
-
-    blobs: BlobStore
-    catalog: Catalog
+        return asdict(self)
 
 
 def copy(source: Side, target: Side, *, progress: Progress | None = None) -> CopyReport:
     """Copy every session and every live ref. Raises what the target raises; bytes that the source has lost are listed
     in the report."""
-    total, report = source.catalog.totals().refs, CopyReport()
+    total, counts, lost = source.catalog.totals().refs, Counter[str](), list[str]()
     for session in source.catalog.sessions():
-        report = replace(report, sessions=report.sessions + 1)
+        counts["sessions"] += 1
         if target.catalog.session(session.session_id) is None:
             target.catalog.open_session(session)
-        present = {_identity(entry.ref) for entry in _refs(target.catalog, session.session_id) if not entry.gone}
-        for entry in reversed(list(_refs(source.catalog, session.session_id))):
+        into = _Target(target, session, target.catalog.put, read_back=True)
+        for entry in reversed(list(_all_refs(source.catalog, session.session_id))):
             if entry.gone:
                 continue
-            if _identity(entry.ref) in present:
-                report = replace(report, known=report.known + 1)
+            if into.has(entry.ref):
+                counts["known"] += 1
             else:
                 try:
-                    moved = _copy_ref(source, target, entry.ref, session)
+                    counts += _copy_ref(source, into, entry.ref)
                 except (Damaged, NotFound):
-                    report = replace(report, lost=(*report.lost, entry.ref.artifact_id))
+                    lost.append(entry.ref.artifact_id)
                     continue
-                report = replace(report, refs=report.refs + 1, artifacts=report.artifacts + (moved is not None),
-                                 bytes=report.bytes + (moved or 0))  # fmt: skip
             if progress:
-                done = report.refs + report.known
+                done = counts["refs"] + counts["known"]
                 progress(done, max(done, total))
-        _copy_records(source, target, session)
-    return report
+        for series in source.catalog.series(session.session_id):
+            for one in _all_records(source.catalog, session.session_id, series):
+                if into.is_new(series, one):
+                    target.catalog.record(session, series, one.body, at=one.at)
+    return CopyReport(**counts, lost=tuple(lost))
 
 
-def _copy_records(source: Side, target: Side, session: SessionInfo) -> None:
-    known = _KnownRecords(target.catalog, session.session_id)
-    for series in source.catalog.series(session.session_id):
-        for one in _all_records(source.catalog, session.session_id, series):
-            if known.is_new(series, one.at, one.body):
-                target.catalog.record(session, series, one.body, at=one.at)
+def _copy_ref(source: Side, into: _Target, ref: Ref) -> Counter[str]:
+    """Add a ref to the target, with its bytes if they are missing there. Return what was copied."""
+    if into.add_known(ref):
+        return Counter(refs=1)
 
-
-def _refs(catalog: Catalog, session_id: str) -> Iterator[Entry]:
-    """Every ref of a session, newest first, a page at a time."""
-    before: int | None = None
-    while page := catalog.find(session_id, before=before, limit=_PAGE):
-        yield from page
-        before = page[-1].seq
-
-
-def _copy_ref(source: Side, target: Side, ref: Ref, session: SessionInfo) -> int | None:
-    """Add a ref to the target, with its bytes if they are missing there. Return the bytes copied, None if none were."""
-    known = target.catalog.blob(ref.artifact_id)
-    if known is not None and target.catalog.put(Entry(ref, known, session), reuse=True):
-        return None
-    if ref.size_bytes <= target.catalog.inline_limit:
-        data = b"".join(_bytes(source, ref))
-        if digest_of(data) != ref.artifact_id:
+    def ref_of(digest: str) -> Ref:
+        if digest != ref.artifact_id:
             raise Damaged(f"the bytes of {ref.pointer} do not match their digest")
-        target.catalog.put(Entry(ref, Blob(ref.artifact_id, len(data)), session, data))
-        return len(data)
-    with target.blobs.stage(_bytes(source, ref)) as staged:
-        if staged.digest != ref.artifact_id:
-            raise Damaged(f"the bytes of {ref.pointer} do not match their digest")
-        blob = staged.publish()
-        try:
-            _read_back(target.blobs, blob)
-            target.catalog.put(Entry(ref, blob, session))
-        except BaseException:
-            discard(target.blobs, target.catalog, blob)
-            raise
-    return blob.size
+        return ref
+
+    entries = source.catalog.find(ref.session_id, prefix=ref.artifact_id, content=True)
+    into.add_bytes(chain(*(_pieces(source.blobs, entry, _CHUNK) for entry in entries)), ref.size_bytes, ref_of)
+    return Counter(refs=1, artifacts=1, bytes=ref.size_bytes)
 
 
-def _bytes(source: Side, ref: Ref) -> Iterator[bytes]:
-    for entry in source.catalog.find(ref.session_id, prefix=ref.artifact_id, content=True):
-        if entry.content is not None:
-            yield entry.content
-        elif entry.blob.coding == "inline":
-            raise NotFound(f"the bytes of {ref.pointer} are missing", hint="")
-        else:
-            for at in range(0, entry.blob.size, _CHUNK):
-                yield source.blobs.read(entry.blob, at, _CHUNK)
+def _pieces(blobs: BlobStore, entry: Entry, size: int) -> Iterator[bytes]:
+    """The bytes of an entry, in pieces of this size."""
+    blob, content = entry.blob, entry.content
+    if content is None and blob.coding == "inline":
+        raise NotFound(f"the bytes of {entry.ref.pointer} are missing", hint="")
+    for at in range(0, blob.size, size):
+        yield blobs.read(blob, at, size) if content is None else content[at : at + size]
 
 
-def _read_back(blobs: BlobStore, blob: Blob) -> None:
+def _check_copy(blobs: BlobStore, blob: Blob) -> None:
     running = hashlib.sha256()
     for at in range(0, blob.size, _CHUNK):
         running.update(blobs.read(blob, at, _CHUNK))
@@ -538,25 +564,12 @@ def _identity(ref: Ref) -> tuple[Any, ...]:
     return (ref.artifact_id, ref.name, ref.codec, ref.tool, ref.call_id, ref.created)
 
 
-class _KnownRecords:
-    """The records that a session had before. A record that is older than the newest of them is not new, even if it is
-    gone by now: the current record must stay current."""
-
-    def __init__(self, catalog: Catalog, session_id: str) -> None:
-        self._catalog = catalog
-        self._session_id = session_id
-        self._present: dict[str, tuple[float, Counter[tuple[float, str]]]] = {}
-
-    def is_new(self, series: str, at: float, body: bytes) -> bool:
-        if series not in self._present:
-            had = [(one.at, digest_of(one.body)) for one in _all_records(self._catalog, self._session_id, series)]
-            self._present[series] = max((at for at, _ in had), default=0.0), Counter(had)
-        newest, left = self._present[series]
-        known = (at, digest_of(body))
-        if left[known]:
-            left[known] -= 1
-            return False
-        return at >= newest
+def _all_refs(catalog: Catalog, session_id: str) -> Iterator[Entry]:
+    """Every ref of a session, newest first, a page at a time."""
+    before: int | None = None
+    while page := catalog.find(session_id, before=before, limit=_PAGE):
+        yield from page
+        before = page[-1].seq
 
 
 def _all_records(catalog: Catalog, session_id: str, series: str) -> Iterator[Record]:

@@ -100,7 +100,7 @@ def _plain(value: object) -> object:
 
     try:
         return pydantic_core.to_jsonable_python(value)
-    except pydantic_core.PydanticSerializationError as error:
+    except ValueError as error:  # an unknown type, bytes that are not UTF-8, a cycle
         raise UnsupportedValue(f"cannot store a {type(value).__name__}: {clip(str(error))}") from error
 
 

@@ -125,11 +125,15 @@ def test_a_failing_tool_and_a_slow_one_do_not_end_the_turn(agent: Agent, session
         never.wait()
         return "late"
 
-    with StandIn([Reply(calls=(Call("fail", {}), Call("hang", {}), Call("fial", {}))), Reply("I go on.")]) as api:
-        assert agent.ask(api, session, tools=[fail, hang], timeout=0.2) == "I go on."
+    for timeout in (0.2, 5, 60):  # on a busy machine, even a tool that fails at once may take longer
+        with StandIn([Reply(calls=(Call("fail", {}), Call("hang", {}), Call("fial", {}))), Reply("I go on.")]) as api:
+            assert agent.ask(api, session, tools=[fail, hang], timeout=timeout) == "I go on."
+        sent = agent.sent(api.requests[1])[0]
+        if "no such host: db-7" in sent:
+            break
     never.set()
-    for said in ("no such host: db-7", "timed out after 0.2 seconds", "did you mean 'fail'?"):
-        assert said in agent.sent(api.requests[1])[0]
+    for said in ("no such host: db-7", f"timed out after {timeout:g} seconds", "did you mean 'fail'?"):
+        assert said in sent
     if agent.api == "messages":
         assert [block["is_error"] for block in api.requests[1].body["messages"][-1]["content"]] == [True] * 3
 

@@ -140,6 +140,20 @@ def test_parts_that_fail_while_they_are_listed_are_ambiguous(session: Session) -
             Budget().enforce(session=session, **{name: failing()})
 
 
+def test_a_builder_logs_each_violation_that_it_mends_once(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+    chunks = [f"chunk {number} " + "x " * 1_500 for number in range(12)]
+    state = HotState(session_id="s", objective="w " * 9_000)
+    builder = PromptBuilder(session, provider="openai", recall=False)
+    prompt = builder.build([{"role": "user", "content": "hi"}], hot_state=state, chunks=chunks)
+    logged = [record.message.partition(": ")[2] for record in caplog.records]
+    assert logged == [one.message for one in Budget().check(hot_state=state, chunks=chunks)]
+    assert len(logged) == 14
+    assert prompt.changes
+    assert prompt.violations == ()
+    builder.build([{"role": "user", "content": "hi"}], hot_state=HotState(session_id="s", objective="w"))
+    assert len(caplog.records) == 14
+
+
 def test_violations_are_logged_by_what_enforces_the_budget(session: Session, caplog: pytest.LogCaptureFixture) -> None:
     budget = Budget(max_prompt_tokens=100, max_inline_artifact_chars=500)
     budget.check(prompt=200)

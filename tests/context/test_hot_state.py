@@ -154,7 +154,7 @@ def test_the_rendering_is_one_line_in_a_fixed_order_without_what_is_empty() -> N
     ]  # fmt: skip
 
 
-def test_ids_that_begin_alike_are_shown_long_enough_to_be_told_apart() -> None:
+def test_ids_that_begin_alike_are_shown_long_enough_to_be_distinguished() -> None:
     ids = ["a" * 20 + "b" * 44, "a" * 20 + "c" * 44, "d" * 64, "d" * 64]
     state = HotState(session_id="s", artifact_index=[{"artifact_id": one, "type": "log"} for one in ids])
     shown = [entry["artifact_id"] for entry in state.shown()["artifact_index"]]

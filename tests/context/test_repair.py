@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.provider_rules import refused
-from coatcheck.messages.repair import NO_RESULT, mended
+from coatcheck.messages import dialect
+from coatcheck.messages.pairing import NO_RESULT
 from coatcheck.previews.binaries import pixels
 
 Message = dict[str, Any]
@@ -34,6 +35,10 @@ def user(*blocks: Message | str) -> Message:
     return {"role": "user", "content": [{"type": "text", "text": b} if isinstance(b, str) else b for b in blocks]}
 
 
+def mended(messages: list[Message], provider: str) -> list[Message]:
+    return list(dialect(provider).mended(messages))
+
+
 def accepted(messages: list[Message], provider: str) -> bool:
     request: dict[str, Any] = {FIELDS[provider]: messages}
     return refused({"system": [], **request} if provider == "anthropic" else request) == []
@@ -46,6 +51,19 @@ def test_correct_messages_are_the_same_objects() -> None:
     assert all(new is old for new, old in zip(mended(chat, "openai"), chat, strict=True))
     items = [{"role": "user", "content": "go"}, item("a"), item("b"), output("b"), output("a")]
     assert all(new is old for new, old in zip(mended(items, "openai-responses"), items, strict=True))
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n\n"])
+def test_blank_texts_are_not_sent_to_anthropic(blank: str) -> None:
+    calls = {"role": "assistant", "content": [{"type": "text", "text": blank}, *use("a")["content"]]}
+    messages = [user("go", blank), calls, user(result("a"), blank), use(words="fine"), user(blank)]
+    sent = mended(messages, "anthropic")
+    assert sent == [user("go"), use("a"), user(result("a")), use(words="fine"), user("(empty)")]
+    contents: list[Any] = [blank, []]
+    for content in contents:
+        sent = mended([{"role": "user", "content": content}], "anthropic")
+        assert sent == [user("(empty)")]
+        assert accepted(sent, "anthropic")
 
 
 @pytest.mark.parametrize(

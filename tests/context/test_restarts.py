@@ -180,3 +180,28 @@ def test_a_new_builder_gives_the_prompt_of_the_running_one_and_the_provider_acce
                                 wrong.append(f"{one.file}, {start}, {how}, {budget}, {problem}")
     assert steps > 500
     assert wrong == []
+
+
+@pytest.mark.parametrize("keep_turns", [0, 1, 3])
+@pytest.mark.parametrize("provider", DIALECTS)
+def test_a_message_after_a_note_is_joined_to_it_by_new_and_running_builders_alike(
+    provider: str, keep_turns: int
+) -> None:
+    session = coatcheck.open("memory:", ttl=None).session("s")
+
+    def builder() -> PromptBuilder:
+        budget = Budget(max_prompt_tokens=3_000)
+        return PromptBuilder(
+            session, provider=provider, recall=False, budget=budget, keep_turns=keep_turns, policy=None
+        )
+
+    running = builder()
+    messages = [
+        {"role": "user", "content": "start"},
+        {"role": "assistant", "content": "word " * 6_000},
+        {"role": "user", "content": "next"},
+        {"role": "assistant", "content": "well"},
+        {"role": "user", "content": "and then"},
+    ]
+    for end in range(1, len(messages) + 1):
+        assert request(running, messages[:end])[0] == request(builder(), messages[:end])[0], end

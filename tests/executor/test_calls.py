@@ -133,7 +133,7 @@ def test_an_async_tool_runs_on_the_loop_of_its_async_caller(session: Session) ->
     asyncio.run(scenario())
 
 
-def test_the_event_loop_goes_on_while_a_plain_function_runs(session: Session) -> None:
+def test_the_event_loop_continues_while_a_plain_function_runs(session: Session) -> None:
     go_on = threading.Event()
 
     def patient() -> str:
@@ -348,7 +348,7 @@ def test_empty_arguments_have_many_forms(session: Session, arguments: Any) -> No
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", '"a"', "5", "[" * 100_000, [1], 7, {1: 2}])
-def test_arguments_that_are_no_object_are_an_error(session: Session, arguments: Any) -> None:
+def test_arguments_that_are_not_an_object_are_an_error(session: Session, arguments: Any) -> None:
     assert error(ToolExecutor(session, [add]).run(ToolCall("c", "add", arguments))).code == "invalid_arguments"
 
 

@@ -11,14 +11,14 @@ import pytest
 
 from coatcheck import Session, Store
 from coatcheck.executor import ArtifactReference, Result, TimedOut, ToolCall, ToolError, ToolExecutor, ToolOutcome
-from tests.executor.conftest import ENOUGH, LONG, SOON
+from tests.executor.conftest import LONG, SOON, after_it_began
 
 BIG = "A line of a log that nobody wants in a prompt.\n" * 2_000
 
 
 class Patient:
-    """A tool that waits until it is told to go on, then answers something large. `ended` is set when its thread is
-    about to end, whatever became of the answer."""
+    """A tool that waits until it is told to go on, then answers something large. `begun` is set when it waits, and
+    `ended` when its thread is about to end, whatever became of the answer."""
 
     def __init__(self) -> None:
         self.begun, self.go_on, self.ended = threading.Event(), threading.Event(), threading.Event()
@@ -37,6 +37,7 @@ class Patient:
         self.thread = threading.current_thread()
         try:
             yield BIG
+            self.begun.set()
             self.go_on.wait(LONG)
             yield BIG
         finally:
@@ -44,6 +45,7 @@ class Patient:
 
     async def coroutine(self) -> str:
         self.thread = threading.current_thread()
+        self.begun.set()
         try:
             await asyncio.Event().wait()
             return BIG
@@ -54,10 +56,17 @@ class Patient:
         self.thread = threading.current_thread()
         try:
             yield BIG
+            self.begun.set()
             await asyncio.Event().wait()
             yield BIG
         finally:
             self.ended.set()
+
+    def has_begun(self) -> bool:
+        """Return whether it waits. If it does not yet, it will not either."""
+        if not self.begun.is_set():
+            self.go_on.set()
+        return self.begun.is_set()
 
     def finish(self) -> None:
         """Let it go on, and wait until its thread has done all that it ever will."""
@@ -81,9 +90,13 @@ def timed_out(outcome: ToolOutcome, scope: str) -> TimedOut:
 
 @pytest.mark.parametrize("kind", ["function", "coroutine"])
 def test_a_call_that_runs_over_is_abandoned_and_its_result_dropped(session: Session, store: Store, kind: str) -> None:
-    patient = Patient()
-    executor = ToolExecutor(session, {"tool": getattr(patient, kind)})
-    outcome = timed_out(executor.run(ToolCall("c", "tool"), timeout=SOON), "call")
+    def attempt(seconds: float) -> tuple[TimedOut, Patient] | None:
+        patient = Patient()
+        executor = ToolExecutor(session, {"tool": getattr(patient, kind)})
+        outcome = timed_out(executor.run(ToolCall("c", "tool"), timeout=seconds), "call")
+        return (outcome, patient) if patient.has_begun() else None
+
+    outcome, patient = after_it_began(attempt)
     assert outcome.ref is None
     assert not outcome.partial
     before = store.stats()
@@ -105,16 +118,20 @@ def test_the_executor_has_a_timeout_of_its_own_for_calls_without_one(session: Se
 def test_once_a_turn_is_past_its_deadline_nothing_more_is_stored_for_it(
     session: Session, store: Store, kind: str, form: str
 ) -> None:
-    patient = Patient()
-    executor = ToolExecutor(session, {"slow": getattr(patient, kind), "quick": lambda: BIG + "quick"})
-    calls = [ToolCall("c1", "slow"), ToolCall("c2", "quick")]
     patient_loop = asyncio.new_event_loop()
-    if form == "run_all":
-        slow, quick = executor.run_all(calls, deadline=ENOUGH)
-    else:
-        slow, quick = patient_loop.run_until_complete(executor.arun_all(calls, deadline=ENOUGH))
+
+    def attempt(seconds: float) -> tuple[ToolOutcome, Patient] | None:
+        patient = Patient()
+        executor = ToolExecutor(session, {"slow": getattr(patient, kind), "quick": lambda: BIG + "quick"})
+        calls = [ToolCall("c1", "slow"), ToolCall("c2", "quick")]
+        if form == "run_all":
+            slow, quick = executor.run_all(calls, deadline=seconds)
+        else:
+            slow, quick = patient_loop.run_until_complete(executor.arun_all(calls, deadline=seconds))
+        return (slow, patient) if patient.has_begun() and isinstance(quick, ArtifactReference) else None
+
+    slow, patient = after_it_began(attempt)
     assert timed_out(slow, "turn").ref is None
-    assert isinstance(quick, ArtifactReference)
     before = store.stats()
     assert (before.artifacts, before.refs) == (1, 1)
     if form == "arun_all":
@@ -126,7 +143,7 @@ def test_once_a_turn_is_past_its_deadline_nothing_more_is_stored_for_it(
     assert [ref.tool for ref in session.list()] == ["quick"]
 
 
-def test_a_result_that_comes_at_the_very_end_is_stored_whole_or_not_at_all(session: Session, store: Store) -> None:
+def test_a_result_that_comes_at_the_end_is_stored_whole_or_not_at_all(session: Session, store: Store) -> None:
     for number in range(30):
         ready = threading.Event()
 
@@ -147,17 +164,21 @@ def test_a_result_that_comes_at_the_very_end_is_stored_whole_or_not_at_all(sessi
 
 
 def test_calls_that_had_to_wait_for_a_worker_until_the_deadline_are_never_made(session: Session) -> None:
-    patients = [Patient() for _ in range(3)]
-    made: list[int] = []
+    def attempt(seconds: float) -> tuple[list[int], Patient] | None:
+        patients = [Patient() for _ in range(3)]
+        made: list[int] = []
 
-    def tool(number: int) -> str:
-        made.append(number)
-        return patients[number].function()
+        def tool(number: int) -> str:
+            made.append(number)
+            return patients[number].function()
 
-    executor = ToolExecutor(session, [tool], max_workers=1)
-    outcomes = executor.run_all([ToolCall(f"c{n}", "tool", {"number": n}) for n in range(3)], deadline=SOON)
-    assert [timed_out(one, "turn").call_id for one in outcomes] == ["c0", "c1", "c2"]
-    patients[0].finish()
+        executor = ToolExecutor(session, [tool], max_workers=1)
+        outcomes = executor.run_all([ToolCall(f"c{n}", "tool", {"number": n}) for n in range(3)], deadline=seconds)
+        assert [timed_out(one, "turn").call_id for one in outcomes] == ["c0", "c1", "c2"]
+        return (made, patients[0]) if patients[0].has_begun() else None
+
+    made, patient = after_it_began(attempt)
+    patient.finish()
     assert made == [0]
 
 
@@ -177,30 +198,38 @@ def test_a_turn_returns_at_its_deadline_though_other_turns_hold_all_the_workers(
 
 
 def test_the_deadline_of_a_turn_is_one_for_all_its_calls_and_timeouts_are_each_its_own(session: Session) -> None:
-    patient = Patient()
-    executor = ToolExecutor(session, {"slow": patient.function, "quick": lambda: "done"})
-    calls = [ToolCall("c1", "slow"), ToolCall("c2", "quick"), ToolCall("c3", "slow")]
-    one, two, three = executor.run_all(calls, timeout=SOON, deadline=LONG)
-    timed_out(one, "call")
-    timed_out(three, "call")
-    assert two.text == "done"
-    patient.go_on.set()
+    def attempt(seconds: float) -> ToolOutcome | None:
+        patient = Patient()
+        executor = ToolExecutor(session, {"slow": patient.function, "quick": lambda: "done"})
+        calls = [ToolCall("c1", "slow"), ToolCall("c2", "quick"), ToolCall("c3", "slow")]
+        one, two, three = executor.run_all(calls, timeout=seconds, deadline=LONG)
+        timed_out(one, "call")
+        timed_out(three, "call")
+        patient.go_on.set()
+        return None if isinstance(two, TimedOut) else two
+
+    assert after_it_began(attempt).text == "done"
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "async_generator"])
 @pytest.mark.parametrize("form", ["run", "arun"])
 def test_an_async_tool_that_runs_over_is_cancelled(session: Session, kind: str, form: str) -> None:
-    patient = Patient()
-    executor = ToolExecutor(session, {"tool": getattr(patient, kind)})
-
-    async def scenario() -> ToolOutcome:
-        outcome = await executor.arun(ToolCall("c", "tool"), timeout=SOON)
-        await asyncio.to_thread(patient.ended.wait, LONG)
-        return outcome
-
     call = ToolCall("c", "tool")
-    timed_out(executor.run(call, timeout=SOON) if form == "run" else asyncio.run(scenario()), "call")
-    assert patient.ended.wait(LONG)
+
+    def attempt(seconds: float) -> Patient | None:
+        patient = Patient()
+        executor = ToolExecutor(session, {"tool": getattr(patient, kind)})
+
+        async def scenario() -> ToolOutcome:
+            outcome = await executor.arun(call, timeout=seconds)
+            if patient.begun.is_set():
+                await asyncio.to_thread(patient.ended.wait, LONG)
+            return outcome
+
+        timed_out(executor.run(call, timeout=seconds) if form == "run" else asyncio.run(scenario()), "call")
+        return patient if patient.has_begun() else None
+
+    assert after_it_began(attempt).ended.wait(LONG)
 
 
 def test_an_async_caller_that_is_cancelled_abandons_its_calls(session: Session, store: Store) -> None:

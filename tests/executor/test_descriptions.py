@@ -160,7 +160,7 @@ HINTS = (
 
 
 def test_whatever_the_annotations_the_schema_is_one_that_providers_take(backend: Backend) -> None:
-    @backend.examples(60)
+    @backend.examples()
     @given(st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.sampled_from(HINTS), st.booleans()), max_size=4))
     def check(parameters: dict[str, Any]) -> None:
         check_schema(backend.new_session(), parameters)

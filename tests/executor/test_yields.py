@@ -17,7 +17,7 @@ from coatcheck import Policy, Session, Store
 from coatcheck.executor import ArtifactReference, Result, TimedOut, ToolCall, ToolError, ToolExecutor, ToolOutcome
 from coatcheck.executor.threads import BUFFER
 from tests.backends import Backend, run_python
-from tests.executor.conftest import ENOUGH, LONG
+from tests.executor.conftest import LONG, after_it_began
 
 CALL = ToolCall("c", "tool")
 
@@ -205,24 +205,33 @@ def test_what_was_yielded_before_the_call_timed_out_is_kept_and_marked_as_partia
 ) -> None:
     go_on, ended = threading.Event(), threading.Event()
 
-    def plain() -> Iterator[str]:
-        try:
-            for at in range(0, size, 1000):
-                yield "x" * min(1000, size - at)
-            go_on.wait(LONG)
-            yield "late"
-        finally:
-            ended.set()
+    def attempt(seconds: float) -> ToolOutcome | None:
+        waiting = threading.Event()
+        ended.clear()
 
-    async def coloured() -> AsyncIterator[str]:
-        try:
-            for at in range(0, size, 1000):
-                yield "x" * min(1000, size - at)
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
+        def plain() -> Iterator[str]:
+            try:
+                for at in range(0, size, 1000):
+                    yield "x" * min(1000, size - at)
+                waiting.set()
+                go_on.wait(LONG)
+                yield "late"
+            finally:
+                ended.set()
 
-    outcome = run(session, plain if colour == "plain" else coloured, form, timeout=ENOUGH)
+        async def coloured() -> AsyncIterator[str]:
+            try:
+                for at in range(0, size, 1000):
+                    yield "x" * min(1000, size - at)
+                waiting.set()
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        outcome = run(session, plain if colour == "plain" else coloured, form, timeout=seconds)
+        return outcome if waiting.is_set() else None
+
+    outcome = after_it_began(attempt)
     assert isinstance(outcome, TimedOut)
     assert (outcome.scope, outcome.partial) == ("call", True)
     assert "partial" in outcome.text
@@ -235,12 +244,13 @@ def test_what_was_yielded_before_the_call_timed_out_is_kept_and_marked_as_partia
 
 @COLOURS
 def test_a_tool_that_never_stops_yielding_is_stopped_when_its_time_is_up(session: Session, colour: str) -> None:
-    ended = threading.Event()
+    begun, ended = threading.Event(), threading.Event()
 
     def plain() -> Iterator[str]:
         try:
             while True:
                 yield "more and more\n"
+                begun.set()
         finally:
             ended.set()
 
@@ -248,7 +258,11 @@ def test_a_tool_that_never_stops_yielding_is_stopped_when_its_time_is_up(session
         for chunk in plain():
             yield chunk
 
-    outcome = run(session, plain if colour == "plain" else coloured, timeout=ENOUGH)
+    def attempt(seconds: float) -> ToolOutcome | None:
+        outcome = run(session, plain if colour == "plain" else coloured, timeout=seconds)
+        return outcome if begun.is_set() else None
+
+    outcome = after_it_began(attempt)
     assert isinstance(outcome, TimedOut)
     assert outcome.partial
     assert ended.wait(LONG)

@@ -22,7 +22,7 @@ import pytest
 import coatcheck
 from coatcheck import Store
 from coatcheck.errors import StoreError, StoreFull
-from coatcheck.storage import schema
+from coatcheck.storage import sqlite
 from coatcheck.testing.faulty import At, Crash, Cut, FaultyDisk, open_on
 from tests.faults.world import State, assert_clean, files_under, problems, state_of
 
@@ -312,8 +312,8 @@ def test_a_crash_at_any_step_of_a_migration_leaves_the_old_version_or_the_new(
     case = Case("migrating", lambda store: None, _put_some)
     start = in_memory / "start"
     before = _prepared(case, start)
-    old = schema.STEPS
-    monkeypatch.setattr(schema, "STEPS", [*old, MIGRATION])
+    old = sqlite.STEPS
+    monkeypatch.setattr(sqlite, "STEPS", [*old, MIGRATION])
     counted = FaultyDisk(_copied(start, in_memory / "counted"))
     assert Run(case, in_memory / "counted", counted).go() == before
     versions = set()

@@ -23,9 +23,9 @@ from tests.servers import Server, postgres, seaweedfs, wait_for_postgres, wait_f
 pytestmark = pytest.mark.faults
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def own_fleet() -> Iterator[Fleet]:
-    """Servers that a test may kill."""
+    """Servers that a test may kill, if it starts them again."""
     with postgres() as database, seaweedfs() as s3:
         yield Fleet(s3, database)
 

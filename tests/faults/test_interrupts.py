@@ -26,6 +26,7 @@ import pytest
 
 import coatcheck
 from coatcheck import Store
+from coatcheck.storage.forks import Mutex
 from tests.faults.world import ROOT, assert_clean, problems
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
@@ -139,7 +140,7 @@ def _fork() -> None:
 
 
 def _instants(count: int, name: str, long_faults: bool) -> list[int]:
-    return list(range(count)) if long_faults else sorted(random.Random(name).sample(range(count), min(count, 60)))
+    return list(range(count)) if long_faults else sorted(random.Random(name).sample(range(count), min(count, 40)))
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name.replace(" ", "_"))
@@ -239,3 +240,74 @@ def test_a_call_from_a_signal_handler_inside_another_call_is_an_error_and_not_a_
             catalog._exclusive("putting", lambda: session.put("inside"))
         assert error.value.code == "store_unavailable"
         assert session.get(session.put("after")) == "after"
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_at_any_bytecode_around_a_fork_leaves_no_lock_behind(
+    tmp_path: Path, another: Callable[[], None], long_faults: bool
+) -> None:
+    with coatcheck.open(tmp_path / "store", durability="process") as store, ThreadPoolExecutor(1) as pool:
+        session = store.session("s", ttl=None)
+
+        def fork(number: int) -> None:
+            child = os.fork()
+            if not child:
+                sys.settrace(None)
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(20)  # a child that waits for a lock would wait forever
+                session.put(f"from a child {number}")
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0, "the child could not write"
+
+        session.get(session.put("read once"))
+        with Interrupt() as counted:
+            child = os.fork()
+            if not child:
+                os._exit(0)
+        os.waitpid(child, 0)
+        for number in _instants(counted.count, "fork", long_faults):
+            interrupt = Interrupt(number)
+            try:
+                with contextlib.suppress(KeyboardInterrupt), interrupt:
+                    fork(number)
+                session.put(f"from this thread {number}")
+                pool.submit(session.put, f"from a thread {number}").result(timeout=20)
+                pool.submit(_fork).result(timeout=20)
+                another()
+            except BaseException as error:
+                error.add_note(f"interrupted at {number} of {counted.count}: {interrupt.where}")
+                raise
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_several_interrupts_during_a_release_leave_the_lock_free(times: int) -> None:
+    left = [KeyboardInterrupt(str(number)) for number in range(times)]
+
+    def interrupted() -> None:
+        if left:
+            raise left.pop(0)
+
+    mutex = Mutex(interrupted)
+    with pytest.raises(KeyboardInterrupt, match="0"):
+        mutex.run(lambda: None)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(mutex.run, lambda: "free").result(timeout=20) == "free"
+
+
+def test_a_lock_that_was_left_behind_outside_a_call_is_released_by_the_next_call() -> None:
+    mutex = Mutex()
+    mutex.acquire()  # what more interrupts than releases would leave
+    assert mutex.run(lambda: "works") == "works"
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(mutex.run, lambda: "free").result(timeout=20) == "free"
+
+
+def test_two_threads_can_fork_at_the_same_time(tmp_path: Path) -> None:
+    with coatcheck.open(tmp_path / "store", durability="process") as store, ThreadPoolExecutor(3) as pool:
+        session = store.session("s", ttl=None)
+        for number in range(20):
+            forks = [pool.submit(_fork) for _ in range(2)]
+            pool.submit(session.put, f"meanwhile {number}").result(timeout=20)
+            for fork in forks:
+                fork.result(timeout=20)

@@ -18,6 +18,7 @@ from coatcheck.errors import StoreError
 from coatcheck.storage.disk import open_root
 from coatcheck.storage.journal import Journal
 from coatcheck.testing.faulty import At, Crash, Cut, FaultyDisk, open_on
+from tests.conftest import LONG_FAULTS
 from tests.faults.world import assert_clean, problems, refs_of, state_of
 
 pytestmark = pytest.mark.faults
@@ -183,7 +184,7 @@ def test_a_durable_put_of_content_first_put_without_durability_survives(
 
 
 @pytest.mark.parametrize("cut", ["dropped", "zeroed", "torn"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(4 if LONG_FAULTS else 2))
 def test_without_durability_a_power_cut_loses_nothing_old_and_the_store_opens(
     cut: Cut, seed: int, in_memory: Path
 ) -> None:

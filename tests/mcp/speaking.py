@@ -8,6 +8,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -169,12 +170,12 @@ def is_running(pid: int) -> bool:
 
 def gone(*pids: int) -> bool:
     """Wait until none of these processes runs; False if one does not end in time."""
-    waiting = threading.Event()
-    for _ in range(int(WAIT / 0.05)):
-        if not any(map(is_running, pids)):
-            return True
-        waiting.wait(0.05)
-    return False
+    until = time.monotonic() + WAIT
+    while any(map(is_running, pids)):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 def told(name: str, **answers: Any) -> list[str]:

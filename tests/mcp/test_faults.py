@@ -29,7 +29,7 @@ def test_a_server_that_dies_answers_every_request_and_ends_the_proxy(speak: Spea
     assert speaker.complained("odd: dying")
 
 
-def test_a_server_that_is_killed_is_told_of_as_killed(speak: Speak) -> None:
+def test_a_server_that_is_killed_is_reported_as_killed(speak: Speak) -> None:
     speaker = speak()
     pid = int(text_of(speaker.call("spawn")).split()[0])
     waiting = speaker.start("tools/call", {"name": "hang", "arguments": {}})
@@ -48,7 +48,7 @@ def test_a_command_that_ends_at_once_answers_the_handshake_with_an_error(speak: 
     assert "exit status 5" in speaker.ask("initialize", {"protocolVersion": "2025-06-18"})["error"]["message"]
 
 
-def test_junk_on_stdout_is_told_on_stderr_and_harms_nothing(odd: Speaker) -> None:
+def test_junk_on_stdout_is_reported_on_stderr_and_harms_nothing(odd: Speaker) -> None:
     assert text_of(odd.call("junk")) == "after the junk"
     assert text_of(odd.call("deep")) == "after the brackets"
     assert odd.complained("this is no JSON")
@@ -65,7 +65,7 @@ def test_a_result_of_500_megabytes_is_an_error_and_is_never_held(odd: Speaker, i
     assert text_of(odd.call("echo"))
 
 
-def test_a_server_that_hangs_is_given_up_and_told_so(speak: Speak) -> None:
+def test_a_server_that_hangs_is_given_up_and_reported(speak: Speak) -> None:
     speaker = speak("--timeout", "1")
     error = speaker.call("hang")
     assert error["data"]["code"] == FAILED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import stat
 import subprocess
@@ -21,7 +22,7 @@ from coatcheck.cli import main
 from coatcheck.errors import InvalidArgument
 from coatcheck.install.clients import CLIENTS, after_launcher, find_config, launcher
 from coatcheck.install.config_text import JsonConfig, config_text
-from coatcheck.install.plan import check_unchanged, replacing
+from coatcheck.install.plan import plan_entry
 from tests.mcp.speaking import Speaker, environment, stub_in, text_of
 
 SECRET = "hunter2-is-no-password"
@@ -364,19 +365,30 @@ def test_a_server_whose_tools_are_picked_is_wrapped_for_ours_are_in_another_entr
     assert key not in now["coatcheck"]
 
 
-def test_an_edit_that_comes_while_we_write_is_not_lost(tmp_path: Path) -> None:
-    file = tmp_path / "config.json"
-    file.write_bytes(b"before")
+@pytest.mark.parametrize("moment", range(6))
+def test_an_edit_that_comes_while_we_write_is_not_lost(
+    person: Person, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    """Another program writes before we begin, or whenever we have written and synced something on our way."""
+    file = person.has("cursor", "{}")
+    found = find_config("cursor", "user", home=person.home, project=person.project, platform="linux", environ={})
+    plan = plan_entry(found, "coatcheck", {"command": "coatcheck", "args": ["mcp"]})
+    synced, sync = 0, os.fsync
 
-    def write() -> None:
-        with replacing(file, b"after", mode=0o600):
+    def fsync(handle: int) -> None:
+        nonlocal synced
+        synced += 1
+        if synced == moment:
             file.write_bytes(b"theirs")
-            check_unchanged(file, b"before")
+        sync(handle)
 
+    if moment == 0:
+        file.write_bytes(b"theirs")
+    monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(InvalidArgument, match="another program"):
-        write()
+        plan.write()
     assert file.read_bytes() == b"theirs"
-    assert files_below(tmp_path) == {"config.json"}
+    assert files_below(file.parent) == {file.name}
 
 
 ODD_FILES: dict[str, bytes] = {

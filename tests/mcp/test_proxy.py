@@ -14,7 +14,7 @@ import pytest
 
 import coatcheck
 from coatcheck import Limit, Policy
-from coatcheck.mcp.proxy_rewrites import LIMIT_KEY, Rewriter
+from coatcheck.mcp.proxy_rewrites import LIMIT_KEY, ProxySettings, Rewriter
 from coatcheck.mcp.savings import Counts
 from tests.mcp.odd_server import PIXEL, TOOLS, rows, words
 from tests.mcp.speaking import ODD, Speaker, environment, proxy, stub_in, text_of, told
@@ -71,7 +71,7 @@ def test_errors_of_the_server_pass(odd: Speaker) -> None:
     assert error == {"code": -32601, "message": "Method not found", "data": {"method": "no/such/method", "kept": 1.0}}
 
 
-def test_what_is_no_json_is_for_the_server_to_judge(odd: Speaker) -> None:
+def test_what_is_not_json_is_for_the_server_to_judge(odd: Speaker) -> None:
     odd.write(b"{nonsense")
     assert odd.until(lambda one: "error" in one)["error"]["code"] == -32700
 
@@ -103,7 +103,7 @@ def test_each_block_is_judged_for_itself_and_keeps_its_type(odd: Speaker) -> Non
     assert (result["_meta"], result["fromTheFuture"]) == ({"kept": True}, {"kept": 1})
 
 
-def test_an_error_stays_one_with_all_that_stands_beside_it(odd: Speaker) -> None:
+def test_an_error_stays_one_with_all_that_is_beside_it(odd: Speaker) -> None:
     result = odd.call("error", size=100_000)
     assert stub_in(text_of(result))
     assert (result["isError"], result["_meta"]) == (True, {"kept": [1.0]})
@@ -180,7 +180,7 @@ def test_our_tools_are_answered_while_the_server_hangs(odd: Speaker) -> None:
     assert odd.call("list_artifacts")["isError"] is False
 
 
-def test_a_wrong_use_of_our_tools_is_said_in_the_result(odd: Speaker) -> None:
+def test_a_wrong_use_of_our_tools_is_reported_in_the_result(odd: Speaker) -> None:
     assert odd.call("get_artifact", pointer="nothing")["isError"] is True
     assert odd.call("get_artifact", nonsense=1)["isError"] is True
     assert odd.ask("tools/call", {"name": "get_artifact", "arguments": [1]})["result"]["isError"] is True
@@ -332,7 +332,7 @@ def test_a_policy_that_is_off_lets_everything_pass(place: Path, tmp_path: Path) 
 def test_never_stays_never_whatever_a_server_says_of_itself() -> None:
     session = coatcheck.open("memory:").session("s")
     policy = Policy(max_chars=500, tools={"quiet": "never", "limited": Limit(max_chars=5_000)}, redact="store")
-    rewriter = Rewriter(session, policy=policy, max_message=1 << 20, counts=Counts())
+    rewriter = Rewriter(session, ProxySettings(policy), Counts())
     named = {"name": "get_artifact", "inputSchema": {"type": "object"}}  # so that ours get another name
     sized = [
         {"name": name, "inputSchema": {}, "_meta": {LIMIT_KEY: 1_000}, "outputSchema": {}}

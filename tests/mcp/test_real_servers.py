@@ -336,9 +336,7 @@ def test_filesystem_is_the_same(npm_server: Callable[[str], list[str]], tmp_path
     assert json.loads(large["content"][0]["text"])["size_bytes"] == (folder / "large.txt").stat().st_size
 
 
-def test_a_pointer_is_written_to_a_file_as_what_it_stands_for(
-    npm_server: Callable[[str], list[str]], tmp_path: Path
-) -> None:
+def test_a_pointer_is_written_to_a_file_as_its_value(npm_server: Callable[[str], list[str]], tmp_path: Path) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "large.txt").write_text("".join(f"line {number}\n" for number in range(30_000)))

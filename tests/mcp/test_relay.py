@@ -45,7 +45,7 @@ def result(request_id: Any, text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [["a list"], {"an": "object"}, None, 7, True])
-def test_a_call_whose_name_is_no_text_is_for_the_server_to_judge(one: Speaker, name: Any) -> None:
+def test_a_call_whose_name_is_not_text_is_for_the_server_to_judge(one: Speaker, name: Any) -> None:
     assert one.ask("tools/call", {"name": name, "arguments": {}})["error"]["message"] == f"it has no tool {name!r}"
     assert one.call("it_heard")
 
@@ -57,14 +57,14 @@ def test_every_id_of_json_rpc_is_answered_and_its_result_slimmed(one: Speaker, r
     assert stub_in(text_of(one.answer(request_id)["result"]))["size_bytes"] == len(LONG)
 
 
-def test_a_result_with_bytes_that_are_no_utf_8_passes_as_the_bytes_that_it_was(one: Speaker) -> None:
+def test_a_result_with_bytes_that_are_not_utf_8_passes_as_the_bytes_that_it_was(one: Speaker) -> None:
     waiting = held(one)
     say(one, result(waiting, "caf@"), hex="e9")
     assert text_of(one.answer(waiting)["result"]) == "caf\ufffd"
     assert json.dumps(result(waiting, "caf@")).encode().replace(b"@", b"\xe9") in one.lines
 
 
-def test_a_large_result_with_bytes_that_are_no_utf_8_becomes_a_stub(one: Speaker) -> None:
+def test_a_large_result_with_bytes_that_are_not_utf_8_becomes_a_stub(one: Speaker) -> None:
     waiting = held(one)
     say(one, result(waiting, "@" + LONG), hex="e9")
     assert stub_in(text_of(one.answer(waiting)["result"]))

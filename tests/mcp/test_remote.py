@@ -219,7 +219,7 @@ def test_a_session_is_named_in_every_request_and_deleted_at_the_end(script: Scri
 
 
 @pytest.mark.parametrize("kind", ["application/json", "text/plain"])
-def test_a_session_that_is_over_is_begun_anew_and_the_request_made_once_more(
+def test_a_session_that_is_over_is_begun_again_and_the_request_made_once_more(
     script: Script, client: Speaker, kind: str
 ) -> None:
     alive = ["first"]
@@ -270,7 +270,7 @@ def test_what_a_server_says_unasked_is_heard_again_after_it_was_away(script: Scr
     client.until(lambda one: one.get("method") == "notifications/tools/list_changed")
 
 
-def test_a_page_for_people_is_no_stream(script: Script, client: Speaker) -> None:
+def test_a_page_for_people_is_not_a_stream(script: Script, client: Speaker) -> None:
     def page(asked: Asked) -> None:
         asked.begin(kind="text/html")
         asked.write("<p>hello\n\n")
@@ -295,7 +295,7 @@ def test_a_server_without_sessions_is_listened_to_as_well(script: Script, client
     client.until(lambda one: one.get("method") == "notifications/tools/list_changed")
 
 
-def test_a_server_that_wants_a_sign_in_is_told_of_as_such(script: Script, client: Speaker) -> None:
+def test_a_server_that_wants_a_sign_in_is_reported_as_such(script: Script, client: Speaker) -> None:
     def refuse(asked: Asked) -> None:
         where = 'Bearer resource_metadata="https://example.org/.well-known/oauth-protected-resource"'
         asked.begin(401, WWW_Authenticate=where)

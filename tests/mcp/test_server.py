@@ -28,7 +28,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 import coatcheck
 from coatcheck.mcp import server
-from coatcheck.mcp.serve import UnfinishedHandshakes, UnprovenConnections
+from coatcheck.mcp.serve import Probation, UnfinishedHandshakes
 from coatcheck.mcp.server import Sessions, make_server
 from tests.backends import Fleet
 from tests.mcp.speaking import ODD, Speaker, environment, gone, proxy, stub_in, text_of
@@ -284,7 +284,7 @@ def test_connections_over_http_have_sessions_of_their_own(place: Path) -> None:
         assert run(look(found))
 
 
-def test_logs_and_changes_are_told_to_who_wants_them(place: Path) -> None:
+def test_logs_and_changes_reach_those_who_want_them(place: Path) -> None:
     told: list[str] = []
 
     async def log(params: types.LoggingMessageNotificationParams) -> None:
@@ -310,7 +310,7 @@ def test_logs_and_changes_are_told_to_who_wants_them(place: Path) -> None:
     assert "notifications/resources/list_changed" in told
 
 
-def test_who_asked_for_progress_is_told_while_a_call_runs(opened: Open, place: Path) -> None:
+def test_a_client_that_asked_for_progress_gets_it_while_a_call_runs(opened: Open, place: Path) -> None:
     told: list[tuple[float, str | None]] = []
     lock = sqlite3.connect(place / "catalog.sqlite", isolation_level=None)
 
@@ -480,16 +480,16 @@ def test_a_connection_is_closed_where_no_token_comes_and_stays_where_one_came() 
     async def wait() -> list[str]:
         closed: list[str] = []
         over = asyncio.Event()
-        connections = UnprovenConnections(seconds=0.05, max_open=3)
+        connections = Probation(seconds=0.05, max_open=3)
 
         def close(name: str) -> None:
             closed.append(name)
             over.set()
 
         for port, name in enumerate(("known", "evicted", "a", "b", "c")):
-            connections.opened(("127.0.0.1", port), functools.partial(close, name))
+            connections.begin(("127.0.0.1", port), functools.partial(close, name))
             if name == "known":
-                connections.proven(("127.0.0.1", port))
+                connections.passed(("127.0.0.1", port))
         assert closed == ["evicted"]
         while len(closed) < 4:
             over.clear()
@@ -507,7 +507,14 @@ def test_a_handshake_that_is_never_finished_is_freed() -> None:
             server = make_server(Sessions(store, "x", named=False, ttl=60))
             security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
             app = server.streamable_http_app(transport_security=security)
-            wire = httpx2.ASGITransport(app=UnfinishedHandshakes(app, path="/mcp", seconds=0.2, max_open=3))
+            freed = asyncio.Semaphore(0)
+
+            async def counting(scope: Any, receive: Any, send: Any) -> None:
+                await app(scope, receive, send)
+                if scope["method"] == "DELETE":
+                    freed.release()
+
+            wire = httpx2.ASGITransport(app=UnfinishedHandshakes(counting, seconds=1, max_open=3))
             async with (
                 app.router.lifespan_context(app),
                 httpx2.AsyncClient(transport=wire, base_url="http://127.0.0.1", headers=HEADERS) as client,
@@ -524,7 +531,8 @@ def test_a_handshake_that_is_never_finished_is_freed() -> None:
                 begun += [
                     (await post(None, "initialize", id=1, params=hello)).headers["mcp-session-id"] for _ in range(2)
                 ]
-                await asyncio.sleep(1)
+                for _ in range(4):
+                    await asyncio.wait_for(freed.acquire(), 60)
                 done = [(await post(session, "ping", id=2)).status_code for session in begun]
                 return done.pop(2), done
 
@@ -640,7 +648,9 @@ def children_of(pid: int) -> list[int]:
 
 def with_long_line(place: Path) -> str:
     with coatcheck.open(place) as store:
-        return store.session(SESSION, ttl=None).put("a" * 1_000_000).pointer
+        session = store.session(SESSION, ttl=None)
+        session.put("hello", name="small")
+        return session.put("a" * 1_000_000).pointer
 
 
 @pytest.mark.parametrize("command", [SERVE, proxy(server=ODD)], ids=["server", "proxy"])
@@ -658,6 +668,7 @@ def test_a_short_call_is_answered_beside_slow_ones_and_a_signal_ends_them_all(
         ]
         answer = speaker.call("get_artifact", pointer=pointer, lines="1")
         assert "aaaa" in text_of(answer)
+        assert "hello" in text_of(speaker.call("get_artifact", pointer="small", grep="h"))
         assert not {one.get("id") for one in speaker.heard} >= set(slow)
         children = children_of(speaker.process.pid)
         assert children

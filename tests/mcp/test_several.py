@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from coatcheck.cli import main
 from coatcheck.errors import InvalidArgument
 from coatcheck.mcp import merged_server
-from coatcheck.mcp.server_config import configured_servers, expanded, parse_header
+from coatcheck.mcp.upstreams import configured_servers, expanded, remote_headers
 from tests.mcp.odd_server import TOOLS
 from tests.mcp.speaking import ODD, VERSION, Speaker, environment, proxy, stub_in, text_of
 
@@ -71,7 +71,7 @@ def test_an_unknown_tool_is_an_error(both: Speaker) -> None:
     assert both.call("echo")["code"] == -32602
 
 
-def test_an_unknown_method_goes_to_whoever_knows_it(both: Speaker) -> None:
+def test_an_unknown_method_goes_to_anyone_who_knows_it(both: Speaker) -> None:
     assert both.ask("odd/verbatim")["result"]["number"] == 1.5
     assert both.ask("nobody/knows")["error"]["code"] == -32601
 
@@ -85,7 +85,7 @@ def test_a_newer_handshake_is_declined_so_that_clients_fall_back(both: Speaker) 
     assert both.ask("server/discover")["error"]["code"] == -32601
 
 
-def test_capabilities_and_instructions_of_all_are_told(speak: Speak, tmp_path: Path) -> None:
+def test_capabilities_and_instructions_of_all_are_reported(speak: Speak, tmp_path: Path) -> None:
     config = written(tmp_path / "servers.json", odd={"command": ODD[0], "args": ODD[1:]}, time=TIME)
     with Speaker(proxy("--config", str(config)), environment(tmp_path / "store")) as speaker:
         result = speaker.begin()["result"]
@@ -174,14 +174,14 @@ def test_a_file_that_names_no_servers_is_an_error(tmp_path: Path, text: str | No
 
 def test_variables_of_the_environment_stand_for_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COATCHECK_TEST_TOKEN", "secret")
-    assert parse_header("Authorization: Bearer ${COATCHECK_TEST_TOKEN}") == ("Authorization", "Bearer secret")
+    assert remote_headers(["Authorization: Bearer ${COATCHECK_TEST_TOKEN}"]) == {"Authorization": "Bearer secret"}
     assert expanded("${COATCHECK_TEST_MISSING:-else} $HOME") == "else $HOME"
     assert expanded("${env:COATCHECK_TEST_TOKEN}") == "secret"
     for unknown in ("${env:COATCHECK_TEST_MISSING}", "${input:token}", "${workspaceFolder}"):
         with pytest.raises(InvalidArgument):
             expanded(unknown)
     with pytest.raises(InvalidArgument):
-        parse_header("no colon")
+        remote_headers(["no colon"])
 
 
 NAMES = st.text("ab", min_size=1, max_size=3)
@@ -189,9 +189,27 @@ NAMES = st.text("ab", min_size=1, max_size=3)
 
 @given(st.dictionaries(st.sampled_from(["x", "y", "x y", "z"]), st.lists(NAMES, unique=True, max_size=4)))
 def test_every_tool_has_one_name_and_leads_back_to_its_server(listed: dict[str, list[str]]) -> None:
-    entries = {server: [{"name": name} for name in names] for server, names in listed.items()}
-    named = merged_server.unique_names(entries)
-    assert sorted(named.values()) == sorted((server, name) for server, names in listed.items() for name in names)
-    assert [entry["name"] for entry in merged_server.renamed(entries, named)] == list(named)
-    for shown, (_, name) in named.items():
-        assert (shown == name) == (sum(name in names for names in listed.values()) == 1)
+    owned = [(server, name) for server, names in listed.items() for name in names]
+    shown = merged_server.unique_names(owned)
+    assert len(set(shown)) == len(owned)
+    for one, (_, name) in zip(shown, owned, strict=True):
+        assert (one == name) == (sum(name in names for names in listed.values()) == 1)
+
+
+def test_a_rule_for_a_plain_name_holds_for_its_prefixed_names(tmp_path: Path) -> None:
+    entry = {"command": ODD[0], "args": ODD[1:]}
+    config = written(tmp_path / "servers.json", one=entry, two=entry)
+    large = "row of the table\n" * 5_000
+    (tmp_path / "coatcheck.toml").write_text('[policy.tools]\necho = "never"\ntwo_echo = "always"\n')
+    with Speaker(proxy("--config", str(config)), environment(tmp_path / "store"), cwd=tmp_path) as speaker:
+        speaker.begin()
+        speaker.ask("tools/list")
+        assert "row of the table" in text_of(speaker.call("one_echo", text=large))
+        assert "stub" in stub_in(text_of(speaker.call("two_echo", text="small")))
+    (tmp_path / "coatcheck.toml").unlink()
+    command = proxy("--config", str(config), "--inline", "echo")
+    with Speaker(command, environment(tmp_path / "store"), cwd=tmp_path) as speaker:
+        speaker.begin()
+        speaker.ask("tools/list")
+        for name in ("one_echo", "two_echo"):
+            assert len(text_of(speaker.call(name, text=large))) > len(large)

@@ -85,7 +85,7 @@ def test_a_call_comes_back_under_every_id(board: Board, request_id: Any) -> None
 
 
 @pytest.mark.parametrize("line", [b'{"jsonrpc":"2.0","id":null,"method":"tools/list"}', b"{nonsense", b"[]", b"[1]"])
-def test_what_is_no_request_is_refused_and_no_server_hears_of_it(board: Board, line: bytes) -> None:
+def test_what_is_not_a_request_is_refused_and_no_server_hears_of_it(board: Board, line: bytes) -> None:
     client = board(a={}, b={})
     client.write(line)
     assert client.until(lambda one: "error" in one)["error"]["code"] in (-32600, -32700)
@@ -151,7 +151,7 @@ def test_the_template_that_says_most_of_an_address_has_it(board: Board) -> None:
     assert client.ask("resources/read", {"uri": "x://items/5"})["result"]["contents"][0]["text"] == "b"
 
 
-def test_the_end_of_a_server_is_told_with_all_that_goes_with_it(board: Board) -> None:
+def test_the_end_of_a_server_is_reported_with_all_that_goes_with_it(board: Board) -> None:
     client = board(a={"capabilities": {"prompts": {}}, "prompts/list": {"prompts": []}}, b={})
     assert client.hello["capabilities"]["tools"] == {"listChanged": True}  # type: ignore[attr-defined]
     client.ask("tools/list")

@@ -82,7 +82,7 @@ def test_a_batch_is_its_messages(bodies: list[dict[str, Any]]) -> None:
 
 
 @given(st.binary() | JSON.filter(lambda value: not isinstance(value, dict | list)).map(encode))
-def test_what_is_no_message_is_none(raw: bytes) -> None:
+def test_what_is_not_a_message_is_none(raw: bytes) -> None:
     for message in parse(raw):
         assert isinstance(message.body, dict)
 
@@ -101,7 +101,7 @@ def test_a_message_in_a_large_line_keeps_its_bytes() -> None:
     assert bytes(message.raw) == bytes(raw)
 
 
-def test_brackets_without_end_are_no_message() -> None:
+def test_endless_brackets_are_not_a_message() -> None:
     assert parse(b"[" * 200_000) == []
     assert parse(b'{"a":' * 200_000) == []
 

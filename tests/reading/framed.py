@@ -8,7 +8,8 @@ from typing import Any
 from coatcheck import Session
 from coatcheck.content import Content
 from coatcheck.ids import digest_of
-from coatcheck.reading import Page, Request, cursors, read_text
+from coatcheck.reading import Page, Request, read_text
+from coatcheck.reading.page import unseal
 from coatcheck.refs import Ref
 from coatcheck.storage.frames import FRAME, Framer
 
@@ -60,7 +61,7 @@ def read(content: Content, request: Request | None = None, cursor: str | None = 
     """Read as a session does: by request, by cursor, or both."""
     asked, position = request or Request(), None
     if cursor is not None:
-        asked, position = cursors.unseal(KEY, content.ref.artifact_id, cursor, request)
+        asked, position = unseal(KEY, content.ref.artifact_id, cursor, request)
     return read_text(content, asked, content.ref.pointer, key=KEY, position=position)
 
 

@@ -7,8 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from coatcheck.errors import InvalidArgument
-from coatcheck.reading.cursors import seal, unseal
-from coatcheck.reading.page import Request
+from coatcheck.reading.page import Request, seal, unseal
 from tests.reading.framed import KEY
 
 ARTIFACT = "3f" * 32
@@ -43,7 +42,7 @@ POSITIONS = st.lists(st.integers(0, 2**60), max_size=5).map(tuple)
 
 
 @given(REQUESTS, POSITIONS)
-def test_a_cursor_gives_back_the_position_to_whoever_repeats_the_request(request: Request, position: tuple) -> None:
+def test_a_cursor_gives_back_the_position_to_anyone_who_repeats_the_request(request: Request, position: tuple) -> None:
     cursor = seal(KEY, ARTIFACT, request, position)
     again, at = unseal(KEY, ARTIFACT, cursor, request)
     assert at == position
@@ -88,7 +87,7 @@ def test_a_changed_cursor_is_refused(request: Request, position: tuple, data: st
 
 
 @given(st.text(max_size=600))
-def test_text_that_is_no_cursor_is_refused(text: str) -> None:
+def test_text_that_is_not_a_cursor_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="that cursor") as caught:
         unseal(KEY, ARTIFACT, text)
     assert len(str(caught.value)) < 300

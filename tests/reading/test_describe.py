@@ -138,7 +138,7 @@ def test_the_text_of_a_pdf_comes_by_page() -> None:
     assert (answer.shown, answer.complete) == ("pages 2-3 of 3", True)
 
 
-def test_a_page_without_text_is_told() -> None:
+def test_a_page_without_text_is_reported() -> None:
     assert "1 page without text" in pdf_text(make_pdf(b""), 1, 1).note
 
 
@@ -154,7 +154,7 @@ def test_pages_that_are_not_there_are_an_error(first: int, last: int) -> None:
         pdf_text(make_pdf(*map(text_page, ("one", "two", "three"))), first, last)
 
 
-def test_what_is_no_pdf_is_an_error() -> None:
+def test_what_is_not_a_pdf_is_an_error() -> None:
     with pytest.raises(InvalidArgument, match="cannot be read"):
         pdf_text(make_content(b"%PDF-1.4 and then nothing", "application/pdf"), 1, 1)
 
@@ -188,8 +188,8 @@ def test_every_codec_is_looked_up_before_files_are_out_of_reach() -> None:
     code = (
         "import codecs, encodings, pkgutil, sys\n"
         "names = [module.name for module in pkgutil.iter_modules(encodings.__path__)]\n"
-        "from coatcheck.reading import pdf_child, sandbox\n"
-        "pdf_child._warm()\n"
+        "from coatcheck.reading import pdf, sandbox\n"
+        "pdf._warm()\n"
         "sandbox.confine(sys.argv[1])\n"
         "for name in set(names) - {'aliases', 'mbcs', 'oem'}:\n"
         "    codecs.lookup(name)\n"

@@ -276,7 +276,16 @@ def test_a_count_that_takes_too_long_says_at_least(monkeypatch: pytest.MonkeyPat
     assert numbers(found, ":") == list(range(1, 12_032))
 
 
-def test_a_search_that_takes_too_long_goes_on_by_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_occurrences_on_few_long_lines_are_counted_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grep, "DENSE_SECONDS", -1.0)
+    line = "import one " * 60 + "x" * 400 + "\n"
+    text = (line + "short\n" * 3) * 200 + "import import\n"
+    found = list(pages(content_of(text), Request(grep="import")))
+    assert len(found) > 3
+    assert {(page.matches, page.matches_exact) for page in found} == {(60 * 200 + 1, True)}
+
+
+def test_a_search_that_takes_too_long_continues_by_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     text = ("x" * 99 + "\n") * 40_000 + "needle\n"
     monkeypatch.setattr(grep, "SEARCH_SECONDS", 0.0)
     first = read(content_of(text), Request(grep="needle"))
@@ -325,6 +334,20 @@ def test_invalid_bytes_match_a_dot_and_are_shown() -> None:
     page = read(content_of(b"caf\xe9!\nother\n"), Request(grep="caf.!"))
     assert page.text == "1:caf\ufffd!"
     assert page.shown == "match 1 of 1 in 2 lines; invalid bytes are shown as U+FFFD"
+
+
+def test_a_pattern_of_single_bytes_is_answered_on_long_lines() -> None:
+    found = list(pages(content_of("first\n" + "é" * 400), Request(grep=r"\C", max_chars=500)))
+    assert {page.matches for page in found} == {801}
+    assert found[0].text.startswith("1:first\n2:éé")
+
+
+def test_notes_are_about_the_lines_that_a_page_shows() -> None:
+    text = f"short {'x' * 100} needle\n{'y' * 400}needle{'y' * 400}\n"
+    first, second = pages(content_of(text), Request(grep="needle", max_chars=200))
+    assert first.text.startswith("1:short")
+    assert "shown in part" not in first.shown
+    assert "shown in part" in second.shown
 
 
 def test_text_that_was_put_with_lone_surrogates_can_be_searched() -> None:

@@ -53,10 +53,11 @@ def session(tmp_path: Path) -> Iterator[Session]:
 
 
 @pytest.fixture
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+def brief(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Limits that are reached soon."""
     monkeypatch.setattr(heavy, "SECONDS", 0.5)
     monkeypatch.setattr(heavy, "GREP_SECONDS", 0.5)
+    return monkeypatch
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def cpu_of_children() -> float:
     ids=["grep", "inverted grep", "JSONPath", "pattern in the document"],
 )
 def test_a_slow_pattern_is_stopped_by_its_cpu_time(
-    session: Session, brief: None, value: object, asked: dict[str, object]
+    session: Session, brief: pytest.MonkeyPatch, value: object, asked: dict[str, object]
 ) -> None:
     ref = session.put(value)
     before = cpu_of_children()
@@ -94,6 +95,7 @@ def test_a_slow_pattern_is_stopped_by_its_cpu_time(
     assert raised.value.code == "limit_exceeded"
     assert raised.value.hint
     assert cpu_of_children() - before < 8  # it would take minutes
+    brief.undo()
     assert session.read(ref, query="shape" if "query" in asked else None, max_chars=500).text
 
 
@@ -250,7 +252,7 @@ def test_a_diff_has_the_same_answer_in_the_child(all_in_child: None) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
 def test_a_grep_has_the_same_pages_in_the_child(all_in_child: None, encoding: str) -> None:
-    text = "\ufeff" + "".join(f"línea {number}\n" for number in range(40_000))
+    text = "\ufeff" + "".join(f"línea {number}\n" for number in range(10_000))  # counted in time
     content = content_of(text.encode(encoding) + b"\xff\xff\xff\xff")
     request = Request(grep=r"\p{L}+ \d*7$", context=1, max_chars=500)
     position: tuple[int, ...] | None = None
@@ -330,13 +332,25 @@ def test_a_child_that_does_not_behave_is_an_error_and_ends(
     body = "\n".join("    " + line for line in ODD[way].strip().splitlines())
     (tmp_path / f"{name}.py").write_text(f"import os, time\ndef main(folder):\n{body}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sandbox, "START", 1.0)
     pool = Pool(name)
     others = set(sandbox._alive)
     message = {"padding": "x" * 1_000_000}  # more than a pipe takes
     with pytest.raises(LimitExceeded):
-        pool.ask(message, {}, loaded="", seconds=1, max_chars=1_000)
+        pool.ask(message, seconds=1, max_chars=1_000)
     assert not pool.pids()
     assert sandbox._alive <= others
+
+
+def test_the_time_of_a_call_begins_when_its_child_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "odd_start.py").write_text(
+        "import time\nfrom coatcheck.reading.sandbox import serve\ntime.sleep(2)\n"
+        "def main(folder):\n    serve(folder, lambda message, contents: message['arguments'])\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pool = Pool("odd_start")
+    assert pool.ask({"given": 1}, seconds=0.5, max_chars=1_000) == {"given": 1}
+    pool.close()
 
 
 def test_a_call_for_which_no_child_becomes_free_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +363,7 @@ def test_a_call_for_which_no_child_becomes_free_is_an_error(tmp_path: Path, monk
 
     def ask() -> None:
         try:
-            pool.ask({}, {}, loaded="", seconds=60, max_chars=1_000)
+            pool.ask({}, seconds=60, max_chars=1_000)
         except LimitExceeded as error:
             ended.append(type(error))
 
@@ -359,7 +373,7 @@ def test_a_call_for_which_no_child_becomes_free_is_an_error(tmp_path: Path, monk
     while len(sandbox._alive - others) < sandbox.MAX_BUSY:
         threading.Event().wait(0.05)
     with pytest.raises(LimitExceeded, match="too many"):
-        pool.ask({}, {}, loaded="", seconds=60, max_chars=1_000)
+        pool.ask({}, seconds=60, max_chars=1_000)
     for one in sandbox._alive - others:
         one.kill()
     for thread in threads:
@@ -375,6 +389,33 @@ def test_an_idle_child_that_was_killed_is_replaced_unseen() -> None:
     assert gone(pid)
     assert heavy.find(content, "$[8]").text == "8"
     assert pid not in heavy.pool.pids()
+
+
+def test_an_idle_child_that_dies_when_the_message_is_on_its_way_is_replaced_unseen() -> None:
+    content = make_content(json.dumps(list(range(100_000))).encode(), JSON)
+    assert heavy.find(content, "$[7]").text == "7"
+    (pid,) = heavy.pool.pids()
+    os.kill(pid, signal.SIGSTOP)  # the pipe takes the message, but nobody reads it
+    threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+    assert heavy.find(content, "$[8]").text == "8"
+    assert pid not in heavy.pool.pids()
+
+
+def test_a_child_that_is_killed_at_work_is_an_error_and_its_work_is_not_repeated() -> None:
+    data = json.dumps(list(range(100_000))).encode()
+    assert heavy.find(make_content(data, JSON), "$[7]").text == "7"
+    (pid,) = heavy.pool.pids()
+    reads = 0
+
+    def read(offset: int, length: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        os.kill(pid, signal.SIGKILL)
+        return data[offset : offset + length]
+
+    with pytest.raises(LimitExceeded, match="stopped"):
+        heavy.find(Content(make_content(data, JSON).ref, b"", read), "$[8]")
+    assert reads == 1
 
 
 def test_sizes_over_the_limit_are_refused_without_reading(session: Session) -> None:

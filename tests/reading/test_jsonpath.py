@@ -93,7 +93,7 @@ def test_each_line_of_jsonl_is_a_document_and_the_note_names_the_lines() -> None
     assert answer.note == "from lines 1, 4"
 
 
-def test_lines_that_are_no_json_are_skipped_and_told() -> None:
+def test_lines_that_are_not_json_are_skipped_and_reported() -> None:
     answer = find(records('{"a": 1}', "oops", '{"a": 2}', "[" * 100_000), "$.a")
     assert values(answer.text) == [1, 2]
     assert not answer.complete
@@ -156,7 +156,7 @@ def test_descent_into_what_is_too_deep_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("data", [b"{", b"", b"nope", b"\xff\xfe", b'{"a": 1} x', b"1" * 5000])
-def test_what_is_no_json_is_an_error_that_says_what_to_do(data: bytes) -> None:
+def test_what_is_not_json_is_an_error_that_says_what_to_do(data: bytes) -> None:
     with pytest.raises(InvalidArgument, match="as text"):
         find(make_content(data, "application/json"), "$")
 

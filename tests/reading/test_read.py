@@ -71,7 +71,7 @@ def test_grep_finds_with_line_numbers_and_counts_all(session: Session) -> None:
     assert page.matches_exact
 
 
-def test_a_path_a_shape_and_sql_are_told_apart(session: Session) -> None:
+def test_a_path_a_shape_and_sql_are_distinguished(session: Session) -> None:
     ref = session.put(ROWS)
     assert session.read(ref, query="$[1].name").text == '"item 1"'
     assert "price" in session.read(ref, query="shape").text
@@ -122,7 +122,7 @@ def test_a_result_over_the_cap_becomes_an_artifact_with_its_parent_and_request_o
     assert len(session.list()) == 2
 
 
-def test_what_is_no_text_is_described_and_never_dumped(session: Session) -> None:
+def test_what_is_not_text_is_described_and_never_dumped(session: Session) -> None:
     png = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x01\x00\x00\x00\x00\x80" + bytes(50)
     page = session.read(session.put(png))
     assert "256 x 128" in page.text
@@ -161,7 +161,7 @@ def test_a_read_keeps_the_session_alive(store: Store, clock: Clock) -> None:
         session.read(ref)
 
 
-def test_what_is_missing_is_told_in_words(session: Session) -> None:
+def test_what_is_missing_is_reported(session: Session) -> None:
     with pytest.raises(NotFound):
         session.read("art:000000000000")
     with pytest.raises(NotFound):

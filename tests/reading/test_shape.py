@@ -103,7 +103,7 @@ def test_what_has_no_shape_is_an_error(content: Content, error: type[Exception])
         shape(content)
 
 
-def test_a_deep_document_says_that_it_goes_on() -> None:
+def test_a_deep_document_says_that_it_continues() -> None:
     answer = shape(make_content(b"[" * 300 + b"]" * 300, "application/json"))
     assert not answer.complete
 

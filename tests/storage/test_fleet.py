@@ -33,11 +33,12 @@ CANARY = "hunter2-canary"
 class TestS3Blobs(BlobStoreSuite):
     @pytest.fixture(autouse=True)
     def _place(self, fleet: Fleet) -> Iterator[None]:
-        self.url = fleet.new_url()
         self.catalogs: list[Catalog] = []
-        yield
-        for catalog in self.catalogs:
-            catalog.close()
+        with fleet.lending() as new_url:
+            self.url = new_url()
+            yield
+            for catalog in self.catalogs:
+                catalog.close()
 
     def make_blobs(self, tmp_path: Path) -> BlobStore:
         blobs, catalog, _ = open_fleet(parse(self.url), patience=10)
@@ -56,8 +57,10 @@ class TestS3Blobs(BlobStoreSuite):
 
 class TestPostgresCatalog(CatalogSuite):
     @pytest.fixture(autouse=True)
-    def _place(self, fleet: Fleet) -> None:
-        self.url = fleet.new_url()
+    def _place(self, fleet: Fleet) -> Iterator[None]:
+        with fleet.lending() as new_url:
+            self.url = new_url()
+            yield
 
     def make_catalog(self, tmp_path: Path) -> Catalog:
         blobs, catalog, _ = open_fleet(parse(self.url), patience=10)

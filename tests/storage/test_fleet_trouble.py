@@ -15,10 +15,11 @@ import psycopg
 import pytest
 
 import coatcheck
-from coatcheck import Session, Store
+import coatcheck.storage.postgres
+from coatcheck import Session, Store, storage
 from coatcheck.errors import InvalidArgument, StoreUnavailable
 from coatcheck.storage.fleet import Place, open_fleet, parse
-from coatcheck.testing.entries import entry
+from coatcheck.testing.catalog_suite import entry
 from tests.backends import LARGE, Fleet
 from tests.servers import SECRET, postgres, seaweedfs, wait_for_s3
 
@@ -117,6 +118,14 @@ def test_a_busy_object_store_is_retried(troubled: Store, between: Between) -> No
     assert sum(between.seen[f"{method} busy"] for method in ("PUT", "GET")) == 3
 
 
+@pytest.fixture
+def patient_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patience for the database alone, which answers, though perhaps slowly."""
+    real = storage.postgres.Connections
+    monkeypatch.setattr(storage.postgres, "Connections", lambda *args, **named: real(*args, **named | {"patience": 30}))
+
+
+@pytest.mark.usefixtures("patient_database")
 def test_an_unreachable_object_store_is_a_retryable_error(fleet: Fleet) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         url = fleet.new_url().replace(fleet.s3.url, f"http://127.0.0.1:{nobody.getsockname()[1]}")
@@ -130,9 +139,10 @@ def test_an_unreachable_object_store_is_a_retryable_error(fleet: Fleet) -> None:
         assert outcome.failure, "an agent goes on"
 
 
-def test_upkeep_without_the_object_store_removes_and_changes_nothing() -> None:
-    with postgres() as database, seaweedfs() as s3:
-        url = Fleet(s3, database).new_url()
+@pytest.mark.usefixtures("patient_database")
+def test_upkeep_without_the_object_store_removes_and_changes_nothing(fleet: Fleet) -> None:
+    with seaweedfs() as s3:
+        url = fleet.new_url().replace(fleet.s3.url, s3.url)
         blobs, catalog, passages = open_fleet(parse(url), patience=0.5)
         with Store(blobs, catalog, passages, url="fleet", session_type=Session) as store:
             session = store.session("s", ttl=None)
@@ -169,7 +179,8 @@ def test_an_unreachable_database_is_a_retryable_error(fleet: Fleet) -> None:
 def test_a_database_that_hangs_is_given_up_in_time(fleet: Fleet) -> None:
     with postgres() as database:
         url = fleet.new_url().replace(fleet.database.url, database.url)
-        blobs, catalog, passages = open_fleet(parse(url), patience=1.0)
+        coatcheck.open(url).close()  # creates the schema, which may take longer than the patience below
+        blobs, catalog, passages = open_fleet(parse(url), patience=3)
         with Store(blobs, catalog, passages, url="fleet", session_type=Session) as store:
             store.session("s").put("x", name="small")
             store.session("s").put("x" * LARGE, name="large")

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Catalog
-from coatcheck.storage.memory import MemoryBlobs, MemoryCatalog
+from coatcheck.storage.memory import MemoryBlobs
+from coatcheck.storage.sqlite_catalog import MemoryCatalog
 from coatcheck.testing import BlobStoreSuite, CatalogSuite
 
 

@@ -76,7 +76,7 @@ def test_a_subclass_may_be_marked_as_slow(suite: type) -> None:
 def test_every_method_of_the_protocol_is_called_by_the_suite(suite: type, protocol: type) -> None:
     tests = [getattr(suite, name) for name in dir(suite) if name.startswith("test_")]
     called = {"close"}.union(*(_names(test.__code__) for test in tests))  # called by the fixtures
-    methods = {name for name in vars(protocol) if not name.startswith("_") and callable(vars(protocol)[name])}
+    methods = {name for name in dir(protocol) if not name.startswith("_") and callable(getattr(protocol, name))}
     assert methods <= called
 
 

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from coatcheck.storage import watch
-from coatcheck.storage.watch import Watch
+from coatcheck.storage import retry
+from coatcheck.storage.retry import Watch
 
 
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, socket.socket]]:
-    monkeypatch.setattr(watch, "_LOOK", 0.01)
-    monkeypatch.setattr(watch, "_IDLE", 0.05)
+    monkeypatch.setattr(retry, "_LOOK", 0.01)
+    monkeypatch.setattr(retry, "_IDLE", 0.05)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(20)  # the test fails with this timeout if nothing ends the call

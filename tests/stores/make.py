@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import coatcheck
-from coatcheck.storage.schema import STEPS
+from coatcheck.storage.sqlite import STEPS
 
 SMALL = "small text, with é and 你好\n"
 ROWS = {"rows": [{"id": 1}, {"id": 2, "name": None}]}

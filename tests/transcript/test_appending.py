@@ -92,7 +92,7 @@ def test_a_planted_link_where_a_torn_line_would_go_is_not_followed(tmp_path: Pat
     assert path.read_bytes() == b'{"a":1}\n{"b"'
 
 
-def test_a_folder_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable):
         Appender(tmp_path / "none" / "t.jsonl", Disk()).append(b"{}\n")
     with pytest.raises(InvalidArgument):

@@ -80,7 +80,7 @@ def test_undo_and_forget(file: Path) -> None:
     assert "art:" in missing.stderr
 
 
-def test_what_is_missing_is_told_on_stderr_and_by_the_exit_code(file: Path) -> None:
+def test_what_is_missing_is_reported_on_stderr_and_by_the_exit_code(file: Path) -> None:
     answer("transcript", "externalize", "--write", str(file))
     answer("transcript", "forget", "--force", str(file))
     done = run("transcript", "rehydrate", str(file))

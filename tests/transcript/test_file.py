@@ -88,7 +88,7 @@ def test_payloads_leave_wherever_they_hide(session: Session, path: Path) -> None
         assert list(transcript.messages(mode="whole")) == [message]
 
 
-def test_a_stub_that_the_agent_made_stays_and_is_no_second_artifact(session: Session, path: Path) -> None:
+def test_a_stub_that_the_agent_made_stays_and_is_not_a_second_artifact(session: Session, path: Path) -> None:
     outcome = session.externalize(LARGE, tool="run_tests", policy=Policy(preview_chars=77))
     assert outcome.ref is not None
     with Transcript(path, session) as transcript:
@@ -103,7 +103,7 @@ def test_a_stub_that_the_agent_made_stays_and_is_no_second_artifact(session: Ses
 
 
 @pytest.mark.parametrize("value", [{"rows": samples.ROWS}, bytes(range(256)) * 100], ids=["json", "bytes"])
-def test_a_stub_of_what_is_no_text_comes_back_as_a_model_would_have_had_it(
+def test_a_stub_of_what_is_not_text_comes_back_as_a_model_would_have_had_it(
     session: Session, path: Path, value: Any
 ) -> None:
     outcome = session.externalize(value)
@@ -140,7 +140,7 @@ def test_messages_that_are_given_as_lines_keep_their_bytes(session: Session, pat
     "message",
     [None, 7, [1], "text", b"{", '{"a":\n1}', b"\xff\xfe", {"role": ("user",)}, {"content": float("nan")}, {1: 2}],
 )
-def test_what_is_no_message_is_refused_and_nothing_is_written(session: Session, path: Path, message: Any) -> None:
+def test_what_is_not_a_message_is_refused_and_nothing_is_written(session: Session, path: Path, message: Any) -> None:
     with Transcript(path, session) as transcript, pytest.raises((InvalidArgument, UnsupportedValue)):
         transcript.extend([{"role": "user", "content": "fine"}, message])
     assert not path.exists()
@@ -163,7 +163,7 @@ def test_files_are_for_the_owner_alone_and_links_are_not_followed(session: Sessi
     assert target.read_bytes() == b"{}\n"
 
 
-def test_a_transcript_that_is_not_there_is_said_so(session: Session, path: Path) -> None:
+def test_a_transcript_that_is_not_there_is_reported(session: Session, path: Path) -> None:
     with pytest.raises(NotFound):
         Transcript(path, session, read_only=True)
     with Transcript(path, session) as transcript:
@@ -219,7 +219,9 @@ def test_a_whole_last_line_that_only_lacks_its_end_stays(session: Session, path:
     ['{\n "messages": [\n  {"role": "user"}\n ]\n}', '[\n{"role":"user","content":"a"},\n{"role":"user"}\n]',
      "a text\nof lines", '{\n "messages": [\n  {', "# notes\n{unfinished"],
 )  # fmt: skip
-def test_nothing_is_moved_out_of_a_file_that_is_no_transcript_of_lines(session: Session, path: Path, text: str) -> None:
+def test_nothing_is_moved_out_of_a_file_that_is_not_a_transcript_of_lines(
+    session: Session, path: Path, text: str
+) -> None:
     path.write_text(text)
     Transcript(path, session).close()
     assert path.read_text() == text
@@ -241,7 +243,7 @@ def test_a_reader_moves_nothing_and_tells_of_a_torn_line(session: Session, path:
     assert b"".join(line.data for line in transcript.lines(mode="whole")) == data == path.read_bytes()
 
 
-def test_broken_lines_in_the_middle_pass_as_they_are_and_are_told(session: Session, path: Path) -> None:
+def test_broken_lines_in_the_middle_pass_as_they_are_and_are_reported(session: Session, path: Path) -> None:
     lines = [
         b'{"role":"user","content":"a"}',
         b"not json",
@@ -277,7 +279,7 @@ def test_a_missing_or_damaged_artifact_is_a_placeholder_and_a_report(session: Se
         )
 
 
-def test_what_the_transcripts_own_session_lost_is_had_from_the_agents(session: Session, path: Path) -> None:
+def test_what_the_transcripts_own_session_lost_is_read_from_the_agents(session: Session, path: Path) -> None:
     with Transcript(path, session) as transcript:
         done = transcript.append(result())
         session.store.session(done.refs[0].session).end()
@@ -450,7 +452,7 @@ def test_an_appended_transcript_is_verified_and_made_whole_like_any_other(sessio
     assert path.read_bytes() == expected
 
 
-def test_forgetting_an_appended_transcript_lets_go_of_what_it_held(session: Session, path: Path) -> None:
+def test_forgetting_an_appended_transcript_releases_its_artifacts(session: Session, path: Path) -> None:
     with Transcript(path, session) as transcript:
         done = transcript.append(result())
     session.end()
@@ -598,7 +600,7 @@ MESSAGES = st.fixed_dictionaries(
 
 
 def test_whatever_is_appended_comes_back(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> None:
-    @backend.examples(60)
+    @backend.examples()
     @given(st.lists(MESSAGES, max_size=6), st.integers(0, 6))
     def check(messages: list[dict[str, Any]], cut: int) -> None:
         check_appended(backend.new_session(), tmp_path_factory.mktemp("any") / "session.jsonl", messages, cut)

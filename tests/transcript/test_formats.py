@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coatcheck.messages.formats import FORMATS, detect
-from coatcheck.messages.message import text_of
+from coatcheck.errors import InvalidArgument
+from coatcheck.messages import FORMATS, detect, dialect, for_provider
+from coatcheck.messages.formats import attachments, is_replaceable, text_of
 from coatcheck.messages.paths import at, replaced
 from tests.transcript.samples import CODE, IMAGE, LARGE, ROWS, SAMPLES
 
@@ -51,7 +53,7 @@ PAYLOADS = {
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_format_is_told_by_content(name: str) -> None:
+def test_a_format_is_detected_by_content(name: str) -> None:
     assert detect(SAMPLES[name]) is FORMATS[name]
     assert detect([SAMPLES[name]]) is FORMATS[name]
     assert detect([{"messages": SAMPLES[name], "model": "m"}]) is FORMATS[name]
@@ -180,8 +182,14 @@ def test_no_format_fails_on_any_json(value: Any) -> None:
             known.calls(message)
             for result in known.results(message):
                 text_of(at(message, result.content_path))
+                is_replaceable(message, result)
                 known.with_content(message, result, "x")
+            list(attachments(message))
         known.for_model([value, value])
+    for provider in ("anthropic", "openai", "openai-responses"):
+        with suppress(InvalidArgument):  # lines of Claude Code for OpenAI
+            for_provider([value, value], provider)
+        list(dialect(provider).mended([value, value] if isinstance(value, dict) else []))
     assert json.dumps(value) == before
 
 

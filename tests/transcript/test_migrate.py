@@ -187,7 +187,7 @@ def test_lines_that_went_to_the_old_file_come_over(file: Path, session: Session)
     assert file.read_bytes() == before + result("late") + result("later")
 
 
-def test_what_the_store_lacks_is_told_and_has_a_placeholder(file: Path, session: Session) -> None:
+def test_what_the_store_lacks_is_reported_and_has_a_placeholder(file: Path, session: Session) -> None:
     before = file.read_bytes()
     transcript.externalize(file, session)
     store = session.store
@@ -308,7 +308,7 @@ def test_a_file_with_a_second_name_keeps_it(file: Path, session: Session) -> Non
     assert file.read_bytes() == before
 
 
-def test_what_is_no_transcript_stays(tmp_path: Path, session: Session) -> None:
+def test_what_is_not_a_transcript_stays(tmp_path: Path, session: Session) -> None:
     for name, data in (("a.json", b'{"a": 1}'), ("b.jsonl", b""), ("c.json", b"[1,2"), ("d.jsonl", b"\x00" * 9_000)):
         (tmp_path / name).write_bytes(data)
         assert only(transcript.externalize(tmp_path / name, session)).status == "no transcript"
@@ -404,7 +404,7 @@ def test_every_shared_transcript_comes_back(corpus: Path, tmp_path: Path, sessio
 
 
 @pytest.mark.parametrize("depth", [490, 600, 900, *range(940, 1_000, 4), 100_000])
-def test_a_line_that_is_nested_too_deep_passes_unchanged_and_the_rest_goes_on(
+def test_a_line_that_is_nested_too_deep_passes_unchanged_and_the_rest_continues(
     depth: int, tmp_path: Path, session: Session
 ) -> None:
     good = json.dumps({"role": "tool", "tool_call_id": "c1", "content": LARGE}) + "\n"

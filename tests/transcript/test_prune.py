@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import coatcheck
@@ -95,6 +95,17 @@ def test_errors_stay(session: coatcheck.Session) -> None:
     assert 3 not in [one.message for one in done.replaced]
 
 
+def test_errors_that_have_to_be_folded_are_reported(session: coatcheck.Session) -> None:
+    messages = chat(40)
+    for message in messages[3:60:2]:
+        message["status"] = "error"
+    done = prune(messages, max_tokens=6_000, session=session)
+    left = sum(one.get("status") == "error" for one in done.messages)
+    assert left < 29
+    assert done.steps[-1].endswith(f", {29 - left} of them errors or pinned artifacts, because nothing else was left")
+    assert "errors" not in str(prune(chat(40), max_tokens=2_000, session=session).steps)
+
+
 def test_pinned_artifacts_stay(session: coatcheck.Session) -> None:
     messages = chat(12)
     session.pin(session.put(messages[3]["content"]))
@@ -118,7 +129,7 @@ def test_a_stub_gives_its_pointer_to_its_placeholder(session: coatcheck.Session)
     assert len(done.messages[3]["content"]) < len(outcome.text)
 
 
-def test_what_only_looks_like_a_stub_is_no_pointer(session: coatcheck.Session) -> None:
+def test_what_only_looks_like_a_stub_is_not_a_pointer(session: coatcheck.Session) -> None:
     fake = '{"stub":"trust me","artifact":"art:0123456789ab"}' + " " * 300
     messages = chat(12)
     messages[3]["content"] = fake
@@ -355,7 +366,6 @@ def check_pruned(messages: list[Any], known: Any, budget: int, keep: int, sessio
 
 
 @given(conversations(max_turns=10), st.sampled_from(WRITTEN), st.integers(300, 3_000))
-@settings(max_examples=60)
 def test_a_growing_conversation_is_rewritten_only_after_the_room_was_used_up(
     turns_: list[Turn], form: str, budget: int
 ) -> None:
@@ -379,8 +389,7 @@ def test_a_growing_conversation_is_rewritten_only_after_the_room_was_used_up(
 
 
 @given(conversations(max_turns=20), st.sampled_from(WRITTEN))
-@settings(max_examples=60)
-def test_a_rewrite_is_told_and_what_is_stable_is_what_was_answered_before(turns_: list[Turn], form: str) -> None:
+def test_a_rewrite_is_reported_and_what_is_stable_is_what_was_answered_before(turns_: list[Turn], form: str) -> None:
     messages, known = written(turns_, form), FORMATS[form]
     begins = turns([side(one, known) for one in messages])
     try:

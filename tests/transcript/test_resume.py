@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from coatcheck import Policy, Session, Store, toolkit, transcript
+from coatcheck.context import recall
 from coatcheck.errors import Expired, NotFound
 from coatcheck.transcript import Transcript
 from tests.backends import TWINS, Backend, Clock
@@ -203,7 +205,7 @@ def test_a_session_that_ended_reads_nothing_until_its_transcript_is_externalized
     assert [store.session("agent").get(one) for one in found] == [LOG, LOG * 2]
 
 
-def test_a_session_with_another_name_goes_on_with_a_transcript(
+def test_a_session_with_another_name_continues_with_a_transcript(
     tmp_path: Path, store: Store, agent: Session, clock: Clock
 ) -> None:
     path = write(tmp_path / "session.jsonl", LOG)
@@ -295,6 +297,130 @@ def test_stubs_open_after_the_session_has_expired_though_nothing_else_leaves_the
     assert store.session("agent").get(pointer) == LOG
     transcript.forget(path, store)
     assert store.session("agent").get(pointer) is None
+
+
+def test_what_a_transcript_lends_is_listed_page_by_page_found_and_recalled(
+    tmp_path: Path, store: Store, agent: Session, clock: Clock
+) -> None:
+    texts = [f"result {number} mentions topic{number}\n" + LOG for number in range(5)]
+    path = write(tmp_path / "session.jsonl", *texts)
+    transcript.externalize(path, agent)
+    pass_time(store, clock)
+    session = store.session("agent")
+    kept, newest = session.put(texts[2]), session.put("something new")
+    listed = [ref.artifact_id for ref in session.artifacts()]
+    assert listed[:2] == [newest.artifact_id, kept.artifact_id]
+    assert sorted(listed) == sorted(ref.artifact_id for ref in session.list())
+    assert len(listed) == 6
+    for size in (1, 2, 3, 5):
+        walked: list[str] = []
+        while page := session.artifacts(after=walked[-1] if walked else None, limit=size):
+            walked += [ref.artifact_id for ref in page]
+        assert walked == listed
+    with pytest.raises(NotFound):
+        session.artifacts(after="0" * 64)
+    assert session.get(session.search("topic3")[0].ref) == texts[3]
+    assert "topic4" in toolkit(session)[1].run(query="topic4")
+    assert session.count() == 6
+    assert pointers(path)[4] in recall(session, "what about topic4?").text
+    pass_time(store, clock)
+    assert store.session("agent").count() == 5
+    assert len(store.session("agent").search("topic0")) == 1
+
+
+def test_a_search_finds_nothing_that_a_transcript_does_not_lend(tmp_path: Path, store: Store, agent: Session) -> None:
+    transcript.externalize(write(tmp_path / "one.jsonl", "quokka\n" + LOG), agent)
+    transcript.externalize(write(tmp_path / "two.jsonl", "wallaby\n" + LOG), store.session("other"))
+    assert len(agent.search("quokka")) == 1
+    assert agent.search("wallaby") == []
+    assert len(agent.artifacts()) == agent.count() == 1
+
+
+def pruned_messages(session: Session) -> tuple[list[dict[str, object]], list[str]]:
+    """A pruned conversation, and the pointers of its placeholders."""
+    messages: list[dict[str, object]] = [{"role": "user", "content": "Which requests were slow?"}]
+    for number in range(20):
+        call = {"id": f"c{number}", "type": "function", "function": {"name": "read_log", "arguments": "{}"}}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        page = f"page {number}\n" + "GET /login 200 31 ms\n" * 100
+        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": page})
+    pruned = transcript.prune(messages, max_tokens=9_000, session=session)
+    found = [one.pointer for one in pruned.replaced if one.pointer]
+    assert len(found) > 3
+    return pruned.messages, found
+
+
+@pytest.mark.parametrize("how", ["appended", "externalized", "externalized with a payload"])
+def test_placeholders_of_a_pruned_conversation_open_after_the_session_has_expired(
+    tmp_path: Path, store: Store, agent: Session, clock: Clock, how: str
+) -> None:
+    messages, found = pruned_messages(agent)
+    path = tmp_path / "session.jsonl"
+    if how == "appended":
+        with Transcript(path, agent) as log:
+            log.extend(messages)
+            assert list(log.messages()) == messages
+    else:
+        more = [{"role": "tool", "tool_call_id": "c99", "content": LOG}] if "payload" in how else []
+        path.write_text("".join(json.dumps(one) + "\n" for one in [*messages, *more]))
+        for _ in range(2):
+            transcript.externalize(path, agent)
+    pass_time(store, clock)
+    session = store.session("agent")
+    assert [one for one in found if session.get(one) is None] == []
+    session.end()
+    assert [one for one in found if session.get(one) is not None] == []
+    transcript.externalize(path, session)
+    assert [one for one in found if session.get(one) is None] == []
+    transcript.forget(path, store, force=True)
+    store.collect(grace=0)
+    assert store.stats().artifacts == 0
+
+
+@pytest.mark.parametrize("how", ["appended", "externalized"])
+def test_pointers_in_answers_of_our_tools_open_after_the_session_has_expired(
+    tmp_path: Path, store: Store, agent: Session, clock: Clock, how: str
+) -> None:
+    rows = agent.put([{"id": number, "text": "x" * 30} for number in range(3_000)])
+    get, _, keep = toolkit(agent)
+    derived = get.run(pointer=rows.pointer, query="$[*].text")
+    kept = keep.run(name="note", value="my finding " * 30)
+    answers = [derived, kept, f"As I said:\nart:{rows.artifact_id[:20]} has them."]
+    found = [one for text in answers for one in re.findall(r"art:[0-9a-f]{12,64}", text)]
+    assert len(set(found)) >= 4
+    path = tmp_path / "session.jsonl"
+    if how == "appended":
+        with Transcript(path, agent) as log:
+            for number, text in enumerate(answers):
+                log.append({"role": "tool", "tool_call_id": f"c{number}", "content": text})
+    else:
+        transcript.externalize(write(path, *answers), agent)
+    pass_time(store, clock)
+    assert [one for one in found if store.session("agent").get(one) is None] == []
+
+
+def test_a_pointer_that_the_session_cannot_open_is_not_held(
+    tmp_path: Path, store: Store, agent: Session, clock: Clock
+) -> None:
+    secret = store.session("other").put("secret " * 100).pointer
+    path = tmp_path / "session.jsonl"
+    line = {"role": "tool", "tool_call_id": "c1", "content": f"see {secret} and art:0123456789ab"}
+    with Transcript(path, agent) as log:
+        log.append(line)
+    transcript.externalize(path, agent)
+    assert json.loads(path.read_text()) == line
+    assert [one for one in store.sessions() if one.session_id.startswith("transcript:")] == []
+    assert agent.get(secret) is None
+
+
+def test_a_line_with_very_many_pointers_is_searched_within_a_bound(tmp_path: Path, agent: Session) -> None:
+    ref = agent.put("kept " * 100)
+    text = " ".join([ref.pointer, *(f"art:{number:012x}" for number in range(50_000))])
+    path = tmp_path / "session.jsonl"
+    with Transcript(path, agent, policy=Policy(enabled=False)) as log:
+        log.append({"role": "user", "content": text})
+        assert [one["content"] for one in log.messages()] == [text]
+    assert [one.pointer for one in agent.lent()] == [ref.pointer]
 
 
 def test_the_sessions_that_have_an_artifact_are_named_before_those_of_transcripts(

@@ -88,7 +88,7 @@ def test_pointers_that_lead_nowhere_are_not_in_the_index(session: Session) -> No
     assert (index.text, index.refs, index.unresolved) == ("", (), ("art:0123456789ab",))
 
 
-def test_a_store_that_fails_is_told(backend: Backend) -> None:
+def test_a_store_that_fails_is_reported(backend: Backend) -> None:
     index = safeguard([result(LARGE)], backend.open(quota_bytes=10).session("agent"))
     assert index.refs == ()
     assert len(index.failures) == 1
@@ -108,7 +108,7 @@ def test_a_summary_whose_pointers_resolve_is_fine(session: Session) -> None:
     assert check_summary("nothing named", session).ok
 
 
-def test_a_summary_that_lost_part_of_the_index_is_told_which(session: Session) -> None:
+def test_a_summary_that_lost_part_of_the_index_names_the_missing_part(session: Session) -> None:
     one, other = session.put("one"), session.put("other")
     index = safeguard([said(f"{one.pointer} {other.pointer}")], session)
     check = check_summary(f"only {one.pointer}", session, index=index)

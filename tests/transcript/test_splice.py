@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import coatcheck
 from coatcheck import Policy, Store
 from coatcheck.errors import NotFound
-from coatcheck.messages.formats import FORMATS
+from coatcheck.messages import FORMATS
 from coatcheck.messages.paths import REFS_KEY, at
 from coatcheck.transcript import scan
 from coatcheck.transcript.artifact_refs import ArtifactRef
@@ -304,7 +304,7 @@ def test_what_is_missing_has_a_placeholder_and_the_rest_is_exact(keeper: Keeper)
     assert CODE.replace("\n", "\\n").encode() in text
 
 
-def test_a_slim_line_that_a_host_wrote_anew_comes_back_as_the_same_values(keeper: Keeper) -> None:
+def test_a_slim_line_that_a_host_wrote_again_comes_back_as_the_same_values(keeper: Keeper) -> None:
     line = as_lines(SAMPLES["claude-code"][5:6])
     text = json.loads(slim(line, FORMATS["claude-code"], keeper).text)
     for anew in (
@@ -317,7 +317,7 @@ def test_a_slim_line_that_a_host_wrote_anew_comes_back_as_the_same_values(keeper
         assert back == json.loads(line)
 
 
-def test_a_ref_to_a_place_that_is_no_more_is_told(keeper: Keeper) -> None:
+def test_a_ref_to_a_place_that_is_gone_is_reported(keeper: Keeper) -> None:
     text = json.loads(slim(as_lines(SAMPLES["openai-chat"][3:4]), CHAT, keeper).text)
     del text["content"]
     with pytest.raises(coatcheck.errors.Damaged):
@@ -379,13 +379,13 @@ def test_a_list_is_opened_with_the_spans_of_its_objects(values: list[Any], write
 
 
 @pytest.mark.parametrize("text", ["[", "[{}", "[{},]", "[{} {}]", "[{}] x", "[{}]]", "{}x", "3", '"a"', ""])
-def test_what_is_no_object_and_no_list_of_them_is_not_opened(text: str) -> None:
+def test_what_is_neither_an_object_nor_a_list_of_them_is_not_opened(text: str) -> None:
     assert Opened.of(text.encode()) is None
 
 
 @given(st.text("ab", max_size=80), st.text("ab", min_size=1, max_size=70), st.integers(0, 20))
 @example("a" * 300 + "b", "a" * 70 + "b", 0)
-def test_a_token_is_found_where_it_stands(text: str, token: str, start: int) -> None:
+def test_a_token_is_found_where_it_is(text: str, token: str, start: int) -> None:
     assert _find(text, token, start) == text.find(token, start)
 
 

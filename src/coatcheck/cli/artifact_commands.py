@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Iterable
@@ -14,8 +15,9 @@ import click
 import coatcheck
 from coatcheck import CoatcheckError, Ref, Session, errors
 from coatcheck.cli import options, terminal
-from coatcheck.cli.options import command_line, naming_holders, open_existing, session_options
+from coatcheck.cli.options import command_line, naming_holders, open_existing, open_session, session_options
 from coatcheck.media import KINDS
+from coatcheck.refs import iso_time
 
 if TYPE_CHECKING:
     from coatcheck.reading import Page
@@ -28,6 +30,7 @@ _ARTIFACTS: Final = {
     "summary": "summary",
 }  # fmt: skip
 _SESSIONS: Final = {"used_bytes": "size", "used_at": "used", "expires_at": "expires", "session_id": "session"}
+_HIT: Final = ("pointer", "name", "lines", "passage", "read_on")
 _PAGE: Final = ("text", "shown", "pointer", "cursor", "derived", "matches", "matches_exact")
 
 
@@ -48,10 +51,7 @@ def put(file: Path, pin: bool, session_id: str, url: str | None, as_json: bool, 
         ref = session.put(sys.stdin.buffer if str(file) == terminal.STDIO else file, **described)
         if pin:
             ref = session.pin(ref)
-    if as_json:
-        terminal.print_json(_record(ref))
-    else:
-        click.echo(ref.pointer)
+    click.echo(json.dumps(_record(ref)) if as_json else ref.pointer)
 
 
 @click.command()
@@ -65,11 +65,7 @@ def get(target: str, output: str, raw: bool, session_id: str, url: str | None) -
 
     TARGET is a pointer, an id or a name. With a fragment ('art:…#/items/0') it writes that part of a JSON artifact.
     Files and pipes get the exact bytes; on a terminal, control characters are escaped."""
-    with (
-        open_existing(url) as store,
-        naming_holders(store, target),
-        store.session(session_id).open(target) as content,
-    ):
+    with open_session(url, session_id, target) as session, session.open(target) as content:
         if output == terminal.STDIO and terminal.is_terminal() and not raw:
             terminal.print_content(content)
             return
@@ -99,8 +95,7 @@ def read(target: str, raw: bool, session_id: str, url: str | None, as_json: bool
 
     TARGET is a pointer, an id or a name. A line on stderr says which part the page shows. Without options it reads
     from the start. Exits with 1 if --grep matches nothing."""
-    with open_existing(url) as store, naming_holders(store, target):
-        session = store.session(session_id)
+    with open_session(url, session_id, target) as session:
         page = session.read(target, **request)
         if as_json:
             terminal.print_json({name: getattr(page, name) for name in _PAGE})
@@ -130,10 +125,7 @@ def search(words: tuple[str, ...], limit: int, session_id: str, url: str | None,
         for number, hit in enumerate(hits):
             terminal.print_pieces(_hit_pieces(hit, text, first=number == 0))
     else:
-        keys = ("pointer", "name", "lines", "passage", "read_on")
-        terminal.print_records(
-            [_hit_record(hit, as_json) for hit in hits], dict.fromkeys(keys, ""), as_json=as_json, shrink=()
-        )
+        terminal.print_records([_hit_record(hit, as_json) for hit in hits], _HIT, as_json=as_json)
     if not hits and not as_json:
         terminal.print_note("no artifact matches these words")
 
@@ -170,21 +162,21 @@ def show(target: str, session_id: str, url: str | None, as_json: bool) -> None:
     """Show the record and a preview of an artifact.
 
     TARGET is a pointer, an id or a name. It also shows how much of the artifact was read."""
-    with open_existing(url) as store, naming_holders(store, target):
-        session = store.session(session_id)
+    with open_session(url, session_id, target) as session:
         ref = session.ref(target)
         if ref is None:
             raise _not_held(session, target)
         record, coverage = _record(ref), _coverage(session, ref)
         preview = None
         try:
-            preview = session.preview(ref)
+            found = session.preview(ref)
+            preview = {"text": found.text, "shown": found.shown}
         except CoatcheckError as error:  # the record of damaged content is still useful
             terminal.print_error(str(error))
-    text, shown = (preview.text, preview.shown) if preview else (None, None)
     if as_json:
-        terminal.print_json(record | {"coverage": coverage, "preview": preview and {"text": text, "shown": shown}})
+        terminal.print_json(record | {"coverage": coverage, "preview": preview})
         return
+    text, shown = preview.values() if preview else (None, None)
     record |= {"seen": _share(coverage), "preview_shown": shown}
     terminal.print_details(record if terminal.is_terminal() else record | {"preview": text})
     if text and terminal.is_terminal():
@@ -228,7 +220,7 @@ def _record(ref: Ref) -> dict[str, Any]:
         "name": ref.name,
         "session_id": ref.session_id,
         **ref.to_record(),
-        "expires_at": terminal.iso_time(ref.expires),
+        "expires_at": iso_time(ref.expires),
         "pinned": ref.pinned,
         "tool": ref.tool,
         "call_id": ref.call_id,
@@ -242,9 +234,9 @@ def _session_record(info: SessionInfo) -> dict[str, Any]:
         "session_id": info.session_id,
         "parent": info.parent,
         "used_bytes": info.used_bytes,
-        "created_at": terminal.iso_time(info.created),
-        "used_at": terminal.iso_time(info.used),
-        "expires_at": terminal.iso_time(info.expires(info.used)),
+        "created_at": iso_time(info.created),
+        "used_at": iso_time(info.used),
+        "expires_at": iso_time(info.expires(info.used)),
         "ttl": info.ttl,
         "quota_bytes": info.quota,
     }
@@ -283,9 +275,7 @@ def _position(page: Page) -> str:
     """Which part a page shows, and how to continue."""
     if page.cursor is not None:
         return f"{page.shown}; to read on, add --cursor {page.cursor}"
-    if page.derived is not None:
-        return f"{page.shown}; to read on: {command_line('read', page.derived)}"
-    return page.shown
+    return page.shown + (f"; to read on: {command_line('read', page.derived)}" if page.derived is not None else "")
 
 
 def _highlighted(session: Session, page: Page, text: str, request: dict[str, Any]) -> Iterable[terminal.Piece] | None:
@@ -294,22 +284,17 @@ def _highlighted(session: Session, page: Page, text: str, request: dict[str, Any
     from coatcheck.reading.json_content import essence, is_json, is_jsonl
 
     if page.matches is not None:
-        if request["grep"] is None or request["invert"]:
-            return terminal.grep_lines(text, None)
-        return terminal.grep_lines(
-            text, Pattern(request["grep"], ignore_case=request["ignore_case"], literal=request["literal"])
-        )
-    if request["diff"] is not None:
-        return terminal.diff_lines(text)
+        pattern = None
+        if request["grep"] is not None and not request["invert"]:
+            pattern = Pattern(request["grep"], ignore_case=request["ignore_case"], literal=request["literal"])
+        return terminal.grep_lines(text, pattern)
     query, pointer = (request["query"] or "").lstrip(), page.derived or page.pointer
-    if query.startswith("$") or "#" in pointer:
-        return terminal.json_tokens(text)
-    ref = None if query and not page.derived else session.ref(pointer)
-    if ref is None:
-        return None
-    if is_json(ref.media_type) or is_jsonl(ref.media_type):
-        return terminal.json_tokens(text)
-    return terminal.diff_lines(text) if essence(ref.media_type) == "text/x-diff" else None
+    ref = None if "#" in pointer or (query and not page.derived) else session.ref(pointer)
+    media_type = ref.media_type if ref else ""
+    if request["diff"] is not None or essence(media_type) == "text/x-diff":
+        return terminal.diff_lines(text)
+    is_data = query.startswith("$") or "#" in pointer or is_json(media_type) or is_jsonl(media_type)
+    return terminal.json_tokens(text) if is_data else None
 
 
 def _read_on(hit: Hit) -> str:

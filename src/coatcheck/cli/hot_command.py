@@ -12,9 +12,10 @@ from coatcheck.cli import terminal
 from coatcheck.cli.options import open_existing, store_options, usage_error
 from coatcheck.ids import clip
 from coatcheck.redaction import mask
+from coatcheck.refs import iso_time
 
 if TYPE_CHECKING:
-    from coatcheck.context import Change, Snapshot
+    from coatcheck.context import Snapshot
     from coatcheck.storage import Record
 
 _SERIES: Final = "hot"
@@ -43,7 +44,8 @@ def hot(
     with open_existing(url) as store:
         session = store.session(session_id)
         if history:
-            _print_history(session, limit, as_json)
+            rows = list(_history(session, limit))
+            terminal.print_records(rows, _COLUMNS, as_json=as_json, shrink=("holder", "changed"))
         elif diff:
             _print_diff(session, numbers, as_json)
         else:
@@ -52,6 +54,7 @@ def hot(
 
 def _print_state(session: Session, numbers: tuple[int, ...], as_json: bool) -> None:
     from coatcheck.context import Budget, Snapshot
+    from coatcheck.context.hot_state import entry_line
 
     snapshot = Snapshot.of(_record(session, *numbers))
     try:
@@ -63,7 +66,9 @@ def _print_state(session: Session, numbers: tuple[int, ...], as_json: bool) -> N
         terminal.print_json(snapshot.to_record() | {"tokens": tokens, "steps": steps})
         return
     lines = [
-        (name, terminal.one_line(text)) for name, value in snapshot.state.shown().items() for text in _texts(value)
+        (name, terminal.one_line(entry_line(item) if isinstance(item, dict) else str(item)))
+        for name, value in snapshot.state.shown().items()
+        for item in (value if isinstance(value, list) else [value])
     ]
     if terminal.is_terminal():
         terminal.print_pieces(_state_pieces(snapshot, lines))
@@ -73,11 +78,15 @@ def _print_state(session: Session, numbers: tuple[int, ...], as_json: bool) -> N
     terminal.print_note(f"in a prompt: {tokens} tokens{' after ' + text if text else ''}" if tokens else text)
 
 
-def _print_history(session: Session, limit: int, as_json: bool) -> None:
-    rows = list(_history(session, limit))
-    if not rows:
-        raise _no_state(session)
-    terminal.print_records(rows, _COLUMNS, as_json=as_json, shrink=("holder", "changed"))
+def _state_pieces(snapshot: Snapshot, lines: list[tuple[str, str]]) -> Iterator[terminal.Piece]:
+    holder = terminal.one_line(mask(snapshot.holder))
+    yield f"state {snapshot.number}", terminal.BOLD
+    yield f", written {snapshot.written_at:%Y-%m-%d %H:%M:%S}Z by {holder}\n", terminal.FAINT
+    last = ""
+    for name, text in lines:
+        yield ("" if name == last else name).ljust(_WIDTH), terminal.FAINT
+        yield text + "\n", terminal.PLAIN
+        last = name
 
 
 def _print_diff(session: Session, numbers: tuple[int, ...], as_json: bool) -> None:
@@ -89,11 +98,13 @@ def _print_diff(session: Session, numbers: tuple[int, ...], as_json: bool) -> No
     if as_json:
         terminal.print_json({"from": older.seq, "to": newer.seq, "changes": [one.to_record() for one in changes]})
         return
-    if terminal.is_terminal():
-        terminal.print_pieces(_diff_pieces(changes))
-    else:
-        for text, _ in _diff_pieces(changes):
-            click.echo(text, nl=False)
+    pieces = [
+        (f"{sign} {change.field}: {terminal.one_line(text)}\n", style)
+        for change in changes
+        for sign, style, texts in (("-", terminal.REMOVED, change.removed), ("+", terminal.ADDED, change.added))
+        for text in texts
+    ]
+    terminal.print_text("".join(text for text, _ in pieces), pieces)
     count = f"{len(changes)} fields changed" if changes else "no difference"
     terminal.print_note(f"from state {older.seq} to {newer.seq}: {count}")
 
@@ -103,9 +114,11 @@ def _history(session: Session, limit: int) -> Iterator[dict[str, Any]]:
     from coatcheck.context import changes_between
 
     records = session.records(_SERIES, newest=True, limit=limit + 1)
+    if not records:
+        raise _no_state(session)
     snapshots = [_readable(record) for record in records]
     for record, snapshot, previous in zip(records[:limit], snapshots, [*snapshots[1:], None], strict=False):
-        row: dict[str, Any] = {"number": record.seq, "written_at": terminal.iso_time(record.at)}
+        row: dict[str, Any] = {"number": record.seq, "written_at": iso_time(record.at)}
         if snapshot is None:
             yield row | {"holder": None, "risk_level": None, "artifacts": None, "changed": ["cannot be read"]}
             continue
@@ -141,42 +154,14 @@ def _record(session: Session, number: int | None = None) -> Record:
 
 def _previous(session: Session, record: Record) -> Record:
     found = session.records(_SERIES, newest=True, limit=1, before=record.seq)
-    if not found:
-        raise errors.NotFound(
-            f"hot state {record.seq} is the first one", hint="there is no earlier state to compare it with"
-        )
-    return found[0]
+    if found:
+        return found[0]
+    raise errors.NotFound(
+        f"hot state {record.seq} is the first one", hint="there is no earlier state to compare it with"
+    )
 
 
 def _no_state(session: Session) -> errors.NotFound:
     return errors.NotFound(
         f"session {clip(session.session_id)} has no hot state", hint="'coatcheck ls --sessions' lists sessions"
     )
-
-
-def _texts(value: Any) -> list[str]:
-    from coatcheck.context.hot_state import entry_line
-
-    if isinstance(value, list):
-        return [entry_line(item) if isinstance(item, dict) else item for item in value]
-    return [str(value)]
-
-
-def _state_pieces(snapshot: Snapshot, lines: list[tuple[str, str]]) -> Iterator[terminal.Piece]:
-    yield f"state {snapshot.number}", terminal.BOLD
-    yield (
-        f", written {snapshot.written_at:%Y-%m-%d %H:%M:%S}Z by {terminal.one_line(mask(snapshot.holder))}\n",
-        terminal.FAINT,
-    )
-    last = ""
-    for name, text in lines:
-        yield ("" if name == last else name).ljust(_WIDTH), terminal.FAINT
-        yield text + "\n", terminal.PLAIN
-        last = name
-
-
-def _diff_pieces(changes: tuple[Change, ...]) -> Iterator[terminal.Piece]:
-    for change in changes:
-        for sign, style, texts in (("-", terminal.REMOVED, change.removed), ("+", terminal.ADDED, change.added)):
-            for text in texts:
-                yield f"{sign} {change.field}: {terminal.one_line(text)}\n", style

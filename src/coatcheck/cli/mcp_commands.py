@@ -39,16 +39,14 @@ _POSITIVE: Final = click.IntRange(min=1)
 _SECONDS: Final = click.FloatRange(min=0, min_open=True)
 _TTL: Final = "How long artifacts are kept after the session's last use."
 
-session_option = click.option(
-    "--session",
-    "session_id",
-    envvar="COATCHECK_SESSION",
-    show_envvar=True,
-    metavar="ID",
-    callback=expand_folder,
-    help="Session, shared by every process that uses this id and kept for the next run; {folder} is replaced by the "
-    "working folder. Default: a new session per client.",
+_SESSION: Final = (
+    "Session, shared by every process that uses this id and kept for the next run; {folder} is replaced by the "
+    "working folder. Default: a new session per client."
 )
+session_option = click.option(
+    "--session", "session_id", envvar="COATCHECK_SESSION", show_envvar=True, metavar="ID", callback=expand_folder,
+    help=_SESSION,
+)  # fmt: skip
 ttl_option = click.option("--ttl", type=_SECONDS, metavar="SECONDS", default=_DAY, show_default=True, help=_TTL)
 
 
@@ -75,7 +73,7 @@ def mcp(
     except ImportError as error:
         raise errors.MissingExtra("mcp") from error
     with ending(), coatcheck.open(url) as store:
-        name = session_id or _new_session()
+        name = session_id or f"mcp-{secrets.token_hex(8)}"
         sessions = Sessions(store, name, named=session_id is not None, ttl=ttl)
         try:
             if http:
@@ -140,12 +138,13 @@ def proxy(
         raise usage_error("--no-tools needs --session: another server must offer the tools for it")
     from coatcheck.externalize import configured
     from coatcheck.lanes import leave
-    from coatcheck.mcp.proxy import ProxySettings, run
+    from coatcheck.mcp.proxy import run
+    from coatcheck.mcp.proxy_rewrites import ProxySettings
     from coatcheck.mcp.savings import Counts, save_counts
 
-    upstream, name = _upstream(command, address, header, config, max_message * _MIB, timeout)
+    upstream, name = _upstream(command, address, header, config or Path(), max_message * _MIB, timeout)
     counts = Counts()
-    session_id = session_id or _new_session()
+    session_id = session_id or f"mcp-{secrets.token_hex(8)}"
     with coatcheck.open(url) as store:
         policy = configured(store.settings)
         if max_tokens is not None:
@@ -237,42 +236,33 @@ def install(
 
 
 def _upstream(
-    command: tuple[str, ...],
-    address: str | None,
-    header: tuple[str, ...],
-    config: Path | None,
-    max_message: int,
-    timeout: float,
+    command: tuple[str, ...], address: str | None, header: tuple[str, ...], config: Path, size: int, timeout: float
 ) -> tuple[Upstream, str]:
-    """The server behind the proxy, and a name for it."""
-    from coatcheck.mcp.process import ProcessServer
-    from coatcheck.mcp.server_config import configured_servers, headers_from_environment, remote_server
-    from coatcheck.mcp.server_config import parse_header as parsed
+    """The server behind the proxy, and a name for it. No message may be larger than `size`."""
+    from coatcheck.mcp.upstreams import ProcessServer, configured_servers, remote_headers, remote_server
 
     if command:
-        return ProcessServer(command, max_message=max_message), _command_name(command)
+        return ProcessServer(command, max_message=size), _command_name(command)
     if address:
-        headers = dict(map(parsed, (*headers_from_environment(), *header)))
-        return remote_server(address, headers, max_message), urlsplit(address).hostname or "?"
-    assert config is not None
+        return remote_server(address, remote_headers(header), size), urlsplit(address).hostname or "?"
     from coatcheck.mcp.merged_server import PATIENCE, MergedServer
 
-    found = configured_servers(_read_config(config), max_message=max_message)
+    found = configured_servers(_read_config(config), max_message=size)
     return MergedServer(found, patience=min(PATIENCE, timeout / 2 or PATIENCE)), ", ".join(found)
 
 
 def _read_config(file: Path) -> object:
     """Parse a file in the format of MCP clients, which may have comments and trailing commas."""
-    from coatcheck.install import jsonc, plan
+    from coatcheck.install import config_text, plan
 
     data = plan.read_file(file)
     if data is None:
         raise errors.InvalidArgument(f"file not found: {str(file)!r}", hint="--config FILE")
     try:
-        found = jsonc.parse(plan.decode(data)[1])
+        root = config_text.JsonText(plan.decode(data).removeprefix("\ufeff")).root
     except errors.InvalidArgument as error:
         raise errors.InvalidArgument(f"cannot read {str(file)!r}: {error.message}", hint=error.hint) from error
-    return found.value if found is not None else None
+    return root.value if root is not None else None
 
 
 def _command_name(command: tuple[str, ...]) -> str:
@@ -281,10 +271,6 @@ def _command_name(command: tuple[str, ...]) -> str:
     name = Path(command[0]).name
     what = next((one for one in command[1:] if not one.startswith("-")), None)
     return f"{name} {what}" if what and _RUNNERS.match(name) else name
-
-
-def _new_session() -> str:
-    return f"mcp-{secrets.token_hex(8)}"
 
 
 def _print_counts(counts: Counts, by_tool: bool, as_json: bool) -> None:
@@ -302,8 +288,7 @@ def _print_runs(url: str | None, as_json: bool) -> int:
     from coatcheck.mcp.savings import saved_counts
 
     with open_existing(url) as store:
-        runs = saved_counts(store)
-    print_records(runs, _RUN, as_json=as_json, shrink=("server", "session"))
+        print_records(saved_counts(store), _RUN, as_json=as_json, shrink=("server", "session"))
     return 0
 
 

@@ -1,33 +1,104 @@
-"""The command metrics: figures of model calls as a table, sparklines, JSON, an HTML page and baselines."""
+"""The command metrics: figures of model calls as a table, sparklines, JSON, an HTML page with plots, and baselines.
+
+The page is self-contained: no scripts, and nothing is loaded. All text that is not ours is escaped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from coatcheck.cli.metrics_page import COLUMNS, figure, new_warnings, page, sparkline, totals
+from coatcheck.cli import terminal
 from coatcheck.cli.options import open_existing, store_options
-from coatcheck.cli.terminal import is_terminal, one_line, print_error, print_json, print_note, print_table, writing
 from coatcheck.config import load
 from coatcheck.errors import InvalidArgument
+from coatcheck.refs import iso_time
 
 if TYPE_CHECKING:
     from coatcheck.context.metrics import PromptMetrics
 
 HAS_RISEN: Final = 1
+MAX_SESSIONS: Final = 50
+MAX_ROWS: Final = 500
+MAX_WARNINGS: Final = 20
+_MAX_NOTES: Final = 10
+_MAX_POINTS: Final = 400
+_FEW_POINTS: Final = 40
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
+_WIDTH, _HEIGHT = 560, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 28
+
+COLUMNS: Final[Mapping[str, str]] = {
+    "turn": "turn", "at": "time", "est_tokens": "prompt", "tokens_without": "without", "tokens_saved": "saved",
+    "tokens_stubs": "stubs", "tokens_read_back": "read back", "tokens_schemas": "schemas",
+    "tokens_rewritten": "rewritten", "tokens_net": "net", "cost": "cost", "cost_without": "cost without",
+    "input_tokens": "counted in", "output_tokens": "counted out", "hs_tokens": "hot state", "artifacts": "index",
+    "budget": "budget", "warnings": "warnings",
+}  # fmt: skip
+"""The figures of a call, with their headings."""
+
 _SHORT: Final = {
     "turn": "turn", "est_tokens": "prompt", "tokens_without": "without", "tokens_saved": "saved",
     "tokens_read_back": "read", "tokens_net": "net", "hs_tokens": "hot", "artifacts": "index", "budget": "budget",
+    "warnings": "warn",
 }  # fmt: skip
 _SPARKLINES: Final = {
     "prompt": "est_tokens", "without": "tokens_without", "saved": "tokens_saved", "read back": "tokens_read_back",
     "net": "tokens_net",
 }  # fmt: skip
-_MAX_WARNINGS: Final = 10
+_SUMS: Final = (
+    "est_tokens", "tokens_without", "tokens_saved", "tokens_read_back", "tokens_net", "cost", "cost_without",
+)  # fmt: skip
+_TILES: Final = {
+    "calls": "model calls", "est_tokens": "tokens sent", "tokens_without": "tokens without stubs",
+    "tokens_net": "net saving", "percent": "of the cost without stubs", "warnings": "warnings",
+}  # fmt: skip
+_PLOTS: Final[tuple[tuple[str, Mapping[str, str], dict[str, Any]], ...]] = (
+    ("Tokens of each prompt, with Coatcheck and without", {"with": "est_tokens", "without": "tokens_without"}, {}),
+    ("Tokens saved in each prompt, gross and net", {"saved": "tokens_saved", "net": "tokens_net"}, {"colour": 2}),
+    ("What the saving costs: tokens read back and the rest",
+     {"read back": "tokens_read_back", "stubs": "tokens_stubs", "schemas": "tokens_schemas",
+      "rewritten": "tokens_rewritten"}, {"stacked": True}),
+)  # fmt: skip
+"""The plots of a session: title, labels and figures, options of `plot`."""
+_STYLE: Final = """
+:root{color-scheme:light dark;--bg:#fff;--fg:#1c1e21;--dim:#5f666e;--grid:#e3e6e9;--card:#f6f7f8;--bad:#b3261e;
+--c0:#2468b4;--c1:#c2571a;--c2:#2f7d4f;--c3:#7a4fa3;--c4:#8a6d00}
+@media(prefers-color-scheme:dark){:root{--bg:#16181b;--fg:#e6e8ea;--dim:#9aa2ab;--grid:#2e3338;--card:#1f2327;
+--bad:#ff8a80;--c0:#6cb0ff;--c1:#ff9d5c;--c2:#66c28c;--c3:#c19bea;--c4:#e0c04a}}
+body{margin:0 auto;max-width:1240px;padding:24px;background:var(--bg);color:var(--fg)}
+body{font:15px/1.45 system-ui,sans-serif}
+h1{font-size:22px}h2{font-size:18px;margin:32px 0 8px;overflow-wrap:anywhere}h3{font-size:14px;margin:0 0 4px}
+.dim{color:var(--dim)}.bad{color:var(--bad)}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:16px}
+figure{margin:0;padding:12px;background:var(--card);border-radius:8px}figcaption{font-size:13px;color:var(--dim)}
+.tiles{display:flex;flex-wrap:wrap;gap:8px 28px;margin:8px 0 16px}.tiles b{display:block;font-size:20px}
+svg.plot{width:100%;height:auto;display:block}.grid{stroke:var(--grid)}.tick{fill:var(--dim);font-size:11px}
+.limit{stroke:var(--bad);stroke-dasharray:5 4}.line{fill:none;stroke-width:2}
+.s0{--c:var(--c0)}.s1{--c:var(--c1)}.s2{--c:var(--c2)}.s3{--c:var(--c3)}.s4{--c:var(--c4)}
+.line{stroke:var(--c)}.dot,.bar{fill:var(--c)}
+.key{display:inline-block;width:10px;height:10px;background:var(--c);margin:0 4px 0 10px}
+.table{overflow-x:auto}table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}
+th,td{padding:3px 10px;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}
+summary{cursor:pointer;margin:12px 0}section>h3{margin-top:16px}
+"""
+_OVER: Final = ' class="bad"'
+_PAGE: Final = """\
+<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"/>\
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'"/>\
+<meta name="viewport" content="width=device-width, initial-scale=1"/>\
+<title>Coatcheck metrics</title><style>{style}</style></head><body><h1>Coatcheck metrics</h1>\
+<p class="dim">{sessions:,} sessions, {calls:,} model calls. Tokens are estimates.</p>{body}</body></html>
+"""
 
+Value = float | None
 Calls = dict[str, "list[PromptMetrics]"]
 """Model calls by session."""
 
@@ -42,15 +113,7 @@ Calls = dict[str, "list[PromptMetrics]"]
 @click.option("--baseline", metavar="FILE", help="Compare with a saved baseline; exits with 1 if a figure has risen.")
 @store_options
 def metrics(
-    sessions: tuple[str, ...],
-    last: int | None,
-    source: str | None,
-    html: str | None,
-    save_baseline: str | None,
-    label: str | None,
-    baseline: str | None,
-    url: str | None,
-    as_json: bool,
+    sessions: tuple[str, ...], last: int | None, source: str | None, url: str | None, as_json: bool, **out: str | None
 ) -> int:
     """Show the size of prompts, and what stubs saved.
 
@@ -61,23 +124,27 @@ def metrics(
     found = _read_file(source, sessions, last) if source else _read_store(url, sessions, last)
     every = [call for calls in found.values() for call in calls]
     if not every and not as_json:
-        print_note("no figures of model calls in this store" if source is None else f"no figures in {source}")
-    if save_baseline is not None:
-        saved = Baseline.of(label or load()["metrics.release"] or "unnamed", every)
-        with writing(save_baseline) as out:
-            out.write(saved.to_json().encode())
+        terminal.print_note("no figures of model calls in this store" if source is None else f"no figures in {source}")
+    html, saved, baseline = out["html"], out["save_baseline"], out["baseline"]
+    if saved is not None:
+        current = Baseline.of(out["label"] or load()["metrics.release"] or "unnamed", every)
+        _write(saved, current.to_json())
     if html is not None:
-        with writing(html) as out:
-            out.write(page(found).encode("utf-8", "backslashreplace"))
+        _write(html, page(found))
     if as_json:
         for call in every:
-            print_json(call.to_record())
-    elif html is None and save_baseline is None:
+            terminal.print_json(call.to_record())
+    elif html is None and saved is None:
         _print(found)
     rises = Baseline.read(baseline).rises(every, load()["metrics.warn_rise_percent"], {}) if baseline else []
     for one in rises:
-        print_error(one.message)
+        terminal.print_error(one.message)
     return HAS_RISEN if rises else 0
+
+
+def _write(path: str, text: str) -> None:
+    with terminal.writing(path) as out:
+        out.write(text.encode("utf-8", "backslashreplace"))
 
 
 def _read_store(url: str | None, wanted: Sequence[str], last: int | None) -> Calls:
@@ -105,32 +172,35 @@ def _read_file(path: str, wanted: Sequence[str], last: int | None) -> Calls:
             if not wanted or call.session in wanted:
                 found.setdefault(call.session, []).append(call)
     if invalid:
-        print_error(f"{invalid} lines of {path} are not figures of model calls")
+        terminal.print_error(f"{invalid} lines of {path} are not figures of model calls")
     if invalid and not found:
         raise InvalidArgument(f"{path} has no figures of model calls", hint="use the file set in metrics.file")
     return {name: calls[-last:] if last else calls for name, calls in sorted(found.items())}
 
 
 def _print(found: Calls) -> None:
-    if not is_terminal():
+    if not terminal.is_terminal():
         for session, calls in found.items():
             for call in calls:
-                click.echo("\t".join([one_line(session), *(figure(call, name).replace(",", "") for name in COLUMNS)]))
+                click.echo(
+                    "\t".join([terminal.one_line(session), *(figure(call, name).replace(",", "") for name in COLUMNS)])
+                )
         return
     for number, (session, calls) in enumerate(found.items()):
-        click.echo(("\n" if number else "") + click.style(one_line(session), bold=True) + f"  {_summary(calls)}")
+        click.echo(
+            ("\n" if number else "") + click.style(terminal.one_line(session), bold=True) + f"  {_summary(calls)}"
+        )
         for heading, name in _SPARKLINES.items():
             values = [getattr(call, name) for call in calls]
             known = [value for value in values if value is not None]
             if any(known):
                 click.echo(f"  {heading:<10}{sparkline(values)}  {known[0]:,} → {known[-1]:,}")
-        rows = ([*(figure(call, name) for name in _SHORT), str(len(call.warnings) or "-")] for call in calls)
-        print_table([*_SHORT.values(), "warn"], rows)
+        terminal.print_table(list(_SHORT.values()), ([figure(call, name) for name in _SHORT] for call in calls))
         warnings = new_warnings(calls)
-        if len(warnings) > _MAX_WARNINGS:
-            print_note(f"{len(warnings) - _MAX_WARNINGS} earlier warnings; use --json for all")
-        for line in warnings[-_MAX_WARNINGS:]:
-            print_note(line)
+        if len(warnings) > _MAX_NOTES:
+            terminal.print_note(f"{len(warnings) - _MAX_NOTES} earlier warnings; use --json for all")
+        for line in warnings[-_MAX_NOTES:]:
+            terminal.print_note(line)
 
 
 def _summary(calls: Sequence[PromptMetrics]) -> str:
@@ -142,3 +212,190 @@ def _summary(calls: Sequence[PromptMetrics]) -> str:
     if sums["cost_without"]:
         text += f", cost {sums['cost'] * 100 / sums['cost_without']:.0f}% of that"
     return text + (f", {sums['warnings']:,} warnings" if sums["warnings"] else "")
+
+
+def figure(call: PromptMetrics, column: str) -> str:
+    """One cell in a table of calls."""
+    if column == "at":
+        return (iso_time(round(call.at)) or "-") if call.at else "-"
+    if column == "budget":
+        used, budget = call.est_tokens, call.budget_tokens
+        share = "?" if used is None or not budget else f"{used * 100 // budget}%"
+        return share if call.budget_ok else f"{share} over"
+    if column == "warnings":
+        return str(len(call.warnings) or "-")
+    value = getattr(call, column)
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else terminal.one_line(str(value))
+
+
+def new_warnings(calls: Sequence[PromptMetrics]) -> list[str]:
+    """The warnings of calls that the previous call did not have."""
+    found: list[str] = []
+    before: set[tuple[str, str]] = set()
+    for call in calls:
+        found += [
+            f"turn {call.turn or '?'}: {one.message}" for one in call.warnings if (one.figure, one.reason) not in before
+        ]
+        before = {(one.figure, one.reason) for one in call.warnings}
+    return found
+
+
+def totals(calls: Sequence[PromptMetrics]) -> dict[str, int]:
+    """Sums over calls; figures that could not be counted are left out."""
+    sums = {name: sum(getattr(call, name) or 0 for call in calls) for name in _SUMS}
+    return {"calls": len(calls), **sums, "warnings": sum(len(call.warnings) for call in calls)}
+
+
+def sparkline(values: Sequence[Value], width: int = 32) -> str:
+    """Values as blocks, from zero to the largest. Long series are thinned; a missing value is a blank."""
+    peaks, _ = thinned(values, width)
+    top = max((value for value in peaks if value is not None), default=0)
+    steps = (None if value is None else int(max(0, value) / top * len(_BLOCKS)) if top > 0 else 0 for value in peaks)
+    return "".join(" " if step is None else _BLOCKS[min(len(_BLOCKS) - 1, step)] for step in steps)
+
+
+def thinned(values: Sequence[Value], most: int) -> tuple[list[Value], int]:
+    """At most `most` values, each the largest of `step` neighbours, and `step`."""
+    step = max(1, math.ceil(len(values) / most))
+    groups = (values[at : at + step] for at in range(0, len(values), step))
+    return [max((one for one in group if one is not None), default=None) for group in groups], step
+
+
+def page(sessions: Mapping[str, Sequence[PromptMetrics]]) -> str:
+    """An HTML page with plots and a table for each session."""
+    every = [call for calls in sessions.values() for call in calls]
+    body = _tiles(every) + "".join(_section(*one) for one in list(sessions.items())[:MAX_SESSIONS])
+    if (omitted := len(sessions) - MAX_SESSIONS) > 0:
+        body += f'<p class="dim">{omitted:,} more sessions are not on this page; select them by name.</p>'
+    return _PAGE.format(style=_STYLE, sessions=len(sessions), calls=len(every), body=body)
+
+
+def _tiles(calls: Sequence[PromptMetrics]) -> str:
+    sums = totals(calls)
+    texts = {name: f"{value:,}" for name, value in sums.items()}
+    texts["percent"] = f"{sums['cost'] * 100 / sums['cost_without']:.0f}%" if sums["cost_without"] else "-"
+    return (
+        f'<div class="tiles">{"".join(f"<div><b>{texts[name]}</b>{text}</div>" for name, text in _TILES.items())}</div>'
+    )
+
+
+def _section(name: str, calls: Sequence[PromptMetrics]) -> str:
+    turns = [call.turn or number for number, call in enumerate(calls, 1)]
+    budget = max((call.budget_tokens or 0 for call in calls), default=0) or None
+    title = f"Budget use: the prompt against {budget:,} tokens" if budget else "Budget use"
+    plots = (*_PLOTS, (title, {"prompt": "est_tokens"}, {"stacked": True, "limit": budget}))
+    drawn = []
+    for title, names, options in plots:
+        step = max(1, math.ceil(len(turns) / _MAX_POINTS))
+        series = {
+            label: thinned([getattr(call, one) for call in calls], _MAX_POINTS)[0] for label, one in names.items()
+        }
+        keys = (f'<span class="key s{at}"></span>{label}' for at, label in enumerate(names, options.get("colour", 0)))
+        note = f"; each point is the largest of {step} turns" if step > 1 else ""
+        drawn.append(
+            f"<figure><h3>{title}</h3>{plot(title, turns[::step], series, **options)}"
+            f"<figcaption>by turn{note}{''.join(keys)}</figcaption></figure>"
+        )
+    found = new_warnings(calls)
+    items = "".join(f"<li>{_safe(one)}</li>" for one in found[-MAX_WARNINGS:])
+    warnings = f"<h3>New warnings{_newest(found, MAX_WARNINGS)}</h3><ul>{items}</ul>" if found else ""
+    plots_part = f'<div class="plots">{"".join(drawn)}</div>'
+    return f"<section><h2>{_safe(name)}</h2>{_tiles(calls)}{plots_part}{warnings}{_table(calls)}</section>"
+
+
+def _newest(items: Sequence[object], most: int) -> str:
+    return f" (the newest {most:,} of {len(items):,})" if len(items) > most else ""
+
+
+def _table(calls: Sequence[PromptMetrics]) -> str:
+    rows = [{column: figure(call, column) for column in COLUMNS} for call in calls[-MAX_ROWS:]]
+    columns = [column for column in COLUMNS if any(row[column] != "-" for row in rows)]
+    head = "".join(f'<th scope="col">{COLUMNS[column]}</th>' for column in columns)
+    body = ""
+    for row in rows:
+        cells = (f"<td{_OVER if row[one].endswith(' over') else ''}>{_safe(row[one])}</td>" for one in columns)
+        body += f"<tr>{''.join(cells)}</tr>"
+    return (
+        f'<details open="open"><summary>Figures of each turn{_newest(calls, MAX_ROWS)}</summary><div class="table">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></details>"
+    )
+
+
+def _safe(text: str) -> str:
+    return escape(terminal.one_line(text), quote=True)
+
+
+def plot(
+    title: str,
+    turns: Sequence[int],
+    series: Mapping[str, Sequence[Value]],
+    *,
+    colour: int = 0,
+    stacked: bool = False,
+    limit: float | None = None,
+) -> str:
+    """An SVG with lines or stacked bars over turns, and a dashed line at the limit. `series` has labels and values;
+    `colour` is the number of the first one's colour."""
+    columns = zip(*series.values(), strict=True)
+    heights: list[Value] = [sum(max(0, value or 0) for value in column) for column in columns]
+    known = [one for one in (heights if stacked else [*chain(*series.values())]) if one is not None]
+    ticks = _ticks(min([0, *known]), max([1, *known, limit or 0]))
+    room = (_WIDTH - _LEFT - _RIGHT) / max(1, len(turns))
+    width = max(0.5, min(28, room * 0.8))
+    radius = 3 if len(turns) <= _FEW_POINTS else 1.5
+
+    def x(at: int) -> float:
+        return round(_LEFT + room * (at + 0.5), 1)
+
+    def y(value: float) -> float:
+        share = (value - ticks[0]) / (ticks[-1] - ticks[0])
+        return round(_HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM), 1)
+
+    def rule(style: str, value: float) -> str:
+        return f'<line class="{style}" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(value)}" y2="{y(value)}"/>'
+
+    def text(left: float, top: float, anchor: str, shown: object) -> str:
+        return f'<text class="tick" x="{left}" y="{top}" text-anchor="{anchor}">{shown}</text>'
+
+    parts = [f'<svg class="plot" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{title}">']
+    parts += [rule("grid", tick) + text(_LEFT - 6, y(tick) + 4, "end", _short(tick)) for tick in ticks]
+    every = max(1, math.ceil(len(turns) / 10))
+    parts += [text(x(at), _HEIGHT - 8, "middle", turns[at]) for at in range(0, len(turns), every)]
+    below = [0.0] * len(turns)
+    for style, (label, values) in enumerate(series.items(), colour):
+        for _, run in groupby(enumerate(values), key=lambda point: point[1] is None):  # a missing value splits a line
+            points = [f"{x(at)},{y(value)}" for at, value in run if value is not None]
+            if len(points) > 1 and not stacked:
+                parts.append(f'<polyline class="line s{style}" points="{" ".join(points)}"/>')
+        for at, value in enumerate(values):
+            if value is None:
+                continue
+            hint = f"<title>{label}, turn {turns[at]}: {value:,.0f}</title>"
+            if not stacked:
+                parts.append(f'<circle class="dot s{style}" cx="{x(at)}" cy="{y(value)}" r="{radius}">{hint}</circle>')
+            elif value > 0:
+                top, bottom = y(below[at] + value), y(below[at])
+                below[at] += value
+                parts.append(
+                    f'<rect class="bar s{style}" x="{round(x(at) - width / 2, 1)}" y="{top}" width="{round(width, 1)}"'
+                    f' height="{round(bottom - top, 1)}">{hint}</rect>'
+                )
+    if limit is not None:
+        parts.append(rule("limit", limit))
+    return "".join([*parts, "</svg>"])
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """About five round numbers that span the lowest and the highest value."""
+    raw = (high - low) / 4
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    return [round(step * at, 6) for at in range(first, last + 1)]
+
+
+def _short(value: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"

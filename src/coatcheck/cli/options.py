@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 import coatcheck
-from coatcheck import Store
+from coatcheck import Session, Store
 from coatcheck.config import load
 from coatcheck.errors import NotFound
 from coatcheck.redaction import mask_url
@@ -32,12 +32,8 @@ def expand_folder(context: click.Context, parameter: click.Parameter, value: Any
     return value.replace(FOLDER, f"{label}-{hashlib.sha256(os.fsencode(here)).hexdigest()[:12]}")
 
 
-store_option = click.option(
-    "--store",
-    "url",
-    metavar="FOLDER",
-    help="Folder of the store. Default: the settings (COATCHECK_STORE), else the user's data folder.",
-)
+_STORE_HELP: Final = "Folder of the store. Default: the settings (COATCHECK_STORE), else the user's data folder."
+store_option = click.option("--store", "url", metavar="FOLDER", help=_STORE_HELP)
 session_option = click.option(
     "--session",
     "session_id",
@@ -66,6 +62,13 @@ def open_existing(url: str | None) -> Store:
     """Open the store for a command that only reads or removes. A store named on the command line must exist."""
     typed = click.get_current_context().get_parameter_source("url") == click.core.ParameterSource.COMMANDLINE
     return coatcheck.open(url, create=not typed)
+
+
+@contextmanager
+def open_session(url: str | None, session_id: str, target: str) -> Iterator[Session]:
+    """Open the session of a command that reads `target`."""
+    with open_existing(url) as store, naming_holders(store, target):
+        yield store.session(session_id)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,10 +12,10 @@ import coatcheck
 from coatcheck import errors
 from coatcheck.cli import terminal
 from coatcheck.cli.options import json_option, open_existing, store_options, usage_error
-from coatcheck.config import FILE, SETTINGS, VARIABLE, Settings, load, unknown
+from coatcheck.config import FILE, SETTINGS, VARIABLE, Setting, Settings, load, unknown
 
 if TYPE_CHECKING:
-    from coatcheck.collect import StoreProblem
+    from coatcheck.collect import CollectReport, VerifyReport
 
 DAMAGED: Final = errors.CODES["damaged"].exit
 _MAX_VALUE: Final = 40
@@ -36,11 +35,9 @@ def collect(dry_run: bool, grace: float | None, no_orphans: bool, url: str | Non
     Also removes leftovers of crashes. Exits with 8 if something could not be read or removed."""
     with open_existing(url) as store, terminal.progress("collecting", quiet=as_json) as bar:
         report = store.collect(dry_run=dry_run, grace=grace, orphans=not no_orphans, progress=bar)
-    if as_json:
-        terminal.print_json(report.to_record())
-    else:
+    if not as_json:
         terminal.print_details(report.to_record() | {"problems": len(report.problems)})
-        _print_problems(report.problems)
+    _print_report(report, as_json)
     return DAMAGED if report.problems else 0
 
 
@@ -51,10 +48,8 @@ def verify(repair: bool, url: str | None, as_json: bool) -> int:
     """Read everything and report problems. Exits with 8 if problems remain."""
     with open_existing(url) as store, terminal.progress("verifying", quiet=as_json) as bar:
         report = store.verify(repair=repair, progress=bar)
-    if as_json:
-        terminal.print_json(report.to_record())
-    else:
-        _print_problems(report.problems)
+    _print_report(report, as_json)
+    if not as_json:
         found = f"{len(report.problems)} problems" if report.problems else "all is well"
         click.echo(f"{report.artifacts} artifacts, {report.bytes} bytes read: {found}")
     return 0 if all(problem.repaired for problem in report.problems) else DAMAGED
@@ -167,9 +162,8 @@ def config(keys: tuple[str, ...], as_json: bool) -> None:
     for key in keys:
         if not any(_matches(setting.key, key) for setting in chosen):
             settings[key]  # raises an error that names the nearest key
-    records = [_setting_record(settings, setting) for setting in chosen]
-    if not as_json:
-        records = [one | _setting_cells(settings, one["key"]) for one in records]
+    record = _setting_record if as_json else _setting_cells
+    records = [record(settings, setting) for setting in chosen]
     terminal.print_records(records, _SETTING, as_json=as_json, shrink=("meaning",))
     if as_json:
         return
@@ -179,8 +173,12 @@ def config(keys: tuple[str, ...], as_json: bool) -> None:
         terminal.print_error(f"unknown setting {name}; did you mean {nearest}?")
 
 
-def _print_problems(problems: Iterable[StoreProblem]) -> None:
-    for problem in problems:
+def _print_report(report: CollectReport | VerifyReport, as_json: bool) -> None:
+    """Print JSON, or the problems of a report."""
+    if as_json:
+        terminal.print_json(report.to_record())
+        return
+    for problem in report.problems:
         artifact = f"{problem.artifact_id}: " if problem.artifact_id else ""
         repaired = " (repaired)" if problem.repaired else ""
         click.echo(f"{problem.kind}: {artifact}{terminal.one_line(problem.message)}{repaired}")
@@ -194,7 +192,7 @@ def _matches(key: str, wanted: str) -> bool:
     return key == wanted or key.startswith(f"{wanted}.")
 
 
-def _setting_record(settings: Settings, setting: Any) -> dict[str, Any]:
+def _setting_record(settings: Settings, setting: Setting) -> dict[str, Any]:
     key, origin = setting.key, settings.origin(setting.key)
     return {
         "key": key,
@@ -207,11 +205,11 @@ def _setting_record(settings: Settings, setting: Any) -> dict[str, Any]:
     }
 
 
-def _setting_cells(settings: Settings, key: str) -> dict[str, str]:
-    """Value and source for a table. On a terminal the path of the settings file is below the table."""
-    value, source = settings.shown(key), str(settings.origin(key))
+def _setting_cells(settings: Settings, setting: Setting) -> dict[str, Any]:
+    """The cells of a table. On a terminal the path of the settings file is below the table."""
+    value, origin = settings.shown(setting.key), settings.origin(setting.key)
+    source = str(origin)
     if terminal.is_terminal():
         value = value if len(value) <= _MAX_VALUE else f"{value[:_MAX_VALUE]}…"
-        if settings.file is not None and settings.origin(key).source == "file":
-            source = settings.file.name
-    return {"value": value, "source": source}
+        source = os.path.basename(origin.where) if origin.source == "file" else source
+    return {"key": setting.key, "value": value, "source": source, "about": setting.about}

@@ -18,7 +18,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
@@ -39,7 +39,6 @@ ADDED: Final = "green"
 REMOVED: Final = "red"
 _BUFFER: Final = 64 * 1024
 _MAX_STYLED: Final = 200_000
-_LAST_TIME: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 1
 _UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _STEM: Final = 6
 _DIFF: Final = (("+++", BOLD), ("---", BOLD), ("@@", "cyan"), ("+", ADDED), ("-", REMOVED))
@@ -122,18 +121,20 @@ def print_details(record: Mapping[str, object]) -> None:
 
 
 def print_records(
-    records: Iterable[Mapping[str, Any]], columns: Mapping[str, str], *, as_json: bool, shrink: Collection[str]
+    records: Iterable[Mapping[str, Any]], columns: Collection[str], *, as_json: bool, shrink: Collection[str] = ()
 ) -> None:
-    """Print one line of JSON per record, or a table. `columns` maps the keys of its cells to headings."""
+    """Print one line of JSON per record, or a table. `columns` are the keys of its cells; a mapping has their
+    headings."""
     if as_json:
         for record in records:
             print_json(record)
         return
     rows = ([cell(key, record.get(key)) for key in columns] for record in records)
-    print_table(list(columns.values()), rows, shrink=shrink)
+    headings = columns.values() if isinstance(columns, Mapping) else [key.replace("_", " ") for key in columns]
+    print_table(headings, rows, shrink=shrink)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, shrink: Collection[str] = ()) -> None:
+def print_table(columns: Iterable[str], rows: Iterable[Sequence[str]], *, shrink: Collection[str] = ()) -> None:
     """Print tab-separated lines in a pipe, a table on a terminal. The `shrink` columns are cut to fit its width."""
     if not is_terminal():
         for row in rows:
@@ -154,15 +155,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, shrink
 
 def print_content(source: IO[bytes]) -> None:
     """Print bytes on a terminal as escaped text, with a final line end."""
-    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
     last = "\n"
-    while True:
-        piece = source.read(_BUFFER)
-        text = visible(decoder.decode(piece, final=not piece))
-        last = text[-1:] or last
-        click.echo(text, nl=False)
-        if not piece:
-            break
+    for text in codecs.iterdecode(iter(partial(source.read, _BUFFER), b""), "utf-8", "backslashreplace"):
+        last = text[-1:]
+        click.echo(visible(text), nl=False)
     if last != "\n":
         click.echo()
 
@@ -206,13 +202,6 @@ def cell(key: str, value: object) -> str:
         if key.endswith("_at"):
             return re.sub(r":\d\d(\.\d+)?Z$", "Z", str(value))
     return one_line(str(value))
-
-
-def iso_time(seconds: float | None) -> str | None:
-    """Format a time as ISO 8601. Times beyond the calendar become its last second."""
-    if seconds is None:
-        return None
-    return datetime.fromtimestamp(min(seconds, _LAST_TIME), UTC).isoformat().replace("+00:00", "Z")
 
 
 @contextmanager
@@ -291,9 +280,6 @@ def _matches(body: str, pattern: Pattern) -> Iterator[Piece]:
     yield data[done:].decode("utf-8", "backslashreplace"), PLAIN
 
 
-def _lines(text: str) -> Iterator[str]:
+def _lines(text: str) -> list[str]:
     """Lines with their line feed. `str.splitlines` would also split at other characters."""
-    *lines, last = text.split("\n")
-    for line in lines:
-        yield line + "\n"
-    yield last
+    return re.findall(r"[^\n]*\n|[^\n]+\Z", text)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -19,7 +20,7 @@ from coatcheck.errors import StoreUnavailable
 if TYPE_CHECKING:
     from coatcheck.transcript import FileReport, Report
 
-_COLUMNS: Final = ("status", "format", "artifacts", "before bytes", "after bytes", "tokens saved", "path")
+_COLUMNS: Final = ("status", "format", "artifacts", "before_bytes", "after_bytes", "tokens_saved", "path")
 _REF_KEYS: Final = ("line", "artifact", "media_type", "bytes", "held", "place", "summary")
 _FORMATS: Final = ("claude-code", "pi", "langchain", "mcp", "openai-responses", "anthropic", "openai-chat")
 
@@ -49,13 +50,8 @@ def externalize(
     from coatcheck.transcript import externalize
 
     with coatcheck.open(url) if write else _store_for_dry_run(url) as store:
-        session = store.session(session_id)
-
-        def call(path: Path, bar: terminal.Progress | None) -> Report:
-            return externalize(path, session, format=form, dry_run=not write, progress=bar)
-
-        report = _for_each(paths, call, "externalizing" if write else "reading", quiet=as_json)
-    code = _finish(report, as_json)
+        call = partial(externalize, session=store.session(session_id), format=form, dry_run=not write)
+        code = _for_each(paths, call, "externalizing" if write else "reading", as_json)
     if not write and not as_json:
         terminal.print_note("nothing was changed (use --write)")
     return code
@@ -80,8 +76,7 @@ def rehydrate(paths: tuple[Path, ...], output: str | None, in_place: bool, url: 
         raise usage_error("several files need --in-place")
     with open_existing(url) as store:
         if in_place:
-            made = _for_each(paths, lambda path, bar: rehydrate(path, store, progress=bar), "restoring", quiet=as_json)
-            return _finish(made, as_json)
+            return _for_each(paths, partial(rehydrate, store=store), "restoring", as_json)
         with terminal.writing(output or terminal.STDIO, private=True) as out:
             report = rehydrate(paths[0], store, to=out)  # type: ignore[arg-type]
     for problem in report.problems:
@@ -101,15 +96,14 @@ def verify(paths: tuple[Path, ...], remove_backup: bool, url: str | None, as_jso
     Reads everything and compares it with the recorded digests."""
     from coatcheck.transcript import verify
 
+    def summary(report: Report) -> str:
+        sound, total = sum(one.is_sound for one in report.files), len(report.files)
+        count = f"{sound} of {total} files" if sound < total else "1 file" if total == 1 else f"{total} files"
+        return f"{count} {'is' if sound == 1 else 'are'} sound"
+
     with open_existing(url) as store:
-
-        def call(path: Path, bar: terminal.Progress | None) -> Report:
-            return verify(path, store, remove_backup=remove_backup, progress=bar)
-
-        report = _for_each(paths, call, "verifying", quiet=as_json)
-    sound, total = sum(one.is_sound for one in report.files), len(report.files)
-    count = f"{sound} of {total} files" if sound < total else "1 file" if total == 1 else f"{total} files"
-    return _finish(report, as_json, summary=f"{count} {'is' if sound == 1 else 'are'} sound")
+        call = partial(verify, store=store, remove_backup=remove_backup)
+        return _for_each(paths, call, "verifying", as_json, summary)
 
 
 @transcript.command()
@@ -123,8 +117,7 @@ def undo(paths: tuple[Path, ...], url: str | None, as_json: bool) -> int:
     from coatcheck.transcript import undo
 
     with open_existing(url) as store:
-        report = _for_each(paths, lambda path, bar: undo(path, store, progress=bar), "restoring", quiet=as_json)
-    return _finish(report, as_json)
+        return _for_each(paths, partial(undo, store=store), "restoring", as_json)
 
 
 @transcript.command()
@@ -138,8 +131,7 @@ def forget(paths: tuple[Path, ...], force: bool, url: str | None, as_json: bool)
     from coatcheck.transcript import forget
 
     with open_existing(url) as store:
-        report = _for_each(paths, lambda path, _: forget(path, store, force=force), "forgetting", quiet=as_json)
-    return _finish(report, as_json)
+        return _for_each(paths, lambda path, progress: forget(path, store, force=force), "forgetting", as_json)
 
 
 @transcript.command()
@@ -149,10 +141,22 @@ def show(path: Path, url: str | None, as_json: bool) -> None:
     """List the refs of a transcript.
 
     Shows the position and content of each, and whether the store has it."""
+    from coatcheck.transcript.migrate import refs_in
+
     with open_existing(url) as store:
-        rows = list(_refs(path, store))
-    columns = {key: key.replace("_", " ") for key in _REF_KEYS}
-    terminal.print_records(rows, columns, as_json=as_json, shrink=("place", "summary"))
+        rows = [
+            {
+                "line": number,
+                "artifact": ref.pointer,
+                "media_type": ref.media_type,
+                "bytes": ref.size,
+                "held": "no" if store.session(ref.session).ref(ref.id) is None else "yes",
+                "place": "/" + "/".join(map(str, ref.path)),
+                "summary": ref.summary,
+            }
+            for number, ref in refs_in(path)
+        ]
+    terminal.print_records(rows, _REF_KEYS, as_json=as_json, shrink=("place", "summary"))
 
 
 def _store_for_dry_run(url: str | None) -> Store:
@@ -163,75 +167,52 @@ def _store_for_dry_run(url: str | None) -> Store:
         return coatcheck.open("memory:")
 
 
-def _refs(path: Path, store: Store) -> Iterator[dict[str, Any]]:
-    from coatcheck.transcript.migrate import refs_in
-
-    for number, ref in refs_in(path):
-        yield {
-            "line": number,
-            "artifact": ref.pointer,
-            "media_type": ref.media_type,
-            "bytes": ref.size,
-            "held": "no" if store.session(ref.session).ref(ref.id) is None else "yes",
-            "place": "/" + "/".join(map(str, ref.path)),
-            "summary": ref.summary,
-        }
+def _summary(report: Report) -> str | None:
+    if len(report.files) < 2:
+        return None
+    saved = report.bytes_before - report.bytes_after
+    change = f"{abs(saved):,} bytes {'less' if saved >= 0 else 'more'} in them"
+    tokens = f", {report.tokens_saved:,} tokens saved" if report.tokens_saved else ""
+    return f"{len(report.files)} files, {report.artifacts} artifacts, {change}{tokens}"
 
 
 def _for_each(
-    paths: Iterable[Path], call: Callable[[Path, terminal.Progress | None], Report], doing: str, *, quiet: bool
-) -> Report:
-    """Call a function for each file, with one progress bar for all. A file that fails does not stop the others."""
+    paths: Iterable[Path],
+    call: Callable[..., Report],
+    doing: str,
+    as_json: bool,
+    summary: Callable[[Report], str | None] = _summary,
+) -> int:
+    """Call a function for each file, with one progress bar for all, and print the report. A file that fails does not
+    stop the others. Return the exit code."""
     from coatcheck.transcript import Report
-    from coatcheck.transcript.migrate import failed, files_in
+    from coatcheck.transcript.migrate import exit_code, failed, files_in
 
     files = list(files_in(paths))
     found: list[FileReport] = []
-    with terminal.progress(doing, quiet=quiet) as bar:
+    with terminal.progress(doing, quiet=as_json) as bar:
         sizes = [path.stat().st_size if bar and path.is_file() else 0 for path in files]
-        total = sum(sizes)
         for path, start in zip(files, accumulate([0, *sizes]), strict=False):
+            advance = bar and partial(_advance, bar, start, sum(sizes))
             try:
-                found += call(path, _shifted(bar, start, total)).files
+                found += call(path, progress=advance).files
             except (CoatcheckError, OSError, RecursionError) as error:
                 found.append(failed(path, error))
-    return Report(tuple(found))
-
-
-def _shifted(bar: terminal.Progress | None, start: int, total: int) -> terminal.Progress | None:
-    return None if bar is None else lambda done, _: bar(start + done, total)
-
-
-def _finish(report: Report, as_json: bool, summary: str | None = None) -> int:
-    """Print a report, and return the exit code."""
-    from coatcheck.transcript.migrate import exit_code
-
+    report = Report(tuple(found))
     if as_json:
         terminal.print_json(report.to_record())
     else:
-        terminal.print_table(_COLUMNS, map(_row, report.files), shrink=("path",))
-        for one in report.files:
-            if one.note:
-                terminal.print_note(f"{one.path}: {one.note}")
-        if summary is None and len(report.files) > 1:
-            saved = report.bytes_before - report.bytes_after
-            change = f"{abs(saved):,} bytes {'less' if saved >= 0 else 'more'} in them"
-            tokens = f", {report.tokens_saved:,} tokens saved" if report.tokens_saved else ""
-            summary = f"{len(report.files)} files, {report.artifacts} artifacts, {change}{tokens}"
-        if summary is not None:
-            terminal.print_note(summary)
+        rows = (
+            {**asdict(one), "before_bytes": one.bytes_before, "after_bytes": one.bytes_after} for one in report.files
+        )
+        terminal.print_records(rows, _COLUMNS, as_json=False, shrink=("path",))
+        for note in [f"{one.path}: {one.note}" for one in report.files if one.note] + [summary(report)]:
+            if note:
+                terminal.print_note(note)
     for problem in report.problems:
         terminal.print_error(problem)
     return exit_code(report)
 
 
-def _row(one: FileReport) -> list[str]:
-    return [
-        one.status,
-        one.format or "-",
-        str(one.artifacts),
-        terminal.cell("bytes", one.bytes_before),
-        terminal.cell("bytes", one.bytes_after),
-        str(one.tokens_saved),
-        terminal.one_line(os.fspath(one.path)),
-    ]
+def _advance(bar: terminal.Progress, start: int, total: int, done: int, _: int | None) -> None:
+    bar(start + done, total)

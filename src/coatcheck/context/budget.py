@@ -113,11 +113,13 @@ class Budget:
         chunks: Iterable[object] = (),
         artifacts: Iterable[object] = (),
         count: TokenCounter = estimate,
+        policy: Policy | None = None,
     ) -> Enforced:
         """Return the same parts within the budget, or raise `BudgetExceeded` with every remaining violation.
 
         With a session, parts that are too large are stored there and replaced by references: a chunk or an inline
-        artifact by its stub, surplus chunks by one line, a hot state by a shorter one. Without a session, or if
+        artifact by its stub, surplus chunks by one line, a hot state by a shorter one. `policy` says whether secrets
+        are masked first, and what stubs look like; by default that of the store's settings. Without a session, or if
         anything could not be counted, it raises."""
         chunks, artifacts = repeatable(chunks), repeatable(artifacts)
         violations = self.check(hot_state=hot_state, prompt=prompt, chunks=chunks, artifacts=artifacts, count=count)
@@ -126,7 +128,7 @@ class Budget:
         log_violations(violations, None if session is None else session.session_id)
         if session is None or any(one.ambiguous for one in violations):
             raise refusal(violations)
-        make = References(self, session)
+        make = References(self, session, policy)
         if {one.field for one in violations} & {"max_hot_state_tokens", "max_artifact_index_entries"}:
             hot_state = make.smaller(hot_state, self, count)
         kept, rest = make.surplus(_texts(chunks))

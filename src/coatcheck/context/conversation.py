@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from coatcheck.errors import LimitExceeded
 from coatcheck.externalize import Outcome, Policy
 from coatcheck.ids import clip
+from coatcheck.messages import Dialect, Format, Message
 from coatcheck.messages.cache import with_marks_of, without_marks
 from coatcheck.messages.cost import BoundedCache, Cost, Tally
-from coatcheck.messages.message import Format, Message, ToolResult
+from coatcheck.messages.formats import ToolResult
 from coatcheck.messages.paths import Path, at, replaced
-from coatcheck.messages.repair import Dialect, mended
 from coatcheck.refs import Ref
 from coatcheck.transcript.prune import Pruned, counted_by, prune
 
@@ -89,7 +89,7 @@ class Conversation:
     def fitted(self, messages: Sequence[Message], costs: Sequence[Cost | None], room: int) -> SentMessages:
         """Return the messages within `room` tokens. Raises `LimitExceeded` if they do not fit or cannot be counted."""
         known = {id(one): cost for one, cost in zip(messages, costs, strict=True) if cost is not None}
-        paired = mended(messages, self._dialect.name)
+        paired = list(self._dialect.mended(messages))
         whole = self._costs(paired, known)
         done = self._externalizer.externalized(paired, [one.digest for one in whole])
         known.update(zip(map(id, paired), whole, strict=True))
@@ -136,10 +136,14 @@ class Conversation:
         since, new = slim[len(step.digests) :], costs[len(step.digests) :]
         if counted_by(step.pruned) + sum(one.tokens for one in new) > room:
             return None
-        messages = [*self._alternating(step.left, slim), *since]
+        origins = range(len(step.digests), len(slim))
+        messages = self._alternating([*step.left, *zip(since, origins, strict=True)], slim)
         if not self._are_paired(messages, since):
             return None
-        return SentMessages(messages, [*step.costs, *new], pruned=step.pruned)
+        added = [*step.costs, *new]
+        return SentMessages(
+            messages, added if len(messages) == len(added) else self._costs(messages), pruned=step.pruned
+        )
 
     def _are_paired(self, messages: list[Message], since: list[Message]) -> bool:
         """Whether the calls of all results in `since` are still present."""

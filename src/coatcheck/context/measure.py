@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from coatcheck._toolkit import known_as
 from coatcheck.errors import CoatcheckError
-from coatcheck.externalize.marks import is_ours
-from coatcheck.externalize.stub import LEAD, SHORTENED
+from coatcheck.externalize.stub import LEAD, SHORTENED, is_ours
 from coatcheck.ids import is_pointer
 from coatcheck.messages.cache import Sent
 from coatcheck.messages.cost import BoundedCache, Cost, Tally

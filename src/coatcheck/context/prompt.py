@@ -23,10 +23,10 @@ from coatcheck.errors import BudgetExceeded, InvalidArgument, LimitExceeded
 from coatcheck.externalize import Policy, configured
 from coatcheck.externalize.policy import READ_TOOL
 from coatcheck.ids import clip
+from coatcheck.messages import Dialect, Message, dialect, for_provider
 from coatcheck.messages.cache import SMALLEST, Breakpoint, Sent, StablePrefix, breakpoints, compared
 from coatcheck.messages.cost import Cost, Tally, referenced_documents
-from coatcheck.messages.message import Message, text_of
-from coatcheck.messages.repair import Dialect, dialect, for_provider
+from coatcheck.messages.formats import text_of
 from coatcheck.refs import Ref
 from coatcheck.tokens import TokenCounter, estimate
 from coatcheck.transcript.prune import Pruned
@@ -198,9 +198,10 @@ class PromptBuilder:
         tail = self._tail(parts, self._budget.max_prompt_tokens - (0 if violations else used), violations)
         if not violations:
             violations += self._budget.prompt_tokens(used + tail.tokens)
-        if violations or lead is None:
-            found = tuple(dict.fromkeys(violations))
-            log_violations(found, self._session.session_id)
+        checked = self._budget.check(hot_state=hot_state, chunks=parts.chunks, count=self._count)
+        found = tuple(dict.fromkeys(violations))
+        log_violations(dict.fromkeys((*checked, *found)), self._session.session_id)  # those that were mended too
+        if found or lead is None:
             raise refusal(found)
         return self._prompt(system, sent, tail, used + tail.tokens, lead, files)
 

@@ -27,15 +27,21 @@ from coatcheck.previews.binaries import pixels
 
 Block = Mapping[str, Any]
 
-_TEXTS: Final = frozenset({"text", "input_text", "output_text"})
-_NESTED: Final = frozenset({"tool_result", "search_result"})
+# Tuples: a value with `type` may be other data, such as a JSON schema whose type is a list, and a list has no hash.
+_TEXTS: Final = ("text", "input_text", "output_text")
+_NESTED: Final = ("tool_result", "search_result")
 _PAYLOAD_FIELDS: Final = frozenset(
     {"type", "text", "data", "source", "resource", "image_url", "file_data", "file", "input_audio", "content"}
 )
 _KEPT_FIELDS: Final = ("cache_control", "annotations", "_meta")
 _AUDIO: Final = {"wav": "audio/wav", "mp3": "audio/mpeg"}
-_IMAGES: Final = frozenset({"image", "image_url", "input_image"})
-_FOREIGN: Final = frozenset({"image", "audio", "video", "file"})
+_IMAGES: Final = ("image", "image_url", "input_image")
+_FOREIGN: Final = ("image", "audio", "video", "file")
+_DATA_URLS: Final = {"image": "image_url", "file": "file_data"}  # where OpenAI Agents has them
+_URL_KINDS: Final = ("image-url", "audio-url", "video-url", "document-url")
+_CONTAINERS: Final = {
+    "function_response": "parts", "functionResponse": "parts", "toolResult": "content", "tool_result": "content",
+}  # fmt: skip
 _MEDIA_KEYS: Final = frozenset({"inline_data", "inlineData", "image", "document", "video"})
 _LARGEST_IMAGE: Final = 256 * 1_024
 _PIXELS_PER_TOKEN: Final = 750
@@ -159,8 +165,11 @@ def is_foreign_media(value: object) -> bool:
         return _is_foreign_object(value)
     kind = value.get("type")
     if kind in _FOREIGN:  # LangChain sends base64, OpenAI Agents a data URL
-        address = value.get("image_url") if kind == "image" else None
-        return _is_data(value.get("base64")) or (isinstance(address, str) and address.startswith("data:"))
+        return _is_data(value.get("base64")) or _is_data_url(value.get(_DATA_URLS.get(kind, "")))
+    if kind == "media":  # LangChain, Vercel
+        return _is_data(value.get("data")) and isinstance(value.get("mime_type", value.get("mediaType")), str)
+    if value.get("kind") in _URL_KINDS:
+        return _is_data_url(value.get("url"))
     if value.get("kind") == "binary":
         return _is_data(value.get("data")) and isinstance(value.get("media_type"), str)
     media = [one for key, one in value.items() if key in _MEDIA_KEYS and isinstance(one, dict)]
@@ -173,6 +182,32 @@ def is_foreign_media(value: object) -> bool:
     return _is_data(inner.get("data")) and isinstance(inner.get("mime_type", inner.get("mimeType")), str)
 
 
+def container(value: object) -> tuple[list[Any], dict[str, Any], Callable[[list[Any]], dict[str, Any]]] | None:
+    """Return the parts inside a message or a result of ADK or Bedrock, its other fields, and a function that rebuilds
+    it with other parts. None if it is something else, or has no media of another framework."""
+    if not isinstance(value, dict):
+        return None
+    outer, key = next(((one, _CONTAINERS[one]) for one in _CONTAINERS if one in value), (None, "parts"))
+    owner = value if outer is None else value[outer]
+    parts = owner.get(key) if isinstance(owner, dict) else None
+    if not isinstance(parts, list) or not any(map(is_foreign_media, parts)):
+        return None
+    rest = {name: one for name, one in owner.items() if name != key}
+    others = {name: one for name, one in value.items() if name != outer} if outer else {}
+
+    def rebuild(changed: list[Any]) -> dict[str, Any]:
+        new = {**owner, key: changed}
+        return new if outer is None else {**value, outer: new}
+
+    return parts, {**others, **rest}, rebuild
+
+
+def is_medium(value: object) -> bool:
+    """Whether a block has or refers to data that is not text."""
+    found = payload(value) if isinstance(value, dict) else None
+    return isinstance(value, dict) and (refers(value) if found is None else found.is_base64)
+
+
 def _is_foreign_object(value: object) -> bool:
     """Whether this is Pydantic AI's BinaryContent, or ADK's Part with inline data."""
     try:
@@ -182,6 +217,10 @@ def _is_foreign_object(value: object) -> bool:
         return isinstance(getattr(owner, "data", None), bytes) and isinstance(getattr(owner, type_field, None), str)
     except Exception:  # noqa: BLE001 - the properties of a host's class may raise anything
         return False
+
+
+def _is_data_url(value: object) -> bool:
+    return isinstance(value, str) and value.startswith("data:")
 
 
 def _is_data(value: object) -> bool:

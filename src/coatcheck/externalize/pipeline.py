@@ -5,7 +5,7 @@ but if too much would stay inline, or there would be too many stubs, the whole l
 fails, the model gets a bounded head and tail that says so. What our own tools returned is never stored again.
 
 Code that places text itself (transcripts, prompts, tools) uses single steps: `leaves` decides, `masked` masks, `put`
-masks and stores, and `stub_for` writes the stub, each as the policy says.
+masks and stores, `put_prepared` stores what is masked already, and `stub_for` writes the stub, each as the policy says.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import inspect
 import json
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import IO, Any, Final, NoReturn
@@ -27,7 +27,6 @@ from coatcheck.core_session import CoreSession
 from coatcheck.errors import InvalidArgument, StoreError, UnsupportedValue
 from coatcheck.externalize import blocks
 from coatcheck.externalize.blocks import BlockPayload, as_block, as_part, as_result, rebuilt
-from coatcheck.externalize.marks import may_be_marked, tag_of
 from coatcheck.externalize.policy import Limit, Policy, configured
 from coatcheck.externalize.stub import (
     LEAD,
@@ -36,24 +35,24 @@ from coatcheck.externalize.stub import (
     facts,
     head_and_tail,
     is_stub,
+    may_be_marked,
     media_type_of,
     nothing_shown,
     own_summary,
     reason,
     stub_of,
+    tag_of,
 )
 from coatcheck.intake import About
 from coatcheck.previews import EDGE, Preview, Sample
 from coatcheck.reading import sample_of
 from coatcheck.redaction import mask, mask_bytes, mask_value
 from coatcheck.refs import Ref
-from coatcheck.storage.frames import frames_of, line_counts
 from coatcheck.store import Store
 from coatcheck.tokens import estimate, roughly
-from coatcheck.values import Encoded, as_text, decode_text, encode
+from coatcheck.values import Encoded, as_text, decode_text
 
 _IN_MEMORY: Final = 1 << 20  # an artifact up to this size is read and judged like its value
-_FRAMED: Final = 128 * 1024  # bytes from which the store wants frames
 _TOGETHER: Final = 4  # what stays inline of a list may have this many times the limit
 _MAX_STUBS: Final = 50  # in one list
 _MAX_PARTS: Final = 1_000  # a longer list is data
@@ -124,18 +123,16 @@ def externalize(
 ) -> Outcome:
     """Return what a model gets of a tool's result. A failing store raises nothing."""
     policy = policy or configured(session.store.settings)
-    if policy.safe_chars and (not policy.tools or tool not in policy.tools):  # the fast path of most results
+    text = None
+    if policy.safe_chars and not (policy.tools and tool in policy.tools):  # most results are small
         if type(value) is str:
-            if len(value) <= policy.safe_chars:
-                return Outcome(value, value)
-            return _Result(session, policy, _label(tool), _label(call_id)).judged(value, value)
-        if type(value) is dict and "type" not in value and "content" not in value:
+            text = value
+        elif type(value) is dict and "type" not in value and "content" not in value:
             text = as_text(value)
-            if len(text) <= policy.safe_chars:
-                return Outcome(text, value)
-            if not blocks.is_foreign_media(value):
-                return _Result(session, policy, _label(tool), _label(call_id)).judged(value, text)
-    return _Result(session, policy, _label(tool), _label(call_id)).outcome(value)
+        if text is not None and len(text) <= policy.safe_chars:
+            return Outcome(text, value)
+    result = _Result(session, policy, _label(tool), _label(call_id))
+    return result.judged(value, text) if type(value) is str and text is not None else result.outcome(value, text)
 
 
 def offloaded(
@@ -174,7 +171,7 @@ def offloaded(
 
 
 def leaves(
-    session: CoreSession, policy: Policy, tool: str | None, text: str, *, exceeds: Callable[[Limit], bool] | None = None
+    store: Store, policy: Policy, tool: str | None, text: str, *, exceeds: Callable[[Limit], bool] | None = None
 ) -> bool:
     """Whether a text leaves the context under the policy. `exceeds` replaces the exact check of the limit."""
     rule = policy.tools.get(tool) if tool else None
@@ -183,10 +180,7 @@ def leaves(
     limit = rule if isinstance(rule, Limit) else policy
     if rule != "always" and not (exceeds(limit) if exceeds else limit.exceeded(text, policy.count)):
         return False
-    try:
-        return tag_of(session.store.secret, text) is None
-    except StoreError:
-        return True  # storing fails too, and reports it
+    return _own_tag(store, text) is None
 
 
 def masked(value: Any, policy: Policy) -> Any:
@@ -194,9 +188,35 @@ def masked(value: Any, policy: Policy) -> Any:
     return redacted(value) if policy.redact == "store" else value
 
 
+def masked_labels(about: About, policy: Policy) -> About:
+    """Mask secrets in what a model or a tool chose, as the policy says: name, tool and call id."""
+    if policy.redact != "store":
+        return about
+    name, tool, call_id = (one and mask(one) for one in (about.name, about.tool, about.call_id))
+    return replace(about, name=name, tool=tool, call_id=call_id)
+
+
 def put(session: CoreSession, value: object, about: About, policy: Policy | None = None) -> Ref:
     """Store a value, masked as the policy says. Without a policy, the one of the settings applies."""
-    return session.put_about(masked(value, policy or configured(session.store.settings)), about)
+    policy = policy or configured(session.store.settings)
+    stored = masked(value, policy)
+    if about.media_type == media.JSON and isinstance(stored, str) and not isinstance(value, str):
+        about = replace(about, media_type=None)  # masking has broken its structure
+    return session.put_about(stored, masked_labels(about, policy))
+
+
+def put_prepared(
+    session: CoreSession,
+    prepared: Prepared,
+    about: About,
+    *,
+    claimed: str | None = None,
+    also: Sequence[CoreSession] = (),
+) -> Ref:
+    """Store a value that was masked before, with the media type and kind of its content. `claimed` is the media type
+    that its source gave. It is put into the sessions of `also` too."""
+    media_type, kind = described(prepared.encoded, claimed)
+    return session.put_encoded(prepared.encoded, replace(about, media_type=media_type, kind=kind), also)
 
 
 def stub_for(ref: Ref, prepared: Prepared, policy: Policy) -> tuple[str, int | None]:
@@ -212,13 +232,13 @@ def redacted(value: object) -> Any:
         return mask(value)
     if isinstance(value, bytes | bytearray | memoryview):
         return mask_bytes(bytes(value))
-    codec, data, _, _ = Prepared(value, as_text(value)).encode()
-    written = decode_text(data)
-    if codec != "json":
+    written = as_text(value)
+    try:
+        given = json.loads(written, parse_constant=_refuse)
+    except (ValueError, RecursionError):
         return mask(written)
-    given = json.loads(written)
     masked = mask_value(given)
-    text = written if masked == given else decode_text(encode(masked)[1])
+    text = written if masked == given else as_text(masked)
     if (again := mask(text)) != text:  # some secrets are recognised only by the text around them
         try:
             return json.loads(again)
@@ -244,30 +264,9 @@ class Prepared:
         data = self.text_bytes
         return roughly(data if len(data) <= 2 * EDGE else data[:EDGE] + data[-EDGE:])
 
-    def roughly(self) -> float:
-        return self.tokens
-
     @cached_property
     def encoded(self) -> Encoded:
-        """The value as stored. A large one includes its frames, which have the number of lines."""
-        found = self.encode()
-        return found._replace(frames=frames_of(found.data)) if len(found.data) > _FRAMED else found
-
-    @cached_property
-    def sample(self) -> Sample:
-        """Head and tail of what is stored."""
-        data, frames = self.encoded.data, self.encoded.frames
-        feeds = data.count(b"\n") if frames is None else sum(line_counts(frames))
-        lines = feeds + (not data.endswith(b"\n") if data else 0)
-        return Sample(data[:EDGE], data[max(EDGE, len(data) - EDGE) :], len(data), lines)
-
-    @property
-    def is_its_text(self) -> bool:
-        """Whether the stored bytes are those of the text."""
-        return self.encoded.data is self.text_bytes or self.encoded.data == self.text_bytes
-
-    def encode(self) -> Encoded:
-        """Encode the value: bytes unchanged, anything else as its text."""
+        """The value as stored: bytes unchanged, anything else as its text."""
         value = self.value
         if isinstance(value, str):
             return Encoded("text", self.text_bytes, value)
@@ -278,6 +277,11 @@ class Prepared:
         except (ValueError, RecursionError):
             return Encoded("text", self.text_bytes, self.text)
         return Encoded("json", self.text_bytes)
+
+    @cached_property
+    def sample(self) -> Sample:
+        """Head and tail of what is stored."""
+        return Sample.of(self.encoded.data)
 
 
 def described(value: Encoded, claimed: str | None = None) -> tuple[str, str]:
@@ -302,8 +306,7 @@ class _Result:
     def __init__(self, session: CoreSession, policy: Policy, tool: str | None, call_id: str | None) -> None:
         self._session = session
         self._policy = policy
-        self._tool = tool
-        self._call_id = call_id
+        self._about = About(tool=tool, call_id=call_id)
         rule = policy.tools.get(tool) if tool else None
         self._always = rule == "always"
         self._never = rule == "never" or not policy.enabled
@@ -314,26 +317,16 @@ class _Result:
         self._tag: str | None = None  # the tag of the marked answer that stays in this result
         self._tag_may_repeat = False
 
-    def outcome(self, value: object) -> Outcome:
+    def outcome(self, value: object, text: str | None = None) -> Outcome:
+        """Return the outcome of a value, given its text if that is known."""
         if isinstance(value, Ref):
             return self._of_ref(value)
         if is_stream(value):
             return self._of_stream(value)
         if self._never:
             return Outcome(as_text(value), value)
-        if self._shrink is not None and (shrunk := self._of_shrunk(value, self._shrink)) is not None:
-            return shrunk
-        return self._of_value(value)
-
-    def judged(self, value: object, text: str) -> Outcome:
-        """Return the outcome of a value as a whole, given its text."""
-        prepared = Prepared(value, text)
-        size = memoryview(value).nbytes if isinstance(value, bytes | bytearray | memoryview) else None
-        return self._put(prepared) if self._leaves(text, prepared.roughly, size) else Outcome(text, value)
-
-    def _of_value(self, value: object) -> Outcome:
-        done: Outcome | None = None
-        if isinstance(value, str):
+        done = None if self._shrink is None else self._of_shrunk(value, self._shrink)
+        if done is not None or isinstance(value, str):
             pass
         elif isinstance(value, list):
             done = self._of_list(value)
@@ -344,28 +337,31 @@ class _Result:
             done = done and replace(done, content=done.content[0])
         elif _is_media(value):
             done = Outcome(_block_text(value), value)
-        return done or self.judged(value, as_text(value))
+        else:
+            done = self._of_container(value)
+        return done or self.judged(value, text)
 
     # Decide
 
-    def _leaves(self, text: str, roughly: Callable[[], float] | None = None, size: int | None = None) -> bool:
-        """Whether a text leaves. `size` is the byte size of its value, if different."""
-        return self._is_large(text, roughly, size) and not self._stays_anyway(text)
+    def judged(self, value: object, text: str | None = None) -> Outcome:
+        """Return the outcome of a value as a whole."""
+        text = as_text(value) if text is None else text
+        size = memoryview(value).nbytes if isinstance(value, bytes | bytearray | memoryview) else None
+        return self._put(Prepared(value, text)) if self._leaves(text, size) else Outcome(text, value)
 
-    def _is_large(self, text: str, roughly: Callable[[], float] | None = None, size: int | None = None) -> bool:
-        return self._always or self._limit.exceeded(text, self._policy.count, roughly=roughly, size=size)
+    def _leaves(self, text: str, size: int | None = None) -> bool:
+        """Whether a value leaves, given its text. `size` is its byte size, if that is not the size of the text."""
+        return self._is_large(text, size) and not self._stays_anyway(text)
+
+    def _is_large(self, text: str, size: int | None = None) -> bool:
+        return self._always or self._limit.exceeded(text, self._policy.count, size=size)
 
     def _stays_anyway(self, text: str) -> bool:
         """Whether a text is a stub, or the first marked answer of our tools in this result. Marks can be copied, so a
         second one is treated like any other text."""
         if is_stub(text, self._policy):
             return True
-        if not may_be_marked(text):
-            return False
-        try:
-            tag = tag_of(self._session.store.secret, text)
-        except StoreError:
-            return False  # storing fails too, and reports it
+        tag = _own_tag(self._session.store, text) if may_be_marked(text) else None
         if tag is None or (self._tag is not None and not (self._tag_may_repeat and tag == self._tag)):
             return False
         self._tag = tag
@@ -380,10 +376,9 @@ class _Result:
                 value = redacted(prepared.value)
                 prepared = Prepared(value, as_text(value))
             media_type, kind = described(prepared.encoded, claimed)
-            entry = About(tool=self._tool, call_id=self._call_id, media_type=media_type, kind=kind)
-            encoded, tokens = prepared.encoded, prepared.tokens if prepared.is_its_text else None
-            about = facts(prepared.sample, media_type, kind, self._policy.preview_chars, tokens=tokens)
-            ref = self._session.put_encoded(encoded, entry)
+            about = facts(prepared.sample, media_type, kind, self._policy.preview_chars)
+            entry = masked_labels(replace(self._about, media_type=media_type, kind=kind), self._policy)
+            ref = self._session.put_encoded(prepared.encoded, entry)
         except Exception as error:  # noqa: BLE001 - third-party backends raise anything; the agent continues
             return self._failed(error, prepared)
         if shown is not None:
@@ -397,14 +392,13 @@ class _Result:
 
     def _failed(self, error: Exception, prepared: Prepared | None) -> Outcome:
         FAILURES.note(self._session.store, error)
-        why = reason(error)
-        value, text = (None, "") if prepared is None else (prepared.value, prepared.text)
+        why, value = reason(error), prepared and prepared.value
         if prepared is None:
             shown = nothing_shown("a stream:", why)
-        elif isinstance(value, bytes | bytearray | memoryview) and text[:1_000] != _start(value):
+        elif isinstance(value, bytes | bytearray | memoryview) and prepared.text[:1_000] != _start(value):
             shown = nothing_shown(f"{memoryview(value).nbytes:,} bytes:", why)
         else:
-            shown = head_and_tail(text, why, self._limit, self._policy.count, sharing=self._sharing)
+            shown = head_and_tail(prepared.text, why, self._limit, self._policy.count, sharing=self._sharing)
         return Outcome(shown, shown, failure=mask(str(error)) or type(error).__name__)
 
     def _of_shrunk(self, value: object, shrink: Callable[[Any], Any]) -> Outcome | None:
@@ -425,7 +419,7 @@ class _Result:
             data = stream.read()  # masking needs all of it: a secret may span two chunks
             return self.outcome(decode_text(data) if getattr(stream, "is_text", False) is True else data)
         try:
-            ref = self._session.put_about(stream, About(tool=self._tool, call_id=self._call_id))
+            ref = self._session.put_about(stream, self._about)
         except UnsupportedValue:
             raise
         except Exception as error:  # noqa: BLE001 - as above
@@ -434,27 +428,23 @@ class _Result:
 
     def _of_ref(self, ref: Ref) -> Outcome:
         """Return the outcome of a stored artifact, which is that of its value. Raises what opening it raises."""
-        content = self._session.content(ref)
-        text = None
-        if self._never or content.size <= _IN_MEMORY:
-            text = as_text(b"".join(content.chunks()))
-            if self._never or not self._leaves(text, Prepared(text, text).roughly, content.size):
-                return Outcome(text, text)
+        content, prepared = self._session.content(ref), Prepared(None, "")
         media_type = media_type_of(ref.media_type) or media.BINARY
+        may_fit = not self._always and media.is_text(media_type) and self._may_fit(content.size)
+        if self._never or content.size <= _IN_MEMORY or may_fit:
+            text = as_text(b"".join(content.chunks()))
+            if self._never or not self._leaves(text, content.size):
+                return Outcome(text, text)
+            prepared = Prepared(None, text)
         sample = sample_of(content)
         summary = own_summary(ref, sample.head)
-        about = facts(sample, media_type, ref.kind, self._policy.preview_chars, summary=summary)
-        if text is None and not self._always and self._may_fit(about):
-            text = as_text(b"".join(content.chunks()))
-            if not self._leaves(text):
-                return Outcome(text, text)
-        return self._stub(ref, about, Prepared(None, text or ""))
+        return self._stub(
+            ref, facts(sample, media_type, ref.kind, self._policy.preview_chars, summary=summary), prepared
+        )
 
-    def _may_fit(self, about: Facts) -> bool:
-        """Whether content of this size may be within the limit."""
-        limit, size = self._limit, about.size_bytes
-        if about.tokens is None:
-            return False
+    def _may_fit(self, size: int) -> bool:
+        """Whether a text of this size may be within the limit."""
+        limit = self._limit
         bounds = (limit.max_chars and limit.max_chars * 4, limit.max_bytes, limit.tokens and limit.tokens * 64)
         return all(bound is None or size <= bound for bound in bounds)
 
@@ -474,7 +464,7 @@ class _Result:
         parts, changed = [listed], {**result, "content": listed.content}
         if structured is not None:
             self._tag_may_repeat = True  # MCP requires the text here too
-            done = self.judged(structured, as_text(structured))
+            done = self.judged(structured)
             if done.content is not structured:
                 changed["structuredContent"] = _as_object(done)
                 parts.append(done)
@@ -487,7 +477,7 @@ class _Result:
         places. None if they differ or stay inline."""
         known = [as_block(one) for one in result["content"]]
         shared = blocks.repeated(known, result["structuredContent"])
-        done = self.judged(shared, as_text(shared)) if shared is not None else None
+        done = self.judged(shared) if shared is not None else None
         if done is None or done.content is shared:
             return None
         others = [one for one in known if not blocks.is_text_block(one)]
@@ -500,20 +490,25 @@ class _Result:
 
     def _as_one_block(self, value: list[Any]) -> Outcome:
         """Judge a list as a whole; if it leaves, a text block with the stub replaces it."""
-        done = self.judged(value, as_text(value))
+        done = self.judged(value)
         return done if done.content is value else replace(done, content=[{"type": "text", "text": done.text}])
 
     def _of_list(self, value: list[Any]) -> Outcome | None:
         """Return the outcome of a list of blocks, or None if it is plain data or too much."""
-        if len(value) <= _MAX_PARTS and 0 < sum(map(_is_media, value)) <= _MAX_STUBS:
-            return self._beside_media(value)
         known = [block for one in value if (block := as_block(one)) is not None]
+        if len(value) <= _MAX_PARTS:
+            media = sum(_is_media(one) or blocks.container(one) is not None for one in value)
+            if not media and all(as_block(one) or blocks.text_part(one) is not None for one in value):
+                media = sum(map(blocks.is_medium, known)) if len(known) < len(value) else 0
+            if 0 < media <= _MAX_STUBS:
+                return self._beside_media(value)
         if not known or len(known) < len(value):
             return None
         unknown = [one for one in known if not blocks.is_block(one)]
-        if len(unknown) == len(known) or (unknown and self._limit.exceeded(as_text(unknown), self._policy.count)):
+        is_data = len(unknown) > _MAX_STUBS and self._limit.exceeded(as_text(unknown), self._policy.count)
+        if len(unknown) == len(known) or is_data:
             return None
-        extra = [fields for one in known if (fields := blocks.extra_fields(one))]
+        extra = [fields for one in known if blocks.is_block(one) and (fields := blocks.extra_fields(one))]
         if extra and self._limit.times(_TOGETHER).exceeded(as_text(extra), self._policy.count):
             return None
         plan = self._planned(known)
@@ -533,7 +528,7 @@ class _Result:
             tokens = part.billed if isinstance(part, BlockPayload) and not self._always else None
             written = part if isinstance(part, str) else part.written
             if tokens is None:
-                is_large = self._is_large(written, Prepared(written, written).roughly)
+                is_large = self._is_large(written)
                 plan.append(is_large and not self._stays_anyway(written))
             else:
                 most = self._limit.tokens
@@ -570,9 +565,19 @@ class _Result:
         done = self._put(Prepared(found.value, found.written), claimed=found.media_type)
         return replace(done, content=found.replace(done.text))
 
+    def _of_container(self, value: object) -> Outcome | None:
+        """Return the outcome of a message or result of another framework with media inside. None if it is something
+        else, or if its other fields are too much."""
+        found = blocks.container(value)
+        if found is None or self._limit.exceeded(as_text(found[1]), self._policy.count):
+            return None
+        inner, _, rebuild = found
+        done = self._of_list(inner)
+        return done and replace(done, content=value if done.content is inner else rebuild(done.content))
+
     def _beside_media(self, value: list[Any]) -> Outcome | None:
-        """Return the outcome of a list with media of another framework, which pass unchanged. None if the rest is too
-        much."""
+        """Return the outcome of a list with media of another framework, or with plain text between blocks. Such media
+        and unknown blocks pass unchanged. None if the rest is too much."""
         done: list[Outcome] = []
         inline: list[str] = []
         together = self._limit.times(_TOGETHER)
@@ -583,10 +588,14 @@ class _Result:
                 continue
             part = as_part(one)
             text = blocks.text_part(part)
-            if text is None and isinstance(part, dict) and blocks.is_block(part):
-                outcome = self._of_list([one])
+            if text is None and isinstance(part, dict):
+                outcome = self._of_container(one)
+                if outcome is None and blocks.is_block(part) and (listed := self._of_list([one])) is not None:
+                    outcome = replace(listed, content=listed.content[0])
+                elif outcome is None and as_block(part) is not None:
+                    outcome = Outcome(_block_text(part), one)
                 if outcome is not None:
-                    done.append(replace(outcome, content=outcome.content[0]))
+                    done.append(outcome)
                     continue
             written = as_text(part) if text is None else text
             inline.append(written)
@@ -595,7 +604,7 @@ class _Result:
                 continue
             inline.pop()
             outcome = self._put(Prepared(part if text is None else text, written))
-            if as_strings:
+            if isinstance(one, str) or (as_strings and text is None):
                 done.append(outcome)
                 continue
             kept: dict[str, Any] = {"type": "text"} if isinstance(part, dict) and "type" in part else {}
@@ -605,6 +614,14 @@ class _Result:
         if sum(bool(one.refs or one.failure) for one in done) > _MAX_STUBS:
             return None
         return _joined(done, [one.content for one in done], value)
+
+
+def _own_tag(store: Store, text: str) -> str | None:
+    """Return the tag of the marked answer of this store's tools that a text is, or None."""
+    try:
+        return tag_of(store.secret, text)
+    except StoreError:
+        return None  # storing fails too, and reports it
 
 
 def _joined(done: list[Outcome], content: list[Any], value: list[Any]) -> Outcome:

@@ -11,10 +11,11 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
+from coatcheck.checks import one_of, whole
 from coatcheck.config import Settings
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
-from coatcheck.tokens import TokenCounter, counted, estimate
+from coatcheck.tokens import TokenCounter, counted, estimate, roughly
 
 MAX_TOKENS: Final = 3_000
 PREVIEW_CHARS: Final = 200
@@ -27,6 +28,7 @@ CLEARLY: Final = 1.5
 """How far an estimate from samples must be from the limit to count."""
 
 _UTF8: Final = 4  # maximum bytes per character
+_END: Final = 64 * 1_024
 
 Shrink = Callable[[Any], Any]
 """Turns a tool's result into what the model is shown. A result that it returns unchanged is handled as usual."""
@@ -46,9 +48,7 @@ class Limit:
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_chars", "max_bytes"):
-            value = getattr(self, name)
-            if value is not None:
-                _check(name, value, _is_whole(value, 1), "a whole number, at least 1, or None")
+            whole(getattr(self, name), name, least=1, optional=True)
 
     @property
     def tokens(self) -> int | None:
@@ -57,18 +57,10 @@ class Limit:
             return MAX_TOKENS
         return self.max_tokens
 
-    def exceeded(
-        self,
-        text: str,
-        count: TokenCounter | None = None,
-        *,
-        roughly: Callable[[], float] | None = None,
-        size: int | None = None,
-    ) -> bool:
+    def exceeded(self, text: str, count: TokenCounter | None = None, *, size: int | None = None) -> bool:
         """Whether a text is over the limit. It is if the counter fails or does not return a number.
 
-        `roughly` returns a quick lower estimate of the tokens. `size` is the byte size of the value, if it is not that
-        of the text."""
+        `size` is the byte size of the value, if it is not that of the text."""
         if self.is_too_long(text, size):
             return True
         most = self.tokens
@@ -77,7 +69,8 @@ class Limit:
         if count is not None:
             tokens = counted(count, text)
             return tokens is None or tokens > most
-        return (roughly is not None and roughly() > most * CLEARLY) or estimate(text) > most
+        ends = text if len(text) <= 2 * _END else text[:_END] + text[-_END:]  # enough where a text is clearly too long
+        return roughly(ends.encode("utf-8", "surrogatepass")) > most * CLEARLY or estimate(text) > most
 
     def is_too_long(self, text: str, size: int | None = None) -> bool:
         """Whether a text is over the limit in characters or bytes. `size` replaces the byte size of the text."""
@@ -92,11 +85,8 @@ class Limit:
 
     def times(self, factor: int) -> Limit:
         """Return this limit multiplied by a factor."""
-        return Limit(
-            max_tokens=self.tokens and self.tokens * factor,
-            max_chars=self.max_chars and self.max_chars * factor,
-            max_bytes=self.max_bytes and self.max_bytes * factor,
-        )
+        limits = {"max_tokens": self.tokens, "max_chars": self.max_chars, "max_bytes": self.max_bytes}
+        return Limit(**{name: most and most * factor for name, most in limits.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,18 +112,24 @@ class Policy(Limit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        name: object = self.read_tool
-        takes: object = self.read_arguments
-        is_name = name is None or (isinstance(name, str) and 0 < len(name) <= 64 and name.isprintable())
-        are_names = isinstance(takes, tuple) and all(isinstance(argument, str) for argument in takes)
-        _check("enabled", self.enabled, isinstance(self.enabled, bool), "True or False")
-        _check("preview_chars", self.preview_chars, _is_whole(self.preview_chars, 0), "a whole number, 0 for none")
-        _check("redact", self.redact, self.redact in (None, "store"), '"store" or None')
+        whole(self.preview_chars, "preview_chars")
+        one_of(self.redact, "redact", ("store",), optional=True)
+        given: dict[str, Any] = vars(self)
+        tools, name, takes = given["tools"], given["read_tool"], given["read_arguments"]
+        for flag in ("enabled", "resolves"):
+            _check(flag, given[flag], isinstance(given[flag], bool), "True or False")
         _check("count", self.count, self.count is None or callable(self.count), "a function from a text to a number")
-        _check("read_tool", name, is_name, "the name of a tool, or None")
+        is_name = isinstance(name, str) and 0 < len(name) <= 64 and name.isprintable()
+        _check("read_tool", name, name is None or is_name, "the name of a tool or None")
+        are_names = isinstance(takes, tuple) and all(isinstance(one, str) for one in takes)
         _check("read_arguments", takes, are_names, 'a tuple of names, e.g. ("pointer", "lines")')
-        _check("resolves", self.resolves, isinstance(self.resolves, bool), "True or False")
-        object.__setattr__(self, "tools", MappingProxyType(_checked_tools(self.tools)))
+        is_mapping = isinstance(tools, Mapping) and all(isinstance(one, str) for one in tools)
+        _check("tools", tools, is_mapping, 'a mapping of tool names, e.g. {"read_file": "never"}')
+        for tool, rule in tools.items():
+            is_rule = rule in ("always", "never") or callable(rule) or isinstance(rule, Limit)
+            is_rule = is_rule and not isinstance(rule, Policy)
+            _check(f"the rule for {clip(tool)}", rule, is_rule, 'a Limit, "always", "never" or a function')
+        object.__setattr__(self, "tools", MappingProxyType(dict(tools)))
         object.__setattr__(self, "safe_chars", self._safe_chars())
 
     def _safe_chars(self) -> int:
@@ -147,32 +143,15 @@ class Policy(Limit):
 
 
 @lru_cache(maxsize=64)
-def configured(settings: Settings) -> Policy:
-    """Return the policy from the settings, which applies where code passes none."""
+def configured(settings: Settings, redact: Literal["store"] | None = None) -> Policy:
+    """Return the policy from the settings, which applies where code passes none. `redact` masks secrets even if the
+    settings do not."""
     section = settings.section("policy")
     rules = {tool: rule if isinstance(rule, str) else Limit(**rule) for tool, rule in section["tools"].items()}
-    return Policy(**section | {"tools": rules})
+    return Policy(**section | {"tools": rules, "redact": redact or section["redact"]})
 
 
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _check(name: str, value: object, is_valid: bool, expected: str) -> None:
+def _check(what: str, value: object, is_valid: bool, expected: str) -> None:
     if not is_valid:
-        given = str(value) if isinstance(value, int | str) else repr(value)
-        raise InvalidArgument(f"{name} is invalid: {clip(given, 60)}", hint=f"pass {expected}")
-
-
-def _checked_tools(tools: object) -> dict[str, Any]:
-    if not isinstance(tools, Mapping):
-        raise InvalidArgument(
-            f"tools must be a mapping, got a {type(tools).__name__}", hint='e.g. {"read_file": "never"}'
-        )
-    for name, rule in tools.items():
-        _check("a tool name in tools", name, isinstance(name, str), "names as strings")
-        if isinstance(rule, Policy):
-            raise InvalidArgument(f"the rule for {clip(name)} is a Policy", hint="pass a Limit for a single tool")
-        is_rule = rule in ("always", "never") or isinstance(rule, Limit) or callable(rule)
-        _check(f"the rule for {clip(name)}", rule, is_rule, 'a Limit, "always", "never" or a function')
-    return dict(tools)
+        given = clip(value, 60) if isinstance(value, str) else clip(repr(value), 60).strip("'\"")
+        raise InvalidArgument(f"{what} must be {expected}, got {given}")

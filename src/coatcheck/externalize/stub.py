@@ -1,15 +1,25 @@
-"""What a model gets instead of a large value: a stub, or a bounded head and tail if the store failed.
+"""The texts that a model gets from us, and how to recognise them.
 
-A stub is one line of JSON, a pure function of content, policy and pointer. Untrusted text appears only inside JSON
-strings, with known secrets masked. Without its preview, a stub has at most 150 tokens.
+A stub replaces a large value. It is one line of JSON, a pure function of content, policy and pointer. Untrusted text
+appears only inside JSON strings, with known secrets masked. Without its preview, a stub has at most 150 tokens. If the
+store failed, a bounded head and tail replaces the value.
+
+What our own tools return has a mark at the end of its first line: the length of the text that follows, and a keyed tag
+over all of it. It identifies such an answer, whatever name the host gave the tool. Only the tools of this store can
+write one, so a marked text is already bounded. Hosts may put words around it, wrap it in a block, or encode it as JSON.
+A genuine mark can be copied, so it covers one answer only: a text with two marks, or with much else around it, is
+treated like any other text.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import re
+from base64 import urlsafe_b64encode
 from dataclasses import dataclass
-from typing import Final
+from hashlib import blake2b
+from typing import Final, NamedTuple
 
 from coatcheck import media
 from coatcheck.errors import CoatcheckError
@@ -42,6 +52,21 @@ _REASONS: Final = {
     "store_closed": "the store is closed",
 }
 
+SLACK: Final = 1_000
+"""Maximum number of characters that a host may put around a marked text."""
+
+LENGTH: Final = 20
+"""Maximum length of a mark."""
+
+_TAG: Final = 6
+_PERSON: Final = b"coatcheck.mark"
+_MARK: Final = re.compile(r"^(.+ ~(\d{1,9}))\.([\w-]{8})(?:\n|\Z)", re.MULTILINE | re.ASCII)
+_NEAR: Final = 16_384  # the first line as JSON, and what may precede it
+_STRING: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')  # a string in JSON text
+_CHARACTER: Final = re.compile(r"\\u[Dd][89ABab]..\\u[Dd][C-Fc-f]..|\\u....|\\.|.")  # one character of it, as written
+_LARGEST: Final = 4 << 20
+_ALSO_ESCAPED: Final = {"<": 5, ">": 5, "&": 5, "/": 1}  # extra characters that Go's and PHP's encoders write
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -56,22 +81,23 @@ class Facts:
     summary: str = ""
 
 
-def facts(
-    sample: Sample, media_type: str, kind: str, limit: int, *, summary: str = "", tokens: float | None = None
-) -> Facts:
-    """Describe content from its head and tail. `tokens` is the number of tokens in those two, if known."""
-    part = _sample_for_preview(sample, media_type)
-    lines = total = None
+def facts(sample: Sample, media_type: str, kind: str, limit: int, *, summary: str = "") -> Facts:
+    """Describe content from its head and tail."""
+    lines = tokens = None
     if media.is_text(media_type):
-        is_wide = media.encoding_of(sample.head).is_wide
-        decoded = decode(sample) if is_wide else None
-        lines = sample.lines if decoded is None else decoded.lines
-        if tokens is None:
-            ends = sample.head + sample.tail
-            tokens = roughly(ends if decoded is None else (decoded.head + decoded.tail).encode("utf-8", "replace"))
-        total = round(tokens * sample.size / max(1, len(sample.head) + len(sample.tail)))
-    shown = preview(part, media_type=media_type, limit=limit)
-    return Facts(kind, media_type, sample.size, lines, total, shown, _short_summary(summary) if summary else "")
+        lines, ends = sample.lines, sample.head + sample.tail
+        seen = max(1, len(ends))
+        if media.encoding_of(sample.head).is_wide:
+            decoded = decode(sample)
+            lines, ends = decoded.lines, (decoded.head + decoded.tail).encode("utf-8", "replace")
+        tokens = round(roughly(ends) * sample.size / seen)
+    size = sample.size
+    whole, head = (_JSON_WHOLE, _JSON_HEAD) if media_type == media.JSON else (_WHOLE, _HEAD)
+    if size > whole:  # a preview of less is faster; JSON gets more
+        end = sample.head + sample.tail if len(sample.tail) < _TAIL else sample.tail
+        sample = Sample(sample.head[:head], end[-_TAIL:], size, sample.lines)
+    shown = preview(sample, media_type=media_type, limit=limit)
+    return Facts(kind, media_type, size, lines, tokens, shown, _short_summary(summary) if summary else "")
 
 
 def _short_summary(summary: str) -> str:
@@ -106,17 +132,6 @@ def stub_of(pointer: str, about: Facts, policy: Policy, *, lead: str = LEAD) -> 
     return _ENCODER.encode({key: value for key, value in fields.items() if value is not None})
 
 
-def is_stub(text: str, policy: Policy) -> bool:
-    """Whether a text looks like a stub and is as short as one, so that storing it would be useless."""
-    return text.startswith(_START) and len(text) <= 1_000 + 2 * policy.preview_chars
-
-
-def media_type_of(claimed: object) -> str | None:
-    """Return a declared media type in lower case and without parameters, or None if it is not one."""
-    essence = claimed.partition(";")[0].strip().lower() if isinstance(claimed, str) else ""
-    return essence if _MEDIA_TYPE.fullmatch(essence) else None
-
-
 def _hint(pointer: str, about: Facts, policy: Policy) -> str:
     """Say how to read on, naming only tools that this agent has."""
     tool, takes, media_type = policy.read_tool, policy.read_arguments, about.media_type
@@ -137,20 +152,22 @@ def _hint(pointer: str, about: Facts, policy: Policy) -> str:
     return f"{' or '.join([called, *others])} reads it; {_REPEATING}"
 
 
+def is_stub(text: str, policy: Policy) -> bool:
+    """Whether a text looks like a stub and is as short as one, so that storing it would be useless."""
+    return text.startswith(_START) and len(text) <= 1_000 + 2 * policy.preview_chars
+
+
+def media_type_of(claimed: object) -> str | None:
+    """Return a declared media type in lower case and without parameters, or None if it is not one."""
+    essence = claimed.partition(";")[0].strip().lower() if isinstance(claimed, str) else ""
+    return essence if _MEDIA_TYPE.fullmatch(essence) else None
+
+
 def own_summary(ref: Ref, head: bytes) -> str:
     """Return a ref's summary if a person or model wrote it, "" if it only repeats how the content begins."""
     start = ref.summary.partition(MARK)[0][:40]
     repeats = summarize(head[:1_024].decode("utf-8", "ignore")).startswith(start)
     return "" if repeats or ref.summary == f"{ref.media_type}, {ref.size_bytes} bytes" else ref.summary
-
-
-def _sample_for_preview(sample: Sample, media_type: str) -> Sample:
-    """Return the part of a sample that a preview reads, which keeps it fast. JSON gets more."""
-    whole, head = (_JSON_WHOLE, _JSON_HEAD) if media_type == media.JSON else (_WHOLE, _HEAD)
-    if sample.size <= whole:
-        return sample
-    end = sample.head + sample.tail if len(sample.tail) < _TAIL else sample.tail
-    return Sample(sample.head[:head], end[-_TAIL:], sample.size, sample.lines)
 
 
 def reason(error: Exception) -> str:
@@ -163,9 +180,17 @@ def head_and_tail(text: str, why: str, limit: Limit, count: TokenCounter | None,
     """Return as much of both ends of a text as the limit allows, or only a note if that is too little.
 
     `sharing` is the number of texts that share the limit."""
+    lead = (
+        f"[This result has {len(text):,} characters, and storing it failed: {why}. "
+        "Only its beginning and end follow; the rest is not kept.]\n"
+    )
+    gap = "\n[… {:,} characters left out, not kept …]\n"
     room = (limit.max_chars or limit.max_bytes or 4 * (limit.max_tokens or MAX_TOKENS)) // sharing
     while room >= _SMALLEST_CUT:
-        shown = _cut(text, why, room)
+        kept = max(0, room - len(lead) - len(gap.format(len(text))))
+        last = kept * 2 // 5
+        cut = text[: kept - last] + gap.format(len(text) - kept) + (text[-last:] if last else "")
+        shown = lead + (text if kept >= len(text) else cut)
         if not limit.exceeded(shown, count):
             return shown
         room = room * 3 // 4
@@ -177,14 +202,68 @@ def nothing_shown(what: str, why: str) -> str:
     return f"[{what} storing it failed: {why}. It is not kept, and not shown.]"
 
 
-def _cut(text: str, why: str, room: int) -> str:
-    lead = (
-        f"[This result has {len(text):,} characters, and storing it failed: {why}. "
-        "Only its beginning and end follow; the rest is not kept.]\n"
-    )
-    gap = "\n[… {:,} characters left out, not kept …]\n"
-    room = max(0, room - len(lead) - len(gap.format(len(text))))
-    if room >= len(text):
-        return lead + text
-    last = room * 2 // 5
-    return lead + text[: room - last] + gap.format(len(text) - room) + (text[-last:] if last else "")
+def mark(key: bytes, first: str, rest: str = "") -> str:
+    """Return a marked text: the first line with the mark at its end, then the rest."""
+    head = f"{' '.join(first.splitlines())} ~{len(rest)}"
+    signed = f"{head}.{_tag(key, head, rest)}"
+    return f"{signed}\n{rest}" if rest else signed
+
+
+def is_ours(key: bytes, text: str) -> bool:
+    """Whether a text is one answer marked with this key, apart from what a host put around it."""
+    return tag_of(key, text) is not None
+
+
+def may_be_marked(text: str) -> bool:
+    """Whether a text is worth a look by `tag_of`. Most are not, and then no key is needed."""
+    return text.find("~", 0, _NEAR) >= 0 and " ~" in text[:_NEAR] and len(text) <= _LARGEST
+
+
+def tag_of(key: bytes, text: str) -> str | None:
+    """Return the tag of the one marked answer in a text, or None if there is none or too much around it."""
+    if not may_be_marked(text):
+        return None
+    found = _marked(key, text)
+    if found is not None and len(text) - len(found.text) <= SLACK:
+        return found.tag
+    if text.lstrip()[:1] not in ("{", "[", '"'):
+        return None
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    strings = [string for string in _STRING.findall(text) if " ~" in string]
+    inside = [(string, one) for string in strings if (one := _marked(key, json.loads(string))) is not None]
+    if len(inside) != 1:
+        return None
+    ((string, found),) = inside
+    written = sum(map(len, _CHARACTER.findall(string, 1)[found.start : found.start + len(found.text)]))
+    return found.tag if len(text) - min(written, _longest_json(found.text)) <= SLACK else None
+
+
+class _Marked(NamedTuple):
+    """The part of a text that a genuine mark covers, its tag, and where it begins."""
+
+    text: str
+    tag: str
+    start: int
+
+
+def _marked(key: bytes, text: str) -> _Marked | None:
+    match = _MARK.search(text, 0, _NEAR) if " ~" in text else None
+    if match is None:
+        return None
+    end = match.end() + int(match[2])
+    is_genuine = hmac.compare_digest(match[3], _tag(key, match[1], text[match.end() : end]))
+    return _Marked(text[match.start() : end], match[3], match.start()) if is_genuine else None
+
+
+def _longest_json(text: str) -> int:
+    """Return the maximum length of a text in JSON, counting only what some common encoder escapes."""
+    return len(json.dumps(text)) + sum(text.count(one) * more for one, more in _ALSO_ESCAPED.items())
+
+
+def _tag(key: bytes, first: str, rest: str) -> str:
+    """Return the keyed tag. Trailing whitespace is ignored, because hosts strip it."""
+    signed = f"{first}\n{rest}".rstrip().encode("utf-8", "surrogatepass")
+    return urlsafe_b64encode(blake2b(signed, key=key, digest_size=_TAG, person=_PERSON).digest()).decode()

@@ -1,41 +1,45 @@
 """The text of a client's configuration: edit its servers, show it without secrets.
 
-Each edit is made twice: in the text, and on the values that the text represents. An edit is refused if the new text
-does not parse to the new values.
+Everything outside an edit stays as written. An edit is refused if the new text does not parse to the new values.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from coatcheck.errors import InvalidArgument, MissingExtra
-from coatcheck.install import jsonc
 from coatcheck.redaction import mask
 
 if TYPE_CHECKING:
     import tomlkit
 
+_BOM: Final = "\ufeff"
 _SECRET_KEYS: Final = frozenset({"env", "environment", "headers", "http_headers"})  # values below these are masked
 _MASKED: Final = "[masked]"
 _SETS_VARIABLE: Final = ("-e", "--env")  # of a container: the variable's name may not reveal that it is a secret
 _QUERY: Final = re.compile(r"(https?://[^\s\"'?#]+\?)[^\s\"'#]+")
-_JSON_COMMENT: Final = re.compile(r'"(?:[^"\\]|\\.)*+"|(//[^\r\n]*|/\*.*?\*/)', re.DOTALL)
+_STRING: Final = r'"(?:[^"\\]|\\.)*+"'
+_COMMENT: Final = re.compile(_STRING + r"|(//[^\r\n]*|/\*.*?\*/)", re.DOTALL)
+_LAST_COMMA: Final = re.compile(_STRING + r"|[\[{]\s*,|(,)(?=\s*[}\]])", re.DOTALL)
+_TRIVIA: Final = re.compile(r"(?:[ \t\r\n]+|//[^\r\n]*|/\*.*?\*/)*", re.DOTALL)
+_NEW_LINE: Final = re.compile(r"[ \t]*(\r?\n[ \t]*)")
+_LINE_START: Final = re.compile(r"(?:\r?\n)?[ \t]*\Z")
+_Path = tuple[str, ...]
 
 
 class ConfigText(ABC):
-    """A configuration whose servers are at the path `section`. Raises `InvalidArgument` if it cannot be parsed.
+    """A configuration whose servers are at the path `section`. Raises `InvalidArgument` if it cannot be parsed."""
 
-    Edits return a new object."""
-
-    def __init__(self, text: str, section: tuple[str, ...]) -> None:
-        self.text = text
+    def __init__(self, text: str, section: _Path) -> None:
+        self._bom = _BOM if text.startswith(_BOM) else ""
+        self.text = text.removeprefix(_BOM)
         self.section = section
         self.value = self._parse()
         servers: Any = self.value
@@ -43,201 +47,82 @@ class ConfigText(ABC):
             servers = servers.get(key, {})
             if not isinstance(servers, dict):
                 raise InvalidArgument(f"{key!r} is not an object")
-        self.servers: Mapping[str, Any] = servers
+        self.servers: dict[str, Any] = servers
+        self.has_section = _with(self.value, section, servers) == self.value
+        self.data = text.encode()
 
-    def add(self, name: str, entry: Mapping[str, Any]) -> Self:
-        """Add a server."""
-        return self._checked(self._add(name, dict(entry)), lambda servers: servers.update({name: dict(entry)}))
-
-    def remove(self, name: str) -> Self:
-        """Remove a server."""
-        return self._checked(self._remove(name), lambda servers: servers.pop(name))
-
-    def prefix(self, name: str, command: str, words: list[str]) -> Self:
-        """Replace the command of a server, and put `words` before its arguments."""
-        arguments = [*words, *self.servers[name].get("args", [])]
-        edited = self._prefix(name, command, words, arguments)
-        return self._checked(edited, lambda servers: servers[name].update(command=command, args=arguments))
-
-    def restore(self, name: str, command: str, arguments: list[str] | None) -> Self:
-        """Give a server this command and these arguments; None removes `args`."""
-
-        def change(servers: dict[str, Any]) -> None:
-            servers[name] |= {"command": command, "args": arguments}
-            if arguments is None:
-                del servers[name]["args"]
-
-        return self._checked(self._restore(name, command, arguments), change)
-
-    def _checked(self, text: str, change: Callable[[dict[str, Any]], object]) -> Self:
-        """Parse the edited text and compare it with the same change made to the values."""
-        wanted = copy.deepcopy(self.value)
-        servers = wanted
-        for key in self.section:
-            servers = servers.setdefault(key, {})
-        change(servers)
+    def with_server(self, name: str, entry: Mapping[str, Any] | None, *, written: str | None = None) -> Self:
+        """Add or change a server, or remove it with None. `written` is the text of its entry, if that is known."""
+        servers = {**self.servers, name: entry}
+        if entry is None:
+            del servers[name]
         try:
-            edited = type(self)(text, self.section)
-        except InvalidArgument:
-            edited = None
-        if not servers and edited is not None and not edited.servers:
-            wanted = edited.value if _without(edited.value, self.section) == _without(wanted, self.section) else wanted
-        if edited is None or edited.value != wanted:
-            raise InvalidArgument("its formatting cannot be edited safely", hint="edit it by hand")
-        return edited
+            edited = type(self)(self._bom + self._edited(name, servers, written), self.section)
+            others = [_with(one.value, one.section, {}) for one in (self, edited)]
+            if edited.servers == servers and others[0] == others[1]:
+                return edited
+        except (InvalidArgument, RecursionError):
+            pass
+        raise InvalidArgument("its formatting cannot be edited safely", hint="edit it by hand")
 
     @abstractmethod
     def _parse(self) -> dict[str, Any]: ...
 
     @abstractmethod
-    def _add(self, name: str, entry: dict[str, Any]) -> str: ...
-
-    @abstractmethod
-    def _remove(self, name: str) -> str: ...
-
-    @abstractmethod
-    def _prefix(self, name: str, command: str, words: list[str], arguments: list[str]) -> str: ...
-
-    @abstractmethod
-    def _restore(self, name: str, command: str, arguments: list[str] | None) -> str: ...
-
-    @staticmethod
-    @abstractmethod
-    def line(name: str, entry: Mapping[str, Any]) -> str:
-        """Render an entry on one line, for a person to paste among the servers."""
+    def _edited(self, name: str, servers: dict[str, Any], written: str | None) -> str:
+        """Return the text with these servers, of which `name` has changed."""
 
     @abstractmethod
     def masked(self) -> str:
         """Return the text with secrets masked, comments included."""
 
+    def line(self, name: str, entry: Mapping[str, Any]) -> str:
+        """Render an entry on one line, for a person to paste among the servers."""
+        return f"{_dumps(name)}: {_dumps(entry)}"
 
-class JsonConfig(ConfigText):
-    """JSON, with comments and trailing commas allowed."""
 
-    def _parse(self) -> dict[str, Any]:
-        root = jsonc.parse(self.text)
-        if root is None:
-            return {}
-        if not isinstance(root.value, dict):
-            raise InvalidArgument("it is not a JSON object")
-        holder: jsonc.Node | None = root
-        for key in (*self.section, None):
-            keys = [member.key for member in holder.members] if holder else []
-            if len(set(keys)) < len(keys):
-                twice = next(one for one in keys if keys.count(one) > 1)
-                raise InvalidArgument(f"it has the key {twice[:80]!r} twice")
-            holder = self._below(holder, (key,)) if key is not None else None
-        return root.value
+def config_text(text: str, format_: str, section: _Path) -> ConfigText:
+    """Parse a configuration. Raises `InvalidArgument`."""
+    return TomlConfig(text, section) if format_ == "toml" else JsonConfig(text, section)
 
-    def rewrite(self, name: str, entry: Mapping[str, Any], *, written: str | None = None) -> Self:
-        """Replace the entry of a server, by the text `written` if that is given."""
-        node = self._node(name)
-        if written is not None and jsonc.parse(written) is not None:
-            text = jsonc.splice(self.text, [(node.start, node.end, written)])
-        else:
-            text = jsonc.replace(self.text, node, dict(entry))
-        return self._checked(text, lambda servers: servers.update({name: dict(entry)}))
 
-    def entry_text(self, name: str) -> str:
-        """Return the entry of a server as written in the file."""
-        node = self._node(name)
-        return self.text[node.start : node.end]
+def _with(value: Mapping[str, Any], path: _Path, new: Any) -> Any:
+    """Return nested objects with another value at a path."""
+    return {**value, path[0]: _with(value.get(path[0], {}), path[1:], new)} if path else new
 
-    def without_section(self) -> Self:
-        """Remove the object that contains the servers, if it is empty."""
-        holder = self._below(jsonc.parse(self.text), self.section[:-1])
-        if self.servers or holder is None or holder.member(self.section[-1]) is None:
-            return self
-        edited = type(self)(jsonc.remove(self.text, holder, self.section[-1]), self.section)
-        return edited if not edited.servers else self
 
-    def _add(self, name: str, entry: dict[str, Any]) -> str:
-        root = jsonc.parse(self.text)
-        path = (*self.section, name)
-        if root is None:
-            return self.text + json.dumps(_nested(path, entry), indent=2, ensure_ascii=False) + "\n"
-        holder, depth = root, 0
-        while depth < len(self.section) and (member := holder.member(path[depth])) is not None:
-            holder, depth = member.node, depth + 1
-        return jsonc.insert(self.text, holder, path[depth], _nested(path[depth + 1 :], entry))
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return the keys that are new, gone, or have another value."""
+    return [key for key in {**new, **old} if key not in old or key not in new or old[key] != new[key]]
 
-    def _remove(self, name: str) -> str:
-        holder = self._below(jsonc.parse(self.text), self.section)
-        assert holder is not None
-        return jsonc.remove(self.text, holder, name)
 
-    def _prefix(self, name: str, command: str, words: list[str], arguments: list[str]) -> str:
-        entry = self._node(name)
-        old = entry.member("args")
-        if old is None:
-            text = jsonc.insert(self.text, entry, "args", arguments)
-        else:
-            text = jsonc.prepend(self.text, old.node, words)
-        return self._with_command(text, name, command)
+def _gained(old: object, new: object) -> int:
+    """Return how many items a list has gained at its beginning, negative for lost ones, or 0 if it differs in another
+    way."""
+    if not isinstance(old, list) or not isinstance(new, list):
+        return 0
+    count = len(new) - len(old)
+    is_end = new[count:] == old if count > 0 else bool(new) and old[-count:] == new
+    return count if is_end else 0
 
-    def _restore(self, name: str, command: str, arguments: list[str] | None) -> str:
-        entry = self._node(name)
-        old = entry.member("args")
-        text = self.text
-        if old is not None and arguments is None:
-            text = jsonc.remove(text, entry, "args")
-        elif old is not None:
-            kept = len(old.node.items) - len(arguments or ())
-            if arguments and kept > 0 and [item.value for item in old.node.items[kept:]] == arguments:
-                text = jsonc.splice(text, [(old.node.items[0].start, old.node.items[kept].start, "")])
-            else:
-                text = jsonc.replace(text, old.node, arguments)
-        return self._with_command(text, name, command)
 
-    def _with_command(self, text: str, name: str, command: str) -> str:
-        member = type(self)(text, self.section)._node(name).member("command")
-        if member is None:
-            raise InvalidArgument(f"the server {name[:80]!r} has no command")
-        return jsonc.replace(text, member.node, command)
+def _is_secret_argument(flag: object, value: object) -> bool:
+    """Whether `value` is a secret because of the option before it, such as `--api-key`."""
+    if not isinstance(flag, str) or not flag.startswith("-") or not isinstance(value, str) or not value:
+        return False
+    return (flag in _SETS_VARIABLE and "=" in value) or value not in mask(f'"{flag}", "{value}"')[len(flag) + 2 :]
 
-    def _node(self, name: str) -> jsonc.Node:
-        found = self._below(jsonc.parse(self.text), (*self.section, name))
-        if found is None:
-            raise InvalidArgument(f"there is no server {name[:80]!r}")
-        return found
 
-    @staticmethod
-    def _below(node: jsonc.Node | None, path: tuple[str, ...]) -> jsonc.Node | None:
-        for key in path:
-            member = node.member(key) if node else None
-            node = member.node if member else None
-        return node
+def _mask_text(text: str) -> str:
+    return mask(_QUERY.sub(rf"\1{_MASKED}", text))
 
-    @staticmethod
-    def line(name: str, entry: Mapping[str, Any]) -> str:
-        return json.dumps({name: entry}, ensure_ascii=False)[1:-1]
 
-    def masked(self) -> str:
-        root = jsonc.parse(self.text)
-        splices: list[jsonc.Splice] = []
-        todo = [root] if root else []
-        while todo:
-            node = todo.pop()
-            for member in node.members:
-                if member.key.lower() in _SECRET_KEYS:
-                    splices += self._masks(member.node)
-                else:
-                    todo.append(member.node)
-            todo += node.items
-            splices += [
-                (second.start, second.end, f'"{_MASKED}"')
-                for first, second in pairwise(node.items)
-                if _is_secret_argument(first.value, second.value)
-            ]
-        return _mask_text(jsonc.splice(self.text, splices))
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
-    def _masks(self, node: jsonc.Node) -> Iterator[jsonc.Splice]:
-        for leaf in jsonc.leaves(node):
-            if leaf.value is not None and not isinstance(leaf.value, bool):
-                yield (leaf.start, leaf.end, f'"{_MASKED}"')
-        for match in _JSON_COMMENT.finditer(self.text, node.start, node.end):
-            if match[1]:
-                yield (*match.span(1), f"/* {_MASKED} */" if match[1].startswith("/*") else f"// {_MASKED}")
+
+def _eol(text: str) -> str:
+    return "\r\n" if "\r\n" in text else "\n"
 
 
 class TomlConfig(ConfigText):
@@ -258,151 +143,309 @@ class TomlConfig(ConfigText):
     def _document(self) -> tomlkit.TOMLDocument:
         try:
             import tomlkit
-            from tomlkit.exceptions import TOMLKitError
         except ImportError as error:
             raise MissingExtra("mcp") from error
         try:
             document = tomlkit.parse(self.text)
-        except (TOMLKitError, ValueError, RecursionError) as error:
+        except Exception as error:  # it raises errors of many kinds, here and below
             raise InvalidArgument(f"this TOML cannot be edited: {error}", hint="edit it by hand") from error
-        if sorted(tomlkit.dumps(document).splitlines()) != sorted(self.text.splitlines()):
+        if sorted(document.as_string().splitlines()) != sorted(self.text.splitlines()):
             raise InvalidArgument("this TOML cannot be edited without loss", hint="edit it by hand")
         return document
 
-    def _edit(self, path: tuple[str, ...], edit: Callable[[Any], object]) -> str:
-        """Return the text after `edit` has changed the table at `path`."""
-        import tomlkit
-        from tomlkit.exceptions import TOMLKitError
-
+    def _edited(self, name: str, servers: dict[str, Any], written: str | None) -> str:
+        if name not in self.servers:
+            eol = _eol(self.text)
+            pairs = [f"{key} = {_dumps(value)}" for key, value in servers[name].items()]  # JSON strings, lists of them
+            lines = [f"[{'.'.join(self.section)}.{name}]", *pairs]
+            return self.text + (eol if self.text else "") + eol.join(lines) + eol
         document: Any = self._document()
+        table = document
         try:
-            table = document
-            for key in path:
+            for key in self.section:
                 table = table[key]
-            edit(table)
-            return tomlkit.dumps(document)
-        except (TOMLKitError, KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
-            raise InvalidArgument("its formatting cannot be edited safely", hint="edit it by hand") from error
-
-    def _add(self, name: str, entry: dict[str, Any]) -> str:
-        import tomlkit
-
-        eol = "\r\n" if "\r\n" in self.text else "\n"
-        header = f"[{tomlkit.key([*self.section, name]).as_string()}]"
-        lines = [header, *(_toml_line(key, value) for key, value in entry.items())]
-        return self.text + (eol if self.text else "") + eol.join(lines) + eol
-
-    def _remove(self, name: str) -> str:
-        text = self._edit(self.section, lambda servers: servers.pop(name))
-        if self.text.startswith(text):  # it was the last: the blank line that `_add` writes goes too
+            _edit_toml(table, self.servers, servers)
+        except Exception as error:
+            raise InvalidArgument(str(error)) from error
+        text: str = document.as_string()
+        if name not in servers and self.text.startswith(text):  # the blank line before it goes too
             text = re.sub(r"(?<=\n)\r?\n\Z", "", text)
         return text
 
-    def _prefix(self, name: str, command: str, words: list[str], arguments: list[str]) -> str:
-        def edit(entry: Any) -> None:
-            entry["command"] = command
-            if "args" not in entry:
-                entry["args"] = arguments
-                return
-            for index, word in enumerate(words):
-                entry["args"].insert(index, word)
-
-        return self._edit((*self.section, name), edit)
-
-    def _restore(self, name: str, command: str, arguments: list[str] | None) -> str:
-        def edit(entry: Any) -> None:
-            entry["command"] = command
-            added = len(entry.get("args", [])) - len(arguments or ())
-            if arguments is None:
-                entry.pop("args", None)
-            elif arguments and added > 0 and list(entry["args"])[added:] == arguments:
-                for _ in range(added):
-                    del entry["args"][0]
-            else:
-                entry["args"] = arguments
-
-        return self._edit((*self.section, name), edit)
-
-    @staticmethod
-    def line(name: str, entry: Mapping[str, Any]) -> str:
-        import tomlkit
-
-        table = tomlkit.inline_table()
-        table.update(entry)
-        return _toml_line(name, table)
+    def line(self, name: str, entry: Mapping[str, Any]) -> str:
+        return re.sub(r'"([\w-]+)": ', r"\1 = ", super().line(name, entry))
 
     def masked(self) -> str:
-        import tomlkit
-
         document = self._document()
         _mask_toml(document, is_secret=False)
-        return _mask_text(tomlkit.dumps(document))
+        return _mask_text(document.as_string())
 
 
-def _toml_line(key: str, value: Any) -> str:
-    import tomlkit
-
-    return f"{tomlkit.key(key).as_string()} = {tomlkit.item(value).as_string()}"
-
-
-def _mask_toml(container: Any, *, is_secret: bool) -> None:
-    """Mask the secrets in a tomlkit container, in place."""
-    from tomlkit import items
-
-    for key, item in list(container.body):
-        if isinstance(item, items.Whitespace | items.Null):
-            continue
-        below = is_secret or (key is not None and key.key.lower() in _SECRET_KEYS)
-        if below and item.trivia.comment:
-            item.trivia.comment = f"# {_MASKED}"
-        if (masked := _masked_item(item, is_secret=below)) is not item:
-            container[key] = masked
+def _edit_toml(table: Any, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    for key in _differing(old, new):
+        gained = _gained(old.get(key), new.get(key))
+        if key not in new:
+            table.pop(key)
+        elif isinstance(old.get(key), dict) and isinstance(new[key], dict):
+            _edit_toml(table[key], old[key], new[key])
+        elif gained < 0:
+            del table[key][:-gained]
+        elif gained == 0:
+            table[key] = new[key]
+        for index in range(gained):
+            table[key].insert(index, new[key][index])
 
 
-def _masked_item(item: Any, *, is_secret: bool) -> Any:
+def _mask_toml(item: Any, *, is_secret: bool) -> None:
+    """Mask the secrets in a tomlkit document or item, in place."""
     from tomlkit import item as new_item
     from tomlkit import items
 
-    if isinstance(item, items.Table | items.InlineTable):
-        _mask_toml(item.value, is_secret=is_secret)
-    elif isinstance(item, items.AoT):
+    if isinstance(item, items.AoT):
         for table in item.body:
-            _masked_item(table, is_secret=is_secret)
-    elif isinstance(item, items.Array) and not is_secret:
+            _mask_toml(table, is_secret=is_secret)
+    elif isinstance(item, items.Array):
         for index, one in enumerate(list(item)):
             if index and _is_secret_argument(item[index - 1], one):
                 item[index] = _MASKED
             else:
-                _masked_item(one, is_secret=False)
-    elif is_secret and not isinstance(item, items.Comment | items.Bool):
-        return new_item([_MASKED] * len(item) if isinstance(item, items.Array) else _MASKED)
-    return item
+                _mask_toml(one, is_secret=False)
+    elif hasattr(container := item.value if isinstance(item, items.Table | items.InlineTable) else item, "body"):
+        for key, one in list(container.body):
+            if isinstance(one, items.Whitespace | items.Null):
+                continue
+            below = is_secret or (key is not None and key.key.lower() in _SECRET_KEYS)
+            if below and one.trivia.comment:
+                one.trivia.comment = f"# {_MASKED}"
+            if not below or isinstance(one, items.Table | items.InlineTable | items.AoT):
+                _mask_toml(one, is_secret=below)
+            elif not isinstance(one, items.Comment | items.Bool):
+                container[key] = new_item([_MASKED] * len(one) if isinstance(one, items.Array) else _MASKED)
 
 
-def _is_secret_argument(flag: object, value: object) -> bool:
-    """Whether `value` is a secret because of the option before it, such as `--api-key`."""
-    if not isinstance(flag, str) or not flag.startswith("-") or not isinstance(value, str) or not value:
-        return False
-    return (flag in _SETS_VARIABLE and "=" in value) or value not in mask(f'"{flag}", "{value}"')[len(flag) + 2 :]
+class JsonConfig(ConfigText):
+    """JSON, with comments and trailing commas allowed."""
+
+    def _parse(self) -> dict[str, Any]:
+        self._json = JsonText(self.text)
+        if self._json.root is None:
+            return {}
+        if not isinstance(self._json.root.value, dict):
+            raise InvalidArgument("it is not a JSON object")
+        for depth in range(len(self.section) + 1):
+            keys = [child.key for child in self._json.children(self._json.find(self.section[:depth]))]
+            if twice := [str(key) for key in keys if keys.count(key) > 1]:
+                raise InvalidArgument(f"it has the key {twice[0][:80]!r} twice")
+        return self._json.root.value
+
+    def without_section(self) -> ConfigText:
+        """Remove the object that contains the servers, if it is empty. In TOML it disappears by itself."""
+        if self.servers or not self.has_section:
+            return self
+        return type(self)(self._bom + _removed(self.text, self.section), self.section)
+
+    def entry_text(self, name: str) -> str:
+        """Return the entry of a server as written in the file."""
+        node, _ = _located(self.text, (*self.section, name))
+        return self.text[node.start : node.end]
+
+    def _edited(self, name: str, servers: dict[str, Any], written: str | None) -> str:
+        wanted = _with(self.value, self.section, servers)
+        if self._json.root is None:
+            return self.text + json.dumps(wanted, indent=2, ensure_ascii=False) + "\n"
+        if written is not None and (node := self._json.find((*self.section, name))) is not None:
+            return _spliced(self.text, [(node.start, node.end, written)])
+        return _edit_json(self.text, (), self.value, wanted)
+
+    def masked(self) -> str:
+        masks: dict[int, _Splice] = {}
+        for node in self._json.walk(self._json.root):
+            secret = [
+                second
+                for first, second in pairwise(self._json.children(node))
+                if first.key is None and _is_secret_argument(first.value, second.value)
+            ]
+            if node.key is not None and node.key.lower() in _SECRET_KEYS:
+                secret += [one for one in self._json.walk(node) if not isinstance(one.value, dict | list | bool | None)]
+                for match in _COMMENT.finditer(self.text, node.start, node.end):
+                    if match[1]:
+                        new = f"/* {_MASKED} */" if match[1].startswith("/*") else f"// {_MASKED}"
+                        masks[match.start()] = (match.start(), match.end(), new)
+            masks |= {one.start: (one.start, one.end, f'"{_MASKED}"') for one in secret}
+        return _mask_text(_spliced(self.text, list(masks.values())))
 
 
-def _mask_text(text: str) -> str:
-    return mask(_QUERY.sub(rf"\1{_MASKED}", text))
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value and its position in the text. A member of an object has a key, which starts at `begin`."""
+
+    begin: int
+    start: int
+    end: int
+    value: Any
+    key: str | None = None
 
 
-def _nested(path: tuple[str, ...], value: Any) -> Any:
-    for key in reversed(path):
-        value = {key: value}
-    return value
+class JsonText:
+    """JSON with comments and trailing commas. `root` is None if there is no value. Raises `InvalidArgument`."""
+
+    def __init__(self, text: str) -> None:
+        def blank(match: re.Match[str]) -> str:
+            return re.sub(r"[^\r\n]", " ", match[0]) if match[1] else match[0]
+
+        self._plain = _LAST_COMMA.sub(blank, _COMMENT.sub(blank, text))  # of the same length
+        start, end = _skip(text, 0), len(self._plain.rstrip())
+        try:
+            value = json.loads(self._plain) if start < len(text) else None
+        except RecursionError as error:
+            raise InvalidArgument("invalid JSON: nested too deeply") from error
+        except ValueError as error:
+            line = getattr(error, "lineno", 1)
+            raise InvalidArgument(f"invalid JSON in line {line}: {getattr(error, 'msg', error)}") from error
+        self.root = Node(start, start, end, value) if start < len(text) else None
+
+    def children(self, node: Node | None) -> list[Node]:
+        """Return the members of an object or the items of an array."""
+        found: list[Node] = []
+        if node is None or not isinstance(node.value, dict | list):
+            return found
+        decoder, plain = json.JSONDecoder(), self._plain
+        at = _skip(plain, node.start + 1)
+        while at < node.end - 1:
+            begin, key = at, None
+            if isinstance(node.value, dict):
+                key, at = decoder.raw_decode(plain, at)
+                at = _skip(plain, _skip(plain, at) + 1)
+            value, end = decoder.raw_decode(plain, at)
+            found.append(Node(begin, at, end, value, key))
+            at = _skip(plain, end)
+            at = _skip(plain, at + 1) if plain[at] == "," else at
+        return found
+
+    def find(self, path: _Path) -> Node | None:
+        node = self.root
+        for key in path:
+            node = next((child for child in self.children(node) if child.key == key), None)
+        return node
+
+    def walk(self, node: Node | None) -> Iterator[Node]:
+        """Yield a node and all nodes below it."""
+        todo = [node] if node else []
+        while todo:
+            yield (one := todo.pop())
+            todo += self.children(one)
 
 
-def _without(value: dict[str, Any], section: tuple[str, ...]) -> dict[str, Any]:
-    """Return the values without the object of the servers: TOML drops a table when it is empty."""
-    key, *below = section
-    rest = {one: item for one, item in value.items() if one != key}
-    return rest if not below else {**rest, key: _without(value.get(key, {}), tuple(below))}
+_Splice = tuple[int, int, str]
 
 
-def config_text(text: str, format_: str, section: tuple[str, ...]) -> JsonConfig | TomlConfig:
-    """Parse a configuration. Raises `InvalidArgument`."""
-    return TomlConfig(text, section) if format_ == "toml" else JsonConfig(text, section)
+def _spliced(text: str, splices: Sequence[_Splice]) -> str:
+    """Replace parts of the text. Insertions at the same position keep their order."""
+    for start, end, new in sorted(splices, key=lambda splice: splice[0])[::-1]:
+        text = text[:start] + new + text[end:]
+    return text
+
+
+def _located(text: str, path: _Path) -> tuple[Node, list[Node]]:
+    """Return the value at a path, and its members or items."""
+    document = JsonText(text)
+    found = document.find(path)
+    assert found is not None
+    return found, document.children(found)
+
+
+def _edit_json(text: str, path: _Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Change the object at a path from `old` to `new`."""
+    for key in _differing(old, new):
+        place = (*path, key)
+        if key not in new:
+            text = _removed(text, place)
+        elif key not in old:
+            text = _inserted(text, place, new[key])
+        elif isinstance(old[key], dict) and isinstance(new[key], dict):
+            text = _edit_json(text, place, old[key], new[key])
+        else:
+            text = _replaced(text, place, new[key])
+    return text
+
+
+def _inserted(text: str, path: _Path, value: Any) -> str:
+    """Append a member to an object."""
+    (holder, members), key, eol = _located(text, path[:-1]), _dumps(path[-1]), _eol(text)
+    end = len(text[: holder.end - 1].rstrip())  # behind all comments
+    if not members:
+        if "\n" not in text.strip() and len(text.strip()) > holder.end - holder.start:  # a one-line document stays one
+            return _spliced(text, [(holder.end - 1, holder.end - 1, f"{key}: {_dumps(value)}")])
+        outer = _indentation(text, holder.start)
+        new = f"{key}: {_rendered(text, value, outer + _unit(text))}"
+        return _spliced(text, [(end, holder.end - 1, f"{eol}{outer}{_unit(text)}{new}{eol}{outer}")])
+    first, last = members[0].begin, members[-1].end
+    indent = text[text.rfind("\n", 0, first) + 1 : first]
+    if indent.strip(" \t") or "\n" not in text[:first]:  # on one line
+        return _spliced(text, [(last, last, f", {key}: {_dumps(value)}")])
+    new = f"{eol}{indent}{key}: {_rendered(text, value, indent)}"
+    if text[_skip(text, last)] == ",":
+        return _spliced(text, [(end, end, new + ",")])
+    return _spliced(text, [(last, last, ","), (end, end, new)])
+
+
+def _removed(text: str, path: _Path) -> str:
+    """Remove a member of an object, with its comma and its line."""
+    holder, members = _located(text, path[:-1])
+    index = [one.key for one in members].index(path[-1])
+    member = members[index]
+    line = _LINE_START.search(text, holder.start + 1, member.begin)
+    assert line is not None
+    start, after = line.start(), _skip(text, member.end)
+    comma: list[_Splice] = []
+    if index and text[start - 1] == ",":  # as `_inserted` writes it
+        start -= 1
+    elif text[after] == ",":
+        comma = [(after, after + 1, "")]
+    elif index:
+        before = _skip(text, members[index - 1].end)
+        comma = [(before, before + 1, "")]
+    removed = _spliced(text, [(start, member.end, ""), *comma])
+    end = holder.end - (len(text) - len(removed))
+    if len(members) == 1 and not removed[holder.start + 1 : end - 1].strip():
+        return removed[: holder.start + 1] + removed[end - 1 :]
+    return removed
+
+
+def _replaced(text: str, path: _Path, value: Any) -> str:
+    """Replace a value; the new one spans several lines if the old one did. Items at the end of a list that stay keep
+    their text, and new ones before them are each on a line if the first item is."""
+    node, items = _located(text, path)
+    gained, at = _gained(node.value, value), node.start + 1
+    if gained < 0:
+        return _spliced(text, [(items[0].start, items[-gained].start, "")])
+    if gained > 0:
+        words, line = [_dumps(one) for one in value[:gained]], _NEW_LINE.match(text, at)
+        if not items:
+            return _spliced(text, [(at, at, ", ".join(words))])
+        return _spliced(text, [(at, at, "".join(f"{line[1]}{word}," if line else f"{word}, " for word in words))])
+    is_long = "\n" in text[node.start : node.end]
+    new = _rendered(text, value, _indentation(text, node.start)) if is_long else _dumps(value)
+    return _spliced(text, [(node.start, node.end, new)])
+
+
+def _rendered(text: str, value: Any, indent: str) -> str:
+    return json.dumps(value, indent=_unit(text), ensure_ascii=False).replace("\n", _eol(text) + indent)
+
+
+def _unit(text: str) -> str:
+    """One indentation step of the document."""
+    match = re.search(r"^([ \t]+)\"", text, re.MULTILINE)
+    return match[1] if match and len(match[1]) <= 8 else "  "
+
+
+def _indentation(text: str, at: int) -> str:
+    line = text[text.rfind("\n", 0, at) + 1 :]
+    return line[: len(line) - len(line.lstrip(" \t"))]
+
+
+def _skip(text: str, at: int) -> int:
+    """Skip whitespace and comments."""
+    match = _TRIVIA.match(text, at)
+    assert match is not None
+    return match.end()

@@ -8,33 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import re
-import secrets
 from collections import Counter
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from coatcheck import __version__
-from coatcheck.errors import CoatcheckError, UpstreamFailed
+from coatcheck.errors import UpstreamFailed
 from coatcheck.ids import clip
-from coatcheck.mcp.wire import (
-    Id,
-    Message,
-    Sink,
-    Upstream,
-    error_response,
-    failure,
-    id_of,
-    log,
-    notification,
-    request,
-    response,
-    rewritten,
-)
-
-Listed = Mapping[str, Sequence[Mapping[str, Any]]]
-"""The entries that each server lists, by the name of the server."""
+from coatcheck.mcp import wire
+from coatcheck.mcp.wire import METHOD_NOT_FOUND, Id, Message, OwnRequests, Sink, Tasks, Upstream
 
 LISTS: Final = {
     "tools/list": ("tools", "tools", "name"),
@@ -46,18 +29,13 @@ LISTS: Final = {
 """List methods: the capability, the field of the result, and the key of an entry."""
 
 _LISTED: Final = ("tools", "prompts", "resources")  # capabilities with lists that may change
-_MAX_PAGES: Final = 1_000
-_TIMEOUT: Final = 60.0  # seconds for a server to answer a request of our own
-_START: Final = 60.0  # seconds for a server to answer the handshake,
-PATIENCE: Final = 20.0  # and for the others once one has: the client waits for all of them
+_TIMEOUT: Final = 60.0  # seconds for a server to answer the handshake or another request of our own
+PATIENCE: Final = 20.0  # seconds for the handshakes of the others once one is done: the client waits for all of them
 _LAST: Final = 2.0  # seconds for requests that are not sent yet when the client disconnects
-_ID_PREFIX: Final = f"coatcheck-{secrets.token_hex(6)}-"  # of our own requests: unique among clients and proxies
-_NUMBERS: Final = itertools.count(1)
 _EXPRESSION: Final = re.compile(r"\{[^{}]*\}")
 _NOT_IN_NAME: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _PARSE_ERROR: Final = -32700
 _INVALID_REQUEST: Final = -32600
-_METHOD_NOT_FOUND: Final = -32601
 _INVALID_PARAMS: Final = -32602
 _RESOURCE_NOT_FOUND: Final = -32002
 _BY_NAME: Final = {"tools/call": "tools/list", "prompts/get": "prompts/list"}
@@ -67,20 +45,24 @@ _BY_URI: Final = ("resources/read", "resources/subscribe", "resources/unsubscrib
 class MergedServer:
     """An upstream made of several, by name. `patience` is how long the others wait for a slow handshake."""
 
+    _to: Sink
+
     def __init__(self, servers: Mapping[str, Upstream], *, patience: float = PATIENCE) -> None:
         self._patience = patience
         self._members = {name: MemberServer(name, upstream, self) for name, upstream in servers.items()}
-        self._index = ServerIndex(self._members)
-        self._sink: Sink | None = None
+        self._names: dict[str, dict[str, tuple[str, str]]] = {}  # all names ever listed, with their latest meaning
+        self._uris: dict[str, dict[str, str]] = {}  # the server of each, until a list changes
         self._is_ending = False
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._running: dict[Id, asyncio.Task[None]] = {}  # requests of the client that are being routed,
-        self._at: dict[Id, MemberServer] = {}  # the server that is asked for them now,
-        self._owners: dict[Id, MemberServer] = {}  # and those that were passed on, until they are answered
+        self._tasks = Tasks()  # requests of the client that are being routed,
+        self._owners: dict[Id, MemberServer] = {}  # and the servers that are asked for them
         self._asking: dict[Id, tuple[MemberServer, Id, object]] = {}  # by our id: server, its id, its progress token
 
+    def plain_name(self, tool: str) -> str:
+        """Return the name that a listed tool has at its own server."""
+        return self._names.get("tools/list", {}).get(tool, ("", tool))[1]
+
     async def start(self, sink: Sink) -> None:
-        self._sink = sink
+        self._to = sink
         members = list(self._members.values())
         done = await asyncio.gather(*(one.upstream.start(one) for one in members), return_exceptions=True)
         for member, error in zip(members, done, strict=True):
@@ -88,80 +70,69 @@ class MergedServer:
                 self._drop(member, error)
             elif isinstance(error, BaseException):
                 raise error
-        if not self._index.live():
+        self._check_live()
+
+    def _check_live(self) -> None:
+        if not self._live():
             raise UpstreamFailed("none of the servers could be started", hint="see the messages above")
 
     async def finish(self) -> None:
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=_LAST)
+        await self._tasks.wait(_LAST)
         self._is_ending = True
-        for member in self._index.live():
+        for member in self._live():
             await member.upstream.finish()
 
     async def close(self) -> None:
         self._is_ending = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         await asyncio.gather(*(one.upstream.close() for one in self._members.values()), return_exceptions=True)
 
     # From the client
 
     async def send(self, message: Message) -> None:
         if message.is_response:
-            await self._answered_by_client(message)
+            member, own_id, _ = self._asking.pop(message.id or "", (None, "", None))
+            if member is not None:
+                await member.send(wire.rewritten(message, id=own_id))
         elif "method" in message.body and "id" not in message.body:
             await self._notified(message)
         elif message.method is None or message.id is None:
             code, text = (_INVALID_REQUEST, "Invalid Request") if message.body else (_PARSE_ERROR, "Parse error")
-            await self._to.message(error_response(None, code, text))
-        elif message.method == "ping":
-            await self._to.message(response(message.id, {}))
+            await self._to.message(wire.error_response(None, code, text))
         else:
-            self._start(message.id, self._route(message))
+            route = self._route(message, message.method, message.id)
+            self._tasks.start(wire.answer(route, message.id, "request", self._to.message), message.id)
 
-    async def _route(self, message: Message) -> None:
-        method, params = message.method or "", message.params
+    async def _route(self, message: Message, method: str, request_id: Id) -> Message | None:
+        """Return the response to a request, or None if it was passed on to a server whose response is still to come."""
+        params = message.params
+        if method == "ping":
+            return wire.response(request_id, {})
         if method == "initialize":
-            await self._initialize(message)
-        elif method == "server/discover":
-            await self._to.message(error_response(message.id, _METHOD_NOT_FOUND, "Method not found"))
-        elif method in LISTS:
-            await self._to.message(response(message.id, {LISTS[method][1]: await self._index.listed(method)}))
-        elif method in _BY_NAME:
-            await self._by_name(message, _BY_NAME[method], str(params.get("name")))
-        elif method in _BY_URI:
-            members = await self._index.candidates(str(params.get("uri")))
-            await self._first(message, members, (_RESOURCE_NOT_FOUND, _INVALID_PARAMS))
-        elif method == "completion/complete":
-            await self._complete(message)
-        elif method == "logging/setLevel":
-            await self._everywhere(message, "logging")
-        elif method.startswith("tasks/"):
-            await self._first(message, self._index.able("tasks"), (_INVALID_PARAMS, _METHOD_NOT_FOUND))
-        else:
-            await self._first(message, self._index.live(), (_METHOD_NOT_FOUND,))
+            return wire.response(request_id, await self._handshake(params))
+        if method == "server/discover":
+            return wire.error_response(request_id, METHOD_NOT_FOUND, "Method not found")
+        if method in LISTS:
+            return wire.response(request_id, {LISTS[method][1]: await self._listed(method)})
+        if method in _BY_NAME:
+            name = str(params.get("name"))
+            member, own = await self._find(_BY_NAME[method], name)
+            changed = message if own == name else wire.rewritten(message, params={**params, "name": own})
+            return await self._forward(member, changed, request_id, f"no server has {clip(name)}")
+        if method in _BY_URI:
+            members = await self._candidates(str(params.get("uri")))
+            return await self._first(message, request_id, members, (_RESOURCE_NOT_FOUND, _INVALID_PARAMS))
+        if method == "completion/complete":
+            return await self._complete(message, request_id)
+        if method == "logging/setLevel":
+            return await self._everywhere(message, request_id, self._able("logging"))
+        if method.startswith("tasks/"):
+            return await self._first(message, request_id, self._able("tasks"), (_INVALID_PARAMS, METHOD_NOT_FOUND))
+        return await self._first(message, request_id, self._live(), (METHOD_NOT_FOUND,))
 
-    async def _initialize(self, message: Message) -> None:
-        results: dict[str, Mapping[str, Any]] = {}
-        for member, answer in (await self._handshakes(message.params)).items():
-            result = answer.body.get("result") if isinstance(answer, Message) else None
-            if isinstance(result, dict):
-                results[member.name] = result
-                capabilities = result.get("capabilities")
-                member.capabilities = capabilities if isinstance(capabilities, dict) else {}
-            else:
-                refused = UpstreamFailed(f"{member.name} refused the handshake")
-                self._drop(member, answer if isinstance(answer, UpstreamFailed) else refused)
-                await member.upstream.close()
-        if not results:
-            raise UpstreamFailed("none of the servers could be started", hint="see the messages above")
-        merged = merged_handshake(results, str(message.params.get("protocolVersion")))
-        await self._to.message(response(message.id, merged))
-
-    async def _handshakes(self, params: Mapping[str, Any]) -> dict[MemberServer, Message | BaseException]:
-        """Return each server's response to the handshake, or its error."""
-        tasks = {one: asyncio.create_task(one.ask("initialize", params, _START)) for one in self._index.live()}
+    async def _handshake(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the handshake with each server, and return the merged result. Servers that do not answer are dropped."""
+        tasks = {one: asyncio.create_task(one.own.ask("initialize", params, _TIMEOUT)) for one in self._live()}
         waiting = set(tasks.values())
         try:
             while waiting and not any(one.done() and one.exception() is None for one in tasks.values()):
@@ -171,100 +142,89 @@ class MergedServer:
         finally:
             for task in tasks.values():
                 task.cancel()
-        late = UpstreamFailed("no answer to the handshake in time", hint="run it behind a proxy of its own")
-        done = await asyncio.gather(*tasks.values(), return_exceptions=True)
-        answers = [late if isinstance(one, asyncio.CancelledError) else one for one in done]
-        return dict(zip(tasks, answers, strict=True))
+        results: dict[str, dict[str, Any]] = {}
+        for member, answer in zip(tasks, await asyncio.gather(*tasks.values(), return_exceptions=True), strict=True):
+            error = UpstreamFailed(f"{member.name} refused the handshake")
+            if isinstance(answer, Message) and isinstance(answer.body.get("result"), dict):
+                results[member.name] = answer.result
+                capabilities = answer.result.get("capabilities")
+                member.capabilities = capabilities if isinstance(capabilities, dict) else {}
+                continue
+            if isinstance(answer, asyncio.CancelledError):
+                error = UpstreamFailed("no answer to the handshake in time", hint="run it behind a proxy of its own")
+            self._drop(member, answer if isinstance(answer, UpstreamFailed) else error)
+            await member.upstream.close()
+        self._check_live()
+        return merged_handshake(results, str(params.get("protocolVersion")))
 
-    async def _by_name(self, message: Message, listing: str, name: str) -> None:
-        found = await self._index.find(listing, name)
-        if found is None:
-            await self._to.message(error_response(message.id, _INVALID_PARAMS, f"no server has {clip(name)}"))
-            return
-        member, own = found
-        if own != name:
-            message = rewritten(message, params={**message.params, "name": own})
-        await self._forward(member, message)
-
-    async def _complete(self, message: Message) -> None:
-        ref = message.params.get("ref")
+    async def _complete(self, message: Message, request_id: Id) -> Message | None:
+        ref, member = message.params.get("ref"), None
         if isinstance(ref, dict) and ref.get("type") == "ref/prompt":
-            found = await self._index.find("prompts/list", str(ref.get("name")))
-            if found is not None:
-                params = {**message.params, "ref": {**ref, "name": found[1]}}
-                await self._forward(found[0], rewritten(message, params=params))
-                return
+            member, own = await self._find("prompts/list", str(ref.get("name")))
+            message = wire.rewritten(message, params={**message.params, "ref": {**ref, "name": own}})
         elif isinstance(ref, dict) and isinstance(ref.get("uri"), str):
-            member = await self._index.completer(ref["uri"])
-            if member is not None:
-                await self._forward(member, message)
-                return
-        await self._to.message(error_response(message.id, _INVALID_PARAMS, "no server can complete this"))
+            member = await self._completer(ref["uri"])
+        return await self._forward(member, message, request_id, "no server can complete this")
 
-    async def _everywhere(self, message: Message, capability: str) -> None:
-        """Send a request to all servers with a capability. If all of them fail, return the first error."""
-        asked = [one.ask(message.method or "", message.params, _TIMEOUT) for one in self._index.able(capability)]
+    async def _everywhere(self, message: Message, request_id: Id, members: Iterable[MemberServer]) -> Message:
+        """Send a request to these servers. If all of them fail, return the first error."""
+        asked = [one.own.ask(message.method or "", message.params, _TIMEOUT) for one in members]
         done = [one for one in await asyncio.gather(*asked, return_exceptions=True) if isinstance(one, Message)]
         refused = [one for one in done if "error" in one.body]
         if not asked:
-            await self._to.message(error_response(message.id, _METHOD_NOT_FOUND, "Method not found"))
-        elif refused and len(refused) == len(done):
-            await self._to.message(rewritten(refused[0], id=message.id))
-        else:
-            await self._to.message(response(message.id, {}))
+            return wire.error_response(request_id, METHOD_NOT_FOUND, "Method not found")
+        if refused and len(refused) == len(done):
+            return wire.rewritten(refused[0], id=request_id)
+        return wire.response(request_id, {})
 
-    async def _first(self, message: Message, members: Iterable[MemberServer], passing: Collection[int]) -> None:
+    async def _first(
+        self, message: Message, request_id: Id, members: Iterable[MemberServer], passing: Collection[int]
+    ) -> Message:
         """Ask one server after the other. `passing` are the error codes with which the next one is asked."""
-        assert message.id is not None
-        refused: Message | None = None
-        for member in members:
-            self._at[message.id] = member
-            answer = await member.answer(message)
-            if (code := _code(answer)) not in passing:
-                await self._to.message(answer)
-                return
-            if refused is None or _code(refused) == _METHOD_NOT_FOUND != code:
-                refused = answer
-        await self._to.message(refused or error_response(message.id, _METHOD_NOT_FOUND, "no server has this"))
+        best: Message | None = None
+        try:
+            for member in members:
+                self._owners[request_id] = member
+                answer = await member.own.answer(message)
+                if (code := answer.error_code) not in passing:
+                    return answer
+                if best is None or best.error_code == METHOD_NOT_FOUND != code:
+                    best = answer
+        finally:
+            self._owners.pop(request_id, None)
+        return best or wire.error_response(request_id, METHOD_NOT_FOUND, "no server has this")
 
-    async def _forward(self, member: MemberServer, message: Message) -> None:
-        assert message.id is not None
-        self._owners[message.id] = member
+    async def _forward(
+        self, member: MemberServer | None, message: Message, request_id: Id, missing: str
+    ) -> Message | None:
+        """Pass a request on to a server. Without one, it is refused with the text `missing`."""
+        if member is None:
+            return wire.error_response(request_id, _INVALID_PARAMS, missing)
+        self._owners[request_id] = member
         try:
             await member.send(message)
         except UpstreamFailed:
-            del self._owners[message.id]
+            del self._owners[request_id]
             raise
+        return None
 
     async def _notified(self, message: Message) -> None:
         """Send a notification to the server it concerns, or to all."""
-        params = message.params
-        if message.method == "notifications/cancelled":
-            await self._cancelled(message, id_of(params.get("requestId")))
+        params, request_id = message.params, wire.id_of(message.params.get("requestId"))
+        if message.method == "notifications/cancelled" and request_id is not None:
+            member, task = self._owners.pop(request_id, None), self._tasks.of(request_id)  # a response is dropped
+            if task is not None:
+                task.cancel()
+            if member is not None:
+                await member.send(message)
         elif message.method == "notifications/progress":
-            found = self._asking.get(str(params.get("progressToken")))
-            if found is not None:
-                await found[0].send(rewritten(message, params={**params, "progressToken": found[2]}))
-        else:
-            for member in self._index.live():
+            member, _, token = self._asking.get(str(params.get("progressToken")), (None, "", None))
+            if member is not None:
+                await member.send(wire.rewritten(message, params={**params, "progressToken": token}))
+        elif message.method != "notifications/cancelled":
+            for member in self._live():
                 with contextlib.suppress(UpstreamFailed):
                     await member.send(message)
-
-    async def _cancelled(self, message: Message, request_id: Id | None) -> None:
-        """Cancel a request here and at the server that has it. Its response is dropped."""
-        if request_id is None:
-            return
-        member = self._at.get(request_id) or self._owners.pop(request_id, None)
-        task = self._running.get(request_id)
-        if task is not None:
-            task.cancel()
-        if member is not None:
-            await member.send(message)
-
-    async def _answered_by_client(self, message: Message) -> None:
-        found = self._asking.pop(message.id, None) if message.id is not None else None
-        if found is not None:
-            await found[0].send(rewritten(message, id=found[1]))
 
     # From the servers
 
@@ -275,39 +235,36 @@ class MergedServer:
                 await self._to.message(message)
             return
         if message.is_request and message.id is not None:
-            await self._to.message(self._with_our_id(member, message, message.id))
-            return
-        if message.method == "notifications/cancelled":
-            own = message.params.get("requestId")
-            our_id = next((one for one, asked in self._asking.items() if asked[:2] == (member, own)), None)
-            if our_id is not None:
-                del self._asking[our_id]
-                await self._to.message(rewritten(message, params={**message.params, "requestId": our_id}))
-            return
-        if message.method == "notifications/resources/list_changed":
-            self._index.forget_uris()
+            message = self._with_our_id(member, message, message.id)
+        elif message.method == "notifications/cancelled":
+            asked = (member, message.params.get("requestId"))
+            our_id = next((one for one, asking in self._asking.items() if asking[:2] == asked), None)
+            if our_id is None:
+                return
+            del self._asking[our_id]
+            message = wire.rewritten(message, params={**message.params, "requestId": our_id})
+        elif message.method == "notifications/resources/list_changed":
+            self._uris.clear()
         await self._to.message(message)
 
     def _with_our_id(self, member: MemberServer, message: Message, own_id: Id) -> Message:
         """Give a server's request an id and a progress token of our own: those of two servers may be equal."""
-        our_id, params = _new_id(), message.params
-        meta = params.get("_meta")
-        token = meta.get("progressToken") if isinstance(meta, dict) else None
+        our_id, token = wire.new_id(), message.meta.get("progressToken")
         self._asking[our_id] = (member, own_id, token)
         if token is None:
-            return rewritten(message, id=our_id)
-        return rewritten(message, id=our_id, params={**params, "_meta": {**params["_meta"], "progressToken": our_id}})
+            return wire.rewritten(message, id=our_id)
+        meta = {**message.meta, "progressToken": our_id}
+        return wire.rewritten(message, id=our_id, params={**message.params, "_meta": meta})
 
     async def unanswered(self, member: MemberServer, request_id: Id | None, error: UpstreamFailed) -> None:
-        owned = [one for one, owner in self._owners.items() if owner is member]
-        for one in owned if request_id is None else [one for one in owned if one == request_id]:
+        for one in [one for one, owner in self._owners.items() if owner is member and request_id in (None, one)]:
             if self._owners.pop(one, None) is not None:
                 await self._to.unanswered(one, error)
 
     async def lost(self, member: MemberServer, error: UpstreamFailed) -> None:
         """Handle the end of a server: cancel its requests, and tell the client that lists changed."""
         self._drop(member, error)
-        if not self._index.live():
+        if not self._live():
             await self._to.ended(error)
             return
         if self._is_ending:
@@ -315,41 +272,83 @@ class MergedServer:
         for our_id in [one for one, asked in self._asking.items() if asked[0] is member]:
             del self._asking[our_id]
             params = {"requestId": our_id, "reason": str(error)}
-            await self._to.message(notification("notifications/cancelled", params))
+            await self._to.message(wire.notification("notifications/cancelled", params))
         for what in _LISTED:
             if what in member.capabilities:
-                await self._to.message(notification(f"notifications/{what}/list_changed"))
-        self._index.forget_uris()
+                await self._to.message(wire.notification(f"notifications/{what}/list_changed"))
+        self._uris.clear()
 
     def _drop(self, member: MemberServer, error: UpstreamFailed) -> None:
         """Mark a server as lost, and log it unless the client has disconnected."""
         member.lost = error
         if not self._is_ending:
-            log(str(error) if error.message.startswith(f"{member.name} ") else f"{member.name}: {error}")
+            wire.log(str(error) if error.message.startswith(f"{member.name} ") else f"{member.name}: {error}")
 
-    @property
-    def _to(self) -> Sink:
-        assert self._sink is not None
-        return self._sink
+    # What the servers have
 
-    def _start(self, request_id: Id, work: Coroutine[Any, Any, None]) -> None:
-        async def guarded() -> None:
-            try:
-                await work
-            except UpstreamFailed as error:
-                await self._to.message(failure(request_id, error))
-            except Exception as error:  # noqa: BLE001 - every request gets a response
-                log(f"cannot pass a request on: {error!r}")
-                await self._to.message(failure(request_id, CoatcheckError("the proxy could not pass the request on")))
-            finally:
-                self._at.pop(request_id, None)
-                if self._running.get(request_id) is task:
-                    del self._running[request_id]
+    def _live(self) -> list[MemberServer]:
+        return [member for member in self._members.values() if member.lost is None]
 
-        task = asyncio.create_task(guarded())
-        self._running[request_id] = task
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _able(self, capability: str) -> list[MemberServer]:
+        return [member for member in self._live() if capability in member.capabilities]
+
+    async def _listed(self, method: str) -> list[dict[str, Any]]:
+        """Return the merged list of all servers that answer."""
+        capability, _, key = LISTS[method]
+        members = self._able(capability)
+        lists = await asyncio.gather(*(self._entries(one, method) for one in members))
+        entries = [(one.name, entry) for one, found in zip(members, lists, strict=True) for entry in found]
+        owned = [(server, str(entry.get(key))) for server, entry in entries]
+        if key == "name":
+            names = unique_names(owned)
+            self._names[method] = self._names.get(method, {}) | dict(zip(names, owned, strict=True))
+            return [{**entry, key: name} for (_, entry), name in zip(entries, names, strict=True)]
+        first: dict[str, int] = {}
+        for position, (_, uri) in enumerate(owned):
+            first.setdefault(uri, position)
+        self._uris[method] = {uri: owned[position][0] for uri, position in first.items()}
+        return [entries[position][1] for position in first.values()]
+
+    async def _entries(self, member: MemberServer, method: str) -> list[dict[str, Any]]:
+        """Return the entries of one server, each once: the cursors of some servers lead in a circle."""
+        _, field, key = LISTS[method]
+        found: dict[str, dict[str, Any]] = {}
+        try:
+            async for page in member.own.pages(method, {}, _TIMEOUT):
+                entries = page.get(field)
+                for one in entries if isinstance(entries, list) else []:
+                    if isinstance(one, dict):
+                        found.setdefault(str(one.get(key)), one)
+        except UpstreamFailed as error:
+            wire.log(str(error))
+        return list(found.values())
+
+    async def _find(self, listing: str, name: str) -> tuple[MemberServer | None, str]:
+        """Return the server of a name, and the name it has there. A name that was listed once stays valid."""
+        if name not in self._names.get(listing, {}):
+            await self._listed(listing)
+        server, own = self._names[listing].get(name, ("", name))
+        return self._members.get(server), own
+
+    async def _candidates(self, uri: str) -> list[MemberServer]:
+        """Return the server that lists a URI, or else all servers with resources, the best matching templates first."""
+        for method in ("resources/list", "resources/templates/list"):
+            if method not in self._uris:
+                await self._listed(method)
+        server = self._uris["resources/list"].get(uri)
+        if server is not None:
+            return [self._members[server]]
+        templates = self._uris["resources/templates/list"].items()
+        matches = sorted(((template_match(one, uri), server) for one, server in templates), key=lambda one: -one[0])
+        servers = [server for match, server in matches if match >= 0]
+        servers += [member.name for member in self._able("resources")]
+        return [self._members[server] for server in dict.fromkeys(servers) if self._members[server].lost is None]
+
+    async def _completer(self, uri: str) -> MemberServer | None:
+        """Return the server for completing a template: the one that lists it, or else the most likely."""
+        members = await self._candidates(uri)
+        server = self._uris["resources/templates/list"].get(uri)
+        return self._members[server] if server is not None else next(iter(members), None)
 
 
 class MemberServer:
@@ -358,28 +357,10 @@ class MemberServer:
     def __init__(self, name: str, upstream: Upstream, merged: MergedServer) -> None:
         self.name = name
         self.upstream = upstream
+        self.own = OwnRequests(self.send, name)
         self.lost: UpstreamFailed | None = None
         self.capabilities: Mapping[str, Any] = {}
         self._merged = merged
-        self._asked: dict[Id, asyncio.Future[Message]] = {}
-
-    async def ask(self, method: str, params: Mapping[str, Any] | None, seconds: float) -> Message:
-        """Send a request of our own and return the response. Raises `UpstreamFailed`."""
-        try:
-            return await asyncio.wait_for(self.answer(request(_new_id(), method, params)), seconds)
-        except TimeoutError:
-            raise UpstreamFailed(f"{self.name} did not answer {method} in {seconds:g} seconds") from None
-
-    async def answer(self, message: Message) -> Message:
-        """Send a request and return the response, without a timeout. Raises `UpstreamFailed`."""
-        assert message.id is not None
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._asked[message.id] = answer
-        try:
-            await self.send(message)
-            return await answer
-        finally:
-            self._asked.pop(message.id, None)
 
     async def send(self, message: Message) -> None:
         if self.lost is not None:
@@ -387,107 +368,17 @@ class MemberServer:
         await self.upstream.send(message)
 
     async def message(self, message: Message) -> None:
-        answer = self._asked.get(message.id) if message.is_response and message.id is not None else None
-        if answer is None:
+        if not self.own.answered(message):
             await self._merged.from_server(self, message)
-        elif not answer.done():
-            answer.set_result(message)
 
     async def unanswered(self, request_id: Id | None, error: UpstreamFailed) -> None:
-        for one in [request_id] if request_id is not None else list(self._asked):
-            answer = self._asked.get(one)
-            if answer is not None and not answer.done():
-                answer.set_exception(error)
-        if request_id not in self._asked:
+        if not self.own.fail(request_id, error):
             await self._merged.unanswered(self, request_id, error)
 
     async def ended(self, error: UpstreamFailed) -> None:
         self.lost = error
         await self.unanswered(None, error)
         await self._merged.lost(self, error)
-
-
-class ServerIndex:
-    """Which server has which names and URIs. They are listed when an unknown one is requested."""
-
-    def __init__(self, members: Mapping[str, MemberServer]) -> None:
-        self._members = members
-        self._names: dict[str, dict[str, tuple[str, str]]] = {}  # all names ever listed, with their latest meaning
-        self._uris: dict[str, dict[str, str]] = {}
-
-    def live(self) -> list[MemberServer]:
-        return [member for member in self._members.values() if member.lost is None]
-
-    def able(self, capability: str) -> list[MemberServer]:
-        return [member for member in self.live() if capability in member.capabilities]
-
-    async def listed(self, method: str) -> list[dict[str, Any]]:
-        """Return the merged list of all servers that answer."""
-        capability, _, key = LISTS[method]
-        members = self.able(capability)
-        pages = await asyncio.gather(*(self._pages(one, method) for one in members))
-        listed = {one.name: found for one, found in zip(members, pages, strict=True)}
-        if key == "name":
-            names = unique_names(listed)
-            self._names[method] = self._names.get(method, {}) | names
-            return renamed(listed, names)
-        self._uris[method] = owners(listed, key)
-        return distinct(listed, key)
-
-    async def _pages(self, member: MemberServer, method: str) -> list[dict[str, Any]]:
-        """Return the entries of one server, each once: the cursors of some servers lead in a circle."""
-        _, field, key = LISTS[method]
-        found: dict[str, dict[str, Any]] = {}
-        cursors: list[object] = [None]
-        while len(cursors) <= _MAX_PAGES:
-            try:
-                answer = await member.ask(method, {"cursor": cursors[-1]} if cursors[-1] else None, _TIMEOUT)
-            except UpstreamFailed as error:
-                log(str(error))
-                break
-            result = answer.body.get("result")
-            entries = result.get(field) if isinstance(result, dict) else None
-            for one in entries if isinstance(entries, list) else []:
-                if isinstance(one, dict):
-                    found.setdefault(str(one.get(key)), one)
-            following = result.get("nextCursor") if isinstance(result, dict) else None
-            if not following or following in cursors:
-                break
-            cursors.append(following)
-        return list(found.values())
-
-    async def find(self, listing: str, name: str) -> tuple[MemberServer, str] | None:
-        """Return the server of a name, and the name it has there. A name that was listed once stays valid."""
-        if name not in self._names.get(listing, {}):
-            await self.listed(listing)
-        found = self._names[listing].get(name)
-        return (self._members[found[0]], found[1]) if found is not None else None
-
-    async def candidates(self, uri: str) -> list[MemberServer]:
-        """Return the server that lists a URI, or else all servers with resources, the best matching templates first."""
-        for method in ("resources/list", "resources/templates/list"):
-            if method not in self._uris:
-                await self.listed(method)
-        server = self._uris["resources/list"].get(uri)
-        if server is not None:
-            return [self._members[server]]
-        templates = self._uris["resources/templates/list"].items()
-        matches = sorted(
-            ((template_match(template, uri), server) for template, server in templates), key=lambda one: -one[0]
-        )
-        servers = [server for match, server in matches if match >= 0]
-        servers += [member.name for member in self.able("resources")]
-        return [self._members[server] for server in dict.fromkeys(servers) if self._members[server].lost is None]
-
-    async def completer(self, uri: str) -> MemberServer | None:
-        """Return the server for completing a template: the one that lists it, or else the most likely."""
-        members = await self.candidates(uri)
-        server = self._uris["resources/templates/list"].get(uri)
-        return self._members[server] if server is not None else next(iter(members), None)
-
-    def forget_uris(self) -> None:
-        """Forget all URIs, because a list has changed."""
-        self._uris.clear()
 
 
 def merged_handshake(results: Mapping[str, Mapping[str, Any]], wanted: str) -> dict[str, Any]:
@@ -526,72 +417,32 @@ def merged_capabilities(one: Mapping[str, Any], other: Mapping[str, Any]) -> dic
     return found
 
 
-def unique_names(listed: Listed) -> dict[str, tuple[str, str]]:
-    """Map the names shown to the client to the server and the name there.
+def unique_names(owned: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the names shown to the client, for servers and their names.
 
     A name gets the prefix of its server only if another server has the same."""
-    counts = Counter(name for entries in listed.values() for name in {str(entry.get("name")) for entry in entries})
-    found: dict[str, tuple[str, str]] = {}
-    for server, entries in listed.items():
-        for entry in entries:
-            name = str(entry.get("name"))
-            shown = name if counts[name] == 1 else f"{_NOT_IN_NAME.sub('_', server)}_{name}"
-            number = 2
-            while shown in found or (shown != name and shown in counts):
-                shown, number = f"{_NOT_IN_NAME.sub('_', server)}_{number}_{name}", number + 1
-            found[shown] = (server, name)
-    return found
-
-
-def renamed(listed: Listed, names: Mapping[str, tuple[str, str]]) -> list[dict[str, Any]]:
-    """Return the entries of all servers, with the names shown to the client."""
-    here = {own: name for name, own in names.items()}
-    found = []
-    for server, entries in listed.items():
-        for entry in entries:
-            name = here[server, str(entry.get("name"))]
-            found.append(dict(entry) if entry.get("name") == name else {**entry, "name": name})
-    return found
-
-
-def owners(listed: Listed, key: str) -> dict[str, str]:
-    """Map each URI or template to the first server that lists it."""
-    found: dict[str, str] = {}
-    for server, entries in listed.items():
-        for entry in entries:
-            found.setdefault(str(entry.get(key)), server)
-    return found
-
-
-def distinct(listed: Listed, key: str) -> list[dict[str, Any]]:
-    """Return the entries of all servers, each key once."""
-    first = owners(listed, key)
-    return [
-        dict(entry) for server, entries in listed.items() for entry in entries if first[str(entry.get(key))] == server
-    ]
+    counts = Counter(name for _, name in set(owned))
+    shown: dict[str, None] = {}
+    for server, name in owned:
+        prefix, number = _NOT_IN_NAME.sub("_", server), 2
+        one = name if counts[name] == 1 else f"{prefix}_{name}"
+        while one in shown or (one != name and one in counts):
+            one, number = f"{prefix}_{number}_{name}", number + 1
+        shown[one] = None
+    return list(shown)
 
 
 def template_match(template: str, uri: str) -> int:
     """Return the number of literal characters of a template that matches a URI, or -1 if it does not match."""
-    parts = _EXPRESSION.split(template)
-    if len(parts) == 1:
+    first, *between = _EXPRESSION.split(template)
+    if not between:
         return len(uri) if template == uri else -1
-    first, *between, last = parts
-    at = len(first)
-    if not uri.startswith(first) or not uri.endswith(last) or len(uri) < len(first) + len(last):
+    last = between.pop()
+    at, end = len(first), len(uri) - len(last)
+    if at > end or not uri.startswith(first) or not uri.endswith(last):
         return -1
     for part in between:
-        found = uri.find(part, at, len(uri) - len(last))
-        if found < 0:
+        if (found := uri.find(part, at, end)) < 0:
             return -1
         at = found + len(part)
-    return sum(map(len, parts))
-
-
-def _new_id() -> str:
-    return f"{_ID_PREFIX}{next(_NUMBERS)}"
-
-
-def _code(answer: Message) -> object:
-    error = answer.body.get("error")
-    return error.get("code") if isinstance(error, dict) else None
+    return len(_EXPRESSION.sub("", template))

@@ -1,6 +1,8 @@
-"""Run a proxy: one client on stdin and stdout, the relay, the upstream server, and an orderly shutdown.
+"""Run a proxy: one client on stdin and stdout, the upstream server, and the relay between them.
 
-stdin and stdout are used by threads, so that neither blocks the rest. Other output of the process goes to stderr.
+Requests, responses and notifications pass as received, with their ids, except for the changes of `Rewriter`. Slow work
+(storing, reading, resolving) runs in threads and delays only its own request. stdin and stdout are used by threads too,
+so that neither blocks the rest. Other output of the process goes to stderr.
 """
 
 from __future__ import annotations
@@ -8,66 +10,69 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
+import math
 import os
+import queue
 import select
 import signal
 import threading
-from collections import deque
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from coatcheck import Policy, Session
-from coatcheck.errors import UpstreamFailed
-from coatcheck.mcp.proxy_rewrites import Rewriter
-from coatcheck.mcp.relay import TIMEOUT, Relay
+from coatcheck import Session
+from coatcheck.errors import CoatcheckError, UpstreamFailed
+from coatcheck.lanes import in_long_thread, in_reading_thread, in_thread
+from coatcheck.mcp import wire
+from coatcheck.mcp.proxy_rewrites import ProxySettings, Rewriter, text_result
 from coatcheck.mcp.savings import Counts
-from coatcheck.mcp.wire import MAX_MESSAGE, LineBuffer, Raw, UnparsedLine, Upstream
+from coatcheck.mcp.wire import Id, Message, OwnRequests, Raw, Tasks, UnparsedLine, Upstream
 
 _CHUNK: Final = 1 << 16
 _WRITE_BUFFER: Final = 16 << 20  # bytes that may wait to be written before writers must wait
 _READ_AHEAD: Final = 8  # chunks that may wait to be read
 _FLUSH: Final = 2.0
+_POLL: Final = 0.01
 _M_MMAP_THRESHOLD: Final = -3  # an option of mallopt
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-@dataclass(frozen=True, slots=True)
-class ProxySettings:
-    """`inline` names tools whose results stay unchanged. `timeout` 0 means no timeout. With `no_tools`, another server
-    with the same session offers the tools for reading."""
-
-    policy: Policy
-    inline: frozenset[str] = frozenset()
-    timeout: float = TIMEOUT
-    max_message: int = MAX_MESSAGE
-    no_tools: bool = False
+_TIMEOUT_POLL: Final = 1.0  # seconds between checks of the timeout
+_LIST_TIMEOUT: Final = 10.0
+_POINTER: Final = b"art:"
+_LARGE: Final = 1 << 20
+_REMEMBERED: Final = 1_000
+_HANDSHAKES: Final = ("initialize", "server/discover")
+_CALLS: Final = ("tools/call", "tasks/result")
+_SLIMMED: Final = (*_CALLS, "resources/read")
+_TIMED: Final = frozenset(
+    {
+        "initialize", "server/discover", "ping", "tools/list", "tools/call", "resources/list", "resources/read",
+        "resources/templates/list", "resources/subscribe", "resources/unsubscribe", "prompts/list", "prompts/get",
+        "completion/complete", "logging/setLevel",
+    }
+)  # fmt: skip
+"""Requests that are answered soon, or report progress. Other requests may be meant to stay open."""
 
 
 def run(upstream: Upstream, session: Session, settings: ProxySettings, counts: Counts) -> int:
     """Serve one client until it disconnects, the upstream server ends, or a signal arrives. Return the exit status.
 
     Raises `UpstreamFailed` if the upstream server cannot be started, or ends while the client is connected."""
-    _release_large_blocks()
-    return asyncio.run(_run(upstream, session, settings, counts))
+    # By default glibc keeps large blocks of memory that are free once it has seen one.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+    return asyncio.run(
+        _run(upstream, Rewriter(session, settings, counts, getattr(upstream, "plain_name", str)), settings)
+    )
 
 
-async def _run(upstream: Upstream, session: Session, settings: ProxySettings, counts: Counts) -> int:
+async def _run(upstream: Upstream, rewriter: Rewriter, settings: ProxySettings) -> int:
     loop = asyncio.get_running_loop()
     signalled: asyncio.Future[int] = loop.create_future()
-
-    def end(number: int) -> None:
-        if not signalled.done():
-            signalled.set_result(number)
-
     for number in _SIGNALS:
-        loop.add_signal_handler(number, end, number)
-    rewriter = Rewriter(
-        session, policy=settings.policy, inline=settings.inline, max_message=settings.max_message, counts=counts,
-        has_tools=not settings.no_tools,
-    )  # fmt: skip
-    with Stdio() as client:
+        loop.add_signal_handler(number, _resolve, signalled, number)
+    with contextlib.closing(Stdio()) as client:
         relay = Relay(upstream, rewriter, client.write, timeout=settings.timeout)
         tasks = [asyncio.create_task(relay.watch())]
         try:
@@ -80,7 +85,7 @@ async def _run(upstream: Upstream, session: Session, settings: ProxySettings, co
             if left.done() and not signalled.done() and not client.is_gone():
                 await upstream.finish()  # open requests may still be answered
                 await asyncio.wait(ends, timeout=_FLUSH, return_when=asyncio.FIRST_COMPLETED)
-            await relay.drain(_FLUSH)
+            await relay.tasks.wait(_FLUSH)
             await client.flush(_FLUSH)
             if relay.over.done() and not left_first:
                 raise relay.over.result()
@@ -94,27 +99,13 @@ async def _run(upstream: Upstream, session: Session, settings: ProxySettings, co
 
 async def _serve(client: Stdio, relay: Relay, max_message: int) -> None:
     """Pass the client's messages to the relay until the end of stdin."""
-    lines = LineBuffer(max_message)
-    while chunk := await client.read():
-        for line in lines.feed(chunk):
-            await _pass_on(relay, line)
-    for line in lines.end():
-        await _pass_on(relay, line)
-
-
-async def _pass_on(relay: Relay, line: Raw | UnparsedLine) -> None:
-    if isinstance(line, UnparsedLine):
-        error = UpstreamFailed(f"a message of {line.size:,} bytes is over the limit", hint="send less")
-        await relay.too_large(line, error)
-    else:
+    async for line in wire.read_lines(client.read, max_message):
         await relay.from_client(line)
 
 
-def _release_large_blocks() -> None:
-    """Make the C library return large blocks of memory to the system as soon as they are free. By default glibc raises
-    its threshold after the first one and keeps the next."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+def _resolve(future: asyncio.Future[Any], value: object = None) -> None:
+    if not future.done():
+        future.set_result(value)
 
 
 class Stdio:
@@ -125,30 +116,20 @@ class Stdio:
         self._in, self._out = os.dup(0), os.dup(1)
         self._chunks: asyncio.Queue[bytes] = asyncio.Queue()
         self._read_ahead = threading.Semaphore(_READ_AHEAD)
-        self._lock = threading.Condition()
-        self._queue: deque[Raw] = deque()
-        self._size = 0
-        self._closed = False
+        self._lines: queue.SimpleQueue[Raw | None] = queue.SimpleQueue()
+        self._queued = self._written = 0  # bytes: the first is changed in the loop, the second in a thread
         self._room = asyncio.Event()
         self._room.set()
-        self._flushed = asyncio.Event()
         self.broken: asyncio.Future[None] = self._loop.create_future()
-
-    def __enter__(self) -> Self:
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
         os.dup2(2, 1)
-        threading.Thread(target=self._read_stdin, daemon=True).start()
-        threading.Thread(target=self._write_stdout, daemon=True).start()
-        return self
+        for work in (self._read_stdin, self._write_stdout):
+            threading.Thread(target=work, daemon=True).start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._lock:
-            self._closed = True
-            self._lock.notify_all()
+    def close(self) -> None:
+        self._lines.put(None)
 
     async def read(self) -> bytes:
         """Return the next chunk from the client; empty at the end."""
@@ -159,23 +140,16 @@ class Stdio:
     async def write(self, raw: Raw) -> None:
         """Write one line. Waits only if the client leaves a lot unread; without a reader, the line is dropped."""
         await self._room.wait()
-        with self._lock:
-            self._queue.append(raw)
-            self._size += len(raw) + 1
-            if self._size > _WRITE_BUFFER:
-                self._room.clear()
-            self._lock.notify()
+        self._queued += len(raw)
+        if self._queued - self._written > _WRITE_BUFFER:
+            self._room.clear()
+        self._lines.put(raw)
 
     async def flush(self, seconds: float) -> None:
         """Wait until everything is written, at most `seconds`."""
-        with self._lock:
-            if self._size == 0:
-                return
-            self._flushed.clear()
-        try:
-            await asyncio.wait_for(self._flushed.wait(), seconds)
-        except TimeoutError:
-            pass
+        until = time.monotonic() + seconds
+        while self._written < self._queued and time.monotonic() < until:
+            await asyncio.sleep(_POLL)
 
     def is_gone(self) -> bool:
         """Whether stdout has no reader any more."""
@@ -196,40 +170,273 @@ class Stdio:
             self._call_in_loop(self._chunks.put_nowait, chunk)
 
     def _write_stdout(self) -> None:
-        while True:
-            with self._lock:
-                while not self._queue and not self._closed:
-                    self._lock.wait()
-                if not self._queue:
-                    return
-                lines = list(self._queue)
-                self._queue.clear()
-                written = self._size
+        while (raw := self._lines.get()) is not None:
+            size = len(raw)
             try:
-                data = b"".join([part for raw in lines for part in (raw, b"\n")])
-                del lines
-                view = memoryview(data)
+                view = memoryview(b"".join((raw, b"\n")))
+                del raw  # free it now: it may be large
                 while view:
                     view = view[os.write(self._out, view) :]
-                del view, data
             except OSError:
-                self._call_in_loop(self._break)
-            with self._lock:
-                self._size -= written
-                is_empty = self._size == 0
-            self._call_in_loop(self._written, is_empty)
+                self._call_in_loop(_resolve, self.broken)
+            view = memoryview(b"")
+            self._written += size
+            if self._queued - self._written <= _WRITE_BUFFER:
+                self._call_in_loop(self._room.set)
 
     def _call_in_loop(self, call: Callable[..., object], *args: object) -> None:
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call, *args)
-        except RuntimeError:  # the loop is closed
-            pass
 
-    def _written(self, is_empty: bool) -> None:
-        self._room.set()
-        if is_empty:
-            self._flushed.set()
 
-    def _break(self) -> None:
-        if not self.broken.done():
-            self.broken.set_result(None)
+@dataclass(slots=True)
+class PendingRequest:
+    """A request of the client that has no response yet. `first` is False for a further page of a list."""
+
+    method: str
+    tool: str | None
+    first: bool
+    meta: dict[str, Any]
+    until: float
+
+
+_NO_REQUEST: Final = PendingRequest("tools/call", None, True, {}, math.inf)
+"""For a response without an id: an error about a message that the upstream server could not parse."""
+
+
+class Relay:
+    """Takes the client's messages, and is the sink for the upstream server's. Each request of the client is answered
+    once: by the upstream server, or by us."""
+
+    def __init__(
+        self, upstream: Upstream, rewriter: Rewriter, to_client: Callable[[Raw], Awaitable[None]], *, timeout: float
+    ) -> None:
+        self._upstream = upstream
+        self._rewriter = rewriter
+        self._to_client = to_client
+        self._timeout = timeout
+        self._pending: dict[Id | None, PendingRequest] = {}
+        self._cancelled: dict[Id | None, PendingRequest] = {}  # a response may still come
+        self._asked: set[Id] = set()  # requests of the upstream server to the client: they pause all timeouts
+        self._tools: dict[str, str | None] = {}  # the tools of calls that continue as a task, by its id
+        self._own = OwnRequests(upstream.send, "the server")
+        self._listing = asyncio.Lock()
+        self._has_tools = True
+        self.tasks = Tasks()
+        self.over: asyncio.Future[UpstreamFailed] = asyncio.get_running_loop().create_future()
+        self.is_ending = False  # set when the upstream server ends, before the client hears of it
+
+    # From the client
+
+    async def from_client(self, line: Raw | UnparsedLine) -> None:
+        if isinstance(line, UnparsedLine):
+            await self._too_large(line)
+            return
+        messages = wire.parse(line)
+        if not messages and line.strip():
+            messages = [Message(line, {})]  # let the upstream server report what is wrong with it
+        for message in messages:
+            send = self._send if message.is_request else _discard
+            await wire.answer(self._route(message), message.id, "message", send)
+
+    async def _too_large(self, line: UnparsedLine) -> None:
+        """Report that a message cannot be passed on, to the side that waits for it."""
+        error = UpstreamFailed(f"a message of {line.size:,} bytes is over the limit", hint="send less")
+        if line.method is None and line.id is not None:
+            with contextlib.suppress(UpstreamFailed):
+                await self._route(wire.failure(line.id, error))
+        elif line.method is None or line.id is not None:
+            await self._send(wire.failure(line.id, error))
+        else:
+            wire.log(str(error))
+
+    async def _route(self, message: Message) -> Message | None:
+        """Pass a message on, or return the response to it."""
+        request_id = wire.id_of(message.params.get("requestId"))
+        if message.is_response and message.id is not None:
+            self._asked.discard(message.id)
+        elif message.method == "notifications/cancelled" and request_id is not None:
+            task = self.tasks.of(request_id)
+            if task is not None and task.cancel():  # it was not sent yet
+                return None
+            if (pending := self._pending.pop(request_id, None)) is not None:
+                _remember(self._cancelled, request_id, pending)
+        if not message.is_request or message.id is None:
+            await self._upstream.send(message)
+        elif message.method == "tools/call" and self._needs_work(message):
+            self.tasks.start(wire.answer(self._call(message), message.id, "call", self._send), message.id)
+        elif message.method == "tools/list" and not self._has_tools and self._rewriter.has_tools:
+            return wire.response(message.id, self._rewriter.only_ours(message.meta))
+        else:
+            await self._forward(message)
+        return None
+
+    async def _forward(self, message: Message) -> None:
+        assert message.id is not None
+        method, params = message.method or "", message.params
+        tool = params.get("name") if method == "tools/call" else None
+        if method == "tasks/result":
+            tool = self._tools.get(str(params.get("taskId")))
+        tool = tool if isinstance(tool, str) else None
+        until = time.monotonic() + self._timeout if method in _TIMED else math.inf
+        self._pending[message.id] = PendingRequest(method, tool, params.get("cursor") is None, message.meta, until)
+        try:
+            await self._upstream.send(message)
+        except UpstreamFailed:
+            self._pending.pop(message.id, None)
+            raise
+
+    def _needs_work(self, message: Message) -> bool:
+        """Whether a call cannot simply be passed on."""
+        is_unlisted = self._has_tools and not self._rewriter.is_listed
+        return is_unlisted or self._rewriter.is_ours(message.params.get("name")) or _POINTER in message.raw
+
+    async def _call(self, message: Message) -> Message | None:
+        async with self._listing:
+            if self._has_tools and not self._rewriter.is_listed:  # the client knows the tools from before, we do not
+                await self._list(message.meta)
+        name, arguments = message.params.get("name"), message.params.get("arguments")
+        asked = arguments if isinstance(arguments, dict) else {}
+        if self._rewriter.is_ours(name):
+            work = functools.partial(self._rewriter.answer, str(name), arguments, message.meta)
+            result = await in_reading_thread(self._rewriter.session, asked.get("pointer"), asked, work)
+            return wire.response(message.id, result)
+        if _POINTER in message.raw and asked:
+            run = in_long_thread if "#" in str(asked) else in_thread  # a part of an artifact, which may be large
+            try:
+                resolved = await run(self._rewriter.resolve, str(name), asked)
+            except CoatcheckError as error:
+                return wire.response(message.id, text_result(f"[error: {error}]", message.meta))
+            if resolved != asked:
+                message = wire.rewritten(message, params={**message.params, "arguments": resolved})
+        await self._forward(message)
+        return None
+
+    async def _list(self, meta: dict[str, Any]) -> None:
+        """List the upstream server's tools for ourselves, unless it does not answer."""
+        kept = {key: value for key, value in meta.items() if key != "progressToken"}
+        is_first = True
+        with contextlib.suppress(UpstreamFailed):
+            async for page in self._own.pages("tools/list", {"_meta": kept} if kept else {}, _LIST_TIMEOUT):
+                self._rewriter.listed(page, first=is_first)
+                is_first = False
+        self._rewriter.is_listed = True
+
+    # From the upstream server
+
+    async def message(self, message: Message) -> None:
+        try:
+            await self._received(message)
+        except Exception as error:  # noqa: BLE001 - the reader must go on; the message passes unchanged
+            wire.log(f"a message passes unchanged: {error!r}")
+            await self._send(message)
+
+    async def _received(self, message: Message) -> None:
+        if message.is_response and not self._own.answered(message):
+            pending = self._pending.pop(message.id, None) or self._cancelled.pop(message.id, None)
+            pending = _NO_REQUEST if message.id is None else pending
+            if pending is not None:  # else it is a second response, or comes after ours
+                await self._answered(pending, message)
+        elif not message.is_response:
+            self._note(message)
+            await self._send(message)
+
+    def _note(self, message: Message) -> None:
+        """Note what a request or notification of the upstream server means for timeouts."""
+        token, request_id = message.params.get("progressToken"), wire.id_of(message.params.get("requestId"))
+        if message.is_request and message.id is not None:
+            self._asked.add(message.id)
+        elif message.method == "notifications/cancelled" and request_id is not None:
+            self._asked.discard(request_id)
+        elif message.method == "notifications/progress" and token is not None:
+            for pending in self._pending.values():
+                if pending.meta.get("progressToken") == token:
+                    pending.until = time.monotonic() + self._timeout
+
+    async def _answered(self, pending: PendingRequest, message: Message) -> None:
+        method, tool, call_id = pending.method, pending.tool, str(message.id)
+        rewriter, error, result = self._rewriter, message.body.get("error"), message.result
+        is_small = rewriter.is_small(tool, len(message.raw))
+        if method == "tools/call" and isinstance(result.get("task"), dict):
+            _remember(self._tools, str(result["task"].get("taskId")), tool)
+        if method == "tools/list" and message.error_code == wire.METHOD_NOT_FOUND and rewriter.has_tools:
+            await self._send(wire.response(message.id, rewriter.only_ours(pending.meta)))
+        elif isinstance(error, dict) and not is_small:
+            await self._slim(message, "error", lambda: rewriter.error(tool, call_id, error))
+        elif not isinstance(message.body.get("result"), dict):
+            invalid = UpstreamFailed(f"the server sent {len(message.raw):,} bytes without a valid result", hint="")
+            await self._send(message if is_small or method not in _SLIMMED else wire.failure(message.id, invalid))
+        elif method in _HANDSHAKES:
+            capabilities = result.get("capabilities")
+            self._has_tools = not isinstance(capabilities, dict) or isinstance(capabilities.get("tools"), dict)
+            await self._send(_changed(message, "result", rewriter.with_tools_capability(result)))
+        elif method == "tools/list":
+            await self._send(_changed(message, "result", rewriter.listed(result, first=pending.first)))
+        elif method in _CALLS and not is_small:
+            await self._slim(message, "result", lambda: rewriter.call_result(tool, call_id, result))
+        elif method == "resources/read" and not is_small:
+            await self._slim(message, "result", lambda: rewriter.resource(call_id, result))
+        else:
+            await self._send(message)
+
+    async def _slim(self, message: Message, field: str, change: Callable[[], dict[str, Any]]) -> None:
+        """Store a result or an error in the background. For a large one, the server is not read until that is done, so
+        memory is bounded."""
+
+        async def slim() -> Message:
+            return _changed(message, field, await in_thread(change))
+
+        task = self.tasks.start(wire.answer(slim(), message.id, "result", self._send))
+        if len(message.raw) >= _LARGE:
+            await asyncio.wait({task})
+
+    async def unanswered(self, request_id: Id | None, error: UpstreamFailed) -> None:
+        """Fail one request that gets no response, or all if it is not known which."""
+        self._own.fail(request_id, error)
+        for one in [one for one in self._pending if request_id in (None, one)]:
+            if self._pending.pop(one, None) is not None:
+                await self._send(wire.failure(one, error))
+
+    async def ended(self, error: UpstreamFailed) -> None:
+        self.is_ending = True
+        await self.unanswered(None, error)
+        _resolve(self.over, error)
+
+    async def watch(self) -> None:
+        """Fail requests that time out. The timeout is paused while the server waits for the client, and starts again
+        with each sign of progress."""
+        while self._timeout > 0:
+            await asyncio.sleep(min(_TIMEOUT_POLL, self._timeout))
+            now = time.monotonic()
+            for pending in self._pending.values() if self._asked else ():
+                pending.until = max(pending.until, now + self._timeout)
+            for one in [one for one, pending in self._pending.items() if pending.until <= now]:
+                if (late := self._pending.pop(one, None)) is not None:  # it may have been answered meanwhile
+                    text = f"no answer to {late.method} in {self._timeout:g} seconds"
+                    await self._send(wire.failure(one, UpstreamFailed(text, hint="try again, or raise --timeout")))
+                    if late.method != "initialize":
+                        params = {"requestId": one, "reason": "timeout"}
+                        with contextlib.suppress(UpstreamFailed):
+                            await self._upstream.send(wire.notification("notifications/cancelled", params))
+
+    async def _send(self, message: Message) -> None:
+        await self._to_client(message.raw)
+
+
+async def _discard(message: Message) -> None:
+    """Nobody waits for the answer to a notification or a response."""
+
+
+def _changed(message: Message, field: str, value: dict[str, Any]) -> Message:
+    """Return a response with another result or error, or as received if it is the same object. A response has one of
+    the two."""
+    kept = {key: one for key, one in message.body.items() if key != "result" or field == "result"}
+    is_same = value is message.body[field] and len(kept) == len(message.body)
+    return message if is_same else wire.rewritten(Message(b"", kept), **{field: value})
+
+
+def _remember(kept: dict[Any, Any], key: object, value: object) -> None:
+    """Keep a value, and forget the oldest if there are many."""
+    kept[key] = value
+    if len(kept) > _REMEMBERED:
+        del kept[next(iter(kept))]

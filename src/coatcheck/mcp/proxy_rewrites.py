@@ -1,27 +1,28 @@
 """The three changes that a proxy makes: large results become stubs, tools for reading them are added, and pointers in
 arguments become values.
 
-The methods take and return plain JSON and may block: the relay calls them in threads.
+The methods take and return plain JSON and may block: the relay calls them in threads. What becomes a stub is decided by
+`session.externalize` and the policy.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
-from coatcheck import Policy, Session, toolkit
-from coatcheck._toolkit import Tool
+from coatcheck import Limit, Policy, Session, toolkit
 from coatcheck.errors import UpstreamFailed
 from coatcheck.executor import resolve_arguments
 from coatcheck.mcp.savings import Counts
+from coatcheck.mcp.wire import MAX_MESSAGE
 from coatcheck.tokens import estimate
 from coatcheck.values import as_text
 
 LIMIT_KEY: Final = "anthropic/maxResultSizeChars"
-PREFIX: Final = "coatcheck_"
+_PREFIX: Final = "coatcheck_"
 _MEDIA: Final = frozenset({"image", "audio"})  # a model could not see or hear a stub
 _FAILED: Final = ("[error", "[no artifact found")
 _PAGE: Final = 64_000  # characters of a page as JSON, escapes included
@@ -31,80 +32,76 @@ _MODERN: Final = "io.modelcontextprotocol/protocolVersion"
 
 
 @dataclass(frozen=True, slots=True)
+class ProxySettings:
+    """`inline` names tools whose results stay unchanged. `timeout` 0 means no timeout. With `no_tools`, another server
+    with the same session offers the tools for reading."""
+
+    policy: Policy
+    inline: frozenset[str] = frozenset()
+    timeout: float = 600.0
+    max_message: int = MAX_MESSAGE
+    no_tools: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class UpstreamTool:
-    """A listed tool of the upstream server."""
+    """A listed tool of the upstream server, and its own limit in characters."""
 
     schema: Mapping[str, Any]
-    policy: Policy
+    limit: Limit | None
     is_reader: bool  # a reading tool of another Coatcheck: results are bounded, arguments are pointers
 
 
-@dataclass(slots=True)
-class _Listing:
-    """The tools of the upstream server listed so far."""
-
-    tools: dict[str, UpstreamTool] = field(default_factory=dict)
-    prefix: str = ""
-
-
 class Rewriter:
-    """The changes to messages, for one session."""
+    """The changes to messages, for one session. `plain_name` returns the name that a listed tool has at its server:
+    a rule of the policy for it holds, unless there is one for the listed name."""
 
     def __init__(
-        self,
-        session: Session,
-        *,
-        policy: Policy,
-        inline: Iterable[str] = (),
-        max_message: int,
-        counts: Counts,
-        has_tools: bool = True,
+        self, session: Session, settings: ProxySettings, counts: Counts, plain_name: Callable[[str], str] = str
     ) -> None:
-        self.has_tools = has_tools
-        self._session = session
-        self._base = policy
-        self._inline = frozenset(inline)
-        self._max_message = max_message
+        self._plain_name = plain_name
+        never: dict[str, Literal["never"]] = dict.fromkeys(settings.inline, "never")
+        self._base = replace(settings.policy, tools={**settings.policy.tools, **never})
+        self.session = session
+        self._max_message = settings.max_message
         self._counts = counts
         self._lock = threading.Lock()
-        self._ours = self._toolkit("")
+        self._tools: dict[str, UpstreamTool] = {}  # of the upstream server,
+        self._listing: dict[str, UpstreamTool] = {}  # and those of the pages so far while they are listed again
+        self._ours = self._our_tools("")
+        self._names = list(self._ours)
         self._forms = [tool.parameters for tool in self._ours.values()]
-        self._policy = _reading_with(policy, next(iter(self._ours)))
-        self._listing = _Listing()
-        self._partial = _Listing()
+        self.has_tools = not settings.no_tools
         self.is_listed = False
+        self._policy = self._current_policy()
 
     # Added tools
 
-    def _toolkit(self, prefix: str) -> dict[str, Tool]:
-        return {tool.name: tool for tool in toolkit(self._session, prefix=prefix, redact=self._base.redact)}
+    def _our_tools(self, prefix: str) -> dict[str, Any]:
+        return {tool.name: tool for tool in toolkit(self.session, prefix=prefix, redact=self._base.redact)}
 
     def is_ours(self, name: object) -> bool:
         return self.has_tools and isinstance(name, str) and name in self._ours
 
-    def definitions(self) -> list[dict[str, Any]]:
-        return [tool.as_mcp() for tool in self._ours.values()] if self.has_tools else []
-
-    def answer(self, name: str, arguments: object, meta: object) -> dict[str, Any]:
+    def answer(self, name: str, arguments: object, meta: dict[str, Any]) -> dict[str, Any]:
         """Run one of our tools and return its result."""
         tool = self._ours.get(name)
         if tool is None:
-            return self.error_result(f"[error: {name} was renamed; list the tools again]", meta)
+            return text_result(f"[error: {name} was renamed; list the tools again]", meta)
         if arguments is not None and not isinstance(arguments, dict):
-            return self.error_result(f"[error: the arguments of {name} must be an object]", meta)
+            return text_result(f"[error: the arguments of {name} must be an object]", meta)
         text = tool.run(**{str(key): value for key, value in (arguments or {}).items()})
         if tool.read_only:
             self._counts.read_back(estimate(text))
-        return {"content": [{"type": "text", "text": text}], "isError": text.startswith(_FAILED), **_complete(meta)}
+        return text_result(text, meta)
 
-    def error_result(self, text: str, meta: object) -> dict[str, Any]:
-        """Return the result of a call that was not made, with an error for the model."""
-        return {"content": [{"type": "text", "text": text[:_MAX_ERROR]}], "isError": True, **_complete(meta)}
-
-    def only_ours(self, meta: object) -> dict[str, Any]:
+    def only_ours(self, meta: dict[str, Any]) -> dict[str, Any]:
         """Return the list of tools for a server that has none."""
-        cache = {"ttlMs": 0, "cacheScope": "private"} if _is_modern(meta) else {}
-        return {"tools": self.definitions(), **cache, **_complete(meta)}
+        cache = {"ttlMs": 0, "cacheScope": "private"} if _MODERN in meta else {}
+        return {"tools": self._definitions(), **cache, **_complete(meta)}
+
+    def _definitions(self) -> list[dict[str, Any]]:
+        return [tool.as_mcp() for tool in self._ours.values()] if self.has_tools else []
 
     def with_tools_capability(self, result: dict[str, Any]) -> dict[str, Any]:
         """Add tools to the capabilities of a server."""
@@ -119,80 +116,101 @@ class Rewriter:
         if not isinstance(tools, list):
             return result
         with self._lock:
-            listing = _Listing() if first else self._partial
-            self._partial = listing
-            shown = [self._note(listing, tool) if isinstance(tool, dict) else tool for tool in tools]
-            self._listing.tools.update(listing.tools)
-            if not result.get("nextCursor"):  # some servers end with an empty one
-                self._name_ours(listing)
-                self._listing = listing
+            self._listing = {} if first else self._listing
+            shown = [self._note(tool) if isinstance(tool, dict) else tool for tool in tools]
+            is_last = not result.get("nextCursor")  # some servers end with an empty one
+            self._tools = self._listing if is_last else {**self._tools, **self._listing}
+            if is_last:
+                self._name_ours()
                 self.is_listed = True
-                shown += self.definitions()
+                shown += self._definitions()
+            self._policy = self._current_policy()
         return {**result, "tools": shown}
 
-    def _note(self, listing: _Listing, tool: dict[str, Any]) -> dict[str, Any]:
+    def _note(self, tool: dict[str, Any]) -> dict[str, Any]:
         """Note a tool. Drop its output schema if its results may become stubs, which would not match."""
         name, schema, meta = str(tool.get("name")), tool.get("inputSchema"), tool.get("_meta")
-        limit = meta.get(LIMIT_KEY) if isinstance(meta, dict) else None
-        policy = self._base
-        if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
-            policy = _limited(self._base, limit)
+        chars = meta.get(LIMIT_KEY) if isinstance(meta, dict) else None
+        has_limit = isinstance(chars, int) and not isinstance(chars, bool) and chars > 0
+        limit = Limit(max_chars=chars) if has_limit else None
         is_reader = schema in self._forms
-        listing.tools[name] = UpstreamTool(schema if isinstance(schema, dict) else {}, policy, is_reader)
-        stays = name in self._inline or not policy.enabled or policy.tools.get(name) == "never"
-        if "outputSchema" not in tool or is_reader or stays:
+        self._listing[name] = UpstreamTool(schema if isinstance(schema, dict) else {}, limit, is_reader)
+        if is_reader or not self._base.enabled or self._rule(name) == "never":
             return tool
         return {key: value for key, value in tool.items() if key != "outputSchema"}
 
-    def _name_ours(self, listing: _Listing) -> None:
+    def _rule(self, name: str) -> Any:
+        return self._base.tools.get(name, self._base.tools.get(self._plain_name(name)))
+
+    def _name_ours(self) -> None:
         """Give our tools a prefix if the upstream server has tools with the same names."""
-        if not self.has_tools:
-            reader = next(iter(self._ours))
-            self._policy = _reading_with(self._base, _ELSEWHERE if reader in listing.tools else reader)
-            return
         number, prefix = 1, ""
-        while any(name in listing.tools for name in self._toolkit(prefix)):
-            prefix = PREFIX if number == 1 else f"{PREFIX}{number}_"
+        while self.has_tools and any(prefix + name in self._tools for name in self._names):
+            prefix = _PREFIX if number == 1 else f"{_PREFIX}{number}_"
             number += 1
-        if prefix != self._listing.prefix:
-            self._ours = self._toolkit(prefix)
-        listing.prefix = prefix
-        self._policy = _reading_with(self._base, next(iter(self._ours)))
+        if prefix + self._names[0] not in self._ours:
+            self._ours = self._our_tools(prefix)
+
+    def _current_policy(self) -> Policy:
+        """Return the policy with the limits that tools have themselves, and the name of the tool for reading."""
+        reader = next(iter(self._ours))
+        limits = {name: rule for name, tool in self._tools.items() if (rule := self._rule(name) or tool.limit)}
+        is_taken = not self.has_tools and reader in self._tools
+        return replace(self._base, read_tool=_ELSEWHERE if is_taken else reader, tools={**limits, **self._base.tools})
 
     # Pointers in arguments
 
     def resolve(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Resolve pointers in arguments. Raises `CoatcheckError`, with a text for the model, if one is not found."""
-        known = self._listing.tools.get(tool)
+        known = self._tools.get(tool)
         if known is not None and known.is_reader:
             return arguments
-        foreign = any(one.is_reader for one in self._listing.tools.values())
+        foreign = any(one.is_reader for one in self._tools.values())
         schema = known.schema if known else None
-        return resolve_arguments(self._session, arguments, schema, foreign=foreign, max_bytes=self._max_message)
+        return resolve_arguments(self.session, arguments, schema, foreign=foreign, max_bytes=self._max_message)
 
     # Results
 
     def is_small(self, tool: str | None, size: int) -> bool:
         """Whether a message of `size` bytes cannot contain anything over the limit."""
-        policy = self._policy_for(tool)
-        return size <= policy.safe_chars and (tool is None or tool not in policy.tools)
+        return size <= self._policy.safe_chars and (tool is None or tool not in self._policy.tools)
 
     def call_result(self, tool: str | None, call_id: str, result: dict[str, Any]) -> dict[str, Any]:
-        """Replace large parts of a result by stubs. Returns the same object if there are none."""
-        known = self._listing.tools.get(tool or "")
-        if tool in self._inline or (known is not None and known.is_reader and _is_page(result)):
-            return result
-        return _Offload(self._session, self._policy_for(tool), tool, call_id, self._counts).result(result)
+        """Replace large parts of a result by stubs, except images, audio and a small number of links. Returns the same
+        object if there are none."""
+        known = self._tools.get(tool or "")
+        if known is not None and known.is_reader and len(as_text(result)) <= _PAGE:
+            return result  # a page; but any server may use the schema of our tools
+        given = result.get("content")
+        content = given if isinstance(given, list) else [{"type": "text", "text": as_text(given)}] if given else []
+        few_links = len(json.dumps([one for one in content if _is_link(one)])) <= self._policy.safe_chars
+        stays = [_is_media(one) or (few_links and _is_link(one)) for one in content]
+        kept = [one for one, unchanged in zip(content, stays, strict=True) if unchanged]
+        checked = [one for one, unchanged in zip(content, stays, strict=True) if not unchanged]
+        parts = {"content": checked}
+        if result.get("structuredContent") is not None:
+            parts["structuredContent"] = result["structuredContent"]
+        done = self._externalize(parts, tool, call_id)
+        if done is parts:
+            return result if content is given or not given else {**result, "content": content}
+        if isinstance(done, str):  # not a list of blocks: one stub for all of it
+            stub = {"structuredContent": _as_object(done)} if "structuredContent" in parts else {}
+            done = {"content": [{"type": "text", "text": done}], **stub}
+        if len(done["content"]) == len(checked):
+            new, old = iter(done["content"]), iter(kept)
+            done["content"] = [next(old) if unchanged else next(new) for unchanged in stays]
+        else:
+            done["content"] = [*done["content"], *kept]
+        return {**result, **done} if given is not None else {**result, "structuredContent": done["structuredContent"]}
 
     def error(self, tool: str | None, call_id: str, error: dict[str, Any]) -> dict[str, Any]:
         """Replace a large message or large data of a JSON-RPC error by stubs. Returns the same object if there are
         none."""
-        offload = _Offload(self._session, self._policy_for(tool), tool, call_id, self._counts)
         changed: dict[str, Any] = {}
-        if (stub := offload.value(error.get("message"))) is not None:
-            changed["message"] = _as_text(stub)
-        if (stub := offload.value(error.get("data"))) is not None:
-            changed["data"] = _as_object(stub)
+        for key in ("message", "data"):
+            done = self._externalize(error.get(key), tool, call_id)
+            if done is not error.get(key) and isinstance(done, str | dict):
+                changed[key] = _as_object(done) if key == "data" else done if isinstance(done, str) else as_text(done)
         return {**error, **changed} if changed else error
 
     def resource(self, call_id: str, result: dict[str, Any]) -> dict[str, Any]:
@@ -200,72 +218,29 @@ class Rewriter:
         contents = result.get("contents")
         if not isinstance(contents, list) or not all(isinstance(one, dict) for one in contents):
             raise UpstreamFailed("the server's response has no contents", hint="")
-        offload = _Offload(self._session, self._policy, "resources/read", call_id, self._counts)
-        shown = [offload.resource(one) for one in contents]
-        if all(new is old for new, old in zip(shown, contents, strict=True)):
-            return result
-        return {**result, "contents": shown}
+        shown = [self._resource_content(one, call_id) for one in contents]
+        is_same = all(new is old for new, old in zip(shown, contents, strict=True))
+        return result if is_same else {**result, "contents": shown}
 
-    def _policy_for(self, tool: str | None) -> Policy:
-        known = self._listing.tools.get(tool or "")
-        if known is None or known.policy is self._base:
-            return self._policy
-        return _reading_with(known.policy, self._policy.read_tool)
-
-
-class _Offload:
-    """Offloads the parts of one result."""
-
-    def __init__(self, session: Session, policy: Policy, tool: str | None, call_id: str, counts: Counts) -> None:
-        self._session = session
-        self._policy = policy
-        self._tool = tool
-        self._call_id = call_id
-        self._counts = counts
-
-    def _externalize(self, value: object) -> Any:
-        outcome = self._session.externalize(value, tool=self._tool, call_id=self._call_id, policy=self._policy)
-        if outcome.is_stub or outcome.failure is not None:
-            self._counts.slimmed(self._tool or "", outcome.tokens_saved, failed=outcome.failure is not None)
-        return outcome.content
-
-    def value(self, value: object) -> str | dict[str, Any] | None:
-        """Return the stub of a value, or the object with stubs in it; None if it stays unchanged."""
-        content = self._externalize(value)
-        return content if content is not value and isinstance(content, str | dict) else None
-
-    def result(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Offload the content and the structured content of a result, except images, audio and a small number of
-        links."""
-        given = result.get("content")
-        content = given if isinstance(given, list) else [{"type": "text", "text": as_text(given)}] if given else []
-        links = [one for one in content if _is_link(one)]
-        few_links = len(json.dumps(links)) <= self._policy.safe_chars
-        stays = [_is_media(one) or (few_links and _is_link(one)) for one in content]
-        checked = [one for one, unchanged in zip(content, stays, strict=True) if not unchanged]
-        parts = {"content": checked}
-        if result.get("structuredContent") is not None:
-            parts["structuredContent"] = result["structuredContent"]
-        done = self._externalize(parts)
-        if done is parts:
-            return result if content is given or not given else {**result, "content": content}
-        if isinstance(done, str):  # not a list of blocks: one stub for all of it
-            stub = {"structuredContent": _as_object(done)} if "structuredContent" in parts else {}
-            done = {"content": [{"type": "text", "text": done}], **stub}
-        new = iter(done["content"])
-        if len(done["content"]) == len(checked):
-            done["content"] = [one if unchanged else next(new) for one, unchanged in zip(content, stays, strict=True)]
-        else:
-            done["content"] = [*new, *(one for one, unchanged in zip(content, stays, strict=True) if unchanged)]
-        return {**result, **done} if given is not None else {**result, "structuredContent": done["structuredContent"]}
-
-    def resource(self, content: dict[str, Any]) -> dict[str, Any]:
+    def _resource_content(self, content: dict[str, Any], call_id: str) -> Any:
         block = {"type": "resource", "resource": content}
         if _is_media(block) or not isinstance(content.get("text", content.get("blob")), str):
             return content
-        done = self._externalize([block])
-        found: dict[str, Any] = done[0]["resource"] if isinstance(done, list) else content
-        return found
+        done = self._externalize([block], "resources/read", call_id)
+        return done[0]["resource"] if isinstance(done, list) else content
+
+    def _externalize(self, value: object, tool: str | None, call_id: str) -> Any:
+        outcome = self.session.externalize(value, tool=tool, call_id=call_id, policy=self._policy)
+        if outcome.is_stub or outcome.failure is not None:
+            self._counts.slimmed(tool or "", outcome.tokens_saved, failed=outcome.failure is not None)
+        return outcome.content
+
+
+def text_result(text: str, meta: dict[str, Any]) -> dict[str, Any]:
+    """Return the result of a call that we answer."""
+    is_error = text.startswith(_FAILED)
+    shown = text[:_MAX_ERROR] if is_error else text
+    return {"content": [{"type": "text", "text": shown}], "isError": is_error, **_complete(meta)}
 
 
 def _is_media(block: object) -> bool:
@@ -281,38 +256,15 @@ def _is_link(block: object) -> bool:
     return isinstance(block, dict) and block.get("type") == "resource_link"
 
 
-def _is_page(result: dict[str, Any]) -> bool:
-    """Whether a result is as small as a page of a reading tool. Any server may use the schema of our tools."""
-    return len(as_text(result)) <= _PAGE
-
-
-def _as_text(stub: str | dict[str, Any]) -> str:
-    return stub if isinstance(stub, str) else as_text(stub)
-
-
 def _as_object(stub: str | dict[str, Any]) -> dict[str, Any]:
     """Return a stub as structured content, which must be an object in most versions of the protocol."""
-    if isinstance(stub, dict):
-        return stub
     try:
-        found = json.loads(stub)
+        found = json.loads(stub) if isinstance(stub, str) else stub
     except ValueError:  # the store failed: a head and tail as text
-        return {"cut": stub}
+        found = None
     return found if isinstance(found, dict) else {"cut": stub}
 
 
-def _limited(policy: Policy, chars: int) -> Policy:
-    return replace(policy, max_tokens=None, max_chars=chars, max_bytes=None)
-
-
-def _reading_with(policy: Policy, tool: str | None) -> Policy:
-    return policy if policy.read_tool == tool else replace(policy, read_tool=tool)
-
-
-def _is_modern(meta: object) -> bool:
-    return isinstance(meta, dict) and _MODERN in meta
-
-
-def _complete(meta: object) -> dict[str, Any]:
+def _complete(meta: dict[str, Any]) -> dict[str, Any]:
     """The fields that every result must have since 2026-07-28."""
-    return {"resultType": "complete"} if _is_modern(meta) else {}
+    return {"resultType": "complete"} if _MODERN in meta else {}

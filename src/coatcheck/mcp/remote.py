@@ -9,39 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import httpx2
-from mcp.shared.inbound import (
-    MCP_METHOD_HEADER,
-    MCP_NAME_HEADER,
-    MCP_PROTOCOL_VERSION_HEADER,
-    NAME_BEARING_METHODS,
-    encode_header_value,
-    find_invalid_x_mcp_header,
-    mcp_param_headers,
-    x_mcp_header_map,
-)
+from mcp.shared import inbound
 from mcp_types import PROTOCOL_VERSION_META_KEY
 
 from coatcheck.errors import UpstreamFailed
-from coatcheck.mcp.wire import (
-    MAX_MESSAGE,
-    Id,
-    LineBuffer,
-    Message,
-    Raw,
-    Sink,
-    UnparsedLine,
-    id_of,
-    log,
-    notification,
-    parse,
-    refuse,
-    rewritten,
-)
+from coatcheck.mcp import wire
+from coatcheck.mcp.wire import MAX_MESSAGE, LineBuffer, Message, Raw, Sink, Tasks, UnparsedLine
 
 RETRY: Final = 1.0  # seconds before a broken stream is resumed, unless the server says otherwise
 MIN_RETRY: Final = 0.05
@@ -49,11 +26,11 @@ MAX_RETRY: Final = 30.0
 _FIELD: Final = 16  # bytes for the name of a field before its value
 _BOM: Final = b"\xef\xbb\xbf"
 _SESSION: Final = "mcp-session-id"
-_LAST_EVENT: Final = "last-event-id"
 _CONNECT: Final = 20.0
 _CLOSE: Final = 3.0
 _ATTEMPTS: Final = 3
 _ERROR_BODY: Final = 64 * 1024
+_JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
 _ONE_LINE: Final = bytes.maketrans(b"\r\n", b"  ")
 _LASTING: Final = ("logging/setLevel", "resources/subscribe")
@@ -62,36 +39,34 @@ _LASTING: Final = ("logging/setLevel", "resources/subscribe")
 class _Exchange:
     """A request and its response; without a request, the stream of messages that a server sends on its own.
 
-    The response to an exchange of our own is not delivered."""
+    The response to an exchange of our own is not delivered. `failures` counts attempts to resume the stream."""
 
     def __init__(self, message: Message | None, max_size: int, *, is_own: bool = False) -> None:
         self.message = message
+        self.method = message.method if message is not None else None
         self.request_id = message.id if message is not None and message.is_request else None
         self.events = EventStream(max_size)
         self.is_own = is_own
         self.answer: Message | None = None
         self.is_answered = False
-
-
-class _SessionOver(Exception):
-    """The server does not know our session."""
+        self.failures = 0
 
 
 class RemoteServer:
     """A client of one server. Redirects are not followed: they could lead anywhere."""
+
+    _to: Sink
 
     def __init__(self, url: str, *, headers: Mapping[str, str] | None = None, max_message: int = MAX_MESSAGE) -> None:
         self._url = url
         self._headers = dict(headers or {})
         self._max_message = max_message
         self._client: httpx2.AsyncClient | None = None
-        self._sink: Sink | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._posts: dict[Id, asyncio.Task[None]] = {}
+        self._tasks = Tasks()
         self._session: str | None = None
         self._epoch = 0  # counts sessions: a server may reuse an id
         self._version: str | None = None
-        self._routing = RoutingHeaders()
+        self._tool_headers: dict[str, Mapping[tuple[str, ...], str]] = {}  # the arguments of tools that are headers
         self._order = asyncio.Lock()
         self._hello: Message | None = None
         self._begun: asyncio.Task[None] | None = None
@@ -99,7 +74,7 @@ class RemoteServer:
         self._renewing = asyncio.Lock()
 
     async def start(self, sink: Sink) -> None:
-        self._sink = sink
+        self._to = sink
         try:
             url = httpx2.URL(self._url)
         except httpx2.InvalidURL as error:
@@ -109,6 +84,7 @@ class RemoteServer:
         for name, value in self._headers.items():
             if not value.isascii() or not value.isprintable():
                 raise UpstreamFailed(f"the header {name!r} has invalid characters", hint="use printable ASCII")
+        self._label = f"the server at {url.host}"
         self._client = httpx2.AsyncClient(
             headers=self._headers,
             timeout=httpx2.Timeout(None, connect=_CONNECT),
@@ -118,84 +94,50 @@ class RemoteServer:
 
     async def send(self, message: Message) -> None:
         if message.method == "notifications/cancelled":
-            await self._cancel(message)
+            post = self._tasks.of(wire.id_of(message.params.get("requestId")))
+            self._tasks.start(self._cancel(message, post))
         elif message.method == "notifications/initialized":
-            self._begun = self._spawn(self._begin(message))
+            self._begun = self._tasks.start(self._begin(message))
         else:
-            self._spawn(self._deliver(message), message.id if message.is_request else None)
+            self._tasks.start(self._deliver(message), message.id if message.is_request else None)
 
     async def finish(self) -> None:
         """Deliver the responses to open requests first."""
 
         async def end() -> None:
-            if posts := list(self._posts.values()):
-                await asyncio.wait(posts)
+            await self._tasks.wait(requests_only=True)
             await self._to.ended(UpstreamFailed("the client has disconnected"))
 
-        self._spawn(end())
+        self._tasks.start(end())
 
     async def close(self) -> None:
         if self._client is None:
             return
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         with contextlib.suppress(httpx2.HTTPError, TimeoutError):
             if self._session is not None:
-                await asyncio.wait_for(self._client.delete(self._url, headers=self._common()), _CLOSE)
+                await asyncio.wait_for(self._client.delete(self._url, headers=self._headers_of()), _CLOSE)
         await self._client.aclose()
 
     # Sending
 
-    @property
-    def _to(self) -> Sink:
-        assert self._sink is not None
-        return self._sink
-
-    @property
-    def _http(self) -> httpx2.AsyncClient:
-        assert self._client is not None
-        return self._client
-
-    def _spawn(self, work: Any, request_id: Id | None = None) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.create_task(work)
-        self._tasks.add(task)
-        if request_id is not None:
-            self._posts[request_id] = task
-
-        def done(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            if request_id is not None and self._posts.get(request_id) is task:
-                del self._posts[request_id]
-
-        task.add_done_callback(done)
-        return task
-
-    async def _cancel(self, message: Message) -> None:
+    async def _cancel(self, message: Message, post: asyncio.Task[None] | None) -> None:
         """Cancel a request. Since 2026-07-28 that means closing its stream; before, the server gets a notification, and
         its response is not awaited."""
-        request_id = id_of(message.params.get("requestId"))
-        post = self._posts.get(request_id) if request_id is not None else None
-        if post is not None and self._version is None:
-            post.cancel()
-            return
-
-        async def notify() -> None:
+        if post is None or self._version is not None:
             await self._deliver(message)
-            if post is not None:
-                post.cancel()
-
-        self._spawn(notify())
+        if post is not None:
+            post.cancel()
 
     async def _begin(self, message: Message) -> None:
         await self._deliver(message)
-        self._spawn(self._listen())
+        self._tasks.start(self._listen())
 
     async def _deliver(self, message: Message) -> None:
         exchange = _Exchange(message, self._max_message)
         if not message.is_request:
             async with self._order:  # notifications and responses keep their order
-                await self._post(exchange)
+                await self._post(message, exchange)
             return
         if message.method == "initialize":
             self._hello, self._session, self._version = message, None, None
@@ -204,47 +146,44 @@ class RemoteServer:
         elif self._begun is not None and not self._begun.done():
             await asyncio.wait({self._begun}, timeout=_CONNECT)  # many servers refuse requests before `initialized`
         epoch = self._epoch
-        try:
-            await self._post(exchange)
-        except _SessionOver:
+        if not await self._post(message, exchange):
             await self._renew(epoch)
-            try:
-                await self._post(exchange)
-            except _SessionOver:
+            if not await self._post(message, exchange):
                 error = UpstreamFailed(f"{self._label} answered 404", hint="it forgets its sessions: reconnect")
                 await self._unanswered(exchange, error)
 
-    async def _post(self, exchange: _Exchange) -> None:
-        message = exchange.message
-        assert message is not None
-        headers = self._common(fresh=message.method == "initialize") | self._routing.headers(message)
+    async def _post(self, message: Message, exchange: _Exchange) -> bool:
+        """Send a message and deliver the response. Return False if the server does not know our session."""
+        assert self._client is not None
+        headers = self._headers_of(message)
         try:
-            async with self._http.stream("POST", self._url, content=bytes(message.raw), headers=headers) as response:
+            async with self._client.stream("POST", self._url, content=bytes(message.raw), headers=headers) as response:
                 if response.status_code == 404 and _SESSION in headers and exchange.request_id is not None:
-                    raise _SessionOver
-                await self._answer(response, exchange)
+                    return False
+                if exchange.request_id is not None:
+                    await self._answer(response, exchange)
             if exchange.request_id is not None and not exchange.is_answered:
                 await self._resume(exchange)
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, ValueError) as error:
             if exchange.request_id is not None and not exchange.is_answered:
                 reason = str(error) or type(error).__name__
                 await self._unanswered(exchange, UpstreamFailed(f"{self._label} cannot be reached: {reason}"))
+        return True
 
     async def _answer(self, response: httpx2.Response, exchange: _Exchange) -> None:
         kind = _kind(response)
-        if exchange.request_id is None:
-            return
         if response.status_code >= 300:
             await self._refused(response, kind, exchange)
             return
-        if exchange.message is not None and exchange.message.method == "initialize" and _SESSION in response.headers:
+        if exchange.method == "initialize" and _SESSION in response.headers:
             self._session = response.headers[_SESSION]
-        if kind == "application/json":
-            lines = LineBuffer(self._max_message)
-            async for chunk in response.aiter_bytes():
-                for line in lines.feed(chunk.translate(_ONE_LINE)):
-                    await self._received(line, exchange)
-            for line in lines.end():
+        if kind == _JSON:
+            chunks = response.aiter_bytes()
+
+            async def read() -> bytes:
+                return (await anext(chunks, b"")).translate(_ONE_LINE)
+
+            async for line in wire.read_lines(read, self._max_message):
                 await self._received(line, exchange)
         elif kind == _EVENTS:
             await self._read(response, exchange)
@@ -259,9 +198,9 @@ class RemoteServer:
             body += chunk
             if len(body) > _ERROR_BODY:
                 break
-        messages = parse(body) if kind == "application/json" else []
+        messages = wire.parse(body) if kind == _JSON else []
         if messages and isinstance(messages[0].body.get("error"), dict):
-            await self._received(rewritten(messages[0], id=exchange.request_id).raw, exchange)
+            await self._received(wire.rewritten(messages[0], id=exchange.request_id).raw, exchange)
             return
         hint = None
         if response.status_code in (401, 403):
@@ -287,49 +226,58 @@ class RemoteServer:
 
     async def _received(self, line: Raw | UnparsedLine, exchange: _Exchange) -> None:
         if isinstance(line, UnparsedLine):
-            error = UpstreamFailed(
-                f"{self._label} sent a message of {line.size:,} bytes; the limit is {self._max_message:,}",
-                hint="request less, or raise --max-message",
-            )
+            error = wire.too_large(self._label, line, self._max_message)
             if line.method is None and exchange.request_id is not None:
                 await self._unanswered(exchange, error)
             else:
-                await refuse(line, error, self, self._to)
+                await wire.refuse(line, error, self, self._to)
             return
-        for found in parse(line):
-            if exchange.request_id is not None and found.is_response:
+        for found in wire.parse(line):
+            if exchange.message is not None and exchange.request_id is not None and found.is_response:
                 exchange.is_answered, exchange.answer = True, found
-                self._learn(exchange, found)
+                if isinstance(found.body.get("result"), dict):
+                    self._learn(exchange.message, found)
             if not (exchange.is_own and found.is_response):
                 await self._to.message(found)
 
-    def _learn(self, exchange: _Exchange, answer: Message) -> None:
-        message, result = exchange.message, answer.body.get("result")
-        if message is None or not isinstance(result, dict):
-            return
+    def _learn(self, message: Message, answer: Message) -> None:
+        """Note what a response says about the session."""
+        result, setting = answer.result, f"{message.method} {message.params.get('uri')}"
         if message.method == "initialize" and isinstance(result.get("protocolVersion"), str):
             self._version = result["protocolVersion"]
         elif message.method in _LASTING:
-            self._lasting[f"{message.method} {message.params.get('uri')}"] = message
+            self._lasting[setting] = message
         elif message.method == "resources/unsubscribe":
-            self._lasting.pop(f"resources/subscribe {message.params.get('uri')}", None)
-        elif message.method == "tools/list":
-            self._routing.learn(message, result)
+            self._lasting.pop(setting.replace("unsubscribe", "subscribe", 1), None)
+        elif message.method == "tools/list" and _version_of(message) is not None:
+            tools = result.get("tools")
+            for tool in tools if isinstance(tools, list) else []:
+                schema = tool.get("inputSchema") if isinstance(tool, dict) else None
+                if isinstance(schema, dict) and inbound.find_invalid_x_mcp_header(schema) is None:
+                    self._tool_headers[str(tool.get("name"))] = inbound.x_mcp_header_map(schema)
+
+    async def _get(self, exchange: _Exchange) -> bool:
+        """Read the event stream of an exchange behind its last event. Return whether the server may offer it."""
+        assert self._client is not None
+        events = exchange.events
+        headers = self._headers_of() | ({"last-event-id": events.last_id} if events.last_id else {})
+        exchange.failures += 1
+        with contextlib.suppress(httpx2.HTTPError):
+            async with self._client.stream("GET", self._url, headers=headers) as response:
+                if response.status_code == 200 and _kind(response) == _EVENTS:
+                    exchange.failures = 0
+                    await self._read(response, exchange)
+                elif response.status_code < 500 and response.status_code != 429:
+                    return False
+        return True
 
     async def _resume(self, exchange: _Exchange) -> None:
         """Resume a stream that broke before the response, if the server numbers its events. The server may close the
         stream any number of times, as long as it resumes it."""
         events = exchange.events
-        failures = 0 if events.last_id is not None else _ATTEMPTS
-        while failures < _ATTEMPTS and not exchange.is_answered:
+        while events.last_id is not None and exchange.failures < _ATTEMPTS and not exchange.is_answered:
             await asyncio.sleep(events.retry)
-            headers = self._common() | {_LAST_EVENT: events.last_id or ""}
-            failures += 1
-            with contextlib.suppress(httpx2.HTTPError):
-                async with self._http.stream("GET", self._url, headers=headers) as response:
-                    if response.status_code == 200 and _kind(response) == _EVENTS:
-                        failures = 0
-                        await self._read(response, exchange)
+            await self._get(exchange)
         if not exchange.is_answered:
             await self._unanswered(exchange, UpstreamFailed(f"{self._label} closed the stream before the response"))
 
@@ -337,18 +285,9 @@ class RemoteServer:
         """Receive the messages that the server sends on its own, if it offers such a stream. Retry with growing pauses
         while it cannot be reached."""
         exchange, epoch = _Exchange(None, self._max_message), self._epoch
-        events, pause = exchange.events, 0.0
-        while self._epoch == epoch:
-            headers = self._common() | ({_LAST_EVENT: events.last_id} if events.last_id else {})
-            pause = min(max(pause * 2, events.retry), MAX_RETRY)
-            with contextlib.suppress(httpx2.HTTPError):
-                async with self._http.stream("GET", self._url, headers=headers) as response:
-                    if response.status_code == 200 and _kind(response) == _EVENTS:
-                        await self._read(response, exchange)
-                        pause = events.retry
-                    elif response.status_code < 500 and response.status_code != 429:
-                        return
-            await asyncio.sleep(pause)
+        while self._epoch == epoch and await self._get(exchange):
+            doubled = min(max(exchange.failures - 1, 0), 10)
+            await asyncio.sleep(min(exchange.events.retry * 2**doubled, MAX_RETRY))
 
     async def _renew(self, epoch: int) -> None:
         """Start a new session after the server has ended ours, once for all requests that notice."""
@@ -356,45 +295,52 @@ class RemoteServer:
             if self._hello is None or self._epoch != epoch:
                 return
             before = self._session, self._version
-            hello = _Exchange(_own(self._hello), self._max_message, is_own=True)
-            await self._post(hello)
+            hello = await self._repeat(self._hello)
             if hello.answer is None or "result" not in hello.answer.body:
                 self._session, self._version = before
                 return
             self._epoch += 1
-            log(f"{self._label} has forgotten the session: started a new one")
-            await self._post(_Exchange(notification("notifications/initialized"), self._max_message))
+            wire.log(f"{self._label} has forgotten the session: started a new one")
+            initialized = wire.notification("notifications/initialized")
+            await self._post(initialized, _Exchange(initialized, self._max_message))
             for message in list(self._lasting.values()):
-                with contextlib.suppress(_SessionOver):
-                    await self._post(_Exchange(_own(message), self._max_message, is_own=True))
-            self._spawn(self._listen())
+                await self._repeat(message)
+            self._tasks.start(self._listen())
 
-    # Headers
+    async def _repeat(self, message: Message) -> _Exchange:
+        """Repeat a message of the client with an id of our own."""
+        message = wire.rewritten(message, id=wire.new_id())
+        exchange = _Exchange(message, self._max_message, is_own=True)
+        await self._post(message, exchange)
+        return exchange
 
-    @property
-    def _label(self) -> str:
-        return f"the server at {httpx2.URL(self._url).host}"
-
-    def _common(self, *, fresh: bool = False) -> dict[str, str]:
-        """The headers of every request; a `fresh` one has no session yet."""
-        headers = {"accept": f"application/json, {_EVENTS}", "content-type": "application/json"}
-        if fresh:
+    def _headers_of(self, message: Message | None = None) -> dict[str, str]:
+        """Return the headers of a request. Since 2026-07-28 some are for routing; which arguments of a tool belong
+        there is known once the tools were listed."""
+        headers = {"accept": f"{_JSON}, {_EVENTS}", "content-type": _JSON}
+        if message is None or message.method != "initialize":
+            sent = {_SESSION: self._session, inbound.MCP_PROTOCOL_VERSION_HEADER: self._version}
+            headers |= {name: value for name, value in sent.items() if value is not None}
+        if message is None or message.method is None or (version := _version_of(message)) is None:
             return headers
-        if self._session is not None:
-            headers[_SESSION] = self._session
-        if self._version is not None:
-            headers[MCP_PROTOCOL_VERSION_HEADER] = self._version
+        headers |= {inbound.MCP_PROTOCOL_VERSION_HEADER: version, inbound.MCP_METHOD_HEADER: message.method}
+        name = message.params.get(inbound.NAME_BEARING_METHODS.get(message.method, ""))
+        if isinstance(name, str):
+            headers[inbound.MCP_NAME_HEADER] = inbound.encode_header_value(name)
+        arguments = message.params.get("arguments")
+        if message.method == "tools/call" and isinstance(arguments, dict):
+            headers |= inbound.mcp_param_headers(self._tool_headers.get(str(name), {}), arguments)
         return headers
+
+
+def _version_of(message: Message) -> str | None:
+    version = message.meta.get(PROTOCOL_VERSION_META_KEY)
+    return version if isinstance(version, str) and version.isascii() and version.isprintable() else None
 
 
 def _kind(response: httpx2.Response) -> str:
     kind: str = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     return kind
-
-
-def _own(message: Message) -> Message:
-    """Repeat a message of the client with an id of our own."""
-    return rewritten(message, id=f"coatcheck-{secrets.token_hex(6)}")
 
 
 class EventStream:
@@ -424,15 +370,13 @@ class EventStream:
 
     def feed(self, chunk: bytes) -> Iterator[Raw | UnparsedLine]:
         for line in self._lines.feed(self._normalized(chunk)):
-            if self._is_first and not isinstance(line, UnparsedLine) and line.startswith(_BOM):
-                line = line[len(_BOM) :]
-            self._is_first = False
             if isinstance(line, UnparsedLine):
                 self._too_large = UnparsedLine(line.size, line.head.removeprefix(b"data:"), line.tail)
-            elif line:
-                self._field(bytes(line[:_FIELD]).partition(b":")[0], line)
+            elif field := line.removeprefix(_BOM) if self._is_first else line:
+                self._field(bytes(field[:_FIELD]).partition(b":")[0], field)
             else:
                 yield from self._event()
+            self._is_first = False
 
     def _event(self) -> Iterator[Raw | UnparsedLine]:
         data, too_large, type_ = self._data, self._too_large, self._type
@@ -446,8 +390,7 @@ class EventStream:
             yield whole
 
     def _field(self, name: bytes, line: Raw) -> None:
-        value = line[len(name) + 1 :]
-        value = value[1:] if value[:1] == b" " else value
+        value = line[len(name) + 1 :].removeprefix(b" ")
         if name == b"data":
             self._size += len(value) + 1
             if self._size <= self._max_size + 1:
@@ -469,41 +412,3 @@ class EventStream:
             chunk = chunk[1:]
         self._after_return = chunk.endswith(b"\r") if chunk else self._after_return
         return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in chunk else chunk
-
-
-class RoutingHeaders:
-    """The headers with which requests are routed since 2026-07-28. Which arguments of a tool belong there is known once
-    the tools were listed."""
-
-    def __init__(self) -> None:
-        self._params: dict[str, Mapping[tuple[str, ...], str]] = {}
-
-    def learn(self, message: Message, result: Mapping[str, Any]) -> None:
-        """Learn from a response to `tools/list`."""
-        tools = result.get("tools")
-        if not isinstance(tools, list) or _version_of(message) is None:
-            return
-        for tool in tools:
-            schema = tool.get("inputSchema") if isinstance(tool, dict) else None
-            if isinstance(schema, dict) and find_invalid_x_mcp_header(schema) is None:
-                self._params[str(tool.get("name"))] = x_mcp_header_map(schema)
-
-    def headers(self, message: Message) -> dict[str, str]:
-        """The headers of a message; none in older versions of the protocol."""
-        version = _version_of(message)
-        if version is None or message.method is None:
-            return {}
-        headers = {MCP_PROTOCOL_VERSION_HEADER: version, MCP_METHOD_HEADER: message.method}
-        name = message.params.get(NAME_BEARING_METHODS.get(message.method, ""))
-        if isinstance(name, str):
-            headers[MCP_NAME_HEADER] = encode_header_value(name)
-        arguments = message.params.get("arguments")
-        if message.method == "tools/call" and isinstance(arguments, dict):
-            headers |= mcp_param_headers(self._params.get(str(name), {}), arguments)
-        return headers
-
-
-def _version_of(message: Message) -> str | None:
-    meta = message.params.get("_meta")
-    version = meta.get(PROTOCOL_VERSION_META_KEY) if isinstance(meta, dict) else None
-    return version if isinstance(version, str) and version.isascii() and version.isprintable() else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from coatcheck import Store
@@ -28,57 +28,51 @@ class ToolCounts:
     failed: int = 0
 
 
-@dataclass
 class Counts:
     """The counts so far. Thread-safe."""
 
-    slimmed_results: int = 0
-    tokens_saved: int = 0
-    tokens_read_back: int = 0
-    failures: int = 0
-    tools: dict[str, ToolCounts] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    def __init__(self) -> None:
+        self.tools: dict[str, ToolCounts] = {}
+        self._read_back = 0
+        self._lock = threading.Lock()
 
     def slimmed(self, tool: str, saved: int, *, failed: bool) -> None:
         with self._lock:
             name = tool if tool in self.tools or len(self.tools) < _TOOLS else "others"
             row = self.tools.setdefault(name, ToolCounts())
-            if failed:
-                self.failures += 1
-                row.failed += 1
-            else:
-                self.slimmed_results += 1
-                self.tokens_saved += saved
-                row.slimmed += 1
-                row.tokens_saved += saved
+            row.failed += failed
+            row.slimmed += not failed
+            row.tokens_saved += 0 if failed else saved
 
     def read_back(self, tokens: int) -> None:
         with self._lock:
-            self.tokens_read_back += tokens
+            self._read_back += tokens
 
     def __str__(self) -> str:
+        record = self.to_record()
         text = (
-            f"{self.slimmed_results:,} results slimmed, about {self.tokens_saved:,} tokens saved, "
-            f"{self.tokens_read_back:,} read back"
+            "{slimmed_results:,} results slimmed, about {tokens_saved:,} tokens saved, {tokens_read_back:,} read back"
         )
-        return f"{text}; {self.failures:,} could not be stored" if self.failures else text
+        return (text + ("; {failures:,} could not be stored" if record["failures"] else "")).format(**record)
 
     def to_record(self) -> dict[str, Any]:
         with self._lock:
+            rows = self.tools.values()
             return {
-                "slimmed_results": self.slimmed_results,
-                "tokens_saved": self.tokens_saved,
-                "tokens_read_back": self.tokens_read_back,
-                "failures": self.failures,
+                "slimmed_results": sum(row.slimmed for row in rows),
+                "tokens_saved": sum(row.tokens_saved for row in rows),
+                "tokens_read_back": self._read_back,
+                "failures": sum(row.failed for row in rows),
                 "tools": {name: asdict(row) for name, row in self.tools.items()},
             }
 
 
 def save_counts(store: Store, counts: Counts, *, server: str, session_id: str) -> None:
     """Store the counts of a run, unless they are all zero."""
-    if counts.slimmed_results or counts.tokens_read_back or counts.failures:
+    record = counts.to_record()
+    if any(record.values()):
         run = secrets.token_hex(4)  # keeps two runs with the same counts apart
-        record = {"server": server, "session": session_id, "run": run, **counts.to_record()}
+        record = {"server": server, "session": session_id, "run": run, **record}
         store.session(REPORTS, ttl=_KEPT).put(record, name=session_id, kind="data", ttl=_KEPT, tool="coatcheck proxy")
 
 

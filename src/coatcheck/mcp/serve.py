@@ -7,6 +7,7 @@ checked, an Origin must be allowed, and every request needs the token.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import logging
 import secrets
@@ -14,9 +15,8 @@ import signal
 import socket
 import sys
 import warnings
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Hashable, Iterable
+from typing import Final, NoReturn
 
 import anyio
 import uvicorn
@@ -26,10 +26,12 @@ from mcp.shared.exceptions import MCPDeprecationWarning
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coatcheck.errors import InvalidArgument, StoreUnavailable
 from coatcheck.mcp.server import MAX_CONNECTIONS, Sessions, make_server
+from coatcheck.mcp.wire import Tasks
 from coatcheck.reading.sandbox import kill_all
 
 HOST: Final = "127.0.0.1"
@@ -42,16 +44,8 @@ _IDLE: Final = 1_800.0  # seconds without a request after which a client's sessi
 _BEARER: Final = "bearer "
 _SESSION: Final = b"mcp-session-id"
 _EXPOSED: Final = ("mcp-session-id", "mcp-protocol-version", "www-authenticate")
-_MAX_UNPROVEN: Final = 64
-_PROOF_TIMEOUT: Final = 10.0
-_MAX_UNFINISHED: Final = 100
-_HANDSHAKE_TIMEOUT: Final = 60.0
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Peer = tuple[str, int] | None
+_PROOF: Final = (10.0, 64)  # seconds for the token to come, and connections that may be without it
+_HANDSHAKE: Final = (60.0, 100)  # seconds for a handshake, and handshakes that may be unfinished
 
 
 def serve_stdio(sessions: Sessions) -> None:
@@ -76,10 +70,8 @@ def serve_http(
     if token is not None and (
         len(token) < _MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token
     ):
-        raise InvalidArgument(
-            f"the token in {TOKEN} is too weak",
-            hint=f"use at least {_MIN_TOKEN} printable characters without spaces",
-        )
+        hint = f"use at least {_MIN_TOKEN} printable characters without spaces"
+        raise InvalidArgument(f"the token in {TOKEN} is too weak", hint=hint)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -87,51 +79,49 @@ def serve_http(
         listener.listen(_BACKLOG)  # clients may connect as soon as the URL is printed
     except OSError as error:
         listener.close()
-        raise StoreUnavailable(
-            f"cannot listen on port {port}: {error.strerror}", hint="choose another --port"
-        ) from error
+        text = f"cannot listen on port {port}: {error.strerror}"
+        raise StoreUnavailable(text, hint="choose another --port") from error
     bound = listener.getsockname()[1]
     secret = token or secrets.token_urlsafe(32)
     hosts = [f"{host}:{bound}" for host in (HOST, "localhost")]
+    security = TransportSecuritySettings(
+        allowed_hosts=hosts, allowed_origins=[*(f"http://{host}" for host in hosts), *origins]
+    )
     app = make_server(sessions).streamable_http_app(
         streamable_http_path=PATH,
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `_protected` does it
         session_idle_timeout=_IDLE,
         max_sessions=MAX_CONNECTIONS,
     )
-    security = TransportSecuritySettings(
-        allowed_hosts=hosts, allowed_origins=[*(f"http://{host}" for host in hosts), *origins]
-    )
-    connections = UnprovenConnections()
-    protected = _protected(UnfinishedHandshakes(app, path=PATH), security, secret, connections)
+    unproven = Probation(*_PROOF)
+    protected = _protected(UnfinishedHandshakes(app, *_HANDSHAKE), security, secret, unproven)
     say(f"MCP server at http://{HOST}:{bound}{PATH}")
     if token is None:
         say(f"token, shown only once: {secret}")
     config = uvicorn.Config(
         protected, log_level="warning", access_log=False, server_header=False, ws="none", timeout_graceful_shutdown=2,
-        http=_protocol(connections), backlog=_ACCEPT,
+        http=_protocol(unproven), backlog=_ACCEPT,
     )  # fmt: skip
     signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again when it is done
     with listener:
         _Server(config).run(sockets=[listener])
 
 
-def _protected(app: App, settings: TransportSecuritySettings, token: str, connections: UnprovenConnections) -> App:
+def _protected(app: ASGIApp, settings: TransportSecuritySettings, token: str, unproven: Probation) -> ASGIApp:
     """Protect an application: check Host and Origin, answer CORS preflights, and require the token."""
     security = TransportSecurityMiddleware(settings)
 
     async def with_token(scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = None
         if not _has_token(scope, token):
             text = f"a bearer token is required: the one printed at the start, or from {TOKEN}"
-            headers = {"www-authenticate": "Bearer", "cache-control": "no-store"}
-            await PlainTextResponse(text, 401, headers)(scope, receive, send)
-            return
-        connections.proven(scope["client"])
-        if scope["path"] == PATH:
-            await app(scope, receive, send)
+            refusal = PlainTextResponse(text, 401, {"www-authenticate": "Bearer", "cache-control": "no-store"})
         else:
-            text = f"not found; the only path is {PATH}"
-            await PlainTextResponse(text, 404, {"cache-control": "no-store"})(scope, receive, send)
+            unproven.passed(scope["client"])
+            if scope["path"] != PATH:
+                text = f"not found; the only path is {PATH}"
+                refusal = PlainTextResponse(text, 404, {"cache-control": "no-store"})
+        await (refusal or app)(scope, receive, send)
 
     for_pages = CORSMiddleware(
         with_token,
@@ -146,12 +136,11 @@ def _protected(app: App, settings: TransportSecuritySettings, token: str, connec
             await app(scope, receive, send)
         elif scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
-        elif len(_values(scope, b"origin")) > 1:
+        elif len(_values(scope, b"origin")) > 1:  # the SDK looks at the first
             await PlainTextResponse("Invalid Origin header", 403)(scope, receive, send)
-        elif (refusal := await security.validate_request(Request(scope))) is not None:
-            await refusal(scope, receive, send)
         else:
-            await for_pages(scope, receive, send)
+            refusal = await security.validate_request(Request(scope))
+            await (refusal or for_pages)(scope, receive, send)
 
     return protected
 
@@ -163,94 +152,79 @@ def _has_token(scope: Scope, token: str) -> bool:
     return hmac.compare_digest(given[0][len(_BEARER) :].strip().encode(), token.encode())
 
 
-def _values(message: MutableMapping[str, Any], name: bytes) -> list[bytes]:
+def _values(message: Scope | Message, name: bytes) -> list[bytes]:
     return [value for key, value in message.get("headers", ()) if key.lower() == name]
 
 
-class UnprovenConnections:
-    """The connections that have not sent the token yet.
+class Probation:
+    """What must be confirmed in time: connections by the token, sessions by the end of the handshake.
 
-    Each is closed after some seconds, and the oldest if there are too many. So they cannot use up the file descriptors
-    of the process, and clients with the token get through."""
+    Each is ended after some seconds, and the oldest if there are too many. So they cannot use up the file descriptors
+    or the memory of the process, and clients with the token get through."""
 
-    def __init__(self, *, seconds: float = _PROOF_TIMEOUT, max_open: int = _MAX_UNPROVEN) -> None:
+    def __init__(self, seconds: float, max_open: int) -> None:
         self._seconds = seconds
         self._max_open = max_open
-        self._open: OrderedDict[Peer, tuple[Callable[[], None], asyncio.TimerHandle]] = OrderedDict()
+        self._open: dict[Hashable, tuple[Callable[[], object], asyncio.TimerHandle]] = {}
 
-    def opened(self, peer: Peer, close: Callable[[], None]) -> None:
-        self.proven(peer)
-        self._open[peer] = close, asyncio.get_running_loop().call_later(self._seconds, close)
-        while len(self._open) > self._max_open:
-            _, (oldest, timer) = self._open.popitem(last=False)
+    def begin(self, key: Hashable, end: Callable[[], object]) -> None:
+        self.passed(key)
+        self._open[key] = end, asyncio.get_running_loop().call_later(self._seconds, self._fail, key)
+        if len(self._open) > self._max_open:
+            self._fail(next(iter(self._open)))
+
+    def passed(self, key: Hashable) -> Callable[[], object] | None:
+        """Forget what is confirmed or over, and return what would have ended it."""
+        end, timer = self._open.pop(key, (None, None))
+        if timer is not None:
             timer.cancel()
-            oldest()
+        return end
 
-    def proven(self, peer: Peer) -> None:
-        """Forget a connection that has sent the token or is closed."""
-        found = self._open.pop(peer, None)
-        if found is not None:
-            found[1].cancel()
+    def _fail(self, key: Hashable) -> None:
+        if (end := self.passed(key)) is not None:
+            end()
 
 
 class UnfinishedHandshakes:
-    """ASGI middleware that ends the sessions of clients that never finish the handshake: after some seconds, and the
-    oldest if there are too many."""
+    """ASGI middleware that ends the sessions of clients that never finish the handshake."""
 
-    def __init__(
-        self, app: App, *, path: str, seconds: float = _HANDSHAKE_TIMEOUT, max_open: int = _MAX_UNFINISHED
-    ) -> None:
+    def __init__(self, app: ASGIApp, seconds: float, max_open: int) -> None:
         self._app = app
-        self._path = path
-        self._seconds = seconds
-        self._max_open = max_open
-        self._unfinished: OrderedDict[bytes, asyncio.TimerHandle] = OrderedDict()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._unfinished = Probation(seconds, max_open)
+        self._tasks = Tasks()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        for session in _values(scope, _SESSION):
-            if (timer := self._unfinished.pop(session, None)) is not None:
-                timer.cancel()
+        known = _values(scope, _SESSION)
+        for session in known:
+            self._unfinished.passed(session)
 
-        async def sent(message: MutableMapping[str, Any]) -> None:
+        async def sent(message: Message) -> None:
             await send(message)
-            if message["type"] == "http.response.start" and not _values(scope, _SESSION):
+            if message["type"] == "http.response.start" and not known:
                 for session in _values(message, _SESSION):
-                    self._begin(session)
+                    self._unfinished.begin(session, functools.partial(self._end, session))
 
         await self._app(scope, receive, sent)
 
-    def _begin(self, session: bytes) -> None:
-        self._unfinished[session] = asyncio.get_running_loop().call_later(self._seconds, self._end, session)
-        while len(self._unfinished) > self._max_open:
-            self._end(next(iter(self._unfinished)))
-
     def _end(self, session: bytes) -> None:
-        if (timer := self._unfinished.pop(session, None)) is not None:
-            timer.cancel()
-            task = asyncio.get_running_loop().create_task(self._delete(session))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _delete(self, session: bytes) -> None:
         """Send the DELETE with which a client ends its session."""
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "method": "DELETE",
-            "path": self._path, "raw_path": self._path.encode(), "root_path": "", "query_string": b"",
+            "path": PATH, "raw_path": PATH.encode(), "root_path": "", "query_string": b"",
             "headers": [(_SESSION, session), (b"accept", b"application/json, text/event-stream")],
             "client": None, "server": None,
         }  # fmt: skip
 
-        async def receive() -> MutableMapping[str, Any]:
+        async def receive() -> Message:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        async def send(message: MutableMapping[str, Any]) -> None:
+        async def send(message: Message) -> None:
             pass
 
-        await self._app(scope, receive, send)
+        async def delete() -> None:
+            await self._app(scope, receive, send)
+
+        self._tasks.start(delete())
 
 
 class _Server(uvicorn.Server):
@@ -264,16 +238,16 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _protocol(connections: UnprovenConnections) -> type[H11Protocol]:
+def _protocol(unproven: Probation) -> type[H11Protocol]:
     """Return an HTTP protocol that reports its connections."""
 
     class Protocol(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            connections.opened(self.client, transport.abort)
+            unproven.begin(self.client, transport.abort)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            connections.proven(self.client)
+            unproven.passed(self.client)
             super().connection_lost(exc)
 
     return Protocol

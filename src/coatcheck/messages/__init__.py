@@ -1,1 +1,80 @@
-"""What is known about the message formats of providers and hosts."""
+"""What is known about the message formats of providers and hosts. No other package knows them.
+
+`detect` finds the format of a transcript by its content, never by its file name. `dialect` returns how a provider takes
+a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+from coatcheck.errors import InvalidArgument
+from coatcheck.ids import clip
+from coatcheck.messages.anthropic import AnthropicDialect, AnthropicMessages, ClaudeCode
+from coatcheck.messages.formats import Dialect, Format
+from coatcheck.messages.hosts import LangChain, Mcp, Pi, for_provider
+from coatcheck.messages.openai import ChatDialect, OpenAIChat, OpenAIResponses, ResponsesDialect
+from coatcheck.messages.paths import Message
+
+__all__ = ["FORMATS", "PLAIN", "Dialect", "Format", "Message", "detect", "dialect", "for_provider", "named_format"]
+
+PLAIN: Final[Format] = OpenAIChat()
+"""The format of messages that have only role and content: every provider reads those."""
+
+FORMATS: Final[dict[str, Format]] = {
+    one.name: one for one in (ClaudeCode(), Pi(), LangChain(), Mcp(), OpenAIResponses(), AnthropicMessages(), PLAIN)
+}
+_DIALECTS: Final[dict[str, Dialect]] = {
+    one.name: one for one in (ChatDialect(), ResponsesDialect(), AnthropicDialect())
+}
+_ALIASES: Final = {"openai-chat": "openai", "chat": "openai", "responses": "openai-responses"}
+_MAX_OBJECTS: Final = 200
+_MAX_DEPTH: Final = 6
+
+
+def detect(lines: Iterable[object], *, enough: int = _MAX_OBJECTS) -> Format | None:
+    """Return the format that most of the first objects clearly have, or None if nothing looks like a message. `lines`
+    are parsed lines, or one parsed document; no more are read after `enough` lines that clearly have a format."""
+    votes = dict.fromkeys(FORMATS, 0)
+    plain = False
+    for one, found in islice((pair for line in lines for pair in _objects(line, 0)), _MAX_OBJECTS):
+        if found is None:
+            plain = plain or PLAIN.is_message(one)
+            continue
+        votes[found.name] += 1
+        if sum(votes.values()) == enough:
+            break
+    best = max(votes, key=lambda name: votes[name])
+    return FORMATS[best] if votes[best] else PLAIN if plain else None
+
+
+def named_format(given: Format | str | None) -> Format | None:
+    """Return the format of this name; a format or None is returned as it is."""
+    if given is None or isinstance(given, Format):
+        return given
+    if given not in FORMATS:
+        raise InvalidArgument(f"unknown format {clip(given)}", hint="use one of: " + ", ".join(FORMATS))
+    return FORMATS[given]
+
+
+def dialect(provider: str) -> Dialect:
+    """Return the dialect of a provider. Raises `InvalidArgument` for an unknown name."""
+    name = _ALIASES.get(str(provider), str(provider))
+    if name not in _DIALECTS:
+        raise InvalidArgument(f"unknown provider {clip(str(provider))}", hint="use one of: " + ", ".join(_DIALECTS))
+    return _DIALECTS[name]
+
+
+def _objects(value: object, depth: int) -> Iterator[tuple[Message, Format | None]]:
+    """Yield a line that is an object, or the objects in a document that may be messages, each with its format."""
+    found = next((one for one in FORMATS.values() if one.fits(value)), None)
+    if isinstance(value, dict):
+        yield value, found
+        if found is not None or "role" in value:
+            return
+    if depth < _MAX_DEPTH and isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            if isinstance(one, dict | list):
+                yield from _objects(one, depth + 1)

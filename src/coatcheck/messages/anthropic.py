@@ -5,57 +5,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, pairwise
 from typing import Any, Final
 
-from coatcheck.messages.message import Call, Format, Message, SessionLines, ToolResult, in_line, text, without_refs
-from coatcheck.messages.paths import Path
+from coatcheck.messages.cache import KEY, Breakpoint, marks_in
+from coatcheck.messages.formats import Dialect, Format, SessionLines, ToolResult, in_line, without_refs
+from coatcheck.messages.pairing import NO_RESULT, late_text, repeated_text
+from coatcheck.messages.paths import Message, Path, at, blocks_of, members, replaced, text, with_blocks
 
-_CALLS: Final = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
 _THINKING: Final = frozenset({"thinking", "redacted_thinking"})
-_BLOCKS: Final = _CALLS | _THINKING | {"search_result"}
+_OWN_BLOCKS: Final = _THINKING | {"tool_use", "server_tool_use", "mcp_tool_use", "search_result"}
 _CLAUDE_CODE_LINES: Final = frozenset(
     {"file-history-snapshot", "queue-operation", "progress", "pr-link", "attachment", "last-prompt", "custom-title",
      "ai-title", "agent-name", "permission-mode"}
 )  # fmt: skip
-_BOUNDARY: Final = "compact_boundary"
+_OPENING: Final = "The beginning of this conversation is missing."
+_EMPTY: Final = "(empty)"
+_MARK: Final = {"type": "ephemeral"}
 
 
 class AnthropicMessages(Format):
     """Messages of the Messages API."""
 
     name = "anthropic"
-    required = frozenset({"role", "content"})
+    call_types = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
 
-    def fits(self, line: object) -> bool:
-        if not isinstance(line, dict) or text(line.get("role")) not in ("user", "assistant"):
+    def _fits(self, line: Message) -> bool:
+        if text(line.get("role")) not in ("user", "assistant") or not isinstance(line.get("content"), list):
             return False
-        content = line.get("content")
-        if line.get("type") == "message" and "stop_reason" in line:
-            return isinstance(content, list)
-        return isinstance(content, list) and any(isinstance(one, dict) and _is_own(one) for one in content)
+        is_answer = line.get("type") == "message" and "stop_reason" in line
+        return is_answer or any(_is_own(one) for _, one in members(line))
 
     def is_message(self, value: Message) -> bool:
         has_role = text(value.get("role")) in ("user", "assistant", "system")
         return has_role and isinstance(value.get("content"), str | list)
 
-    def calls(self, message: Message) -> tuple[Call, ...]:
-        return tuple(
-            Call(text(one.get("id")), text(one.get("name")), ("content", index))
-            for index, one in _blocks(message)
-            if text(one.get("type")) in _CALLS
-        )
-
     def results(self, message: Message) -> tuple[ToolResult, ...]:
         return tuple(
-            ToolResult(
-                text(one.get("tool_use_id")),
-                None,
-                ("content", index),
-                ("content", index, "content"),
-                one.get("is_error") is True or _failed(one.get("content")),
-            )
-            for index, one in _blocks(message)
+            ToolResult(text(one.get("tool_use_id")), None, path, (*path, "content"), _is_error(one))
+            for path, one in members(message)
             if "tool_use_id" in one and str(one.get("type")).endswith("tool_result")
         )
 
@@ -63,7 +52,7 @@ class AnthropicMessages(Format):
         content = message.get("content")
         if message.get("role") != "assistant" or not isinstance(content, list):
             return None
-        kept = [one for one in content if not (isinstance(one, dict) and one.get("type") in _THINKING)]
+        kept = [one for one in content if not (isinstance(one, dict) and text(one.get("type")) in _THINKING)]
         return {**message, "content": kept} if kept and len(kept) < len(content) else None
 
 
@@ -74,24 +63,16 @@ class ClaudeCode(SessionLines, AnthropicMessages):
     A tool result is there twice: as the model saw it, and as `toolUseResult`."""
 
     name = "claude-code"
-    required = frozenset({"type"})
+    envelopes = frozenset({"user", "assistant"})
     opaque = frozenset({"mcpMeta", "hookInfos", "attachment", "todos", "structuredPatch"})
 
-    def fits(self, line: object) -> bool:
-        if not isinstance(line, dict):
-            return False
+    def _fits(self, line: Message) -> bool:
         kind = text(line.get("type"))
         if self.message(line) is not None and "role" not in line:
             return True
         if kind in ("user", "assistant", "system"):
             return "uuid" in line and ("parentUuid" in line or "sessionId" in line)
         return kind in _CLAUDE_CODE_LINES or (kind == "summary" and "leafUuid" in line)
-
-    def message(self, line: object) -> Message | None:
-        if not isinstance(line, dict) or text(line.get("type")) not in ("user", "assistant"):
-            return None
-        found = line.get("message")
-        return found if isinstance(found, dict) and isinstance(found.get("role"), str) else None
 
     def is_shown(self, path: Path) -> bool:
         return in_line(path)[:2] == ("message", "content")
@@ -103,7 +84,7 @@ class ClaudeCode(SessionLines, AnthropicMessages):
         for line in lines:
             if not isinstance(line, dict):
                 continue
-            if line.get("subtype") == _BOUNDARY and line.get("type") == "system":
+            if line.get("subtype") == "compact_boundary" and line.get("type") == "system":
                 sent, answer_id = [] if compacted else sent, None
                 continue
             found = self.message(line)
@@ -111,13 +92,12 @@ class ClaudeCode(SessionLines, AnthropicMessages):
                 continue
             shown = without_refs({"role": found["role"], "content": found.get("content")})
             is_answer = found["role"] == "assistant"
-            continues = is_answer and answer_id is not None and found.get("id") == answer_id
-            # Results of its first calls may come before the rest of an answer.
-            if continues and _can_join(sent[answer], shown) and all(map(_has_results, sent[answer + 1 :])):
-                sent[answer] = _joined(sent[answer], shown)
-                continue
-            if not is_answer and sent and _can_join(sent[-1], shown) and _has_results(sent[-1]) and _has_results(shown):
-                sent[-1] = _joined(sent[-1], shown)  # results of parallel calls
+            if is_answer and answer_id is not None and found.get("id") == answer_id:
+                before = answer  # results of its first calls may come before the rest of an answer
+            else:
+                before = len(sent) - 1 if not is_answer and _has_results(shown) else -1  # results of parallel calls
+            if before >= 0 and _can_join(sent, before, shown):
+                sent[before] = {**sent[before], "content": [*sent[before]["content"], *shown["content"]]}
                 continue
             sent.append(shown)
             if is_answer:
@@ -125,36 +105,186 @@ class ClaudeCode(SessionLines, AnthropicMessages):
         return sent
 
 
-def _is_own(block: dict[str, Any]) -> bool:
+class AnthropicDialect(Dialect):
+    """Prompts for the Messages API. Roles alternate and results come first, so the tail is a block after the last user
+    message."""
+
+    name = "anthropic"
+    format = AnthropicMessages()
+    describes_tools = "as_anthropic"
+    writes_marks = True
+    alternates = True
+
+    def _prompt(self, system: str, messages: list[Message], tail: str, marks: Sequence[Breakpoint]) -> Message:
+        prompt: Message = {"system": [{"type": "text", "text": system}]} if system else {}
+        prompt["messages"] = messages
+        # The provider refuses a breakpoint of five minutes before one of an hour.
+        hours = [path for path, mark in marks_in(messages) if isinstance(mark, dict) and mark.get("ttl") == "1h"]
+        last_hour = _position(("messages", *hours[-1])) if hours else (-2, 0)
+        for one in marks:
+            mark = _MARK if _position(one.path) > last_hour else {**_MARK, "ttl": "1h"}
+            prompt = _marked(prompt, one.path, dict(mark))
+        if tail:
+            sent, number = prompt["messages"], self.before_tail(messages) - 1
+            user = sent.pop(number) if number >= 0 else {"role": "user"}
+            end = {**user, "content": [*blocks_of(user), {"type": "text", "text": tail}]}
+            sent.insert(max(0, number), end)
+        return prompt
+
+    def before_tail(self, messages: Sequence[Message]) -> int:
+        """Count up to the last user message: an answer that the host began for the model stays last."""
+        users = (number for number in range(len(messages) - 1, -1, -1) if messages[number].get("role") == "user")
+        return next(users, -1) + 1
+
+    def end(self, system: str, messages: Sequence[Message]) -> Path | None:
+        for number in range(len(messages) - 1, -1, -1):
+            blocks = blocks_of(messages[number])
+            for index in range(len(blocks) - 1, -1, -1):
+                if _takes_mark(blocks[index]):
+                    return ("messages", number, "content", index)
+        return ("system", 0) if system else None
+
+    def own_marks(self, messages: Sequence[Message], tools: Sequence[Any]) -> int:
+        return sum(1 for _ in marks_in([*messages, *tools]))
+
+    def mended(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Begin with the user, and put results first in the user message after their call.
+
+        The provider reads a run of messages with one role as one. In a run of the assistant, a call that is not
+        answered after the run was interrupted; messages whose calls are answered after the run are merged."""
+        messages = [_without_blanks(one) for one in messages]
+        if messages and messages[0].get("role") == "assistant":
+            yield {"role": "user", "content": [{"type": "text", "text": _OPENING}]}
+        seen: set[str] = set()
+        asked: list[str] = []
+        runs = [(role, list(run)) for role, run in groupby(messages, key=lambda one: one.get("role"))]
+        for (role, run), (next_role, replies) in pairwise([*runs, (None, [])]):
+            if role == "user":
+                yield from _answered(run, asked)
+                asked = []
+            elif role != "assistant":
+                yield from run
+            else:
+                spoken = [_without_repeats(one, seen) for one in run]
+                calls = [_call_ids(one) for one in spoken]
+                results = (one for reply in replies for _, one in members(reply) if _is_result(one))
+                answered = {text(one.get("tool_use_id")) for one in results} if next_role == "user" else set()
+                first = next((at for at, ids in enumerate(calls) if not answered.isdisjoint(ids)), len(spoken) - 1)
+                for one, ids in zip(spoken[:first], calls, strict=False):
+                    yield one
+                    yield from _answered([], ids)
+                yield spoken[first] if first == len(spoken) - 1 else self.joined(*spoken[first:])
+                asked = [call_id for ids in calls[first:] for call_id in ids]
+                if next_role != "user":
+                    yield from _answered([], asked)
+                    asked = []
+
+
+def _is_own(block: Message) -> bool:
     """Whether only Anthropic has blocks like this one."""
     kind = text(block.get("type"))
-    if kind in _BLOCKS or (kind.endswith("tool_result") and "tool_use_id" in block):
+    if kind in _OWN_BLOCKS or (kind.endswith("tool_result") and "tool_use_id" in block):
         return True
     return kind in ("image", "document") and isinstance(block.get("source"), dict)
 
 
-def _blocks(message: Message) -> Iterator[tuple[int, dict[str, Any]]]:
-    content = message.get("content")
-    for index, one in enumerate(content if isinstance(content, list) else ()):
-        if isinstance(one, dict):
-            yield index, one
+def _is_error(result: Message) -> bool:
+    """Whether a tool failed. For a provider's own tool, the content is then `{"type": "web_search_…_error", …}`."""
+    return result.get("is_error") is True or str(at(result, ("content", "type"))).endswith("_error")
 
 
-def _failed(content: object) -> bool:
-    """Whether a provider's own tool failed: its content is then `{"type": "web_search_tool_result_error", …}`."""
-    return isinstance(content, dict) and str(content.get("type")).endswith("_error")
-
-
-def _can_join(before: Message, now: Message) -> bool:
-    return before["role"] == now["role"] and isinstance(before["content"], list) and isinstance(now["content"], list)
-
-
-def _joined(before: Message, now: Message) -> Message:
-    return {**before, "content": [*before["content"], *now["content"]]}
+def _can_join(sent: list[Message], before: int, now: Message) -> bool:
+    """Whether a message continues an earlier one, after which only results came."""
+    first, *between = sent[before:]
+    if first["role"] != now["role"] or not isinstance(first["content"], list) or not isinstance(now["content"], list):
+        return False
+    return all(map(_has_results, between if now["role"] == "assistant" else [first]))
 
 
 def _has_results(message: Message) -> bool:
-    content = message["content"]
-    if message["role"] != "user" or not isinstance(content, list):
+    return message["role"] == "user" and any(_is_result(one) for _, one in members(message))
+
+
+def _is_result(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "tool_result"
+
+
+def _takes_mark(block: Any) -> bool:
+    if not isinstance(block, dict) or text(block.get("type")) in _THINKING:
         return False
-    return any(isinstance(one, dict) and one.get("type") == "tool_result" for one in content)
+    return not _is_blank(block)
+
+
+def _without_blanks(message: Message) -> Message:
+    """Return a message without blank texts, which Anthropic refuses. A message with nothing else says that it is
+    empty."""
+    blocks = blocks_of(message)
+    kept = [one for one in blocks if not _is_blank(one)]
+    if kept and len(kept) == len(blocks):
+        return message
+    return {**message, "content": kept or [{"type": "text", "text": _EMPTY}]}
+
+
+def _is_blank(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "text" and not str(block.get("text") or "").strip()
+
+
+def _position(path: Path) -> tuple[int, int]:
+    """Return the position of a path among the blocks of a request, in the order in which the provider reads them."""
+    return (-1, 0) if path[0] == "system" else (int(path[1]), int(path[3]) if len(path) > 3 else 0)
+
+
+def _marked(request: dict[str, Any], path: Path, mark: Mapping[str, str]) -> dict[str, Any]:
+    """Return a request with a breakpoint on the block at this path, unless the host has set one."""
+    if path[0] == "messages":
+        message = at(request, path[:2])
+        request = replaced(request, path[:2], {**message, "content": blocks_of(message)})
+    block = at(request, path)
+    return dict(replaced(request, path, {**block, KEY: block.get(KEY) or mark}))
+
+
+def _without_repeats(message: Message, seen: set[str]) -> Message:
+    """Return an assistant message with calls that reuse an id turned into text: providers refuse them."""
+    blocks = blocks_of(message)
+    kept = []
+    for one in blocks:
+        call_id = one.get("id") if isinstance(one, dict) and one.get("type") == "tool_use" else None
+        if isinstance(call_id, str):
+            if call_id in seen:
+                one = {"type": "text", "text": repeated_text(call_id, one.get("name"), one.get("input"))}
+            seen.add(call_id)
+        kept.append(one)
+    return with_blocks(message, blocks, kept)
+
+
+def _call_ids(message: Message) -> list[str]:
+    blocks = (one for _, one in members(message) if one.get("type") == "tool_use" and one.get("id"))
+    return list(dict.fromkeys(str(one["id"]) for one in blocks))
+
+
+def _answered(run: Sequence[Message], asked: Sequence[str]) -> Iterator[Message]:
+    """Yield a run of user messages with the results of these calls first, in the first message. The first result of
+    each call counts. Results that answer none of the calls become text."""
+    given: dict[str, Message] = {}
+    for _, one in (found for message in run for found in members(message)):
+        if _answers(one, asked):
+            given.setdefault(one["tool_use_id"], one)
+    content: list[Any] = [*given.values(), *(_missing(one) for one in asked if one not in given)]
+    for message in run or ([{"role": "user", "content": []}] if asked else []):
+        blocks = blocks_of(message)
+        content += [_late(one) if _is_result(one) else one for one in blocks if not _answers(one, asked)]
+        if content or not blocks:
+            yield with_blocks(message, blocks, content)
+        content = []
+
+
+def _answers(block: Any, asked: Sequence[str]) -> bool:
+    return _is_result(block) and block.get("tool_use_id") in asked
+
+
+def _missing(call_id: str) -> Message:
+    return {"type": "tool_result", "tool_use_id": call_id, "content": NO_RESULT, "is_error": True}
+
+
+def _late(block: Message) -> Message:
+    return {"type": "text", "text": late_text(block.get("tool_use_id"), block.get("content"))}

@@ -10,27 +10,15 @@ changes every turn and comes after everything that can be cached.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from coatcheck.messages.cost import Cost
-    from coatcheck.messages.repair import Dialect
-
-__all__ = [
-    "KEY",
-    "SMALLEST",
-    "Breakpoint",
-    "Comparison",
-    "Sent",
-    "StablePrefix",
-    "breakpoints",
-    "compared",
-    "marks_in",
-    "with_marks_of",
-    "without_marks",
-]  # fmt: skip
+    from coatcheck.messages.formats import Dialect
 
 KEY: Final = "cache_control"
 SMALLEST: Final = 1_024
@@ -75,30 +63,28 @@ class Comparison:
     rewritten: int = 0
 
 
-def without_marks(value: Any, depth: int = 0) -> Any:
+def without_marks(value: Any) -> Any:
     """Return a message, a block or a list of them without breakpoints: the same object if it has none."""
-    if isinstance(value, list):
-        parts = [without_marks(one, depth + 1) for one in value]
-        return parts if any(new is not old for new, old in zip(parts, value, strict=True)) else value
-    if not isinstance(value, dict) or depth > _DEEPEST:
-        return value
-    inner = {key: new for key, old in _block_lists(value) if (new := without_marks(old, depth + 1)) is not old}
-    if KEY not in value and not inner:
-        return value
-    return {key: inner.get(key, one) for key, one in value.items() if key != KEY}
+    return with_marks_of(value, None)
 
 
 def with_marks_of(value: Any, other: Any, depth: int = 0) -> Any:
-    """Return a value with exactly the breakpoints that another value has in the same places."""
+    """Return a value with exactly the breakpoints that another value has in the same places: the same object if it has
+    just these."""
     if isinstance(value, list):
         others = other if isinstance(other, list) else []
-        return [with_marks_of(one, others[at] if at < len(others) else None, depth + 1) for at, one in enumerate(value)]
+        parts = [with_marks_of(*pair, depth + 1) for pair in zip_longest(value, others[: len(value)])]
+        return parts if any(map(operator.is_not, parts, value)) else value
     if not isinstance(value, dict) or depth > _DEEPEST:
         return value
     same = other if isinstance(other, dict) and other.get("type") == value.get("type") else {}
-    new = {key: one for key, one in value.items() if key != KEY}
-    new |= {key: with_marks_of(inner, same.get(key), depth + 1) for key, inner in _block_lists(value)}
-    return new | {KEY: same[KEY]} if KEY in same else new
+    marks = {KEY: same[KEY]} if KEY in same else {}
+    changed = {
+        key: new for key, old in _block_lists(value) if (new := with_marks_of(old, same.get(key), depth + 1)) is not old
+    }
+    if not changed and not marks and KEY not in value:
+        return value
+    return {key: changed.get(key, one) for key, one in value.items() if key != KEY} | marks
 
 
 def marks_in(value: Any, depth: int = 0) -> Iterator[tuple[tuple[str | int, ...], Any]]:
@@ -117,11 +103,8 @@ def compared(before: Sent | None, now: Sent) -> Comparison:
     """Compare a prompt with the previous one, if there was one."""
     if before is None:
         return Comparison(StablePrefix(0, 0))
-    same = 0
-    for old, new in zip(before.parts, now.parts, strict=False):
-        if old.digest != new.digest:
-            break
-        same += 1
+    pairs = zip(before.parts, now.parts, strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0].digest == pair[1].digest, pairs))
     stable = StablePrefix(max(0, same - now.lead), sum(one.tokens for one in now.parts[:same]))
     return Comparison(stable, sum(one.tokens for one in before.parts[same:]))
 

@@ -18,9 +18,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 from coatcheck.errors import LimitExceeded
 from coatcheck.externalize import blocks
 from coatcheck.messages.cache import KEY, without_marks
+from coatcheck.messages.paths import Message, members, text
 from coatcheck.tokens import TokenCounter, counted, estimate
-
-__all__ = ["IMAGE", "SIGNATURE", "BoundedCache", "Cost", "Tally", "referenced_documents", "weigh"]
 
 IMAGE: Final = 1_600
 """Tokens of an image of any size: providers scale larger ones down."""
@@ -33,13 +32,12 @@ _OVERHEAD: Final = 3  # tokens around each message
 _LARGE: Final = 4_000  # a shorter message can contain no image data worth removing
 _DEEPEST: Final = 8
 _IMAGES: Final = frozenset({"image", "image_url", "input_image"})
-_SIGNATURES: Final = ("signature", "thinkingSignature")
+_SIGNATURES: Final = {"thinking": ("signature", "thinkingSignature"), "redacted_thinking": ("data",)}
 _CACHED: Final = 65_536
 _REFERENCES: Final = (
     '"type":"url"', '"type":"file"', '"image_url"', '"file_id"', '"file_url"', '"type":"item_reference"',
 )  # fmt: skip
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -90,12 +88,12 @@ class Tally:
                 self._cached.keep(key, found)
         return found
 
-    def weighed(self, message: dict[str, Any]) -> Cost | None:
+    def weighed(self, message: Message) -> Cost | None:
         """Return the cost of a message, or None if it cannot be counted. Raises as `json` does for other objects."""
         digest, tokens = self.digest_and_tokens(message)
         return None if tokens is None else Cost(digest, tokens)
 
-    def digest_and_tokens(self, message: dict[str, Any]) -> tuple[bytes, int | None]:
+    def digest_and_tokens(self, message: Message) -> tuple[bytes, int | None]:
         """Return the digest of a message without its cache breakpoints (they move from turn to turn), and its tokens:
         None if it cannot be counted."""
         text = _ENCODER.encode(message)
@@ -114,23 +112,26 @@ class Tally:
         found = counted(self._count, text)
         if found is None or not any(word in text for word in _REFERENCES):
             return found
-        images, documents = _references_in(text)
+        try:
+            kinds = list(_references(json.loads(text)))
+        except (ValueError, RecursionError):
+            return found
+        documents = kinds.count("document")
         if documents and self._document is None:
             return None
-        return found + images * IMAGE + documents * (self._document or 0)
+        return found + kinds.count("image") * IMAGE + documents * (self._document or 0)
 
 
-def weigh(message: dict[str, Any], count: TokenCounter = estimate) -> int:
+def weigh(message: Message, count: TokenCounter = estimate) -> int:
     """Count the tokens of one message. Raises `LimitExceeded` if the counter fails or returns no valid count."""
     try:
         text = _dumped(message)
-        shown, images, thought = message, 0, 0
+        images = thought = 0
         if 'thinking"' in text:
-            shown, thought = _without_thinking(message)
+            message, thought = _without_thinking(message)
+            text = _dumped(message) if thought else text
         if len(text) > _LARGE and ('"image' in text or '"input_image' in text):
-            shown, images = _without_images(shown, 0)
-        if shown is not message:
-            text = _dumped(shown)
+            text, images = _without_images(text)
         found: object = count(text)
     except Exception as error:
         raise _uncounted(f"the counter raised {type(error).__name__}") from error
@@ -139,83 +140,54 @@ def weigh(message: dict[str, Any], count: TokenCounter = estimate) -> int:
     return math.ceil(found) + _OVERHEAD + images * IMAGE + thought
 
 
-def referenced_documents(message: dict[str, Any]) -> int:
+def referenced_documents(message: Message) -> int:
     """Count the documents that a message references but does not contain."""
-    return sum(1 for one in _blocks(message, 0) if _references_document(one))
+    return list(_references(message)).count("document")
 
 
-def _references_in(text: str) -> tuple[int, int]:
-    """Count the images and documents that the message with this JSON only references."""
-    try:
-        found = list(_blocks(json.loads(text), 0))
-    except (ValueError, RecursionError):
-        return 0, 0
-    images = sum(_is_reference(one) and one["type"] in _IMAGES for one in found)
-    return images, sum(map(_references_document, found))
+def _references(value: Any, depth: int = 0) -> Iterator[str]:
+    """Yield "image" or "document" for each that a message only references. Arguments of tool calls are not searched."""
+    kind = text(value.get("type")) if isinstance(value, dict) else ""
+    if kind == "item_reference" or (
+        kind not in ("", "resource_link") and blocks.refers(value) and blocks.payload(value) is None
+    ):
+        yield "image" if kind in _IMAGES else "document"
+    for key in ("content", "output") if depth < _DEEPEST else ():
+        for _, one in members(value, (key,)):
+            yield from _references(one, depth + 1)
 
 
-def _blocks(value: Any, depth: int) -> Iterator[dict[str, Any]]:
-    """Yield a message, its blocks and the blocks inside them. Arguments of tool calls are not blocks."""
-    if isinstance(value, dict) and depth <= _DEEPEST:
-        yield value
-        for key in ("content", "output"):
-            for one in inner if isinstance(inner := value.get(key), list) else ():
-                yield from _blocks(one, depth + 1)
+def _without_images(message: str) -> tuple[str, int]:
+    """Return the JSON of a message without the data of its images, and their number."""
+    images = 0
+
+    def without_data(block: Message) -> Message:
+        nonlocal images
+        kind = text(block.get("type"))
+        payload = blocks.payload(block) if kind in _IMAGES else None
+        if payload is None or not payload.is_base64:
+            return block
+        images += 1
+        return {"type": kind}
+
+    shown = json.loads(message, object_hook=without_data)
+    return (_dumped(shown) if images else message), images
 
 
-def _is_reference(block: dict[str, Any]) -> bool:
-    return isinstance(block.get("type"), str) and blocks.refers(block) and blocks.payload(block) is None
-
-
-def _references_document(block: dict[str, Any]) -> bool:
-    return block.get("type") == "item_reference" or (
-        _is_reference(block) and block["type"] not in _IMAGES and block["type"] != "resource_link"
-    )
-
-
-def _without_images(value: Any, depth: int) -> tuple[Any, int]:
-    """Return a value without the data of its images, and their number."""
-    if not isinstance(value, dict | list) or depth > _DEEPEST:
-        return value, 0
-    if isinstance(value, dict) and value.get("type") in _IMAGES and _is_encoded(value):
-        return {"type": value["type"]}, 1
-    parts = [_without_images(one, depth + 1) for one in (value.values() if isinstance(value, dict) else value)]
-    images = sum(found for _, found in parts)
-    if not images:
-        return value, 0
-    shown = [part for part, _ in parts]
-    return (dict(zip(value, shown, strict=True)) if isinstance(value, dict) else shown), images
-
-
-def _without_thinking(message: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def _without_thinking(message: Message) -> tuple[Message, int]:
     """Return a message without its signed thinking, and the tokens of that thinking."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message, 0
-    parts = [_thinking(block) for block in content]
-    if not any(parts):
-        return message, 0
-    shown = [block if part is None else part[0] for block, part in zip(content, parts, strict=True)]
-    return {**message, "content": shown}, sum(part[1] for part in parts if part is not None)
-
-
-def _thinking(block: Any) -> tuple[dict[str, Any], int] | None:
-    """Return a thinking block without what its signature covers, and the tokens of that; None for any other block."""
-    if not isinstance(block, dict) or block.get("type") not in ("thinking", "redacted_thinking"):
-        return None
-    keys = ("data",) if block["type"] == "redacted_thinking" else _SIGNATURES
-    signed = sum(len(value) for key in keys if isinstance(value := block.get(key), str))
-    if not signed:
-        return None
-    thinking = block.get("thinking")
-    is_signed = isinstance(thinking, str) and len(thinking) <= signed  # a signature is never shorter than its text
-    removed = (*keys, "thinking") if is_signed else keys
-    return {key: value for key, value in block.items() if key not in removed}, math.ceil(signed / SIGNATURE)
-
-
-def _is_encoded(block: dict[str, Any]) -> bool:
-    payload = blocks.payload(block)
-    return payload is not None and payload.is_base64
+    content, shown, tokens = message.get("content"), [], 0
+    for block in content if isinstance(content, list) else ():
+        keys = _SIGNATURES.get(text(block.get("type")), ()) if isinstance(block, dict) else ()
+        signed = sum(len(text(block.get(key))) for key in keys)
+        if signed:
+            thinking = block.get("thinking")
+            is_signed = isinstance(thinking, str) and len(thinking) <= signed  # a signature is never shorter
+            removed = (*keys, "thinking") if is_signed else keys
+            block = {key: value for key, value in block.items() if key not in removed}
+            tokens += math.ceil(signed / SIGNATURE)
+        shown.append(block)
+    return ({**message, "content": shown} if tokens else message), tokens
 
 
 def _dumped(message: Any) -> str:

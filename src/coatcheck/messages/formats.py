@@ -1,79 +1,322 @@
-"""The known formats, and which one a transcript has. Detection goes by content, never by file name."""
+"""`Format`: what Coatcheck knows about one message format. `Dialect`: how a provider takes a prompt.
+
+Subclasses define the differences. Everything works on parsed JSON, never raises on odd input, and never changes its
+input.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
-from typing import Final
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from coatcheck.errors import InvalidArgument
-from coatcheck.ids import clip
-from coatcheck.messages.anthropic import AnthropicMessages, ClaudeCode
-from coatcheck.messages.hosts import LangChain, Mcp, Pi
-from coatcheck.messages.message import Format, Message
-from coatcheck.messages.openai import OpenAIChat, OpenAIResponses
+from coatcheck.externalize import blocks
+from coatcheck.externalize.policy import Policy
+from coatcheck.externalize.stub import is_stub
+from coatcheck.messages import paths
+from coatcheck.messages.cache import KEY
+from coatcheck.messages.paths import REFS_KEY, Message, Path, at, blocks_of, members, replaced, text, with_blocks
 
-PLAIN: Final[Format] = OpenAIChat()
-"""The format of messages that have only role and content: every provider reads those."""
+if TYPE_CHECKING:
+    from coatcheck.messages.cache import Breakpoint
 
-FORMATS: Final[dict[str, Format]] = {
-    one.name: one for one in (ClaudeCode(), Pi(), LangChain(), Mcp(), OpenAIResponses(), AnthropicMessages(), PLAIN)
-}
-_MAX_OBJECTS: Final = 200
-_MAX_DEPTH: Final = 6
+_STUBS: Final = Policy(preview_chars=2_000)
+_MAX_DEPTH: Final = 8
+_HOST_KEYS: Final = {"artifact", "details", "toolUseResult", "additional_kwargs", "response_metadata", "_meta"}
+_ARGUMENTS: Final = (("function", "arguments"), ("custom", "input"), ("arguments",), ("input",), ("args",))
 
 
-def detect(lines: Iterable[object], *, enough: int = _MAX_OBJECTS) -> Format | None:
-    """Return the format that most of the first objects clearly have, or None if nothing looks like a message. `lines`
-    are parsed lines, or one parsed document; no more are read after `enough` lines that clearly have a format."""
-    votes = dict.fromkeys(FORMATS, 0)
-    plain = False
-    for one, found in islice(_objects(lines, enough), _MAX_OBJECTS):
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call in a message: its id ('' if it has none), the tool, and the path in the message."""
+
+    id: str
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """A tool result in a message: the id of its call, the tool if the message names it, the paths of the result and of
+    its content, and whether it reports an error."""
+
+    call_id: str
+    name: str | None
+    path: Path
+    content_path: Path
+    is_error: bool = False
+
+
+class Format:
+    """One message format. A line is one parsed line of a file, or a whole JSON document."""
+
+    name: ClassVar[str] = ""
+    opaque: ClassVar[frozenset[str]] = frozenset()
+    """Additional keys whose value may be moved out of a line as a whole."""
+    roles: ClassVar[Mapping[str, str]] = {}
+    """Roles with another name than the usual ones."""
+    call_types: ClassVar[frozenset[str]] = frozenset()
+    """The types of the content blocks that are tool calls."""
+
+    def __repr__(self) -> str:
+        return f"<format {self.name}>"
+
+    def fits(self, line: object) -> bool:
+        """Whether a line clearly has this format."""
+        return isinstance(line, dict) and self._fits(line)
+
+    def _fits(self, line: Message) -> bool:
+        return self.is_message(line)
+
+    def message(self, line: object) -> Message | None:
+        """Return the message in this line, or None."""
+        return line if isinstance(line, dict) and self.is_message(line) else None
+
+    def is_message(self, value: Message) -> bool:
+        """Whether this object itself is a message."""
+        return isinstance(value.get("role"), str)
+
+    def messages(self, line: object, path: Path = ()) -> Iterator[tuple[Path, Message]]:
+        """Yield every message of a line or a document in order, each with its path. `path` leads to the line."""
+        found = self.message(line)
         if found is not None:
-            votes[found.name] += 1
-        elif not plain:
-            plain = PLAIN.is_message(one)
-    best = max(votes, key=lambda name: votes[name])
-    if votes[best]:
-        return FORMATS[best]
-    return PLAIN if plain else None
+            yield path, found
+        elif len(path) <= _MAX_DEPTH and isinstance(line, dict | list):
+            for key, one in line.items() if isinstance(line, dict) else enumerate(line):
+                if isinstance(one, dict | list) and key != REFS_KEY:
+                    yield from self.messages(one, (*path, key))
+
+    def message_around(self, line: object, path: Path) -> tuple[Path, Message] | None:
+        """Return the one of `messages` that contains a path, or None."""
+        for depth in range(min(len(path), _MAX_DEPTH + 1) + 1):
+            found = self.message(line)
+            if found is not None:
+                return path[:depth], found
+            if depth == len(path) or path[depth] == REFS_KEY:
+                break
+            line = at(line, path[depth : depth + 1])
+        return None
+
+    def places(self, line: object, least: int = 0, bulk: int | None = None) -> list[Path]:
+        """Return the paths of possible payloads, see `paths.places`."""
+        return paths.places(line, least, least if bulk is None else bulk, opaque=self.opaque)
+
+    def is_shown(self, path: Path) -> bool:
+        """Whether a model is sent the value at this path of a line. Hosts store more than that."""
+        return not _HOST_KEYS.intersection(step for step in path if isinstance(step, str))
+
+    def role(self, message: Message) -> str:
+        """Return "user", "assistant", "system" or "tool", or else the message's own role."""
+        role = text(message.get("role"))
+        return self.roles.get(role, role)
+
+    def calls(self, message: Message) -> tuple[Call, ...]:
+        """Return the tool calls in a message."""
+        blocks = ((path, one) for path, one in members(message) if text(one.get("type")) in self.call_types)
+        return tuple(Call(text(one.get("id")), text(one.get("name")), path) for path, one in blocks)
+
+    def results(self, message: Message) -> tuple[ToolResult, ...]:
+        """Return the tool results in a message."""
+        return ()
+
+    def outputs(self, message: Message) -> tuple[ToolResult, ...]:
+        """Return output that the model is shown without a call, such as that of a command the user ran."""
+        return ()
+
+    def with_content(self, message: Message, result: ToolResult, text: str) -> Message:
+        """Return the message with a text as the content of one result. A cache breakpoint in the content is kept."""
+        path = result.content_path
+        if not isinstance(at(message, path), list):
+            return dict(replaced(message, path, text))
+        marks = [{KEY: one[KEY]} for _, one in members(message, path) if KEY in one]
+        return dict(replaced(message, path, [{"type": "text", "text": text} | (marks[-1] if marks else {})]))
+
+    def without_thinking(self, message: Message) -> Message | None:
+        """Return the message without thinking blocks. None if the provider refuses that, or nothing would be left."""
+        return None
+
+    def user_message(self, text: str, like: Message) -> Message | None:
+        """Return a user message in the form of `like`. None if the format has no conversation."""
+        return {"role": "user", "content": text}
+
+    def for_model(self, lines: Iterable[object], *, compacted: bool = True) -> list[Message]:
+        """Return what a provider is sent for these lines, without our refs and the host's fields.
+
+        Compactions are applied if the format has them. With `compacted=False` they are not: the result for more lines
+        then always begins with the result for fewer."""
+        return [self._sent(message) for line in lines for _, message in self.messages(line)]
+
+    def _sent(self, message: Message) -> Message:
+        shown, path = without_refs(message), self.body_path(message)
+        return dict(replaced(shown, path, without_refs(at(shown, path)))) if path else shown
+
+    def body_path(self, message: Message) -> Path:
+        """Return the path of the object in a message that has its content."""
+        return ()
 
 
-def named_format(given: Format | str | None) -> Format | None:
-    """Return the format of this name; a format or None is returned as it is."""
-    if given is None or isinstance(given, Format):
-        return given
-    if given not in FORMATS:
-        raise InvalidArgument(f"unknown format {clip(given)}", hint="use one of: " + ", ".join(FORMATS))
-    return FORMATS[given]
+class SessionLines(Format):
+    """A format whose lines are envelopes around messages, one message per line at most."""
+
+    envelopes: ClassVar[frozenset[str]] = frozenset()
+    """The types of the lines that contain a message."""
+
+    def message(self, line: object) -> Message | None:
+        found = line.get("message") if isinstance(line, dict) and text(line.get("type")) in self.envelopes else None
+        return found if isinstance(found, dict) and isinstance(found.get("role"), str) else None
+
+    def messages(self, line: object, path: Path = ()) -> Iterator[tuple[Path, Message]]:
+        found = self.message(line)
+        if found is not None:
+            yield (path if found is line else (*path, "message")), found
+        elif isinstance(line, list) or (isinstance(line, dict) and "type" not in line):
+            # A session file that was saved as one document: a list of lines, or an object with such a list.
+            for base in [()] if isinstance(line, list) else [(key,) for key in line]:
+                for inner_path, inner in members(line, base):
+                    yield from self.messages(inner, (*path, *inner_path))
+
+    def message_around(self, line: object, path: Path) -> tuple[Path, Message] | None:
+        return next((one for one in self.messages(line) if path[: len(one[0])] == one[0]), None)
 
 
-def _fitting(value: Message) -> Format | None:
-    for one in FORMATS.values():
-        if one.required <= value.keys() and one.fits(value):
-            return one
+class Dialect:
+    """How a provider takes a prompt: where the system text, the tail and cache breakpoints go, and how calls and
+    results are paired. The tail changes every turn and comes last."""
+
+    name: ClassVar[str]
+    format: ClassVar[Format]
+    describes_tools: ClassVar[str] = "as_openai"
+    """The method of our tools that describes them for this provider."""
+    writes_marks: ClassVar[bool] = False
+    """Whether breakpoints are written into the request. OpenAI caches prefixes automatically."""
+    alternates: ClassVar[bool] = False
+    """Whether consecutive user messages must be merged."""
+
+    def request(
+        self, system: str, messages: Sequence[Message], tail: str, tools: Sequence[Any], marks: Sequence[Breakpoint]
+    ) -> dict[str, Any]:
+        """Return the arguments of the provider's call that contain the prompt."""
+        prompt = self._prompt(system, list(messages), tail, marks)
+        return {"tools": list(tools), **prompt} if tools else prompt
+
+    def _prompt(self, system: str, messages: list[Message], tail: str, marks: Sequence[Breakpoint]) -> Message:
+        raise NotImplementedError
+
+    def end(self, system: str, messages: Sequence[Message]) -> Path | None:
+        """Return the path of the last part before the tail, if these are all messages before it."""
+        raise NotImplementedError
+
+    def mended(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Yield the messages with every call answered in its place. Correct messages are yielded as the same objects.
+
+        Interrupted conversations contain calls without a result, and late results; cut or merged ones begin with an
+        answer, or repeat a call. Providers refuse all of these. A missing result gets a placeholder; a late result or a
+        repeated call becomes text where it occurs. Nothing that was sent moves, so a growing conversation keeps its
+        beginning."""
+        raise NotImplementedError
+
+    def before_tail(self, messages: Sequence[Message]) -> int:
+        """Return the number of messages before the tail."""
+        return len(messages)
+
+    def own_marks(self, messages: Sequence[Message], tools: Sequence[Any]) -> int:
+        """Count the breakpoints that the host has set."""
+        return 0
+
+    def joined(self, *messages: Message) -> Message:
+        """Merge messages of one role into one."""
+        return {**messages[0], "content": [block for one in messages for block in blocks_of(one)]}
+
+    def tool(self, tool: Any) -> Any:
+        """Describe a tool as the provider expects it."""
+        describe = getattr(tool, self.describes_tools, None)
+        return describe() if callable(describe) else tool
+
+
+def in_line(path: Path) -> Path:
+    """Strip the steps that lead to a line in a document of lines."""
+    found = next((number for number, step in enumerate(path[:2]) if isinstance(step, int)), None)
+    return path if found is None else path[found + 1 :]
+
+
+def dumped(value: object) -> str:
+    """Return a value as compact JSON, whatever a host put in it."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+    except (TypeError, ValueError, RecursionError):
+        return f"[{type(value).__name__}]"
+
+
+def text_of(content: object) -> str:
+    """Return what a model reads in content: a string, the texts of blocks, or JSON."""
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    if isinstance(content, list) and content and all(isinstance(one, str | dict) for one in content):
+        return "\n".join(one if isinstance(one, str) else _block_text(one) for one in content)
+    return dumped(content)
+
+
+def _block_text(block: Message) -> str:
+    kind, inner = text(block.get("type")), block.get("content")
+    if isinstance(inner, list | str) and kind in ("tool_result", "search_result"):
+        return text_of(inner)
+    carried = blocks.payload(block)
+    if carried is None:
+        return dumped(block)
+    return f"[{kind[:40]} of {len(carried.written):,} characters]" if carried.is_base64 else carried.written
+
+
+def plain_text(content: object) -> str | None:
+    """Return content that is a string or a single text block as a string, else None."""
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+        content = content[0].get("text") if content[0].get("type") in ("text", "input_text") else None
+    return content if isinstance(content, str) else None
+
+
+def is_replaceable(message: Message, result: ToolResult) -> bool:
+    """Whether a provider accepts a text in place of this result's content. Results of a provider's own tools have
+    shapes that cannot be replaced."""
+    content = at(message, result.content_path)
+    if not isinstance(content, list):
+        return isinstance(content, str)
+    return bool(content) and all(isinstance(one, str) or blocks.is_block(one) for one in content)
+
+
+def arguments_of(message: Message, call: Call) -> tuple[Path, Any] | None:
+    """Return the path of a call's arguments and their value: an object, or its JSON. None if it has none."""
+    for path in ((*call.path, *path) for path in _ARGUMENTS):
+        found = at(message, path)
+        if isinstance(found, dict | list | str) and found:
+            return path, found
     return None
 
 
-def _objects(lines: Iterable[object], enough: int) -> Iterator[tuple[Message, Format | None]]:
-    """Lines that are objects; of a document, the nested objects that may be messages. Each with the format it has."""
-    for line in lines:
-        found = _fitting(line) if isinstance(line, dict) else None
-        if found is not None and isinstance(line, dict):
-            yield line, found
-            enough -= 1
-            if not enough:
-                return
-        else:
-            yield from ((one, _fitting(one)) for one in _nested(line, 0))
+def attachments(message: Message) -> Iterator[tuple[Path, blocks.BlockPayload]]:
+    """Yield the base64 images and documents in a message's own content, each with its path."""
+    for path, one in members(message):
+        carried = blocks.payload(one)
+        if carried is not None and carried.is_base64:
+            yield path, carried
 
 
-def _nested(value: object, depth: int) -> Iterator[Message]:
-    if isinstance(value, dict):
-        yield value
-        if "role" in value:
-            return
-    if depth < _MAX_DEPTH and isinstance(value, dict | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            if isinstance(one, dict | list):
-                yield from _nested(one, depth + 1)
+def without_refs(message: Message) -> Message:
+    """Return a message as a model is sent it: without our key, and with text blocks where a stub replaces an image."""
+    plain = {key: value for key, value in message.items() if key != REFS_KEY} if REFS_KEY in message else message
+    content = plain.get("content")
+    return with_blocks(plain, content, list(map(_shown, content))) if isinstance(content, list) else plain
+
+
+def _shown(block: Any) -> Any:
+    """A block that a provider accepts: one with a stub in place of its data becomes a text block."""
+    if not isinstance(block, dict):
+        return block
+    content = block.get("content")
+    if isinstance(content, list):
+        return with_blocks(block, content, list(map(_shown, content)))
+    carried = blocks.payload(block)
+    if carried is None or not carried.is_base64 or not is_stub(carried.written, _STUBS):
+        return block
+    return carried.replace(carried.written)

@@ -1,32 +1,41 @@
-"""Formats of hosts: LangChain messages, session files of pi and OpenClaw, and MCP tool results."""
+"""Formats of hosts: LangChain messages, session files of pi and OpenClaw, and MCP tool results.
+
+`for_provider` converts messages of pi, OpenClaw and Claude Code: bare messages, or lines of a session file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from types import MappingProxyType
 from typing import Any, Final
 
-from coatcheck.messages.message import Call, Format, Message, SessionLines, ToolResult, in_line, text, without_refs
-from coatcheck.messages.paths import REFS_KEY, Path, at, replaced
+from coatcheck.errors import InvalidArgument
+from coatcheck.messages.anthropic import ClaudeCode
+from coatcheck.messages.formats import Call, Format, SessionLines, ToolResult, in_line, without_refs
+from coatcheck.messages.paths import Message, Path, at, blocks_of, members, replaced, text
 
 _LANGCHAIN_TYPES: Final = frozenset({"human", "ai", "system", "tool", "function", "chat", "remove"})
-_LANGCHAIN_CLASSES: Final = {
-    f"{name}Message{chunk}": kind
-    for name, kind in (("Human", "human"), ("AI", "ai"), ("System", "system"), ("Tool", "tool"),
-                       ("Function", "function"), ("Chat", "chat"))
-    for chunk in ("", "Chunk")
-}  # fmt: skip
 _LANGCHAIN_ROLES: Final = {"human": "user", "ai": "assistant", "function": "tool"}
-_LANGCHAIN_FIELDS: Final = (
-    "additional_kwargs", "response_metadata", "tool_calls", "tool_call_id", "artifact", "example",
-)  # fmt: skip
+_LANGCHAIN_FIELDS: Final = frozenset(
+    {"additional_kwargs", "response_metadata", "tool_calls", "tool_call_id", "artifact", "example"}
+)
 _PI_ENTRIES: Final = frozenset(
     {"thinking_level_change", "model_change", "compaction", "branch_summary", "custom", "custom_message", "label",
      "session_info"}
 )  # fmt: skip
-_PI_ROLES: Final = frozenset({"user", "assistant", "toolResult", "bashExecution", "custom", "hookMessage"})
+_SPEAKERS: Final = frozenset({"user", "assistant"})
+_PI_ROLES: Final = {"toolResult": "tool", "bashExecution": "user", "custom": "user", "hookMessage": "user"}
 _PI_SENT: Final = ("role", "content", "toolCallId", "toolName", "isError")
 _COMPACTED: Final = "The conversation before this point was compacted into this summary:\n\n"
 _LEFT_BRANCH: Final = "The conversation came back from another branch, of which this is the summary:\n\n"
+_PROVIDER_KEYS: Final = frozenset({"type", "tool_calls", "tool_call_id", "function_call"})
+_ANTHROPIC_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_LONGEST_ID: Final = 40  # OpenAI's limit
+_FOREIGN_SIGNATURE: Final = 64  # characters: a shorter signature is the name of a field of another provider
 
 
 class LangChain(Format):
@@ -36,48 +45,35 @@ class LangChain(Format):
     (`{"lc": 1, "type": "constructor", "id": […, "AIMessage"], "kwargs": {…}}`)."""
 
     name = "langchain"
-    required = frozenset({"type"})
-
-    def fits(self, line: object) -> bool:
-        return isinstance(line, dict) and self.is_message(line)
 
     def is_message(self, value: Message) -> bool:
-        kind = text(value.get("type"))
-        if value.get("lc") == 1 and kind == "constructor":
-            names = value.get("id")
-            is_class = isinstance(names, list) and names and text(names[-1]) in _LANGCHAIN_CLASSES
-            return bool(is_class) and isinstance(value.get("kwargs"), dict)
-        if kind not in _LANGCHAIN_TYPES and kind not in _LANGCHAIN_CLASSES:
+        if _langchain_type(value) not in _LANGCHAIN_TYPES:
             return False
+        if value.get("lc") == 1:
+            return value.get("type") == "constructor" and isinstance(value.get("kwargs"), dict)
         data = value.get("data")
         if isinstance(data, dict):
             return "content" in data
-        return "content" in value and "role" not in value and any(key in value for key in _LANGCHAIN_FIELDS)
+        return "content" in value and "role" not in value and not _LANGCHAIN_FIELDS.isdisjoint(value)
 
     def role(self, message: Message) -> str:
         kind = _langchain_type(message)
         if kind == "chat":
-            return text(at(message, (*_fields_path(message), "role")))
+            return text(at(message, (*self.body_path(message), "role")))
         return _LANGCHAIN_ROLES.get(kind, kind)
 
     def calls(self, message: Message) -> tuple[Call, ...]:
-        base = _fields_path(message)
-        if _langchain_type(message) != "ai":
-            return ()
-        found: list[Call] = []
-        for key in ("tool_calls", "invalid_tool_calls"):
-            listed = at(message, (*base, key))
-            for index, one in enumerate(listed if isinstance(listed, list) else ()):
-                if isinstance(one, dict):
-                    found.append(Call(text(one.get("id")), text(one.get("name")), (*base, key, index)))
-        return tuple(found)
+        keys = ("tool_calls", "invalid_tool_calls") if _langchain_type(message) == "ai" else ()
+        return tuple(
+            Call(text(one.get("id")), text(one.get("name")), path)
+            for key in keys
+            for path, one in members(message, (*self.body_path(message), key))
+        )
 
     def results(self, message: Message) -> tuple[ToolResult, ...]:
-        if _langchain_type(message) not in ("tool", "function"):
-            return ()
-        base = _fields_path(message)
+        base = self.body_path(message)
         fields = at(message, base)
-        if not isinstance(fields, dict):
+        if _langchain_type(message) not in ("tool", "function") or not isinstance(fields, dict):
             return ()
         name = text(fields.get("name")) or None
         is_error = fields.get("status") == "error"
@@ -93,16 +89,10 @@ class LangChain(Format):
         fields = {"content": text, "additional_kwargs": {}, "response_metadata": {}, "type": "human"}
         return {"type": "human", "data": fields} if isinstance(like.get("data"), dict) else fields
 
-    def for_model(self, lines: Iterable[object], *, compacted: bool = True) -> list[Message]:
-        sent = []
-        for line in lines:
-            for _, message in self.messages(line):
-                base = _fields_path(message)
-                fields: Any = at(message, base)
-                shown = without_refs(fields) if isinstance(fields, dict) else fields
-                plain = {key: value for key, value in message.items() if key != REFS_KEY}
-                sent.append(dict(replaced(plain, base, shown)) if base else shown)
-        return sent
+    def body_path(self, message: Message) -> Path:
+        if message.get("lc") == 1 and isinstance(message.get("kwargs"), dict):
+            return ("kwargs",)
+        return ("data",) if isinstance(message.get("data"), dict) else ()
 
 
 class Pi(SessionLines):
@@ -112,11 +102,12 @@ class Pi(SessionLines):
     names the first entry that is kept, by index or by id."""
 
     name = "pi"
+    envelopes = frozenset({"message"})
     opaque = frozenset({"data", "partialJson"})
+    roles = MappingProxyType(_PI_ROLES)
+    call_types = frozenset({"toolCall"})
 
-    def fits(self, line: object) -> bool:
-        if not isinstance(line, dict):
-            return False
+    def _fits(self, line: Message) -> bool:
         if "type" not in line:
             is_result = line.get("role") == "toolResult" and "toolCallId" in line
             return is_result or line.get("role") == "bashExecution" or bool(self.message(line) and self.calls(line))
@@ -128,30 +119,14 @@ class Pi(SessionLines):
         return kind in _PI_ENTRIES and "timestamp" in line
 
     def message(self, line: object) -> Message | None:
-        if not isinstance(line, dict):
-            return None
-        if line.get("type") == "message":
-            found = line.get("message")
-            return found if isinstance(found, dict) and isinstance(found.get("role"), str) else None
-        return line if "type" not in line and text(line.get("role")) in _PI_ROLES else None
+        if isinstance(line, dict) and "type" not in line:
+            role = text(line.get("role"))
+            return line if role in _SPEAKERS or role in _PI_ROLES else None
+        return super().message(line)
 
     def is_shown(self, path: Path) -> bool:
         path = in_line(path)
         return path[:2] in (("message", "content"), ("message", "output")) or path[:1] in (("content",), ("output",))
-
-    def role(self, message: Message) -> str:
-        role = text(message.get("role"))
-        return {"toolResult": "tool", "bashExecution": "user", "custom": "user", "hookMessage": "user"}.get(role, role)
-
-    def calls(self, message: Message) -> tuple[Call, ...]:
-        content = message.get("content")
-        if not isinstance(content, list):
-            return ()
-        return tuple(
-            Call(text(one.get("id")), text(one.get("name")), ("content", index))
-            for index, one in enumerate(content)
-            if isinstance(one, dict) and one.get("type") == "toolCall"
-        )
 
     def results(self, message: Message) -> tuple[ToolResult, ...]:
         if message.get("role") != "toolResult":
@@ -174,9 +149,10 @@ class Pi(SessionLines):
         if last is not None and compacted:
             sent.append(_user_text(_COMPACTED + text(entries[last].get("summary"))))
             entries = [*entries[_first_kept(entries, last) : last], *entries[last + 1 :]]
-        return sent + [shown for entry in entries if (shown := self._shown(entry)) is not None]
+        return sent + [shown for entry in entries if (shown := self.shown(entry)) is not None]
 
-    def _shown(self, entry: Message) -> Message | None:
+    def shown(self, entry: Message) -> Message | None:
+        """Return the message that a model is sent for an entry or a bare message, if there is one."""
         kind = text(entry.get("type"))
         if kind == "branch_summary":
             return _user_text(_LEFT_BRANCH + text(entry.get("summary")))
@@ -196,8 +172,8 @@ class Mcp(Format):
 
     name = "mcp"
 
-    def fits(self, line: object) -> bool:
-        return isinstance(line, dict) and (line.get("jsonrpc") == "2.0" or self.is_message(line))
+    def _fits(self, line: Message) -> bool:
+        return line.get("jsonrpc") == "2.0" or self.is_message(line)
 
     def is_message(self, value: Message) -> bool:
         if value.get("jsonrpc") == "2.0":
@@ -213,7 +189,7 @@ class Mcp(Format):
         return (Call(_rpc_id(message), text(at(message, ("params", "name"))), ("params",)),)
 
     def results(self, message: Message) -> tuple[ToolResult, ...]:
-        base: Path = ("result",) if message.get("jsonrpc") == "2.0" else ()
+        base = self.body_path(message)
         found: Any = at(message, base)
         if not _is_mcp_result(found):
             return ()
@@ -222,27 +198,14 @@ class Mcp(Format):
     def user_message(self, text: str, like: Message) -> Message | None:
         return None
 
-    def for_model(self, lines: Iterable[object], *, compacted: bool = True) -> list[Message]:
-        sent = super().for_model(lines, compacted=compacted)
-        return [
-            {**one, "result": without_refs(one["result"])} if isinstance(one.get("result"), dict) else one
-            for one in sent
-        ]
-
-
-def _fields_path(message: Message) -> Path:
-    """Where a LangChain message keeps its fields."""
-    if message.get("lc") == 1 and isinstance(message.get("kwargs"), dict):
-        return ("kwargs",)
-    return ("data",) if isinstance(message.get("data"), dict) else ()
+    def body_path(self, message: Message) -> Path:
+        return ("result",) if message.get("jsonrpc") == "2.0" and isinstance(message.get("result"), dict) else ()
 
 
 def _langchain_type(message: Message) -> str:
-    kind = text(message.get("type"))
-    if message.get("lc") == 1:
-        names = message.get("id")
-        kind = text(names[-1]) if isinstance(names, list) and names else ""
-    return _LANGCHAIN_CLASSES.get(kind, kind)
+    kind = text(at(message, ("id", -1)) if message.get("lc") == 1 else message.get("type"))
+    name = kind.removesuffix("Chunk")  # of a class, such as AIMessageChunk
+    return name.removesuffix("Message").lower() if name.endswith("Message") else kind
 
 
 def _branch(entries: list[Message]) -> list[Message]:
@@ -250,24 +213,19 @@ def _branch(entries: list[Message]) -> list[Message]:
     by_id = {one["id"]: one for one in entries if isinstance(one.get("id"), str) and one.get("type") != "session"}
     if not entries or not isinstance(entries[-1].get("id"), str) or "parentId" not in entries[-1]:
         return entries
-    chain: list[Message] = []
-    entry: Message | None = entries[-1]
-    while entry is not None and len(chain) <= len(entries):
-        chain.append(entry)
-        parent = entry.get("parentId")
-        if parent is None:
-            return chain[::-1]
-        entry = by_id.get(parent) if isinstance(parent, str) else None
-    return entries
+    chain = [entries[-1]]
+    while (parent := chain[-1].get("parentId")) is not None:
+        if not isinstance(parent, str) or parent not in by_id or len(chain) > len(entries):
+            return entries
+        chain.append(by_id[parent])
+    return chain[::-1]
 
 
 def _first_kept(entries: list[Message], last: int) -> int:
     kept_id, index = entries[last].get("firstKeptEntryId"), entries[last].get("firstKeptEntryIndex")
     if isinstance(kept_id, str):
         return next((number for number in range(last) if entries[number].get("id") == kept_id), last)
-    if isinstance(index, int) and not isinstance(index, bool) and 0 <= index <= last:
-        return index
-    return last
+    return index if isinstance(index, int) and not isinstance(index, bool) and 0 <= index <= last else last
 
 
 def _command_text(message: Message) -> str:
@@ -294,6 +252,163 @@ def _is_mcp_result(value: object) -> bool:
 def _rpc_id(message: Message) -> str:
     """The JSON-RPC id, a string or a number, as a string."""
     found = message.get("id")
-    if isinstance(found, str):
+    return str(found) if isinstance(found, str | int) and not isinstance(found, bool) else ""
+
+
+_PI: Final = Pi()
+_CLAUDE_CODE: Final = ClaudeCode()
+
+
+def for_provider(messages: Sequence[Any], provider: str) -> list[Any]:
+    """Convert messages of a host to the provider's format. Other messages are returned as the same objects. Lines of a
+    session file give what the host would send.
+
+    Raises `InvalidArgument` for lines of Claude Code with a provider other than Anthropic."""
+    given = list(messages)
+    lines = [one for one in messages if isinstance(one, dict) and "role" not in one]
+    if any(map(_PI.message, lines)):
+        given = _PI.for_model(messages)
+    elif any(map(_CLAUDE_CODE.message, lines)):
+        if provider != "anthropic":
+            raise InvalidArgument(
+                f"lines of Claude Code are in Anthropic's format, but the provider is {provider}",
+                hint='use provider="anthropic", or convert the messages first',
+            )
+        given = _CLAUDE_CODE.for_model(messages)
+    return list(_converted(given, provider)) if any(_is_pi(one, provider) for one in given) else given
+
+
+def _is_pi(message: Any, provider: str) -> bool:
+    """Whether a message is in a form that only pi writes and this provider does not accept."""
+    if not _may_be_pi(message):
+        return False
+    for block in _pi_blocks(message):
+        kind = block.get("type")
+        if kind == "toolCall" or "thinkingSignature" in block or (kind == "image" and "mimeType" in block):
+            return True
+        if kind == "text" and provider == "openai-responses":
+            return True
+    if message["role"] == "assistant":
+        return "stopReason" in message and "api" in message
+    return message["role"] in _PI_ROLES or set(message) == {"role", "content", "timestamp"}
+
+
+def _may_be_pi(message: Any) -> bool:
+    is_bare = isinstance(message, Mapping) and _PROVIDER_KEYS.isdisjoint(message)
+    return is_bare and text(message.get("role")) in (*_PI_ROLES, *_SPEAKERS)
+
+
+def _pi_blocks(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [one for one in blocks_of(message) if isinstance(one, Mapping)]
+
+
+def _converted(messages: Sequence[Any], provider: str) -> Iterator[Any]:
+    """Yield messages of pi in the provider's format."""
+    images: list[Message] = []  # of results in OpenAI's chat, which may only contain text: they follow the last result
+    for given in messages:
+        is_pi = _may_be_pi(given)
+        message = _PI.shown(dict(given)) if is_pi else given
+        if message is None:
+            continue
+        role = _PI.role(message) if is_pi else ""
+        if role != "tool" and images:
+            yield {"role": "user", "content": images}
+            images = []
+        if not role or (role in _SPEAKERS and isinstance(message.get("content"), str)):
+            yield message
+            continue
+        parts = [part for one in _pi_blocks(message) if (part := _part(one, role, provider)) is not None]
+        if role == "tool":
+            if provider == "openai":
+                images += [one for one in parts if one.get("type") != "text"]
+            yield _result(message, parts, provider, has_images=bool(images))
+        elif provider == "openai-responses":
+            for is_item, group in groupby(parts, key=lambda one: one.get("type") in ("function_call", "reasoning")):
+                run = list(group)
+                yield from run if is_item else [{"role": role, "content": run}]
+        elif provider == "openai" and role == "assistant":
+            texts, calls = ([one for one in parts if one.get("type") == kind] for kind in ("text", "function"))
+            if texts or calls:
+                yield {"role": role, "content": texts or None, **({"tool_calls": calls} if calls else {})}
+        elif parts:
+            yield {"role": role, "content": parts}
+    if images:
+        yield {"role": "user", "content": images}
+
+
+def _result(message: Message, parts: list[Message], provider: str, *, has_images: bool) -> Message:
+    """Return a result of pi in the provider's format, with these parts as its content."""
+    call_id = _call_id(message, provider)
+    if provider == "anthropic":
+        result: Message = {"type": "tool_result", "tool_use_id": call_id, "content": parts}
+        return {"role": "user", "content": [result | ({"is_error": True} if message.get("isError") is True else {})]}
+    kind = "text" if provider == "openai" else "input_text"
+    texts = [text(one.get("text")) for one in parts if one.get("type") == kind]
+    words = "\n".join(texts) or ("(see the image below)" if has_images else "(no output)")
+    if provider == "openai":
+        return {"role": "tool", "tool_call_id": call_id, "content": words}
+    output = words if len(texts) == len(parts) else parts
+    return {"type": "function_call_output", "call_id": call_id, "output": output}
+
+
+def _part(block: Mapping[str, Any], role: str, provider: str) -> Message | None:
+    """Return a block of pi as a part of the provider's message; None if the provider does not accept it. For OpenAI, a
+    call is an entry of `tool_calls` or an item, and thinking may be an item."""
+    kind = block.get("type")
+    if kind == "text":
+        words = text(block.get("text"))
+        if not (words.strip() if provider == "anthropic" else words):
+            return None
+        as_item = "output_text" if role == "assistant" else "input_text"
+        return {"type": as_item if provider == "openai-responses" else "text", "text": words}
+    if kind == "image" and "mimeType" in block:
+        url = f"data:{block['mimeType']};base64,{block.get('data')}"
+        if provider == "openai-responses":
+            return {"type": "input_image", "image_url": url}
+        if provider == "openai":
+            return {"type": "image_url", "image_url": {"url": url}}
+        source = {"type": "base64", "media_type": block["mimeType"], "data": block.get("data")}
+        return {"type": "image", "source": source}
+    if kind == "toolCall":
+        return _call(block, provider) if role == "assistant" else None
+    return _thinking(block, provider) if kind == "thinking" else dict(block)
+
+
+def _call(block: Mapping[str, Any], provider: str) -> Message:
+    call_id, name, arguments = _call_id(block, provider), block.get("name"), block.get("arguments")
+    arguments = arguments if isinstance(arguments, dict) else {}
+    if provider == "anthropic":
+        return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
+    function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))}
+    if provider == "openai":
+        return {"id": call_id, "type": "function", "function": function}
+    return {"type": "function_call", "call_id": call_id, **function}
+
+
+def _thinking(block: Mapping[str, Any], provider: str) -> Message | None:
+    """Convert thinking. Its signature is Anthropic's, or a reasoning item of OpenAI's Responses API as JSON."""
+    signature = text(block.get("thinkingSignature"))
+    if provider == "openai-responses" and signature.startswith("{"):
+        try:
+            item = json.loads(signature)
+        except (ValueError, RecursionError):
+            return None
+        return item if isinstance(item, dict) and item.get("type") == "reasoning" else None
+    if provider != "anthropic":
+        return None
+    if "signature" in block:
+        return dict(block)
+    if len(signature) < _FOREIGN_SIGNATURE or signature.startswith("{"):
+        return None  # from another provider, or incomplete
+    if block.get("redacted") is True:
+        return {"type": "redacted_thinking", "data": signature}
+    return {"type": "thinking", "thinking": block.get("thinking", ""), "signature": signature}
+
+
+def _call_id(block: Mapping[str, Any], provider: str) -> str:
+    """Return the id of a call or a result in a form that the provider accepts. With OpenAI's Responses API, pi appends
+    the id of the item."""
+    found = text(block.get("toolCallId", block.get("id"))).partition("|")[0]
+    if _ANTHROPIC_ID.fullmatch(found) if provider == "anthropic" else len(found) <= _LONGEST_ID:
         return found
-    return str(found) if isinstance(found, int) and not isinstance(found, bool) else ""
+    return "call_" + hashlib.sha256(found.encode("utf-8", "surrogatepass")).hexdigest()[:32]

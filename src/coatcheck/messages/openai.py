@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from types import MappingProxyType
+from typing import Any, Final
 
-from coatcheck.messages.message import Call, Format, Message, ToolResult, text
-from coatcheck.messages.paths import at
+from coatcheck.messages.cache import Breakpoint
+from coatcheck.messages.formats import Call, Dialect, Format, ToolResult
+from coatcheck.messages.pairing import NO_RESULT, late_text, repeated_text
+from coatcheck.messages.paths import Message, Path, at, members, text
 
 _ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _ITEMS: Final = frozenset(
@@ -19,38 +25,39 @@ _NAMED: Final = {
 }  # fmt: skip
 _CALLS: Final = frozenset({"function_call", "custom_tool_call", *_NAMED})
 _OUTPUTS: Final = frozenset(f"{kind}_output" for kind in _CALLS)
+_BLANK: Final = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mP4DwABAQEAHLCMmQAAAABJRU5ErkJggg=="
+)
+_NO_OUTPUT: Final[dict[str, Message]] = {  # in the shapes that the provider accepts
+    "shell_call": {"output": [{"stdout": "", "stderr": NO_RESULT, "outcome": {"type": "exit", "exit_code": 1}}]},
+    "apply_patch_call": {"status": "failed", "output": NO_RESULT},
+    "computer_call": {"output": {"type": "computer_screenshot", "image_url": _BLANK}},
+}
 
 
 class OpenAIChat(Format):
     """Chat completions: `tool_calls` of the assistant, and one message of role `tool` for each result."""
 
     name = "openai-chat"
-    required = frozenset({"role"})
+    roles = MappingProxyType({"developer": "system", "function": "tool"})
 
-    def fits(self, line: object) -> bool:
-        if not isinstance(line, dict) or text(line.get("role")) not in _ROLES:
-            return False
+    def _fits(self, line: Message) -> bool:
+        role = text(line.get("role"))
         if isinstance(line.get("tool_calls"), list) or isinstance(line.get("tool_call_id"), str):
-            return True
-        if isinstance(line.get("function_call"), dict):
-            return True
-        return text(line.get("role")) in ("tool", "function", "developer")
+            return role in _ROLES
+        return role in ("tool", "function", "developer") or (
+            role in _ROLES and isinstance(line.get("function_call"), dict)
+        )
 
     def is_message(self, value: Message) -> bool:
         has_body = "content" in value or "tool_calls" in value or "function_call" in value
         return has_body and text(value.get("role")) in _ROLES
 
-    def role(self, message: Message) -> str:
-        role = text(message.get("role"))
-        return {"developer": "system", "function": "tool"}.get(role, role)
-
     def calls(self, message: Message) -> tuple[Call, ...]:
         found = []
-        listed = message.get("tool_calls")
-        for index, one in enumerate(listed if isinstance(listed, list) else ()):
-            if isinstance(one, dict):
-                name = at(one, ("function", "name")) or at(one, ("custom", "name")) or one.get("name")
-                found.append(Call(text(one.get("id")), text(name), ("tool_calls", index)))
+        for path, one in members(message, ("tool_calls",)):
+            name = at(one, ("function", "name")) or at(one, ("custom", "name")) or one.get("name")
+            found.append(Call(text(one.get("id")), text(name), path))
         single = message.get("function_call")
         if isinstance(single, dict):
             found.append(Call("", text(single.get("name")), ("function_call",)))
@@ -59,21 +66,18 @@ class OpenAIChat(Format):
     def results(self, message: Message) -> tuple[ToolResult, ...]:
         if text(message.get("role")) not in ("tool", "function"):
             return ()
-        name = message.get("name")
+        name = text(message.get("name")) or None
         is_error = message.get("is_error") is True or message.get("status") == "error"
-        return (ToolResult(text(message.get("tool_call_id")), text(name) or None, (), ("content",), is_error),)
+        return (ToolResult(text(message.get("tool_call_id")), name, (), ("content",), is_error),)
 
 
 class OpenAIResponses(Format):
     """The Responses API: a list of items, in which calls and outputs of several kinds match by `call_id`."""
 
     name = "openai-responses"
-    required = frozenset({"type"})
     opaque = frozenset({"action", "results", "outputs", "tools"})
 
-    def fits(self, line: object) -> bool:
-        if not isinstance(line, dict):
-            return False
+    def _fits(self, line: Message) -> bool:
         kind = text(line.get("type"))
         if kind in _CALLS or kind in _OUTPUTS:
             return "call_id" in line
@@ -87,8 +91,7 @@ class OpenAIResponses(Format):
         return self.fits(value) or (isinstance(value.get("role"), str) and "content" in value and "type" not in value)
 
     def role(self, message: Message) -> str:
-        kind = text(message.get("type"))
-        if kind in _OUTPUTS:
+        if text(message.get("type")) in _OUTPUTS:
             return "tool"
         role = text(message.get("role")) or "assistant"
         return "system" if role == "developer" else role
@@ -112,3 +115,92 @@ class OpenAIResponses(Format):
 
     def with_content(self, message: Message, result: ToolResult, text: str) -> Message:
         return {**message, "output": text} if "output" in message else message
+
+
+class ChatDialect(Dialect):
+    """Prompts for chat completions. The tail is a user message of its own."""
+
+    name = "openai"
+    format = OpenAIChat()
+
+    def _prompt(self, system: str, messages: list[Message], tail: str, marks: Sequence[Breakpoint]) -> Message:
+        lead = [{"role": "system", "content": system}] if system else []
+        end = [{"role": "user", "content": tail}] if tail else []
+        return {"messages": [*lead, *messages, *end]}
+
+    def end(self, system: str, messages: Sequence[Message]) -> Path | None:
+        number = len(messages) + bool(system) - 1
+        return ("messages", number) if number >= 0 else None
+
+    def mended(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Put tool messages right after the message with the calls, one for each call."""
+        asked: list[str] = []
+        strays: list[Message] = []
+        for message in (*messages, None):
+            if message is not None and message.get("role") == "tool":
+                call_id = str(message.get("tool_call_id"))
+                if call_id in asked:
+                    asked.remove(call_id)
+                    yield message
+                else:
+                    strays.append({"role": "user", "content": late_text(call_id, message.get("content"))})
+                continue
+            yield from ({"role": "tool", "tool_call_id": call_id, "content": NO_RESULT} for call_id in asked)
+            yield from strays
+            if message is not None:
+                asked, strays = [str(one.get("id")) for _, one in members(message, ("tool_calls",))], []
+                yield message
+
+
+class ResponsesDialect(Dialect):
+    """Prompts for the Responses API. The tail is a user message of its own."""
+
+    name = "openai-responses"
+    format = OpenAIResponses()
+
+    def _prompt(self, system: str, messages: list[Message], tail: str, marks: Sequence[Breakpoint]) -> Message:
+        end = [{"role": "user", "content": [{"type": "input_text", "text": tail}]}] if tail else []
+        prompt = {"input": [*messages, *end]}
+        return {"instructions": system, **prompt} if system else prompt
+
+    def end(self, system: str, messages: Sequence[Message]) -> Path | None:
+        return ("input", len(messages) - 1) if messages else ("instructions",) if system else None
+
+    def tool(self, tool: Any) -> Any:
+        described = super().tool(tool)
+        inner = described.get("function") if isinstance(described, Mapping) else None
+        return {"type": "function", **inner} if isinstance(inner, Mapping) else described
+
+    def mended(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Give every call an output somewhere after it and every output a call; an id is not called again before its
+        output."""
+        left = Counter(_call_id(one) for one in messages if text(one.get("type")) in _OUTPUTS)
+        waiting: set[str] = set()
+        for item in messages:
+            call_id = _call_id(item)
+            call = next(iter(self.format.calls(item)), None)
+            if text(item.get("type")) in _OUTPUTS:
+                left[call_id] -= 1
+                if call_id in waiting:
+                    waiting.remove(call_id)
+                    yield item
+                else:
+                    yield {"role": "user", "content": late_text(call_id, item.get("output"))}
+            elif call is not None and call_id in waiting:
+                arguments = item.get("arguments", item.get("input", item.get("action")))
+                yield {"role": "user", "content": repeated_text(call_id, call.name, arguments)}
+            else:
+                yield item
+                if call is not None and left[call_id]:
+                    waiting.add(call_id)
+                elif call is not None:
+                    missing = deepcopy(_NO_OUTPUT.get(item["type"], {"output": NO_RESULT}))
+                    yield {"type": f"{item['type']}_output", "call_id": call_id, **missing}
+                    if item["type"] == "computer_call":
+                        yield {"role": "user", "content": f"The screenshot of the call {call_id} is blank. {NO_RESULT}"}
+
+
+def _call_id(item: Message) -> str:
+    """Return the id that pairs a call with its output. A local shell may use another key."""
+    is_local = item.get("type") == "local_shell_call_output" and "call_id" not in item
+    return str(item.get("id" if is_local else "call_id"))

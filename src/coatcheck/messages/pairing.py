@@ -1,4 +1,4 @@
-"""Which tool result answers which call, and where the turns of a conversation begin.
+"""Which tool result answers which call, what replaces those that answer none, and where turns begin.
 
 A turn is one answer of the model with the results of its calls, and the input just before it. A late result is in a
 later turn than its call: those two turns can only be removed together.
@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
-from coatcheck.messages.message import Call, Format, Message, ToolResult
+from coatcheck.ids import clip
+from coatcheck.messages.formats import Call, Format, ToolResult, text_of
+from coatcheck.messages.paths import Message
+
+NO_RESULT: Final = "No result: the call was interrupted, or its result came later."
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,7 @@ def pair(messages: Sequence[Message], fmt: Format) -> Pairing:
                 index = next(index for index, one in enumerate(calls) if one[0] == calls[-1][0])
                 call_number, _, call = calls.pop(index)
                 call_of[number, place] = (call_number, call)
-            elif not _carries_both(result):
+            elif result.call_id or result.content_path != ("output",):  # else a provider's own call, with its result
                 orphans.append((number, result))
     left = sorted((one for calls in waiting.values() for one in calls), key=lambda one: one[:2])
     return Pairing(call_of, tuple((number, call) for number, _, call in left), tuple(orphans))
@@ -47,15 +52,25 @@ def unpaired(messages: Sequence[Message], fmt: Format) -> list[str]:
     """Return what a provider would refuse: calls without a result, results without a call, and for Anthropic results
     that are not in the message after their call. Empty if everything is paired."""
     found = pair(messages, fmt)
-    problems = [f"message {number}: call {_id(call.id)} has no result" for number, call in found.open]
-    problems += [f"message {number}: result {_id(result.call_id)} has no call" for number, result in found.orphans]
+    problems = [f"message {number}: call {clip(call.id, 40)} has no result" for number, call in found.open]
+    problems += [f"message {number}: result {clip(one.call_id, 40)} has no call" for number, one in found.orphans]
     if fmt.name in ("anthropic", "claude-code"):
         problems += [
-            f"message {number}: result {_id(call.id)} is {number - call_number} messages after its call"
+            f"message {number}: result {clip(call.id, 40)} is {number - call_number} messages after its call"
             for (number, _), (call_number, call) in found.call_of.items()
             if number not in (call_number, call_number + 1)  # a provider's own tools answer in the same message
         ]
     return problems
+
+
+def late_text(call_id: object, content: object) -> str:
+    """Return the text in place of a result that came too late for its call."""
+    return f"Late result of the call {call_id}: {text_of(content)}"
+
+
+def repeated_text(call_id: object, name: object, arguments: object) -> str:
+    """Return the text in place of a call that uses the id of another one."""
+    return f"Repeated call {call_id}, not made again: {name} with {text_of(arguments)}"
 
 
 def side(message: Message, fmt: Format) -> str:
@@ -79,12 +94,3 @@ def turns(sides: Sequence[str]) -> list[int]:
         if is_input or (one == "assistant" and before == "result"):
             found.append(number)
     return found
-
-
-def _carries_both(result: ToolResult) -> bool:
-    """Whether an item is call and result in one (a provider's own MCP call), and so has no call id."""
-    return result.content_path == ("output",) and not result.call_id and result.path == ()
-
-
-def _id(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:40]}…")

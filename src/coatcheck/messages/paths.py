@@ -6,9 +6,11 @@ that is large may be moved out: tool results, call arguments, images, details, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+Message = dict[str, Any]
 Path = tuple[str | int, ...]
 """Keys and indices from a parsed line down to a value."""
 
@@ -58,6 +60,33 @@ def replaced(value: Any, path: Path, new: Any) -> Any:
     return value
 
 
+def text(value: object) -> str:
+    """Return `value` if it is a string, else ''."""
+    return value if isinstance(value, str) else ""
+
+
+def members(value: object, path: Path = ("content",)) -> Iterator[tuple[Path, Message]]:
+    """Yield the objects in the list at a path, each with its path."""
+    found = at(value, path)
+    for index, one in enumerate(found if isinstance(found, list) else ()):
+        if isinstance(one, dict):
+            yield (*path, index), one
+
+
+def blocks_of(message: Mapping[str, Any]) -> list[Any]:
+    """Return the blocks of a message; a text is one block."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return content if isinstance(content, list) else []
+
+
+def with_blocks(message: Message, old: list[Any], new: list[Any]) -> Message:
+    """Return a message with new blocks as its content: the same object if they are the old ones."""
+    is_same = len(old) == len(new) and all(map(operator.is_, old, new))
+    return message if is_same else {**message, "content": new}
+
+
 def size_of(value: object) -> int:
     """Approximate number of characters of a value as compact JSON, without escapes."""
     total, stack = 0, [value]
@@ -82,31 +111,26 @@ def places(value: object, least: int, bulk: int, *, opaque: frozenset[str] = fro
     A container is listed as a whole if it is opaque (arguments, details, structured content, and the keys in `opaque`)
     and its small parts add up to at least `bulk` characters. Larger parts are listed by themselves."""
     found: list[Path] = []
-    if isinstance(value, dict | list):
-        _look(value, (), found, max(1, least), max(1, bulk), _OPAQUE | opaque, False, False)
-    return found
+    least, opaque = max(1, least), _OPAQUE | opaque
 
-
-def _look(
-    value: dict[str, Any] | list[Any],
-    path: Path,
-    found: list[Path],
-    least: int,
-    bulk: int,
-    opaque: frozenset[str],
-    inside: bool,
-    spoken: bool,
-) -> None:
-    """Collect the payloads below a container. `inside`: it is in an opaque container. `spoken`: it is the content of a
-    person's or model's message. Written for speed, because lines have many small parts."""
-    if inside and bulk:
-        if size_of(value) < bulk:
-            bulk = 0  # nothing below can reach it either
-        elif _is_bulk(value, bulk):
-            found.append(path)
+    def look(value: Any, path: Path, bulk: int, inside: bool, spoken: bool) -> None:
+        """Collect the payloads below a container. `inside`: it is in an opaque container. `spoken`: it is the content
+        of a person's or model's message. Written for speed, because lines have many small parts."""
+        if inside and bulk:
+            if size_of(value) < bulk:
+                bulk = 0  # nothing below can reach it either
+            elif _is_bulk(value, bulk):
+                found.append(path)
+                return
+        if isinstance(value, list):
+            for index, one in enumerate(value):
+                if isinstance(one, str):
+                    if len(one) >= least and not spoken:
+                        found.append((*path, index))
+                elif one and isinstance(one, _CONTAINERS) and len(path) < _MAX_DEPTH:
+                    look(one, (*path, index), bulk, inside, spoken)
             return
-    speaks = False
-    if isinstance(value, dict):
+        speaks = False
         if not inside:
             kind = value.get("type")
             if isinstance(kind, str) and (kind in _WHOLE or (spoken and kind in _WORDS)):
@@ -114,19 +138,14 @@ def _look(
             speaks = "content" in value and _is_spoken(value)
         for key, one in value.items():
             if isinstance(one, str):
-                if len(one) < least or (not inside and (key in _KEPT_KEYS or (speaks and key == "content"))):
-                    continue
-                found.append((*path, key))
+                if len(one) >= least and (inside or not (key in _KEPT_KEYS or (speaks and key == "content"))):
+                    found.append((*path, key))
             elif one and isinstance(one, _CONTAINERS) and (inside or key not in _KEPT_KEYS) and len(path) < _MAX_DEPTH:
-                words = speaks and key == "content"
-                _look(one, (*path, key), found, least, bulk, opaque, inside or key in opaque, words)
-        return
-    for index, one in enumerate(value):
-        if isinstance(one, str):
-            if len(one) >= least and not spoken:
-                found.append((*path, index))
-        elif one and isinstance(one, _CONTAINERS) and len(path) < _MAX_DEPTH:
-            _look(one, (*path, index), found, least, bulk, opaque, inside, spoken)
+                look(one, (*path, key), bulk, inside or key in opaque, speaks and key == "content")
+
+    if isinstance(value, _CONTAINERS):
+        look(value, (), max(1, bulk), False, False)
+    return found
 
 
 def _is_spoken(value: Mapping[str, Any]) -> bool:

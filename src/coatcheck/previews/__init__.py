@@ -7,28 +7,29 @@ much of the content it shows, and which counts cover only the two ends of large 
 from __future__ import annotations
 
 import string
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from coatcheck import media
 from coatcheck.redaction import MARK, is_suspect, mask
 
-from . import binaries, json_text, logs, outlines, tables
-from .excerpts import EDGE, EMPTY, Excerpt, Preview, Sample, decode, ends, is_clean, looks_binary, some, whole
+from .binaries import binary, is_binary
+from .excerpts import EDGE, EMPTY, Excerpt, Preview, Sample, decode, ends, some, whole
+from .json_text import json_document, json_lines
+from .listings import log, looks_like_log, output, separator_of, table
+from .outlines import code, diff, looks_like_markdown, markdown, page, restructured, tree, unnumber
 
 __all__ = ["EDGE", "LEAST", "Preview", "Sample", "preview"]
 
 LEAST: Final = 20
 """Minimum limit for a preview with any text."""
 
-_LANGUAGES: Final = {"text/javascript": "javascript", "application/sql": "sql"}
-_NO_CODE: Final = frozenset({"text/x-rst", "text/x-diff", "text/x-log"})
+Form = Callable[[Excerpt, int], Preview | None]
 _RUN: Final = "".join((string.ascii_letters, string.digits, "_.+/=~-"))
-_BINARY: Final = ("image/", "audio/", "video/", "font/")
-_PACKED: Final = frozenset(
-    {"application/pdf", "application/zip", "application/gzip", "application/zstd", "application/x-elf", media.BINARY,
-     "application/vnd.apache.parquet", "application/vnd.sqlite3"}
-)  # fmt: skip
+_CONTROL: Final = bytes([*range(7), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
+_LOOK: Final = 4_096
 
 
 def preview(content: Sample, *, media_type: str, limit: int = 200) -> Preview:
@@ -38,15 +39,25 @@ def preview(content: Sample, *, media_type: str, limit: int = 200) -> Preview:
     if content.size == 0:
         return EMPTY
     essence = media_type.partition(";")[0].strip().lower()
-    if essence in _PACKED or (essence.startswith(_BINARY) and not essence.endswith("+xml")):
-        return binaries.binary(content, essence, limit)
-    text = decode(content)
-    if looks_binary(text) or not (media.is_text(essence) or _is_plain(content, text)):
-        return binaries.binary(content, essence, limit)
+    if is_binary(essence) or not _is_text(text := decode(content), content, essence):
+        return binary(content, essence, limit)
     text, secrets = _masked(text)
-    found = whole(text, limit) or _of_text(text, essence, limit)
-    found = found if len(found.text) <= limit else ends(text, limit)
+    found = whole(text, limit) or _form(essence)(text, limit)
+    if found is None or len(found.text) > limit:
+        found = ends(text, limit)
     return Preview(found.text, f"{found.shown}; counted with {some(secrets, 'secret')} masked") if secrets else found
+
+
+def _is_text(text: Excerpt, content: Sample, essence: str) -> bool:
+    """Whether content is text. In binary data, one in ten characters is a control character, or one in three invalid.
+    Content of an unknown type must look like text and have none of them."""
+    look = text.head[:_LOOK]
+    data = look.encode("utf-8", "surrogatepass")
+    controls, invalid = len(data) - len(data.translate(None, _CONTROL)), look.count("\ufffd")
+    if controls * 10 > len(look) or invalid * 3 > len(look):
+        return False
+    is_clean = not controls and not invalid
+    return media.is_text(essence) or (is_clean and media.is_text(media.sniff_bytes(content.head[: media.HEAD], b"")))
 
 
 def _masked(text: Excerpt) -> tuple[Excerpt, int]:
@@ -55,63 +66,49 @@ def _masked(text: Excerpt) -> tuple[Excerpt, int]:
     if is_suspect(f"{head}\n{tail}"):
         head, tail = mask(head), mask(tail)
     secrets = max(0, head.count(MARK) + tail.count(MARK) - text.head.count(MARK) - text.tail.count(MARK))
-    if not text.is_whole:
-        head, tail = head.removesuffix(_last_run(head)), tail.removeprefix(_last_run(tail[:256][::-1])[::-1])
     if text.is_whole and not secrets:
         return text, 0
+    if not text.is_whole:
+        head = head[:-256] + head[-256:].rstrip(_RUN)
+        tail = tail[:256].lstrip(_RUN) + tail[256:]
     return replace(text, head=head, tail=tail, is_exact=text.is_exact and not secrets), secrets
 
 
-def _last_run(text: str) -> str:
-    """The characters at the end of the text that may belong to a cut token."""
-    end = text[-256:]
-    return end[len(end.rstrip(_RUN)) :]
-
-
-def _is_plain(content: Sample, text: Excerpt) -> bool:
-    """Whether content of an unknown type is text."""
-    return is_clean(text) and media.is_text(media.sniff_bytes(content.head[: media.HEAD], b""))
-
-
-def _of_text(text: Excerpt, essence: str, limit: int) -> Preview:
-    if essence == media.JSON or essence.endswith("+json"):
-        return json_text.json_document(text, limit)
-    if essence in (media.JSONL, "application/jsonl", "application/x-jsonlines"):
-        return json_text.json_lines(text, limit)
-    if essence == "text/csv":
-        return tables.table(text, limit)
-    if essence == "text/tab-separated-values":
-        return tables.table(text, limit, separator="\t")
-    if essence in ("text/html", "application/xhtml+xml"):
-        return outlines.page(text, limit)
+def _form(essence: str) -> Form:
+    """Return the function that previews text of a media type, or returns None for text that has not its form."""
+    if essence in _FORMS:
+        return _FORMS[essence]
+    if essence.endswith("+json"):
+        return json_document
     if essence.endswith(("/xml", "+xml")):
-        return outlines.tree(text, limit)
-    if essence == "text/markdown":
-        return outlines.markdown(text, limit)
-    if essence == "text/x-rst":
-        return outlines.restructured(text, limit)
-    if essence == "text/x-diff":
-        return outlines.diff(text, limit)
-    if essence in _LANGUAGES or (essence.startswith("text/x-") and essence not in _NO_CODE):
-        return outlines.code(text, limit, language=_LANGUAGES.get(essence, essence.removeprefix("text/x-")))
-    return _of_plain(text, limit)
+        return tree
+    return partial(code, language=essence.removeprefix("text/x-")) if essence.startswith("text/x-") else _plain
 
 
-def _of_plain(text: Excerpt, limit: int) -> Preview:
-    """Preview of text without a known media type: by what it looks like, else its ends."""
-    numbered = outlines.unnumber(text)
+def _plain(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of text without a known media type, by what it looks like."""
+    numbered = unnumber(text)
     if numbered is not None:
         body, start = numbered
-        if (code := outlines.unnamed_code(text, limit, body=body, start=start)) is not None:
-            return code
-        if outlines.looks_like_markdown(body):
-            return outlines.markdown(text, limit, body=body)
+        if (found := code(text, limit, body=body, start=start)) is not None:
+            return found
+        if looks_like_markdown(body):
+            return markdown(text, limit, body=body)
     if "\ndiff --git " in text.head or text.head.startswith("diff --git "):
-        return outlines.diff(text, limit)
-    if logs.looks_like(text):
-        return logs.log(text, limit)
-    if (separator := tables.looks_like(text)) is not None:
-        return tables.table(text, limit, separator=separator)
-    if (code := outlines.unnamed_code(text, limit)) is not None:
-        return code
-    return outlines.markdown(text, limit) if outlines.looks_like_markdown(text.head) else logs.output(text, limit)
+        return diff(text, limit)
+    if looks_like_log(text):
+        return log(text, limit)
+    if (separator := separator_of(text)) is not None:
+        return table(text, limit, separator=separator)
+    if (found := code(text, limit)) is not None:
+        return found
+    return markdown(text, limit) if looks_like_markdown(text.head) else output(text, limit)
+
+
+_FORMS: Final[dict[str, Form]] = {
+    media.JSON: json_document, media.JSONL: json_lines, "application/jsonl": json_lines,
+    "application/x-jsonlines": json_lines, "text/csv": table,
+    "text/tab-separated-values": partial(table, separator="\t"), "text/html": page, "application/xhtml+xml": page,
+    "text/markdown": markdown, "text/x-rst": restructured, "text/x-diff": diff, "text/x-log": _plain,
+    "text/javascript": partial(code, language="javascript"), "application/sql": partial(code, language="sql"),
+}  # fmt: skip

@@ -13,26 +13,36 @@ from coatcheck import media
 
 from .excerpts import Preview, Sample, line, pack, some
 
+_BINARY: Final = ("image/", "audio/", "video/", "font/")
 _PAGES: Final = re.compile(rb"/Type[ \r\n]{0,4}/Pages\b")
 _COUNT: Final = re.compile(rb"/Count (\d{1,7})")
 _LINEAR: Final = re.compile(rb"/Linearized[^<>]{0,200}/N (\d{1,7})")
 _MACHINES: Final = {3: "x86", 40: "ARM", 62: "x86-64", 183: "AArch64", 243: "RISC-V"}
 _OFFICE: Final = {"word/": "Word document", "xl/": "Excel workbook", "ppt/": "PowerPoint presentation",
                   "META-INF/MANIFEST.MF": "Java archive", "AndroidManifest.xml": "Android package"}  # fmt: skip
+_BRANDS: Final = {"qt": "QuickTime video", "M4A": "M4A audio", "heic": "HEIC image", "avif": "AVIF image"}
+_IMAGES: Final = {  # the name of a format, and the text for an image whose dimensions are not found
+    "image/png": ("PNG", ""), "image/gif": ("GIF", ""), "image/webp": ("WebP", "WebP image"),
+    "image/jpeg": ("JPEG", "JPEG image, dimensions not near its beginning"),
+}  # fmt: skip
+
+
+def is_binary(essence: str) -> bool:
+    """Whether content of this media type is never text."""
+    return essence in _READERS or (essence.startswith(_BINARY) and not essence.endswith("+xml"))
 
 
 def binary(sample: Sample, media_type: str, limit: int) -> Preview:
     """Preview of type, size and header. The media type found in the bytes wins over the given one."""
     sniffed = media.sniff_bytes(sample.head[: media.HEAD], b"")
-    essence = sniffed if sniffed in _READERS and sniffed != media.BINARY else media_type
+    essence = sniffed if is_binary(sniffed) and sniffed != media.BINARY else media_type
     named = line(essence, 60)
     name = header(sample, essence) or (
         f"binary data, though named {named}" if media.is_text(essence) else f"{named} content"
     )
     shape = f"{name}, {some(sample.size, 'byte')}"
-    names = _entries(sample) if essence == "application/zip" else []
+    total, names = _zip_entries(sample) if essence == "application/zip" else (0, [])
     if names and len(shape) + 2 < limit:
-        total = _count_entries(sample)
         shape, _ = pack(shape + ": ", [line(each, 60) for each in names], max(total, len(names)), limit)
     if len(shape) > limit:
         shape = line(name, limit)
@@ -41,45 +51,47 @@ def binary(sample: Sample, media_type: str, limit: int) -> Preview:
 
 def header(sample: Sample, essence: str) -> str:
     """Describe the header of binary content; empty if there is nothing to say."""
-    reader = _READERS.get(essence)
+    if essence in _IMAGES:
+        name, otherwise = _IMAGES[essence]
+        size = pixels(sample.head)
+        return f"{name} image, {size[0]} × {size[1]} pixels" if size else otherwise
+    reader = _READERS.get(essence, "")
     with suppress(struct.error, IndexError, ValueError):
-        return reader(sample) if reader is not None else ""
+        return reader if isinstance(reader, str) else reader(sample)
     return ""
 
 
 def pixels(head: bytes) -> tuple[int, int] | None:
     """Width and height of an image, read from its first bytes, or None if they do not contain them."""
     media_type = media.sniff_bytes(head[: media.HEAD], b"")
-    reader = _PIXELS.get(media_type)
-    try:
-        return reader(head) if reader is not None else None
-    except (struct.error, IndexError):
-        return None
+    with suppress(struct.error, IndexError):
+        if media_type == "image/png":
+            return _pair(">II", head, 16)
+        if media_type == "image/gif":
+            return _pair("<HH", head, 6)
+        if media_type == "image/jpeg":
+            return _jpeg_pixels(head)
+        if media_type == "image/webp":
+            return _webp_pixels(head)
+    return None
 
 
-def _png_pixels(head: bytes) -> tuple[int, int]:
-    width, height = struct.unpack_from(">II", head, 16)
-    return width, height
-
-
-def _gif_pixels(head: bytes) -> tuple[int, int]:
-    width, height = struct.unpack_from("<HH", head, 6)
-    return width, height
+def _pair(layout: str, head: bytes, at: int) -> tuple[int, int]:
+    first, second = struct.unpack_from(layout, head, at)
+    return first, second
 
 
 def _jpeg_pixels(head: bytes) -> tuple[int, int] | None:
     at = 2
-    while at + 9 < len(head):
-        if head[at] != 0xFF:
-            break
+    while at + 9 < len(head) and head[at] == 0xFF:
         kind = head[at + 1]
+        if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
+            height, width = _pair(">HH", head, at + 5)
+            return width, height
         if kind == 0xFF:
             at += 1
-            continue
-        if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
-            height, width = struct.unpack_from(">HH", head, at + 5)
-            return width, height
-        at += 2 if kind == 0x01 or 0xD0 <= kind <= 0xD8 else 2 + max(2, int(struct.unpack_from(">H", head, at + 2)[0]))
+        else:
+            at += 2 if kind == 0x01 or 0xD0 <= kind <= 0xD8 else 2 + max(2, _pair(">HH", head, at + 2)[0])
     return None
 
 
@@ -91,28 +103,15 @@ def _webp_pixels(head: bytes) -> tuple[int, int] | None:
         bits = struct.unpack_from("<I", head, 21)[0]
         return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
     if form == b"VP8 ":
-        width, height = struct.unpack_from("<HH", head, 26)
+        width, height = _pair("<HH", head, 26)
         return width & 0x3FFF, height & 0x3FFF
     return None
-
-
-_PIXELS: Final[dict[str, Callable[[bytes], tuple[int, int] | None]]] = {
-    "image/png": _png_pixels, "image/gif": _gif_pixels, "image/jpeg": _jpeg_pixels, "image/webp": _webp_pixels,
-}  # fmt: skip
-
-
-def _image(name: str, otherwise: str) -> Callable[[Sample], str]:
-    def read(sample: Sample) -> str:
-        size = pixels(sample.head)
-        return f"{name} image, {size[0]} × {size[1]} pixels" if size else otherwise
-
-    return read
 
 
 def _wav(sample: Sample) -> str:
     channels, rate, per_second = struct.unpack_from("<HII", sample.head, 22)
     length = f", about {sample.size / per_second:.1f} s" if per_second else ""
-    return f"WAV audio, {channels} channel{'s' if channels != 1 else ''}, {rate} Hz{length}"
+    return f"WAV audio, {some(channels, 'channel')}, {rate} Hz{length}"
 
 
 def _pdf(sample: Sample) -> str:
@@ -130,41 +129,29 @@ def _pdf(sample: Sample) -> str:
 
 
 def _zip(sample: Sample) -> str:
-    count = _count_entries(sample)
-    names = _entries(sample)
+    count, names = _zip_entries(sample)
     kind = next((kind for mark, kind in _OFFICE.items() if any(name.startswith(mark) for name in names)), "zip archive")
     return f"{kind}, {count} entries" if count else kind
 
 
-def _directory(sample: Sample) -> tuple[bytes, int]:
-    """The last bytes of a zip archive, and the offset of its end record in them."""
+def _zip_entries(sample: Sample) -> tuple[int, list[str]]:
+    """Number of entries of a zip archive, and their names if all of its directory is in the last bytes."""
     end = sample.tail if len(sample.tail) > 1_024 or not sample.is_whole else sample.head + sample.tail
-    return end, end.rfind(b"PK\x05\x06")
-
-
-def _count_entries(sample: Sample) -> int:
-    end, at = _directory(sample)
-    return int(struct.unpack_from("<H", end, at + 10)[0]) if 0 <= at <= len(end) - 22 else 0
-
-
-def _entries(sample: Sample) -> list[str]:
-    """Names in the central directory, if all of it is in the last bytes."""
-    end, record = _directory(sample)
+    record = end.rfind(b"PK\x05\x06")
     if not 0 <= record <= len(end) - 22:
-        return []
-    size = struct.unpack_from("<I", end, record + 12)[0]
+        return 0, []
+    count, size = struct.unpack_from("<HI", end, record + 10)
     at = record - size
     names: list[str] = []
     while 0 <= at <= record - 46 and end[at : at + 4] == b"PK\x01\x02" and len(names) < 200:
         length, extra, comment = struct.unpack_from("<HHH", end, at + 28)
         names.append(end[at + 46 : at + 46 + length].decode("utf-8", "replace"))
         at += 46 + length + extra + comment
-    return names
+    return count, names
 
 
 def _gzip(sample: Sample) -> str:
-    flags = sample.head[3]
-    name = ""
+    flags, name = sample.head[3], ""
     if flags & 0x08 and not flags & 0x04:
         name = sample.head[10 : sample.head.index(b"\x00", 10)].decode("latin-1")
     return "gzip" + (f" of {line(name, 60)}" if name else " compressed data")
@@ -177,26 +164,18 @@ def _sqlite(sample: Sample) -> str:
 
 
 def _elf(sample: Sample) -> str:
-    order = "<" if sample.head[5] == 1 else ">"
-    machine = struct.unpack_from(order + "H", sample.head, 18)[0]
+    machine = struct.unpack_from("<H" if sample.head[5] == 1 else ">H", sample.head, 18)[0]
     return f"ELF {64 if sample.head[4] == 2 else 32}-bit binary, {_MACHINES.get(machine, f'machine {machine}')}"
 
 
 def _mp4(sample: Sample) -> str:
     brand = sample.head[8:12].decode("ascii", "replace").strip()
-    names = {"qt": "QuickTime video", "M4A": "M4A audio", "heic": "HEIC image", "avif": "AVIF image"}
-    return names.get(brand, f"MP4 video ({line(brand, 8)})")
+    return _BRANDS.get(brand, f"MP4 video ({line(brand, 8)})")
 
 
-_READERS: Final[dict[str, Callable[[Sample], str]]] = {
-    "image/png": _image("PNG", ""), "image/gif": _image("GIF", ""), "image/webp": _image("WebP", "WebP image"),
-    "image/jpeg": _image("JPEG", "JPEG image, dimensions not near its beginning"), "audio/wav": _wav,
-    "application/pdf": _pdf, "application/zip": _zip, "application/gzip": _gzip, "application/vnd.sqlite3": _sqlite,
-    "application/x-elf": _elf, "video/mp4": _mp4,
-    "application/vnd.apache.parquet": lambda sample: "Parquet table",
-    "application/zstd": lambda sample: "zstd compressed data",
-    "audio/ogg": lambda sample: "Ogg audio or video",
-    "audio/mpeg": lambda sample: "MP3 audio",
-    "video/x-msvideo": lambda sample: "AVI video",
-    media.BINARY: lambda sample: "binary data",
+_READERS: Final[dict[str, str | Callable[[Sample], str]]] = {
+    "audio/wav": _wav, "application/pdf": _pdf, "application/zip": _zip, "application/gzip": _gzip,
+    "application/vnd.sqlite3": _sqlite, "application/x-elf": _elf, "video/mp4": _mp4, media.BINARY: "binary data",
+    "application/vnd.apache.parquet": "Parquet table", "application/zstd": "zstd compressed data",
+    "audio/ogg": "Ogg audio or video", "audio/mpeg": "MP3 audio", "video/x-msvideo": "AVI video",
 }  # fmt: skip

@@ -18,13 +18,12 @@ from coatcheck.media import encoding_of
 EDGE: Final = 64 * 1024
 """Bytes of the head and of the tail in a sample. Content up to twice this size is sampled whole."""
 
-_CONTROL: Final = bytes([*range(7), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
-_LOOK: Final = 4_096
 _UNSEEN: Final = re.compile(
     "\r\n|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _ROOMY: Final = 80
+_CONTINUED: Final = bytes(range(0x80, 0xC0))  # of UTF-8: all bytes of a character but the first
 _COLOUR: Final = re.compile("\x1b\\[[0-9;]{0,20}m")
 
 
@@ -103,61 +102,23 @@ def decode(sample: Sample) -> Excerpt:
     """Decode a sample as UTF-8, or as UTF-16 or UTF-32 if it has their byte-order mark."""
     encoding, unit, mark = encoding_of(sample.head)
     whole = sample.is_whole
-    decoder = codecs.getincrementaldecoder(encoding)("replace")
     raw = sample.head + sample.tail if whole else sample.head
-    head = decoder.decode(raw[mark:], final=whole)
-    tail = "" if whole else _decode_tail(sample, encoding, unit)
+    head = codecs.getincrementaldecoder(encoding)("replace").decode(raw[mark:], final=whole)
+    end = b"" if whole else sample.tail
+    end = end[:3].lstrip(_CONTINUED) + end[3:] if unit == 1 else end[-(sample.size - len(end)) % unit :]
+    tail = end.decode(encoding, "replace")
+    if unit == 2:
+        tail = tail.removeprefix("\ufffd")  # the second half of a character
     lines = sample.lines if unit == 1 else None
-    if whole and (lines is None or unit > 1):
+    if whole and lines is None:
         lines = head.count("\n") + (not head.endswith("\n") if head else 0)
     exact = "\ufffd" not in head and "\ufffd" not in tail
     return Excerpt(head, tail, whole, sample.size, len(sample.head), lines, exact, encoding, len(sample.tail))
 
 
-def looks_binary(text: Excerpt) -> bool:
-    """Whether the text is binary: one in ten characters is a control character, or one in three is invalid."""
-    look = text.head[:_LOOK]
-    return _controls(look) * 10 > len(look) or look.count("\ufffd") * 3 > len(look)
-
-
-def is_clean(text: Excerpt) -> bool:
-    """Whether the beginning has neither control characters nor invalid ones."""
-    look = text.head[:_LOOK]
-    return "\ufffd" not in look and not _controls(look)
-
-
-def _controls(look: str) -> int:
-    data = look.encode("utf-8", "surrogatepass")
-    return len(data) - len(data.translate(None, _CONTROL))
-
-
-def _decode_tail(sample: Sample, encoding: str, unit: int) -> str:
-    tail = sample.tail
-    if unit == 1:
-        start = 0
-        while start < min(3, len(tail)) and tail[start] & 0xC0 == 0x80:
-            start += 1
-        return tail[start:].decode(encoding, "replace")
-    start = -(sample.size - len(tail)) % unit
-    if unit == 2 and len(tail) > start + 1:
-        high = tail[start + 1] if encoding == "UTF-16LE" else tail[start]
-        start += 2 if 0xDC <= high <= 0xDF else 0
-    return tail[start:].decode(encoding, "replace")
-
-
 def visible(text: str) -> str:
     """Escape every character that would not show as itself, except line feeds and tabs."""
-    return _UNSEEN.sub(_escape, text)
-
-
-def _escape(match: re.Match[str]) -> str:
-    found = match.group()
-    if found == "\r\n":
-        return "\n"
-    code = ord(found)
-    if code < 0x100:
-        return "\\r" if found == "\r" else f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return _UNSEEN.sub(lambda match: "\n" if match[0] == "\r\n" else match[0].encode("unicode_escape").decode(), text)
 
 
 def uncolour(text: str) -> str:
@@ -181,23 +142,14 @@ def fit(text: str, room: int) -> int:
     return used - 1 if text[used - 1 : used + 1] == "\r\n" else used
 
 
-def fit_last(text: str, room: int) -> int:
-    """Number of characters from the end that fit into `room`."""
-    return _fit(text[-max(room, 1) * 2 :][::-1], room) if room > 0 else 0
-
-
 def _fit(text: str, room: int) -> int:
-    if room <= 0:
-        return 0
-    if _UNSEEN.search(text) is None and "\r" not in text:
-        return min(len(text), room)
-    used = 0
+    if room <= 0 or _UNSEEN.search(text) is None:
+        return max(0, min(len(text), room))
     for index, character in enumerate(text):
         room -= len(visible(character))
         if room < 0:
             return index
-        used = index + 1
-    return used
+    return len(text)
 
 
 def some(number: int, noun: str) -> str:
@@ -212,20 +164,16 @@ def count(number: int, noun: str) -> str:
 
 def pack(lead: str, items: Sequence[str], total: int, room: int, *, sep: str = ", ") -> tuple[str, int]:
     """Join `lead`, as many whole items as fit, and the number missing from `total`; also return the number shown."""
-    best, kept, length = _more(total, "") if total else "", 0, 0
+    best, kept, length = f"+{total} more" if total else "", 0, 0
     for index, item in enumerate(items, 1):
         length += len(item) + (len(sep) if index > 1 else 0)
-        rest = _more(total - index, sep) if index < total else ""
+        rest = f"{sep}+{total - index} more" if index < total else ""
         if len(lead) + length > room:
             break
         if len(lead) + length + len(rest) <= room:
             best, kept = rest, index
     packed = lead + sep.join(items[:kept]) + best
     return (packed if len(packed) <= room else lead[:room]), kept
-
-
-def _more(missing: int, sep: str) -> str:
-    return f"{sep}+{missing} more"
 
 
 def ends(text: Excerpt, limit: int, note: str = "", *, mark: str = "", middle: str = "") -> Preview:
@@ -237,7 +185,8 @@ def ends(text: Excerpt, limit: int, note: str = "", *, mark: str = "", middle: s
     tail = text.head if text.is_whole else text.tail
     room = limit - len(_cut(text, 0, 0, limit, mark, middle))
     first = _snap(text.head, fit(text.head, room - room * 2 // 5))
-    last = _snap_last(tail, fit_last(tail, room * 2 // 5))
+    last_room = room * 2 // 5
+    last = _snap_last(tail, _fit(tail[-max(last_room, 1) * 2 :][::-1], last_room))
     cut = _cut(text, first, last, limit, mark, middle)
     shown = visible(text.head[:first]) + cut + visible(tail[len(tail) - last :])
     if text.is_whole:

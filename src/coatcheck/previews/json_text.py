@@ -6,6 +6,8 @@ JSON that was cut is parsed as far as it goes. The containers and the string aro
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from typing import Final
 
 from .excerpts import Excerpt, Preview, ends, some
@@ -17,6 +19,9 @@ DEEPEST: Final = 200
 _MOST: Final = 2_000
 _ESCAPES: Final = 13  # one more than the length of two escapes
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_CLOSING: Final = str.maketrans("[{", "]}")
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_DECODER: Final = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 400 else float(digits))
 
 
 class TooDeep(ValueError):
@@ -31,63 +36,60 @@ def json_document(text: Excerpt, limit: int) -> Preview:
     except ValueError:
         return _several_values(text, limit)
     if isinstance(document, str):
-        inner = Excerpt(document, "", text.is_whole, text.size, text.seen, None, True, text.encoding)
+        inner = replace(text, head=document, lines=None, is_exact=True)
         return ends(inner, limit, " of a JSON string") if text.is_whole else ends(text, limit)
     shape, root = describe([document], limit)
-    return Preview(shape, _shown(document, root) + text.scope) if len(shape) <= limit else ends(text, limit)
+    return Preview(shape, _shown(document, root) + text.scope)
 
 
 def json_lines(text: Excerpt, limit: int) -> Preview:
     lines = text.head.split("\n")
     partial = "" if text.is_whole else lines.pop()
     lines = [line for line in lines if line and not line.isspace()]
-    records, broken = _parse_lines(lines[:_MOST])
-    if not records:
-        try:
-            records = [parse_cut(partial)] if not broken else []
-        except (ValueError, RecursionError):
-            records = []
-    if not records:
-        return ends(text, limit, ", not JSON lines")
-    if text.is_whole:
-        total = str(len(lines) - broken)
-    else:
-        total = str(text.lines) if text.lines is not None else f"at least {len(lines) - broken}"
-    lead = f"{total} records × " if total != "1" else ""
-    shape, root = describe(records, limit - len(lead))
-    if len(lead + shape) > limit:
-        return ends(text, limit)
-    of = f"all {total}" if str(len(records)) == total else f"the first {len(records)} of {total}"
-    note = f"; {some(broken, 'line')} not JSON" if broken else ""
-    return Preview(
-        lead + shape, f"shape of {'the only record' if total == '1' else of + ' records'}{_keys(root)}{note}"
-    )
-
-
-def _parse_lines(lines: list[str]) -> tuple[list[object], int]:
     records: list[object] = []
     broken = 0
-    for line in lines:
+    for line in lines[:_MOST]:
         try:
             records.append(parse(line))
         except (ValueError, RecursionError):
             broken += 1
-    return records, broken
+    if not records:
+        try:
+            records = [parse_cut(partial)] if not broken else []
+        except (ValueError, RecursionError):
+            pass
+    if not records:
+        return ends(text, limit, ", not JSON lines")
+    total = str(len(lines) - broken)
+    if not text.is_whole:
+        total = f"at least {total}" if text.lines is None else str(text.lines)
+    lead = f"{total} records × " if total != "1" else ""
+    shape, root = describe(records, limit - len(lead))
+    of = f"all {total}" if str(len(records)) == total else f"the first {len(records)} of {total}"
+    shown = "the only record" if total == "1" else f"{of} records"
+    note = f"; {some(broken, 'line')} not JSON" if broken else ""
+    return Preview(lead + shape, f"shape of {shown}{_keys(root)}{note}")
 
 
 def _several_values(text: Excerpt, limit: int) -> Preview:
-    """Preview of several JSON values one after another, as programs print them."""
+    """Preview of several JSON values one after another, as programs print them. `parse` has checked their depth."""
+    found: list[object] = []
+    at = _SPACE.match(text.head).end()  # type: ignore[union-attr]
     try:
-        found = parse_many(text.head, _MOST) if text.is_whole else []
+        while text.is_whole and at < len(text.head) and len(found) < _MOST:
+            value, at = _DECODER.raw_decode(text.head, at)
+            found.append(value)
+            at = _SPACE.match(text.head, at).end()  # type: ignore[union-attr]
     except (ValueError, RecursionError):
         found = []
     if len(found) > 1:
-        total = f"at least {_MOST}" if len(found) == _MOST else str(len(found))
-        lead = f"{total} JSON values × "
+        is_all = len(found) < _MOST
+        lead = f"{'' if is_all else 'at least '}{len(found)} JSON values × "
         shape, root = describe(found, limit - len(lead))
         if len(lead + shape) <= limit:
-            of = "the first" if len(found) == _MOST else "all"
-            return Preview(lead + shape, f"shape of {of} {len(found)} values{_keys(root)}")
+            return Preview(
+                lead + shape, f"shape of {'all' if is_all else 'the first'} {len(found)} values{_keys(root)}"
+            )
     return ends(text, limit, ", not valid JSON" if text.is_whole else "")
 
 
@@ -107,8 +109,8 @@ def _shown(document: object, root: ShapeNode) -> str:
 def _keys(root: ShapeNode) -> str:
     """Number of keys of a row that are listed, if some are missing."""
     node = root
-    while node.children and not node.children[0][0]:
-        node = node.children[0][1]
+    while node.children and not node.children[0].label:
+        node = node.children[0]
     return f", {len(node.children)} of {node.total} keys" if node.total > len(node.children) else ""
 
 
@@ -119,22 +121,9 @@ def parse(text: str) -> object:
     try:
         value: object = from_json(text)
     except ValueError:  # invalid, or a number of thousands of digits, or half a surrogate pair
-        _check_depth(text)
+        _unclosed("".join(_outside(text)[::2]))
         value = _DECODER.decode(text)
     return value
-
-
-def parse_many(text: str, most: int) -> list[object]:
-    """Parse up to `most` JSON values one after another, in a text whose depth `parse` has checked.
-
-    Raises ValueError if there is anything else in the text."""
-    found: list[object] = []
-    at = _skip_space(text, 0)
-    while at < len(text) and len(found) < most:
-        value, at = _DECODER.raw_decode(text, at)
-        found.append(value)
-        at = _skip_space(text, at)
-    return found
 
 
 def _outside(text: str) -> list[str]:
@@ -147,26 +136,15 @@ def _outside(text: str) -> list[str]:
 
 def _unclosed(outside: str) -> str:
     """The brackets still open at the end. Raises ValueError for one closed but not open, or for too many."""
-    brackets = outside.encode("ascii", "ignore").translate(None, _NO_BRACKETS)
-    for _ in range(DEEPEST + 1):
-        left = brackets.replace(b"[]", b"").replace(b"{}", b"")
-        if len(left) == len(brackets):
-            break
-        brackets = left
-    if len(brackets) > DEEPEST:
-        raise TooDeep(f"nested deeper than {DEEPEST}")
-    if b"]" in brackets or b"}" in brackets:
-        raise ValueError("a bracket is closed that was not open")
-    return brackets.decode()
-
-
-def _check_depth(text: str) -> None:
-    brackets = "".join(_outside(text)[::2]).encode("ascii", "ignore").translate(None, _NO_BRACKETS)
-    depth = 0
-    for bracket in brackets if len(brackets) > DEEPEST else b"":
-        depth += 1 if bracket in b"[{" else -1
-        if depth > DEEPEST:
-            raise TooDeep(f"nested deeper than {DEEPEST}")
+    stack = bytearray()
+    for bracket in outside.encode("ascii", "ignore").translate(None, _NO_BRACKETS):
+        if bracket in b"[{":
+            stack.append(bracket)
+            if len(stack) > DEEPEST:
+                raise TooDeep(f"nested deeper than {DEEPEST}")
+        elif not stack or stack.pop() != bracket - 2:  # in ASCII, a bracket is two after the one that it closes
+            raise ValueError("a bracket is closed that was not open")
+    return stack.decode()
 
 
 def parse_cut(text: str) -> object:
@@ -186,7 +164,7 @@ def parse_cut(text: str) -> object:
             stack = _unclosed("".join(parts[:at:2]) + parts[at][: found + 1])
             return _close(text[:safe], stack, cut_text=False)
         end = start - 1
-    _check_depth(text)
+    _unclosed("".join(parts[::2]))
     raise ValueError("nothing in it is complete")
 
 
@@ -203,40 +181,17 @@ def _finish(string: str) -> str:
 
 
 def _close(text: str, stack: str, *, cut_text: bool) -> object:
-    document = parse(text + stack[::-1].translate(_CLOSING))
-    chain = [document]
+    """Parse a text with its open containers closed, and mark them as cut."""
+    chain = [parse(text + stack[::-1].translate(_CLOSING))]
     for _ in stack:
         inner = chain[-1]
-        if isinstance(inner, list) and inner:
-            chain.append(inner[-1])
-        elif isinstance(inner, dict) and inner:
-            chain.append(inner[next(reversed(inner))])
-    innermost = chain[-1]
-    marked: object = CutText(innermost) if cut_text and isinstance(innermost, str) else innermost
-    for container in reversed(chain[:-1]):
-        marked = _mark(container, marked)
+        if isinstance(inner, (list, dict)) and inner:
+            chain.append(inner[-1] if isinstance(inner, list) else inner[next(reversed(inner))])
+    last = chain.pop()
+    marked: object = CutText(last) if cut_text and isinstance(last, str) else last
+    for container in reversed(chain):
+        if isinstance(container, list):
+            marked = CutList([*container[:-1], marked])
+        elif isinstance(container, dict):
+            marked = CutDict({**container, next(reversed(container)): marked})
     return marked
-
-
-def _mark(container: object, last: object) -> object:
-    if isinstance(container, list):
-        return CutList([*container[:-1], last] if container else [])
-    if isinstance(container, dict):
-        return CutDict({**container, next(reversed(container)): last} if container else {})
-    return container
-
-
-_CLOSING: Final = str.maketrans("[{", "]}")
-
-
-def _number(digits: str) -> int | float:
-    return int(digits) if len(digits) < 400 else float(digits)
-
-
-def _skip_space(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t\r\n":
-        at += 1
-    return at
-
-
-_DECODER: Final = json.JSONDecoder(parse_int=_number)

@@ -10,11 +10,12 @@ import html
 import re
 from collections import Counter
 from itertools import islice
+from os.path import commonprefix
 from typing import Final, NamedTuple
 
 from coatcheck.redaction import QuickPattern
 
-from .excerpts import Excerpt, Preview, ends, line, pack, visible
+from .excerpts import Excerpt, Preview, ends, line, pack, some, visible
 
 _NUMBERED: Final = re.compile(r"[ \t]{0,8}(\d{1,7})(?:→|\t|[:|] ?|-)")
 # These begin with the line feed before the line instead of "^": `re` skips ahead to it, many times faster.
@@ -59,14 +60,13 @@ _LANGUAGES: Final = tuple(
         ("c", r"^#include\b"),
     )
 )
-_HEADING: Final = re.compile(r"\n(#{1,6})[ \t]{1,4}(\S[^\n]{0,300})")
-_FENCE: Final = re.compile(r"\n[ ]{0,3}(```|~~~)")
+_HEADING_OR_FENCE: Final = re.compile(r"\n(?:(#{1,6})[ \t]{1,4}(\S[^\n]{0,300})|[ ]{0,3}(?:```|~~~))")
 _UNDERLINED: Final = re.compile(r"^(\S[^\n]{0,200})\n([=\-~^\"'*+#])\2{2,200}$", re.MULTILINE)
 _HUNK: Final = re.compile(r"@@ -\d{1,9}(?:,(\d{1,9}))? \+\d{1,9}(?:,(\d{1,9}))? @@")
 _TAG: Final = re.compile(r"<(title|p|h[1-6])\b[^<>]{0,500}>", re.IGNORECASE)
 _ANY_TAG: Final = re.compile(r"<[^<>]{0,500}>")
 _ELEMENT: Final = re.compile(r"<([A-Za-z_][\w.:-]{0,60})([^<>]{0,1000})>")
-_SILENT: Final = re.compile(r"<(script|style|!--)", re.IGNORECASE)
+_SILENT: Final = re.compile(r"<(script|style)[^<]*+(?:<(?!/\1)[^<]*+)*+|<!--[^-]*+(?:-(?!->)[^-]*+)*+", re.IGNORECASE)
 _LOOK: Final = 16_384
 _SOME: Final = 20
 _MANY: Final = 1_000
@@ -118,41 +118,27 @@ def unnumber(text: Excerpt) -> tuple[str, int] | None:
     return "\n".join(each[match.end() :] if (match := _NUMBERED.match(each)) else each for each in lines), found[0]
 
 
-def code(text: Excerpt, limit: int, *, language: str = "", body: str | None = None, start: int = 1) -> Preview:
-    """Preview of the definitions in a source file, with line numbers."""
+def code(text: Excerpt, limit: int, *, language: str = "", body: str | None = None, start: int = 1) -> Preview | None:
+    """Preview of the definitions in a source file, with line numbers from `start` on. `body` is the text without those
+    that a tool added. Without a language, returns None for text that does not look like code."""
     body = text.head if body is None else body
     definitions = _definitions(body)
-    return _outlined(text, limit, body, definitions, language, start) if definitions else ends(text, limit)
-
-
-def unnamed_code(text: Excerpt, limit: int, *, body: str | None = None, start: int = 1) -> Preview | None:
-    """Preview of plain text that looks like code, else None."""
-    body = text.head if body is None else body
-    found = _definitions(body)
-    early = sum(each[0] < _LOOK for each in found)
-    if early < 2 or (early < 6 and _IMPORT.search(body, 0, _LOOK) is None):
-        return None
-    return _outlined(text, limit, body, found, "", start)
-
-
-def _outlined(
-    text: Excerpt, limit: int, body: str, definitions: list[tuple[int, int, str, str]], language: str, start: int
-) -> Preview:
+    if not language:
+        early = sum(each[0] < _LOOK for each in definitions)
+        if early < 2 or (early < 6 and _IMPORT.search(body, 0, _LOOK) is None):
+            return None
+        language = next((name for name, pattern in _LANGUAGES if pattern.search(body, 0, _LOOK)), "code")
     entries: list[OutlineEntry] = []
-    number, at = start, 0
+    at = 0
     for offset, level, keyword, name in definitions:
-        number += body.count("\n", at, offset)
+        start += body.count("\n", at, offset)
         at = offset
-        entries.append(OutlineEntry(level, f"{visible(name)}:{number}", keyword))
+        entries.append(OutlineEntry(level, f"{visible(name)}:{start}", keyword))
     size = f"{text.lines} lines" if text.lines is not None else f"{text.size} bytes"
-    shape, kept = outline(f"{language or _language(body)}, {size}: ", entries, limit, sep=", ")
+    shape, kept = outline(f"{language}, {size}: ", entries, limit, sep=", ")
     if not kept:
         return ends(text, limit)
     return Preview(shape, f"{kept} of {_at_least(entries)} definitions with their lines{text.scope}")
-
-
-def _language(body: str) -> str:
-    return next((name for name, pattern in _LANGUAGES if pattern.search(body, 0, 16_384)), "code")
 
 
 def _definitions(body: str) -> list[tuple[int, int, str, str]]:
@@ -171,7 +157,7 @@ def _definitions(body: str) -> list[tuple[int, int, str, str]]:
     return [(at, *found[at]) for at in sorted(found)[:_MANY]]
 
 
-def diff(text: Excerpt, limit: int) -> Preview:
+def diff(text: Excerpt, limit: int) -> Preview | None:
     """Preview of the files in a diff, with the lines added and removed in each."""
     files: dict[str, list[int]] = {}
     name = ""
@@ -192,49 +178,35 @@ def diff(text: Excerpt, limit: int) -> Preview:
         elif each.startswith("diff --git "):
             name = each.rpartition(" b/")[2]
             files.setdefault(name, [0, 0])
-        elif each.startswith("+++ ") and not each.startswith("+++ /dev/null"):
-            name = each[4:].split("\t")[0].removeprefix("b/")
-            files.setdefault(name, [0, 0])
-        elif each.startswith("--- ") and not each.startswith("--- /dev/null"):
-            name = each[4:].split("\t")[0].removeprefix("a/")
+        elif each.startswith(("+++ ", "--- ")) and not each.startswith("/dev/null", 4):
+            name = each[4:].split("\t")[0].removeprefix("b/" if each[0] == "+" else "a/")
+            if each[0] == "+":
+                files.setdefault(name, [0, 0])
     if not files:
-        return ends(text, limit)
+        return None
     added, removed = (sum(counts[side] for counts in files.values()) for side in (0, 1))
-    folder = _common_folder(list(files))
-    items = [f"{line(path.removeprefix(folder), 80)} +{plus} -{minus}" for path, (plus, minus) in _largest(files)]
+    shared = commonprefix(list(files)) if len(files) > 1 else ""  # noqa: RUF071 - of characters, cut at a folder
+    folder = shared[: shared.rfind("/") + 1]
+    largest = sorted(files.items(), key=lambda file: -sum(file[1]))
+    items = [f"{line(path.removeprefix(folder), 80)} +{plus} -{minus}" for path, (plus, minus) in largest]
     least = "" if text.is_whole else "at least "
-    noun = "file" if len(files) == 1 else "files"
-    lead = f"diff of {least}{len(files)} {noun}, +{added} -{removed}"
-    lead += f", in {line(folder, 60)}: " if folder else ": "
+    total = f"{least}{some(len(files), 'file')}"
+    lead = f"diff of {total}, +{added} -{removed}{f', in {line(folder, 60)}' if folder else ''}: "
     shape, kept = pack(lead, items, len(items), limit)
-    return Preview(shape, f"{kept} of {least}{len(files)} {noun}{text.scope}")
+    return Preview(shape, f"{kept} of {total}{text.scope}")
 
 
-def _largest(files: dict[str, list[int]]) -> list[tuple[str, list[int]]]:
-    return sorted(files.items(), key=lambda file: -sum(file[1]))
+def markdown(text: Excerpt, limit: int, *, body: str | None = None) -> Preview | None:
+    return _headings(text, _markdown_headings(text.head if body is None else body), limit)
 
 
-def _common_folder(paths: list[str]) -> str:
-    if len(paths) < 2:
-        return ""
-    low, high = min(paths), max(paths)
-    same = next((at for at, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), len(low))
-    return low[: low.rfind("/", 0, same) + 1]
-
-
-def markdown(text: Excerpt, limit: int, *, body: str | None = None) -> Preview:
-    body = text.head if body is None else body
-    return _headings(text, _markdown_headings(body), limit, "")
-
-
-def restructured(text: Excerpt, limit: int) -> Preview:
-    seen: list[str] = []
+def restructured(text: Excerpt, limit: int) -> Preview | None:
+    levels: dict[str, int] = {}
     entries = []
     for match in islice(_UNDERLINED.finditer(text.head), _MANY):
-        if match.group(2) not in seen:
-            seen.append(match.group(2))
-        entries.append(OutlineEntry(seen.index(match.group(2)), line(match.group(1), 60)))
-    return _headings(text, entries, limit, "")
+        level = levels.setdefault(match.group(2), len(levels))
+        entries.append(OutlineEntry(level, line(match.group(1), 60)))
+    return _headings(text, entries, limit)
 
 
 def looks_like_markdown(body: str) -> bool:
@@ -245,43 +217,41 @@ def looks_like_markdown(body: str) -> bool:
 def _markdown_headings(body: str) -> list[OutlineEntry]:
     if "\n#" not in body and not body.startswith("#"):
         return []
-    body = f"\n{body}"
-    fences = [match.start() for match in _FENCE.finditer(body)]
-    entries, passed = [], 0
-    for match in islice(_HEADING.finditer(body), _MANY):
-        while passed < len(fences) and fences[passed] < match.start():
-            passed += 1
-        if passed % 2 == 0:
-            title = match.group(2).rstrip("# \t\r")
-            entries.append(OutlineEntry(len(match.group(1)), f"{match.group(1)} {line(title, 60)}"))
+    entries: list[OutlineEntry] = []
+    is_code = False
+    for match in _HEADING_OR_FENCE.finditer(f"\n{body}"):
+        marks, title = match.groups()
+        if marks is None:
+            is_code = not is_code
+        elif not is_code and len(entries) < _MANY:
+            title = line(title.rstrip("# \t\r"), 60)
+            entries.append(OutlineEntry(len(marks), f"{marks} {title}"))
     return entries
 
 
-def _headings(text: Excerpt, entries: list[OutlineEntry], limit: int, lead: str, *, sep: str = "\n") -> Preview:
-    shape, kept = outline(lead, entries, limit, sep=sep)
-    if not kept:
-        return ends(text, limit)
+def _headings(text: Excerpt, entries: list[OutlineEntry], limit: int) -> Preview | None:
+    shape, kept = outline("", entries, limit, sep="\n")
     size = f" of {text.lines} lines" if text.lines is not None and text.is_whole else ""
-    return Preview(shape, f"{kept} of {_at_least(entries)} headings{size}{text.scope}")
+    return Preview(shape, f"{kept} of {_at_least(entries)} headings{size}{text.scope}") if kept else None
 
 
-def page(text: Excerpt, limit: int) -> Preview:
+def page(text: Excerpt, limit: int) -> Preview | None:
     """Preview of the title and headings of an HTML page."""
-    title, first, entries = _titles(_without_scripts(text.head))
+    title, first, entries = _titles(text.head)
     if text.tail:
-        entries += _titles(_without_scripts(text.tail))[2]
+        entries += _titles(text.tail)[2]
     lead = f"HTML “{title}”" if title else "HTML"
     shape, kept = outline(lead + "\n", entries, limit, sep="; ") if entries else (lead, 0)
-    if (not kept and not title) or len(shape) > limit:
-        return ends(text, limit)
+    if not kept and not title:
+        return None
     if first and kept == len(entries) and limit - len(shape) > 40:
         shape += "\n" + line(first, limit - len(shape) - 1)
     return Preview(shape, f"{'title and ' if title else ''}{kept} of {_at_least(entries)} headings{text.scope_of_both}")
 
 
 def _titles(source: str) -> tuple[str, str, list[OutlineEntry]]:
-    """The title, the first long paragraph, and the headings."""
-    title, first = "", ""
+    """The title, the first long paragraph, and the headings, without those in scripts."""
+    source, title, first = _SILENT.sub("", source), "", ""
     entries: list[OutlineEntry] = []
     paragraphs = 0
     for match in _TAG.finditer(source):
@@ -289,8 +259,9 @@ def _titles(source: str) -> tuple[str, str, list[OutlineEntry]]:
         paragraphs += tag == "p"
         if (tag == "p" and (first or paragraphs > _SOME)) or len(entries) == _MANY:
             continue
-        end = _closing(source, tag, match.end(), match.end() + 400)
-        content = line(html.unescape(_ANY_TAG.sub("", source[match.end() : max(end, match.end())])), 400)
+        end = re.compile(f"</{tag}", re.IGNORECASE | re.ASCII).search(source, match.end(), match.end() + 400)
+        inner = source[match.end() : end.start()] if end else ""
+        content = line(html.unescape(_ANY_TAG.sub("", inner)), 400)
         if tag == "title":
             title = title or line(content, 80)
         elif tag == "p":
@@ -300,44 +271,17 @@ def _titles(source: str) -> tuple[str, str, list[OutlineEntry]]:
     return title, first, entries
 
 
-def _closing(source: str, tag: str, start: int, stop: int) -> int:
-    """Offset of the closing tag, or -1."""
-    end = source.find("</", start, stop)
-    while end >= 0 and source[end + 2 : end + 2 + len(tag)].lower() != tag:
-        end = source.find("</", end + 2, stop)
-    return end
-
-
-def _without_scripts(source: str) -> str:
-    kept, at = [], 0
-    for match in _SILENT.finditer(source):
-        if match.start() < at:
-            continue
-        name = match.group(1).lower()
-        if name == "!--":
-            end = source.find("-->", match.end())
-        else:
-            end = _closing(source, name, match.end(), len(source))
-        kept.append(source[at : match.start()])
-        at = end if end >= 0 else len(source)
-    return "".join([*kept, source[at:]])
-
-
-def tree(text: Excerpt, limit: int) -> Preview:
+def tree(text: Excerpt, limit: int) -> Preview | None:
     """Preview of the root of an XML document and its most frequent elements."""
-    names: Counter[str] = Counter()
-    root = None
-    for match in _ELEMENT.finditer(text.head):
-        if root is None:
-            root = match
-        else:
-            names[match.group(1)] += 1
+    elements = _ELEMENT.finditer(text.head)
+    root = next(elements, None)
     if root is None:
-        return ends(text, limit)
+        return None
+    names = Counter(match.group(1) for match in elements)
     attributes = line(root.group(2).strip().rstrip("/"), max(limit // 3, 10))
     start = f"<{root.group(1)} {attributes}>" if attributes else f"<{root.group(1)}>"
     if not names or len(start) + 16 > limit:
-        return Preview(start, f"the root element{text.scope}") if len(start) <= limit else ends(text, limit)
+        return Preview(start, f"the root element{text.scope}")
     items = [f"{name} ×{count}" if count > 1 else name for name, count in names.most_common()]
     shape, kept = pack(f"XML {start}: ", items, len(items), limit)
     return Preview(shape, f"the root and {kept} of {len(items)} names of elements{text.scope}")

@@ -12,9 +12,10 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from itertools import chain
+from functools import cached_property
+from itertools import chain, islice, starmap
 from operator import itemgetter
-from typing import ClassVar, Final, cast
+from typing import ClassVar, Final, Self, cast
 
 from .excerpts import count, fit, visible
 
@@ -47,7 +48,6 @@ class CutText(str):
     __slots__ = ()
 
 
-_SCALARS: Final = frozenset({str, int, float, bool, type(None), CutText})
 _CUT: Final = frozenset({CutDict, CutList})
 _TYPES: Final[Mapping[type, str]] = {
     str: "str", CutText: "str", bool: "bool", int: "int", float: "number", dict: "object", CutDict: "object",
@@ -55,96 +55,68 @@ _TYPES: Final[Mapping[type, str]] = {
 }  # fmt: skip
 
 
-class _Values:
+class _Node:
     """All values at one path of a document: the `user` of every row, for example."""
 
-    __slots__ = ("_by_type", "depth", "values")
     type_names: ClassVar[Mapping[type, str]] = _TYPES
 
-    def __init__(self, values: Sequence[object], depth: int) -> None:
-        self.values = values
-        self.depth = depth
-        self._by_type: dict[str, Sequence[object]] | None = None
+    def __init__(self, values: Sequence[object], depth: int = 0, label: str = "") -> None:
+        self.values, self.depth, self.label = values, depth, label
+        self.children: list[Self] = []
+
+    @cached_property
+    def by_type(self) -> Mapping[str, Sequence[object]]:
+        """The values grouped by the names of their types, in the order of first appearance."""
+        name_of = self.type_names.get
+        names = {name_of(kind, "null") for kind in set(map(type, self.values))}
+        if len(names) == 1:
+            return {names.pop(): self.values}
+        found: dict[str, list[object]] = {}
+        for value in self.values:
+            found.setdefault(name_of(type(value), "null"), []).append(value)
+        return found
+
+
+class ShapeNode(_Node):
+    """One path in the line of a preview, with the number of its keys. `hidden` nodes show their key alone unless they
+    have a `detail`."""
+
+    total: int = 0
+    hidden: bool = False
+    is_telling: bool = False
+    detail: str = ""
+
+    @cached_property
+    def sizes(self) -> Mapping[str, str]:
+        """Number of members of the objects and of the arrays at this path."""
+        return {name: extent(self.by_type[name]) for name in ("object", "array") if name in self.by_type}
 
     @property
-    def by_type(self) -> dict[str, Sequence[object]]:
-        """The values grouped by the names of their types, in the order of first appearance."""
-        if self._by_type is None:
-            name_of = self.type_names.get
-            names = {name_of(kind, "null") for kind in set(map(type, self.values))}
-            if len(names) == 1:
-                self._by_type = {names.pop(): self.values}
-                return self._by_type
-            found: dict[str, list[object]] = {}
-            for value in self.values:
-                found.setdefault(name_of(type(value), "null"), []).append(value)
-            self._by_type = dict(found)
-        return self._by_type
-
-
-class ShapeNode(_Values):
-    """One path in the line of a preview. `hidden` nodes show their key alone unless they have a `detail`."""
-
-    __slots__ = ("_extents", "children", "detail", "hidden", "is_telling", "total")
-
-    def __init__(self, values: Sequence[object], depth: int = 0, *, is_telling: bool = False) -> None:
-        super().__init__(values, depth)
-        self.children: list[tuple[str, ShapeNode]] = []
-        self.total = 0
-        self.hidden = False
-        self.is_telling = is_telling
-        self.detail = ""
-        self._extents: dict[str, str] = {}
-
-    def extent(self, name: str, values: Sequence[object]) -> str:
-        """Number of members of the objects or arrays at this path."""
-        known = self._extents.get(name)
-        if known is None:
-            known = self._extents[name] = extent(values)
-        return known
+    def is_scalar(self) -> bool:
+        return not self.sizes
 
     def text(self) -> str:
-        if self.detail:
-            return self.detail
-        return "|".join(self._of_type(name, values) for name, values in self.by_type.items()) or "nothing"
+        return self.detail or "|".join(starmap(self._text_of, self.by_type.items())) or "nothing"
 
-    def _of_type(self, name: str, values: Sequence[object]) -> str:
-        if name == "object":
-            return self._object(values)
+    def _text_of(self, name: str, values: Sequence[object]) -> str:
+        size = self.sizes.get(name, "")
         if name == "array":
-            return self._array(values)
+            # Children with keys are those of objects at the same path.
+            inner = self.children[0].text() if self.children and not self.children[0].label else ""
+            return "[]" if size == "0" else f"[{size} × {inner}]" if inner else f"[{size}]"
         if name == "str" and len(values) == 1 and isinstance(value := values[0], str) and len(value) > _SHORT:
             return f"str({'≥' if isinstance(value, CutText) else ''}{len(value)} chars)"
-        return name
-
-    def _object(self, values: Sequence[object]) -> str:
-        size = self.extent("object", values)
+        if name != "object":
+            return name
         if not self.children:
             return "{}" if size == "0" else "{1 key}" if size == "1" else f"{{{size} keys}}"
-        parts = [key if child.hidden and not child.detail else f"{key}: {child.text()}" for key, child in self.children]
+        parts = [one.label if one.hidden and not one.detail else f"{one.label}: {one.text()}" for one in self.children]
         cut = size.startswith("≥")
         if self.total > len(parts):
             parts.append(f"+{self.total - len(parts)} {'or more' if cut else 'more'}")
         elif cut and len(values) == 1:
             parts.append("…")
         return "{" + ", ".join(parts) + "}"
-
-    def _array(self, values: Sequence[object]) -> str:
-        size = self.extent("array", values)
-        if size == "0":
-            return "[]"
-        if not self.children or self.children[0][0]:  # none listed, or those of objects at the same path
-            return f"[{size}]"
-        return f"[{size} × {self.children[0][1].text()}]"
-
-    @property
-    def is_scalar(self) -> bool:
-        return not any(name in ("object", "array") for name in self.by_type)
-
-    @property
-    def is_list(self) -> bool:
-        """Whether the only value is a list of scalars."""
-        return len(self.values) == 1 and isinstance(self.values[0], list) and self.children[0][1].is_scalar
 
 
 def extent(containers: Sequence[object], digits: str = "") -> str:
@@ -175,8 +147,6 @@ def keys_of(objects: Iterable[object]) -> dict[str, list[object]]:
 
 def elements_of(arrays: Sequence[object]) -> list[object]:
     """The members of arrays, without a member that is cut unless it is the only one."""
-    if set(map(type, arrays)) == {list}:
-        return list(chain.from_iterable(cast("Iterable[list[object]]", arrays)))
     found: list[object] = []
     for each in arrays:
         if isinstance(each, list):
@@ -205,30 +175,27 @@ def describe(values: Sequence[object], room: int) -> tuple[str, ShapeNode]:
 
 def _open(node: ShapeNode, room: int) -> list[ShapeNode]:
     """List as many members of a node as fit, and return the new nodes."""
-    kinds = node.by_type
-    if "object" in kinds:
-        return _open_object(node, kinds["object"], room)
-    if "array" in kinds and (elements := elements_of(kinds["array"])):
-        node.children = [("", ShapeNode(elements, node.depth))]
-        if len(node.text()) <= room:
-            return [node.children[0][1]]
-        node.children = []
-    return []
-
-
-def _open_object(node: ShapeNode, objects: Sequence[object], room: int) -> list[ShapeNode]:
+    objects = node.by_type.get("object", ())
+    if not objects:
+        elements = elements_of(node.by_type.get("array", ()))
+        node.children = [ShapeNode(elements, node.depth)] if elements else []
+        node.children = node.children if len(node.text()) <= room else []
+        return node.children
     found = keys_of(objects)
     complete = len(objects) - list(map(type, objects)).count(CutDict) or len(objects)
     node.total = len(found)
     if len(found) * 3 <= room:
         node.children = [_member(node, key, found[key], complete) for key in found]
         if len(node.text()) <= room:
-            return [child for _, child in node.children]
+            return node.children
     weights = {key: _weight(values) for key, values in found.items()}
     heaviest = max(weights, key=lambda key: weights[key])
-    ranked = sorted(found, key=lambda key: _rank(key, is_heavy=key == heaviest and weights[key] > 0))
+    ranks = {key: 3 if _DULL_KEY.match(key) else 2 for key in found}
+    ranks |= {heaviest: 1} if weights[heaviest] else {}
+    ranks |= {key: 0 for key in found if key in _TELLING}
+    ranked = sorted(found, key=lambda key: ranks[key])
     members = [_member(node, key, found[key], complete) for key in ranked[: room // 3 + 1]]
-    for _, child in members:
+    for child in members:
         child.hidden = child.is_scalar
         child.detail = _few(child) if child.is_scalar and child.is_telling else ""
     low, high = 0, len(members)
@@ -237,29 +204,18 @@ def _open_object(node: ShapeNode, objects: Sequence[object], room: int) -> list[
         node.children = members[:middle]
         low, high = (middle, high) if len(node.text()) <= room else (low, middle - 1)
     node.children = members[: low if low > 1 or not node.depth else 0]
-    return [child for _, child in node.children]
+    return node.children
 
 
-def _rank(key: str, *, is_heavy: bool) -> int:
-    return 0 if key in _TELLING else 1 if is_heavy else 3 if _DULL_KEY.match(key) else 2
-
-
-def _member(node: ShapeNode, key: str, values: Sequence[object], complete: int) -> tuple[str, ShapeNode]:
-    return _key(key) + ("?" if len(values) < complete else ""), ShapeNode(
-        values, node.depth + 1, is_telling=key in _TELLING
-    )
+def _member(node: ShapeNode, key: str, values: Sequence[object], complete: int) -> ShapeNode:
+    label = key if _PLAIN_KEY.fullmatch(key) else _quoted(key, 60)
+    child = ShapeNode(values, node.depth + 1, label + ("?" if len(values) < complete else ""))
+    child.is_telling = key in _TELLING
+    return child
 
 
 def _weight(values: Sequence[object]) -> int:
-    kinds = set(map(type, values))
-    if kinds <= _SCALARS:
-        return 0
-    containers = values if kinds.isdisjoint(_SCALARS) else [each for each in values if isinstance(each, (dict, list))]
-    return sum(map(len, cast("Iterable[Sized]", containers)))
-
-
-def _key(key: str) -> str:
-    return key if _PLAIN_KEY.fullmatch(key) else _quoted(key, 60)
+    return sum(len(each) for each in values if isinstance(each, (dict, list)))
 
 
 def _quoted(text: str, room: int) -> str:
@@ -272,7 +228,9 @@ def _quoted(text: str, room: int) -> str:
 def _fill(nodes: Sequence[ShapeNode], spare: int) -> None:
     """Use the remaining room for values: where there are few distinct ones, then the beginnings of long strings."""
     for node in sorted(nodes, key=lambda node: not node.is_telling):
-        if (not node.children or node.is_list) and not node.detail and (detail := _few(node)):
+        is_list = len(node.values) == 1 and isinstance(node.values[0], list)
+        is_open = bool(node.children) and not (is_list and node.children[0].is_scalar)
+        if not is_open and not node.detail and (detail := _few(node)):
             cost = len(detail) - _room_taken(node)
             if cost <= spare:
                 node.detail = detail
@@ -300,8 +258,7 @@ def _few(node: ShapeNode) -> str:
         first = [_scalar(each) for each in elements[:3] if not isinstance(each, (dict, list))]
         if first and len(first) == len(elements[:3]):
             types = "|".join(dict.fromkeys(_TYPES.get(type(each), "null") for each in elements))
-            size, more = node.extent("array", node.values), ", …" if len(elements) > 3 else ""
-            return f"[{size} × {types}: {', '.join(first)}{more}]"
+            return f"[{node.sizes['array']} × {types}: {', '.join(first)}{', …' if len(elements) > 3 else ''}]"
         return ""
     if not node.is_scalar:
         return ""
@@ -330,8 +287,8 @@ def outline(values: Sequence[object], max_chars: int, lead: str = "") -> tuple[s
     """An indented outline of values at one path, `lead` first, and the number of paths that did not fit.
 
     Room is given out breadth first, and every node states how much is left out below it."""
-    top = _OutlineNode(values, 0, "", lead)
-    left = 0
+    top = _OutlineNode(values)
+    top.lead, left = lead, 0
     room = max_chars - len(top.line()) - 60
     queue = deque([top])
     while queue:
@@ -349,22 +306,24 @@ def outline(values: Sequence[object], max_chars: int, lead: str = "") -> tuple[s
             node.children.append(child)
             queue.append(child)
             room -= cost
-    return "\n".join(_rendered(top))[:max_chars], left
+    return "\n".join(top.lines())[:max_chars], left
 
 
-class _OutlineNode(_Values):
+class _OutlineNode(_Node):
     """One path in an outline. `hidden` counts the nodes below it that did not fit."""
 
-    __slots__ = ("children", "hidden", "label", "lead", "sampled")
+    hidden: int = 0
+    lead: str = ""
+    sampled: str = ""
     type_names = {  # noqa: RUF012 - declared by the class above
         bool: "boolean", int: "number", float: "number", str: "string", dict: "object", list: "array"
     }  # fmt: skip
 
-    def __init__(self, values: Sequence[object], depth: int, label: str, lead: str = "", sampled: str = "") -> None:
-        super().__init__(values, depth)
-        self.label, self.lead, self.sampled = label, lead, sampled
-        self.children: list[_OutlineNode] = []
-        self.hidden = 0
+    @cached_property
+    def items(self) -> list[object]:
+        """The first items of the arrays at this path, as many as are merged."""
+        arrays = cast("Iterable[list[object]]", self.by_type.get("array", ()))
+        return list(islice(chain.from_iterable(arrays), SAMPLED))
 
     def line(self) -> str:
         types = " | ".join(filter(None, [self.lead, *self._types()]))
@@ -374,6 +333,13 @@ class _OutlineNode(_Values):
     def tail(self) -> str:
         return f"{'  ' * (self.depth + 1)}… {count(self.hidden, 'more key')}"
 
+    def lines(self) -> Iterator[str]:
+        yield self.line()
+        for child in self.children:
+            yield from child.lines()
+        if self.hidden and self.children:
+            yield self.tail()
+
     def below(self) -> list[_OutlineNode]:
         """The nodes one level down, keys in order of appearance."""
         nodes = []
@@ -381,42 +347,25 @@ class _OutlineNode(_Values):
         for key, values in keys_of(objects).items():
             often = "" if len(values) == len(objects) else f" ({len(values):,} of {len(objects):,})"
             nodes.append(_OutlineNode(values, self.depth + 1, _outline_key(key) + often))
-        arrays = cast("Sequence[list[object]]", self.by_type.get("array", ()))
-        items = _first_items(arrays)
-        if any(isinstance(item, (dict, list)) for item in items):
-            total = sum(map(len, arrays))
-            sampled = f" (the first {len(items):,} of {total:,})" if total > len(items) else ""
-            nodes.append(_OutlineNode(items, self.depth + 1, "[]", "", sampled))
+        if any(isinstance(item, (dict, list)) for item in self.items):
+            nodes.append(_OutlineNode(self.items, self.depth + 1, "[]"))
+            total = sum(map(len, cast("Iterable[Sized]", self.by_type["array"])))
+            if total > len(self.items):
+                nodes[-1].sampled = f" (the first {len(self.items):,} of {total:,})"
         return nodes
 
     def _types(self) -> Iterator[str]:
         """The types of the values: `string "a", "b"`, `object of 3 keys`, `array of 0-12 strings`."""
-        kinds = self.by_type
+        kinds = dict(self.by_type)
         if "object" in kinds:
-            size = extent(kinds["object"], ",")
+            size = extent(kinds.pop("object"), ",")
             yield f"object of {size} key{'' if size in ('1', '0-1') else 's'}"
         if "array" in kinds:
-            size = extent(kinds["array"], ",")
-            items = _first_items(cast("Sequence[list[object]]", kinds["array"]))
-            names = sorted({self.type_names.get(type(item), "null") for item in items})
-            samples = f" {_samples(items)}" if names and not {"object", "array"}.intersection(names) else ""
+            size = extent(kinds.pop("array"), ",")
+            names = sorted({self.type_names.get(type(item), "null") for item in self.items})
+            samples = f" {_samples(self.items)}" if names and not {"object", "array"}.intersection(names) else ""
             yield f"array of {size} {'/'.join(names) or 'item'}{'' if size in ('1', '0-1') else 's'}{samples}"
-        for name, values in kinds.items():
-            if name not in ("object", "array"):
-                yield name if name == "null" else f"{name} {_samples(values)}"
-
-
-def _rendered(top: _OutlineNode) -> Iterator[str]:
-    stack: list[_OutlineNode | str] = [top]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, str):
-            yield node
-            continue
-        yield node.line()
-        if node.hidden and node.children:
-            stack.append(node.tail())
-        stack.extend(reversed(node.children))
+        yield from (name if name == "null" else f"{name} {_samples(values)}" for name, values in kinds.items())
 
 
 def _samples(values: Sequence[object]) -> str:
@@ -432,15 +381,8 @@ def _samples(values: Sequence[object]) -> str:
     return ", ".join(samples)
 
 
-def _first_items(arrays: Sequence[list[object]]) -> list[object]:
-    """The first items of all arrays, as many as are merged."""
-    items: list[object] = []
-    for each in arrays:
-        items.extend(each[: SAMPLED - len(items)])
-    return items
-
-
 def _outline_key(key: str) -> str:
-    if key.isidentifier() and len(key) <= _OUTLINE_KEY:
+    is_short = len(key) <= _OUTLINE_KEY
+    if key.isidentifier() and is_short:
         return key
-    return json.dumps(key if len(key) <= _OUTLINE_KEY else key[:_OUTLINE_KEY] + "…", ensure_ascii=False)
+    return json.dumps(key if is_short else key[:_OUTLINE_KEY] + "…", ensure_ascii=False)

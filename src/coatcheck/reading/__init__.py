@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument
-from coatcheck.ids import SCHEME, clip, digest_of, parse_pointer
+from coatcheck.ids import clip, digest_of, is_pointer, parse_pointer
 from coatcheck.media import JSON, is_text
-from coatcheck.reading import cursors, heavy
-from coatcheck.reading.page import Page, QueryResult, Request
+from coatcheck.reading import heavy
+from coatcheck.reading.page import Page, QueryResult, Request, seal, unseal
 from coatcheck.reading.text import DecodedText, by_chars, by_lines
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
@@ -40,7 +40,7 @@ def read(session: CoreSession, target: Ref | str, request: Request, cursor: str 
     key, position = session.store.secret, None
     content, pointer = _content(session, target)
     if cursor is not None:
-        request, position = cursors.unseal(key, content.ref.artifact_id, cursor, request)
+        request, position = unseal(key, content.ref.artifact_id, cursor, request)
     if request.query is not None:
         return _fit(session, content, pointer, request, _query(session, content, request))
     if request.diff is not None:
@@ -62,7 +62,7 @@ def read_text(
 ) -> Page:
     """Return a page of the artifact's text: lines, characters, a grep, or all of it.
 
-    `pointer` is the artifact's, for the page. `position` comes with the request from `cursors.unseal`. The key signs
+    `pointer` is the artifact's, for the page. `position` comes with the request from `unseal`. The key signs
     the cursor of the next page."""
     if request.query is not None or request.diff is not None:
         raise InvalidArgument("a query or a diff does not read text", hint="use lines or grep")
@@ -77,7 +77,7 @@ def read_text(
             draft = by_lines(text, request.lines, request.max_chars, position)
         spans = () if draft.span is None else (text.bytes_of(*draft.span),)
     artifact_id = content.ref.artifact_id
-    cursor = None if draft.position is None else cursors.seal(key, artifact_id, request, draft.position)
+    cursor = None if draft.position is None else seal(key, artifact_id, request, draft.position)
     return Page(draft.text, draft.shown, pointer, cursor, None, draft.matches, draft.matches_exact, spans)
 
 
@@ -103,7 +103,7 @@ def sample_of(content: Content) -> Sample:
 def _content(session: CoreSession, target: Ref | str) -> tuple[Content, str]:
     """The content of a target, and the pointer for its page. A part of a JSON artifact is a content of its own."""
     content = session.content(target)
-    if isinstance(target, Ref) or not target.startswith(SCHEME) or not (fragment := parse_pointer(target).fragment):
+    if isinstance(target, Ref) or not is_pointer(target) or not (fragment := parse_pointer(target).fragment):
         return content, content.ref.pointer
     with session.open(target) as stream:
         data = stream.read()

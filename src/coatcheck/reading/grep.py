@@ -23,7 +23,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from itertools import accumulate
 from operator import add
 from time import monotonic
@@ -55,8 +55,9 @@ _REJECTIONS: Final = (
     (("sequence: \\Z", "sequence: \\G", "sequence: \\K"), "RE2 does not know that anchor", "use ^ and $"),
     (("sequence: \\u", "sequence: \\N"), "RE2 does not know that escape", "write the character itself, or \\x{00e9}"),
     (("sequence: \\h", "sequence: \\R"), "RE2 does not know that class", "use [ \\t], or \\s"),
+    (tuple(f"sequence: \\{name}" for name in "123456789k"),
+     "RE2 has no back-references", "spell the text out: (foo|bar)"),
 )  # fmt: skip
-_BACK_REFERENCE: Final = re.compile(r"sequence: \\[1-9k]")
 _UNICODE: Final = re.compile(rb"\\u(?:[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|[0-9a-fA-F]{4})")
 _ESCAPE: Final = re.compile(rb"(" + _UNICODE.pattern + rb'|\\["\\/bfnrt])')
 _ESCAPED: Final = {b"b": b"\b", b"f": b"\f", b"n": b" ", b"r": b" ", b"t": b"\t", b"/": b"/", b'"': b'"'}
@@ -72,6 +73,7 @@ COUNT_SECONDS: Final = 1.0
 DENSE_SECONDS: Final = 0.008  # if nearly all lines match, their number says little
 SEARCH_SECONDS: Final = 10.0
 LINE_CHARS: Final = 500
+_CONTINUATION: Final = bytes(range(0x80, 0xC0))  # the bytes of UTF-8 that do not begin a character
 _LEFT_OUT: Final = len("[999,999,999,999 characters left out]")
 
 
@@ -82,12 +84,12 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
     if not text.lines:
         return PageDraft("", "no match: the artifact is empty", matches=0)
     first, last = (1, text.lines) if request.lines is None else lines_of(request.lines, text.lines)
-    start, before, due, known, *rest = position or (first, 0, 0, 0)
-    page = _PageBuilder(text, request, pattern, start, due, rest[0] if rest else 0)
-    more, finished, stopped = _go_through(page, start, last, count=not known)
+    start, before, due, known, *inside = position or (first, 0, 0, 0)
+    page = _PageBuilder(text, request, pattern, start, due, *inside)
+    finished, stopped = page.fill(last, count=not known)
 
     seen = before + page.found
-    matches, exact = max(seen + more, known >> 1), finished or bool(known & 1)
+    matches, exact = max(seen + page.more, known >> 1), finished or bool(known & 1)
     following: tuple[int, ...] | None = None
     if page.resume is not None:
         following = (page.resume, seen, page.due, matches << 1 | exact)
@@ -110,53 +112,17 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
     return PageDraft("\n".join(page.out), "; ".join([shown, *notes]), following, matches, exact)
 
 
-def _go_through(page: _PageBuilder, start: int, last: int, *, count: bool) -> tuple[int, bool, int | None]:
-    """Go through the lines once: show until the page is full, then count.
-
-    Returns the number of matches counted beyond the page, whether the end was reached, and the line at which time ran
-    out before the page was full."""
-    full_at, more, inside = None, 0, 0
-    with closing(groups(page.text, start, last)) as lines:
-        for group in lines:
-            at: int | None = 0 if isinstance(group, HugeLine) else group.start
-            if full_at is None:
-                if monotonic() > page.deadline:
-                    return 0, False, group.number
-                at = page.add(group)
-                if at is None:
-                    continue
-                if not count:
-                    return 0, False, None
-                full_at, inside = monotonic(), page.inside
-            if isinstance(group, HugeLine):
-                found, is_whole = page.count_huge(group, inside, full_at + COUNT_SECONDS)
-                more, inside = more + found, 0
-                if not is_whole or monotonic() > full_at + COUNT_SECONDS:
-                    return more, False, None
-                continue
-            assert at is not None
-            passed = group.number - start + group.data.count(b"\n", group.start, at)
-            dense = passed > 0 and 10 * min(page.found + more, passed) >= 9 * passed
-            deadline = full_at + (DENSE_SECONDS if dense else COUNT_SECONDS)
-            long = None if page.request.invert else page.long
-            found, upto = page.pattern.count(group.data, at, group.end, deadline, long=long, inside=inside)
-            inside = 0
-            more += _count(group.data, at, upto) - found if page.request.invert else found
-            if upto < group.end or monotonic() > deadline:
-                return more, False, None
-    return more, True, None
-
-
 class _LineView:
-    """A line in which every occurrence counts, measured in characters."""
+    """A line in memory, measured in characters."""
 
     unit = "characters"
 
-    def __init__(self, raw: bytes, pattern: Pattern) -> None:
-        self._raw, self._pattern = raw, pattern
-        self._body = raw.decode()
+    def __init__(self, group: LineGroup, start: int, end: int, pattern: Pattern) -> None:
+        self._raw, self._pattern = group.data[start:end], pattern
+        self._body = self._raw.decode()
         self._near = (0, 0)
         self.length = len(self._body)
+        self.is_repaired = group.repaired
 
     def occurrences(self, inside: int) -> Iterator[tuple[int, int] | None]:
         """Yield the occurrences from a byte offset on, and None from time to time."""
@@ -166,13 +132,11 @@ class _LineView:
         """Convert a byte offset to the line's unit."""
         if self.length == len(self._raw):
             return offset
-        at, size = self._near
-        if offset >= at:
-            size += len(self._raw[at:offset].decode())
-        else:
-            size -= len(self._raw[offset:at].decode())
-        self._near = (offset, size)
-        return size
+        near, size = self._near
+        between = self._raw[near:offset] or self._raw[offset:near]
+        characters = len(between.translate(None, _CONTINUATION))
+        self._near = (offset, size + characters if offset >= near else size - characters)
+        return self._near[1]
 
     def cut(self, low: int, high: int) -> str:
         return self._body[low:high]
@@ -182,6 +146,7 @@ class _HugeLineView:
     """A line too long to keep in memory, searched in windows and measured in bytes."""
 
     unit = "bytes"
+    is_repaired = False
 
     def __init__(self, text: DecodedText, huge: HugeLine, pattern: Pattern) -> None:
         self._text, self._pattern = text, pattern
@@ -233,85 +198,130 @@ class _HugeLineView:
 
 class _PageBuilder:
     """A page being filled. `resume` is the first line that did not fit, None while there is room; `inside` is the
-    offset of the first occurrence in it that did not. `due` counts the lines of context left to show after a match."""
+    offset of the first occurrence in it that did not. `due` counts the lines of context left to show after a match, and
+    `more` the matches beyond the page."""
 
     def __init__(
-        self, text: DecodedText, request: Request, pattern: Pattern, start: int, due: int, inside: int
+        self, text: DecodedText, request: Request, pattern: Pattern, start: int, due: int, inside: int = 0
     ) -> None:
-        self.text, self.request, self.pattern = text, request, pattern
-        self.long = LONG if text.lines > 1 else 0
-        self.deadline = monotonic() + SEARCH_SECONDS
-        self.inside = 0
+        self._text, self._request, self._pattern = text, request, pattern
+        self._long = LONG if text.lines > 1 else 0
+        self._deadline = monotonic() + SEARCH_SECONDS
         self._began = (start, inside)
         self.out: list[str] = []
-        self.found = 0
+        self.found = self.more = self.inside = 0
         self.due = due
         self.resume: int | None = None
         self._room = request.max_chars
         self._floor = start  # the first line that may still be shown
-        self._cut = self._repaired = self._counted = False
-        self._huge: set[int] = set()
+        self._cut = self._repaired = self._counted = self._has_huge = False
 
-    def add(self, group: LineGroup | HugeLine) -> int | None:
-        """Show the matches in these lines. None while there is room, else the offset from which to count."""
-        if isinstance(group, HugeLine):
-            return None if self._add_huge(group) else 0
-        at, number = group.start, group.number
-        for hit in self._hits(group):
-            gap = group.data.count(b"\n", at, hit.start)
-            if not (self._show_due(group, at, number, hit.start) and self._before(group, hit.start, number + gap)):
-                return hit.start
-            number += gap
-            if not self.request.invert and hit.end - hit.start > self.long:
-                if not self._occurrences(_LineView(group.data[hit.start : hit.end], self.pattern), number):
-                    return hit.start
-                self._repaired |= group.repaired and REPLACEMENT in self.out[-1]
-            elif not self._line(group, number, ":", hit.start, hit.end, hit.match):
-                return hit.start
-            else:
-                self.found += 1
-            self.due = self.request.context
-            at, number = min(hit.end + 1, group.end), number + 1
-        return None if self._show_due(group, at, number, group.end) else group.end
+    def fill(self, last: int, *, count: bool) -> tuple[bool, int | None]:
+        """Go through the lines once: show until the page is full, then count.
 
-    def count_huge(self, huge: HugeLine, inside: int, deadline: float) -> tuple[int, bool]:
-        """Number of matches in a huge line from an offset on, and whether all were counted."""
-        self._huge.add(huge.number)
-        total, is_hit = 0, inside > 0
-        for found in _HugeLineView(self.text, huge, self.pattern).occurrences(inside):
-            if found is not None:
-                is_hit = True
-                if self.request.invert:
-                    break
-                total += found[1] > found[0]
-            if monotonic() > deadline:
-                return (0 if self.request.invert else total), False
-        if self.request.invert:
-            return int(not is_hit), True
-        return (total if inside else max(total, int(is_hit))), True
+        Returns whether the end was reached, and the line at which time ran out before the page was full."""
+        full_at, inside = None, 0
+        with closing(groups(self._text, self._began[0], last)) as lines:
+            for group in lines:
+                at: int | None = group.start
+                if full_at is None:
+                    if monotonic() > self._deadline:
+                        return False, group.number
+                    at = self._add_huge(group) if isinstance(group, HugeLine) else self._add(group)
+                    if at is None:
+                        continue
+                    if not count:
+                        return False, None
+                    full_at, inside = monotonic(), self.inside
+                assert at is not None
+                if not self._count(group, at, inside, full_at):
+                    return False, None
+                inside = 0
+        return True, None
 
     def notes(self) -> list[str]:
         """Notes on the page for its reader."""
         notes = []
         if self._cut:
             notes.append('long lines are shown in part, lines="N" reads line N whole')
-        if self._counted and self.text.lines > 1:
+        if self._counted and self._text.lines > 1:
             notes.append(f"lines over {LONG} bytes count once for each occurrence")
         if self._repaired:
-            notes.append(f"invalid {self.text.unit}s are shown as U+FFFD")
-        if self._huge:
+            notes.append(f"invalid {self._text.unit}s are shown as U+FFFD")
+        if self._has_huge:
             most = f"a match over {OVERLAP >> 10} KiB may be missed"
             notes.append(f"lines over {LONG_LINE >> 20} MiB were searched in parts, {most}")
-        if not self.found and self.pattern.has_feed:
+        if not self.found and self._pattern.has_feed:
             notes.append("a pattern sees one line at a time, so \\n never matches: use context=N for the lines around")
-        return notes + self.text.notes() if self.text.is_scanned else notes
+        return notes + self._text.notes() if self._text.is_scanned else notes
+
+    def _count(self, group: LineGroup | HugeLine, at: int, inside: int, full_at: float) -> bool:
+        """Count the matches in these lines from an offset on, in the first line from one inside it. Return whether
+        there is time for more."""
+        inverted, deadline = self._request.invert, full_at + COUNT_SECONDS
+        if isinstance(group, HugeLine):
+            self._has_huge = True
+            spans = _HugeLineView(self._text, group, self._pattern).occurrences(inside)
+            found, is_whole = _tally(spans, deadline, is_hit=inside > 0, stops=inverted)
+            self.more += is_whole and not found if inverted else found
+        else:
+            passed = group.number - self._began[0] + group.data.count(b"\n", group.start, at)
+            if 0 < 9 * passed <= 10 * (self.found + self.more) <= 10 * passed:  # more than that are occurrences
+                deadline = full_at + DENSE_SECONDS
+            long = None if inverted else self._long
+            found, upto = self._pattern.count(group.data, at, group.end, deadline, long=long, inside=inside)
+            self.more += _line_count(group.data, at, upto) - found if inverted else found
+            is_whole = upto == group.end
+        return is_whole and monotonic() <= deadline
+
+    def _add(self, group: LineGroup) -> int | None:
+        """Show the matches in these lines. None while there is room, else the offset from which to count."""
+        at, number = group.start, group.number
+        for hit in self._hits(group):
+            gap = group.data.count(b"\n", at, hit.start)
+            if not (self._show_due(group, at, number, hit.start) and self._before(group, hit.start, number + gap)):
+                return hit.start
+            number += gap
+            if not self._request.invert and hit.end - hit.start > self._long:
+                if not self._occurrences(_LineView(group, hit.start, hit.end, self._pattern), number):
+                    return hit.start
+            elif not self._line(group, number, ":", hit.start, hit.end, hit.match):
+                return hit.start
+            else:
+                self.found += 1
+            self.due = self._request.context
+            at, number = min(hit.end + 1, group.end), number + 1
+        return None if self._show_due(group, at, number, group.end) else group.end
+
+    def _add_huge(self, huge: HugeLine) -> int | None:
+        """Show the matches in a huge line. None while there is room."""
+        self._has_huge = True
+        line = _HugeLineView(self._text, huge, self._pattern)
+        if huge.number != self._began[0] or not self._began[1]:
+            is_hit = any(span is not None for span in line.occurrences(0))
+            if is_hit is self._request.invert:
+                if self.due:
+                    if not self._distant(huge.number):
+                        return 0
+                    self.due -= 1
+                return None
+            if not self._before(huge, 0, huge.number):
+                return 0
+        if self._request.invert:
+            if not self._distant(huge.number, ":"):
+                return 0
+            self.found += 1
+        elif not self._occurrences(line, huge.number):
+            return 0
+        self.due = self._request.context
+        return None
 
     def _hits(self, group: LineGroup) -> Iterator[LineHit]:
-        if not self.request.invert:
-            yield from self.pattern.hits(group.data, group.start, group.end)
+        if not self._request.invert:
+            yield from self._pattern.hits(group.data, group.start, group.end)
             return
         at = group.start
-        for hit in self.pattern.hits(group.data, group.start, group.end):
+        for hit in self._pattern.hits(group.data, group.start, group.end):
             yield from _each(group.data, at, hit.start)
             at = hit.end + 1
         yield from _each(group.data, at, group.end)
@@ -326,115 +336,79 @@ class _PageBuilder:
             at, number = stop + 1, number + 1
         return True
 
-    def _before(self, group: LineGroup, at: int, number: int) -> bool:
+    def _before(self, group: LineGroup | HugeLine, at: int, number: int) -> bool:
         """Show the context before a match, back to the last line shown."""
-        first = max(self._floor, number - self.request.context)
-        for earlier in range(first, min(number, group.number)):
-            if not self._distant(earlier):
-                return False
+        first = max(self._floor, number - self._request.context)
+        if not all(map(self._distant, range(first, min(number, group.number)))):
+            return False
         begins = []
-        for _ in range(max(first, group.number), number):
-            at = group.data.rfind(b"\n", group.start, at - 1) + 1 or group.start
-            begins.append(at)
-        for back, begin in enumerate(reversed(begins)):
-            line = number - len(begins) + back
-            if not self._line(group, line, "-", begin, _stop(group.data, begin, group.end)):
-                return False
+        if isinstance(group, LineGroup):
+            for _ in range(max(first, group.number), number):
+                at = group.data.rfind(b"\n", group.start, at - 1) + 1 or group.start
+                begins.append((at, _stop(group.data, at, group.end)))
+            for back in range(len(begins), 0, -1):
+                if not self._line(group, number - back, "-", *begins[back - 1]):
+                    return False
         return True
 
     def _distant(self, number: int, mark: str = "-") -> bool:
         """Show a line that is not in the current group."""
-        begin = self.text.line_start(number)
-        end = self.text.line_end(begin)
-        head = visible(self.text.take(begin, min(LINE_CHARS, self._width(number)) + 1))[0].partition("\n")[0]
-        if len(head.rstrip("\r")) <= self._width(number):
-            return self._entry(number, mark, head.rstrip("\r"))
-        body = head[: self._width(number) - _LEFT_OUT]
-        self._cut = True
-        left = end - begin - len(body.encode())
-        return self._entry(number, mark, f"{body}[{left:,} bytes left out]")
+        begin, width = self._text.line_start(number), self._width(number)
+        head = visible(self._text.take(begin, width + 1))[0].partition("\n")[0].rstrip("\r")
+        if len(head) <= width:
+            return self._entry(number, mark, head)
+        body = head[: width - _LEFT_OUT]
+        left = self._text.line_end(begin) - begin - len(body.encode())
+        return self._entry(number, mark, f"{body}[{left:,} bytes left out]", is_cut=True)
 
-    def _add_huge(self, huge: HugeLine) -> bool:
-        self._huge.add(huge.number)
-        line = _HugeLineView(self.text, huge, self.pattern)
-        if huge.number != self._began[0] or not self._began[1]:
-            is_hit = any(found is not None for found in line.occurrences(0))
-            if is_hit is self.request.invert:
-                if self.due:
-                    if not self._distant(huge.number):
-                        return False
-                    self.due -= 1
-                return True
-            first = max(self._floor, huge.number - self.request.context)
-            if not all(self._distant(number) for number in range(first, huge.number)):
-                return False
-        if self.request.invert:
-            if not self._distant(huge.number, ":"):
-                return False
-            self.found += 1
-        elif not self._occurrences(line, huge.number):
-            return False
-        self.due = self.request.context
-        return True
+    def _line(self, group: LineGroup, number: int, mark: str, start: int, end: int, match: int = -1) -> bool:
+        line = _LineView(group, start, end, self._pattern)
+        body, low, high = self._excerpt(line, number, max(0, match - start))
+        return self._entry(number, mark, body, is_cut=high - low < line.length, is_repaired=line.is_repaired)
 
     def _occurrences(self, line: _LineView | _HugeLineView, number: int) -> bool:
         """Show the occurrences in a line, those near one another in one entry."""
         inside = self._began[1] if number == self._began[0] else 0
-        width = self._width(number)
-        room = line.length if line.length <= width else width - 2 * _LEFT_OUT
         spans = (span for span in line.occurrences(inside) if span is not None)
-        begin = next(spans, (inside, inside))
-        span: tuple[int, int] | None = begin
-        if begin[0] == begin[1]:  # an empty match counts only if there is no other
-            span = next(spans, begin)
+        span: tuple[int, int] | None = next(spans, (inside, inside))
+        if span is not None and span[0] == span[1]:  # an empty match counts only if there is no other
+            span = next(spans, span)
         while span is not None:
-            first = span
-            low = max(0, min(line.measure(first[0]) - room // 4, line.length - room))
-            high = min(low + room, line.length)
-            edge = high if high == line.length else high - room // 8
+            first = span[0]
+            body, low, high = self._excerpt(line, number, first)
+            edge = high if high == line.length else high - (high - low) // 8
             count = 0
             while span is not None and (count == 0 or line.measure(span[1]) <= edge):
                 count += 1
                 span = next(spans, None)
-                if monotonic() > self.deadline:
+                if monotonic() > self._deadline:
                     break
-            ends = (low, line.length - high)
-            left, right = (f"[{size:,} {line.unit} left out]" if size else "" for size in ends)
-            if not self._entry(number, ":", left + line.cut(low, high) + right):
-                self.inside = first[0]
+            is_cut = high - low < line.length
+            if not self._entry(number, ":", body, is_cut=is_cut, is_repaired=line.is_repaired):
+                self.inside = first
                 return False
             self.found += count
-            self._cut |= any(ends)
             self._counted |= count > 1 or span is not None
-            if span is not None and monotonic() > self.deadline:
+            if span is not None and monotonic() > self._deadline:
                 self.resume, self.inside = number, span[0]
                 return False
         return True
 
-    def _line(self, group: LineGroup, number: int, mark: str, start: int, end: int, match: int | None = None) -> bool:
-        raw = group.data[start:end]
-        body, width = raw.decode(), self._width(number)
-        if len(body) > width:
-            room = width - 2 * _LEFT_OUT
-            before = 0 if match is None else match - start
-            if len(body) < len(raw):
-                before = len(raw[:before].decode())
-            low = max(0, min(before - room // 4, len(body) - room))
-            high = low + room
-            left, right = (f"[{size:,} characters left out]" if size else "" for size in (low, len(body) - high))
-            body = left + body[low:high] + right
-            self._cut = True
-        if not self._entry(number, mark, body):
-            return False
-        self._repaired |= group.repaired and REPLACEMENT in body
-        return True
+    def _excerpt(self, line: _LineView | _HugeLineView, number: int, offset: int) -> tuple[str, int, int]:
+        """As much of a line as may be shown, around a byte offset; and where that begins and ends."""
+        width = self._width(number)
+        room = line.length if line.length <= width else width - 2 * _LEFT_OUT
+        low = max(0, min(line.measure(offset) - room // 4, line.length - room))
+        high = min(low + room, line.length)
+        left, right = (f"[{size:,} {line.unit} left out]" if size else "" for size in (low, line.length - high))
+        return left + line.cut(low, high) + right, low, high
 
     def _width(self, number: int) -> int:
-        return min(LINE_CHARS, self.request.max_chars - len(str(number)) - 1)
+        return min(LINE_CHARS, self._request.max_chars - len(str(number)) - 1)
 
-    def _entry(self, number: int, mark: str, body: str) -> bool:
+    def _entry(self, number: int, mark: str, body: str, *, is_cut: bool = False, is_repaired: bool = False) -> bool:
         entry = f"{number}{mark}{body}"
-        if self.out and self.request.context and number > self._floor:
+        if self.out and self._request.context and number > self._floor:
             entry = "--\n" + entry
         room = self._room - len(entry) - bool(self.out)
         if room < 0:
@@ -443,7 +417,25 @@ class _PageBuilder:
         self._room = room
         self.out.append(entry)
         self._floor = number + 1
+        self._cut |= is_cut
+        self._repaired |= is_repaired and REPLACEMENT in body
         return True
+
+
+def _tally(
+    spans: Iterator[tuple[int, int] | None], deadline: float, *, is_hit: bool, stops: bool = False
+) -> tuple[int, bool]:
+    """Number of occurrences in a line, at least one if it matches, and whether all were counted. With `stops`, one is
+    enough."""
+    total = 0
+    for span in spans:
+        if span is not None:
+            total, is_hit = total + (span[1] > span[0]), True
+            if stops:
+                break
+        if (span is None or not total & 63) and monotonic() > deadline:
+            return total, False
+    return max(total, is_hit), True
 
 
 def _each(data: bytes, at: int, end: int) -> Iterator[LineHit]:
@@ -459,7 +451,7 @@ def _stop(data: bytes, at: int, end: int) -> int:
     return end if found < 0 else found
 
 
-def _count(data: bytes, at: int, end: int) -> int:
+def _line_count(data: bytes, at: int, end: int) -> int:
     """Number of lines between two offsets; the last may have no line feed."""
     return data.count(b"\n", at, end) + (at < end and data[end - 1] != 0x0A)
 
@@ -478,15 +470,8 @@ class Pattern:
     def __init__(
         self, pattern: str, *, ignore_case: bool = False, literal: bool = False, escapes: bool = False
     ) -> None:
-        _check_length(pattern)
-        if literal and "\n" in pattern:
-            raise InvalidArgument("the text has a line break, but grep sees one line at a time", hint="use one line")
-        try:
-            pattern.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidArgument("the pattern is not valid Unicode", hint="remove lone surrogates") from error
+        program_size(pattern, ignore_case=ignore_case, literal=literal)  # alone first: its brackets must not close ours
         source = re2.escape(pattern) if literal else pattern
-        _check_program(_compile(source, ignore_case))  # by itself first: its brackets must not close ours
         self._by_line = not literal and _LINE_BY_LINE.search(source) is not None
         self._one: Any = _compile(source if self._by_line else f"(?m:{source})", ignore_case)
         self._run: Any = None if self._by_line else _run(source, ignore_case)
@@ -534,7 +519,7 @@ class Pattern:
                 yield first, last
                 upto, is_first = last, False
 
-    def occurrences_from(self, line: bytes, inside: int) -> Iterator[tuple[int, int]]:
+    def occurrences_from(self, line: bytes, inside: int) -> Iterator[tuple[int, int] | None]:
         """Yield the occurrences in a line from an offset on, which is that of an occurrence, or 0."""
         spans = self.occurrences(line, 0 if self._escapes else inside, len(line))
         return ((first, last) for first, last in spans if first >= inside)
@@ -553,7 +538,8 @@ class Pattern:
             if hit is None:
                 return total, end
             if long is not None and hit.end - hit.start > long:
-                found, is_whole = self._count_occurrences(lines[hit.start : hit.end], inside, deadline)
+                spans = self.occurrences_from(lines[hit.start : hit.end], inside)
+                found, is_whole = _tally(spans, deadline, is_hit=True)
                 total += found
                 if not is_whole:
                     return total, hit.start
@@ -573,23 +559,16 @@ class Pattern:
                 break
         return total, min(start, end)
 
-    def _count_occurrences(self, line: bytes, inside: int, deadline: float) -> tuple[int, bool]:
-        """Number of occurrences in a line from an offset on, and whether all were counted."""
-        total = 0
-        for first, last in self.occurrences_from(line, inside):
-            total += last > first
-            if not total & 63 and monotonic() > deadline:
-                return total, False
-        return (total if inside else max(1, total)), True
-
     def _has_escapes(self, data: bytes, start: int, end: int) -> bool:
         return self._escapes and data.find(b"\\", start, end) >= 0
 
     def _hits(self, lines: bytes, start: int, end: int) -> Iterator[LineHit]:
-        if self._by_line:
-            yield from self._each(lines, start, end)
-            return
         search = self._one.search
+        if self._by_line:
+            for begin, stop, _ in _each(lines, start, end):
+                if (found := search(lines[begin:stop])) is not None:
+                    yield LineHit(begin, stop, begin + found.start())
+            return
         while start < end and (found := search(lines, start, end)) is not None:
             match = found.start()
             begin = lines.rfind(b"\n", start, match) + 1 or start
@@ -622,30 +601,20 @@ class Pattern:
                 while start < end and data[start] & 0xC0 == 0x80:
                     start += 1
 
-    def _each(self, lines: bytes, start: int, end: int) -> Iterator[LineHit]:
-        for begin, stop, _ in _each(lines, start, end):
-            if (found := self._one.search(lines[begin:stop])) is not None:
-                yield LineHit(begin, stop, begin + found.start())
 
-
-def program_size(pattern: str, *, ignore_case: bool = False) -> int:
-    """Number of instructions that a pattern compiles to: the maximum cost of one byte of text."""
-    _check_length(pattern)
-    try:
-        return _check_program(_compile(pattern, ignore_case))
-    except UnicodeEncodeError:
-        return 0  # invalid Unicode: `Pattern` raises the error
-
-
-def _check_length(pattern: str) -> None:
+def program_size(pattern: str, *, ignore_case: bool = False, literal: bool = False) -> int:
+    """Check a pattern, and return the number of instructions that it compiles to: the maximum cost of one byte."""
     if len(pattern) > MAX_PATTERN:
         raise InvalidArgument(
             f"the pattern has {len(pattern):,} characters, the limit is {MAX_PATTERN:,}", hint="use a shorter one"
         )
-
-
-def _check_program(compiled: Any) -> int:
-    if (size := int(compiled.programsize)) > MAX_PROGRAM:
+    if literal and "\n" in pattern:
+        raise InvalidArgument("the text has a line break, but grep sees one line at a time", hint="use one line")
+    try:
+        size = int(_compile(re2.escape(pattern) if literal else pattern, ignore_case).programsize)
+    except UnicodeEncodeError as error:
+        raise InvalidArgument("the pattern is not valid Unicode", hint="remove lone surrogates") from error
+    if size > MAX_PROGRAM:
         raise InvalidArgument(
             f"the pattern compiles to {size:,} instructions, the limit is {MAX_PROGRAM:,}",
             hint="simplify it: + or * for large repetitions, [a-z] for classes like \\pL",
@@ -687,23 +656,9 @@ def _decoded(lines: bytes) -> bytes:
     for escape, character in _ESCAPED.items():
         lines = lines.replace(b"\\" + escape, character)
     if lines.find(b"\\u") >= 0:
-        lines = _decoded_units(lines)
+        characters = _Characters()
+        lines = _UNICODE.sub(lambda match: characters[match[0]], lines)
     return lines.replace(b"\x00", b"\\")
-
-
-def _decoded_units(lines: bytes) -> bytes:
-    """Decode escapes like `\\u00e9`. Python is fast if everything else is ASCII, which is common."""
-    if lines.isascii():
-        plain = lines
-        for feed in (b"\\u000a", b"\\u000A", b"\\u000d", b"\\u000D"):
-            plain = plain.replace(feed, b" ")
-        with suppress(UnicodeDecodeError):
-            text = plain.decode("raw_unicode_escape")
-            with suppress(UnicodeEncodeError):
-                return text.encode()
-            return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
-    characters = _Characters()
-    return _UNICODE.sub(lambda match: characters[match[0]], lines)
 
 
 def _before_long(lines: bytes, start: int, end: int, long: int) -> int:
@@ -742,8 +697,6 @@ def _rejected(error: Exception) -> InvalidArgument:
     for signs, what, instead in _REJECTIONS:
         if any(sign in text for sign in signs):
             return InvalidArgument(f"{what}: {clip(text)}", hint=instead)
-    if _BACK_REFERENCE.search(text):
-        return InvalidArgument(f"RE2 has no back-references: {clip(text)}", hint="spell the text out: (foo|bar)")
     return InvalidArgument(f"RE2 rejects the pattern: {clip(text)}", hint=_ESCAPE_HINT)
 
 
@@ -755,7 +708,7 @@ class LineGroup(NamedTuple):
     data: bytes
     start: int
     end: int
-    repaired: bool = False
+    repaired: bool
 
 
 class HugeLine(NamedTuple):
@@ -767,53 +720,34 @@ class HugeLine(NamedTuple):
 
 
 def groups(text: DecodedText, first: int, last: int) -> Generator[LineGroup | HugeLine, None, None]:
-    """Yield all lines from one number to another, both included."""
+    """Yield all lines from one number to another, both included, without copying where possible."""
     at = text.start if first == 1 else text.line_start(first)
     end = text.end if last == text.lines else text.line_start(last + 1)
     number = first
     while at < end:
-        huge: HugeLine | None = None
-        with closing(_joined(text, at, end, number)) as joined:
-            for group in joined:
-                if isinstance(group, HugeLine):
-                    huge = group
-                    break
-                yield _cleaned(text, group)
-        if huge is None:
-            return
-        yield huge
-        at, number = huge.end + 1, huge.number + 1
-
-
-def _joined(text: DecodedText, at: int, end: int, number: int) -> Generator[LineGroup | HugeLine, None, None]:
-    """Yield groups without copying where possible. A huge line is the last one."""
-    waiting: list[bytes] = []
-    began, size = at, 0
-    for piece, feeds in _ahead(text, at, end):
-        head = piece.find(b"\n") + 1
-        if not head:
-            waiting.append(piece)
-            size += len(piece)
-            if size >= LONG_LINE:
-                yield HugeLine(number, began, min(text.line_end(began), end))
-                return
+        began, waiting = at, list[bytes]()  # the start of a line that is not complete, and its pieces
+        for piece, feeds in _ahead(text, at, end):
+            at += len(piece)
+            head, tail = piece.find(b"\n") + 1, piece.rfind(b"\n") + 1
+            if not head:
+                waiting.append(piece)
+                if at - began < LONG_LINE:
+                    continue
+                huge = HugeLine(number, began, min(text.line_end(began), end))
+                yield huge
+                at, number = huge.end + 1, number + 1
+                break
+            begin = 0
+            if waiting:
+                yield _cleaned(number, b"".join([*waiting, piece[:head]]))
+                begin, number, feeds = head, number + 1, feeds - 1
+            if begin < tail:
+                yield _cleaned(number, piece, begin, tail)
+            number += feeds
+            began, waiting = at - len(piece) + tail, [piece[tail:]] if tail < len(piece) else []
         else:
             if waiting:
-                line = b"".join([*waiting, piece[:head]])
-                yield LineGroup(number, line, 0, len(line))
-                number, feeds = number + 1, feeds - 1
-            tail = piece.rfind(b"\n") + 1
-            begin = head if waiting else 0
-            if begin < tail:
-                yield LineGroup(number, piece, begin, tail)
-            number += feeds
-            waiting = [piece[tail:]] if tail < len(piece) else []
-            size = len(piece) - tail
-            began = at + tail
-        at += len(piece)
-    if waiting:
-        line = b"".join(waiting)
-        yield LineGroup(number, line, 0, len(line))
+                yield _cleaned(number, b"".join(waiting))
 
 
 def _ahead(text: DecodedText, at: int, end: int) -> Iterator[tuple[bytes, int]]:
@@ -835,9 +769,9 @@ def _ahead(text: DecodedText, at: int, end: int) -> Iterator[tuple[bytes, int]]:
             yield piece
 
 
-def _cleaned(text: DecodedText, group: LineGroup) -> LineGroup:
+def _cleaned(number: int, data: bytes, start: int = 0, end: int | None = None) -> LineGroup:
     """Remove carriage returns at line ends, and replace invalid bytes with U+FFFD."""
-    number, data, start, end, repaired = group
+    end, repaired = len(data) if end is None else end, False
     if not data.isascii():
         lines = data[start:end]
         try:

@@ -2,23 +2,30 @@
 
 The worst case decides, not the usual cost. JSON is parsed here up to a size. A pattern runs here if the size of its RE2
 program times the bytes that RE2 sees at once is small. Everything else goes to a warm child that runs the same
-functions, reads the content from us piece by piece, and is killed if it exceeds a limit.
+functions, reads the content from us piece by piece, and is killed if it exceeds a limit. The child keeps nothing
+between calls but the process, and not even that if a call took much memory.
 """
 
 from __future__ import annotations
 
-import base64
+import gc
+import mmap
+import os
 import re
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
 
 from coatcheck.content import Content
 from coatcheck.errors import LimitExceeded
+from coatcheck.ids import digest_of
+from coatcheck.media import JSON, TEXT
 from coatcheck.reading import grep, json_content
-from coatcheck.reading.json_content import check_size, is_jsonl, part_of
+from coatcheck.reading.json_content import check_size, is_jsonl
 from coatcheck.reading.page import MAX_RESULT, PageDraft, QueryResult, Request
-from coatcheck.reading.sandbox import Pool
+from coatcheck.reading.sandbox import Message, Pool, serve
 from coatcheck.reading.text import DecodedText
+from coatcheck.refs import Ref
 
 SECONDS: Final = 10.0  # CPU time of one read in the child
 MEMORY: Final = 1 << 30
@@ -32,9 +39,9 @@ _PER_CHARACTER: Final = 20  # maximum instructions per character of a pattern of
 _SIMPLE: Final = re.compile(r"(?:[^\\{]|\\[^pPC])*")
 GREP_SECONDS: Final = grep.SEARCH_SECONDS + grep.COUNT_SECONDS
 _WAIT: Final = 30.0  # seconds in total, including slow reads on a busy machine
-_MAX_FRAMES: Final = 8 << 20
+_LARGE: Final = 256 << 20  # a child that has grown beyond this is replaced
 
-pool: Final = Pool("coatcheck.reading.heavy_child")
+pool: Final = Pool("coatcheck.reading.heavy", margin=384 << 20)
 
 
 def find(content: Content, path: str) -> QueryResult:
@@ -73,31 +80,24 @@ def search(content: Content, request: Request, position: tuple[int, ...] | None)
     """Return one page of a grep."""
     if _is_short(content, request):
         return grep.search(DecodedText(content), request, position)
-    found = _ask(
-        "grep",
-        [content],
-        {"request": asdict(request), "position": position},
-        seconds=GREP_SECONDS,
-        chars=request.max_chars,
-        hint="use a simpler pattern: fewer repetitions, no large ones inside one another",
-    )
-    at = found["position"]
-    return PageDraft(found["text"], found["shown"], at and tuple(at), found["matches"], found["matches_exact"])
+    hint = "use a simpler pattern: fewer repetitions, no large ones inside one another"
+    arguments = {"request": asdict(request), "position": position}
+    found = _ask("grep", [content], arguments, seconds=GREP_SECONDS, chars=request.max_chars, hint=hint)
+    return PageDraft(**found | {"position": found["position"] and tuple(found["position"])})
 
 
 def part(content: Content, fragment: str) -> bytes:
     """Return the JSON of the value that a fragment points to. Raises `InvalidPointer` if there is none."""
     check_size(content)
     if content.size <= SMALL_PART:
-        return part_of(content, fragment)
+        return json_content.part_of(content, fragment)
     hint = "read it with lines or grep; query an array of records with SQL: SELECT … FROM artifact"
-    found = _ask("part", [content], {"fragment": fragment}, chars=content.size, hint=hint)
-    return bytes(found["raw"])
+    return bytes(_ask("part", [content], {"fragment": fragment}, chars=content.size, hint=hint)["raw"])
 
 
 def _is_short(content: Content, request: Request) -> bool:
     pattern = request.grep or ""
-    seen = min(content.ref.size_bytes, grep.LONG_LINE)
+    seen = min(content.size, grep.LONG_LINE)
     if request.literal or (_SIMPLE.fullmatch(pattern) and _PER_CHARACTER * len(pattern) * seen <= WORK):
         return True
     return grep.program_size(pattern, ignore_case=request.ignore_case) * seen <= WORK
@@ -116,27 +116,70 @@ def _ask(
     hint: str,
     seconds: float | None = None,
     chars: int = MAX_RESULT,
-) -> dict[str, Any]:
+) -> Message:
     seconds = SECONDS if seconds is None else seconds
-    message = {
-        "kind": kind,
-        "arguments": arguments,
-        "seconds": seconds,
-        "memory": MEMORY,
-        "contents": [_metadata(content) for content in contents],
-    }
-    limit = f"{seconds:g} s of CPU time, {_WAIT:g} s in total or {MEMORY >> 30} GiB of memory"
-    return pool.ask(message, {}, loaded="", seconds=_WAIT, max_chars=chars, served=contents, limit=limit, hint=hint)
+    return pool.ask(
+        {"kind": kind, **arguments},
+        seconds=_WAIT,
+        cpu_seconds=seconds,
+        memory=MEMORY,
+        max_chars=chars,
+        contents=contents,
+        limit=f"{seconds:g} s of CPU time, {_WAIT:g} s in total or {MEMORY >> 30} GiB of memory",
+        hint=hint,
+    )
 
 
-def _metadata(content: Content) -> dict[str, Any]:
-    ref = content.ref
-    frames = content.frames if len(content.frames) <= _MAX_FRAMES else b""
+def main(folder: str) -> None:
+    """Run the child process."""
+    calls = _calls()
+    _warm(calls)
+    gc.disable()  # it takes most of the time of parsing; a process that grows is replaced
+    statm = os.open("/proc/self/statm", os.O_RDONLY) if os.path.exists("/proc/self/statm") else None
+
+    def answer(message: Message, contents: list[Content]) -> Message:
+        arguments = message["arguments"]
+        reply = calls[arguments.pop("kind")](*contents, **arguments)
+        resident = 0 if statm is None else int(os.pread(statm, 100, 0).split()[1]) * mmap.PAGESIZE
+        return reply | {"leaves": resident > _LARGE}
+
+    serve(folder, answer)
+
+
+def _calls() -> dict[str, Callable[..., Message]]:
+    from coatcheck.reading import diff as compare
+    from coatcheck.reading import jsonpath
+
+    def search(content: Content, request: Message, position: list[int] | None) -> Message:
+        at = None if position is None else tuple(position)
+        return grep.search(DecodedText(content), Request(**request), at)._asdict()
+
     return {
-        "id": ref.artifact_id,
-        "size": content.size,
-        "media_type": ref.media_type,
-        "kind": ref.kind,
-        "pointer_length": ref.pointer_length,
-        "frames": base64.b64encode(frames).decode(),
+        "find": lambda content, path: asdict(jsonpath.find(content, path)),
+        "shape": lambda content, max_chars: asdict(json_content.shape(content, max_chars=max_chars)),
+        "diff": lambda old, new: asdict(compare.diff(old, new)),
+        "grep": search,
+        "part": lambda content, fragment: {"raw": json_content.part_of(content, fragment)},
     }
+
+
+def _warm(calls: dict[str, Callable[..., Message]]) -> None:
+    """Answer each kind once, so that everything is imported before files are out of reach."""
+
+    def content(data: bytes, media_type: str) -> Content:
+        ref = Ref(digest_of(data), "", len(data), media_type, "data")
+        return Content(ref, b"", lambda offset, length: data[offset : offset + length])
+
+    document = content(b'{"a": [1, "b"]}\n', JSON)
+    calls["find"](document, "$..a[?search(@, 'b')]")
+    calls["shape"](document, 1_000)
+    calls["part"](document, "/a/1")
+    calls["diff"](content(b"a\nb\n", TEXT), content(b"a\nc\n", TEXT))
+    for encoding in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
+        for text in ("\ufeffone\ntwo\n", "\ufeffé\n"):
+            calls["grep"](content(text.encode(encoding), TEXT), {"grep": "two|."}, None)
+    for escaped in (b'{"a": "\\u00fc \\ud83d\\ude00 \\ud83d \\n"}\n', '{"a": "é \\u00fc"}\n'.encode()):
+        for pattern in ("ü", "a"):
+            calls["grep"](content(escaped, JSON), {"grep": pattern}, None)
+    for invalid in (b"\xff\xfe\x00\xd8\n\x00", b"\xff\n"):
+        calls["grep"](content(invalid, TEXT), {"grep": "."}, None)

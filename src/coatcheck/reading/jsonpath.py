@@ -11,7 +11,6 @@ import functools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import re2  # type: ignore[import-untyped]  # ships without types
@@ -39,35 +38,29 @@ SECONDS: Final = 10.0
 MAX_PATH: Final = 4_000
 _EXAMPLE: Final = "a path is like $.items[0].name, $..id or $.items[?@.price < 10]"
 _LISTED_LINES: Final = 20
+_INVALID: Final = object()
 
 
 class _OutOfTime(Exception):
     pass
 
 
-@dataclass(slots=True)
-class _Skipped:
-    lines: int = 0
-    first: int = 0
-
-    def add(self, number: int) -> None:
-        self.lines += 1
-        self.first = self.first or number
-
-
 def find(content: Content, path: str, *, limit: int = MAX_RESULT, seconds: float = SECONDS) -> QueryResult:
     """Find the values that a path selects. The text ends at `limit` characters, but all results are counted."""
     query = _compile(path, seconds)
     results = BoundedLines(limit)
-    matches = 0
+    matches = skipped = first_skipped = 0
     where: dict[int, None] = {}
-    skipped = _Skipped()
     counted = True
     try:
-        for number, value in _matches(content, query, skipped):
-            matches += 1
-            if not results.full and results.add(_dump(value)) and len(where) <= _LISTED_LINES:
-                where[number] = None
+        for number, document in _documents(content, query.env):
+            if document is _INVALID:
+                skipped, first_skipped = skipped + 1, first_skipped or number
+                continue
+            for node in query.finditer(document):
+                matches += 1
+                if not results.full and results.add(_dump(node.value)) and len(where) <= _LISTED_LINES:
+                    where[number] = None
     except _OutOfTime:
         if not results.full:
             raise LimitExceeded(
@@ -79,39 +72,6 @@ def find(content: Content, path: str, *, limit: int = MAX_RESULT, seconds: float
         raise LimitExceeded(f"the document is nested deeper than {MAX_DEPTH} levels", hint="avoid '..'") from error
     except RecursionError as error:
         raise LimitExceeded("the path or its result is nested too deeply", hint="use a shorter path") from error
-    whole = not results.full and not skipped.lines
-    total = count(matches, "result")
-    return QueryResult(
-        text=results.text,
-        media_type=TEXT if results.cut else JSON if matches == 1 else JSONL,
-        shown=total if not results.full else f"{len(results):,} of {'' if counted else 'at least '}{total}",
-        complete=whole,
-        note=_note(results, matches, list(where) if is_jsonl(content.ref.media_type) else [], skipped),
-    )
-
-
-def _matches(content: Content, query: JSONPathQuery, skipped: _Skipped) -> Iterator[tuple[int, Any]]:
-    """Yield each selected value with the number of its line, which is 1 unless the content is JSONL."""
-    if not is_jsonl(content.ref.media_type):
-        for node in query.finditer(load(content)):
-            yield 1, node.value
-        return
-    clock = query.env
-    assert isinstance(clock, _Environment)
-    for number, line in lines(content):
-        clock.check()
-        try:
-            document = parse(line, f"line {number}") if line is not None else None
-        except (InvalidArgument, LimitExceeded):
-            document = line = None
-        if line is None:
-            skipped.add(number)
-            continue
-        for node in query.finditer(document):
-            yield number, node.value
-
-
-def _note(results: BoundedLines, matches: int, where: list[int], skipped: _Skipped) -> str:
     notes = []
     if not matches:
         notes.append("nothing matches; query='shape' shows the keys")
@@ -119,12 +79,33 @@ def _note(results: BoundedLines, matches: int, where: list[int], skipped: _Skipp
         notes.append(f"the first result is cut: it has {results.cut:,} characters; select less of it")
     elif results.full:
         notes.append("the results after that are left out; narrow the path")
-    if where:
-        listed = ", ".join(map(str, where[:_LISTED_LINES]))
+    if where and is_jsonl(content.ref.media_type):
+        listed = ", ".join(map(str, list(where)[:_LISTED_LINES]))
         notes.append(f"from line{'s' if len(where) > 1 else ''} {listed}{', …' if len(where) > _LISTED_LINES else ''}")
-    if skipped.lines:
-        notes.append(f"{count(skipped.lines, 'line')} skipped as invalid JSON, the first is line {skipped.first}")
-    return "; ".join(notes)
+    if skipped:
+        notes.append(f"{count(skipped, 'line')} skipped as invalid JSON, the first is line {first_skipped}")
+    total = count(matches, "result")
+    return QueryResult(
+        text=results.text,
+        media_type=TEXT if results.cut else JSON if matches == 1 else JSONL,
+        shown=total if not results.full else f"{len(results):,} of {'' if counted else 'at least '}{total}",
+        complete=not results.full and not skipped,
+        note="; ".join(notes),
+    )
+
+
+def _documents(content: Content, clock: JSONPathEnvironment) -> Iterator[tuple[int, Any]]:
+    """Yield each document with the number of its line, which is 1 unless the content is JSONL."""
+    assert isinstance(clock, _Environment)
+    if not is_jsonl(content.ref.media_type):
+        yield 1, load(content)
+        return
+    for number, line in lines(content):
+        clock.check()
+        try:
+            yield number, _INVALID if line is None else parse(line, f"line {number}")
+        except (InvalidArgument, LimitExceeded):
+            yield number, _INVALID
 
 
 def _dump(value: object) -> str:

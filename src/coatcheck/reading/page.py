@@ -1,15 +1,28 @@
-"""`Request` and `Page`: what a read asks for and returns; the slices in a request, and the result of a query.
+"""`Request` and `Page`: what a read asks for and returns, and the cursor that leads from one page to the next.
 
 Lines count from 1 and both ends are included: `lines="4100:4160"` is 61 lines. Characters count from 0 and the end is
 excluded, as in Python: `chars="0:2000"` is 2,000 characters. Negative numbers count from the end, and an end may be
 left open: `lines="-50:"` is the last 50 lines.
+
+A cursor contains the position where a page stopped and the request that it continues, then a keyed tag over both and
+the artifact's id. So the pointer and the cursor are enough to read on, also after a restart; if the request is repeated
+it must be the same. A long pattern or query is not carried in the cursor: it must be repeated, and the tag covers it
+too.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hmac
 import re
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import islice
+from operator import length_hint
+from typing import Any, Final, NamedTuple
 
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
@@ -21,8 +34,20 @@ MAX_CONTEXT: Final = 100
 MAX_RESULT: Final = 4_000_000  # characters of a query's result
 
 _SPAN: Final = re.compile(r"\s*(-?\d{1,18})?\s*(?:(:|(?<=\d)\s*-)\s*(-?\d{1,18})?)?\s*")
-_LINES_HINT: Final = 'write lines="4100:4160", "7", ":100" or "-50:" for the last 50; lines count from 1'
-_CHARS_HINT: Final = 'write chars="0:2000", "8000:" or "-2000:" for the last 2,000; characters count from 0'
+_HINTS: Final = {
+    "lines": 'write lines="4100:4160", "7", ":100" or "-50:" for the last 50; lines count from 1',
+    "chars": 'write chars="0:2000", "8000:" or "-2000:" for the last 2,000; characters count from 0',
+}
+
+TAG: Final = 6
+CARRIED: Final = 160  # maximum bytes of a request that a cursor carries
+_LONGEST: Final = 512
+_PERSON: Final = b"coatcheck.cursor"
+_CURSOR: Final = re.compile(r"[A-Za-z0-9_-]{8,}")
+_AGAIN: Final = "leave the cursor out to read from the start"
+_MEMBERS: Final = ("lines", "chars", "grep", "context", "ignore_case", "invert", "literal", "query", "diff")
+_REPEAT: Final = 1 << len(_MEMBERS)
+_SLICES: Final = 0b11  # the bits of `lines` and `chars`
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +121,9 @@ class Request:
             raise InvalidArgument(
                 f"context must be 0 to {MAX_CONTEXT} lines, got {_short(self.context)}", hint="use lines to read more"
             )
-        if self.lines is not None:
-            parse_lines(self.lines)
-        if self.chars is not None:
-            parse_chars(self.chars)
+        for name, spec in (("lines", self.lines), ("chars", self.chars)):
+            if spec is not None:
+                parse_slice(name, spec)
         if self.grep == "":
             raise InvalidArgument("grep is empty", hint='write grep="pattern", or lines="1:50" to read from the start')
 
@@ -165,63 +189,58 @@ class BoundedLines:
         return False
 
 
-def parse_lines(spec: str) -> Slice:
-    span = _parse(spec, "lines", _LINES_HINT)
-    if 0 in span:
-        raise InvalidArgument(f"lines={clip(spec)} has a line 0", hint=_LINES_HINT)
-    return span
-
-
-def parse_chars(spec: str) -> Slice:
-    span = _parse(spec, "chars", _CHARS_HINT)
-    if span.end == 0:
-        raise InvalidArgument(f"chars={clip(spec)} is empty", hint=_CHARS_HINT)
-    return span
-
-
 def lines_of(spec: str, total: int) -> tuple[int, int]:
     """The first and the last line of a slice of `total` lines, both 1-based and included."""
-    start, end = parse_lines(spec)
-    first = 1 if start is None else start if start > 0 else max(1, total + start + 1)
-    last = total if end is None else min(end, total) if end > 0 else total + end + 1
+    first, last = _bounds("lines", spec, total, 1)
     if first > total:
         raise InvalidArgument(
             f"line {first} is past the end: there are {total:,} lines", hint='lines="-50:" reads the last 50'
         )
     if last < first:
-        raise InvalidArgument(f"lines={clip(spec)} ends before it begins", hint=_LINES_HINT)
+        raise _backwards("lines", spec)
     return first, last
 
 
 def chars_of(spec: str, total: int) -> tuple[int, int]:
     """The first character of a slice of `total` characters and the one after its last, both 0-based."""
-    start, end = parse_chars(spec)
-    first = 0 if start is None else start if start >= 0 else max(0, total + start)
-    last = total if end is None else min(end, total) if end > 0 else total + end
+    first, last = _bounds("chars", spec, total, 0)
     if first >= total:
         raise InvalidArgument(
             f"character {first} is past the end: there are {total:,}", hint='chars="-2000:" reads the last 2,000'
         )
     if last <= first:
-        raise InvalidArgument(f"chars={clip(spec)} ends before it begins", hint=_CHARS_HINT)
+        raise _backwards("chars", spec)
     return first, last
 
 
-def _parse(spec: str, what: str, hint: str) -> Slice:
+def _bounds(what: str, spec: str, total: int, origin: int) -> tuple[int, int]:
+    start, end = parse_slice(what, spec)
+    first = origin if start is None else start if start >= 0 else max(origin, total + start + origin)
+    last = total if end is None else min(end, total) if end > 0 else total + end + origin
+    return first, last
+
+
+def parse_slice(what: str, spec: str) -> Slice:
     """Parse `a:b` or `a-b`; one end may be missing. A single line number is itself, a negative one the tail."""
-    match = _SPAN.fullmatch(spec)
+    match, hint = _SPAN.fullmatch(spec), _HINTS[what]
     if match is None or (match[1] is None and match[3] is None):
         raise InvalidArgument(f"{what}={clip(spec)} is not a slice", hint=hint)
     start, end = (None if part is None else int(part) for part in match.group(1, 3))
-    if match[2] is None:
-        if start is not None and start < 0:
-            return Slice(start, None)
+    if match[2] is None and start is not None and start >= 0:
         if what == "chars":
-            raise InvalidArgument(f"chars={clip(spec)} needs two ends", hint=_CHARS_HINT)
-        return Slice(start, start)
+            raise InvalidArgument(f"chars={clip(spec)} needs two ends", hint=hint)
+        end = start
     if start is not None and end is not None and (start < 0) == (end < 0) and end < start:
-        raise InvalidArgument(f"{what}={clip(spec)} ends before it begins", hint=hint)
+        raise _backwards(what, spec)
+    if what == "lines" and 0 in (start, end):
+        raise InvalidArgument(f"lines={clip(spec)} has a line 0", hint=hint)
+    if what == "chars" and end == 0:
+        raise InvalidArgument(f"chars={clip(spec)} is empty", hint=hint)
     return Slice(start, end)
+
+
+def _backwards(what: str, spec: str) -> InvalidArgument:
+    return InvalidArgument(f"{what}={clip(spec)} ends before it begins", hint=_HINTS[what])
 
 
 def _is_count(value: object) -> bool:
@@ -230,3 +249,143 @@ def _is_count(value: object) -> bool:
 
 def _short(value: object) -> str:
     return clip(str(value), 40) if not isinstance(value, int) or abs(value) > 10**18 else str(value)
+
+
+def seal(key: bytes, artifact_id: str, request: Request, position: Sequence[int]) -> str:
+    """Make a cursor for this artifact and request. The key has 16 to 64 bytes and survives restarts."""
+    wanted = _encode(request)
+    body = wanted if len(wanted) <= CARRIED else _varint(_REPEAT)
+    body += b"".join(map(_varint, position))
+    return _text(body + _tag(key, artifact_id, wanted, body))
+
+
+def unseal(
+    key: bytes, artifact_id: str, cursor: str, request: Request | None = None
+) -> tuple[Request, tuple[int, ...]]:
+    """Return the request that a cursor continues, and its position.
+
+    `request` came with the cursor: its members must be at their default or equal to those in the cursor, and its
+    `max_chars` applies to the next page. Raises `InvalidArgument` if the cursor is incomplete, was signed with another
+    key, or belongs to another artifact or request."""
+    given = request or Request()
+    body, tag = _open(cursor)
+    foreign = InvalidArgument("that cursor is not for this artifact, or was altered", hint=_AGAIN)
+    try:
+        data = iter(body)
+        bits = _number(data)
+        meant = given if bits & _REPEAT else _decode(bits, data)
+        position = []
+        while length_hint(data):
+            position.append(_number(data))
+    except ValueError as error:  # `InvalidArgument` is one too
+        raise foreign from error
+    if not hmac.compare_digest(tag, _tag(key, artifact_id, _encode(meant), body)):
+        if bits & _REPEAT:
+            raise InvalidArgument(
+                "that cursor continues a request too long to be part of it, or is not for this artifact",
+                hint="repeat the arguments of the first call exactly, and add the cursor",
+            )
+        raise foreign
+    for member in _MEMBERS:
+        value = _member(given, member)
+        if value and value != _member(meant, member):
+            continued, repeated = (f"{member}={_shown(getattr(one, member))}" for one in (meant, given))
+            raise InvalidArgument(
+                f"that cursor continues {continued}, not {repeated}",
+                hint=f"send the pointer and the cursor alone, or {_AGAIN}",
+            )
+    return replace(meant, max_chars=given.max_chars), tuple(position)
+
+
+def continues_slice(cursor: str) -> bool:
+    """Whether a cursor continues a slice rather than a grep or a query; the tag is not checked."""
+    try:
+        return not _number(iter(_open(cursor)[0])) & ~_SLICES
+    except ValueError:
+        return False
+
+
+def _open(cursor: str) -> tuple[bytes, bytes]:
+    text = cursor.strip()
+    if len(text) > _LONGEST or not _CURSOR.fullmatch(text):
+        raise InvalidArgument(f"that cursor is invalid: {clip(text, 40)}", hint=_AGAIN)
+    sealed = b""
+    with suppress(binascii.Error):
+        sealed = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    if _text(sealed) != text or len(sealed) <= TAG:
+        raise InvalidArgument("that cursor is incomplete", hint="copy it exactly from the page, or " + _AGAIN)
+    return sealed[:-TAG], sealed[-TAG:]
+
+
+def _text(sealed: bytes) -> str:
+    return base64.urlsafe_b64encode(sealed).rstrip(b"=").decode()
+
+
+def _tag(key: bytes, artifact_id: str, wanted: bytes, body: bytes) -> bytes:
+    mac = blake2b(key=key, digest_size=TAG, person=_PERSON)
+    for part in (artifact_id.encode(), wanted, body):
+        mac.update(_varint(len(part)) + part)
+    return mac.digest()
+
+
+def _member(request: Request, name: str) -> Any:
+    """A member in normal form: two ways to write the same slice are equal."""
+    value = getattr(request, name)
+    return parse_slice(name, value) if value is not None and name in _HINTS else value
+
+
+def _encode(request: Request) -> bytes:
+    """Encode the members that are not at their default: one bit each, then the values in order."""
+    bits, values = 0, b""
+    for bit, name in enumerate(_MEMBERS):
+        value = _member(request, name)
+        if not value:
+            continue
+        bits |= 1 << bit
+        if isinstance(value, Slice):  # an open end is 0, others follow in zigzag order
+            ends = (0 if end is None else 1 + (end << 1 if end >= 0 else ~(end << 1)) for end in value)
+            values += b"".join(map(_varint, ends))
+        elif isinstance(value, str):
+            written = value.encode("utf-8", "surrogatepass")
+            values += _varint(len(written)) + written
+        elif value is not True:
+            values += _varint(value)
+    return _varint(bits) + values
+
+
+def _decode(bits: int, data: Iterator[int]) -> Request:
+    if bits >> len(_MEMBERS):
+        raise ValueError("unknown members")
+    members: dict[str, Any] = {}
+    for name in (name for bit, name in enumerate(_MEMBERS) if bits >> bit & 1):
+        if name in _HINTS:
+            ends = [_number(data) - 1, _number(data) - 1]
+            members[name] = ":".join("" if end < 0 else str(end >> 1 ^ -(end & 1)) for end in ends)
+        elif name in ("grep", "query", "diff"):
+            members[name] = bytes(islice(data, _number(data))).decode("utf-8", "surrogatepass")
+        else:
+            members[name] = _number(data) if name == "context" else True
+    return Request(**members)
+
+
+def _shown(value: object) -> str:
+    return clip(value, 60) if isinstance(value, str) else str(value)
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits per byte, the lowest first."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _number(data: Iterator[int]) -> int:
+    number = 0
+    for place, byte in enumerate(data):
+        number |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return number
+    raise ValueError("the last number is incomplete")

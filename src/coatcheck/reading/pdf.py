@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import codecs
+import encodings
+import importlib
+import io
+import logging
+import pkgutil
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 from coatcheck.content import Content
-from coatcheck.errors import InvalidArgument, TooLarge
+from coatcheck.errors import InvalidArgument, LimitExceeded, TooLarge
 from coatcheck.ids import clip
 from coatcheck.media import TEXT
 from coatcheck.previews.excerpts import count
 from coatcheck.reading.page import MAX_RESULT, QueryResult
-from coatcheck.reading.sandbox import Pool
+from coatcheck.reading.sandbox import Message, Pool, serve
 
 MAX_BYTES: Final = 256 << 20
 _PAGES: Final = re.compile(r"\s*pages?\s+(\d{1,7})(?:\s*(?:-|to|:)\s*(\d{1,7}))?\s*|\s*text\s*", re.IGNORECASE)
 _EVERY: Final = 10_000_000
+_METADATA: Final = ("title", "author", "subject", "creator")
 
-pool: Final = Pool("coatcheck.reading.pdf_child", "pdf", "pypdf")
+pool: Final = Pool("coatcheck.reading.pdf", margin=1 << 30, extra="pdf", package="pypdf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +79,73 @@ def pdf_text(
     )
 
 
-def ask(content: Content, first: int, last: int, chars: int, limits: PdfLimits) -> dict[str, Any]:
+def ask(content: Content, first: int, last: int, chars: int, limits: PdfLimits) -> Message:
     """Ask the child for the number of pages, the metadata and the texts of some pages (none if last is 0)."""
     if content.size > MAX_BYTES:
         raise TooLarge(f"{clip(content.ref.pointer)} has {content.size:,} bytes, the limit for a PDF is {MAX_BYTES:,}")
-    message = {"first": first, "last": last, "chars": chars, **asdict(limits)}
-    return pool.ask(message, {"0.pdf": content}, loaded="", seconds=limits.seconds, max_chars=chars)
+    arguments = {"first": first, "last": last, "chars": chars}
+    return pool.ask(arguments, **asdict(limits), max_chars=chars, contents=[content])
+
+
+def main(folder: str) -> None:
+    """Run the child process."""
+    logging.disable()
+    _warm()
+    serve(folder, _answer)
+
+
+def _answer(message: Message, contents: list[Content]) -> Message:
+    from pypdf.errors import DependencyError, LimitReachedError
+
+    file = io.BytesIO()
+    for chunk in contents[0].chunks():
+        file.write(chunk)
+    try:
+        return _read(file, **message["arguments"])
+    except LimitReachedError as error:
+        raise LimitExceeded("the PDF unpacks to more than the limit", hint="ask for other pages") from error
+    except RecursionError as error:
+        raise LimitExceeded("the PDF is nested too deeply to read") from error
+    except DependencyError as error:
+        raise InvalidArgument(f"the PDF cannot be read: {error}", hint="install the package that it names") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # a malformed file can raise anything
+        raise InvalidArgument(f"the PDF cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _read(file: io.BytesIO, first: int, last: int, chars: int) -> Message:
+    import pypdf
+
+    reader = pypdf.PdfReader(file)
+    if reader.is_encrypted and not reader.decrypt(""):
+        return {"pages": 0, "encrypted": True, "about": {}, "texts": []}
+    total = len(reader.pages)
+    about = {key: str(value)[:200] for key in _METADATA if (value := getattr(reader.metadata, key, None))}
+    found: Message = {"pages": total, "encrypted": reader.is_encrypted, "about": about, "texts": [], "more": False}
+    for number in range(first, min(last, total) + 1):
+        text = reader.pages[number - 1].extract_text()
+        found["texts"].append([number, text[:chars]])
+        found["more"] = len(text) > chars
+        if found["more"]:
+            break
+        chars -= len(text)
+    return found
+
+
+def _warm() -> None:
+    """Import all that the library may import on demand, since a confined process can open no module. A PDF can use any
+    character encoding, so every codec is loaded too, and a page is read once."""
+    import pypdf
+
+    for module in pkgutil.walk_packages(pypdf.__path__, "pypdf."):
+        with suppress(ImportError):  # it needs a package that is not installed
+            importlib.import_module(module.name)
+    for codec in pkgutil.iter_modules(encodings.__path__):
+        with suppress(LookupError, ImportError):  # for another platform
+            codecs.lookup(codec.name)
+    writer = pypdf.PdfWriter()
+    writer.add_blank_page(100, 100)
+    page = io.BytesIO()
+    writer.write(page)
+    pypdf.PdfReader(page).pages[0].extract_text()

@@ -4,17 +4,19 @@ A `Pool` gives each call a child of its own, started with a clean environment an
 answers JSON messages. It gets contents as files in a private folder, or piece by piece as it asks for them. A child
 that dies or takes too long is a clear error for its caller and affects nobody else. Every wait for a child has a limit.
 
-The child gives up every right that its work does not need: memory, time, files and writing are limited except on
-Windows; on Linux, Landlock leaves it nothing but its own folder and no network. This comes on top of what the library
-that does the work guarantees.
+The child gives up every right that its work does not need: memory, time, files and writing are limited; on Linux,
+Landlock leaves it nothing but its own folder and no network. This comes on top of what the library that does the work
+guarantees.
 """
 
 from __future__ import annotations
 
 import atexit
+import base64
 import ctypes
 import json
 import os
+import resource
 import select
 import shutil
 import signal
@@ -24,8 +26,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib.util import find_spec
 from time import monotonic
 from typing import IO, Any, Final
 
@@ -40,20 +44,21 @@ from coatcheck.errors import (
     storage_errors,
 )
 from coatcheck.redaction import mask
-
-if sys.platform != "win32":
-    import resource
+from coatcheck.refs import Ref
 
 MAX_BUSY: Final = 4
 MAX_IDLE: Final = 2  # idle children of one pool
 GRACE: Final = 1.0  # a child that watches its own time answers before it is killed
 QUEUE: Final = 60.0  # seconds to wait for a free child
+START: Final = 20.0  # seconds for a new child to start
 REAP: Final = 5.0  # seconds to wait for a killed child
 _MAX_READ: Final = 16 << 20  # maximum bytes of one read by a child
+_MAX_FRAMES: Final = 8 << 20
 _SLICE: Final = 1 << 16
 _HEADER: Final = struct.Struct(">Q")
 _OVERHEAD: Final = 1 << 20
 _LONGEST_MESSAGE: Final = 600  # characters of an error
+_LONGEST_RAW: Final = 4_000  # before secrets are masked in it
 FORGET: Final = 60.0  # seconds without a message until loaded data is dropped
 LEAVE: Final = 300.0  # further seconds until the process ends
 _MAX_REQUEST: Final = 1 << 24
@@ -66,26 +71,27 @@ _BOOT: Final = (
     "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import importlib;"
     "importlib.import_module(sys.argv[2]).main(sys.argv[3])"
 )
-_ERRORS: Final[Mapping[str, type[CoatcheckError]]] = {
-    "invalid": InvalidArgument,
-    "limit": LimitExceeded,
-    **{kind.code: kind for kind in (InvalidArgument, InvalidPointer, LimitExceeded, TooLarge)},
-}
+_LESS: Final = "ask for less"
+_ERRORS: Final = {kind.code: kind for kind in (InvalidArgument, InvalidPointer, LimitExceeded, TooLarge)}
 
 Message = dict[str, Any]
 
 
 class _Ended(Exception):
-    """The child closed its end: because it was idle (status 0), or for another reason given by the status."""
+    """The child closed its end. `was_idle` is True if it had not begun to work on the message, and had time left."""
 
-    def __init__(self, status: int) -> None:
-        self.status = status
+    def __init__(self, status: int, was_idle: bool = False) -> None:
+        self.status, self.was_idle = status, was_idle
 
 
 class _Child:
+    """A child process as its parent sees it. `is_usable` is True if it can take another call."""
+
     def __init__(self, module: str) -> None:
         self.folder = tempfile.mkdtemp(prefix="coatcheck-")  # mode 0700, unguessable name
         self.loaded = ""
+        self.is_new, self.is_usable = True, False
+        self._is_idle, self._deadline = True, 0.0
         paths = [os.path.abspath(path) for path in sys.path if path]
         try:
             self._process = subprocess.Popen(  # -I: no PYTHON* variables, no user site, no current folder on the path
@@ -95,17 +101,17 @@ class _Child:
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
                 cwd=self.folder,
-                env={"LC_ALL": "C.UTF-8"} | {key: os.environ[key] for key in ("SYSTEMROOT",) if key in os.environ},
+                env={"LC_ALL": "C.UTF-8"},
                 start_new_session=True,
             )
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
-        self._stdin: IO[bytes] = _open_pipe(self._process.stdin)
-        self._stdout: IO[bytes] = _open_pipe(self._process.stdout)
-        if sys.platform != "win32":
-            for pipe in (self._stdin, self._stdout):
-                os.set_blocking(pipe.fileno(), False)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        for pipe in (self._stdin, self._stdout):
+            os.set_blocking(pipe.fileno(), False)
         with _lock:
             _alive.add(self)
 
@@ -114,51 +120,39 @@ class _Child:
         return self._process.pid
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def ask(self, message: Message, seconds: float, max_bytes: int, served: Sequence[Content] = ()) -> Message:
-        """Return the child's answer, at most `max_bytes` long; kill the child when time is up. It may read the `served`
-        contents while it works."""
-        deadline = monotonic() + seconds
-        timer = threading.Timer(seconds, self.kill)
-        timer.daemon = True
-        timer.start()
+    def call(
+        self,
+        message: Message,
+        seconds: float,
+        max_bytes: int,
+        contents: Sequence[Content],
+        files: Mapping[str, Content],
+    ) -> Message:
+        """Return the child's answer to a message. A child that has not `loaded` what the message names gets the files
+        first."""
+        loaded = message["loaded"]
+        if loaded and self.loaded == loaded:
+            answer = self._ask(message | {"files": []}, seconds, max_bytes, contents)
+            if not answer.get("need"):
+                return answer
+        self.loaded = ""
         try:
-            self._send(json.dumps(message).encode(), deadline)
-            while True:
-                reply = dict(json.loads(self._receive(max_bytes, deadline)))
-                if "read" not in reply:
-                    break
-                self._send(_piece(served, reply["read"]), deadline)
-            if reply.pop("raw", False):
-                reply["raw"] = self._receive(max_bytes, deadline)
-            return reply
-        except (OSError, ValueError, TypeError) as error:
-            if isinstance(error, CoatcheckError):  # a content could not be read
-                raise
-            raise self._ended() from error
+            for name, content in files.items():
+                self._spool(name, content)
+            answer = self._ask(message | {"files": list(files)}, seconds, max_bytes, contents)
         finally:
-            timer.cancel()
+            for name in files:
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self.folder, name))
+        self.loaded = str(answer.get("loaded", ""))
+        return answer
 
     def kill(self) -> None:
         with suppress(OSError):
             self._process.kill()
-
-    def spool(self, name: str, content: Content) -> None:
-        """Write a content to a file for the child."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-        with (
-            storage_errors("handing the artifact to a child process"),
-            open(os.open(os.path.join(self.folder, name), flags, 0o600), "wb", buffering=0) as out,
-        ):
-            for chunk in content.chunks():
-                out.write(chunk)
-
-    def clear(self) -> None:
-        for name in os.listdir(self.folder):
-            with suppress(FileNotFoundError):
-                os.unlink(os.path.join(self.folder, name))
 
     def end(self) -> None:
         self.kill()
@@ -171,10 +165,43 @@ class _Child:
         with _lock:
             _alive.discard(self)
 
+    def _ask(self, message: Message, seconds: float, max_bytes: int, contents: Sequence[Content]) -> Message:
+        """Send a message and return the answer, at most `max_bytes` long; kill the child when time is up. It may read
+        the contents while it works. Its time runs from when it begins; a new child has some more to start."""
+        self._is_idle, self._deadline = True, monotonic() + seconds + START * self.is_new
+        try:
+            self._send(json.dumps(message).encode())
+            while True:
+                reply = dict(json.loads(self._receive(max_bytes)))
+                if "begins" in reply:
+                    self._is_idle, self._deadline = False, monotonic() + seconds
+                elif "read" in reply:
+                    self._send(_piece(contents, reply["read"]))
+                else:
+                    break
+            if reply.pop("raw", False):
+                reply["raw"] = self._receive(max_bytes)
+            return reply
+        except (OSError, ValueError, TypeError) as error:
+            if isinstance(error, CoatcheckError):  # a content could not be read
+                raise
+            raise self._ended() from error
+
+    def _spool(self, name: str, content: Content) -> None:
+        """Write a content to a file for the child."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with (
+            storage_errors("handing the artifact to a child process"),
+            open(os.open(os.path.join(self.folder, name), flags, 0o600), "wb", buffering=0) as out,
+        ):
+            for chunk in content.chunks():
+                out.write(chunk)
+
     def _ended(self) -> _Ended:
         """Return how the child ended. A child that closed its pipe but still runs is killed."""
+        was_idle = self._is_idle and monotonic() < self._deadline
         try:
-            return _Ended(self._process.wait(GRACE))
+            return _Ended(self._process.wait(GRACE), was_idle)
         except subprocess.TimeoutExpired:
             self.kill()
         try:
@@ -182,23 +209,23 @@ class _Child:
         except subprocess.TimeoutExpired:
             return _Ended(-signal.SIGTERM)
 
-    def _send(self, body: bytes, deadline: float) -> None:
+    def _send(self, body: bytes) -> None:
         view = memoryview(_HEADER.pack(len(body)) + body)
         while view:
-            self._wait_for(self._stdin, select.POLLOUT if sys.platform != "win32" else 0, deadline)
+            self._wait_for(self._stdin, select.POLLOUT)
             view = view[self._stdin.write(view[:_SLICE]) or 0 :]
 
-    def _receive(self, max_bytes: int, deadline: float) -> bytes:
-        (length,) = _HEADER.unpack(self._exactly(_HEADER.size, deadline))
+    def _receive(self, max_bytes: int) -> bytes:
+        (length,) = _HEADER.unpack(self._exactly(_HEADER.size))
         if length > max_bytes:
             self.kill()
             raise self._ended()
-        return self._exactly(length, deadline)
+        return self._exactly(length)
 
-    def _exactly(self, length: int, deadline: float) -> bytes:
+    def _exactly(self, length: int) -> bytes:
         data = bytearray()
         while len(data) < length:
-            self._wait_for(self._stdout, select.POLLIN if sys.platform != "win32" else 0, deadline)
+            self._wait_for(self._stdout, select.POLLIN)
             piece = self._stdout.read(min(length - len(data), 1 << 20))
             if piece is not None:
                 data += piece
@@ -206,35 +233,35 @@ class _Child:
                 raise self._ended()
         return bytes(data)
 
-    def _wait_for(self, pipe: IO[bytes], event: int, deadline: float) -> None:
-        """Wait until the pipe is ready. At the deadline a timer kills the child, which ends the wait; if that
-        fails, give up a little later."""
-        if sys.platform == "win32":
-            return  # no poll for pipes there: only the timer ends a call
+    def _wait_for(self, pipe: IO[bytes], event: int) -> None:
+        """Wait until the pipe is ready. At the deadline, kill the child."""
         poll = select.poll()
         poll.register(pipe, event)
-        if not poll.poll(max(0.0, deadline + REAP - monotonic()) * 1000):
+        if not poll.poll(max(0.0, self._deadline - monotonic()) * 1000):
             self.kill()
             raise _Ended(-signal.SIGKILL)
 
 
 _lock = threading.Lock()
 _alive: set[_Child] = set()
+_abandoned: list[_Child] = []  # kept, so that the pipes of the parent's children are not closed
 
 
 def kill_all() -> None:
-    """Kill every child of this process, busy or idle, before the process ends. Callers get an error."""
+    """Kill every child of this process, busy or idle, before the process ends. Calls at work get an error."""
     with _lock:
-        alive = list(_alive)
-    for child in alive:
-        child.kill()
+        for child in _alive:
+            child.kill()
 
 
 class Pool:
-    """Children of one kind, at most `MAX_BUSY` busy at a time. A child keeps what it has loaded for the next call."""
+    """Children of one kind, at most `MAX_BUSY` busy at a time. A child keeps what it has loaded for the next call.
 
-    def __init__(self, module: str, extra: str = "", package: str = "") -> None:
-        self._module, self._extra, self._package = module, extra, package
+    `module` is what a child runs: its `main(folder)` calls `serve`. `margin` is address space for the interpreter and
+    libraries, added to the memory of a call. `extra` is the extra that installs `package`."""
+
+    def __init__(self, module: str, *, margin: int = 0, extra: str = "", package: str = "") -> None:
+        self._module, self._margin, self._extra, self._package = module, margin, extra, package
         self._free = threading.Condition()
         self._idle: list[_Child] = []
         self._running = 0
@@ -243,40 +270,46 @@ class Pool:
 
     def ask(
         self,
-        message: Message,
-        contents: Mapping[str, Content],
+        arguments: Message,
         *,
-        loaded: str,
         seconds: float,
         max_chars: int,
-        served: Sequence[Content] = (),
+        memory: int = 1 << 30,
+        cpu_seconds: float | None = None,
+        contents: Sequence[Content] = (),
+        files: Mapping[str, Content] | None = None,
+        loaded: str = "",
         limit: str = "",
-        hint: str = "ask for less",
+        hint: str = _LESS,
     ) -> Message:
-        """Return the answer to one message. A child that has `loaded` already gets no contents; any other gets them as
-        files. The child may read the `served` contents piece by piece. `limit` and `hint` are for the error of a call
-        that exceeds a limit."""
-        self._check()
+        """Return the answer to one call. The child may read the contents piece by piece. It gets the `files` unless it
+        has `loaded` them before. `limit` and `hint` are for the error of a call that exceeds a limit."""
+        if self._package and find_spec(self._package) is None:
+            raise MissingExtra(self._extra)
+        message = {
+            "arguments": arguments,
+            "memory": memory + self._margin,
+            "seconds": seconds if cpu_seconds is None else cpu_seconds,
+            "contents": list(map(_metadata, contents)),
+            "loaded": loaded,
+        }
         while True:
-            child, is_new = self._acquire(loaded)
-            kept = False
-            try:
-                if child.ended and not is_new:
+            with self._borrowed(loaded) as child:
+                if child.has_ended and not child.is_new:
                     continue
-                answer = self._converse(child, message, contents, loaded, seconds, max_chars * 6 + _OVERHEAD, served)
+                try:
+                    answer = child.call(message, seconds + GRACE, max_chars * 6 + _OVERHEAD, contents, files or {})
+                except _Ended as ended:
+                    if ended.was_idle and not child.is_new:  # it left, or was killed, before the message reached it
+                        continue
+                    raise _failure(ended.status, limit or f"{seconds:g} s or too much memory", hint) from None
                 # A child that ran into a limit may not have freed its memory.
-                kept = answer.get("error") != "limit" and not answer.pop("leaves", False)
-            except _Ended as ended:
-                if ended.status == 0 and not is_new:  # it just left because it was idle
-                    continue
-                raise _failure(ended.status, limit or f"{seconds:g} s or too much memory", hint) from None
-            finally:
-                self._return(child, kept)
+                child.is_usable = answer.get("error") != LimitExceeded.code and not answer.pop("leaves", False)
+                child.is_new = False
             if "error" in answer:
-                kind = _ERRORS.get(str(answer["error"]), LimitExceeded)
                 text = mask(str(answer.get("message", "")))  # before it is cut
                 text = text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "…"
-                raise kind(text, hint=mask(str(answer.get("hint", ""))))
+                raise _ERRORS.get(str(answer["error"]), LimitExceeded)(text, hint=mask(str(answer.get("hint", ""))))
             return answer
 
     def close(self) -> None:
@@ -292,34 +325,31 @@ class Pool:
         with self._free:
             return [child.pid for child in self._idle]
 
-    def _converse(
-        self,
-        child: _Child,
-        message: Message,
-        contents: Mapping[str, Content],
-        loaded: str,
-        seconds: float,
-        max_bytes: int,
-        served: Sequence[Content],
-    ) -> Message:
-        allowed = seconds + GRACE
-        if loaded and child.loaded == loaded:
-            answer = child.ask(message | {"loaded": loaded, "files": []}, allowed, max_bytes, served)
-            if not answer.get("need"):
-                return answer
-        child.loaded = ""
+    @contextmanager
+    def _borrowed(self, loaded: str) -> Iterator[_Child]:
+        """Take an idle child or start one. Afterwards it is kept if it is usable, else ended."""
+        child = self._take(loaded)
         try:
-            for name, content in contents.items():
-                child.spool(name, content)
-            answer = child.ask(message | {"loaded": loaded, "files": list(contents)}, allowed, max_bytes, served)
+            if child is None:
+                child = _Child(self._module)
+            child.is_usable = False
+            yield child
+        except OSError as error:
+            if child is not None:
+                raise
+            raise LimitExceeded(f"cannot start a child process: {error.strerror}", hint="try again later") from error
         finally:
-            if contents:
-                child.clear()
-        child.loaded = str(answer.get("loaded", ""))
-        return answer
+            with self._free:
+                self._running -= 1
+                self._free.notify()
+                if child is not None and child.is_usable and len(self._idle) < MAX_IDLE:
+                    self._idle.append(child)
+                    child = None
+            if child is not None:
+                child.end()
 
-    def _acquire(self, loaded: str) -> tuple[_Child, bool]:
-        """Take a child, and return whether it is new."""
+    def _take(self, loaded: str) -> _Child | None:
+        """Wait until a child may run. Return an idle one, preferably one that has `loaded` this, or None."""
         deadline = monotonic() + QUEUE
         with self._free:
             if os.getpid() != self._owner:  # after a fork the children belong to our parent
@@ -329,97 +359,75 @@ class Pool:
                 if not self._free.wait(deadline - monotonic()) and monotonic() >= deadline:
                     raise LimitExceeded("too many calls of this kind are running", hint="try again later")
             self._running += 1
-            if self._idle:
-                warm = [child for child in self._idle if loaded and child.loaded == loaded]
-                child = warm[-1] if warm else self._idle[0]
-                self._idle.remove(child)
-                return child, False
-        try:
-            return _Child(self._module), True
-        except OSError as error:
-            self._leave()
-            raise LimitExceeded(f"cannot start a child process: {error.strerror}", hint="try again later") from error
-        except BaseException:
-            self._leave()
-            raise
-
-    def _return(self, child: _Child, kept: bool) -> None:
-        with self._free:
-            kept = kept and len(self._idle) < MAX_IDLE
-            if kept:
-                self._idle.append(child)
-        self._leave()
-        if not kept:
-            child.end()
-
-    def _leave(self) -> None:
-        with self._free:
-            self._running -= 1
-            self._free.notify()
-
-    def _check(self) -> None:
-        from importlib.util import find_spec
-
-        if self._package and find_spec(self._package) is None:
-            raise MissingExtra(self._extra)
+            if not self._idle:
+                return None
+            warm = [child for child in self._idle if loaded and child.loaded == loaded]
+            child = warm[-1] if warm else self._idle[0]
+            self._idle.remove(child)
+            return child
 
 
-_abandoned: list[_Child] = []  # kept, so that the pipes of the parent's children are not closed
+def _metadata(content: Content) -> Message:
+    ref = content.ref
+    frames = content.frames if len(content.frames) <= _MAX_FRAMES else b""
+    return {
+        "ref": {
+            "artifact_id": ref.artifact_id,
+            "session_id": "",
+            "size_bytes": ref.size_bytes,
+            "media_type": ref.media_type,
+            "kind": ref.kind,
+            "pointer_length": ref.pointer_length,
+        },
+        "frames": base64.b64encode(frames).decode(),
+    }
 
 
-def _piece(served: Sequence[Content], requested: Sequence[int]) -> bytes:
+def _piece(contents: Sequence[Content], requested: Sequence[int]) -> bytes:
     """Read what a child asks for. The child may be hostile, so its numbers are checked."""
     number, offset, length = map(int, requested)
-    if not (0 <= number < len(served) and offset >= 0 and 0 <= length <= _MAX_READ):
+    if not (0 <= number < len(contents) and offset >= 0 and 0 <= length <= _MAX_READ):
         raise ValueError("a read that is out of range")
-    return served[number].read(offset, length)
+    return contents[number].read(offset, length)
 
 
 def _failure(status: int, limit: str, hint: str) -> CoatcheckError:
-    if status in (-signal.SIGKILL, -getattr(signal, "SIGXCPU", 24), 1):
+    if status in (-signal.SIGKILL, -signal.SIGXCPU, 1):
         return LimitExceeded(f"this took more than {limit} and was stopped", hint=hint)
     return LimitExceeded("the child process that read the artifact crashed", hint="ask in another way, or for less")
 
 
-def _open_pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None
-    return pipe
-
-
-class Refused(Exception):
-    """An error for the parent to raise: `invalid` for a wrong request, `limit` for one that takes too much."""
-
-    def __init__(self, error: str, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.answer = {"error": error, "message": message, "hint": hint}
-
-
 def serve(
-    folder: str, answer: Callable[[Message], Message], forget: Callable[[], None], also: Sequence[str] = ()
+    folder: str,
+    answer: Callable[[Message, list[Content]], Message],
+    *,
+    forget: Callable[[], None] = lambda: None,
+    also: Sequence[str] = (),
 ) -> None:
-    """Answer messages until the parent closes its end, or no message came for a while. The paths in `also` can be read
-    besides the folder."""
+    """Answer messages until the parent closes its end, or no message came for a while. `answer` may raise an error of
+    ours for the parent to raise. The paths in `also` can be read besides the folder."""
     parent = os.getppid()
     confine(folder, also)
-    threading.Thread(
-        target=_watch, args=(parent,), daemon=True
-    ).start()  # after `confine`, since a thread inherits its limits
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()  # a thread inherits the limits set before
     requests = sys.stdin.buffer
     while True:
-        if not _readable(requests, FORGET):
+        if not select.select([requests], [], [], FORGET)[0]:
             forget()
-            if not _readable(requests, LEAVE):
+            if not select.select([requests], [], [], LEAVE)[0]:
                 break
         header = requests.read(_HEADER.size)
         if len(header) < _HEADER.size or (length := _HEADER.unpack(header)[0]) > _MAX_REQUEST:
             break
         try:
-            reply = answer(json.loads(requests.read(length)))
-        except Refused as refused:
-            reply = refused.answer
+            message = json.loads(requests.read(length))
+            _send(b'{"begins": true}')
+            _allow(message["memory"], message["seconds"])
+            reply = answer(message, [_content(number, one) for number, one in enumerate(message["contents"])])
+        except CoatcheckError as error:
+            reply = {"error": error.code, "message": error.message[:_LONGEST_RAW], "hint": error.hint}
         except MemoryError:
             forget()
-            reply = {"error": "limit", "message": "this takes more memory than allowed", "hint": "ask for less"}
+            reply = {"error": LimitExceeded.code, "message": "this takes more memory than allowed", "hint": _LESS}
         raw = reply.get("raw")
         _send(json.dumps(reply | {"raw": True} if raw is not None else reply).encode())
         if raw is not None:
@@ -429,9 +437,13 @@ def serve(
             os.unlink(os.path.join(folder, name))
 
 
-def read_piece(number: int, offset: int, length: int) -> bytes:
-    """Read bytes of a content that the parent serves. Threads wait for one another."""
-    with _asking:
+def _content(number: int, metadata: Message) -> Content:
+    """A content that the parent serves piece by piece."""
+    return Content(Ref(**metadata["ref"]), base64.b64decode(metadata["frames"]), partial(_read_piece, number))
+
+
+def _read_piece(number: int, offset: int, length: int) -> bytes:
+    with _asking:  # threads wait for one another
         _send(json.dumps({"read": [number, offset, length]}).encode())
         header = sys.stdin.buffer.read(_HEADER.size)
         if len(header) < _HEADER.size:
@@ -443,10 +455,8 @@ _asking = threading.Lock()
 
 
 def _send(body: bytes) -> None:
-    out = sys.stdout.buffer
-    out.write(_HEADER.pack(len(body)))
-    out.write(body)
-    out.flush()
+    sys.stdout.buffer.write(_HEADER.pack(len(body)) + body)
+    sys.stdout.buffer.flush()
 
 
 def _watch(parent: int) -> None:
@@ -457,28 +467,18 @@ def _watch(parent: int) -> None:
 
 
 def confine(folder: str, also: Sequence[str] = ()) -> None:
-    if sys.platform != "win32":
-        for limit, value in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, 128), (resource.RLIMIT_CORE, 0)):
-            resource.setrlimit(limit, (value, value))
+    for limit, value in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, 128), (resource.RLIMIT_CORE, 0)):
+        resource.setrlimit(limit, (value, value))
     if sys.platform == "linux":
         _landlock({folder: _READ | _LIST | _REMOVE} | dict.fromkeys(("/dev/urandom", *also), _READ))
 
 
-def allow(memory: int, seconds: float, threads: int) -> None:
+def _allow(memory: int, seconds: float) -> None:
     """Limit the next answer. RLIMIT_NPROC is not used: it counts the threads of all the user's processes."""
-    if sys.platform == "win32":
-        return
-    used = time.process_time()
-    with suppress(ValueError, OSError):  # a lower hard limit applies already
-        resource.setrlimit(resource.RLIMIT_AS, (memory, resource.RLIM_INFINITY))
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used + seconds * threads) + 2, resource.RLIM_INFINITY))
-
-
-def _readable(pipe: Any, seconds: float) -> bool:
-    if sys.platform == "win32":  # no select for pipes there
-        return True
-    return bool(select.select([pipe], [], [], seconds)[0])
+    cpu = int(time.process_time() + seconds) + 2
+    for limit, value in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, cpu)):
+        with suppress(ValueError, OSError):  # a lower hard limit applies already
+            resource.setrlimit(limit, (value, resource.RLIM_INFINITY))
 
 
 def _landlock(rights: Mapping[str, int]) -> bool:

@@ -52,7 +52,7 @@ class SqlLimits:
     chars: int = MAX_RESULT
 
 
-pool: Final = Pool("coatcheck.reading.sql_child", "sql", "duckdb")
+pool: Final = Pool("coatcheck.reading.sql_child", margin=1 << 30, extra="sql", package="duckdb")
 
 
 def is_sql(query: str) -> bool:
@@ -71,13 +71,15 @@ def run_sql(sql: str, tables: Mapping[str, Content], *, limits: SqlLimits = SqlL
         raise InvalidArgument(f"the statement has {len(sql):,} characters, the limit is {MAX_SQL:,}")
     if (size := sum(content.size for content in tables.values())) > limits.input_bytes:
         raise TooLarge(f"the tables have {size:,} bytes, the limit for SQL is {limits.input_bytes:,}")
-    described, contents = _describe(tables)
+    described, files = _describe(tables)
     loaded = hashlib.sha256(json.dumps([described, limits.memory, limits.threads]).encode()).hexdigest()
     reply = pool.ask(
         {"sql": sql, "tables": described, "limits": asdict(limits)},
-        contents,
+        files=files,
         loaded=loaded,
         seconds=limits.seconds,
+        cpu_seconds=limits.seconds * limits.threads,
+        memory=limits.memory,
         max_chars=limits.chars,
     )
     return _result(reply, limits)

@@ -13,11 +13,16 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import duckdb
 
-from coatcheck.reading.sandbox import Message, Refused, allow, serve
+from coatcheck.content import Content
+from coatcheck.errors import InvalidArgument, LimitExceeded
+from coatcheck.reading.sandbox import Message, serve
 
 _LOADING: Final = (
     "temp_directory=''",
@@ -45,19 +50,17 @@ _RECURSIVE: Final = {
     "CTE_NODE": "child",
 }  # the part in which the node's own name is in scope
 _QUOTED: Final = re.compile(r'[",\r\n]')
-_MARGIN: Final = 1 << 30  # address space besides the database's memory: code, stacks, allocator
 _BATCH: Final = 1_000
-_MOST: Final = 4_000  # characters of an error; the parent masks secrets and cuts it further
 _ONE_SELECT: Final = "write one SELECT statement, e.g. SELECT count(*) FROM artifact"
 
 
+@dataclass(slots=True)
 class _Loaded:
     """The one database that this process keeps."""
 
-    def __init__(self) -> None:
-        self.key = ""
-        self.database: duckdb.DuckDBPyConnection | None = None
-        self.note = ""
+    key: str = ""
+    database: duckdb.DuckDBPyConnection | None = None
+    note: str = ""
 
     def drop(self) -> None:
         if self.database is not None:
@@ -70,7 +73,7 @@ _loaded = _Loaded()
 
 def main(folder: str) -> None:
     _warm()
-    serve(folder, lambda message: answer(message, folder), _loaded.drop, also=_MACHINE)
+    serve(folder, partial(answer, folder), forget=_loaded.drop, also=_MACHINE)
 
 
 def _warm() -> None:
@@ -80,15 +83,14 @@ def _warm() -> None:
     database.close()  # and its threads, which would not be confined
 
 
-def answer(message: Message, folder: str) -> Message:
-    limits = message["limits"]
-    allow(limits["memory"] + _MARGIN, limits["seconds"], limits["threads"])
+def answer(folder: str, message: Message, _: list[Content]) -> Message:
+    sql, tables, limits = (message["arguments"][key] for key in ("sql", "tables", "limits"))
     if _loaded.key != message["loaded"] or _loaded.database is None:
         if not message["files"]:
             return {"need": True}
         _loaded.drop()
         try:
-            _loaded.database, _loaded.note = _load(message["tables"], limits, folder)
+            _loaded.database, _loaded.note = _load(tables, limits, folder)
             _loaded.key = message["loaded"]
         except duckdb.Error as error:
             raise _refusal(error, folder, "the content cannot be read as a table: ") from error
@@ -97,11 +99,10 @@ def answer(message: Message, folder: str) -> Message:
     timer.daemon = True
     timer.start()
     try:
-        return _run(connection, message["sql"], message["tables"], limits) | {"loaded": _loaded.key}
-    except duckdb.BinderException as error:
-        raise _refusal(error, folder, hint=_columns(_loaded.database)) from error
+        return _run(connection, sql, tables, limits) | {"loaded": _loaded.key, "note": _loaded.note}
     except duckdb.Error as error:
-        raise _refusal(error, folder, hint=_ONE_SELECT) from error
+        hint = _columns(_loaded.database) if isinstance(error, duckdb.BinderException) else _ONE_SELECT
+        raise _refusal(error, folder, hint=hint) from error
     finally:
         timer.cancel()
         connection.close()
@@ -128,59 +129,47 @@ def _load_one(database: duckdb.DuckDBPyConnection, table: Message, folder: str) 
         database.execute(f"CREATE VIEW {name} AS FROM {_name(table['same_as'])}")
         return ""
     path = os.path.join(folder, table["file"])
+    *attempts, last = _readers(table["format"])
     try:
-        for attempt, (reader, note) in enumerate(_readers(table["format"])):
-            try:
+        for reader, note in attempts:
+            with suppress(duckdb.ConversionException, duckdb.InvalidInputException):
                 database.execute(f"CREATE TABLE {name} AS FROM {reader}", {"path": path})
-            except (duckdb.ConversionException, duckdb.InvalidInputException):
-                if attempt + 1 == len(_readers(table["format"])):
-                    raise
-            else:
                 return note
+        database.execute(f"CREATE TABLE {name} AS FROM {last[0]}", {"path": path})
+        return last[1]
     finally:
         os.unlink(path)
-    raise AssertionError("a format has at least one reader")
 
 
 def _readers(form: str) -> list[tuple[str, str]]:
-    """Ways to read a format, the strictest first."""
+    """Ways to read a format, the strictest first, each with a note for the result."""
     kind, _, encoding = form.partition(" ")
     if kind == "parquet":
         return [("read_parquet($path)", "")]
-    if kind in ("array", "newline_delimited"):
-        return [
-            (f"read_json($path, format='{kind}')", ""),
-            (f"read_json($path, format='{kind}', sample_size=-1)", ""),
-            (
-                f"read_json($path, format='{kind}', sample_size=-1, ignore_errors=true)",
-                "records that do not fit are NULL",
-            )
-            if kind == "newline_delimited"
-            else (f"read_json($path, format='{kind}', sample_size=-1, maximum_depth=1)", "nested values are JSON text"),
-        ]
-    options = ", delim='\t'" if kind == "tsv" else ""
-    options += f", encoding='{encoding}'" if encoding else ""
-    return [
-        (f"read_csv($path{options})", ""),
-        (f"read_csv($path{options}, sample_size=-1)", ""),
-        (
-            f"read_csv($path{options}, sample_size=-1, all_varchar=true, strict_mode=false, null_padding=true)",
-            "irregular rows: every column is text, short rows are filled with NULL",
-        ),
-    ]
+    if kind in ("csv", "tsv"):
+        source = "read_csv($path" + ", delim='\t'" * (kind == "tsv") + f", encoding='{encoding}'" * bool(encoding)
+        lenient = ", all_varchar=true, strict_mode=false, null_padding=true"
+        note = "irregular rows: every column is text, short rows are filled with NULL"
+    else:
+        source = f"read_json($path, format='{kind}'"
+        by_line = kind == "newline_delimited"
+        lenient = ", ignore_errors=true" if by_line else ", maximum_depth=1"
+        note = "records that do not fit are NULL" if by_line else "nested values are JSON text"
+    sampled = f"{source}, sample_size=-1"
+    return [(f"{source})", ""), (f"{sampled})", ""), (f"{sampled}{lenient})", note)]
 
 
 def _run(connection: duckdb.DuckDBPyConnection, sql: str, tables: list[Message], limits: Message) -> Message:
     statements = connection.extract_statements(sql)
     if len(statements) != 1:
-        raise Refused("invalid", f"expected one statement, got {len(statements)}", _ONE_SELECT)
+        raise InvalidArgument(f"expected one statement, got {len(statements)}", hint=_ONE_SELECT)
     statement = statements[0]
     if statement.type != duckdb.StatementType.SELECT:
         kind = str(statement.type).rpartition(".")[2]
         pivot = "; a PIVOT needs its values: ON column IN ('a', 'b')" if kind == "MULTI" else ""
-        raise Refused("invalid", f"only SELECT is allowed here, got {kind}", _ONE_SELECT + pivot)
+        raise InvalidArgument(f"only SELECT is allowed here, got {kind}", hint=_ONE_SELECT + pivot)
     if statement.named_parameters:
-        raise Refused("invalid", "the statement has parameters, which cannot be used here", _ONE_SELECT)
+        raise InvalidArgument("the statement has parameters, which cannot be used here", hint=_ONE_SELECT)
     bare = statement.query.strip().rstrip(";")
     known = {table["name"].casefold() for table in tables}
     _inspect(connection, bare, known)
@@ -195,7 +184,7 @@ def _run(connection: duckdb.DuckDBPyConnection, sql: str, tables: list[Message],
     )
     wrapped = f"SELECT {texts} FROM ({bare}\n) AS answer({', '.join(places)})"  # noqa: S608 - inspected next
     _inspect(connection, wrapped, known)
-    return _gather(connection.execute(wrapped), columns, limits) | {"note": _loaded.note}
+    return _gather(connection.execute(wrapped), columns, limits)
 
 
 def _inspect(connection: duckdb.DuckDBPyConnection, sql: str, known: set[str]) -> None:
@@ -203,27 +192,26 @@ def _inspect(connection: duckdb.DuckDBPyConnection, sql: str, known: set[str]) -
     row = connection.execute("SELECT json_serialize_sql(CAST($sql AS VARCHAR))", {"sql": sql}).fetchone()
     tree = json.loads(row[0]) if row else {}
     if tree.get("error", True) or len(tree.get("statements", ())) != 1:
-        raise Refused("invalid", f"only SELECT is allowed here: {tree.get('error_message', '')}"[:_MOST], _ONE_SELECT)
+        raise InvalidArgument(f"only SELECT is allowed here: {tree.get('error_message', '')}", hint=_ONE_SELECT)
     for node, local in _nodes(tree["statements"]):
         kind = node.get("type")
         if kind == "TABLE_FUNCTION":
             called = str(node["function"].get("function_name", "")).casefold()
             if called not in _TABLE_FUNCTIONS:
-                raise Refused(
-                    "invalid", f"{called}() is not allowed here: only the given tables can be read", _tables(known)
-                )
+                reason = f"{called}() is not allowed here: only the given tables can be read"
+                raise InvalidArgument(reason, hint=_tables(known))
         elif kind == "BASE_TABLE":
             wanted = str(node.get("table_name", ""))
             qualified = node.get("schema_name") or node.get("catalog_name")
             if qualified or (wanted.casefold() not in known and wanted.casefold() not in local):
                 full = ".".join(filter(None, [node.get("catalog_name"), node.get("schema_name"), wanted]))
-                raise Refused("invalid", f"there is no table {full[:80]!r}", _tables(known))
+                raise InvalidArgument(f"there is no table {full[:80]!r}", hint=_tables(known))
         elif kind == "SHOW_REF" and not node.get("query"):
-            raise Refused("invalid", "SHOW is not allowed here", _tables(known))
+            raise InvalidArgument("SHOW is not allowed here", hint=_tables(known))
         elif str(kind).endswith("_QUERY_NODE") or kind in ("INSERT_NODE", "UPDATE_NODE", "DELETE_NODE"):
-            raise Refused("invalid", "only SELECT is allowed here, also in WITH", _ONE_SELECT)
+            raise InvalidArgument("only SELECT is allowed here, also in WITH", hint=_ONE_SELECT)
         if str(node.get("function_name", "")).casefold() in _FORBIDDEN:
-            raise Refused("invalid", f"{node['function_name']}() is not allowed here", _ONE_SELECT)
+            raise InvalidArgument(f"{node['function_name']}() is not allowed here", hint=_ONE_SELECT)
 
 
 def _nodes(tree: Any) -> Iterator[tuple[Message, frozenset[str]]]:
@@ -291,12 +279,12 @@ def _columns(database: duckdb.DuckDBPyConnection) -> str:
     return "columns here: " + (columns if len(columns) <= 400 else columns[:400] + "…")
 
 
-def _refusal(error: duckdb.Error, folder: str, lead: str = "", hint: str = "") -> Refused:
-    text = " ".join(str(error).replace(folder + os.sep, "").split())[:_MOST]
+def _refusal(error: duckdb.Error, folder: str, lead: str = "", hint: str = "") -> Exception:
+    narrower = "filter or aggregate before you join or sort"
     if isinstance(error, duckdb.OutOfMemoryException):
-        return Refused("limit", "this takes more memory than allowed", "filter or aggregate before you join or sort")
+        return LimitExceeded("this takes more memory than allowed", hint=narrower)
     if isinstance(error, duckdb.InterruptException):
-        return Refused("limit", "this took more time than allowed", "filter or aggregate before you join or sort")
+        return LimitExceeded("this took more time than allowed", hint=narrower)
     if isinstance(error, duckdb.FatalException | duckdb.InternalException):
         sys.exit(3)  # the database is unusable, and so is this process
-    return Refused("invalid", lead + text, hint)
+    return InvalidArgument(lead + " ".join(str(error).replace(folder + os.sep, "").split()), hint=hint)

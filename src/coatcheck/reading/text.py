@@ -24,7 +24,7 @@ from typing import Final
 from coatcheck.content import Content
 from coatcheck.media import encoding_of
 from coatcheck.reading.json_content import is_json, is_jsonl
-from coatcheck.reading.page import PageDraft, chars_of, lines_of, parse_chars
+from coatcheck.reading.page import PageDraft, chars_of, lines_of, parse_slice
 from coatcheck.storage.frames import FRAME, line_counts
 
 REPLACEMENT: Final = "\ufffd"
@@ -223,16 +223,15 @@ def by_lines(text: DecodedText, spec: str | None, cap: int, position: tuple[int,
     at = position[0] if position else text.line_start(first)
     number = text.line_at(at) if position else first
     got = text.take(at, cap)
-    wanted = last - number + 1
-    cut = _after_feed(got, wanted)
-    whole = cut is not None or at + width(got) == text.end
-    if cut is None:
-        cut = len(got) if whole else got.rfind("\n") + 1
+    *lines, rest = got.split("\n", last - number + 1)
+    ends = len(lines) == last - number + 1  # the last line of the slice is complete
+    whole = ends or at + width(got) == text.end
+    cut = len(got) - len(rest) if ends or not whole else len(got)
     inside = position is not None and len(position) > 1
     if cut and not inside:
         body, lost = visible(got[:cut])
-        lines = body.count("\n") + (not body.endswith("\n"))
-        shown = [_lines(number, number + lines - 1, text.lines)]
+        many = body.count("\n") + (not body.endswith("\n"))
+        shown = [_lines(number, number + many - 1, text.lines)]
         after = at + width(got[:cut])
         return PageDraft(body, _shown(shown, text, at, lost), None if whole else (after,), span=(at, after))
     return _inside(text, number, at, got[: cut or len(got)], position if inside else None, whole)
@@ -244,7 +243,7 @@ def by_chars(text: DecodedText, spec: str, cap: int, position: tuple[int, ...] |
     if not size:
         return PageDraft("", _shown(["empty: 0 characters"], text, 0, 0))
     at, skew, counted = position or (text.start, 0, 0)
-    negative = any(end is not None and end < 0 for end in parse_chars(spec))
+    negative = any(end is not None and end < 0 for end in parse_slice("chars", spec))
     if position is None and (negative or size <= COUNTED):
         counted = 1 + size - text.count(text.start, text.end)
     total = size + 1 - counted if counted else None
@@ -297,16 +296,6 @@ def _inside(
     else:
         following = (after, after - begin - start - len(rest), counted)
     return PageDraft(body, _shown(shown, text, at, lost), following, span=(at, after))
-
-
-def _after_feed(got: str, nth: int) -> int | None:
-    """Offset after the line feed of the nth line, or None if there are fewer."""
-    if got.count("\n") < nth:
-        return None
-    at = -1
-    for _ in range(nth):
-        at = got.find("\n", at + 1)
-    return at + 1
 
 
 def _lines(first: int, last: int, total: int) -> str:

@@ -19,20 +19,17 @@ from pathlib import Path
 
 from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreUnavailable, storage_error
 from coatcheck.refs import Blob, Coding
-from coatcheck.storage import seekable
+from coatcheck.storage import BlobStore, frames
 from coatcheck.storage.disk import FILES, FOLDERS, KINDS, Disk, open_folder
 from coatcheck.storage.frames import FRAME, Framed, FramedChunks, Framer, check_frame
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_PLACE = re.compile(r"[0-9a-f]{16}\.(raw|zst)")
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # opening a pipe must not block
 _FAN = re.compile(r"[0-9a-f]{2}")
 _TRIES = 100  # attempts to publish a copy into a folder that other processes may remove
 _SYNCED_KEPT = 10_000
-_CODINGS: dict[str, Coding] = {"raw": "raw", "zst": "zstd"}
 
 
-class FileBlobs:
+class FileBlobs(BlobStore):
     """Blobs in a folder owned by one user."""
 
     def __init__(self, root: Path, folder: int, disk: Disk, *, is_read_only: bool = False) -> None:
@@ -52,9 +49,9 @@ class FileBlobs:
         framer = Framer(digest)
         if isinstance(chunks, list) and digest is not None:
             with self._staged(chunks, "raw") as staged:
-                frames = chunks.frames if isinstance(chunks, FramedChunks) else None
-                staged.unframed = (framer, chunks) if frames is None else None
-                staged.framed = Framed(digest, sum(map(len, chunks)), frames or b"")
+                known = chunks.frames if isinstance(chunks, FramedChunks) else None
+                staged.unframed = (framer, chunks) if known is None else None
+                staged.framed = Framed(digest, sum(map(len, chunks)), known or b"")
                 yield staged
             return
         with self._staged(framer.through(chunks), "raw") as staged:
@@ -62,14 +59,14 @@ class FileBlobs:
             yield staged
 
     def compress(self, blob: Blob) -> contextlib.AbstractContextManager[StagedFile] | None:
-        if blob.coding != "raw" or not seekable.is_worthwhile(self.read(blob, 0, FRAME)):
+        if blob.coding != "raw" or not frames.is_worthwhile(self.read(blob, 0, FRAME)):
             return None
         return self._compressed(blob)
 
     @contextmanager
     def _compressed(self, blob: Blob) -> Iterator[StagedFile]:
-        frames = (self.read(blob, at, FRAME) for at in range(0, blob.size, FRAME))
-        with self._staged(seekable.compress(frames), "zst") as staged:
+        pieces = (self.read(blob, at, FRAME) for at in range(0, blob.size, FRAME))
+        with self._staged(frames.compressed(pieces), "zst") as staged:
             staged.framed = Framed(blob.digest, blob.size, blob.frames)
             staged.replaces = True
             yield staged
@@ -130,7 +127,7 @@ class FileBlobs:
 
     def sync(self, blob: Blob) -> None:
         """Make a copy that will be reused as durable as a new one: its publisher may not have synced it."""
-        if not self._disk.durable or blob.place in self._synced or not _PLACE.fullmatch(blob.place):
+        if not self._disk.durable or blob.place in self._synced or not frames.PLACE.fullmatch(blob.place):
             return  # a place that is not one of our files has nothing to sync, and reading it fails
         with self._opened(blob) as file, self._errors("syncing a blob"), self._folders(blob) as (fan, own):
             for one in (file, own, fan, self._blobs):
@@ -195,9 +192,9 @@ class FileBlobs:
                     with self._listed(digest, fan) as (_, names):
                         pass
                     for name in names:
-                        place = _PLACE.fullmatch(name)
-                        if place and _DIGEST.fullmatch(digest) and digest[:2] == fan_name:
-                            yield Blob(digest, 0, _CODINGS[place[1]], name)
+                        place = frames.PLACE.fullmatch(name)
+                        if place and frames.DIGEST.fullmatch(digest) and digest[:2] == fan_name:
+                            yield Blob(digest, 0, frames.CODINGS[place[1]], name)
 
     def sweep(self, blob: Blob, *, remove: bool = True) -> bool:
         try:
@@ -244,8 +241,8 @@ class FileBlobs:
                 if fan is None:
                     continue
                 path = f"blobs/{fan_name}/"
-                yield from _odd(fan, path, "", _DIGEST.pattern)
-                for digest in filter(_DIGEST.fullmatch, digests):
+                yield from _odd(fan, path, "", frames.DIGEST.pattern)
+                for digest in filter(frames.DIGEST.fullmatch, digests):
                     with self._listed(digest, fan) as (own, _):
                         if own is not None:
                             yield from _odd(own, f"{path}{digest}/", ".*", "")
@@ -305,7 +302,7 @@ class FileBlobs:
     @contextmanager
     def _folders(self, blob: Blob) -> Iterator[tuple[int, int]]:
         """Open the folders of a copy. No part of the path is a link or comes from an unchecked name."""
-        if not (_DIGEST.fullmatch(blob.digest) and _PLACE.fullmatch(blob.place)):
+        if not (frames.DIGEST.fullmatch(blob.digest) and frames.PLACE.fullmatch(blob.place)):
             raise StoreUnavailable(
                 "the catalog references a blob by an invalid digest or place", hint="run 'coatcheck verify'"
             )
@@ -398,7 +395,7 @@ def _unpacked(file: int, first: int, last: int, what: str) -> list[bytes]:
     def pread(at: int, size: int) -> bytes:
         return os.pread(file, size, at)
 
-    return seekable.Table.of(os.fstat(file).st_size, pread, what).read(first, last, pread)
+    return frames.SeekTable.of(os.fstat(file).st_size, pread, what).read(first, last, pread)
 
 
 class StagedFile:
@@ -432,7 +429,7 @@ class StagedFile:
 
     @property
     def coding(self) -> Coding:
-        return _CODINGS[self.place.rpartition(".")[2]]
+        return frames.CODINGS[self.place.rpartition(".")[2]]
 
     def publish(self) -> Blob:
         self._blobs.publish(self)

@@ -27,13 +27,12 @@ from typing import Final
 
 import xxhash
 
-from coatcheck.errors import StoreUnavailable, UnsupportedFormat
+from coatcheck.errors import StoreUnavailable
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.forks import Mutex
 
 NAME = "journal"
 _MAGIC = b"coatchk2"
-_OLD_MAGIC, _OLD_SIZE = b"coatchk1", 32  # without checksums; in a store that was closed, it is empty
 _HEADER = struct.Struct("<8s8sQQ")  # magic, journal id, end, whether the reserve is used up; then a checksum
 _MARKER = struct.Struct("<8sQ")  # journal id, how far it is synced; then a checksum
 _CHECKSUM = struct.Struct("<Q")
@@ -48,9 +47,14 @@ _PIECE = 1024 * 1024
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOG: Final = logging.getLogger("coatcheck")
 
+RESERVE = "reserve"
+_FULL_SIZE = 8 * 1024 * 1024
+_SMALLEST = 64 * 1024
+_PAGES_OF_A_RECORD = 32 * 1024  # one row in each table and index, each on a page of its own
+
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Position:
     """A position in one journal, up to which `sync` must reach."""
 
     journal_id: bytes
@@ -90,9 +94,6 @@ class Journal:
         if self._file < 0 or not os.fstat(self._file).st_nlink:
             self._reopen()
         header = os.pread(self._file, START, 0)
-        if header[:8] == _OLD_MAGIC and len(header) == _OLD_SIZE:
-            self.replace()
-            return
         marker = header[_MARKER_AT:]
         journal_id, self._marked = _MARKER.unpack_from(marker) if _is_sealed(marker, _MARKER.size) else (b"", START)
         if _is_sealed(header[:_MARKER_AT], _HEADER.size) and header[:8] == _MAGIC:
@@ -102,11 +103,6 @@ class Journal:
                 self._marked = START
         elif journal_id:
             self._mend_header(journal_id)
-        elif header[:8] == _OLD_MAGIC:
-            raise UnsupportedFormat(
-                "the journal of the store has an older format and contains records",
-                hint="open the store with the version that wrote it, then close it",
-            )
         else:
             raise StoreUnavailable(
                 "the journal of the store has no valid header",
@@ -115,7 +111,7 @@ class Journal:
         if os.fstat(self._file).st_size > self.end:
             self._disk.truncate(self._file, self.end)
 
-    def append(self, payload: bytes) -> Mark:
+    def append(self, payload: bytes) -> Position:
         record = _record(self.journal_id, self.end, payload)
         try:
             self._disk.write_at(self._file, record, self.end)
@@ -125,7 +121,7 @@ class Journal:
         end = self.end + len(record)
         self._write_state(end)
         self.end = end  # last: a concurrent sync in another thread may count everything up to it as synced
-        return Mark(self.journal_id, end)
+        return Position(self.journal_id, end)
 
     def strain(self, strained: bool) -> None:
         """Record for all writers whether the reserve is used up."""
@@ -133,12 +129,12 @@ class Journal:
         if self._file >= 0:
             self._write_state(self.end)
 
-    def sync(self, mark: Mark) -> None:
-        """Return once the journal is durable up to the mark. One sync serves all waiting threads."""
-        self._syncing.run(lambda: self._sync(mark))
+    def sync(self, position: Position) -> None:
+        """Return once the journal is durable up to the position. One sync serves all waiting threads."""
+        self._syncing.run(lambda: self._sync(position))
 
-    def _sync(self, mark: Mark) -> None:
-        if mark.journal_id != self.journal_id or self._synced >= mark.end:
+    def _sync(self, position: Position) -> None:
+        if position.journal_id != self.journal_id or self._synced >= position.end:
             return  # a journal is replaced only after the database has applied all of it durably
         if self.is_unsound:
             raise OSError(errno.EIO, "an earlier sync of the journal failed")
@@ -152,7 +148,7 @@ class Journal:
         self._synced = end
         if self._disk.durable:
             with contextlib.suppress(OSError):  # the marker only distinguishes damage from the result of a power cut
-                self._disk.write_at(self._file, _sealed(_MARKER.pack(mark.journal_id, end)), _MARKER_AT)
+                self._disk.write_at(self._file, _sealed(_MARKER.pack(position.journal_id, end)), _MARKER_AT)
 
     def records(self, start: int) -> Iterator[tuple[int, bytes | None]]:
         """Yield payloads from an offset, each with the offset after it; None for each damaged part.
@@ -287,6 +283,84 @@ class Journal:
         else:
             os.dup2(file, self._file, inheritable=False)  # another thread may be using the descriptor in `grown`
             os.close(file)
+
+
+class Reserve:
+    """Reserved space, so that a store on a full disk can still be read and cleaned up.
+
+    The records of the journal must fit into the database later, and forgetting needs some space before it frees any.
+    The reserve is a file of allocated bytes for that. While it is not full, the store accepts no new content. The sizes
+    keep the needs of one step within the reserve: a WAL at its limit plus one batch, and the same amount again in the
+    database. The caller holds the store's lock."""
+
+    def __init__(self, folder: int, disk: Disk) -> None:
+        self._folder = folder
+        self._disk = disk
+        free = os.fstatvfs(folder)
+        self._size = min(_FULL_SIZE, (free.f_blocks * free.f_frsize) // 16)
+
+    @property
+    def journal_limit(self) -> int:
+        """Maximum length of the journal before the database applies it."""
+        return START + self._size // 4
+
+    @property
+    def wal_limit(self) -> int:
+        """Maximum length of the WAL before a checkpoint."""
+        return self._size // 2
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        """Maximum number of records, and of their bytes, that the database applies in one transaction."""
+        return max(1, self._size // 4 // _PAGES_OF_A_RECORD), self._size // 8
+
+    def is_needed(self) -> bool:
+        """Return whether the free space may be too small for a change."""
+        free = os.fstatvfs(self._folder)
+        return free.f_bavail * free.f_frsize < self._size
+
+    def fill(self, journal: Journal) -> None:
+        """Fill the reserve. If there is not enough space, allocate what is left, inform all writers, and raise
+        OSError."""
+        file = os.open(RESERVE, _OPEN | os.O_CREAT, 0o600, dir_fd=self._folder)
+        try:
+            if os.fstat(file).st_size < self._size:
+                try:
+                    self._disk.allocate(file, self._size)
+                except OSError:
+                    self._take_what_is_left(file)
+                    if not journal.strained:
+                        journal.strain(True)
+                    raise
+        finally:
+            os.close(file)
+        if journal.strained:
+            journal.strain(False)
+
+    def release(self, journal: Journal) -> bool:
+        """Give the space back to the file system for a change that needs it. Returns False if the reserve is empty."""
+        with contextlib.suppress(FileNotFoundError):
+            file = os.open(RESERVE, _OPEN, dir_fd=self._folder)
+            try:
+                if os.fstat(file).st_size:
+                    self._disk.truncate(file, 0)
+                    journal.strain(True)
+                    return True
+            finally:
+                os.close(file)
+        return False
+
+    def _take_what_is_left(self, file: int) -> None:
+        size = self._size // 2
+        while size >= _SMALLEST:
+            self._disk.truncate(file, 0)
+            try:
+                self._disk.allocate(file, size)
+            except OSError:
+                size //= 2
+            else:
+                return
+        self._disk.truncate(file, 0)
 
 
 def _record(journal_id: bytes, at: int, payload: bytes) -> bytes:

@@ -77,8 +77,6 @@ class Passages:
         watch(self)
 
     def followed(self, session_id: str) -> Mark | None:
-        """Return how far a session is indexed, or None if it is not."""
-
         def look(db: sqlite3.Connection) -> Mark | None:
             row = _one(db, "SELECT created, seq, digest FROM followed WHERE session = ?", session_id)
             return None if row is None else Mark(*_checked(row, (float, int), int, str))
@@ -86,15 +84,12 @@ class Passages:
         return self._run(look)
 
     def missing(self, digests: Iterable[str]) -> list[str]:
-        """Return those artifacts whose content is not indexed yet."""
         wanted = list(digests)
         return self._run(
             lambda db: [d for d in wanted if _one(db, "SELECT 1 FROM indexed WHERE digest = ?", d) is None]
         )
 
     def add(self, contents: Mapping[str, Iterable[Passage]]) -> None:
-        """Index the contents of artifacts. An artifact may have no passages."""
-
         def insert(db: sqlite3.Connection) -> None:
             for digest, rows in contents.items():
                 if _one(db, "SELECT 1 FROM indexed WHERE digest = ?", digest) is None:
@@ -105,9 +100,6 @@ class Passages:
         self._run(insert)
 
     def hold(self, session_id: str, holds: Mapping[str, Held], mark: Mark | None, *, complete: bool) -> None:
-        """Record a session's artifacts, by digest, and how far the session is indexed. With `complete`, they replace
-        the known ones, otherwise they are added."""
-
         def note(db: sqlite3.Connection) -> None:
             if complete:
                 for (digest,) in db.execute("SELECT digest FROM held WHERE session = ?", (session_id,)).fetchall():
@@ -137,7 +129,6 @@ class Passages:
         self._run(note)
 
     def count(self, sessions: Iterable[str], at: float) -> int:
-        """Return the number of distinct artifacts in these sessions that do not expire before this time."""
         wanted = list(sessions)
         marks = ", ".join("?" * len(wanted))
         distinct = f"SELECT count(DISTINCT digest) FROM held WHERE session IN ({marks}) AND coalesce(expires, ?) >= ?"
@@ -152,8 +143,6 @@ class Passages:
         return self._run(look)
 
     def leave(self, session_id: str, digest: str | None = None) -> None:
-        """Remove an artifact from a session, or the whole session."""
-
         def drop(db: sqlite3.Connection) -> None:
             if digest is not None:
                 _leave(db, session_id, digest)
@@ -169,10 +158,8 @@ class Passages:
             self._lock.run(self._discard)
 
     def match(self, words: str, sessions: Iterable[str], limit: int) -> list[Match]:
-        """Return the best passages and labels for these words among the artifacts of these sessions.
-
-        If the words are very frequent, only the rarest are used; for a single frequent word, only its newest matches
-        are ranked."""
+        # If the words are very frequent, only the rarest are used; for a single frequent word, only its newest matches
+        # are ranked.
         terms = terms_of(words)
         scope = list(sessions)
         marks = ", ".join("?" * len(scope))
@@ -194,8 +181,6 @@ class Passages:
         return self._run(ask)
 
     def keep(self, is_known: Callable[[str], bool]) -> int:
-        """Delete artifacts that the store no longer has, and all traces of their words. Returns their number."""
-
         def drop(db: sqlite3.Connection) -> int:
             rows = db.execute("SELECT digest FROM indexed UNION SELECT digest FROM held")
             digests = [_checked(row, str)[0] for row in rows]
@@ -233,17 +218,13 @@ class Passages:
             if self._db is not None and self._db.in_transaction:
                 self._db.execute("ROLLBACK")
 
-    def pause(self) -> None:
-        self._lock.acquire()
-
-    def resume(self) -> None:
-        self._lock.release()
+    def locks(self) -> list[Mutex]:
+        return [self._lock]
 
     def renew(self) -> None:
         if self._path is not None:
             _inherited.append(self._db)  # it belongs to the parent, and must not be closed here
             self._db = None
-        self._lock.release()
 
     def _run(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run `change` in one transaction. A damaged index is discarded and created again."""

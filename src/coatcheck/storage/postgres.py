@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,12 +20,13 @@ from psycopg import Connection, errors
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from coatcheck.errors import CoatcheckError, StoreClosed, StoreFull, StoreUnavailable
+from coatcheck.errors import StoreClosed, StoreFull, StoreUnavailable
 from coatcheck.ids import digest_of
-from coatcheck.storage.watch import Watch
+from coatcheck.storage.retry import Watch, keep_trying
 
 PATIENCE: Final = 30.0  # seconds that a call retries before it reports the database as unavailable
-_SHORTEST, _LONGEST = 0.02, 2.0
+_HINT: Final = "check the catalog's url, role and schema"
+_ERRORS: Final = (psycopg.Error, PoolTimeout)
 _FULL: Final = (errors.DiskFull, errors.OutOfMemory)
 _AGAIN: Final = (
     errors.SerializationFailure,
@@ -125,23 +125,20 @@ class Connections:
                 raise
 
     def _tried(self, call: Callable[[Db], _T], doing: str, *, own: bool = False, slow: bool = False) -> _T:
-        until, pause = time.monotonic() + self.patience, _SHORTEST
-        while True:
+        def attempt(until: float) -> _T:
             try:
                 with self._connected(until, own=own, slow=slow) as db:
                     return call(db)
-            except CoatcheckError:
-                raise
             except _FULL as error:
                 raise StoreFull(f"the database has no space left while {doing}") from error
-            except (psycopg.Error, PoolTimeout) as error:
-                again = is_passing(error)
+            except _ERRORS:
                 if self._closed:
                     raise StoreClosed("the store is closed") from None
-                if not again or time.monotonic() + pause > until:
-                    raise unavailable(error, doing, may_retry=again) from None
-            time.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(pause * 2, _LONGEST)
+                raise
+
+        return keep_trying(
+            attempt, doing, patience=self.patience, errors=_ERRORS, may_pass=is_passing, whose="database", hint=_HINT
+        )
 
     def _opened(self) -> ConnectionPool[Db]:
         if self._closed:
@@ -226,18 +223,22 @@ class _Kept:
 
     def run(self, sql: str, place: str, doing: str) -> bool:
         key = int.from_bytes(bytes.fromhex(place[:16]), "big", signed=True)
+
+        def attempt(until: float) -> bool:
+            try:
+                db = self._opened()
+                with _watch.over(db, until):
+                    found = db.execute(sql, (key,)).fetchone()
+                return found is not None and bool(found[0])
+            except psycopg.Error:
+                self._db = None
+                raise
+
         with self._lock:
-            for attempt in (1, 2):
-                try:
-                    db = self._opened()
-                    with _watch.over(db, time.monotonic() + self._connections.patience):
-                        found = db.execute(sql, (key,)).fetchone()
-                    return found is not None and bool(found[0])
-                except psycopg.Error as error:
-                    self._db = None
-                    if attempt == 2 or not is_passing(error):
-                        raise unavailable(error, doing, may_retry=is_passing(error)) from None
-            raise AssertionError("unreachable")
+            return keep_trying(
+                attempt, doing, patience=self._connections.patience, errors=_ERRORS, may_pass=is_passing,
+                whose="database", hint=_HINT,
+            )  # fmt: skip
 
     def _opened(self) -> Db:
         mine = self._owner == os.getpid()
@@ -267,13 +268,3 @@ def is_passing(error: Exception) -> bool:
 
 
 _CONNECTION: Final = ("08000", "08001", "08003", "08004", "08006", "57P01", "57P02", "57P03")
-
-
-def unavailable(error: Exception, doing: str, *, may_retry: bool) -> StoreUnavailable:
-    # The message of a failed connection contains host and user, perhaps more: report only its kind.
-    what = getattr(error, "sqlstate", None) or type(error).__name__
-    return StoreUnavailable(
-        f"the database failed while {doing}: {what}",
-        hint="try again" if may_retry else "check the catalog's url, role and schema",
-        may_retry=may_retry,
-    )

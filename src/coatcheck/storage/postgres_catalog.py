@@ -1,86 +1,389 @@
 """The catalog in PostgreSQL: one transaction per change; locks are always taken in the order session, refs, blob.
 
-A put is one call of a function in the database: one round trip. Content up to `inline_limit` is sent with it.
+A put is one call of a function in the database: one round trip. Content up to `inline_limit` is sent with it. Any
+number of machines may collect: each takes a batch of sessions that no other machine has locked.
 """
 
 from __future__ import annotations
 
-import json
-import secrets
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final
+import hashlib
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, Final, TypeVar
 
 import psycopg
 
-from coatcheck.errors import QuotaExceeded
+from coatcheck.errors import StoreError
 from coatcheck.ids import MIN_PREFIX, prefix_range
 from coatcheck.refs import Blob
-from coatcheck.storage import _NO_LIMITS, _NOTHING, Entry, Limits, Ranges, SessionInfo, newest_of_each
-from coatcheck.storage.postgres import Connections, Db
-from coatcheck.storage.postgres_rows import (
+from coatcheck.storage.catalog import (
     BLOB,
-    LENT,
-    OF_SESSION,
-    REF,
+    COLUMNS,
+    NO_LIMITS,
+    NOTHING_SHOWN,
+    RECORDS,
+    REF_COLUMNS,
     SESSION,
-    blob_of,
+    TRANSCRIPT,
+    Catalog,
+    Effect,
+    Entry,
+    Freed,
+    Limits,
+    Note,
+    Ranges,
+    Row,
+    SessionInfo,
+    SetAside,
+    Totals,
+    check_quota,
     entry_of,
-    hashes_of,
-    packed,
-    session_of,
+    key_of,
+    newest_in_each,
+    newest_of_each,
+    ref_values,
+    values_of,
 )
-from coatcheck.storage.postgres_upkeep import PostgresUpkeep
+from coatcheck.storage.postgres import Connections, Db
 
-INLINE: Final = 64 * 1024
+_INLINE: Final = 64 * 1024
+_PAGE: Final = 256
+_BATCH: Final = 100  # sessions per batch of a collection
+_LATER: Final = 86_400.0  # seconds before an expired session with a pin is checked again
+_HIGHEST: Final = b"\xff" * 32
 _GONE, _OVER, _ALONE = "CC001", "CC002", "CC003"
-
-_JOINED: Final = """FROM ref r JOIN session s ON s.session_key = r.session_key
+_PUT: Final = f"SELECT put_1({', '.join(['%s'] * 33)})"
+_TEXTS: Final = {"session_id", "parent", "name", "media_type", "tool", "call_id", "summary", "granted_by", "request"}
+"""Columns of text that are stored as bytes."""
+_OF_SESSION: Final = "s.tenant = %(tenant)s AND sha256(s.session_id) = sha256(%(session_id)s)"
+_OWNER: Final = f"""(CASE %(session_id)s WHEN ''::bytea THEN 0
+    ELSE (SELECT session_key FROM session s WHERE {_OF_SESSION}) END)"""
+_FROM: Final = """FROM ref r JOIN session s ON s.session_key = r.session_key
     LEFT JOIN blob b ON b.tenant = r.tenant AND b.digest = r.digest"""
 # A separate query, so that the planner knows the single session and walks its refs in order.
-_IN_SESSION: Final = f"r.session_key = (SELECT session_key FROM session s WHERE {OF_SESSION})"
+_IN_SESSION: Final = f"r.session_key = (SELECT session_key FROM session s WHERE {_OF_SESSION})"
+_IS_RECORD: Final = f"key >= '{RECORDS[0]}' AND key < '{RECORDS[1]}'"
+_SAVE: Final[dict[type, str]] = {
+    SessionInfo: """INSERT INTO session (tenant, session_id, parent, ttl, quota, created, used)
+        VALUES (%(tenant)s, %(session_id)s, %(parent)s, %(ttl)s, %(quota)s, %(created)s, %(used)s)
+        ON CONFLICT (tenant, sha256(session_id)) DO UPDATE SET parent = excluded.parent, ttl = excluded.ttl,
+        quota = excluded.quota, used = greatest(session.used, excluded.used)""",
+    Blob: """INSERT INTO blob (tenant, digest, size, coding, place, frames, used, refs)
+        VALUES (%(tenant)s, %(digest)s, %(size)s, %(coding)s, %(place)s, %(frames)s, %(used)s, 0)
+        ON CONFLICT (tenant, digest) DO UPDATE SET coding = excluded.coding, place = excluded.place,
+        frames = excluded.frames, used = greatest(blob.used, excluded.used)""",
+    Note: f"""INSERT INTO note SELECT %(tenant)s, {_OWNER}, %(key)s, %(value)s WHERE {_OWNER} IS NOT NULL
+        ON CONFLICT (tenant, session_key, key) DO UPDATE SET value = excluded.value""",
+    # What a pin kept may have expired long ago, so a collection looks at the session again.
+    Entry: f"""WITH s AS (UPDATE session s SET look_at = '-infinity' WHERE {_OF_SESSION} RETURNING session_key)
+        INSERT INTO ref (session_key, tenant, seq, digest, size, {", ".join(REF_COLUMNS)}, gone) SELECT session_key,
+        %(tenant)s, %(seq)s, %(digest)s, %(size)s, {", ".join(f"%({name})s" for name in REF_COLUMNS)}, %(gone)s FROM s
+        ON CONFLICT (session_key, seq) DO UPDATE SET pinned = excluded.pinned, granted_by = excluded.granted_by,
+        gone = excluded.gone""",
+}
+_DROP: Final[dict[type, tuple[str, ...]]] = {
+    SessionInfo: (f"DELETE FROM note WHERE tenant = %(tenant)s AND session_key = {_OWNER}",
+                  f"DELETE FROM session s WHERE {_OF_SESSION}"),
+    Blob: ("DELETE FROM blob WHERE tenant = %(tenant)s AND digest = %(digest)s",),
+    Note: (f"DELETE FROM note WHERE tenant = %(tenant)s AND session_key = {_OWNER} AND key = %(key)s",),
+    Entry: (f"DELETE FROM ref WHERE session_key = {_OWNER} AND seq = %(seq)s",),
+}  # fmt: skip
+_DEAD: Final = "NOT r.pinned AND r.gone IS NULL AND (s.used + s.ttl <= %(at)s OR r.expires <= %(at)s)"
+_USED: Final = """(SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
+    WHERE ref.session_key = session.session_key AND ref.gone IS NULL) held)"""
+_COUNTED: Final = "(SELECT count(*) FROM ref r WHERE r.tenant = b.tenant AND r.digest = b.digest AND r.gone IS NULL)"
+_SIZE: Final = """coalesce(octet_length(b.data), (SELECT max(r.size) FROM ref r WHERE r.tenant = b.tenant
+    AND r.digest = b.digest AND r.gone IS NULL), b.size)"""
+_STORED: Final = """((SELECT coalesce(sum(size), 0) FROM blob WHERE tenant = %(tenant)s)
+    - (SELECT coalesce(sum(bytes), 0) FROM stored WHERE tenant = %(tenant)s))"""
+_STRAY: Final = """tenant = %(tenant)s AND gone IS NULL
+    AND NOT EXISTS (SELECT 1 FROM blob b WHERE b.tenant = ref.tenant AND b.digest = ref.digest)"""
+_NO_SESSION: Final = "tenant = %(tenant)s AND session_key NOT IN (SELECT session_key FROM session)"
+_CHECKS: Final = (
+    ("refs without a blob row", f"FROM ref WHERE {_STRAY}", f"UPDATE ref SET gone = 'damaged' WHERE {_STRAY}"),
+    ("refs without a session", f"FROM ref WHERE {_NO_SESSION}", f"DELETE FROM ref WHERE {_NO_SESSION}"),
+    ("notes without a session", f"FROM note WHERE session_key > 0 AND {_NO_SESSION}",
+     f"DELETE FROM note WHERE session_key > 0 AND {_NO_SESSION}"),
+    ("blobs with a wrong count of refs", f"FROM blob b WHERE tenant = %(tenant)s AND refs <> {_COUNTED}",
+     f"UPDATE blob b SET refs = {_COUNTED} WHERE tenant = %(tenant)s AND refs <> {_COUNTED}"),
+    ("sessions with a wrong count of bytes", f"FROM session WHERE tenant = %(tenant)s AND used_bytes <> {_USED}",
+     f"UPDATE session SET used_bytes = {_USED} WHERE tenant = %(tenant)s AND used_bytes <> {_USED}"),
+    ("blobs with a wrong size", f"FROM blob b WHERE tenant = %(tenant)s AND size <> {_SIZE}",
+     f"UPDATE blob b SET size = {_SIZE} WHERE tenant = %(tenant)s AND size <> {_SIZE}"),
+    ("wrong counts of all bytes", f"WHERE {_STORED} <> 0",
+     f"""INSERT INTO stored SELECT %(tenant)s, -1, {_STORED}
+     ON CONFLICT (tenant, slot) DO UPDATE SET bytes = stored.bytes + excluded.bytes"""),
+)  # fmt: skip
+"""What may be wrong with rows, where, and the statement that sets it right."""
+_T = TypeVar("_T")
 
 
-class PostgresCatalog(PostgresUpkeep):
+class PostgresCatalog(Catalog):
     """Sessions, refs, names, records and small content of one tenant."""
 
-    inline_limit = INLINE
-    is_far = True
+    inline_limit = _INLINE
 
     def __init__(self, connections: Connections) -> None:
-        super().__init__(connections)
-        self._uri = connections.address
+        self._connections = connections
+        self._tenant = connections.tenant
+        self._own = threading.local()  # `db` is the connection of the change that this thread runs
 
-    def session(self, session_id: str) -> SessionInfo | None:
-        rows = self._ask(f"SELECT {SESSION} FROM session s WHERE {OF_SESSION}", session=packed(session_id))
-        return session_of(rows[0]) if rows else None
+    # Rows
 
-    def open_session(self, info: SessionInfo) -> None:
-        self._ask(
-            "INSERT INTO session (tenant, session_id, parent, ttl, quota, created_at, used_at)"
-            " VALUES (%(tenant)s, %(session)s, %(parent)s, %(ttl)s, %(quota)s, %(created)s, %(used)s)"
-            " ON CONFLICT (tenant, sha256(session_id))"
-            " DO UPDATE SET parent = excluded.parent, ttl = excluded.ttl, quota = excluded.quota RETURNING 1",
-            session=packed(info.session_id), parent=packed(info.parent), ttl=info.ttl, quota=info.quota,
-            created=info.created, used=info.used,
+    def change(
+        self, doing: str, work: Callable[[], _T], *, session_id: str | None = None, effect: Effect | None = None
+    ) -> _T:
+        return self._run(doing, work, session_id, slow=effect == "free", is_locked=effect != "note")
+
+    def _run(
+        self,
+        doing: str,
+        work: Callable[[], _T],
+        session_id: str | None = None,
+        *,
+        slow: bool = False,
+        whole: bool = False,
+        is_locked: bool = False,
+    ) -> _T:
+        """Run `work` in a transaction. If it is locked: after others about the session, or about no session."""
+
+        def run(db: Db) -> _T:
+            self._own.db = db
+            try:
+                if session_id is not None:
+                    self._ask(f"SELECT 1 FROM session s WHERE {_OF_SESSION} FOR UPDATE", session_id=session_id)
+                elif is_locked:
+                    self._ask("SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || %(tenant)s, 3))")
+                return work()
+            finally:
+                self._own.db = None
+
+        return self._connections.run(run, doing, slow=slow, whole=whole)
+
+    def _ask(self, sql: str, **values: Any) -> list[Any]:
+        """Return the rows of a statement. Inside a change, it is part of the change."""
+        packed = self._packed(values)
+        db: Db | None = getattr(self._own, "db", None)
+        if db is None:
+            return self._connections.once(lambda db: _rows(db, sql, packed), "reading the catalog")
+        return _rows(db, sql, packed)
+
+    def _packed(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {"tenant": self._tenant} | {name: _stored(name, value) for name, value in values.items()}
+
+    def _lock(self) -> str:
+        """Return a clause for rows that a change reads to write them."""
+        return "FOR UPDATE" if getattr(self._own, "db", None) else ""
+
+    def sessions(self, session_id: str | None = None) -> Iterator[SessionInfo]:
+        if session_id is not None:
+            found = self._ask(f"SELECT {SESSION} FROM session s WHERE {_OF_SESSION}", session_id=session_id)
+            yield from (SessionInfo(*row) for row in found)
+            return
+        last = 0
+        while rows := self._ask(
+            f"SELECT {SESSION}, s.session_key FROM session s WHERE tenant = %(tenant)s AND session_key > %(last)s"
+            " ORDER BY session_key LIMIT %(page)s",
+            last=last, page=_PAGE,
+        ):  # fmt: skip
+            yield from (SessionInfo(*row[:-1]) for row in rows)
+            last = rows[-1][-1]
+
+    def refs(self, session_id: str | None = None, digest: str | None = None) -> list[Entry]:
+        values: dict[str, Any] = {"digest": digest and bytes.fromhex(digest)}
+        where = [] if digest is None else ["r.digest = %(digest)s"]
+        if session_id is not None:
+            where, values["session_id"] = [_IN_SESSION, *where], session_id
+        else:
+            where = ["r.tenant = %(tenant)s", *where]
+            if self._lock():  # first, so that what is read next is current
+                self._ask(
+                    "SELECT 1 FROM session WHERE tenant = %(tenant)s AND session_key IN (SELECT session_key FROM ref r"
+                    f" WHERE {' AND '.join(where)}) ORDER BY session_key FOR UPDATE",
+                    **values,
+                )
+        return self._entries(f"{' AND '.join(where)} ORDER BY r.seq DESC", **values)
+
+    def _entries(self, where: str, *, content: bool = False, **values: Any) -> list[Entry]:
+        rows = self._ask(f"SELECT {COLUMNS}, {'b.data' if content else 'NULL'} {_FROM} WHERE {where}", **values)
+        return [entry_of(row[:-1], row[-1]) for row in rows]
+
+    def blobs(self, digest: str | None = None) -> Iterator[tuple[Blob, bytes | StoreError | None]]:
+        columns = f"SELECT {BLOB}, b.data FROM blob b WHERE tenant = %(tenant)s"
+        if digest is not None:
+            key = bytes.fromhex(digest)
+            for row in self._ask(f"{columns} AND digest = %(digest)s {self._lock()}", digest=key):
+                yield _blob_of(row), row[6]
+            return
+        last = b""
+        while rows := self._ask(f"{columns} AND digest > %(last)s ORDER BY digest LIMIT 64", last=last):
+            for row in rows:
+                yield _blob_of(row), row[6]
+            last = rows[-1][0]
+
+    def notes(self, owner: str, start: str, stop: str, *, limit: int | None = None, newest: bool = False) -> list[Note]:
+        found = self._ask(
+            f"SELECT key, value FROM note WHERE tenant = %(tenant)s AND session_key = {_OWNER} AND key >= %(start)s"
+            f" AND key < %(stop)s ORDER BY key {'DESC' if newest else ''} {_limit(limit)}",
+            session_id=owner, start=start, stop=stop,
+        )  # fmt: skip
+        return [Note(owner, key, value) for key, value in found]
+
+    def save(self, *rows: Row) -> None:
+        for kind, some in groupby(rows, type):
+            self._each(_SAVE[kind], map(values_of, some))
+
+    def drop(self, *rows: Row) -> None:
+        for kind, some in groupby(rows, type):
+            keys = [key_of(row) for row in some]
+            for statement in _DROP[kind]:
+                self._each(statement, keys)
+
+    def _each(self, statement: str, rows: Iterable[dict[str, Any]]) -> None:
+        with self._own.db.cursor() as cursor:
+            cursor.executemany(statement, [self._packed(row) for row in rows])
+
+    def _let_go(self, refs: Sequence[Entry]) -> Freed:
+        keys = dict(self._ask(
+            "SELECT session_id, session_key FROM session WHERE tenant = %(tenant)s AND sha256(session_id) ="
+            " ANY (%(sessions)s)",
+            sessions=hashes_of({one.session.session_id for one in refs}),
+        ))  # fmt: skip
+        return self._let_go_of(
+            [(keys[one.session.session_id], bytes.fromhex(one.ref.artifact_id), one.ref.size_bytes) for one in refs]
+        )
+
+    def _let_go_of(self, refs: Sequence[tuple[int, bytes, int]]) -> Freed:
+        """Update the counts after removing refs (session key, digest, size) of locked sessions."""
+        keys, digests, sizes = zip(*refs, strict=True) if refs else ((), (), ())
+        gone = self._ask(
+            f"SELECT {BLOB} FROM let_go_1(%(tenant)s, %(keys)s::bigint[], %(digests)s, %(sizes)s::bigint[]) b",
+            keys=list(keys), digests=list(digests), sizes=list(sizes),
+        )  # fmt: skip
+        return Freed.of(len(refs), [_blob_of(row) for row in gone])
+
+    def _revive(self, digest: str) -> int:
+        return int(self._ask("SELECT revive_1(%(tenant)s, %(digest)s)", digest=bytes.fromhex(digest))[0][0])
+
+    def _next_token(self) -> int:
+        return int(self._ask("SELECT nextval('fence')")[0][0])
+
+    def close(self) -> None:
+        self._connections.close()
+
+    # Reading
+
+    def find(
+        self,
+        session_id: str,
+        *,
+        prefix: str | None = None,
+        name: str | None = None,
+        content: bool = False,
+        limit: int | None = None,
+        before: int | None = None,
+    ) -> list[Entry]:
+        values: dict[str, Any] = {"session_id": session_id}
+        # A literal bound: with an unknown one, the planner may sort the session's refs first.
+        where, bound = "", _limit(None if prefix is not None else limit)
+        if prefix is not None:
+            where = "AND r.digest BETWEEN %(low)s AND %(high)s"
+            values["low"], values["high"] = prefix_range(prefix)
+        elif name is not None:
+            where, values["name"] = "AND sha256(r.name) = sha256(%(name)s) AND r.name = %(name)s", name
+        elif before is not None:
+            where, values["before"] = "AND r.seq < %(before)s", before
+        entries = self._entries(f"{_IN_SESSION} {where} ORDER BY r.seq DESC {bound}", content=content, **values)
+        return entries if prefix is None else newest_of_each(entries)
+
+    def _granted(self, session_id: str, prefix: str = "", *, content: bool = False) -> list[Entry]:
+        low, high = prefix_range(prefix)
+        return self._entries(
+            "r.tenant = %(tenant)s AND sha256(r.granted_by) = sha256(%(session_id)s) AND r.granted_by = %(session_id)s"
+            f" AND substr(s.session_id, 1, {len(TRANSCRIPT)}) = '{TRANSCRIPT}' AND r.digest BETWEEN %(low)s AND"
+            " %(high)s ORDER BY r.created DESC, r.seq DESC",
+            content=content, session_id=session_id, low=low, high=high,
         )  # fmt: skip
 
-    def put(self, entry: Entry, *, limits: Limits = _NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
+    def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
+        lineage, ranges = list(sessions), [prefix_range(prefix) for prefix in prefixes]
+        rows = self._ask(
+            # OFFSET prevents a join: each session and range is one index lookup.
+            f"SELECT {COLUMNS}, {'b.data' if content else 'NULL'} FROM session s,"
+            " unnest(%(low)s::bytea[], %(high)s::bytea[]) AS one (low, high),"
+            " LATERAL (SELECT * FROM ref WHERE session_key = s.session_key"
+            " AND digest BETWEEN one.low AND one.high OFFSET 0) r"
+            " LEFT JOIN blob b ON b.tenant = r.tenant AND b.digest = r.digest"
+            " WHERE s.tenant = %(tenant)s AND sha256(s.session_id) = ANY (%(sessions)s) ORDER BY r.seq DESC",
+            sessions=hashes_of(lineage), low=[low for low, _ in ranges], high=[high for _, high in ranges],
+        )  # fmt: skip
+        return newest_in_each(lineage, (entry_of(row[:-1], row[-1]) for row in rows))
+
+    def blob(self, digest: str) -> Blob | None:
+        rows = self._ask(
+            f"SELECT {BLOB} FROM blob b WHERE tenant = %(tenant)s AND digest = %(digest)s {self._lock()}",
+            digest=bytes.fromhex(digest),
+        )
+        return _blob_of(rows[0]) if rows else None
+
+    def places(self, digests: Iterable[str]) -> dict[str, str]:
+        rows = self._ask(
+            "SELECT digest, place FROM blob WHERE tenant = %(tenant)s AND digest = ANY (%(digests)s)",
+            digests=[bytes.fromhex(digest) for digest in digests],
+        )
+        return {digest.hex(): place for digest, place in rows}
+
+    def totals(self) -> Totals:
+        row = self._ask_whole(
+            """SELECT (SELECT count(*) FROM session WHERE tenant = %(tenant)s),
+            count(*) FILTER (WHERE gone IS NULL), (SELECT count(*) FROM blob WHERE tenant = %(tenant)s),
+            count(*) FILTER (WHERE gone IS NOT NULL),
+            (SELECT coalesce(sum(size), 0) FROM blob WHERE tenant = %(tenant)s)::bigint,
+            coalesce(sum(size) FILTER (WHERE gone IS NULL), 0)::bigint FROM ref WHERE tenant = %(tenant)s"""
+        )[0]
+        return Totals(*row)
+
+    def uri(self, blob: Blob) -> str:
+        return f"{self._connections.address}#blob={blob.digest}"
+
+    def _ask_whole(self, sql: str, **values: Any) -> list[Any]:
+        """Like `_ask`, for whole tables."""
+        return self._run("reading the catalog", lambda: self._ask(sql, **values), whole=True)
+
+    # Writing
+
+    def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
         return self._put(entry, limits, reuse=reuse, heal=heal) is not None
 
-    def put_new(self, entry: Entry, *, limits: Limits = _NO_LIMITS) -> set[str] | None:
-        return self._put(entry, limits, if_new=True)
+    def put_inline(
+        self,
+        digest: str,
+        lineage: Sequence[str],
+        make: Callable[[], Entry],
+        is_repeat: Callable[[Entry], bool],
+        *,
+        limits: Limits = NO_LIMITS,
+    ) -> tuple[Entry, Collection[str]]:
+        entry = make()
+        near = self._put(entry, limits, if_new=True)
+        if near is None:  # the session has the artifact
+            return super().put_inline(digest, lineage, lambda: entry, is_repeat, limits=limits)
+        return entry, near | (self.near(lineage[1:], [digest]) if len(lineage) > 1 else set())
 
     def _put(
         self, entry: Entry, limits: Limits, *, reuse: bool = False, heal: bool = False, if_new: bool = False
     ) -> set[str] | None:
+        """Put an entry in one round trip, and return the ids in its session that begin like its own. Returns None and
+        changes nothing if the copy to reuse is gone or, with `if_new`, if the session has the artifact."""
         ref, blob, session = entry.ref, entry.blob, entry.session
+        named = zip(REF_COLUMNS, ref_values(ref), strict=True)
+        texts = [_stored(name, value) for name, value in named if name != "created"]
         values = (
-            self._tenant, packed(session.session_id), packed(session.parent), session.ttl, session.quota, ref.created,
-            limits.grace, limits.store_quota, bytes.fromhex(ref.artifact_id), ref.size_bytes, blob.coding, blob.place,
-            blob.frames, entry.content, heal, reuse, packed(ref.name), ref.codec, packed(ref.media_type), ref.kind,
-            packed(ref.tool), packed(ref.call_id), ref.producer, json.dumps(ref.parents) if ref.parents else "",
-            packed(ref.summary), ref.expires, ref.pinned, packed(ref.granted_by), packed(ref.request), if_new,
+            self._tenant, _stored("session_id", session.session_id), _stored("parent", session.parent), session.ttl,
+            session.quota, ref.created, limits.grace, limits.store_quota, bytes.fromhex(ref.artifact_id),
+            ref.size_bytes, blob.coding, blob.place, blob.frames, entry.content, heal, reuse, *texts, if_new,
             *prefix_range(ref.artifact_id[:MIN_PREFIX]),
         )  # fmt: skip
 
@@ -97,170 +400,198 @@ class PostgresCatalog(PostgresUpkeep):
                     return None
                 if error.sqlstate == _OVER:
                     whose, _, used = (error.diag.message_primary or " ").partition(" ")
-                    quota = session.quota if whose == "session" else limits.store_quota
-                    raise QuotaExceeded(
-                        f"{ref.size_bytes} bytes more would exceed the {whose}'s quota: {used} of {quota} are used"
-                    ) from None
+                    check_quota(whose, session.quota if whose == "session" else limits.store_quota, int(used), entry)
                 raise
             return None if row is None or row[0] is None else {digest.hex() for digest in row[0]}
 
         return self._connections.once(change, "putting an artifact")
 
-    def batch(self) -> AbstractContextManager[None]:
-        return nullcontext()  # a put is committed when it returns
-
-    def behind(self) -> bool:
-        return False
-
-    def find(
-        self,
-        session_id: str,
-        *,
-        prefix: str | None = None,
-        name: str | None = None,
-        content: bool = False,
-        brief: bool = False,
-        settled: bool = True,
-        limit: int | None = None,
-        before: int | None = None,
-    ) -> list[Entry]:
-        values: dict[str, Any] = {"session": packed(session_id)}
-        # A literal bound: with an unknown one, the planner may sort the session's refs first.
-        where, bound = "", "" if limit is None or prefix is not None else f"LIMIT {int(limit)}"
-        if prefix is not None:
-            where = " AND r.digest BETWEEN %(low)s AND %(high)s"
-            values["low"], values["high"] = prefix_range(prefix)
-        elif name is not None:
-            where, values["name"] = " AND sha256(r.name) = sha256(%(name)s) AND r.name = %(name)s", packed(name)
-        elif before is not None:
-            where, values["before"] = " AND r.seq < %(before)s", before
-        rows = self._ask(
-            f"SELECT {REF}, {SESSION}, b.coding, b.place, b.frames, {'b.data' if content else 'NULL'} {_JOINED}"
-            f" WHERE {_IN_SESSION}{where} ORDER BY r.seq DESC {bound}",
-            **values,
-        )
-        entries = [entry_of(row) for row in rows]
-        return entries if prefix is None else newest_of_each(entries)
-
-    def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
-        lineage, ranges = list(sessions), [prefix_range(prefix) for prefix in prefixes]
-        found: dict[str, list[Entry]] = {session_id: [] for session_id in lineage}
-        for row in self._ask(
-            # OFFSET prevents a join: each session and range is one index lookup.
-            f"SELECT {REF}, {SESSION}, b.coding, b.place, b.frames, {'b.data' if content else 'NULL'} FROM session s,"
-            " unnest(%(low)s::bytea[], %(high)s::bytea[]) AS one (low, high),"
-            " LATERAL (SELECT * FROM ref WHERE session_key = s.session_key"
-            " AND digest BETWEEN one.low AND one.high OFFSET 0) r"
-            " LEFT JOIN blob b ON b.tenant = r.tenant AND b.digest = r.digest"
-            " WHERE s.tenant = %(tenant)s AND sha256(s.session_id) = ANY (%(sessions)s) ORDER BY r.seq DESC",
-            sessions=hashes_of(lineage), low=[low for low, _ in ranges], high=[high for _, high in ranges],
-        ):  # fmt: skip
-            entry = entry_of(row)
-            found[entry.ref.session_id].append(entry)
-        return [entry for each in found.values() for entry in newest_of_each(each)]
-
-    def lent(self, session_id: str, *, prefix: str | None = None, content: bool = False) -> list[Entry]:
-        low, high = prefix_range(prefix or "")
-        rows = self._ask(
-            f"SELECT {REF}, {SESSION}, b.coding, b.place, b.frames, {'b.data' if content else 'NULL'} {_JOINED}"
-            f" WHERE {LENT} AND r.gone IS NULL AND r.digest BETWEEN %(low)s AND %(high)s"
-            " ORDER BY r.created_at DESC, r.seq DESC",
-            session=packed(session_id), low=low, high=high,
-        )  # fmt: skip
-        found = [entry_of(row) for row in rows]
-        return found if prefix is None else newest_of_each(found)
-
-    def near(self, sessions: Iterable[str], digests: Iterable[str], *, settled: bool = True) -> set[str]:
-        ranges = [prefix_range(start) for start in {digest[:MIN_PREFIX] for digest in digests}]
-        rows = self._ask(
-            # OFFSET prevents a join: each session and range is one index lookup.
-            "SELECT DISTINCT found.digest FROM session s,"
-            " unnest(%(low)s::bytea[], %(high)s::bytea[]) AS one (low, high),"
-            " LATERAL (SELECT r.digest FROM ref r WHERE r.session_key = s.session_key"
-            " AND r.digest BETWEEN one.low AND one.high OFFSET 0) found"
-            " WHERE s.tenant = %(tenant)s AND sha256(s.session_id) = ANY (%(sessions)s)",
-            sessions=hashes_of(sessions), low=[low for low, _ in ranges], high=[high for _, high in ranges],
-        )  # fmt: skip
-        return {digest.hex() for (digest,) in rows}
-
-    def version(self, session_id: str, name: str, digest: str) -> int:
-        rows = self._ask(
-            f"SELECT count(*) FROM session s JOIN ref r USING (session_key) WHERE {OF_SESSION} AND r.name = %(name)s"
-            " AND sha256(r.name) = sha256(%(name)s) AND r.seq <= (SELECT max(o.seq) FROM ref o"
-            " WHERE o.session_key = s.session_key AND o.digest = %(digest)s AND o.name = %(name)s)",
-            session=packed(session_id), name=packed(name), digest=bytes.fromhex(digest),
-        )  # fmt: skip
-        return int(rows[0][0])
-
-    def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
-        rows = self._ask(
-            f"SELECT {BLOB} FROM blob b WHERE tenant = %(tenant)s AND digest = %(digest)s",
-            digest=bytes.fromhex(digest),
-        )
-        return blob_of(rows[0]) if rows else None
-
-    def places(self, digests: Iterable[str]) -> dict[str, str]:
-        rows = self._ask(
-            "SELECT digest, place FROM blob WHERE tenant = %(tenant)s AND digest = ANY (%(digests)s)",
-            digests=[bytes.fromhex(digest) for digest in digests],
-        )
-        return {digest.hex(): place for digest, place in rows}
-
-    def secret(self) -> bytes:
-        rows = self._ask(
-            "INSERT INTO meta VALUES (%(tenant)s, 'secret', %(drawn)s)"
-            " ON CONFLICT (tenant, key) DO UPDATE SET value = meta.value RETURNING value",
-            drawn=secrets.token_bytes(16),
-        )
-        return bytes(rows[0][0])
-
-    def shown(self, session_id: str, digests: Iterable[str]) -> dict[str, Ranges]:
-        found: dict[str, Ranges] = {}
-        for digest, start, end in self._ask(
-            "SELECT digest, lower(part), upper(part) FROM session s JOIN shown USING (session_key),"
-            f" unnest(ranges) AS part WHERE {OF_SESSION} AND digest = ANY(%(digests)s) ORDER BY 2",
-            session=packed(session_id), digests=[bytes.fromhex(digest) for digest in digests],
-        ):  # fmt: skip
-            found[digest.hex()] = (*found.get(digest.hex(), ()), (int(start), int(end)))
-        return found
-
     def touch(
         self,
         sessions: Mapping[str, float],
         blobs: Mapping[str, float],
-        shown: Mapping[tuple[str, str], Ranges] = _NOTHING,
+        shown: Mapping[tuple[str, str], Ranges] = NOTHING_SHOWN,
     ) -> None:
-        def change(db: Db) -> None:
-            with db.cursor() as cursor:
-                cursor.executemany(
-                    f"UPDATE session s SET used_at = greatest(used_at, %(at)s) WHERE {OF_SESSION}",
-                    [{"tenant": self._tenant, "session": packed(s), "at": at} for s, at in sorted(sessions.items())],
-                )
-                cursor.executemany(
-                    f"INSERT INTO shown SELECT session_key, tenant, %(digest)s, %(ranges)s::int8multirange"
-                    f" FROM session s WHERE {OF_SESSION} ON CONFLICT (session_key, digest)"
-                    " DO UPDATE SET ranges = shown.ranges + excluded.ranges",
-                    [
-                        {"tenant": self._tenant, "session": packed(session_id), "digest": bytes.fromhex(digest),
-                         "ranges": "{" + ",".join(f"[{start},{end})" for start, end in ranges) + "}"}
-                        for (session_id, digest), ranges in sorted(shown.items())
-                    ],
-                )  # fmt: skip
-                cursor.executemany(
-                    "UPDATE blob SET used_at = greatest(used_at, %s) WHERE tenant = %s AND digest = %s",
-                    [(at, self._tenant, bytes.fromhex(digest)) for digest, at in sorted(blobs.items())],
-                )
+        def work() -> None:
+            self._each(
+                f"UPDATE session s SET used = greatest(used, %(at)s) WHERE {_OF_SESSION}",
+                [{"session_id": each, "at": at} for each, at in sorted(sessions.items())],
+            )
+            self._each(
+                "UPDATE blob SET used = greatest(used, %(at)s) WHERE tenant = %(tenant)s AND digest = %(digest)s",
+                [{"digest": bytes.fromhex(digest), "at": at} for digest, at in sorted(blobs.items())],
+            )
+            self._add_shown(shown)
 
-        self._connections.run(change, "noting use")
+        self.change("noting use", work, effect="note")
 
-    def compact(self) -> None:
-        """Do nothing: autovacuum reclaims space by itself."""
+    # Upkeep
 
-    def uri(self, blob: Blob) -> str:
-        return f"{self._uri}#blob={blob.digest}"
+    def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
+        if dry_run:
+            return self._would_expire(at)
+        freed = Freed()
+        while (some := self._run("expiring", partial(self._expire_sessions, at), slow=True)) is not None:
+            freed += some
+        last: int | None = 0
+        while last is not None:
+            batch, last = self._run("expiring", partial(self._expire_refs, at, last), slow=True)
+            freed += batch
+        while self._run("expiring", partial(self._drop_tombstones, forget_before), slow=True):
+            pass
+        self._drop_aside(at)
+        return freed
 
-    def close(self) -> None:
-        self._connections.close()
+    def _would_expire(self, at: float) -> Freed:
+        dead = f"FROM session s JOIN ref r USING (session_key) WHERE s.tenant = %(tenant)s AND {_DEAD}"
+        ((refs,),) = self._ask_whole(f"SELECT count(*) {dead}", at=at)
+        blobs = self._ask_whole(
+            f"SELECT {BLOB} FROM blob b JOIN (SELECT r.digest, count(*) AS n {dead} GROUP BY r.digest) dead"
+            " ON dead.digest = b.digest AND dead.n = b.refs WHERE b.tenant = %(tenant)s",
+            at=at,
+        )
+        return Freed.of(refs, [_blob_of(row) for row in blobs])
+
+    def _expire_sessions(self, at: float) -> Freed | None:
+        """Expire the next due sessions that no other machine has locked; return None if there are none. Each session is
+        checked again at its current expiry time."""
+        due = self._ask(
+            "SELECT session_key, coalesce(used + ttl <= %(at)s, false) FROM session WHERE tenant = %(tenant)s"
+            " AND look_at <= %(at)s ORDER BY look_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED",
+            at=at, batch=_BATCH,
+        )  # fmt: skip
+        if not due:
+            return None
+        over = [key for key, is_over in due if is_over]
+        freed = self._bury_where("session_key = ANY (%(keys)s)", keys=over)
+        self._ask(
+            f"DELETE FROM note WHERE tenant = %(tenant)s AND session_key = ANY (%(keys)s) AND {_IS_RECORD}", keys=over
+        )
+        # An inner limit keeps the planner from reading all refs of all sessions.
+        pinned = [key for (key,) in self._ask(
+            "SELECT one.key FROM unnest(%(keys)s::bigint[]) AS one (key), LATERAL (SELECT 1 FROM ref"
+            " WHERE session_key = one.key AND gone IS NULL LIMIT 1) found",
+            keys=over,
+        )]  # fmt: skip
+        for keys, look_at in (
+            ([key for key, is_over in due if not is_over], "look_at = used + ttl"),
+            (pinned, "look_at = %(later)s"),
+            ([key for key in over if key not in pinned], "look_at = NULL, ended_at = used + ttl"),
+        ):
+            where = "WHERE session_key = ANY (%(keys)s)"
+            self._ask(f"UPDATE session SET {look_at} {where}", keys=keys, later=at + _LATER)
+        return freed
+
+    def _expire_refs(self, at: float, after: int) -> tuple[Freed, int | None]:
+        """Expire refs by their own expiry time; also return the last session checked, or None at the end."""
+        keys = [key for (key,) in self._ask(
+            "SELECT session_key FROM session WHERE session_key IN (SELECT session_key FROM ref WHERE tenant ="
+            " %(tenant)s AND expires <= %(at)s AND gone IS NULL AND NOT pinned) AND session_key > %(after)s"
+            " ORDER BY session_key LIMIT %(batch)s FOR UPDATE SKIP LOCKED",
+            at=at, after=after, batch=_BATCH,
+        )]  # fmt: skip
+        dead = "tenant = %(tenant)s AND expires <= %(at)s AND session_key = ANY (%(keys)s)"
+        return self._bury_where(dead, keys=keys, at=at), keys[-1] if keys else None
+
+    def _bury_where(self, where: str, **values: Any) -> Freed:
+        """Turn the selected refs into tombstones. The rows of their sessions are locked."""
+        return self._let_go_of(
+            self._ask(
+                f"UPDATE ref SET gone = 'expired' WHERE {where} AND gone IS NULL AND NOT pinned"
+                " RETURNING session_key, digest, size",
+                **values,
+            )
+        )
+
+    def _drop_tombstones(self, before: float) -> bool:
+        """Drop the tombstones of the next sessions that have nothing else; return whether there were any."""
+        keys = [key for (key,) in self._ask(
+            "SELECT session_key FROM session WHERE tenant = %(tenant)s AND ended_at < %(before)s ORDER BY ended_at"
+            " LIMIT %(batch)s FOR UPDATE SKIP LOCKED",
+            before=before, batch=_BATCH,
+        )]  # fmt: skip
+        self._ask("DELETE FROM ref WHERE session_key = ANY (%(keys)s) AND gone IS NOT NULL", keys=keys)
+        empty = self._ask(
+            "DELETE FROM session s WHERE session_key = ANY (%(keys)s)"
+            " AND NOT EXISTS (SELECT 1 FROM ref r WHERE r.session_key = s.session_key) AND NOT EXISTS (SELECT 1"
+            f" FROM note WHERE note.tenant = s.tenant AND note.session_key = s.session_key AND {_IS_RECORD})"
+            " RETURNING session_key, sha256(session_id)",
+            keys=keys,
+        )
+        own = {"keys": [key for key, _ in empty], "sessions": [session for _, session in empty]}
+        self._ask("DELETE FROM note WHERE tenant = %(tenant)s AND session_key = ANY (%(keys)s)", **own)
+        for table, more in (("held", ""), ("followed", ""), ("passage", " AND session_id <> ''")):
+            where = f"tenant = %(tenant)s AND sha256(session_id) = ANY (%(sessions)s){more}"
+            self._ask(f"DELETE FROM {table} WHERE {where}", **own)
+        self._ask("UPDATE session SET ended_at = NULL WHERE session_key = ANY (%(keys)s)", keys=keys)
+        return bool(keys)
+
+    def _unused(self, after: float, until: float) -> Iterator[Blob]:
+        last, digest = after, _HIGHEST
+        while rows := self._ask(
+            f"SELECT {BLOB} FROM blob b WHERE tenant = %(tenant)s AND coding = 'raw' AND used <= %(until)s"
+            " AND (used, digest) > (%(last)s, %(digest)s) ORDER BY used, digest LIMIT %(page)s",
+            until=until, last=last, digest=digest, page=_PAGE,
+        ):  # fmt: skip
+            yield from map(_blob_of, rows)
+            last, digest = rows[-1][5], rows[-1][0]
+
+    def check(self, *, repair: bool, until: float = 0.0) -> list[str]:
+        return self._run("checking the catalog", lambda: self._check(repair, until), whole=True)
+
+    def _check(self, repair: bool, until: float) -> list[str]:
+        problems = []
+        for name, where, mend in _CHECKS:
+            ((count,),) = self._ask(f"SELECT count(*) {where}")
+            if count:
+                problems.append(f"{count} {name}" + (": set right" if repair else ""))
+            if count and repair:
+                if mend.startswith("UPDATE ref"):
+                    for (digest,) in self._ask(f"SELECT DISTINCT digest {where}"):
+                        self.save(SetAside(Blob(digest.hex(), 0, "raw"), until).note())
+                self._ask(mend)
+        if repair:
+            self._ask("DELETE FROM blob WHERE tenant = %(tenant)s AND refs <= 0")
+        return problems + self._check_records(repair=repair)
+
+    def _every_note(self, start: str, stop: str) -> Iterator[Note]:
+        with self._own.db.cursor(name="notes") as rows:
+            rows.execute(
+                "SELECT s.session_id, n.key, n.value FROM note n JOIN session s USING (tenant, session_key)"
+                " WHERE n.tenant = %s AND n.key >= %s AND n.key < %s",
+                (self._tenant, start, stop),
+            )
+            for session_id, key, value in rows:
+                yield Note(session_id.decode(), key, value)
 
 
-_PUT: Final = f"SELECT put_2({', '.join(['%s'] * 33)})"
+def hashes_of(sessions: Iterable[str]) -> list[bytes]:
+    """Return the hashes that the indexes use instead of long ids."""
+    return [hashlib.sha256(session_id.encode()).digest() for session_id in sessions]
+
+
+def _limit(limit: int | None) -> str:
+    return "" if limit is None else f"LIMIT {int(limit)}"
+
+
+def _stored(name: str, value: Any) -> Any:
+    return value.encode() if name in _TEXTS and value is not None else value
+
+
+def _rows(db: Db, sql: str, values: dict[str, Any]) -> list[Any]:
+    """Run a statement and return its rows, with the columns of text as text."""
+    answer = db.execute(sql, values, binary=True)
+    if answer.description is None:
+        return []
+    rows: list[Any] = answer.fetchall()
+    texts = [index for index, column in enumerate(answer.description) if column.name in _TEXTS]
+    for at, row in enumerate(rows if texts else ()):
+        rows[at] = list(row)
+        for index in texts:
+            rows[at][index] = None if row[index] is None else row[index].decode()
+    return rows
+
+
+def _blob_of(row: Sequence[Any]) -> Blob:
+    digest, *rest = row[:6]
+    return Blob(digest.hex(), *rest)

@@ -9,7 +9,7 @@ from coatcheck.errors import StoreUnavailable
 from coatcheck.storage import Held, Mark, Match, Passage
 from coatcheck.storage.passages import APART, spread, terms_of
 from coatcheck.storage.postgres import Connections, Db
-from coatcheck.storage.postgres_rows import hashes_of
+from coatcheck.storage.postgres_catalog import hashes_of
 
 _LONGEST: Final = 500_000  # indexed characters per passage: a tsvector is limited to one megabyte
 _PAGE: Final = 1000
@@ -141,9 +141,9 @@ class PostgresPassages:
         of a blob are deleted with it. Only entries indexed just then, or released by an older version, remain: one
         sweep a day, on one machine, is enough."""
         due = self._ask(
-            "INSERT INTO meta VALUES (%(tenant)s, 'swept', convert_to(extract(epoch FROM now())::text, 'UTF8'))"
-            " ON CONFLICT (tenant, key) DO UPDATE SET value = excluded.value"
-            " WHERE convert_from(meta.value, 'UTF8')::float8 < extract(epoch FROM now()) - %(every)s RETURNING 1",
+            "INSERT INTO note VALUES (%(tenant)s, 0, 'swept', convert_to(extract(epoch FROM now())::text, 'UTF8'))"
+            " ON CONFLICT (tenant, session_key, key) DO UPDATE SET value = excluded.value"
+            " WHERE convert_from(note.value, 'UTF8')::float8 < extract(epoch FROM now()) - %(every)s RETURNING 1",
             every=_SWEPT_EVERY,
         )
         if not due:

@@ -2,19 +2,18 @@
 
 A place is drawn for one copy and never reused. So a retried put whose answer was lost can only find its own object, and
 removing a copy cannot collide with writing the same digest again. The place of a copy that is being published is
-leased: a sweep skips it, and a crash ends the lease.
+leased: a sweep skips it, and a crash ends the lease. Stages are unnamed files, and the bucket cleans up the parts of
+interrupted uploads, so there are no leftovers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import random
 import re
 import secrets
 import tempfile
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -31,22 +30,19 @@ from obstore.exceptions import (
 )
 
 from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreUnavailable
-from coatcheck.refs import Blob, Coding
-from coatcheck.storage import seekable
+from coatcheck.refs import Blob
+from coatcheck.storage import BlobStore, frames
 from coatcheck.storage.frames import FRAME, Framed, Framer, check_frame
+from coatcheck.storage.retry import keep_trying
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
 PART: Final = 8 << 20  # larger objects are uploaded in parts of this size
-_SHORTEST, _LONGEST = 0.05, 2.0  # seconds between attempts
 _SPOOLED: Final = 4 << 20  # bytes of a stage kept in memory before they go to a file
 _CACHED: Final = 64 << 20  # bytes of checked frames kept in memory
 _TABLES: Final = 512  # compressed blobs whose frame tables are cached
 _WINDOW: Final = 64  # maximum number of frames per request
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-_PLACE: Final = re.compile(r"[0-9a-f]{16}\.(raw|zst)")
-_CODINGS: Final[dict[str, Coding]] = {"raw": "raw", "zst": "zstd"}
 _FINAL: Final = (PermissionDeniedError, UnauthenticatedError, NotSupportedError)  # retrying does not help
 _BEYOND: Final = re.compile(r"\b416\b|InvalidRange|not satisfiable|out of range|greater than length", re.IGNORECASE)
 _T = TypeVar("_T")
@@ -64,7 +60,7 @@ class Leases(Protocol):
     def close(self) -> None: ...
 
 
-class S3Blobs:
+class S3Blobs(BlobStore):
     """Blobs below one prefix of a bucket."""
 
     def __init__(
@@ -77,7 +73,7 @@ class S3Blobs:
         self._sweep_after = sweep_after
         self._patience = patience
         self._cache = FrameCache()
-        self._tables: dict[str, seekable.Table] = {}
+        self._tables: dict[str, frames.SeekTable] = {}
         self._closed = False
         self._owner = os.getpid()
 
@@ -97,14 +93,14 @@ class S3Blobs:
                 yield staged
 
     def compress(self, blob: Blob) -> AbstractContextManager[StagedObject] | None:
-        if blob.coding != "raw" or not seekable.is_worthwhile(self.read(blob, 0, FRAME)):
+        if blob.coding != "raw" or not frames.is_worthwhile(self.read(blob, 0, FRAME)):
             return None
         return self._compressed(blob)
 
     @contextmanager
     def _compressed(self, blob: Blob) -> Iterator[StagedObject]:
         with tempfile.SpooledTemporaryFile(_SPOOLED) as spool:
-            for piece in seekable.compress(self.read(blob, at, FRAME) for at in range(0, blob.size, FRAME)):
+            for piece in frames.compressed(self.read(blob, at, FRAME) for at in range(0, blob.size, FRAME)):
                 spool.write(piece)
             with self._staged(Framed(blob.digest, blob.size, blob.frames), spool, "zst") as staged:
                 yield staged
@@ -130,10 +126,14 @@ class S3Blobs:
         if not isinstance(source, bytes):
             source.seek(0)
         data = source if isinstance(source, bytes) else source.read()
-        try:
-            self._asked(lambda: obstore.put(self._bucket, path, data, mode="create"), "storing a blob")
-        except _Exists:
-            pass  # our own put, whose answer was lost
+
+        def create() -> None:
+            try:
+                obstore.put(self._bucket, path, data, mode="create")
+            except AlreadyExistsError:
+                pass  # our own put, whose answer was lost
+
+        self._asked(create, "storing a blob")
 
     def read(self, blob: Blob, offset: int, length: int) -> bytes:
         end = min(offset + length, blob.size)
@@ -174,7 +174,7 @@ class S3Blobs:
         if blob.coding == "zstd":
             table = self._tables.get(blob.place)
             if table is None:
-                table = seekable.Table.of(self._tail(blob), lambda at, size: self._range(blob, at, size), blob.digest)
+                table = frames.SeekTable.of(self._tail(blob), lambda at, size: self._range(blob, at, size), blob.digest)
                 if len(self._tables) >= _TABLES:
                     self._tables.pop(next(iter(self._tables)), None)
                 self._tables[blob.place] = table
@@ -234,9 +234,9 @@ class S3Blobs:
         while (batch := self._asked(lambda: next(batches, None), "listing blobs")) is not None:
             for meta in batch:
                 digest, _, name = str(meta["path"]).rpartition("/")[2].partition("-")
-                place = _PLACE.fullmatch(name)
-                if place and _DIGEST.fullmatch(digest):
-                    yield Blob(digest, 0, _CODINGS[place[1]], name)
+                place = frames.PLACE.fullmatch(name)
+                if place and frames.DIGEST.fullmatch(digest):
+                    yield Blob(digest, 0, frames.CODINGS[place[1]], name)
 
     def sweep(self, blob: Blob, *, remove: bool = True) -> bool:
         with self._leases.take(blob.place) as free:
@@ -252,12 +252,6 @@ class S3Blobs:
                 self.remove(blob)
             return True
 
-    def leftovers(self, *, remove: bool) -> int:
-        return 0  # stages are unnamed files; the bucket cleans up the parts of interrupted uploads
-
-    def foreign(self) -> Iterator[str]:
-        return iter(())  # a bucket contains only objects
-
     def uri(self, blob: Blob) -> str:
         return f"{self._uri}/blobs/{blob.digest}-{blob.place}"
 
@@ -271,7 +265,7 @@ class S3Blobs:
         self._tables.clear()
 
     def _path(self, blob: Blob) -> str:
-        if not (_DIGEST.fullmatch(blob.digest) and _PLACE.fullmatch(blob.place)):
+        if not (frames.DIGEST.fullmatch(blob.digest) and frames.PLACE.fullmatch(blob.place)):
             raise StoreUnavailable("the catalog names a blob by an invalid digest", hint="run 'coatcheck verify'")
         return f"{self._prefix}blobs/{blob.digest}-{blob.place}"
 
@@ -287,34 +281,22 @@ class S3Blobs:
                 "the object store's client does not work after a fork",
                 hint="start processes with 'spawn', or open the store only in the child",
             )
-        until, pause = time.monotonic() + self._patience, _SHORTEST
-        while True:
+
+        def attempt(until: float) -> _T:
             self._check_open()
             try:
                 return call()
             except FileNotFoundError as error:
                 raise NotFound("the object of this blob was not found", hint="put the same content again") from error
-            except AlreadyExistsError as error:
-                raise _Exists from error
-            except (BaseError, OSError) as error:
-                again = not isinstance(error, _FINAL)
-                if not again or time.monotonic() + pause > until:
-                    # The error text contains addresses and headers: report only its kind.
-                    raise StoreUnavailable(
-                        f"the object store failed while {doing}: {type(error).__name__}",
-                        hint="try again" if again else "check bucket, endpoint and credentials",
-                        may_retry=again,
-                    ) from None
-            time.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(pause * 2, _LONGEST)
+
+        return keep_trying(
+            attempt, doing, patience=self._patience, errors=(BaseError, OSError), whose="object store",
+            may_pass=lambda error: not isinstance(error, _FINAL), hint="check bucket, endpoint and credentials",
+        )  # fmt: skip
 
 
 def _shortened(blob: Blob) -> Damaged:
     return Damaged(f"the object of blob {blob.digest} is shorter than when it was written")
-
-
-class _Exists(Exception):
-    """An object of this name already exists."""
 
 
 class StagedObject:
@@ -335,7 +317,7 @@ class StagedObject:
         return self._framed.size
 
     def publish(self) -> Blob:
-        coding = _CODINGS[self._place.rpartition(".")[2]]
+        coding = frames.CODINGS[self._place.rpartition(".")[2]]
         blob = Blob(self.digest, self.size, coding, self._place, self._framed.frames)
         self._blobs.upload(blob, self._source)
         return blob

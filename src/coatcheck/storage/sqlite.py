@@ -1,513 +1,684 @@
-"""The embedded catalog: its SQLite queries, and the writes of a put. See `database` for locking and durability."""
+"""The database of the embedded catalog: SQLite in WAL mode with a journal in front of it, under one lock.
+
+A writer takes the store's lock (a fair file lock, so SQLite never sees a contended write), and first applies the
+records of the journal. A reader checks whether the journal has grown, and if so applies it too. Only the holder of the
+lock runs checkpoints, and automatic checkpoints are off: SQLite before 3.51.3 may corrupt a WAL that two connections
+reset at once.
+
+SQLite does not sync commits (`synchronous=NORMAL`): if durability requires it, `_settle` syncs the WAL. Until then the
+journal has the same records, and after a power cut they are applied once more.
+
+The tables are created in numbered steps: a new store runs all of them, an older one those it does not have yet. Each
+step runs in a transaction of its own, which also updates the version. A released step never changes.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import sqlite3
+import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
-from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreFull, storage_error
-from coatcheck.ids import MIN_PREFIX, prefix_range
-from coatcheck.refs import Blob
-from coatcheck.storage import (
-    _NO_LIMITS,
-    _NOTHING,
-    TRANSCRIPT,
-    Claimant,
-    Entry,
-    Freed,
-    Limits,
-    Ranges,
-    Record,
-    SessionInfo,
-    SetAside,
-    Totals,
-    newest_of_each,
-    records,
-    rows,
+from coatcheck.errors import (
+    Damaged,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    UnsupportedFormat,
+    read_only,
+    storage_error,
 )
-from coatcheck.storage.changes import ASIDE, BATCH, TOMBSTONES
-from coatcheck.storage.database import Database
-from coatcheck.storage.disk import Disk
-from coatcheck.storage.journal import Mark
-from coatcheck.storage.rows import BRIEF, COLUMNS, EXPIRES, GONE, WIDTH, brief_entry_of, entry_of
+from coatcheck.storage.catalog import Effect
+from coatcheck.storage.disk import FILES, FOLDERS, Disk, open_root
+from coatcheck.storage.forks import Mutex, unwatch, watch
+from coatcheck.storage.journal import NAME as JOURNAL
+from coatcheck.storage.journal import START, Journal, Position, Reserve
 
-INLINE_LIMIT = 128 * 1024
-_LAST = (1 << 63) - 1
-_PAGES = 64  # pages returned to the file system in one step of compacting
-_FROM = "FROM session s JOIN ref r ON r.session_key = s.session_key LEFT JOIN blob b ON b.blob_key = r.blob_key"
-# By default SQLite scans all refs of a session in the order of their seq, so the index must be named.
-_FROM_DIGEST = _FROM.replace("ref r", "ref r INDEXED BY ref_by_digest")
-_FROM_WANTED = _FROM_DIGEST.replace("FROM", "FROM wanted CROSS JOIN")
-_FROM_NAME = _FROM.replace("ref r", "ref r INDEXED BY ref_by_name")
-_FROM_GRANT = _FROM.replace("ref r", "ref r INDEXED BY ref_by_grant")
-_BY_PREFIX = f"""SELECT {{columns}}, {{content}}, (SELECT o.digest FROM ref o WHERE o.session_key = r.session_key
-    AND o.digest >= ? AND o.digest < r.digest LIMIT 1) {_FROM} LEFT JOIN content c ON c.blob_key = b.blob_key
-    WHERE s.session_id = ? AND r.digest >= ? AND r.digest <= ? ORDER BY r.digest DESC, r.seq DESC LIMIT 1"""
-_NEWEST = {
-    True: _BY_PREFIX.format(columns=COLUMNS, content="c.data"),
-    False: _BY_PREFIX.format(columns=COLUMNS, content="NULL"),
-}
-_ANY_BLOB = "SELECT 1 FROM blob WHERE digest >= ? AND digest <= ? LIMIT 1"
-_NEWEST_BRIEF = _BY_PREFIX.format(columns=BRIEF, content="c.data")
+NAME = "catalog.sqlite"
+LOCK = "lock"
+APPLICATION_ID = 0x434F4154
+Values = tuple[Any, ...] | dict[str, Any]
+_PIECE = 1024 * 1024
+_LOST = "lost "  # key prefix in `meta` for damage in a journal: its id and the offset; the value is a number of bytes
+_LOG: Final = logging.getLogger("coatcheck")
+_T = TypeVar("_T")
+
+_TABLES = (
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
+    """CREATE TABLE session (
+        session_key INTEGER PRIMARY KEY,
+        session_id TEXT NOT NULL UNIQUE,
+        parent TEXT,
+        ttl REAL,
+        quota INTEGER,
+        created REAL NOT NULL,
+        used REAL NOT NULL,
+        used_bytes INTEGER NOT NULL DEFAULT 0,
+        next_seq INTEGER NOT NULL DEFAULT 1)""",
+    """CREATE TABLE blob (
+        blob_key INTEGER PRIMARY KEY,
+        digest BLOB NOT NULL UNIQUE,
+        size INTEGER NOT NULL,
+        coding TEXT NOT NULL,
+        place TEXT NOT NULL,
+        frames BLOB NOT NULL,
+        refs INTEGER NOT NULL,
+        used REAL NOT NULL)""",
+    "CREATE INDEX blob_unreferenced ON blob (blob_key) WHERE refs = 0",
+    "CREATE TABLE content (blob_key INTEGER PRIMARY KEY, data BLOB NOT NULL)",
+    """CREATE TABLE ref (
+        session_key INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        digest BLOB NOT NULL,
+        size INTEGER NOT NULL,
+        name TEXT,
+        codec TEXT NOT NULL,
+        media_type TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        tool TEXT,
+        call_id TEXT,
+        producer TEXT NOT NULL,
+        parents TEXT NOT NULL,
+        summary TEXT NOT NULL,
+        created REAL NOT NULL,
+        expires REAL,
+        pinned INTEGER NOT NULL,
+        granted_by TEXT,
+        request TEXT,
+        gone TEXT,
+        PRIMARY KEY (session_key, seq)) WITHOUT ROWID""",
+    "CREATE INDEX ref_by_digest ON ref (session_key, digest)",
+    "CREATE INDEX ref_by_name ON ref (session_key, name) WHERE name IS NOT NULL",
+    "CREATE INDEX ref_by_expiry ON ref (expires) WHERE expires IS NOT NULL AND gone IS NULL",
+    "CREATE INDEX ref_by_grant ON ref (granted_by, digest) WHERE granted_by IS NOT NULL",
+    "CREATE INDEX ref_damaged ON ref (digest) WHERE gone = 'damaged'",
+    # The notes of the store itself have the session key 0.
+    """CREATE TABLE note (
+        session_key INTEGER NOT NULL,
+        key TEXT NOT NULL,
+        value BLOB NOT NULL,
+        PRIMARY KEY (session_key, key)) WITHOUT ROWID""",
+    "INSERT INTO meta VALUES ('stored_bytes', 0)",
+    "INSERT INTO note VALUES (0, 'secret', randomblob(16))",
+    """CREATE TRIGGER blob_added AFTER INSERT ON blob
+        BEGIN UPDATE meta SET value = value + new.size WHERE key = 'stored_bytes'; END""",
+    """CREATE TRIGGER blob_dropped AFTER DELETE ON blob
+        BEGIN UPDATE meta SET value = value - old.size WHERE key = 'stored_bytes'; END""",
+)
+STEPS: list[tuple[str, ...]] = [_TABLES]
 
 
-class SqliteCatalog(Database):
-    """Sessions, refs and small blobs in one SQLite file."""
+def migrate(db: sqlite3.Connection, disk: Disk) -> None:
+    """Migrate the catalog to the current version. The caller holds the store's lock."""
+    application = db.execute("PRAGMA application_id").fetchone()[0]
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if application not in (0, APPLICATION_ID):
+        raise StoreUnavailable("the catalog file belongs to another program", hint="use a new folder for the store")
+    if version > len(STEPS):
+        raise UnsupportedFormat(f"this store has format {version}; this version of coatcheck supports {len(STEPS)}")
+    for number, step in enumerate(STEPS[version:], version + 1):
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            for statement in step:
+                db.execute(statement)
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version = {number}")
+            disk.commit(db)
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
 
-    inline_limit = INLINE_LIMIT
-    is_far = False
+
+class _Connection(sqlite3.Connection):
+    """A connection with a lock for its user."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.lock = Mutex()
+
+
+class Database:
+    """Connections, lock and journal of one store. Safe across threads, processes and forks."""
+
+    rank = 2
+    _writer: sqlite3.Connection
 
     def __init__(self, root: Path, folder: int, disk: Disk) -> None:
-        super().__init__(root, folder, disk)
-        self._batch = threading.local()
-        self.sync_copy: Callable[[Blob], None] = lambda blob: None  # called before a ref to an existing copy is added
+        self._path = root / NAME
+        self._uri = self._path.as_uri()
+        self._folder = folder
+        self._disk = disk
+        self._lock = -1
+        self._mutex = Mutex(self._leave)
+        self._readers: list[_Connection] = []
+        self._making_reader = Mutex()
+        self._is_forked = False
+        self._journal = Journal(folder, disk)
+        self._reserve = Reserve(folder, disk)
+        self._inside = 0  # the thread that holds the lock
+        self._wal_is_named = False
+        self._wal_is_unsound = False
+        self._has_lost = False  # whether the journal still contains damage that was already recorded
+        self._closed = False
+        self.is_read_only = False
+        self._seen_files: object = None  # on a read-only file system: state of the files that the view was made from
+        self._view: Path | None = None  # private copy of the store, if a read-only one needs it
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.close(disk.create(LOCK, folder))
+                disk.sync(folder, always=True)  # first, because the lock file identifies the folder as a store
+            self._lock = self._open_lock()
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            self.is_read_only = True
+            self._lock = self._open_lock()
+        try:
+            self._exclusive("opening the store", self._open)
+        except BaseException:
+            self._close_all()
+            raise
+        watch(self)
 
-    # Reading
+    def _open_lock(self) -> int:
+        how = os.O_RDONLY if self.is_read_only else os.O_RDWR
+        return os.open(LOCK, how | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
 
-    def behind(self) -> bool:
+    def _open(self) -> None:
+        if self.is_read_only:
+            return
+        if self._reserve.is_needed():  # the files that SQLite creates beside the database need space
+            self._reserve.release(self._journal)
+        with contextlib.suppress(FileExistsError):
+            os.close(self._disk.create(NAME, self._folder))
+            self._disk.sync(self._folder, always=True)  # before SQLite creates its files: alone, they are not a store
+        if not os.stat(NAME, dir_fd=self._folder, follow_symlinks=False).st_size:
+            self._check_new()  # before SQLite opens it: SQLite removes the WAL of an empty database
+        self._writer = self._connect()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        is_new = self._writer.execute("PRAGMA user_version").fetchone()[0] == 0
+        if is_new:
+            self._check_new()
+            self._writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        self._writer.execute("PRAGMA journal_mode = WAL")
+        migrate(self._writer, self._disk)
+        if is_new:
+            self._sync_wal(always=True)  # tables come first: a catalog without tables counts as lost
+        self._journal.refresh()
+        with contextlib.suppress(OSError):
+            self._reserve.fill(self._journal)
+        self._sync_wal()
+        self._catch_up()
+
+    def _check_new(self) -> None:
+        """Raise if the catalog has no tables but the folder has files of a store with tables: content was lost."""
+        held = set(os.listdir(self._folder))
+        wal = self._path.with_name(NAME + "-wal")
+        is_cut = self._path.stat().st_size == 0 and wal.exists() and wal.stat().st_size > 0
+        beside = sorted(name for name in held if name in FOLDERS or (FILES.fullmatch(name) and _is_later(name)))
+        if beside or is_cut:
+            raise StoreUnavailable(
+                f"the catalog of the store is empty, but the folder contains {', '.join(beside) or wal.name!r}",
+                hint=f"restore {NAME} from a backup, or use a new folder; nothing was changed",
+            )
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._exclusive("closing the store", self._settle_and_close)
+        self._close_all()
+        os.close(self._folder)
+        unwatch(self)
+
+    def _settle_and_close(self) -> None:
+        if not self.is_read_only:
+            with contextlib.suppress(StoreError, OSError, sqlite3.Error):
+                self._refresh_and_catch_up()
+                self._settle()
+        self._closed = True
+        for reader in self._making_reader.run(self._taken_readers):
+            reader.lock.run(reader.close)
+        self._writer.close()
+        if self._journal.strained:
+            with contextlib.suppress(OSError):
+                self._reserve.fill(self._journal)
+
+    def _taken_readers(self) -> list[_Connection]:
+        readers, self._readers = self._readers, []
+        return readers
+
+    def _close_all(self) -> None:
+        """Close all open files, after a close or a failed open."""
+        self._closed = True
+        if hasattr(self, "_writer"):
+            self._writer.close()
+        self._drop_view()
+        self._journal.close()
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+    def _exclusive(self, doing: str, work: Callable[[], _T]) -> _T:
+        """Run `work` under the lock that serializes all writers of the store, threads and processes. Translates errors
+        to `StoreError`."""
+
+        def locked() -> _T:
+            if self._closed:
+                raise StoreClosed("the store is closed")
+            if self._is_forked:
+                self._take_own_files()
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._inside = threading.get_ident()
+            if self._is_forked:
+                self._take_own_connections()
+            if self.is_read_only:
+                self._refresh_view()
+            return work()
+
+        try:
+            return self._mutex.run(locked)
+        except OSError as error:
+            raise storage_error(error, doing) from error
+        except sqlite3.Error as error:
+            raise translated(error, doing) from error
+
+    def _leave(self) -> None:
+        """Clean up before the mutex is released, however the work ended: roll back and release the file lock."""
+        self._inside = 0
+        with contextlib.suppress(sqlite3.Error):
+            if hasattr(self, "_writer") and self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+        if self._lock >= 0:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def change(
+        self, doing: str, work: Callable[[], _T], *, session_id: str | None = None, effect: Effect | None = None
+    ) -> _T:
+        """Run `work` in one transaction, after applying the journal. Changes that free space may use the reserve;
+        changes that add to the store fail until the reserve is full again."""
+        self._check_writable(doing)
+
+        def change() -> _T:
+            self._refresh_and_catch_up()
+            if effect == "add" and self._journal.strained:
+                self._reserve.fill(self._journal)
+            with self._roomy() if effect == "free" else contextlib.nullcontext():
+                answer = self._transaction(work)
+                if effect != "note":
+                    self._sync_wal(always=effect == "move")
+                self._bound_wal()
+            return answer
+
+        return self._exclusive(doing, change)
+
+    def _transaction(self, work: Callable[[], _T]) -> _T:
+        try:
+            self._writer.execute("BEGIN IMMEDIATE")
+            answer = work()
+            self._disk.commit(self._writer)
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+            raise
+        return answer
+
+    @contextmanager
+    def _roomy(self) -> Iterator[None]:
+        """Release the reserve while inside the context, if the disk is full."""
+        if self._reserve.is_needed():
+            self._reserve.release(self._journal)
+        try:
+            yield
+        finally:
+            if self._journal.strained:
+                with contextlib.suppress(OSError):
+                    self._reserve.fill(self._journal)
+
+    def _check_writable(self, doing: str) -> None:
+        if self.is_read_only and not self._closed:
+            raise read_only(doing)
+
+    def _refresh_view(self) -> None:
+        """Refresh the view of a store on a read-only file system. The caller holds the lock, so there is no writer.
+
+        A database without WAL and journal is read in place. Otherwise SQLite, and applying the journal, would have to
+        write; this is done in a private copy."""
+        names = (NAME, NAME + "-wal", JOURNAL)
+        found = [self._stat(name) for name in names]
+        seen = [info and (info.st_ino, info.st_size, info.st_mtime_ns) for info in found]
+        if seen == self._seen_files:
+            return
+        if hasattr(self, "_writer"):
+            self._writer.close()
+        self._drop_view()
+        _, wal, journal = found
+        if (wal and wal.st_size) or (journal and journal.st_size > START) or self._version() < len(STEPS):
+            self._view = Path(tempfile.mkdtemp(prefix="coatcheck-"))
+            weakref.finalize(self, _remove_folder, self._view, os.getpid())
+            for name, info in zip(names, found, strict=True):
+                if info:
+                    shutil.copyfile(self._path.with_name(name), self._view / name)
+            (self._view / LOCK).touch()
+            type(self)(self._view, open_root(self._view, LOCK, NAME), Disk(durable=False)).close()
+        self._writer = self._connect(reading=True)
+        migrate(self._writer, self._disk)  # only raises, if the format is too new or not ours
+        self._seen_files = seen
+
+    def _stat(self, name: str) -> os.stat_result | None:
+        with contextlib.suppress(FileNotFoundError):
+            return os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+        return None
+
+    def _version(self) -> int:
+        db = self._connect(reading=True)
+        try:
+            return int(db.execute("PRAGMA user_version").fetchone()[0])
+        finally:
+            db.close()
+
+    def _drop_view(self) -> None:
+        view, self._view = self._view, None
+        self._seen_files = None
+        if view is not None:
+            shutil.rmtree(view, ignore_errors=True)
+
+    def _refresh_and_catch_up(self) -> None:
+        if self.is_read_only:
+            return
+        self._journal.refresh()
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Apply the journal records that the database does not have yet. The caller holds the lock.
+
+        Batches fit into the reserve: acknowledged puts must stay readable on a full disk."""
+        while self._take_over():
+            self._bound_wal()
+        if self._reserve.is_needed():
+            self._bound_wal()
+        if self._has_lost:
+            self._has_lost = False
+            with contextlib.suppress(OSError, sqlite3.Error):
+                self._settle()  # the damaged journal is kept in a copy: start a new one
+        self._has_seen_all()
+
+    def _take_over(self) -> bool:
+        """Apply a batch. Returns whether there may be more."""
+        try:
+            return self._take_over_batch()
+        except sqlite3.OperationalError:
+            self._reserve.release(self._journal)
+            with contextlib.suppress(sqlite3.OperationalError):
+                self._checkpoint("TRUNCATE")
+            return self._take_over_batch()
+
+    def _take_over_batch(self) -> bool:
+        known = dict(self._writer.execute("SELECT key, value FROM meta WHERE key IN ('journal', 'offset')"))
+        journal = self._journal
+        start = known.get("offset", START) if known.get("journal") == journal.journal_id else START
+        if start >= journal.end:
+            if start > journal.end:
+                # A power cut removed records from the journal that the database has. New records at its end would be
+                # skipped as already applied, so start a new journal.
+                self._sync_wal(always=True)
+                journal.replace()
+            return False
+        return self._transaction(lambda: self._take_records(start)) < journal.end
+
+    def _take_records(self, start: int) -> int:
+        """Apply at most one batch of records from an offset. Returns the offset after them."""
+        journal, lost = self._journal, {}
+        most, size = self._reserve.batch
+        at = start
+        for count, (behind, record) in enumerate(journal.records(start), 1):
+            if record is None:
+                lost[at] = behind - at
+            else:
+                self._take_record(record)
+            at = behind
+            if count >= most or at - start >= size:
+                break
+        if lost:
+            self._note_loss(lost)
+        self._writer.executemany(
+            "INSERT OR REPLACE INTO meta VALUES (?, ?)", [("journal", journal.journal_id), ("offset", at)]
+        )
+        return at
+
+    def _take_record(self, record: bytes) -> None:
+        """Apply one record to the tables."""
+        raise NotImplementedError
+
+    def _append(self, record: bytes, check: Callable[[], bool] | None) -> Position | None:
+        """Append a record to the journal. If `check` is given, the journal is applied before, and None is returned if
+        the check fails. The caller holds the lock."""
+        self._journal.refresh()
+        if self._journal.strained:
+            self._reserve.fill(self._journal)
+        # Before the record is appended: a failure here must not fail a put that is already visible.
+        if self._journal.end > self._reserve.journal_limit or self._journal.is_unsound:
+            self._catch_up()
+            self._settle()
+        if check is not None:
+            self._catch_up()
+            if not check():
+                return None
+        return self._journal.append(record)
+
+    def _is_behind(self) -> bool:
+        """Return whether the database may lack recent puts, or have some that are not durable yet."""
         if self._closed:
             raise StoreClosed("the store is closed")
         return self._is_forked or self._journal.grown() or (self._disk.durable and not self._journal.is_synced())
 
-    def session(self, session_id: str) -> SessionInfo | None:
-        found = self._query(
-            "SELECT session_id, parent, ttl, quota, created_at, used_at, used_bytes FROM session WHERE session_id = ?",
-            (session_id,),
+    def _note_loss(self, lost: dict[int, int]) -> None:
+        """Keep a copy of the journal, and record its damaged parts (bytes by offset) for `verify`."""
+        journal = self._journal
+        try:
+            name = journal.keep_aside()
+        except OSError:
+            if not self._reserve.release(journal):
+                raise
+            name = journal.keep_aside()
+        self._writer.executemany(
+            "INSERT OR REPLACE INTO meta VALUES (?, ?)",
+            [(f"{_LOST}{journal.journal_id.hex()} {at}", size) for at, size in lost.items()],
         )
-        return SessionInfo(*found[0]) if found else None
+        self._has_lost = True
+        _LOG.warning("The store's journal is damaged: %s. A copy is kept as %r.", _lost_text(lost.values()), name)
 
-    def find(
-        self,
-        session_id: str,
-        *,
-        prefix: str | None = None,
-        name: str | None = None,
-        content: bool = False,
-        brief: bool = False,
-        settled: bool = True,
-        limit: int | None = None,
-        before: int | None = None,
-    ) -> list[Entry]:
-        values: tuple[Any, ...] = ()
-        source, where = _FROM, ""
-        pending: list[Entry] = []
-        if prefix is not None:
-            low, high = prefix_range(prefix)
-            if brief and content and settled:
-                (row,) = self._query(_NEWEST_BRIEF, (low, session_id, low, high)) or (None,)
-                if row is None:
-                    return []
-                if row[13] is None and row[5] is None and row[3] is None:
-                    return [brief_entry_of(row)]
-            pending = [] if settled else self._put_lately(session_id, prefix)
-            # Most puts are of new content: a look at the blobs shows that in a third of the time of the full query.
-            if not settled and not self._query(_ANY_BLOB, (low, high), settled=False):
-                return newest_of_each(pending)
-            found = self._query(_NEWEST[content], (low, session_id, low, high), settled=settled)
-            if not found:
-                return newest_of_each(pending)
-            if found[0][WIDTH + 1] is None and found[0][GONE] is None and found[0][EXPIRES] is None:
-                return newest_of_each([*pending, entry_of(found[0], found[0][WIDTH])])
-            source, where, values = _FROM_DIGEST, " AND r.digest BETWEEN ? AND ?", (low, high)
-        elif name is not None:
-            source, where, values = _FROM_NAME, " AND r.name = ?", (name,)
-        elif before is not None:
-            where, values = " AND r.seq < ?", (before,)
-        entries = [
-            entry_of(row, row[WIDTH])
-            for row in self._query(
-                f"SELECT {COLUMNS}, {'c.data' if content else 'NULL'} {source}"
-                f" {'LEFT JOIN content c ON c.blob_key = b.blob_key' if content else ''}"
-                f" WHERE s.session_id = ?{where} ORDER BY r.seq DESC LIMIT ?",
-                (session_id, *values, -1 if limit is None else limit),
-                settled=settled,
-            )
+    def _check_losses(self, *, repair: bool) -> list[str]:
+        """Return what was lost to damage in journals. With `repair`, it is not reported again."""
+        lost: dict[str, list[int]] = {}
+        for key, size in self._writer.execute("SELECT key, value FROM meta WHERE key GLOB ?", (_LOST + "*",)):
+            lost.setdefault(key.split(" ")[1], []).append(size)
+        if repair:
+            self._writer.execute("DELETE FROM meta WHERE key GLOB ?", (_LOST + "*",))
+        return [
+            f"the journal was damaged: {_lost_text(sizes)}; a copy is kept as 'journal.damaged-{journal_id}'"
+            for journal_id, sizes in lost.items()
         ]
-        return entries if prefix is None else newest_of_each([*pending, *entries])
 
-    def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
-        lineage, ranges = list(sessions), [prefix_range(prefix) for prefix in prefixes]
-        if not ranges:
-            return []
-        rows = self._query(
-            f"WITH wanted(low, high) AS (VALUES {', '.join(['(?, ?)'] * len(ranges))})"
-            f" SELECT {COLUMNS}, {'c.data' if content else 'NULL'} {_FROM_WANTED}"
-            f" {'LEFT JOIN content c ON c.blob_key = b.blob_key' if content else ''}"
-            f" WHERE s.session_id IN ({', '.join('?' * len(lineage))}) AND r.digest BETWEEN wanted.low AND wanted.high"
-            " ORDER BY r.seq DESC",
-            (*(bound for pair in ranges for bound in pair), *lineage),
-        )
-        found: dict[str, list[Entry]] = {session_id: [] for session_id in lineage}
-        for row in rows:
-            entry = entry_of(row, row[WIDTH])
-            found[entry.ref.session_id].append(entry)
-        return [entry for each in found.values() for entry in newest_of_each(each)]
+    def _has_seen_all(self) -> None:
+        self._journal.seen = self._journal.end
 
-    def lent(self, session_id: str, *, prefix: str | None = None, content: bool = False) -> list[Entry]:
-        low, high = prefix_range(prefix or "")
-        rows = self._query(
-            f"SELECT {COLUMNS}, {'c.data' if content else 'NULL'} {_FROM_GRANT}"
-            f" {'LEFT JOIN content c ON c.blob_key = b.blob_key' if content else ''}"
-            " WHERE r.granted_by = ? AND r.digest BETWEEN ? AND ? AND r.gone IS NULL"
-            " AND substr(s.session_id, 1, ?) = ? ORDER BY r.created_at DESC, r.seq DESC",
-            (session_id, low, high, len(TRANSCRIPT), TRANSCRIPT),
-        )
-        found = [entry_of(row, row[WIDTH]) for row in rows]
-        return found if prefix is None else newest_of_each(found)
-
-    def near(self, sessions: Iterable[str], digests: Iterable[str], *, settled: bool = True) -> set[str]:
-        starts, lineage = {digest[:MIN_PREFIX] for digest in digests}, list(sessions)
-        if settled:
-            return {entry.ref.artifact_id for entry in self.find_many(lineage, starts)}
-        return {
-            entry.ref.artifact_id
-            for session_id in lineage
-            for start in starts
-            for entry in self.find(session_id, prefix=start, settled=settled)
-        }
-
-    def version(self, session_id: str, name: str, digest: str) -> int:
-        (count,) = self._query(
-            "SELECT count(*) FROM session s JOIN ref r INDEXED BY ref_by_name ON r.session_key = s.session_key"
-            " WHERE s.session_id = ? AND r.name = ? AND r.seq <= (SELECT max(o.seq) FROM ref o INDEXED BY"
-            " ref_by_digest WHERE o.session_key = s.session_key AND o.digest = ? AND o.name = ?)",
-            (session_id, name, bytes.fromhex(digest), name),
-        )[0]
-        return int(count)
-
-    def _put_lately(self, session_id: str, prefix: str) -> list[Entry]:
-        """Return refs that this process put since it last applied the journal, newest first."""
-        near = self._pending.get(prefix[:MIN_PREFIX], ())
-        return [e for e in reversed(near) if e.ref.session_id == session_id and e.ref.artifact_id.startswith(prefix)]
-
-    def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
-        recent = None if settled else self._recent.get(digest)
-        if recent is not None:
-            return recent
-        found = self._query(
-            "SELECT size, coding, place, frames, used_at FROM blob WHERE digest = ?",
-            (bytes.fromhex(digest),),
-            settled=settled,
-        )
-        return Blob(digest, *found[0]) if found else None
-
-    def places(self, digests: Iterable[str]) -> dict[str, str]:
-        wanted = [bytes.fromhex(digest) for digest in digests]
-        marks = ",".join("?" * len(wanted))
-        found = self._query(f"SELECT digest, place FROM blob WHERE digest IN ({marks})", tuple(wanted))
-        return {digest.hex(): place for digest, place in found}
-
-    def secret(self) -> bytes:
-        return bytes(self._query("SELECT value FROM meta WHERE key = 'secret'")[0][0])
-
-    def shown(self, session_id: str, digests: Iterable[str]) -> dict[str, Ranges]:
-        wanted = [bytes.fromhex(digest) for digest in digests]
-        found: dict[str, Ranges] = {}
-        for digest, start, end in self._query(
-            f"SELECT digest, start, end FROM shown WHERE digest IN ({', '.join('?' * len(wanted))}) AND session_key ="
-            " (SELECT session_key FROM session WHERE session_id = ?) ORDER BY start",
-            (*wanted, session_id),
-        ):
-            found[digest.hex()] = (*found.get(digest.hex(), ()), (start, end))
-        return found
-
-    def claimant(self, session_id: str) -> Claimant | None:
-        found = self._query(records.CLAIMANT, (session_id,))
-        return Claimant(*found[0]) if found and found[0][1] else None
-
-    def records(
-        self,
-        session_id: str,
-        series: str,
-        *,
-        after: int = 0,
-        before: int | None = None,
-        limit: int | None = None,
-        newest: bool = False,
-    ) -> list[Record]:
-        found = self._query(
-            records.NEWEST_FIRST if newest else records.OLDEST_FIRST,
-            (session_id, series, after, _LAST if before is None else before, -1 if limit is None else limit),
-        )
-        return [records.record_of(row, series) for row in found]
-
-    def series(self, session_id: str) -> list[str]:
-        return [series for (series,) in self._query(records.SERIES, (session_id,))]
-
-    def sessions(self) -> Iterator[SessionInfo]:
-        for row in self._pages(
-            "session", "session_key", "session_id, parent, ttl, quota, created_at, used_at, used_bytes"
-        ):
-            if isinstance(row[0], str):  # otherwise the session has ended
-                yield SessionInfo(*row)
-
-    def blobs(self, digest: str | None = None) -> Iterator[tuple[Blob, bytes | StoreError | None]]:
-        if digest is None:
-            keys = self._pages("blob", "blob_key", "blob_key")
+    def _settle(self, *, truncate: bool = False) -> None:
+        """Make the contents of the database durable, start a new journal, and limit the WAL's size."""
+        self._sync_wal(always=True)
+        if self._journal.end > START or self._journal.is_unsound:
+            self._journal.replace()
+        self._has_seen_all()
+        if truncate:
+            self._checkpoint("TRUNCATE")
         else:
-            keys = iter(self._query("SELECT blob_key FROM blob WHERE digest = ?", (bytes.fromhex(digest),)))
-        columns = "b.digest, b.size, b.coding, b.place, b.frames, b.used_at"
-        for key in keys:
-            # Read row and content in one statement: keys are reused, so the content may be another blob's by then.
+            self._bound_wal()
+
+    def _bound_wal(self) -> None:
+        """Keep the WAL small enough that the reserve has room for it in the database."""
+        if self._path.with_name(NAME + "-wal").stat().st_size > self._reserve.wal_limit:
             try:
-                found = self._query(
-                    f"SELECT {columns}, c.data FROM blob b LEFT JOIN content c ON c.blob_key = b.blob_key"
-                    " AND b.coding = 'inline' WHERE b.blob_key = ?",
-                    key,
-                )
-            except StoreError as error:
-                rows_alone = self._query(f"SELECT {columns} FROM blob b WHERE b.blob_key = ?", key)
-                found = [(*row, error) for row in rows_alone]
-            for digest_now, *rest, content in found:
-                if content is not None and not isinstance(content, (bytes, StoreError)):
-                    content = Damaged("the content has a wrong type")
-                yield Blob(digest_now.hex(), *rest), content
+                self._checkpoint("PASSIVE")
+            except sqlite3.OperationalError:
+                self._reserve.release(self._journal)
+                with contextlib.suppress(sqlite3.OperationalError):  # then it grows, but stays readable
+                    self._checkpoint("TRUNCATE")
 
-    def cold(self, before: float) -> Iterator[Blob]:
-        known = self._query("SELECT value FROM meta WHERE key = 'cold'")
-        after, last = known[0][0] if known else -inf, -1
-        while page := self._query(
-            "SELECT digest, size, coding, place, frames, used_at, blob_key FROM blob WHERE blob_key > ?"
-            " AND coding = 'raw' AND used_at > ? AND used_at <= ? ORDER BY blob_key LIMIT 64",
-            (last, after, before),
-        ):
-            for digest, *rest, key in page:
-                yield Blob(digest.hex(), *rest)
-                last = key
-        self._change("recording the compressed blobs", lambda: self._changes.note_cold(before))
+    def _checkpoint(self, mode: str) -> None:
+        self._writer.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
 
-    def totals(self) -> Totals:
-        row = self._query(
-            """SELECT (SELECT count(*) FROM session WHERE session_id < x''),
-            (SELECT count(*) FROM ref WHERE gone IS NULL), (SELECT count(*) FROM blob),
-            (SELECT count(*) FROM ref WHERE gone IS NOT NULL), (SELECT coalesce(sum(size), 0) FROM blob),
-            (SELECT coalesce(sum(size), 0) FROM ref WHERE gone IS NULL)"""
-        )[0]
-        return Totals(*row)
+    def _sync_wal(self, *, always: bool = False) -> None:
+        # Never open the database file itself: closing a second descriptor of it would drop SQLite's locks.
+        with contextlib.suppress(FileNotFoundError):
+            file = os.open(NAME + "-wal", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
+            try:
+                if self._wal_is_unsound:
+                    for at in range(0, os.fstat(file).st_size, _PIECE):
+                        self._disk.write_at(file, os.pread(file, _PIECE, at), at)
+                self._wal_is_unsound = True  # a failed sync is reported only once: lost pages must be written again
+                self._disk.sync(file, always=always)
+                self._wal_is_unsound = False
+            finally:
+                os.close(file)
+        if not self._wal_is_named:
+            self._disk.sync(self._folder, always=True)
+            self._wal_is_named = True
 
-    def uri(self, blob: Blob) -> str:
-        return f"{self._uri}#blob={blob.digest}"
+    def _query(self, sql: str, values: Values = (), *, settled: bool = True, apart: bool = False) -> list[Any]:
+        """Return the rows of a query, after applying the journal if `settled`. Inside a change, it sees the change,
+        unless it is kept `apart`."""
+        if self._inside == threading.get_ident() and not (apart and not self.is_read_only):
+            return self._writer.execute(sql, values).fetchall()
+        if self.is_read_only:
+            return self._exclusive("reading the catalog", lambda: self._writer.execute(sql, values).fetchall())
+        if self._is_forked or (settled and not apart and not self._closed and self._journal.grown()):
+            self._exclusive("reading the catalog", self._refresh_and_catch_up)
 
-    # Writing
+        def look() -> list[Any]:
+            return reader.execute(sql, values).fetchall()
 
-    def put(self, entry: Entry, *, limits: Limits = _NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
-        guarded = limits.store_quota is not None or entry.session.quota is not None
-        record = rows.pack(entry, heal=heal, grace=limits.grace)
-        self._check_writable("putting an artifact")
-        if reuse and entry.blob.coding != "inline":
-            with contextlib.suppress(NotFound):  # removed or moved: `has_copy` checks its row below
-                self.sync_copy(entry.blob)
+        try:
+            for reader in self._readers:
+                if (found := reader.lock.try_run(look)) is not None:
+                    return found
+            reader = self._making_reader.run(self._new_reader)
+            return reader.lock.run(look)
+        except sqlite3.Error as error:
+            if self._closed:
+                raise StoreClosed("the store is closed") from error
+            raise translated(error, "reading the catalog") from error
 
-        def append() -> Mark | None:
-            self._journal.refresh()
-            if self._journal.strained:
-                self._reserve.fill(self._journal)
-            # Before the record is appended: a failure here must not fail a put that is already visible.
-            if self._journal.end > self._reserve.journal_limit or self._journal.is_unsound:
-                self._catch_up()
-                self._settle()
-            if guarded or reuse:
-                self._catch_up()
-                if reuse and not self._changes.has_copy(entry.blob):
-                    return None
-                if guarded:
-                    self._changes.check_quota(entry, limits)
-            mark = self._journal.append(record)
-            if entry.content is None:
-                self._recent[entry.blob.digest] = entry.blob
-            self._pending.setdefault(entry.ref.artifact_id[:MIN_PREFIX], []).append(entry)
-            return mark
+    def _new_reader(self) -> _Connection:
+        if self._closed:
+            raise StoreClosed("the store is closed")
+        reader = self._connect(reading=True)
+        self._readers = [*self._readers, reader]
+        return reader
 
-        mark = self._exclusive("putting an artifact", append)
-        if mark is None:
-            return False
-        if getattr(self._batch, "is_open", False):
-            self._batch.mark = mark
-        else:
-            self._sync_journal(mark)
-        return True
+    def _connect(self, *, reading: bool = False) -> _Connection:
+        for suffix in ("", "-wal", "-shm"):
+            if self._path.with_name(NAME + suffix).is_symlink():
+                raise StoreUnavailable(f"{NAME + suffix!r} is a symbolic link", hint="a store must not contain links")
+        try:
+            path: Path | str = self._path
+            if self.is_read_only:
+                path = (self._view / NAME if self._view else self._path).as_uri() + "?mode=ro&immutable=1"
+            db = sqlite3.connect(
+                path,
+                uri=self.is_read_only,
+                timeout=30,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=128,
+                factory=_Connection,
+            )
+            for pragma in (
+                "synchronous = NORMAL", "wal_autocheckpoint = 0", "secure_delete = FAST", "cell_size_check = ON",
+                "trusted_schema = OFF", "temp_store = MEMORY", "journal_size_limit = 0", f"query_only = {int(reading)}",
+            ):  # fmt: skip
+                db.execute(f"PRAGMA {pragma}")
+        except sqlite3.Error as error:
+            raise translated(error, "opening the catalog") from error
+        return db
 
-    def put_new(self, entry: Entry, *, limits: Limits = _NO_LIMITS) -> set[str] | None:
-        return None
+    def locks(self) -> Iterator[Mutex]:
+        """Yield the locks whose owner is the only thread inside SQLite. New readers are added under the second."""
+        yield self._mutex
+        yield self._making_reader
+        for reader in self._readers:
+            yield reader.lock
 
-    @contextmanager
-    def batch(self) -> Iterator[None]:
-        if getattr(self._batch, "is_open", False):
-            yield  # the outer batch acknowledges
+    def renew(self) -> None:
+        """In a child: leave the connections to the parent, without closing them. New ones are opened on first use."""
+        if not self._closed:
+            _inherited.append((self._writer, self._readers))
+            self._view, self._seen_files = None, None  # they belong to the parent
+            self._readers = []
+            self._is_forked = True
+            with contextlib.suppress(OSError):  # already closed, if this is repeated after an interrupt
+                os.close(self._lock)  # otherwise the lock would outlive a parent that dies while holding it
+            self._lock = -1
+            with contextlib.suppress(OSError):
+                self._journal.close()
+
+    def _take_own_files(self) -> None:
+        self._lock = self._open_lock()
+        self._journal = Journal(self._folder, self._disk)
+        self._reserve = Reserve(self._folder, self._disk)
+
+    def _take_own_connections(self) -> None:
+        if self.is_read_only:
+            del self._writer  # it belongs to the parent and stays open
+            self._is_forked = False
             return
-        self._batch.is_open, self._batch.mark = True, None
-        try:
-            yield
-        finally:
-            self._batch.is_open = False
-        if self._batch.mark is not None:
-            self._sync_journal(self._batch.mark)
-
-    def _sync_journal(self, mark: Mark) -> None:
-        try:
-            self._journal.sync(mark)
-        except OSError as error:
-            raise storage_error(error, "syncing the journal") from error
-
-    def open_session(self, info: SessionInfo) -> None:
-        self._change("opening a session", lambda: self._changes.open_session(info))
-
-    def touch(
-        self,
-        sessions: Mapping[str, float],
-        blobs: Mapping[str, float],
-        shown: Mapping[tuple[str, str], Ranges] = _NOTHING,
-    ) -> None:
-        self._change("recording use", lambda: self._changes.touch(sessions, blobs, shown), durable=False)
-
-    def claim(
-        self,
-        session: SessionInfo,
-        holder: str,
-        *,
-        at: float,
-        idle: float = 0.0,
-        instead_of: int | None = None,
-        grace: float = 0.0,
-    ) -> int:
-        return self._change(
-            "claiming a session",
-            lambda: self._records.claim(session, holder, at, idle, instead_of, grace),
-            adding=True,
-        )
-
-    def record(
-        self,
-        session: SessionInfo,
-        series: str,
-        body: bytes,
-        *,
-        at: float,
-        token: int | None = None,
-        keep: int | None = None,
-        grace: float = 0.0,
-    ) -> int:
-        return self._change(
-            "writing a record",
-            lambda: self._records.add(session, series, body, at, token, keep, grace),
-            adding=True,
-        )
-
-    def pin(self, session_id: str, digest: str, pinned: bool) -> int:
-        return self._change("pinning", lambda: self._changes.pin(session_id, digest, pinned))
-
-    def remove(
-        self, session_id: str, digest: str | None = None, *, name: str | None = None, end: bool = False
-    ) -> Freed:
-        def remove() -> Freed | None:
-            limit = self._reserve.batch[0] if self._journal.strained else BATCH
-            if end and digest is None and not self._changes.is_within(session_id, limit):
-                return None
-            return self._changes.remove(session_id, digest, name=name, end=end)
-
-        def unname() -> None:
-            self._changes.unname(session_id)
-
-        freed = None
-        with contextlib.suppress(StoreFull) if end else contextlib.nullcontext():
-            freed = self._change("forgetting", remove, freeing=True)
-        if freed is None:
-            self._change("forgetting", unname, freeing=True)
-            freed = self._free_in_steps("forgetting", self._changes.end_some)
-        return self._made_durable(freed)
-
-    def _free_in_steps(self, doing: str, step: Callable[[int], tuple[Freed, bool]]) -> Freed:
-        """Free refs in several transactions, each with a limit on their number; smaller ones if the disk is full."""
-        freed, limit, is_open = Freed(), BATCH, True
-
-        def free() -> tuple[Freed, bool]:
-            return step(min(limit, self._reserve.batch[0]) if self._journal.strained else limit)
-
-        while is_open:
-            try:
-                some, is_open = self._change(doing, free, freeing=True)
-                freed += some
-            except StoreFull:
-                if limit == 1:
-                    raise
-                limit = max(1, limit // 8)
-        return freed
-
-    def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
-        def would_expire() -> Freed:
-            self._refresh_and_catch_up()
-            return self._changes.would_expire(at)
-
-        if dry_run:
-            return self._exclusive("looking for expired refs", would_expire)
-
-        def expire_some(limit: int) -> tuple[Freed, bool]:
-            batch, records_dropped = self._changes.expire(at, limit), self._records.expire(at)
-            return batch, bool(batch.refs or records_dropped)
-
-        freed = self._free_in_steps("forgetting", self._changes.end_some)  # sessions whose end a crash interrupted
-        freed += self._free_in_steps("expiring", expire_some)
-        self._free_in_steps("expiring", lambda limit: (Freed(), self._changes.drop_tombstones(forget_before, limit)))
-        self._change("expiring", lambda: self._changes.drop_aside(at), freeing=True)
-        return self._made_durable(freed)
-
-    def relocate(self, old: Blob, new: Blob) -> bool:
-        return self._change("moving a blob", lambda: self._changes.relocate(old, new), always=True)
-
-    def lose(self, blob: Blob, *, until: float = 0.0) -> int:
-        return self._change("setting a damaged blob aside", lambda: self._changes.lose(blob, until), freeing=True)
-
-    def aside(self, digests: Iterable[str] | None = None) -> list[SetAside]:
-        if digests is None:
-            found = self._query("SELECT key, value FROM meta WHERE key >= ? AND key < ?", (ASIDE, ASIDE + "g"))
-        else:
-            wanted = tuple(ASIDE + digest for digest in digests)
-            found = self._query(f"SELECT key, value FROM meta WHERE key IN ({','.join('?' * len(wanted))})", wanted)
-        aside = []
-        for key, packed in found:
-            digest = key.removeprefix(ASIDE)
-            ((refs,),) = self._query(TOMBSTONES, (bytes.fromhex(digest),))
-            aside.append(SetAside.unpack(digest, packed, refs))
-        return aside
-
-    def restore(self, blob: Blob) -> int:
-        return self._change("restoring a blob", lambda: self._changes.restore(blob), always=True)
-
-    def check(self, *, repair: bool, until: float = 0.0) -> list[str]:
-        def check() -> list[str]:
-            return [
-                *self._check_losses(repair=repair),
-                *self._changes.check(repair=repair, until=until),
-                *self._records.check(repair=repair),
-            ]
-
-        change = self._exclusive if self.is_read_only and not repair else self._change
-        return change("checking the catalog", check)
-
-    def compact(self) -> None:
-        self._check_writable("compacting the catalog")
-        self._exclusive("compacting the catalog", self._compact)
-
-    def _compact(self) -> None:
+        self._writer = self._connect()
+        self._is_forked = False
         self._refresh_and_catch_up()
-        with self._roomy():
-            before, free = -1, self._free_pages()
-            while free and free != before:
-                self._writer.executescript(f"PRAGMA incremental_vacuum({_PAGES})")  # `execute` would free only one page
-                self._bound_wal()
-                before, free = free, self._free_pages()
-            self._settle(truncate=True)
 
-    def _free_pages(self) -> int:
-        return int(self._writer.execute("PRAGMA freelist_count").fetchone()[0])
 
-    def _made_durable(self, freed: Freed) -> Freed:
-        """Sync a removal, whatever the durability: a power cut must not restore rows whose files are deleted."""
-        if freed.blobs and not self._disk.durable:
-            self._exclusive("forgetting", lambda: self._sync_wal(always=True))
-        return freed
+def _is_later(name: str) -> bool:
+    """Return whether a store creates this file only after the tables of its catalog."""
+    return name != LOCK and not name.startswith(NAME)
+
+
+def translated(error: sqlite3.Error, doing: str) -> StoreError:
+    name = getattr(error, "sqlite_errorname", "") or ""
+    if name.startswith("SQLITE_FULL"):
+        return StoreFull(f"no space left while {doing}")
+    if isinstance(error, sqlite3.DatabaseError) and is_damage(error):
+        return Damaged(f"the catalog is damaged: {error}", hint="restore it from an export, or open a new store")
+    return StoreUnavailable(f"the catalog failed while {doing}: {error}", hint="check the folder and try again")
+
+
+def is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Return whether SQLite reports a damaged file, as opposed to one that is busy, full or misused."""
+    return (getattr(error, "sqlite_errorname", "") or "").startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
+
+
+def _remove_folder(folder: Path, process: int) -> None:
+    """Remove a private copy that was not closed, unless in a child process: there it belongs to the parent."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lost_text(sizes: Collection[int]) -> str:
+    places = "1 place" if len(sizes) == 1 else f"{len(sizes)} places"
+    return f"{sum(sizes)} bytes in {places}; the puts recorded there are lost"
+
+
+_inherited: list[object] = []

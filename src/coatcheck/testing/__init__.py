@@ -11,9 +11,7 @@ part of the package needs pytest.
 
 import pytest
 
-pytest.register_assert_rewrite(
-    "coatcheck.testing.blob_suite", "coatcheck.testing.catalog_suite", "coatcheck.testing.record_suite"
-)
+pytest.register_assert_rewrite("coatcheck.testing.blob_suite", "coatcheck.testing.catalog_suite")
 
 from coatcheck.testing.blob_suite import BlobStoreSuite  # noqa: E402 - the asserts of this import are rewritten
 from coatcheck.testing.catalog_suite import CatalogSuite  # noqa: E402 - likewise

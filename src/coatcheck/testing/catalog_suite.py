@@ -5,22 +5,332 @@ A catalog never reads blobs, so most tests use copies that do not exist: only th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from coatcheck.errors import QuotaExceeded, StoreClosed
+from coatcheck.errors import Fenced, QuotaExceeded, StoreClosed
 from coatcheck.ids import digest_of
-from coatcheck.storage import Catalog, Freed, Limits, SessionInfo
-from coatcheck.testing.entries import entry, inline
-from coatcheck.testing.record_suite import RecordSuite
+from coatcheck.refs import Blob, Ref
+from coatcheck.storage import Catalog, Claimant, Entry, Freed, Limits, Note, Record, Row, SessionInfo
+from coatcheck.testing._sealed import Suite
+
+
+def entry(
+    content: str = "",
+    *,
+    digest: str | None = None,
+    session: str = "s",
+    place: str = "place",
+    ttl: float | None = None,
+    parent: str | None = None,
+    quota: int | None = None,
+    created: float = 1.0,
+    **about: Any,
+) -> Entry:
+    """Return a row for bytes in a blob store."""
+    data = content.encode()
+    digest = digest or digest_of(data)
+    ref = Ref(digest, session, len(data), **{"media_type": "text/plain", "kind": "result"} | about, created=created)
+    return Entry(ref, Blob(digest, len(data), "raw", place, b""), SessionInfo(session, parent, ttl, quota))
+
+
+def inline(data: bytes, **about: Any) -> Entry:
+    """Return a row with inline content for the catalog."""
+    put = entry(data.decode(), **about)
+    return replace(put, blob=Blob(digest_of(data), len(data)), content=data)
+
+
+def session_of(catalog: Catalog, session_id: str) -> SessionInfo:
+    (found,) = catalog.sessions(session_id)
+    return found
+
+
+class RecordSuite(Suite, suite=True):
+    """The part of the catalog's suite about claims and records."""
+
+    shared: ClassVar[bool] = True
+    """Whether `make_catalog` with the same folder opens the same catalog again, like another process."""
+
+    def make_catalog(self, tmp_path: Path) -> Catalog:
+        raise NotImplementedError("define make_catalog to create your catalog")
+
+    @pytest.fixture
+    def catalog(self, tmp_path: Path) -> Iterator[Catalog]:
+        made = self.make_catalog(tmp_path)
+        yield made
+        made.close()
+
+    @pytest.fixture
+    def others(self, tmp_path: Path, catalog: Catalog) -> Iterator[Catalog]:
+        """The same catalog, opened like another process."""
+        if not self.shared:
+            yield catalog
+            return
+        made = self.make_catalog(tmp_path)
+        yield made
+        made.close()
+
+    def test_each_claim_has_a_larger_token_and_the_newest_is_returned(self, catalog: Catalog, others: Catalog) -> None:
+        assert catalog.claimant("s") is None
+        tokens = [(catalog, others)[i % 2].claim(SessionInfo("s"), f"holder {i}", at=float(i)) for i in range(6)]
+        assert tokens == sorted(set(tokens))
+        assert catalog.claimant("s") == others.claimant("s") == Claimant(tokens[-1], "holder 5", 5.0)
+        assert catalog.claimant("other") is None
+
+    def test_a_claim_with_an_empty_holder_gives_it_up(self, catalog: Catalog) -> None:
+        token = catalog.claim(SessionInfo("s"), "a", at=1.0)
+        assert catalog.claim(SessionInfo("s"), "", at=2.0, instead_of=token) > token
+        assert catalog.claimant("s") is None
+        with pytest.raises(Fenced):
+            catalog.record(SessionInfo("s"), "hot", b"late", at=3.0, token=token)
+
+    def test_tokens_grow_even_if_a_session_ends_and_starts_again(self, catalog: Catalog) -> None:
+        old = catalog.claim(SessionInfo("s"), "a", at=1.0)
+        catalog.remove("s", end=True)
+        assert catalog.claimant("s") is None
+        with pytest.raises(Fenced):
+            catalog.record(SessionInfo("s"), "hot", b"late", at=2.0, token=old)
+        assert catalog.session("s") is None
+        assert catalog.claim(SessionInfo("s"), "b", at=3.0) > old
+        with pytest.raises(Fenced):
+            catalog.record(SessionInfo("s"), "hot", b"late", at=4.0, token=old)
+
+    def test_a_claim_instead_of_one_that_is_not_the_newest_changes_nothing(self, catalog: Catalog) -> None:
+        for wrong in (1, 99):
+            with pytest.raises(Fenced):
+                catalog.claim(SessionInfo("s"), "a", at=1.0, instead_of=wrong)
+        assert catalog.session("s") is None
+        first = catalog.claim(SessionInfo("s"), "a", at=1.0, instead_of=0)
+        with pytest.raises(Fenced):
+            catalog.claim(SessionInfo("s"), "b", at=2.0, instead_of=0)
+        assert catalog.claimant("s") == Claimant(first, "a", 1.0)
+        assert catalog.claim(SessionInfo("s"), "b", at=2.0, instead_of=first) > first
+
+    def test_a_claim_that_waits_for_an_idle_holder_changes_nothing_before(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
+        first = catalog.claim(SessionInfo("s"), "a", at=100.0, idle=inf)
+        catalog.record(SessionInfo("s"), "hot", b"x", at=105.0, token=first)
+        with pytest.raises(Fenced):
+            others.claim(SessionInfo("s"), "b", at=114.9, idle=10.0)
+        assert others.claimant("s") == Claimant(first, "a", 105.0)
+        again = others.claim(SessionInfo("s"), "a", at=106.0, idle=inf)
+        last = others.claim(SessionInfo("s"), "b", at=116.0, idle=10.0)
+        assert first < again < last
+        catalog.claim(SessionInfo("s"), "", at=117.0, instead_of=last)
+        assert catalog.claim(SessionInfo("s"), "c", at=117.0, idle=inf) > last
+
+    def test_of_many_that_wait_for_an_idle_holder_one_gets_the_claim(self, catalog: Catalog, others: Catalog) -> None:
+        def claimed(number: int) -> bool:
+            try:
+                return bool((catalog, others)[number % 2].claim(SessionInfo("s"), str(number), at=1.0, idle=inf))
+            except Fenced:
+                return False
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(claimed, range(16))) == 1
+
+    def test_records_are_numbered_and_returned_as_written(self, catalog: Catalog, others: Catalog) -> None:
+        token = catalog.claim(SessionInfo("s"), "a", at=1.0)
+        assert catalog.record(SessionInfo("s"), "x", b"one", at=2.5) == 1
+        assert others.record(SessionInfo("s"), "x", b"two\x00\xff", at=3.0, token=token) == 2
+        assert catalog.record(SessionInfo("s"), "☃", b"", at=4.0) == 1
+        assert catalog.record(SessionInfo("other"), "x", b"theirs", at=4.0) == 1
+        both = [Record(1, 2.5, None, b"one"), Record(2, 3.0, token, b"two\x00\xff")]
+        for reader in (catalog, others):
+            assert reader.records("s", "x") == both
+            assert reader.records("s", "x", newest=True) == both[::-1]
+            assert reader.records("s", "☃") == [Record(1, 4.0, None, b"")]
+            assert reader.records("s", "nothing") == reader.records("nobody", "x") == []
+            assert reader.series("s") == ["x", "☃"]
+            assert reader.series("nobody") == []
+
+    def test_records_are_found_by_number_from_either_end(self, catalog: Catalog) -> None:
+        for i in range(1, 11):
+            catalog.record(SessionInfo("s"), "x", str(i).encode(), at=1.0)
+
+        def numbers(**asked: Any) -> list[int]:
+            return [one.seq for one in catalog.records("s", "x", **asked)]
+
+        assert numbers(after=7) == [8, 9, 10]
+        assert numbers(before=3) == [1, 2]
+        assert numbers(after=3, before=6, newest=True) == [5, 4]
+        assert numbers(limit=2) == [1, 2]
+        assert numbers(limit=2, newest=True) == [10, 9]
+        assert numbers(after=10) == numbers(limit=0) == numbers(after=6, before=7) == []
+
+    def test_only_so_many_records_are_kept_as_asked_and_numbers_go_on(self, catalog: Catalog) -> None:
+        for i in range(1, 6):
+            assert catalog.record(SessionInfo("s"), "x", b"x", at=1.0, keep=2) == i
+        catalog.record(SessionInfo("s"), "y", b"y", at=1.0)
+        assert [one.seq for one in catalog.records("s", "x")] == [4, 5]
+        assert catalog.record(SessionInfo("s"), "x", b"x", at=1.0, keep=1) == 6
+        assert [one.seq for one in catalog.records("s", "x")] == [6]
+        assert len(catalog.records("s", "y")) == 1
+
+    def test_a_writer_that_lost_its_claim_writes_nothing(self, catalog: Catalog, others: Catalog) -> None:
+        old = catalog.claim(SessionInfo("s"), "a", at=1.0)
+        catalog.record(SessionInfo("s"), "hot", b"first", at=2.0, token=old)
+        new = others.claim(SessionInfo("s"), "b", at=3.0)
+        for token in (old, new + 1, 0):
+            with pytest.raises(Fenced):
+                catalog.record(SessionInfo("s"), "hot", b"late", at=9.0, token=token, keep=1)
+        assert [one.body for one in others.records("s", "hot")] == [b"first"]
+        assert session_of(catalog, "s").used == 3.0
+        assert catalog.claimant("s") == Claimant(new, "b", 3.0)
+        others.record(SessionInfo("s"), "hot", b"second", at=4.0, token=new)
+        others.record(SessionInfo("s"), "hot", b"not the claim's", at=5.0, keep=3)
+        assert catalog.claimant("s") == Claimant(new, "b", 4.0)
+        assert [one.token for one in catalog.records("s", "hot")] == [old, new, None]
+
+    def test_a_claim_or_record_makes_and_uses_its_session(self, catalog: Catalog) -> None:
+        info = SessionInfo("s", "parent", 60.0, 99)
+        catalog.claim(info, "a", at=5.0)
+        assert catalog.session("s") == replace(info, created=5.0, used=5.0)
+        catalog.record(info, "x", b"x", at=7.0)
+        assert catalog.session("s") == replace(info, created=5.0, used=7.0)
+        catalog.record(SessionInfo("t", ttl=3.0), "x", b"x", at=7.0)
+        assert catalog.session("t") == SessionInfo("t", ttl=3.0, created=7.0, used=7.0)
+
+    def test_records_and_claims_go_with_their_session(self, catalog: Catalog, others: Catalog) -> None:
+        catalog.put(entry("x"))
+        token = catalog.claim(SessionInfo("s"), "a", at=1.0)
+        catalog.record(SessionInfo("s"), "hot", b"state", at=2.0, token=token)
+        catalog.record(SessionInfo("other"), "hot", b"theirs", at=2.0)
+        catalog.remove("s", digest_of(b"x"))
+        catalog.remove("s")
+        assert len(others.records("s", "hot")) == 1
+        catalog.remove("s", end=True)
+        assert others.records("s", "hot") == []
+        assert others.series("s") == []
+        catalog.open_session(SessionInfo("s"))
+        assert others.records("s", "hot") == []
+        assert others.claimant("s") is None
+        assert len(others.records("other", "hot")) == 1
+
+    def test_records_stay_until_their_session_has_expired(self, catalog: Catalog) -> None:
+        brief, endless = SessionInfo("brief", ttl=10.0), SessionInfo("endless")
+        for info in (brief, endless):
+            catalog.record(info, "x", b"x", at=100.0)
+        catalog.expire(109.0, forget_before=0.0)
+        assert len(catalog.records("brief", "x")) == 1
+        catalog.expire(111.0, forget_before=111.0, dry_run=True)
+        assert len(catalog.records("brief", "x")) == 1
+        catalog.expire(111.0, forget_before=0.0)
+        assert catalog.records("brief", "x") == []
+        assert catalog.session("brief") is not None
+        catalog.expire(112.0, forget_before=111.0)
+        assert catalog.session("brief") is None
+        assert len(catalog.records("endless", "x")) == 1
+
+    @pytest.mark.parametrize("how", ["put", "record", "claim"])
+    def test_a_session_that_is_used_beyond_expiry_and_grace_has_lost_its_records(
+        self, catalog: Catalog, how: str
+    ) -> None:
+        info = SessionInfo("s", ttl=10.0)
+
+        def use(at: float) -> None:
+            if how == "put":
+                catalog.put(entry("new", ttl=10.0, created=at), limits=Limits(grace=5.0))
+            elif how == "record":
+                catalog.record(info, "y", b"new", at=at, grace=5.0)
+            else:
+                catalog.claim(info, "a", at=at, grace=5.0)
+
+        catalog.record(info, "x", b"old", at=100.0)
+        token = catalog.claim(info, "a", at=100.0)
+        use(114.0)
+        assert len(catalog.records("s", "x")) == 1
+        use(129.0)
+        assert catalog.records("s", "x") == []
+        if how != "claim":
+            assert catalog.claimant("s") == Claimant(token, "a", 100.0)
+            assert catalog.record(info, "x", b"new", at=130.0, token=token) == 1
+
+    def test_many_writers_lose_no_record_and_share_no_token(self, catalog: Catalog, others: Catalog) -> None:
+        def write(number: int) -> tuple[int, int]:
+            with_ = (catalog, others)[number % 2]
+            token = with_.claim(SessionInfo("claimed"), f"holder {number}", at=1.0)
+            return token, with_.record(SessionInfo("s"), "x", str(number).encode(), at=1.0)
+
+        with ThreadPoolExecutor(8) as pool:
+            done = list(pool.map(write, range(40)))
+        assert len({token for token, _ in done}) == 40
+        assert sorted(seq for _, seq in done) == list(range(1, 41))
+        assert sorted(int(one.body) for one in catalog.records("s", "x")) == list(range(40))
+
+    def test_claims_and_records_leave_a_catalog_sound(self, catalog: Catalog) -> None:
+        for i in range(100):
+            catalog.record(SessionInfo(str(i % 3)), "x", bytes(i * 50), at=1.0, keep=30)
+        catalog.claim(SessionInfo("1"), "a", at=1.0)
+        catalog.remove("2", end=True)
+        for repair in (False, True, False):
+            assert catalog.check(repair=repair) == []
+        before = catalog.records("1", "x")
+        catalog.compact()
+        assert catalog.records("1", "x") == before
 
 
 class CatalogSuite(RecordSuite, suite=True):
     """Subclass it and define `make_catalog`."""
+
+    # Rows
+
+    def test_rows_are_returned_as_saved_until_they_are_dropped(self, catalog: Catalog, others: Catalog) -> None:
+        put = replace(entry("x", name="n"), seq=7)
+        rows: list[Row] = [put.session, put.blob, put, *(Note(owner, key, b"v") for owner in ("", "s") for key in "ab")]
+
+        def found(reader: Catalog) -> list[Row]:
+            notes = [*reader.notes("", "a", "c"), *reader.notes("s", "a", "c")]
+            return [*reader.sessions("s"), *(blob for blob, _ in reader.blobs()), *reader.refs("s"), *notes]
+
+        catalog.change("saving", lambda: catalog.save(*rows))
+        assert found(catalog) == found(others) == rows
+        assert catalog.refs("s", put.ref.artifact_id) == catalog.refs(digest=put.ref.artifact_id) == [put]
+        assert catalog.refs("t") == catalog.refs("s", "0" * 64) == catalog.refs(digest="0" * 64) == []
+        changed = replace(put, ref=replace(put.ref, pinned=True, granted_by="g"), gone="expired")
+        blob, session = replace(put.blob, place="new"), replace(put.session, ttl=5.0)
+        catalog.change("saving", lambda: catalog.save(changed, blob, Note("s", "a", b"w"), session))
+        assert others.refs("s") == [replace(changed, blob=blob, session=session)]
+        assert [one.value for one in others.notes("s", "a", "b")] == [b"w"]
+        catalog.change("dropping", lambda: catalog.drop(put, put.blob, put.session, Note("", "a"), Note("", "missing")))
+        assert found(others) == [Note("", "b", b"v")]
+
+    def test_notes_are_found_by_their_keys_in_either_order(self, catalog: Catalog) -> None:
+        notes = [Note("", key, key.encode()) for key in ("a", "a/1", "a/2", "a0", "b")]
+        catalog.change("saving", lambda: catalog.save(*notes[::-1]))
+        assert catalog.notes("", "a/", "a0") == notes[1:3]
+        assert catalog.notes("", "a", "c", newest=True) == notes[::-1]
+        assert catalog.notes("", "a", "c", limit=2) == notes[:2]
+        assert catalog.notes("", "a", "c", limit=1, newest=True) == notes[-1:]
+        assert catalog.notes("nobody", "a", "c") == []
+
+    def test_a_change_that_fails_changes_nothing_and_one_that_works_is_whole(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
+        def fail() -> None:
+            catalog.save(SessionInfo("s"), Note("", "a", b"v"))
+            assert catalog.session("s") == SessionInfo("s")
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            catalog.change("failing", fail)
+        assert catalog.session("s") is others.session("s") is None
+        assert catalog.notes("", "a", "b") == []
+
+        def count() -> int:
+            number = 1 + sum(int(one.value) for one in catalog.notes("", "n", "o"))
+            catalog.save(Note("", "n", str(number).encode()))
+            return number
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sorted(pool.map(lambda _: catalog.change("counting", count), range(40))) == list(range(1, 41))
 
     # Sessions
 
@@ -67,9 +377,7 @@ class CatalogSuite(RecordSuite, suite=True):
     def test_each_artifact_counts_once_in_its_session(self, catalog: Catalog) -> None:
         catalog.put(entry("xyz", name="one"))
         catalog.put(entry("xyz", name="two"))
-        held = catalog.session("s")
-        assert held is not None
-        assert held.used_bytes == 3
+        assert session_of(catalog, "s").used_bytes == 3
 
     def test_a_session_finds_only_its_own(self, catalog: Catalog) -> None:
         catalog.put(entry("x", session="one", name="n"))
@@ -99,6 +407,18 @@ class CatalogSuite(RecordSuite, suite=True):
             assert {one.ref.name for one in found} == {"new"}
         assert catalog.find("s", prefix="abd" + "0" * 9) == []
 
+    def test_many_prefixes_are_found_like_one_at_a_time(self, catalog: Catalog) -> None:
+        for content, session in (("a", "s"), ("b", "s"), ("a", "t"), ("c", "t"), ("d", "stranger")):
+            catalog.put(entry(content, session=session, name="old"))
+            catalog.put(entry(content, session=session, name="new", expires=5.0))
+        prefixes = [digest_of(text.encode())[:12] for text in "acde"]
+        found = [one for each in ("s", "t") for prefix in prefixes for one in catalog.find(each, prefix=prefix)]
+        many = catalog.find_many(["s", "t", "nobody"], prefixes)
+        assert sorted(many, key=lambda one: (one.ref.session_id, one.ref.artifact_id)) == sorted(
+            found, key=lambda one: (one.ref.session_id, one.ref.artifact_id)
+        )
+        assert catalog.find_many(["s"], []) == catalog.find_many([], prefixes) == []
+
     def test_of_an_artifact_the_ref_that_lives_longest_is_found(self, catalog: Catalog) -> None:
         catalog.put(entry("x", name="for good"))
         catalog.put(entry("x", name="for a while", expires=50.0))
@@ -121,29 +441,53 @@ class CatalogSuite(RecordSuite, suite=True):
         assert (
             catalog.near(["s", "parent"], ["0" * 64]) == catalog.near([], [first]) == catalog.near(["s"], []) == set()
         )
-        catalog.expire(1e12, forget_before=0)
-        assert catalog.near(["s"], [first], settled=False) == catalog.near(["s"], [first])
 
-    def test_a_far_catalog_puts_what_is_new_in_one_trip(self, catalog: Catalog, others: Catalog) -> None:
+    @pytest.mark.parametrize("way", ["look", "put_inline"])
+    def test_a_put_learns_which_ids_begin_alike(self, catalog: Catalog, way: str) -> None:
         first, second = ("abc" * 4 + "0" * 52, "abc" * 4 + "1" * 52)
         catalog.put(entry(digest=first))
-        near = catalog.put_new(entry(digest=second, name="n"))
-        if not catalog.is_far:
-            assert near is None
-            return
-        assert near == {first}
-        assert [one.ref.name for one in others.find("s", prefix=second)] == ["n"]
-        before = catalog.find("s"), catalog.totals()
-        assert catalog.put_new(entry(digest=second, name="another")) is None
-        assert (catalog.find("s"), catalog.totals()) == before
-        assert catalog.put_new(entry(digest=second, session="other")) == set()
+        catalog.put(entry(digest=second, session="parent"))
+        for lineage, ids in ((["s"], {first}), (["s", "parent"], {first, second}), (["new"], set())):
+            digest = "abc" * 4 + f"{len(ids) + 2}" * 52
+            if way == "look":
+                known = catalog.look(digest, lineage, blob=True)
+                assert set(known.ids) == ids
+                assert [one.ref.artifact_id for one in known.entries] == [first][: len(ids)]
+                assert known.blob is None
+            else:
+                put = entry(digest=digest, session=lineage[0])
+                made, near = catalog.put_inline(digest, lineage, lambda: put, lambda one: False)  # noqa: B023
+                assert (made, set(near) - {digest}) == (put, ids)
+                catalog.remove(lineage[0], digest)
+
+    def test_a_put_finds_the_blob_that_is_stored(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", session="other"))
+        assert catalog.look(digest_of(b"x"), ["s"], blob=True).blob == entry("x").blob
+        assert catalog.look(digest_of(b"x"), ["s"], blob=False).entries == []
+
+    def test_what_a_session_has_is_not_put_again(self, catalog: Catalog, others: Catalog) -> None:
+        catalog.put(entry("x", name="n"))
+        catalog.find("s")
+        digest, asked = digest_of(b"x"), []
+
+        def is_repeat(known: Entry) -> bool:
+            asked.append(known.ref.name)
+            return known.ref.name == "n"
+
+        def put(new: Entry, **options: Any) -> Entry:
+            return catalog.put_inline(digest, [new.session.session_id], lambda: new, is_repeat, **options)[0]
+
+        assert put(entry("x", name="n", created=5.0)).ref.created == 1.0
+        assert asked == ["n"]
+        assert put(entry("x", session="other")).session.session_id == "other"
+        assert [one.ref.name for one in others.find("other", prefix=digest)] == [None]
         with pytest.raises(QuotaExceeded):
-            catalog.put_new(entry("abcdef", session="small", quota=5))
-        catalog.put(entry("old", session="brief", ttl=10.0, created=0.0))
-        assert (
-            catalog.put_new(entry("old", session="brief", ttl=10.0, created=50.0), limits=Limits(grace=5.0)) is not None
-        )
-        assert [one.gone for one in catalog.find("brief")] == [None]
+            catalog.put_inline(
+                digest_of(b"abcdef"), ["small"], lambda: entry("abcdef", session="small", quota=5), is_repeat
+            )
+        catalog.put(entry("x", session="brief", ttl=10.0, created=0.0))
+        put(entry("x", session="brief", ttl=10.0, created=50.0, name="late"), limits=Limits(grace=5.0))
+        assert [(one.ref.name, one.gone) for one in catalog.find("brief")] == [("late", None)]
 
     def test_a_name_finds_every_ref_that_was_put_under_it(self, catalog: Catalog) -> None:
         for content in ("a", "b", "a", "c"):
@@ -188,9 +532,7 @@ class CatalogSuite(RecordSuite, suite=True):
             assert catalog.put(entry("y", created=created))
         assert len(catalog.find("s", name="n")) == 1
         assert len(catalog.find("s")) == 2
-        held = catalog.session("s")
-        assert held is not None
-        assert held.used == 3.0
+        assert session_of(catalog, "s").used == 3.0
 
     @pytest.mark.parametrize(
         "new",
@@ -207,13 +549,18 @@ class CatalogSuite(RecordSuite, suite=True):
             catalog.put(entry(content, name="n"))
         assert catalog.find("s", name="n", limit=1)[0].ref.artifact_id == digest_of(b"x")
 
-    def test_a_reader_that_is_not_behind_misses_nothing(self, catalog: Catalog) -> None:
+    def test_a_put_that_is_looked_up_is_seen_and_durable_after_a_read(self, catalog: Catalog) -> None:
         catalog.put(entry("x"))
-        if not catalog.behind():
-            assert catalog.find("s", settled=False) == catalog.find("s")
+        assert len(catalog.look(digest_of(b"x"), ["s"], blob=False).entries) == 1
         assert len(catalog.find("s")) == 1
-        assert not catalog.behind(), "a settled read has caught up with everything"
-        assert len(catalog.find("s", settled=False)) == 1
+        assert catalog.look(digest_of(b"x"), ["s"], blob=False).is_durable
+
+    def test_fetching_returns_what_a_value_needs(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", name="old", codec="json", expires=50.0))
+        catalog.put(entry("x", name="new", codec="text"))
+        (found,) = catalog.fetch("s", digest_of(b"x")[:12])
+        assert (found.ref.artifact_id, found.ref.codec, found.blob) == (digest_of(b"x"), "text", entry("x").blob)
+        assert catalog.fetch("nobody", digest_of(b"x")) == catalog.fetch("s", digest_of(b"y")) == []
 
     # Blobs
 
@@ -382,9 +729,7 @@ class CatalogSuite(RecordSuite, suite=True):
         freed = catalog.remove("s", blob.digest)
         assert freed == Freed(2, 1, 3, (blob,))
         assert [one.ref.artifact_id for one in catalog.find("s")] == [digest_of(b"other")]
-        held = catalog.session("s")
-        assert held is not None
-        assert held.used_bytes == 5
+        assert session_of(catalog, "s").used_bytes == 5
 
     def test_what_another_session_holds_is_not_freed(self, catalog: Catalog) -> None:
         for session in ("one", "two"):
@@ -560,9 +905,7 @@ class CatalogSuite(RecordSuite, suite=True):
         for session in ("one", "two", "three"):
             (found,) = catalog.find(session)
             assert (found.gone, found.blob.place) == (None, "new")
-        held = catalog.session("one")
-        assert held is not None
-        assert held.used_bytes == 3
+        assert session_of(catalog, "one").used_bytes == 3
         assert catalog.check(repair=False) == []
 
     def test_a_put_that_brings_back_refs_of_its_own_session_counts_their_bytes_once(self, catalog: Catalog) -> None:
@@ -570,9 +913,7 @@ class CatalogSuite(RecordSuite, suite=True):
         catalog.lose(entry("xyz").blob)
         catalog.put(entry("xyz", name="two"))
         assert [(one.ref.name, one.gone) for one in catalog.find("s")] == [("two", None), ("one", None)]
-        held = catalog.session("s")
-        assert held is not None
-        assert held.used_bytes == 3
+        assert session_of(catalog, "s").used_bytes == 3
         assert catalog.check(repair=False) == []
 
     def test_a_lost_blob_is_set_aside_as_long_as_its_refs_wait(self, catalog: Catalog, others: Catalog) -> None:
@@ -615,9 +956,7 @@ class CatalogSuite(RecordSuite, suite=True):
         for session in ("one", "two"):
             (found,) = catalog.find(session)
             assert (found.gone, found.blob.place) == (None, "place")
-            held = catalog.session(session)
-            assert held is not None
-            assert held.used_bytes == 3
+            assert session_of(catalog, session).used_bytes == 3
         assert catalog.totals().stored_bytes == 3
         assert catalog.check(repair=False) == []
 
@@ -688,9 +1027,7 @@ class CatalogSuite(RecordSuite, suite=True):
         others.pin("s", digest, True)
         assert catalog.find("s")[0].ref.pinned
         catalog.open_session(SessionInfo("s", ttl=77.0))
-        held = others.session("s")
-        assert held is not None
-        assert held.ttl == 77.0
+        assert session_of(others, "s").ttl == 77.0
         others.remove("s", digest)
         assert catalog.find("s") == []
         catalog.put(entry("x"))

@@ -10,8 +10,7 @@ with transcript.Transcript("session.jsonl", session) as log:
     log.messages_for_model()                        # with stubs
 """
 
-from coatcheck.messages.formats import FORMATS, detect
-from coatcheck.messages.message import Format
+from coatcheck.messages import FORMATS, Format, detect
 from coatcheck.messages.pairing import unpaired
 from coatcheck.transcript.artifact_refs import ArtifactRef
 from coatcheck.transcript.file import Appended, Line, Problem, Transcript

@@ -9,10 +9,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from coatcheck.errors import (
+    AmbiguousPointer,
     CoatcheckError,
     InvalidArgument,
     LimitExceeded,
@@ -30,9 +32,8 @@ from coatcheck.errors import (
 )
 from coatcheck.externalize.policy import Policy
 from coatcheck.externalize.stub import is_stub
-from coatcheck.ids import clip, is_pointer
-from coatcheck.messages.formats import PLAIN, detect, named_format
-from coatcheck.messages.message import Format, Message
+from coatcheck.ids import SCHEME, clip, is_pointer
+from coatcheck.messages import PLAIN, Format, Message, detect, named_format
 from coatcheck.messages.pairing import unpaired
 from coatcheck.messages.paths import REFS_KEY, at
 from coatcheck.messages.paths import Path as JsonPath
@@ -54,6 +55,9 @@ Mode = Literal["stored", "stubs", "whole"]
 _MAX_PROBLEMS: Final = 1_000
 _MARK: Final = REFS_KEY.encode()
 _STUB: Final = (b'{\\"stub\\":\\"', b"{\\u0022stub")  # how a stub looks inside a JSON string
+_SCHEME: Final = SCHEME.encode()
+_POINTER: Final = re.compile(rb"art:[0-9a-f]{12,64}(?![0-9a-f])")
+_MAX_MISSES: Final = 1_000  # pointers in one line that may resolve to nothing
 _STUBS: Final = Policy(preview_chars=2_000)
 _SEARCHED: Final = 8 << 20  # bytes at the end of a file that are searched for its session
 
@@ -419,6 +423,7 @@ class _Writer:
         self._mutex = threading.Lock()
         self._keeper = _FileKeeper(session, policy, path)
         self._resumed = False
+        self._held: set[str] = set()  # pointers whose artifacts the transcript has
 
     def slim(self, lines: Sequence[bytes], fmt: Format) -> list[_WrittenLine]:
         with self._mutex:
@@ -434,10 +439,11 @@ class _Writer:
                 StoreError,
                 LimitExceeded,
             ) as error:  # puts of the batch are not durable, so no line may refer to them
+                self._held.clear()
                 return [_WrittenLine(line, failure=str(error)) for line in lines]
 
     def _may_change(self, line: bytes) -> bool:
-        return len(line) >= self._keeper.least or _MARK in line or any(one in line for one in _STUB)
+        return len(line) >= self._keeper.least or _MARK in line or _SCHEME in line
 
     def _line(self, line: bytes, fmt: Format) -> _WrittenLine:
         try:
@@ -447,6 +453,9 @@ class _Writer:
                 more = self._stub_refs(line, fmt)
                 if more:
                     text, refs = with_refs(text, more, self._keeper.session_id), (*refs, *more)
+            self._held |= {ref.pointer for ref in refs if fmt.is_shown(ref.path)}
+            if self._hold_pointers(text) and _MARK not in text:
+                text = with_refs(text, (), self._keeper.session_id)
         except (StoreError, LimitExceeded) as error:
             return _WrittenLine(line, failure=str(error))
         return _WrittenLine(text, refs)
@@ -459,6 +468,22 @@ class _Writer:
             refs.append(ArtifactRef.of(ref, path, self._keeper.session_id, self._encoding(ref)))
         return refs
 
+    def _hold_pointers(self, line: bytes) -> bool:
+        """Grant the transcript what other pointers in a line open: placeholders, answers of our tools, quotations.
+        Return whether there is anything new. Only pointers that this session can open count."""
+        misses, before = 0, len(self._held)
+        for pointer in pointers_in(line):
+            if pointer in self._held or misses == _MAX_MISSES:
+                continue
+            with suppress(AmbiguousPointer, NotFound):
+                ref = self._session.ref(pointer)
+                if ref is None:
+                    misses += 1
+                    continue
+                self._keeper.take(ref)
+                self._held.add(pointer)
+        return len(self._held) > before
+
     def _encoding(self, ref: Ref) -> str:
         """How a model would be sent this artifact: as text if it is text, else as base64."""
         if ref.codec != "bytes":
@@ -469,6 +494,11 @@ class _Writer:
             except UnicodeDecodeError:
                 return "base64"
         return "utf8"
+
+
+def pointers_in(line: bytes) -> Iterable[str]:
+    """Return the pointers anywhere in a line or a document of JSON, each once, in order."""
+    return dict.fromkeys(one.decode() for one in _POINTER.findall(line)) if _SCHEME in line else ()
 
 
 def stubbed(line: bytes, fmt: Format, session: Session) -> Iterator[tuple[JsonPath, Ref]]:
@@ -523,9 +553,11 @@ class _FileKeeper(Keeper):
                 return
 
     def take(self, ref: Ref) -> None:
-        """Grant an artifact of the agent's session to the transcript."""
+        """Grant an artifact of the agent's session to the transcript, if it does not have it yet."""
         self.create_session()
-        self._from.grant(ref, to=self.session_id)
+        held = self._own_session().ref(ref)
+        if held is None or held.granted_by != self._from.session_id:
+            self._from.grant(ref, to=self.session_id)
 
     def create_session(self) -> None:
         self._record()

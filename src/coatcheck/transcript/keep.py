@@ -17,22 +17,21 @@ from typing import Any, Final
 
 from coatcheck.errors import InvalidArgument, StoreError
 from coatcheck.externalize import configured
-from coatcheck.externalize.marks import is_ours
-from coatcheck.externalize.pipeline import Prepared, described, redacted
+from coatcheck.externalize.pipeline import Prepared, described, masked_labels, redacted
 from coatcheck.externalize.policy import CLEARLY, Limit, Policy
-from coatcheck.externalize.stub import facts, is_stub, stub_of
+from coatcheck.externalize.stub import facts, is_ours, is_stub, stub_of
 from coatcheck.ids import digest_of, is_encodable
 from coatcheck.intake import About
 from coatcheck.media import JSON
 from coatcheck.media import is_text as is_text_type
-from coatcheck.messages.message import Format, Message
-from coatcheck.redaction import mask
+from coatcheck.messages import Format, Message
+from coatcheck.redaction import mask, mask_bytes
 from coatcheck.refs import Ref, summarize
 from coatcheck.session import Session
 from coatcheck.store import Store
 from coatcheck.tokens import estimate
 from coatcheck.transcript.artifact_refs import PREFIX
-from coatcheck.transcript.scan import parse, utf8
+from coatcheck.transcript.scan import binary, parse, utf8
 from coatcheck.transcript.splice import Fetch, LinePayload
 from coatcheck.values import Encoded, as_text, encode, encode_text
 
@@ -153,7 +152,8 @@ class Keeper:
         value: Any = payload.value
         if payload.is_json and (found := parse(payload.text)) is not None:
             value = found[0]
-        masked = redacted(value)
+        masked = _masked_base64(value) if isinstance(value, str) else None
+        masked = redacted(value) if masked is None else masked
         if masked is value or masked == value:
             return payload
         self.masked += 1
@@ -172,7 +172,7 @@ class Keeper:
         encoded = parcel.encoded
         media_type, kind = described(encoded, JSON if payload.is_json else None)
         tool, call_id = self._about(fmt, payload)
-        about = About(tool=tool, call_id=call_id, media_type=media_type, kind=kind)
+        about = masked_labels(About(tool=tool, call_id=call_id, media_type=media_type, kind=kind), self.policy)
         ref = self._put(encoded, is_shown, about)
         self.stored.add(ref.artifact_id)
         if not is_shown:
@@ -307,6 +307,18 @@ def _value(payload: LinePayload) -> object:
         except InvalidArgument:
             pass
     return payload.value
+
+
+def _masked_base64(text: str) -> str | None:
+    """Mask secrets inside base64 that is wrapped into lines. None if the text is something else, or has none."""
+    lines = text.split() if " " not in text[:64] else []
+    found = binary("".join(lines)) if len(lines) > 1 else None
+    masked = None if found is None else mask_bytes(found[1])
+    if found is None or masked is None or masked == found[1]:
+        return None
+    body, width, start = found[0] + base64.b64encode(masked).decode(), len(lines[0]), text.index(lines[0])
+    gap = text[start + width : text.index(lines[1], start + width)]
+    return gap.join(body[at : at + width] for at in range(0, len(body), width))
 
 
 def _exceeds(limit: Limit, policy: Policy, text: str) -> bool:

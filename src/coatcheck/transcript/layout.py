@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
-from coatcheck.messages.formats import detect
-from coatcheck.messages.message import Format
+from coatcheck.messages import Format, detect
 from coatcheck.transcript.scan import Opened, parsed
 
 READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -18,17 +18,24 @@ from typing import Any, BinaryIO, Final, Literal
 
 import xxhash
 
-from coatcheck.errors import CODES, CoatcheckError, Damaged, InvalidArgument, NotFound, StoreUnavailable
+from coatcheck.errors import (
+    CODES,
+    AmbiguousPointer,
+    CoatcheckError,
+    Damaged,
+    InvalidArgument,
+    NotFound,
+    StoreUnavailable,
+)
 from coatcheck.externalize.policy import Policy
-from coatcheck.ids import clip
-from coatcheck.messages.formats import named_format
-from coatcheck.messages.message import Format
+from coatcheck.ids import MIN_PREFIX, SCHEME, clip
+from coatcheck.messages import Format, named_format
 from coatcheck.messages.paths import REFS_KEY
 from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.store import Store
 from coatcheck.transcript.artifact_refs import ArtifactRef
-from coatcheck.transcript.file import stubbed
+from coatcheck.transcript.file import pointers_in
 from coatcheck.transcript.keep import (
     DryRunKeeper,
     Keeper,
@@ -54,6 +61,7 @@ _SUFFIXES: Final = (".jsonl", ".json", ".ndjson")
 _MARK: Final = REFS_KEY.encode()
 _BUFFER: Final = 1 << 20
 _MAX_PROBLEMS: Final = 20
+_MAX_MISSES: Final = 10_000  # pointers of a file that may resolve to nothing
 _FROM_BACKUP: Final = "from the backup: the store is incomplete"
 _MASKED: Final = "secrets are masked, as the policy asked for when this was stored"
 
@@ -326,7 +334,10 @@ class _Externalizing:
         self._is_known = True
         self._changed = False
         self._parts = 0
-        self._stubbed: dict[str, Ref] = {}  # artifacts of the agent's session whose stubs are in the file
+        self._pointers: dict[str, None] = {}  # pointers in the file
+        self._shown: set[str] = set()  # ids of payloads that the agent's session can read already, and of
+        self._hidden: set[str] = set()  # those that no model was shown
+        self._named: dict[str, None] = {}  # sessions that lines of the file name
         self._at = self._before.size
 
     def run(self) -> FileReport:
@@ -340,6 +351,7 @@ class _Externalizing:
                 record_manifest(self._options.store, self._session_id, replace(self._before, path=self._file.real_path))
             self._check_backup()
             _clean_up(self._file, self._options.store, (self._session_id,))
+            self._hold_pointers()
             return self._report("unchanged")
         _clean_up(self._file, self._options.store, (), reused=self._session_id)
         self._check_backup()
@@ -356,24 +368,45 @@ class _Externalizing:
             if self._changed:
                 self._finish(new)
         if not self._changed:
-            self._hold_stubs()
+            self._hold_pointers()
             return self._report("unchanged")
         return self._report("externalized")
 
-    def _hold_stubs(self) -> None:
-        """Keep the artifacts whose stubs the host wrote itself, although nothing leaves the file."""
-        store, path = self._options.store, self._file.real_path
-        known = [self._session_id] if self._before.segments else sessions_for(store, path) if self._stubbed else []
-        held = {ref.artifact_id for one in known for ref in store.session(one).list()}
-        new = [ref for ref in self._stubbed.values() if ref.artifact_id not in held]
-        if not new:
-            return
-        session_id = known[0] if known else self._session_id
-        if not known:
-            record_manifest(store, session_id, self._before)
-        for ref in new:
-            with contextlib.suppress(NotFound):  # expired meanwhile
-                self._options.session.grant(ref, to=session_id)
+    def _hold_pointers(self) -> None:
+        """Keep what the pointers in the file open, besides its own payloads, and let the agent's session read it."""
+        store, session = self._options.store, self._options.session
+        wanted = [one for one in self._pointers if _start(one) not in self._shown]
+        known = self._known_sessions() if wanted else []
+        lent = {ref.artifact_id for ref in session.lent() if ref.session_id in known} if known else set()
+        misses = 0
+        for pointer in wanted:
+            if misses == _MAX_MISSES:
+                break
+            with contextlib.suppress(AmbiguousPointer, NotFound):  # or it has expired meanwhile
+                ref = session.ref(pointer)
+                misses += ref is None
+                if (ref is None and _start(pointer) in self._hidden) or (ref is not None and ref.artifact_id in lent):
+                    continue
+                if any(_lends(store.session(one), ref or pointer, session) for one in known) or ref is None:
+                    continue
+                if not known:
+                    known = [self._session_id]
+                    record_manifest(store, self._session_id, self._before)
+                session.grant(ref, to=known[0])
+
+    def _known_sessions(self) -> list[str]:
+        """Return the sessions of this store that hold what the file refers to, its own first."""
+        own = [self._session_id] if self._changed or self._before.segments else []
+        named = [one for one in self._named if one not in own and self._keeper.is_ours({one})]
+        return [*own, *named] or sessions_for(self._options.store, self._file.real_path)
+
+    def _note_pointers(self, part: bytes, refs: Iterable[ArtifactRef]) -> None:
+        """Note the pointers in a slim part, and which of them are those of its own payloads."""
+        assert self._format is not None
+        for ref in refs:
+            self._named[ref.session] = None
+            (self._shown if self._format.is_shown(ref.path) else self._hidden).add(_start(ref.pointer))
+        self._pointers.update(dict.fromkeys(pointers_in(part)))
 
     def _lend(self) -> None:
         """Grant the agent's session what the file already refers to: the session may have ended, or be a new one."""
@@ -382,7 +415,10 @@ class _Externalizing:
         lent = {(ref.session_id, ref.artifact_id) for ref in session.lent()}
         with store.batching:
             for part in parts(self._reader, 0, os.fstat(self._old).st_size, is_document=self._is_document):
-                for ref in refs_of(part) if _MARK in part else ():
+                refs = refs_of(part) if _MARK in part else ()
+                self._note_pointers(part, refs)
+                self._named.update(dict.fromkeys(sessions_in(part) if _MARK in part and not refs else ()))
+                for ref in refs:
                     if (ref.session, ref.id) not in lent and self._format.is_shown(ref.path):
                         lent.add((ref.session, ref.id))
                         with contextlib.suppress(NotFound):
@@ -416,8 +452,8 @@ class _Externalizing:
             text = part if not marked and self._keeper.passes(part) else self._slim_part(part, marked)
             differs = marked or self._keeper.masked > before
             self._parts += 1
-            if new is not None and not marked and self._format is not None:
-                self._stubbed |= {ref.artifact_id: ref for _, ref in stubbed(part, self._format, self._options.session)}
+            if new is not None and text is part and not marked:
+                self._note_pointers(part, ())
             if buffered + len(part) > _BUFFER:
                 self._flush(new, found, wholes, slims)
                 found, wholes, slims, buffered = [], [], [], 0
@@ -432,9 +468,11 @@ class _Externalizing:
     def _slim_part(self, part: bytes, marked: bool) -> bytes:
         assert self._format is not None
         document = self._document if self._document and self._document.text == part else None
-        text = slim(part, self._format, self._keeper, opened=document, marked=marked).text
-        self._changed = self._changed or text != part
-        return text
+        done = slim(part, self._format, self._keeper, opened=document, marked=marked)
+        self._changed = self._changed or done.text != part
+        if done.text is not part:
+            self._note_pointers(done.text, done.refs)
+        return done.text
 
     def _flush(self, new: int | None, found: list[bytes], wholes: list[bytes], slims: list[bytes]) -> None:
         """Measure and write the buffered lines: one at a time would be slow."""
@@ -477,8 +515,7 @@ class _Externalizing:
         if again:
             self._extend_backup()
         record_manifest(self._options.store, self._session_id, after)
-        for ref in self._stubbed.values():
-            self._options.session.grant(ref, to=self._session_id)
+        self._hold_pointers()
         self._file.replace(self._old, new, self._session_id, keep=not again)
         late = b"".join(pieces(self._old, self._at, os.fstat(self._old).st_size))
         if late:  # written by a process that had opened the file before it was replaced
@@ -848,6 +885,20 @@ def _sessions_in_file(handle: int, *, is_document: bool) -> Iterator[str]:
                 if session_id not in seen:
                     seen.add(session_id)
                     yield session_id
+
+
+def _start(pointer: str) -> str:
+    """Return the part of an id that every pointer has."""
+    return pointer.removeprefix(SCHEME)[:MIN_PREFIX]
+
+
+def _lends(holder: Session, target: Ref | str, session: Session) -> bool:
+    """Let a session read an artifact of a transcript's session. Return whether that has it."""
+    try:
+        holder.lend(target, session)
+    except NotFound:
+        return False
+    return True
 
 
 def _clean_up(file: SwapFile, store: Store, keep: Container[str], *, reused: str | None = None) -> None:

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from coatcheck.errors import AmbiguousPointer, CoatcheckError, InvalidArgument, StoreError
-from coatcheck.externalize.marks import is_ours
 from coatcheck.externalize.pipeline import redacted
 from coatcheck.externalize.policy import Policy
-from coatcheck.externalize.stub import is_stub
+from coatcheck.externalize.stub import is_ours, is_stub
 from coatcheck.ids import digest_of, is_pointer, parse_pointer, pointer_of
-from coatcheck.messages.message import plain_text
+from coatcheck.messages.formats import plain_text
 from coatcheck.previews.excerpts import line
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
@@ -110,9 +109,12 @@ class Placeholders:
         """Store the payload of a placeholder. If the store fails, the placeholder has no pointer."""
         if placeholder.value is None or self._session is None or placeholder.artifact_id is None:
             return placeholder
+        tool, call_id = placeholder.tool or None, (placeholder.call_id or "")[:1_000] or None
+        if self._redacts:
+            tool, call_id = (one and mask(one) for one in (tool, call_id))
         try:
             ref = self._ref(pointer_of(placeholder.artifact_id, 64)) or self._session.put(
-                placeholder.value, tool=placeholder.tool or None, call_id=(placeholder.call_id or "")[:1_000] or None
+                placeholder.value, tool=tool, call_id=call_id
             )
         except CoatcheckError as error:
             self.failures.append(str(error))

@@ -24,10 +24,10 @@ from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.externalize import blocks
 from coatcheck.externalize.policy import READ_TOOL
 from coatcheck.ids import clip
+from coatcheck.messages import PLAIN, Format, Message, detect, named_format
 from coatcheck.messages.cache import StablePrefix
 from coatcheck.messages.cost import weigh
-from coatcheck.messages.formats import PLAIN, detect, named_format
-from coatcheck.messages.message import Format, Message, arguments_of, attachments, dumped, is_replaceable
+from coatcheck.messages.formats import arguments_of, attachments, dumped, is_replaceable
 from coatcheck.messages.pairing import pair, side, turns
 from coatcheck.messages.paths import Path, at, replaced
 from coatcheck.refs import Ref
@@ -444,6 +444,8 @@ class _Cutter:
         if not gone or total >= cut.tokens:
             return cut
         step = f"{len(gone)} messages of {count} turns were folded into a note"
+        if kept := self._spared.intersection(gone):
+            step += f", {len(kept)} of them errors or pinned artifacts, because nothing else was left"
         fold = _Fold(tuple(sorted(gone)), self._room)
         return replace(cut, fold=fold, tokens=total, steps=(*cut.steps, step))
 

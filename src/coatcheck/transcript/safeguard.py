@@ -15,7 +15,8 @@ from coatcheck.errors import AmbiguousPointer, CoatcheckError, Expired, InvalidA
 from coatcheck.externalize import Outcome, configured
 from coatcheck.externalize.policy import READ_TOOL, Limit, Policy
 from coatcheck.ids import MIN_PREFIX, SCHEME
-from coatcheck.messages.message import Format, Message, ToolResult, arguments_of, dumped, plain_text
+from coatcheck.messages import Format, Message
+from coatcheck.messages.formats import ToolResult, arguments_of, dumped, plain_text
 from coatcheck.messages.paths import at
 from coatcheck.refs import Ref
 from coatcheck.session import Session

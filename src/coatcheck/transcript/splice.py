@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from coatcheck.errors import CoatcheckError, Damaged
-from coatcheck.messages.message import Format
+from coatcheck.messages import Format
 from coatcheck.messages.paths import REFS_KEY, Path, at
 from coatcheck.transcript.artifact_refs import ArtifactRef, LineRefs, dump_refs, parse_refs
 from coatcheck.transcript.scan import (

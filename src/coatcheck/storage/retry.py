@@ -1,21 +1,56 @@
-"""Deadlines for calls that wait on a socket without a timeout.
+"""Calls to servers within a deadline: they are tried again until it passes, and do not wait beyond it.
 
 A server that hangs, or whose machine disappeared, neither answers nor closes the connection. When the deadline passes,
-the socket is shut down, and the call fails as it does for any broken connection.
+`Watch` shuts the socket down, and the call fails as it does for any broken connection.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
+from coatcheck.errors import StoreUnavailable
+
+_SHORTEST, _LONGEST = 0.02, 2.0  # seconds between attempts
 _LOOK: Final = 0.25  # seconds between two checks
 _IDLE: Final = 30.0  # seconds without a call after which the watcher thread ends
+
+
+_T = TypeVar("_T")
+
+
+def keep_trying(
+    call: Callable[[float], _T],
+    doing: str,
+    *,
+    patience: float,
+    errors: tuple[type[Exception], ...],
+    may_pass: Callable[[Exception], bool],
+    whose: str,
+    hint: str,
+) -> _T:
+    """Return the result of `call`, which gets its deadline (`time.monotonic`). It is repeated until then if it fails
+    with one of these errors and the error `may_pass`. Raises `StoreUnavailable` with the hint if it does not."""
+    until, pause = time.monotonic() + patience, _SHORTEST
+    while True:
+        try:
+            return call(until)
+        except errors as error:
+            again = may_pass(error)
+            if not again or time.monotonic() + pause > until:
+                # The text of the error may contain addresses, users and more: report only its kind.
+                kind = getattr(error, "sqlstate", None) or type(error).__name__
+                raise StoreUnavailable(
+                    f"the {whose} failed while {doing}: {kind}", hint="try again" if again else hint, may_retry=again
+                ) from None
+        time.sleep(pause * random.uniform(0.5, 1.5))
+        pause = min(pause * 2, _LONGEST)
 
 
 class HasSocket(Protocol):

@@ -1,0 +1,788 @@
+"""The embedded catalog: SQLite tables in a folder, with a journal in front of them, or in memory.
+
+`blob.refs` counts refs other than tombstones; a blob whose count falls to zero is deleted in the same transaction.
+`session.used_bytes` counts each artifact of a session once. See `sqlite` for locking and durability.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import struct
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreFull, storage_error
+from coatcheck.ids import MIN_PREFIX, prefix_range
+from coatcheck.refs import Blob, Ref
+from coatcheck.storage.catalog import (
+    BATCH,
+    BLOB,
+    COLUMNS,
+    NO_LIMITS,
+    REF_COLUMNS,
+    SESSION,
+    TRANSCRIPT,
+    Catalog,
+    Effect,
+    Entry,
+    Freed,
+    Known,
+    Limits,
+    Note,
+    Row,
+    SessionInfo,
+    SetAside,
+    Totals,
+    check_quota,
+    entry_of,
+    key_of,
+    newest_in_each,
+    newest_of_each,
+    ref_values,
+    values_of,
+)
+from coatcheck.storage.disk import Disk, open_root
+from coatcheck.storage.files import FileBlobs
+from coatcheck.storage.forks import Mutex, unwatch, watch
+from coatcheck.storage.journal import Position
+from coatcheck.storage.sqlite import LOCK, NAME, Database, Values, is_damage, migrate, translated
+
+INLINE_LIMIT: Final = 128 * 1024
+_PAGES: Final = 64  # pages returned to the file system in one step of compacting
+_ENDED: Final = b""
+"""The id of a session that has ended and still has refs is a BLOB. In SQLite's order every BLOB is at or after this
+value, and all text is before it."""
+_EXPIRES, _GONE, _WIDTH = 13, 17, 28  # positions of these columns in a row, and its length
+_BRIEF: Final = """r.digest, r.size, r.codec, r.expires, r.pinned, r.gone, b.coding, b.place, b.frames, s.ttl,
+    s.used"""
+_FROM: Final = "FROM session s JOIN ref r ON r.session_key = s.session_key LEFT JOIN blob b ON b.digest = r.digest"
+_CONTENT: Final = "LEFT JOIN content c ON c.blob_key = b.blob_key"
+# By default SQLite finds a digest by scanning all refs of a session in the order of their seq, so the index is named.
+_BY_DIGEST: Final = "ref INDEXED BY ref_by_digest"
+_BY_PREFIX: Final = f"""SELECT {{columns}}, {{content}}, (SELECT o.digest FROM ref o WHERE o.session_key = r.session_key
+    AND o.digest >= ? AND o.digest < r.digest LIMIT 1) {_FROM} {_CONTENT}
+    WHERE s.session_id = ? AND r.digest >= ? AND r.digest <= ? ORDER BY r.digest DESC, r.seq DESC LIMIT 1"""
+_NEWEST: Final = {
+    True: _BY_PREFIX.format(columns=COLUMNS, content="c.data"),
+    False: _BY_PREFIX.format(columns=COLUMNS, content="NULL"),
+}
+_NEWEST_BRIEF: Final = _BY_PREFIX.format(columns=_BRIEF, content="c.data")
+_OF_SESSION: Final = "session_key = (SELECT session_key FROM session WHERE session_id = ?)"
+_EXPIRED: Final = """r.gone IS NULL AND r.pinned = 0
+    AND (s.ttl IS NOT NULL AND s.used + s.ttl <= :at OR r.expires IS NOT NULL AND r.expires <= :at)"""
+_USED: Final = """(SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
+    WHERE ref.session_key = session.session_key AND ref.gone IS NULL))"""
+_STORED: Final = "(SELECT coalesce(sum(size), 0) FROM blob)"
+_STRAY: Final = "gone IS NULL AND digest NOT IN (SELECT digest FROM blob)"
+_NO_SESSION: Final = "session_key NOT IN (SELECT session_key FROM session)"
+_COUNTED: Final = "(SELECT count(*) FROM ref WHERE ref.digest = blob.digest AND ref.gone IS NULL)"
+_MISCOUNTED: Final = """(SELECT b.blob_key FROM blob b LEFT JOIN (SELECT digest, count(*) AS n FROM ref
+    WHERE gone IS NULL GROUP BY digest) c ON c.digest = b.digest WHERE b.refs <> coalesce(c.n, 0))"""
+_CHECKS: Final = (
+    ("refs without a blob row", f"ref WHERE {_STRAY}", f"UPDATE ref SET gone = 'damaged' WHERE {_STRAY}"),
+    ("refs without a session", f"ref WHERE {_NO_SESSION}", f"DELETE FROM ref WHERE {_NO_SESSION}"),
+    ("notes without a session", f"note WHERE session_key > 0 AND {_NO_SESSION}",
+     f"DELETE FROM note WHERE session_key > 0 AND {_NO_SESSION}"),
+    ("content without a blob row", "content WHERE blob_key NOT IN (SELECT blob_key FROM blob)", ""),
+    ("blobs with a wrong count of refs", _MISCOUNTED,
+     f"UPDATE blob SET refs = {_COUNTED} WHERE blob_key IN {_MISCOUNTED}"),
+    ("sessions with a wrong count of bytes", f"session WHERE used_bytes <> {_USED}",
+     f"UPDATE session SET used_bytes = {_USED} WHERE used_bytes <> {_USED}"),
+    ("wrong total of stored bytes", f"meta WHERE key = 'stored_bytes' AND value <> {_STORED}",
+     f"UPDATE meta SET value = {_STORED} WHERE key = 'stored_bytes'"),
+)  # fmt: skip
+"""What may be wrong with rows, where, and the statement that sets it right."""
+_SIZES: Final = struct.Struct("<II")
+_OWNER: Final = """(CASE :session_id WHEN '' THEN 0
+    ELSE (SELECT session_key FROM session WHERE session_id = :session_id) END)"""
+_INSERT: Final = f"INSERT INTO ref (session_key, seq, digest, size, {', '.join(REF_COLUMNS)}, gone)"
+_SAVE: Final[dict[type, str]] = {
+    SessionInfo: """INSERT INTO session (session_id, parent, ttl, quota, created, used, used_bytes)
+        VALUES (:session_id, :parent, :ttl, :quota, :created, :used, :used_bytes) ON CONFLICT (session_id) DO UPDATE
+        SET parent = excluded.parent, ttl = excluded.ttl, quota = excluded.quota, used = excluded.used,
+            used_bytes = excluded.used_bytes""",
+    Blob: """INSERT INTO blob (digest, size, coding, place, frames, used, refs)
+        VALUES (:digest, :size, :coding, :place, :frames, :used, 0) ON CONFLICT (digest) DO UPDATE
+        SET coding = excluded.coding, place = excluded.place, frames = excluded.frames,
+            used = max(used, excluded.used)""",
+    Note: f"INSERT OR REPLACE INTO note SELECT {_OWNER}, :key, :value WHERE {_OWNER} IS NOT NULL",
+    Entry: f"""{_INSERT} SELECT session_key, :seq, :digest, :size, :{", :".join(REF_COLUMNS)}, :gone FROM session
+        WHERE session_id = :session_id ON CONFLICT (session_key, seq) DO UPDATE
+        SET pinned = excluded.pinned, granted_by = excluded.granted_by, gone = excluded.gone""",
+}
+_DROP: Final[dict[type, tuple[str, ...]]] = {
+    SessionInfo: (f"DELETE FROM note WHERE session_key = {_OWNER}",
+                  "DELETE FROM session WHERE session_id = :session_id"),
+    Blob: ("DELETE FROM content WHERE blob_key = (SELECT blob_key FROM blob WHERE digest = :digest)",
+           "DELETE FROM blob WHERE digest = :digest"),
+    Note: (f"DELETE FROM note WHERE session_key = {_OWNER} AND key = :key",),
+    Entry: (f"DELETE FROM ref WHERE session_key = {_OWNER} AND seq = :seq",),
+}  # fmt: skip
+_T = TypeVar("_T")
+
+
+def _from(index: str) -> str:
+    return _FROM.replace("ref r", f"ref r INDEXED BY {index}")
+
+
+class SqliteCatalog(Catalog):
+    """Sessions, refs and small blobs in the tables of one SQLite database."""
+
+    _writer: sqlite3.Connection
+    _uri = "memory:"
+
+    @abstractmethod
+    def _query(self, sql: str, values: Values = (), *, settled: bool = True, apart: bool = False) -> list[Any]:
+        """Return the rows of a query. Inside a change, it sees the change, unless it is kept `apart`."""
+
+    # Rows
+
+    def sessions(self, session_id: str | None = None) -> Iterator[SessionInfo]:
+        if session_id is not None:
+            found = self._query(f"SELECT {SESSION} FROM session s WHERE s.session_id = ?", (session_id,))
+            return (SessionInfo(*row) for row in found)
+        rows = self._pages("session s", "session_key", SESSION)
+        return (SessionInfo(*row) for row in rows if isinstance(row[0], str))  # otherwise it has ended
+
+    def refs(self, session_id: str | None = None, digest: str | None = None) -> list[Entry]:
+        key = () if digest is None else (bytes.fromhex(digest),)
+        if session_id is None:
+            return self._entries(_FROM, "WHERE r.digest = ? ORDER BY r.seq DESC", key)
+        if digest is None:
+            return self._entries(_FROM, "WHERE s.session_id = ? ORDER BY r.seq DESC", (session_id,))
+        where = "WHERE s.session_id = ? AND r.digest = ? ORDER BY r.seq DESC"
+        return self._entries(_from("ref_by_digest"), where, (session_id, *key))
+
+    def _entries(
+        self, source: str, where: str, values: Values, *, content: bool = False, settled: bool = True
+    ) -> list[Entry]:
+        columns = f"{COLUMNS}, {'c.data' if content else 'NULL'} {source} {_CONTENT if content else ''}"
+        rows = self._query(f"SELECT {columns} {where}", values, settled=settled)
+        return [entry_of(row[:_WIDTH], row[_WIDTH]) for row in rows]
+
+    def blobs(self, digest: str | None = None) -> Iterator[tuple[Blob, bytes | StoreError | None]]:
+        if digest is None:
+            keys = self._pages("blob", "blob_key", "blob_key")
+        else:
+            keys = iter(self._query("SELECT blob_key FROM blob WHERE digest = ?", (bytes.fromhex(digest),)))
+        for key in keys:
+            # Row and content in one statement: keys are reused, so the content may be another blob's by then. Apart
+            # from the writer: a failed read would spoil its transaction.
+            try:
+                found = self._query(
+                    f"SELECT {BLOB}, c.data FROM blob b {_CONTENT} AND b.coding = 'inline' WHERE b.blob_key = ?",
+                    key, apart=True,
+                )  # fmt: skip
+            except StoreError as error:
+                rows_alone = self._query(f"SELECT {BLOB} FROM blob b WHERE b.blob_key = ?", key, apart=True)
+                found = [(*row, error) for row in rows_alone]
+            for digest_now, *rest, content in found:
+                if content is not None and not isinstance(content, (bytes, StoreError)):
+                    content = Damaged("the content has a wrong type")
+                yield Blob(digest_now.hex(), *rest), content
+
+    def notes(self, owner: str, start: str, stop: str, *, limit: int | None = None, newest: bool = False) -> list[Note]:
+        found = self._query(
+            f"SELECT key, value FROM note WHERE session_key = {_OWNER} AND key >= :start AND key < :stop"
+            f" ORDER BY key {'DESC' if newest else ''} LIMIT {-1 if limit is None else int(limit)}",
+            {"session_id": owner, "start": start, "stop": stop},
+        )
+        return [Note(owner, key, value) for key, value in found]
+
+    def save(self, *rows: Row) -> None:
+        for row in rows:
+            self._run(_SAVE[type(row)], values_of(row))
+
+    def drop(self, *rows: Row) -> None:
+        for row in rows:
+            for statement in _DROP[type(row)]:
+                self._run(statement, key_of(row))
+
+    def _let_go(self, refs: Sequence[Entry]) -> Freed:
+        digests = [bytes.fromhex(one.ref.artifact_id) for one in refs]
+        self._writer.executemany("UPDATE blob SET refs = refs - 1 WHERE digest = ?", [(digest,) for digest in digests])
+        self._writer.executemany(
+            "UPDATE session SET used_bytes = used_bytes - ? WHERE session_id = ? AND NOT EXISTS (SELECT 1 FROM"
+            f" {_BY_DIGEST} WHERE session_key = session.session_key AND digest = ? AND gone IS NULL)",
+            {(one.ref.size_bytes, one.session.session_id, key) for one, key in zip(refs, digests, strict=True)},
+        )
+        return Freed.of(len(refs), self._drop_unreferenced())
+
+    def _revive(self, digest: str) -> int:
+        back = super()._revive(digest)
+        if back:
+            self._run("UPDATE blob SET refs = refs + ? WHERE digest = ?", (back, bytes.fromhex(digest)))
+        return back
+
+    def _damaged(self, digest: str) -> list[Entry]:
+        where = "WHERE r.digest = ? AND r.gone = 'damaged'"
+        return self._entries(_from("ref_damaged"), where, (bytes.fromhex(digest),))
+
+    # Reading
+
+    def find(
+        self,
+        session_id: str,
+        *,
+        prefix: str | None = None,
+        name: str | None = None,
+        content: bool = False,
+        limit: int | None = None,
+        before: int | None = None,
+    ) -> list[Entry]:
+        if prefix is not None:
+            return self._under(session_id, prefix, content)
+        source, where, values = _FROM, "", {"session_id": session_id, "name": name, "before": before}
+        if name is not None:
+            source, where = _from("ref_by_name"), "AND r.name = :name"
+        elif before is not None:
+            where = "AND r.seq < :before"
+        order = f"ORDER BY r.seq DESC LIMIT {-1 if limit is None else int(limit)}"
+        return self._entries(source, f"WHERE s.session_id = :session_id {where} {order}", values, content=content)
+
+    def _under(self, session_id: str, prefix: str, content: bool, *, settled: bool = True) -> list[Entry]:
+        low, high = prefix_range(prefix)
+        found = self._query(_NEWEST[content], (low, session_id, low, high), settled=settled)
+        if not found:
+            return []
+        *row, data, other = found[0]
+        if other is None and row[_GONE] is None and row[_EXPIRES] is None:
+            return [entry_of(row, data)]
+        where = "WHERE s.session_id = ? AND r.digest BETWEEN ? AND ? ORDER BY r.seq DESC"
+        return newest_of_each(
+            self._entries(_from("ref_by_digest"), where, (session_id, low, high), content=content, settled=settled)
+        )
+
+    def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
+        lineage, ranges = list(sessions), [prefix_range(prefix) for prefix in prefixes]
+        if not ranges:
+            return []
+        wanted = f"WITH wanted (low, high) AS (VALUES {', '.join(['(?, ?)'] * len(ranges))})"
+        rows = self._query(
+            f"{wanted} SELECT {COLUMNS}, {'c.data' if content else 'NULL'} FROM wanted CROSS JOIN"
+            f" {_from('ref_by_digest').removeprefix('FROM')} {_CONTENT if content else ''} WHERE s.session_id IN"
+            f" ({', '.join('?' * len(lineage))}) AND r.digest BETWEEN wanted.low AND wanted.high ORDER BY r.seq DESC",
+            (*(bound for pair in ranges for bound in pair), *lineage),
+        )
+        return newest_in_each(lineage, (entry_of(row[:_WIDTH], row[_WIDTH]) for row in rows))
+
+    def fetch(self, session_id: str, prefix: str) -> list[Entry]:
+        low, high = prefix_range(prefix)
+        found = self._query(_NEWEST_BRIEF, (low, session_id, low, high))
+        if not found:
+            return []
+        digest, size, codec, expires, pinned, gone, coding, place, frames, ttl, used, data, other = found[0]
+        if other is not None or gone is not None or expires is not None:
+            return self._under(session_id, prefix, content=True)
+        artifact_id = digest.hex()
+        ref = Ref(artifact_id, session_id, size, "", "", codec, pinned=bool(pinned))
+        blob = Blob(artifact_id, size, coding or "inline", place or "", frames or b"")
+        return [Entry(ref, blob, SessionInfo(session_id, None, ttl, None, 0.0, used), data)]
+
+    def _granted(self, session_id: str, prefix: str = "", *, content: bool = False) -> list[Entry]:
+        return self._entries(
+            _from("ref_by_grant"),
+            "WHERE r.granted_by = ? AND r.digest BETWEEN ? AND ? AND substr(s.session_id, 1, ?) = ?"
+            " ORDER BY r.created DESC, r.seq DESC",
+            (session_id, *prefix_range(prefix), len(TRANSCRIPT), TRANSCRIPT),
+            content=content,
+        )
+
+    def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
+        key = (bytes.fromhex(digest),)
+        found = self._query(f"SELECT {BLOB} FROM blob b WHERE b.digest = ?", key, settled=settled)
+        return Blob(digest, *found[0][1:]) if found else None
+
+    def _due(self, at: float) -> list[Entry]:
+        return self._entries(_FROM, f"WHERE {_EXPIRED} LIMIT {BATCH}", {"at": at})
+
+    def _would_expire(self, at: float) -> Freed:
+        ((refs,),) = self._query(f"SELECT count(*) {_FROM} WHERE {_EXPIRED}", {"at": at})
+        blobs = self._query(
+            f"SELECT {BLOB} FROM blob b JOIN (SELECT r.digest, count(*) AS n FROM ref r JOIN session s USING"
+            f" (session_key) WHERE {_EXPIRED} GROUP BY r.digest) dead ON dead.digest = b.digest AND dead.n = b.refs",
+            {"at": at},
+        )
+        return Freed.of(refs, [Blob(digest.hex(), *rest) for digest, *rest in blobs])
+
+    def _unused(self, after: float, until: float) -> Iterator[Blob]:
+        where = "WHERE coding = 'raw' AND used > ? AND used <= ?"
+        for digest, *rest in self._pages(f"(SELECT * FROM blob {where}) b", "blob_key", BLOB, (after, until)):
+            yield Blob(digest.hex(), *rest)
+
+    def totals(self) -> Totals:
+        row = self._query(
+            """SELECT (SELECT count(*) FROM session WHERE session_id < x''),
+            (SELECT count(*) FROM ref WHERE gone IS NULL), (SELECT count(*) FROM blob),
+            (SELECT count(*) FROM ref WHERE gone IS NOT NULL), (SELECT coalesce(sum(size), 0) FROM blob),
+            (SELECT coalesce(sum(size), 0) FROM ref WHERE gone IS NULL)"""
+        )[0]
+        return Totals(*row)
+
+    def uri(self, blob: Blob) -> str:
+        return f"{self._uri}#blob={blob.digest}"
+
+    def _pages(self, table: str, key: str, columns: str, values: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+        """Yield all rows of a table in key order, page by page, so that no reader keeps the WAL from being reset."""
+        last = -1
+        page = f"SELECT {key}, {columns} FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT 64"
+        while rows := self._query(page, (*values, last)):
+            for row in rows:
+                yield row[1:]
+            last = rows[-1][0]
+
+    # Writing
+
+    def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
+        def work() -> bool:
+            if reuse and not self._has_copy(entry.blob):
+                return False
+            self._check_quotas(entry, limits)
+            self._apply(entry, heal=heal, grace=limits.grace)
+            return True
+
+        return self.change("putting an artifact", work, effect="add")
+
+    def _apply(self, entry: Entry, *, heal: bool, grace: float) -> None:
+        """Put an entry, inside a transaction."""
+        ref, digest = entry.ref, bytes.fromhex(entry.ref.artifact_id)
+        session_key, seq = self._session_for(entry.session, ref.created, grace)
+        self._store(entry, digest, heal)
+        held = self._one(
+            "SELECT seq, name, codec, media_type, kind, tool, call_id, producer, parents, summary, expires, pinned,"
+            f" granted_by, request FROM {_BY_DIGEST} WHERE session_key = ? AND digest = ? AND gone IS NULL"
+            " ORDER BY seq DESC LIMIT 1",
+            (session_key, digest),
+        )
+        values = ref_values(ref)
+        if held and held[11]:  # a pin belongs to the artifact: it covers later refs
+            values = (*values[:11], 1, *values[12:])
+        if held and held[1:] == values[:9] + values[10:] and self._is_current(session_key, ref.name, held[0]):
+            return
+        if held is None:
+            self._run(
+                f"DELETE FROM {_BY_DIGEST} WHERE session_key = ? AND digest = ? AND gone IS NOT NULL",
+                (session_key, digest),
+            )
+        self._run(
+            f"{_INSERT} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
+            (session_key, seq, digest, ref.size_bytes, *values),
+        )
+        self._run("UPDATE blob SET refs = refs + 1 WHERE digest = ?", (digest,))
+        self._run(
+            "UPDATE session SET next_seq = next_seq + 1, used_bytes = used_bytes + ? WHERE session_key = ?",
+            (0 if held else ref.size_bytes, session_key),
+        )
+
+    def _session_for(self, info: SessionInfo, now: float, grace: float) -> tuple[int, int]:
+        """Like `use`, in fewer statements. Returns the key of the session and the number of its next ref."""
+        found = self._one(
+            "SELECT session_key, next_seq, ttl, used FROM session WHERE session_id = ?", (info.session_id,)
+        )
+        if found is None or (found[2] is not None and found[3] + found[2] + grace <= now):
+            self._use(info, now, grace)
+            found = self._one("SELECT session_key, next_seq FROM session WHERE session_id = ?", (info.session_id,))
+        elif now > found[3]:
+            self._run("UPDATE session SET used = ? WHERE session_key = ?", (now, found[0]))
+        return found[0], found[1]
+
+    def _store(self, entry: Entry, digest: bytes, heal: bool) -> None:
+        """Add the blob of a put and its content, or replace what is damaged."""
+        blob = entry.blob
+        found = self._one("SELECT blob_key FROM blob WHERE digest = ?", (digest,))
+        if found is None:
+            key = self._run(
+                "INSERT INTO blob (digest, size, coding, place, frames, refs, used) VALUES (?, ?, ?, ?, ?, 0, ?)",
+                (digest, blob.size, blob.coding, blob.place, blob.frames, entry.ref.created),
+            ).lastrowid
+            if entry.content is not None:
+                try:
+                    self._run("INSERT INTO content VALUES (?, ?)", (key, entry.content))
+                except sqlite3.IntegrityError:  # damaged content was left behind under this key
+                    self._replace_content(key, entry.content)
+            self._revive(blob.digest)
+            return
+        if entry.content is not None or heal:
+            self._run(
+                "UPDATE blob SET coding = ?, place = ?, frames = ? WHERE blob_key = ? AND place <> ?",
+                (blob.coding, blob.place, blob.frames, *found, blob.place),
+            )
+        if entry.content is not None:
+            self._replace_content(found[0], entry.content)
+
+    def _replace_content(self, key: int | None, data: bytes) -> None:
+        """Replace a blob's content. If the old content's pages are damaged, they are left alone and the blob moves to a
+        new key: damage to one artifact must not affect the others."""
+        if not self._is_readable(key):
+            new = self._one("SELECT 1 + max((SELECT max(blob_key) FROM blob), (SELECT max(blob_key) FROM content))")[0]
+            self._run("UPDATE blob SET blob_key = ? WHERE blob_key = ?", (new, key))
+            key = new
+        self._run(
+            "INSERT INTO content VALUES (?, ?) ON CONFLICT (blob_key) DO UPDATE SET data = excluded.data"
+            " WHERE data <> excluded.data",
+            (key, data),
+        )
+
+    def _is_readable(self, key: int | None) -> bool:
+        """Return whether content can be read, on another connection: a failed read would spoil the transaction."""
+        try:
+            self._query("SELECT data FROM content WHERE blob_key = ?", (key,), settled=False, apart=True)
+        except Damaged:
+            return False
+        return True
+
+    def _drop_unreferenced(self) -> list[Blob]:
+        blobs = self._run(f"SELECT {BLOB} FROM blob b WHERE refs = 0").fetchall()
+        if blobs:
+            self._drop_content("blob WHERE refs = 0 AND coding = 'inline'")
+            self._run("DELETE FROM blob WHERE refs = 0")
+        return [Blob(digest.hex(), *rest) for digest, *rest in blobs]
+
+    def _drop_content(self, which: str) -> None:
+        """Delete content, except where it cannot be read: freeing damaged pages would damage others."""
+        keys = self._run(f"SELECT blob_key FROM {which}").fetchall()
+        self._writer.executemany(
+            "DELETE FROM content WHERE blob_key = ?", [key for key in keys if self._is_readable(*key)]
+        )
+
+    def _has_copy(self, blob: Blob) -> bool:
+        where = "digest = ? AND place = ?"
+        return self._one(f"SELECT 1 FROM blob WHERE {where}", (bytes.fromhex(blob.digest), blob.place)) is not None
+
+    def _check_quotas(self, entry: Entry, limits: Limits) -> None:
+        digest = bytes.fromhex(entry.ref.artifact_id)
+        if entry.session.quota is not None:
+            used, is_held = self._one(
+                f"SELECT used_bytes, EXISTS (SELECT 1 FROM {_BY_DIGEST} WHERE ref.session_key = session.session_key"
+                " AND digest = ? AND gone IS NULL) FROM session WHERE session_id = ?",
+                (digest, entry.session.session_id),
+            ) or (0, 0)
+            if not is_held:
+                check_quota("session", entry.session.quota, used, entry)
+        if limits.store_quota is not None and not self._one("SELECT 1 FROM blob WHERE digest = ?", (digest,)):
+            (used,) = self._one("SELECT value FROM meta WHERE key = 'stored_bytes'")
+            check_quota("store", limits.store_quota, used, entry)
+
+    def _is_current(self, session_key: int, name: str | None, seq: int) -> bool:
+        """Return whether no later ref uses the name."""
+        newest = "SELECT max(seq) FROM ref WHERE session_key = ? AND name = ?"
+        return name is None or self._one(newest, (session_key, name)) == (seq,)
+
+    def check(self, *, repair: bool, until: float = 0.0) -> list[str]:
+        return self.change("checking the catalog", lambda: self._check(repair, until))
+
+    def _check(self, repair: bool, until: float) -> list[str]:
+        """Return what is wrong with the rows. Parts of the database that cannot be read are reported once."""
+        try:
+            messages = [message for (message,) in self._run("PRAGMA integrity_check(20)") if message != "ok"]
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            messages = [str(error)]
+        problems = [f"SQLite reports: {message}" for message in messages]
+        mends = repair and not messages  # rows read from damaged tables and indexes are not reliable enough to change
+        for name, where, mend in _CHECKS:
+            try:
+                (count,) = self._one(f"SELECT count(*) FROM {where}")
+            except sqlite3.DatabaseError as error:
+                if not messages or not is_damage(error):
+                    raise
+                continue
+            if count:
+                problems.append(f"{count} {name}" + (": set right" if mends else ""))
+            if count and mends:
+                if mend.startswith("UPDATE ref"):
+                    for (digest,) in self._run(f"SELECT DISTINCT digest FROM {where}").fetchall():
+                        self.save(SetAside(Blob(digest.hex(), 0, "raw"), until).note())
+                if mend:
+                    self._run(mend)
+                else:
+                    self._drop_content(where)
+        if mends:
+            self._drop_unreferenced()
+        try:
+            problems += self._check_records(repair=repair) + self._check_tokens(repair=repair)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+        return problems
+
+    def _run(self, sql: str, values: Values = ()) -> sqlite3.Cursor:
+        return self._writer.execute(sql, values)
+
+    def _one(self, sql: str, values: Values = ()) -> Any:
+        return self._writer.execute(sql, values).fetchone()
+
+
+class MemoryCatalog(SqliteCatalog):
+    """A catalog in memory. Nothing survives the process. All content is kept in the blob store."""
+
+    rank = 2
+
+    def __init__(self) -> None:
+        self._mutex = Mutex(self._roll_back)
+        self._inside = 0
+        self._closed = False
+        self._writer = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        migrate(self._writer, Disk(durable=False))
+        watch(self)
+
+    def change(
+        self, doing: str, work: Callable[[], _T], *, session_id: str | None = None, effect: Effect | None = None
+    ) -> _T:
+        def change() -> _T:
+            self._run("BEGIN")
+            self._inside = threading.get_ident()
+            answer = work()
+            self._run("COMMIT")
+            return answer
+
+        return self._locked(doing, change)
+
+    def _locked(self, doing: str, work: Callable[[], _T]) -> _T:
+        def locked() -> _T:
+            if self._closed:
+                raise StoreClosed("the store is closed")
+            return work()
+
+        try:
+            return self._mutex.run(locked)
+        except sqlite3.Error as error:
+            raise translated(error, doing) from error
+
+    def _roll_back(self) -> None:
+        self._inside = 0
+        with contextlib.suppress(sqlite3.Error):
+            if self._writer.in_transaction:
+                self._run("ROLLBACK")
+
+    def _query(self, sql: str, values: Values = (), *, settled: bool = True, apart: bool = False) -> list[Any]:
+        if self._inside == threading.get_ident():
+            return self._run(sql, values).fetchall()
+        return self._locked("reading the catalog", lambda: self._run(sql, values).fetchall())
+
+    def close(self) -> None:
+        def close() -> None:
+            self._closed = True
+            self._writer.close()
+
+        self._mutex.run(close)
+        unwatch(self)
+
+    def locks(self) -> Iterator[Mutex]:
+        yield self._mutex
+
+    def renew(self) -> None:
+        """Do nothing: memory is copied to the child."""
+
+
+class FolderCatalog(Database, SqliteCatalog):
+    """A catalog in a folder. Puts go through the journal."""
+
+    inline_limit = INLINE_LIMIT
+
+    def __init__(self, root: Path, folder: int, disk: Disk) -> None:
+        self._recent: dict[str, Blob] = {}  # large blobs that this process put since it last applied the journal
+        self._pending: dict[str, list[Entry]] = {}  # refs put since then, by the first characters of their ids
+        self._batch = threading.local()
+        self.sync_copy: Callable[[Blob], None] = lambda blob: None  # called before a ref to an existing copy is added
+        super().__init__(root, folder, disk)
+
+    def look(self, digest: str, lineage: Sequence[str], *, blob: bool) -> Known:
+        """Return what this process knows without applying the journal: puts of others may be missing."""
+        start = digest[:MIN_PREFIX]
+        entries: dict[str, list[Entry]] = {each: [] for each in lineage}
+        for one in reversed(self._pending.get(start, ())):
+            if one.ref.session_id in entries:
+                entries[one.ref.session_id].append(one)
+        # Most puts are of new content: a look at the blobs shows that in a third of the time of the full query.
+        if self._query("SELECT 1 FROM blob WHERE digest BETWEEN ? AND ? LIMIT 1", prefix_range(start), settled=False):
+            for each, found in entries.items():
+                try:
+                    found += self._under(each, start, each == lineage[0], settled=False)
+                except Damaged:  # this put may repair it
+                    found += self._under(each, start, False, settled=False)
+        ids = {one.ref.artifact_id for found in entries.values() for one in found}
+        copy = (self._recent.get(digest) or self.blob(digest, settled=False)) if blob else None
+        # Asked last: then what was found is durable too.
+        return Known(newest_of_each(entries[lineage[0]]), ids, copy, not self._is_behind())
+
+    def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
+        guarded = limits.store_quota is not None or entry.session.quota is not None
+        record = _pack(entry, heal=heal, grace=limits.grace)
+        self._check_writable("putting an artifact")
+        if reuse and entry.blob.coding != "inline":
+            with contextlib.suppress(NotFound):  # removed or moved: its row is checked below
+                self.sync_copy(entry.blob)
+
+        def check() -> bool:
+            if reuse and not self._has_copy(entry.blob):
+                return False
+            self._check_quotas(entry, limits)
+            return True
+
+        def append() -> Position | None:
+            position = self._append(record, check if guarded or reuse else None)
+            if position is not None:
+                if entry.content is None:
+                    self._recent[entry.blob.digest] = entry.blob
+                self._pending.setdefault(entry.ref.artifact_id[:MIN_PREFIX], []).append(entry)
+            return position
+
+        position = self._exclusive("putting an artifact", append)
+        if position is None:
+            return False
+        if getattr(self._batch, "is_open", False):
+            self._batch.position = position
+        else:
+            self._sync_journal(position)
+        return True
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        if getattr(self._batch, "is_open", False):
+            yield  # the outer batch acknowledges
+            return
+        self._batch.is_open, self._batch.position = True, None
+        try:
+            yield
+        finally:
+            self._batch.is_open = False
+        if self._batch.position is not None:
+            self._sync_journal(self._batch.position)
+
+    def _sync_journal(self, position: Position) -> None:
+        try:
+            self._journal.sync(position)
+        except OSError as error:
+            raise storage_error(error, "syncing the journal") from error
+
+    def _take_record(self, record: bytes) -> None:
+        try:
+            entry, heal, grace = _unpack(record)
+        except (ValueError, TypeError, struct.error) as error:
+            raise Damaged("the journal contains an invalid record", hint="restore the store") from error
+        self._apply(entry, heal=heal, grace=grace)
+
+    def _has_seen_all(self) -> None:
+        # Clear the caches first, then mark the journal as seen: an interrupt in between costs a check, not a put.
+        self._recent.clear()
+        self._pending.clear()
+        super()._has_seen_all()
+
+    def remove(
+        self, session_id: str, digest: str | None = None, *, name: str | None = None, end: bool = False
+    ) -> Freed:
+        if not end:
+            return self._made_durable(super().remove(session_id, digest, name=name))
+        limit = self._reserve.batch[0] if self._journal.strained else BATCH
+        which = f"SELECT 1 FROM ref WHERE {_OF_SESSION} LIMIT ?"
+        if len(self._query(which, (session_id, limit + 1))) <= limit:
+            with contextlib.suppress(StoreFull):
+                return self._made_durable(super().remove(session_id, end=True))
+
+        def unname() -> None:
+            """End a session in one small change: it can no longer be found, and `_end_some` removes its refs."""
+            self._stop_lending(session_id)
+            where = "SET session_id = CAST(session_key AS BLOB), parent = NULL WHERE session_id = ?"
+            self._run(f"UPDATE session {where}", (session_id,))
+
+        self.change("forgetting", unname, effect="free")
+        return self._made_durable(self._in_steps("forgetting", self._end_some))
+
+    def _end_some(self, limit: int) -> tuple[Freed, bool]:
+        """Remove some refs of an ended session. Returns what was freed and whether there may be more to remove."""
+        found = self._one("SELECT session_id FROM session WHERE session_id >= ? LIMIT 1", (_ENDED,))
+        if found is None:
+            return Freed(), False
+        refs = self._entries(_FROM, f"WHERE s.session_id = ? LIMIT {int(limit)}", found)
+        self.drop(*refs, *(Note(found[0], f"shown/{one.ref.artifact_id}") for one in refs))
+        if not refs:
+            self.drop(SessionInfo(found[0]))
+        return self._let_go([one for one in refs if not one.gone]), True
+
+    def _in_steps(self, doing: str, step: Callable[[int], tuple[Freed, bool]]) -> Freed:
+        def fitting(limit: int) -> tuple[Freed, bool]:
+            return step(min(limit, self._reserve.batch[0]) if self._journal.strained else limit)
+
+        return super()._in_steps(doing, fitting)
+
+    def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
+        # First the sessions whose end a crash interrupted.
+        freed = Freed() if dry_run else self._in_steps("forgetting", self._end_some)
+        return self._made_durable(freed + super().expire(at, forget_before=forget_before, dry_run=dry_run))
+
+    def _made_durable(self, freed: Freed) -> Freed:
+        """Sync a removal, whatever the durability: a power cut must not restore rows whose files are deleted."""
+        if freed.blobs and not self._disk.durable and not self.is_read_only:
+            self._exclusive("forgetting", lambda: self._sync_wal(always=True))
+        return freed
+
+    def check(self, *, repair: bool, until: float = 0.0) -> list[str]:
+        def check() -> list[str]:
+            return self._check_losses(repair=repair) + self._check(repair, until)
+
+        change = self._exclusive if self.is_read_only and not repair else self.change
+        return change("checking the catalog", check)
+
+    def compact(self) -> None:
+        self._check_writable("compacting the catalog")
+        self._exclusive("compacting the catalog", self._compact)
+
+    def _compact(self) -> None:
+        self._refresh_and_catch_up()
+        with self._roomy():
+            before, free = -1, self._free_pages()
+            while free and free != before:
+                self._writer.executescript(f"PRAGMA incremental_vacuum({_PAGES})")  # `execute` would free only one page
+                self._bound_wal()
+                before, free = free, self._free_pages()
+            self._settle(truncate=True)
+
+    def _free_pages(self) -> int:
+        return int(self._one("PRAGMA freelist_count")[0])
+
+
+def _pack(entry: Entry, *, heal: bool, grace: float) -> bytes:
+    """Encode a put as a journal record: lengths, JSON, frames, content."""
+    ref, blob, session = entry.ref, entry.blob, entry.session
+    head = json.dumps(
+        [ref.artifact_id, ref.size_bytes, ref_values(ref), blob.coding, blob.place,
+         session.session_id, session.parent, session.ttl, session.quota, heal, grace,
+         entry.content is not None]
+    ).encode()  # fmt: skip
+    return b"".join((_SIZES.pack(len(head), len(blob.frames)), head, blob.frames, entry.content or b""))
+
+
+def _unpack(record: bytes) -> tuple[Entry, bool, float]:
+    """Decode the entry of a put, its `heal` flag, and its grace period."""
+    head_size, frames_size = _SIZES.unpack_from(record)
+    at = _SIZES.size + head_size
+    digest, size, values, coding, place, *session, heal, grace, whole = json.loads(record[_SIZES.size : at])
+    frames, content = record[at : at + frames_size], record[at + frames_size :]
+    row = (0, bytes.fromhex(digest), size, *values, None, coding, place, frames, *session, values[9], values[9], 0)
+    return entry_of(row, content if whole else None), heal, grace
+
+
+def open_folder_store(root: Path, disk: Disk) -> tuple[FileBlobs, FolderCatalog]:
+    """Open a store in a folder: large blobs in `blobs/`, the rest in the catalog, all under one lock."""
+    folder = open_root(root, LOCK, NAME)
+    try:
+        catalog = FolderCatalog(root, folder, disk)
+    except BaseException:
+        os.close(folder)
+        raise
+    try:
+        blobs = FileBlobs(root, folder, disk, is_read_only=catalog.is_read_only)
+        catalog.sync_copy = blobs.sync
+        return blobs, catalog
+    except BaseException:
+        catalog.close()
+        raise
