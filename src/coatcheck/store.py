@@ -20,6 +20,7 @@ from coatcheck.errors import InvalidArgument, StoreClosed, StoreError
 from coatcheck.ids import check_name, clip, is_pointer, is_prefix, parse_pointer
 from coatcheck.intake import Intake
 from coatcheck.lookup import Lookup, Scope
+from coatcheck.refs import Ref
 from coatcheck.storage import TRANSCRIPT, BlobStore, Catalog, Limits, PassageIndex, SessionInfo, Totals
 from coatcheck.transfer import CopyReport, Side, copy, export_lines, import_lines
 
@@ -156,6 +157,14 @@ class Store:
             if len(found) == limit:
                 break
         return (found + transcripts)[:limit]
+
+    def find(self, pointer: str) -> tuple[Any, Ref] | None:
+        """Return the artifact of a pointer with a session that has it, or None. For the store's owner only."""
+        for session_id in self.holders(pointer, limit=1):
+            session = self.session(session_id)
+            if (ref := session.ref(pointer)) is not None:
+                return session, ref
+        return None
 
     def collect(
         self,

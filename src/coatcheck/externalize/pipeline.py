@@ -136,19 +136,23 @@ def externalize(
 
 
 def offloaded(
-    externalize: Callable[..., Outcome], call: Callable[..., Any], tool: str | None, policy: Policy | None
+    externalize: Callable[..., Outcome],
+    call: Callable[..., Any],
+    tool: str | None,
+    policy: Policy | None,
+    resolve: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> Callable[..., Any]:
     """Wrap a function so that it returns the externalized content of its result. An awaitable result is awaited first,
-    and then stored in a thread."""
+    and then stored in a thread. `resolve` is applied to its keyword arguments."""
     if not callable(call):
         raise InvalidArgument(f"cannot offload a {type(call).__name__}", hint="decorate a function")
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
         raise InvalidArgument("cannot offload a generator", hint="run it with a ToolExecutor, which streams it")
     name = tool or getattr(call, "__name__", None)
 
-    async def content_of(result: Awaitable[Any]) -> Any:
-        import asyncio  # here, so that importing coatcheck stays quick
+    import asyncio  # here, so that importing coatcheck stays quick
 
+    async def content_of(result: Awaitable[Any]) -> Any:
         value = await result
         return (await asyncio.to_thread(externalize, value, tool=name, policy=policy)).content
 
@@ -156,13 +160,13 @@ def offloaded(
 
         @functools.wraps(call)
         async def awaited(*args: Any, **kwargs: Any) -> Any:
-            return await content_of(call(*args, **kwargs))
+            return await content_of(call(*args, **await asyncio.to_thread(resolve, kwargs)))
 
         return awaited
 
     @functools.wraps(call)
     def called(*args: Any, **kwargs: Any) -> Any:
-        value = call(*args, **kwargs)
+        value = call(*args, **resolve(kwargs))
         if inspect.isawaitable(value):  # an object with an async __call__, or a future
             return content_of(value)
         return externalize(value, tool=name, policy=policy).content
@@ -306,7 +310,7 @@ class _Result:
     def __init__(self, session: CoreSession, policy: Policy, tool: str | None, call_id: str | None) -> None:
         self._session = session
         self._policy = policy
-        self._about = About(tool=tool, call_id=call_id)
+        self._about = About(tool=tool, call_id=call_id, ttl=policy.ttl)
         rule = policy.tools.get(tool) if tool else None
         self._always = rule == "always"
         self._never = rule == "never" or not policy.enabled
@@ -379,14 +383,17 @@ class _Result:
             about = facts(prepared.sample, media_type, kind, self._policy.preview_chars)
             entry = masked_labels(replace(self._about, media_type=media_type, kind=kind), self._policy)
             ref = self._session.put_encoded(prepared.encoded, entry)
+            if shown is not None:
+                about = replace(about, preview=Preview(mask(shown), "what the policy keeps of it"))
+            return self._stub(ref, about, prepared, LEAD if shown is None else SHORTENED)
         except Exception as error:  # noqa: BLE001 - third-party backends raise anything; the agent continues
             return self._failed(error, prepared)
-        if shown is not None:
-            about = replace(about, preview=Preview(mask(shown), "what the policy keeps of it"))
-        return self._stub(ref, about, prepared, LEAD if shown is None else SHORTENED)
 
     def _stub(self, ref: Ref, about: Facts, prepared: Prepared, lead: str = LEAD) -> Outcome:
-        stub = stub_of(ref.pointer, about, self._policy, lead=lead)
+        render = self._policy.render
+        stub = (
+            stub_of(ref.pointer, about, self._policy, lead=lead) if render is None else render(ref, mask(prepared.text))
+        )
         tokens = round(prepared.tokens) if about.tokens is None else about.tokens
         return Outcome(stub, stub, ref, (ref,), True, None, tokens, (stub,))
 
@@ -412,7 +419,11 @@ class _Result:
         shown = as_text(smaller)
         if self._limit.exceeded(shown, self._policy.count):
             shown = f"{shown[: self._policy.preview_chars]} …[{len(shown):,} characters, cut]"
-        return self._put(Prepared(value, as_text(value)), shown=shown)
+        done = self._put(Prepared(value, as_text(value)), shown=shown)
+        usual = len(done.text) - len(shown) + self._policy.preview_chars
+        if done.failure is None and len(short := mask(as_text(smaller))) < usual:  # it needs no stub around it
+            return replace(done, text=short, content=short, is_stub=False, _stubs=(short,))
+        return done
 
     def _of_stream(self, stream: IO[bytes]) -> Outcome:
         if self._never or self._policy.redact == "store":

@@ -6,15 +6,16 @@ Both are validated when they are created, so that a mistake shows at start-up.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from coatcheck.checks import one_of, whole
+from coatcheck.checks import one_of, seconds, whole
 from coatcheck.config import Settings
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
+from coatcheck.refs import Ref
 from coatcheck.tokens import TokenCounter, counted, estimate, roughly
 
 MAX_TOKENS: Final = 3_000
@@ -97,7 +98,9 @@ class Policy(Limit):
     model while the store keeps all of it. `redact="store"` masks secrets before anything is stored; stubs never show
     them. `count` is a token counter to use instead of the estimate. `read_tool` is the name of the agent's tool for
     reading artifacts, or None; `read_arguments` are the arguments it accepts. `resolves` is True if pointers in the
-    arguments of the agent's tools are resolved. A `ToolExecutor` sets these three for its own tools."""
+    arguments of the agent's tools are resolved. A `ToolExecutor` sets these three for its own tools. `render` writes
+    the stub instead of Coatcheck, from the ref and the stored text, with secrets masked. `ttl` limits the life of a
+    stored result, in seconds."""
 
     enabled: bool = True
     preview_chars: int = PREVIEW_CHARS
@@ -107,6 +110,8 @@ class Policy(Limit):
     read_tool: str | None = READ_TOOL
     read_arguments: tuple[str, ...] = READ_ARGUMENTS
     resolves: bool = False
+    render: Callable[[Ref, str], str] | None = None
+    ttl: float | None = None
     safe_chars: int = field(init=False, repr=False, compare=False, default=0)
     """A text of at most this many characters stays inline, whatever it contains."""
 
@@ -114,11 +119,13 @@ class Policy(Limit):
         super().__post_init__()
         whole(self.preview_chars, "preview_chars")
         one_of(self.redact, "redact", ("store",), optional=True)
+        seconds(self.ttl, "ttl", optional=True)
         given: dict[str, Any] = vars(self)
         tools, name, takes = given["tools"], given["read_tool"], given["read_arguments"]
         for flag in ("enabled", "resolves"):
             _check(flag, given[flag], isinstance(given[flag], bool), "True or False")
         _check("count", self.count, self.count is None or callable(self.count), "a function from a text to a number")
+        _check("render", self.render, self.render is None or callable(self.render), "a function of a ref and a text")
         is_name = isinstance(name, str) and 0 < len(name) <= 64 and name.isprintable()
         _check("read_tool", name, name is None or is_name, "the name of a tool or None")
         are_names = isinstance(takes, tuple) and all(isinstance(one, str) for one in takes)
@@ -131,6 +138,10 @@ class Policy(Limit):
             _check(f"the rule for {clip(tool)}", rule, is_rule, 'a Limit, "always", "never" or a function')
         object.__setattr__(self, "tools", MappingProxyType(dict(tools)))
         object.__setattr__(self, "safe_chars", self._safe_chars())
+
+    def limited(self, **changes: Any) -> Policy:
+        """Return this policy with other limits instead of its own, and with any other changes. Rules for tools stay."""
+        return replace(self, **{"max_tokens": None, "max_chars": None, "max_bytes": None} | changes)
 
     def _safe_chars(self) -> int:
         tokens = self.tokens
