@@ -41,7 +41,8 @@ def total(values: list[dict[str, Any]]) -> int:
 
 
 def tools(ctx: RunContext, config: ArtifactsConfig = ON) -> dict[str, Any]:
-    found: dict[str, Any] = wrap_tools({"log": log, "rows": rows, "total": total}, ctx, config)
+    given: dict[str, Any] = {"log": log, "rows": rows, "total": total}
+    found: dict[str, Any] = wrap_tools(given, ctx, config)
     return found
 
 
