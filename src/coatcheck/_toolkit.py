@@ -28,9 +28,11 @@ from coatcheck.errors import (
     StoreError,
     TooLarge,
 )
-from coatcheck.externalize.pipeline import redacted
+from coatcheck.externalize.pipeline import masked, put
+from coatcheck.externalize.policy import Policy, configured
 from coatcheck.externalize.stub import LENGTH, mark, media_type_of
 from coatcheck.ids import SCHEME, clip, is_encodable, is_pointer
+from coatcheck.intake import About
 from coatcheck.previews.excerpts import line
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
@@ -200,8 +202,8 @@ def toolkit(
     whole(max_store_bytes, "max_store_bytes", least=1)
     one_of(redact, "redact", ("store",), optional=True)
     get, listing, store = (prefix + name for name in _STYLES[style])
-    redacts = (redact or session.store.settings["policy.redact"]) == "store"
-    run = _Answers(session, max_chars, max_store_bytes, list_tool=listing, redacts=redacts)
+    policy = configured(session.store.settings, redact)
+    run = _Answers(session, max_chars, max_store_bytes, list_tool=listing, policy=policy)
     return [
         Tool(
             get,
@@ -259,17 +261,17 @@ def _schema(required: list[str], **properties: str) -> dict[str, Any]:
 
 
 class _Answers:
-    """What the tools of one session do. `list_tool` is the name under which the model knows that tool. With `redacts`,
-    secrets are masked in what a model stores."""
+    """What the tools of one session do. `list_tool` is the name under which the model knows that tool, and `policy`
+    applies to what a model stores."""
 
     def __init__(
-        self, session: Session, max_chars: int, max_store_bytes: int, *, list_tool: str, redacts: bool = False
+        self, session: Session, max_chars: int, max_store_bytes: int, *, list_tool: str, policy: Policy
     ) -> None:
         self._session = session
         self._max_chars = max_chars
         self._max_store_bytes = max_store_bytes
         self._list_tool = list_tool
-        self._redacts = redacts
+        self._policy = policy
 
     def failed(self, text: str) -> str:
         """Return an error as an answer, on one short line."""
@@ -297,7 +299,8 @@ class _Answers:
         bare = asked.strip()
         while len(bare) > 1 and _WRAPPED.get(bare[0]) == bare[-1]:
             bare = bare[1:-1].strip()
-        for name in (asked, bare, mask(bare) if self._redacts else bare):
+        stored_as: str = masked(bare, self._policy)
+        for name in dict.fromkeys((asked, bare, stored_as)):
             if is_encodable(name) and not is_pointer(name) and self._named(name):
                 return name
         match = _POINTER.fullmatch(bare)
@@ -400,11 +403,8 @@ class _Answers:
             raise InvalidArgument(f"the value is JSON, not {media_type}", hint="send it as a string")
         elif not isinstance(value, str):
             media_type = media.JSON
-        if self._redacts:
-            name, value = mask(name), redacted(value)
-            if isinstance(value, str) and media_type == media.JSON:
-                media_type = None  # masking has broken its structure
-        ref = self._session.put(value, name=name, tool="store_artifact", media_type=media_type)
+        about = About(name=name, tool="store_artifact", media_type=media_type)
+        ref = put(self._session, value, about, self._policy)
         glance = self._session.preview(ref, limit=200)
         return self._marked(f"[stored {'; '.join([ref.pointer, *_about(ref)])}]", mask(glance.text))
 

@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from coatcheck.checks import one_of
 from coatcheck.context.budget import whole
 from coatcheck.errors import InvalidArgument, LimitExceeded, StoreError
-from coatcheck.externalize.pipeline import redacted
+from coatcheck.externalize import Policy, configured
+from coatcheck.externalize.pipeline import put
 from coatcheck.ids import clip, digest_of
+from coatcheck.intake import About
 from coatcheck.previews.excerpts import line as one_line
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
@@ -85,10 +88,9 @@ def bootstrap(
         raise InvalidArgument(f"enabled must be True or False, got {clip(repr(enabled))}")
     most = whole("threshold_chars", settings["threshold_chars"] if threshold_chars is None else threshold_chars, 1)
     shown = whole("shown_chars", settings["shown_chars"] if shown_chars is None else shown_chars, 0)
-    if redact not in (None, "store"):
-        raise InvalidArgument(f'redact must be "store" or None, got {clip(repr(redact))}')
-    redacts = (redact or session.store.settings["policy.redact"]) == "store"
-    make = _Text(session, most if enabled else None, min(shown, most), read_tool, redacts)
+    one_of(redact, "redact", ("store",), optional=True)
+    policy = configured(session.store.settings, redact)
+    make = _Text(session, most if enabled else None, min(shown, most), read_tool, policy)
     base = Path.cwd() if root is None else Path(root)
     return make.all((base, Path(file)) for file in files)
 
@@ -99,7 +101,7 @@ class _Text:
     threshold: int | None
     shown: int
     read_tool: str | None
-    redacts: bool
+    policy: Policy
     seen: dict[str, str] = field(default_factory=dict)
 
     def all(self, files: Iterator[tuple[Path, Path]]) -> Bootstrapped:
@@ -141,12 +143,9 @@ class _Text:
         return "\n".join(part for part in parts if part), BootstrapFile(name, "reference", ref, failure)
 
     def _stored(self, name: str, value: str | bytes) -> tuple[Ref | None, str]:
-        """Store a file, masked if secrets must not be stored. If the store fails, return the reason: there is a prompt
-        all the same."""
-        if self.redacts:
-            value = redacted(value)
+        """Store a file. If the store fails, return the reason: there is a prompt all the same."""
         try:
-            return self.session.put(value, name=name, kind="doc", tool="bootstrap"), ""
+            return put(self.session, value, About(name=name, kind="doc", tool="bootstrap"), self.policy), ""
         except (StoreError, LimitExceeded) as error:
             return None, one_line(mask(error.message), _NAME)
 

@@ -259,7 +259,7 @@ class _Externalizer:
         """Externalize content; None if it stays as it is."""
         policy = self._policy
         assert policy is not None
-        if not isinstance(content, str | list) or (isinstance(content, str) and len(content) <= policy.safe_chars):
+        if not isinstance(content, str | list):
             return None
         outcome = self._session.externalize(content, tool=tool, call_id=call_id or None, policy=policy)
         return outcome if outcome.content is not content else None

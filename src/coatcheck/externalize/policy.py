@@ -113,7 +113,7 @@ class Policy(Limit):
     render: Callable[[Ref, str], str] | None = None
     ttl: float | None = None
     safe_chars: int = field(init=False, repr=False, compare=False, default=0)
-    """A text of at most this many characters stays inline, whatever it contains."""
+    """A text of at most this many characters stays inline, whatever it contains and whichever tool it came from."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,13 +144,18 @@ class Policy(Limit):
         return replace(self, **{"max_tokens": None, "max_chars": None, "max_bytes": None} | changes)
 
     def _safe_chars(self) -> int:
-        tokens = self.tokens
-        bounds = [
-            None if tokens is None else (tokens // COSTLIEST if self.count is None else 0),
-            self.max_chars,
-            None if self.max_bytes is None else self.max_bytes // _UTF8,
-        ]
-        return min(bound for bound in bounds if bound is not None) if self.enabled else 0
+        rules = [rule for rule in self.tools.values() if rule != "never"]
+        if not self.enabled or not all(isinstance(rule, Limit) for rule in rules):
+            return 0
+        bounds: list[int | None] = []
+        for one in (self, *(rule for rule in rules if isinstance(rule, Limit))):
+            tokens = one.tokens
+            bounds += [
+                None if tokens is None else (tokens // COSTLIEST if self.count is None else 0),
+                one.max_chars,
+                None if one.max_bytes is None else one.max_bytes // _UTF8,
+            ]
+        return min(bound for bound in bounds if bound is not None)
 
 
 @lru_cache(maxsize=64)
