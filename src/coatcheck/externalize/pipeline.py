@@ -428,15 +428,16 @@ class _Result:
 
     def _of_ref(self, ref: Ref) -> Outcome:
         """Return the outcome of a stored artifact, which is that of its value. Raises what opening it raises."""
-        content, prepared = self._session.content(ref), Prepared(None, "")
+        prepared = Prepared(None, "")
         media_type = media_type_of(ref.media_type) or media.BINARY
-        may_fit = not self._always and media.is_text(media_type) and self._may_fit(content.size)
-        if self._never or content.size <= _IN_MEMORY or may_fit:
-            text = as_text(b"".join(content.chunks()))
-            if self._never or not self._leaves(text, content.size):
-                return Outcome(text, text)
-            prepared = Prepared(None, text)
-        sample = sample_of(content)
+        with self._session.content(ref) as content:
+            may_fit = not self._always and media.is_text(media_type) and self._may_fit(content.size)
+            if self._never or content.size <= _IN_MEMORY or may_fit:
+                text = as_text(b"".join(content.chunks()))
+                if self._never or not self._leaves(text, content.size):
+                    return Outcome(text, text)
+                prepared = Prepared(None, text)
+            sample = sample_of(content)
         summary = own_summary(ref, sample.head)
         return self._stub(
             ref, facts(sample, media_type, ref.kind, self._policy.preview_chars, summary=summary), prepared

@@ -168,7 +168,7 @@ def _warm(calls: dict[str, Callable[..., Message]]) -> None:
 
     def content(data: bytes, media_type: str) -> Content:
         ref = Ref(digest_of(data), "", len(data), media_type, "data")
-        return Content(ref, b"", lambda offset, length: data[offset : offset + length])
+        return Content.of(ref, data)
 
     document = content(b'{"a": [1, "b"]}\n', JSON)
     calls["find"](document, "$..a[?search(@, 'b')]")
