@@ -280,8 +280,8 @@ def _position(page: Page) -> str:
 
 def _highlighted(session: Session, page: Page, text: str, request: dict[str, Any]) -> Iterable[terminal.Piece] | None:
     """The text of a page in styled pieces, or None if nothing is highlighted."""
+    from coatcheck.media import essence, is_json, is_jsonl
     from coatcheck.reading.grep import Pattern
-    from coatcheck.reading.json_content import essence, is_json, is_jsonl
 
     if page.matches is not None:
         pattern = None

@@ -306,7 +306,7 @@ class _Result:
     def __init__(self, session: CoreSession, policy: Policy, tool: str | None, call_id: str | None) -> None:
         self._session = session
         self._policy = policy
-        self._about = About(tool=tool, call_id=call_id)
+        self._about = masked_labels(About(tool=tool, call_id=call_id), policy)
         rule = policy.tools.get(tool) if tool else None
         self._always = rule == "always"
         self._never = rule == "never" or not policy.enabled
@@ -377,7 +377,7 @@ class _Result:
                 prepared = Prepared(value, as_text(value))
             media_type, kind = described(prepared.encoded, claimed)
             about = facts(prepared.sample, media_type, kind, self._policy.preview_chars)
-            entry = masked_labels(replace(self._about, media_type=media_type, kind=kind), self._policy)
+            entry = replace(self._about, media_type=media_type, kind=kind)
             ref = self._session.put_encoded(prepared.encoded, entry)
         except Exception as error:  # noqa: BLE001 - third-party backends raise anything; the agent continues
             return self._failed(error, prepared)

@@ -7,6 +7,7 @@ the page points to it. The session notes which bytes of an artifact were shown.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -38,11 +39,10 @@ _QUERIES: Final = (
 
 def read(session: CoreSession, target: Ref | str, request: Request, cursor: str | None = None) -> Page:
     """Return the requested page, or the next one after a cursor. Raises what opening the artifact raises."""
-    key, position = session.store.secret, None
-    content, pointer = _content(session, target)
+    content, pointer, position = *_content(session, target), None
     with content:
         if cursor is not None:
-            request, position = unseal(key, content.ref.artifact_id, cursor, request)
+            request, position = unseal(session.store.secret, content.ref.artifact_id, cursor, request)
         is_text_read = request.lines or request.chars or request.grep or is_text(content.ref.media_type)
         if request.query is not None:
             result = _query(session, content, request)
@@ -55,7 +55,7 @@ def read(session: CoreSession, target: Ref | str, request: Request, cursor: str 
 
             result = describe(content, max_chars=request.max_chars)
         else:
-            page = read_text(content, request, pointer, key=key, position=position)
+            page = read_text(content, request, pointer, key=lambda: session.store.secret, position=position)
             if page.spans and "#" not in pointer:
                 session.note_shown(content.ref, page.spans)
             return page
@@ -63,12 +63,17 @@ def read(session: CoreSession, target: Ref | str, request: Request, cursor: str 
 
 
 def read_text(
-    content: Content, request: Request, pointer: str, *, key: bytes, position: tuple[int, ...] | None = None
+    content: Content,
+    request: Request,
+    pointer: str,
+    *,
+    key: Callable[[], bytes],
+    position: tuple[int, ...] | None = None,
 ) -> Page:
     """Return a page of the artifact's text: lines, characters, a grep, or all of it.
 
     `pointer` is the artifact's, for the page. `position` comes with the request from `unseal`. The key signs
-    the cursor of the next page."""
+    the cursor of the next page, if there is one."""
     if request.query is not None or request.diff is not None:
         raise InvalidArgument("a query or a diff does not read text", hint="use lines or grep")
     spans: tuple[tuple[int, int], ...] = ()
@@ -82,7 +87,7 @@ def read_text(
             draft = by_lines(text, request.lines, request.max_chars, position)
         spans = () if draft.span is None else (text.bytes_of(*draft.span),)
     artifact_id = content.ref.artifact_id
-    cursor = None if draft.position is None else seal(key, artifact_id, request, draft.position)
+    cursor = None if draft.position is None else seal(key(), artifact_id, request, draft.position)
     return Page(draft.text, draft.shown, pointer, cursor, None, draft.matches, draft.matches_exact, spans)
 
 
@@ -155,7 +160,7 @@ def _fit(session: CoreSession, content: Content, pointer: str, request: Request,
         ),
     )
     with session.content(ref) as whole:
-        first = read_text(whole, Request(max_chars=request.max_chars), ref.pointer, key=session.store.secret)
+        first = read_text(whole, Request(max_chars=request.max_chars), ref.pointer, key=lambda: session.store.secret)
     session.note_shown(ref, first.spans)
     shown = f"{shown}; {first.shown} of the result, the whole is {ref.pointer}"
     return Page(first.text, shown, pointer, None, ref.pointer)
