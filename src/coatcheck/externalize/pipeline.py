@@ -26,7 +26,7 @@ from coatcheck.content import is_stream
 from coatcheck.core_session import CoreSession
 from coatcheck.errors import InvalidArgument, StoreError, UnsupportedValue
 from coatcheck.externalize import blocks
-from coatcheck.externalize.blocks import BlockPayload, as_block, as_part, as_result, rebuilt
+from coatcheck.externalize.blocks import BlockPayload, as_block, as_object, as_part, as_result, rebuilt
 from coatcheck.externalize.policy import Limit, Policy, configured
 from coatcheck.externalize.stub import (
     LEAD,
@@ -467,7 +467,7 @@ class _Result:
             self._tag_may_repeat = True  # MCP requires the text here too
             done = self.judged(structured)
             if done.content is not structured:
-                changed["structuredContent"] = _as_object(done)
+                changed["structuredContent"] = as_object(done.text)
                 parts.append(done)
         text = "\n".join(one.text for one in parts) or (as_text(structured) if structured is not None else "")
         is_same = listed.content is inner and len(parts) == 1
@@ -485,7 +485,7 @@ class _Result:
         rest = (self._of_list(others) or self._as_one_block(others)) if others else Outcome("", others)
         first = next(one for one in known if blocks.is_text_block(one))
         content = [{**(first or {}), "text": done.text}, *rest.content]
-        changed = {**result, "content": content, "structuredContent": _as_object(done)}
+        changed = {**result, "content": content, "structuredContent": as_object(done.text)}
         text = "\n".join(one.text for one in (done, rest) if one.text)
         return Outcome.of_parts(text, rebuilt(value, changed), [done, rest])
 
@@ -629,12 +629,6 @@ def _joined(done: list[Outcome], content: list[Any], value: list[Any]) -> Outcom
     """Return one outcome for the parts of a list, with the same list if nothing changed."""
     is_same = all(new is old for new, old in zip(content, value, strict=True))
     return Outcome.of_parts("\n".join(one.text for one in done), value if is_same else content, done)
-
-
-def _as_object(done: Outcome) -> dict[str, Any]:
-    """Return what replaces structured content, which must be an object."""
-    found: dict[str, Any] = json.loads(done.text) if done.is_stub else {"text": done.text}
-    return found
 
 
 def _is_media(value: object) -> bool:

@@ -41,7 +41,8 @@ def preview(content: Sample, *, media_type: str, limit: int = 200, text: Excerpt
         return EMPTY
     essence = media_type.partition(";")[0].strip().lower()
     is_never_text = not essence.startswith("text/") and is_binary(essence)
-    if is_never_text or not _is_text(text := text or decode(content), content, essence):
+    text = None if is_never_text else text or decode(content)
+    if text is None or not _is_text(text, content, essence):
         return binary(content, essence, limit)
     text, secrets = _masked(text)
     found = (whole(text, limit) if text.is_whole else None) or _form(essence)(text, limit)
