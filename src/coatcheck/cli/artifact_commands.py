@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 import coatcheck
-from coatcheck import CoatcheckError, Ref, Session, errors
+from coatcheck import CoatcheckError, errors
 from coatcheck.cli import options, terminal
 from coatcheck.cli.options import command_line, naming_holders, open_existing, open_session, session_options
 from coatcheck.media import KINDS
 from coatcheck.refs import iso_time
 
 if TYPE_CHECKING:
+    from coatcheck import Ref, Session
     from coatcheck.reading import Page
     from coatcheck.search import Hit
     from coatcheck.storage import SessionInfo
