@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from coatcheck import media
 from coatcheck.activity import Activity
 from coatcheck.checks import seconds, whole
-from coatcheck.content import ArtifactStream, Content, Files
+from coatcheck.content import ArtifactStream, BlobReader, Content, Files
 from coatcheck.errors import Damaged, Fenced, InvalidArgument, InvalidPointer, NotFound, TooLarge
 from coatcheck.ids import check_name, clip, is_pointer, parse_pointer
 from coatcheck.intake import About, Intake
@@ -134,7 +134,8 @@ class CoreSession(ABC):
         try:
             entry, fragment = self._parts.lookup.resolve(self._scope, target, content=True, brief=True)
             if fragment:
-                part = self._part_or_error(target, fragment)
+                self._note(entry)
+                part = self._part_or_error(self._content(entry), fragment)
                 return None if isinstance(part, InvalidPointer) else json.loads(part)
             entry, data = self._bytes(entry)
         except NotFound:
@@ -150,16 +151,16 @@ class CoreSession(ABC):
         entry, fragment = self._parts.lookup.resolve(self._scope, target, content=True)
         self._note(entry)
         if fragment:
-            part = self._part_or_error(target, fragment)
-            if isinstance(part, InvalidPointer):
-                raise part
-            return io.BytesIO(part)
+            return io.BytesIO(self.part(self._content(entry), fragment))
         if entry.blob.coding == "inline":
             return io.BytesIO(self._bytes(entry)[1])
-        return cast(BinaryIO, io.BufferedReader(ArtifactStream(self._content(entry)), 64 * 1024))
+        content = self._content(entry)
+        content.read(0, 1)  # raises here if the bytes are gone
+        return cast(BinaryIO, io.BufferedReader(ArtifactStream(content), 64 * 1024))
 
     def content(self, target: Ref | str) -> Content:
-        """The bytes of an artifact, by range; a fragment is ignored. Raises what `open` raises."""
+        """The bytes of an artifact, by range; a fragment is ignored. Raises what `open` raises, or else its first read
+        does."""
         entry, _ = self._parts.lookup.resolve(self._scope, target, content=True)
         self._note(entry)
         return self._content(entry)
@@ -428,33 +429,28 @@ class CoreSession(ABC):
         """Return the JSON of the part of a content that a fragment names. Raises `InvalidPointer` if it does not exist,
         `InvalidArgument` if the content is not JSON, and `LimitExceeded` beyond the limits of a JSONPath."""
 
-    def _part_or_error(self, target: Ref | str, fragment: str) -> bytes | InvalidPointer:
+    def part(self, content: Content, fragment: str) -> bytes:
+        """Return the JSON of the part of a content that a fragment names. Raises `InvalidPointer` if there is none."""
+        part = self._part_or_error(content, fragment)
+        if isinstance(part, InvalidPointer):
+            raise part
+        return part
+
+    def _part_or_error(self, content: Content, fragment: str) -> bytes | InvalidPointer:
         try:
-            return self._part(self.content(target), fragment)
+            with content:
+                return self._part(content, fragment)
         except InvalidPointer as error:
             return error
         except InvalidArgument as error:
-            raise InvalidPointer(
-                f"{clip(str(target))} has a fragment, but the artifact is not JSON", hint=""
-            ) from error
+            what = f"{content.ref.pointer}#{fragment}"
+            raise InvalidPointer(f"{clip(what)} has a fragment, but the artifact is not JSON", hint="") from error
 
     def _content(self, entry: Entry) -> Content:
         ref = entry.ref if entry.ref.content_uri else self._parts.lookup.ref_for_caller(entry)
         if entry.blob.coding == "inline":
-            data = self._bytes(entry)[1]
-            return Content(ref, b"", lambda offset, length: data[offset : offset + length])
-        blobs, at = self._parts.blobs, entry
-
-        def read(offset: int, length: int) -> bytes:
-            nonlocal at
-            try:
-                return blobs.read(at.blob, offset, length)
-            except NotFound:
-                at = self._moved(at)
-                return blobs.read(at.blob, offset, length)
-
-        read(0, 1)
-        return Content(ref, entry.blob.frames, read)
+            return Content.of(ref, self._bytes(entry)[1])
+        return Content(ref, entry.blob.frames, BlobReader(self._parts.blobs, entry, self._moved))
 
     def _bytes(self, entry: Entry) -> tuple[Entry, bytes]:
         """Return all bytes of an entry, checked against the digest."""

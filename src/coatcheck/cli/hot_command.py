@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from coatcheck import Session, errors
+from coatcheck import errors
 from coatcheck.cli import terminal
 from coatcheck.cli.options import open_existing, store_options, usage_error
 from coatcheck.ids import clip
@@ -15,6 +15,7 @@ from coatcheck.redaction import mask
 from coatcheck.refs import iso_time
 
 if TYPE_CHECKING:
+    from coatcheck import Session
     from coatcheck.context import Snapshot
     from coatcheck.storage import Record
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from coatcheck.cli import terminal
-from coatcheck.cli.options import open_existing, store_options
-from coatcheck.config import load
+from coatcheck.cli.options import open_existing, setting, store_options
 from coatcheck.errors import InvalidArgument
 from coatcheck.refs import iso_time
 
@@ -127,7 +126,7 @@ def metrics(
         terminal.print_note("no figures of model calls in this store" if source is None else f"no figures in {source}")
     html, saved, baseline = out["html"], out["save_baseline"], out["baseline"]
     if saved is not None:
-        current = Baseline.of(out["label"] or load()["metrics.release"] or "unnamed", every)
+        current = Baseline.of(out["label"] or setting("metrics.release") or "unnamed", every)
         _write(saved, current.to_json())
     if html is not None:
         _write(html, page(found))
@@ -136,7 +135,7 @@ def metrics(
             terminal.print_json(call.to_record())
     elif html is None and saved is None:
         _print(found)
-    rises = Baseline.read(baseline).rises(every, load()["metrics.warn_rise_percent"], {}) if baseline else []
+    rises = Baseline.read(baseline).rises(every, setting("metrics.warn_rise_percent"), {}) if baseline else []
     for one in rises:
         terminal.print_error(one.message)
     return HAS_RISEN if rises else 0

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Final
 import click
 
 import coatcheck
-from coatcheck import CoatcheckError, Store
+from coatcheck import CoatcheckError
 from coatcheck.cli import terminal
 from coatcheck.cli.options import open_existing, session_options, store_options, usage_error
 from coatcheck.errors import StoreUnavailable
 
 if TYPE_CHECKING:
+    from coatcheck import Store
     from coatcheck.transcript import FileReport, Report
 
 _COLUMNS: Final = ("status", "format", "artifacts", "before_bytes", "after_bytes", "tokens_saved", "path")

@@ -26,7 +26,7 @@ from coatcheck.content import is_stream
 from coatcheck.core_session import CoreSession
 from coatcheck.errors import InvalidArgument, StoreError, UnsupportedValue
 from coatcheck.externalize import blocks
-from coatcheck.externalize.blocks import BlockPayload, as_block, as_part, as_result, rebuilt
+from coatcheck.externalize.blocks import BlockPayload, as_block, as_object, as_part, as_result, rebuilt
 from coatcheck.externalize.policy import Limit, Policy, configured
 from coatcheck.externalize.stub import (
     LEAD,
@@ -310,7 +310,7 @@ class _Result:
     def __init__(self, session: CoreSession, policy: Policy, tool: str | None, call_id: str | None) -> None:
         self._session = session
         self._policy = policy
-        self._about = About(tool=tool, call_id=call_id, ttl=policy.ttl)
+        self._about = masked_labels(About(tool=tool, call_id=call_id, ttl=policy.ttl), policy)
         rule = policy.tools.get(tool) if tool else None
         self._always = rule == "always"
         self._never = rule == "never" or not policy.enabled
@@ -381,7 +381,7 @@ class _Result:
                 prepared = Prepared(value, as_text(value))
             media_type, kind = described(prepared.encoded, claimed)
             about = facts(prepared.sample, media_type, kind, self._policy.preview_chars)
-            entry = masked_labels(replace(self._about, media_type=media_type, kind=kind), self._policy)
+            entry = replace(self._about, media_type=media_type, kind=kind)
             ref = self._session.put_encoded(prepared.encoded, entry)
             if shown is not None:
                 about = replace(about, preview=Preview(mask(shown), "what the policy keeps of it"))
@@ -439,15 +439,16 @@ class _Result:
 
     def _of_ref(self, ref: Ref) -> Outcome:
         """Return the outcome of a stored artifact, which is that of its value. Raises what opening it raises."""
-        content, prepared = self._session.content(ref), Prepared(None, "")
+        prepared = Prepared(None, "")
         media_type = media_type_of(ref.media_type) or media.BINARY
-        may_fit = not self._always and media.is_text(media_type) and self._may_fit(content.size)
-        if self._never or content.size <= _IN_MEMORY or may_fit:
-            text = as_text(b"".join(content.chunks()))
-            if self._never or not self._leaves(text, content.size):
-                return Outcome(text, text)
-            prepared = Prepared(None, text)
-        sample = sample_of(content)
+        with self._session.content(ref) as content:
+            may_fit = not self._always and media.is_text(media_type) and self._may_fit(content.size)
+            if self._never or content.size <= _IN_MEMORY or may_fit:
+                text = as_text(b"".join(content.chunks()))
+                if self._never or not self._leaves(text, content.size):
+                    return Outcome(text, text)
+                prepared = Prepared(None, text)
+            sample = sample_of(content)
         summary = own_summary(ref, sample.head)
         return self._stub(
             ref, facts(sample, media_type, ref.kind, self._policy.preview_chars, summary=summary), prepared
@@ -477,7 +478,7 @@ class _Result:
             self._tag_may_repeat = True  # MCP requires the text here too
             done = self.judged(structured)
             if done.content is not structured:
-                changed["structuredContent"] = _as_object(done)
+                changed["structuredContent"] = as_object(done.text)
                 parts.append(done)
         text = "\n".join(one.text for one in parts) or (as_text(structured) if structured is not None else "")
         is_same = listed.content is inner and len(parts) == 1
@@ -495,7 +496,7 @@ class _Result:
         rest = (self._of_list(others) or self._as_one_block(others)) if others else Outcome("", others)
         first = next(one for one in known if blocks.is_text_block(one))
         content = [{**(first or {}), "text": done.text}, *rest.content]
-        changed = {**result, "content": content, "structuredContent": _as_object(done)}
+        changed = {**result, "content": content, "structuredContent": as_object(done.text)}
         text = "\n".join(one.text for one in (done, rest) if one.text)
         return Outcome.of_parts(text, rebuilt(value, changed), [done, rest])
 
@@ -639,12 +640,6 @@ def _joined(done: list[Outcome], content: list[Any], value: list[Any]) -> Outcom
     """Return one outcome for the parts of a list, with the same list if nothing changed."""
     is_same = all(new is old for new, old in zip(content, value, strict=True))
     return Outcome.of_parts("\n".join(one.text for one in done), value if is_same else content, done)
-
-
-def _as_object(done: Outcome) -> dict[str, Any]:
-    """Return what replaces structured content, which must be an object."""
-    found: dict[str, Any] = json.loads(done.text) if done.is_stub else {"text": done.text}
-    return found
 
 
 def _is_media(value: object) -> bool:

@@ -31,6 +31,7 @@ from coatcheck.lanes import in_reading_thread, in_thread
 from coatcheck.mcp.savings import Counts
 from coatcheck.media import is_text
 from coatcheck.previews.excerpts import line
+from coatcheck.refs import iso_time
 from coatcheck.tokens import estimate
 
 T = TypeVar("T")
@@ -276,7 +277,7 @@ def list_page(session: Session, cursor: str | None) -> types.ListResourcesResult
             **_labels(ref),
             description=line(ref.summary, _MAX_LABEL),
             size=ref.size_bytes,
-            annotations=types.Annotations(last_modified=ref.created_at.isoformat().replace("+00:00", "Z")),
+            annotations=types.Annotations(last_modified=iso_time(ref.created)),
             _meta={"coatcheck/pointer": ref.pointer, "coatcheck/kind": ref.kind},
         )
         for ref in refs[:PAGE]

@@ -15,10 +15,9 @@ from typing import Final
 from coatcheck.content import ArtifactStream, Content
 from coatcheck.errors import CoatcheckError, MissingExtra
 from coatcheck.ids import clip
-from coatcheck.media import TEXT
+from coatcheck.media import TEXT, essence
 from coatcheck.previews.binaries import header, pixels
 from coatcheck.previews.excerpts import Sample
-from coatcheck.reading.json_content import essence
 from coatcheck.reading.page import MAX_CHARS, QueryResult
 from coatcheck.reading.pdf import PdfLimits, ask
 

@@ -27,10 +27,10 @@ from jsonpath_rfc9535.tokens import Token, TokenStream
 from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.ids import clip
-from coatcheck.media import JSON, JSONL, TEXT
+from coatcheck.media import JSON, JSONL, TEXT, is_jsonl
 from coatcheck.previews.excerpts import count
 from coatcheck.reading.grep import MAX_PATTERN, MAX_PROGRAM
-from coatcheck.reading.json_content import is_jsonl, lines, load, parse
+from coatcheck.reading.json_content import lines, load, parse
 from coatcheck.reading.page import MAX_RESULT, BoundedLines, QueryResult
 from coatcheck.values import MAX_DEPTH
 

@@ -18,9 +18,9 @@ from typing import Any, Final
 from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument, LimitExceeded, TooLarge
 from coatcheck.ids import clip
-from coatcheck.media import JSONL, decode_head, encoding_of, is_text, sniff_text
+from coatcheck.media import JSONL, decode_head, encoding_of, essence, is_json, is_jsonl, is_text, sniff_text
 from coatcheck.previews.excerpts import count
-from coatcheck.reading.json_content import essence, is_json, is_jsonl, lines
+from coatcheck.reading.json_content import lines
 from coatcheck.reading.page import MAX_RESULT, QueryResult
 from coatcheck.reading.sandbox import Pool
 
