@@ -11,9 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from coatcheck.errors import AmbiguousPointer, CoatcheckError, Expired, InvalidArgument
+from coatcheck.checks import whole
+from coatcheck.errors import AmbiguousPointer, CoatcheckError, Expired
 from coatcheck.externalize import Outcome, configured
-from coatcheck.externalize.policy import READ_TOOL, Limit, Policy
+from coatcheck.externalize.pipeline import leaves
+from coatcheck.externalize.policy import READ_TOOL, Policy
 from coatcheck.ids import MIN_PREFIX, SCHEME
 from coatcheck.messages import Format, Message
 from coatcheck.messages.formats import ToolResult, arguments_of, dumped, plain_text
@@ -100,10 +102,8 @@ def safeguard(
 
     Pinned artifacts come first, then those that calls used most, the latest, the largest. The index has at most
     `max_items` lines and `max_chars` characters; the last line says how many more there are, and how to list them."""
-    if max_items < 0:
-        raise InvalidArgument(f"max_items must be at least 0, got {max_items}")
-    if max_chars < _LAST_LINE:
-        raise InvalidArgument(f"max_chars must be at least {_LAST_LINE}, got {max_chars}")
+    whole(max_items, "max_items")
+    whole(max_chars, "max_chars", least=_LAST_LINE)
     fmt = format_of(dropped_messages, format)
     ranked, unresolved, failures = _ranked(dropped_messages, session, fmt, policy or configured(session.store.settings))
     if not ranked:
@@ -130,8 +130,8 @@ def check_summary(text: str, session: Session, *, index: Index | Iterable[str] =
     claimed = list(dict.fromkeys(match[1] for match in _CLAIMED.finditer(text)))
     wrong = [one for one in (_checked(name, session) for name in claimed) if one is not None]
     wanted = index.pointers if isinstance(index, Index) else tuple(index)
-    whole = [name.lower() for name in claimed]
-    lost = [one for one in wanted if not any(_same(one.removeprefix(SCHEME), name) for name in whole)]
+    names = [name.lower() for name in claimed]
+    lost = [one for one in wanted if not any(_same(one.removeprefix(SCHEME), name) for name in names)]
     more = max(0, len(wrong) - _MAX_LISTED) + max(0, len(lost) - _MAX_LISTED)
     return SummaryCheck(tuple(wrong[:_MAX_LISTED]), tuple(lost[:_MAX_LISTED]), more, len(claimed))
 
@@ -172,9 +172,7 @@ def _ranked(
 
 def _put(content: object, result: ToolResult, session: Session, policy: Policy) -> Outcome | None:
     """Store a result that is over the policy. A stub is not stored again."""
-    rule = policy.tools.get(result.name or "")
-    limit: Limit = rule if isinstance(rule, Limit) else policy
-    if rule == "never" or not limit.exceeded(plain_text(content) or dumped(content), policy.count):
+    if not leaves(session.store, policy, result.name, plain_text(content) or dumped(content)):
         return None
     return session.externalize(content, tool=result.name, call_id=result.call_id, policy=policy)
 
