@@ -121,7 +121,7 @@ def prune(
     share(low_water, "low_water")
     one_of(redact, "redact", ("store",), optional=True)
     fmt = format_of(messages, format)
-    inner = {number: found for number, one in enumerate(messages) if (found := message_in(fmt, one)) is not None}
+    inner = {number: found for number, one in enumerate(messages) if (found := fmt.inner(one)) is not None}
     are_lines = any(found is not messages[number] for number, found in inner.items())
     given = list(inner.values()) if are_lines else messages
     placeholders = Placeholders(session, pinned, read_tool, redact)
@@ -160,13 +160,6 @@ def format_of(messages: Sequence[Message], named: Format | str | None) -> Format
     return named_format(named) or detect(messages) or PLAIN
 
 
-def message_in(fmt: Format, line: Message) -> Message | None:
-    """Return the message in a line of a host's session file, or the message itself. None for a line without one."""
-    if fmt.name not in ("pi", "claude-code") or isinstance(line.get("role"), str):
-        return line
-    return fmt.message(line)
-
-
 def _in_lines(done: Pruned, lines: Sequence[Message], inner: dict[int, Message], fmt: Format) -> Pruned:
     """Apply the result for the messages in some lines to the lines."""
     numbers, left = list(inner), iter(done.messages)
@@ -177,7 +170,7 @@ def _in_lines(done: Pruned, lines: Sequence[Message], inner: dict[int, Message],
     for number, line in enumerate(lines):
         if number == first:
             places.append(len(found))
-            found.append({"type": "message" if fmt.name == "pi" else "user", "message": next(left)})
+            found.append(fmt.wrapped(next(left)))
         if number not in inner:
             found.append(line)
         elif number not in folded:

@@ -18,12 +18,12 @@ from coatcheck.externalize.pipeline import leaves
 from coatcheck.externalize.policy import READ_TOOL, Policy
 from coatcheck.ids import MIN_PREFIX, SCHEME
 from coatcheck.messages import Format, Message
-from coatcheck.messages.formats import ToolResult, arguments_of, dumped, plain_text
+from coatcheck.messages.formats import arguments_of, dumped, plain_text
 from coatcheck.messages.paths import at
 from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.transcript.placeholders import line_of, pointers_in
-from coatcheck.transcript.prune import format_of, message_in
+from coatcheck.transcript.prune import format_of
 
 LIST_TOOL: Final = "list_artifacts"
 _CLAIMED: Final = re.compile(r"(?<![0-9A-Za-z])art:([0-9A-Za-z]{1,80})")
@@ -142,17 +142,20 @@ def _ranked(
     """Return the artifacts of messages, most important first; pointers that do not resolve; and storage failures."""
     last: dict[str, int] = {}
     used: dict[str, int] = {}
+    tools: dict[str, str] = {}
     failures: list[str] = []
     for number, line in enumerate(messages):
         for pointer in pointers_in(dumped(line)):
             last[pointer] = number
-        message = message_in(fmt, line) or {}
+        message = fmt.inner(line) or {}
         for call in fmt.calls(message):
+            tools[call.id] = call.name
             found = arguments_of(message, call)
             for pointer in pointers_in(dumped(found[1])) if found else ():
                 used[pointer] = used.get(pointer, 0) + 1
         for result in (*fmt.results(message), *fmt.outputs(message)):
-            outcome = _put(at(message, result.content_path), result, session, policy)
+            tool = result.name or tools.get(result.call_id)
+            outcome = _put(at(message, result.content_path), tool, result.call_id, session, policy)
             last |= {ref.pointer: number for ref in outcome.refs} if outcome else {}
             failures += [outcome.failure] if outcome and outcome.failure else []
     refs: dict[str, tuple[Ref, int, int]] = {}
@@ -170,11 +173,11 @@ def _ranked(
     return [ref for ref, _, _ in best], unresolved, failures
 
 
-def _put(content: object, result: ToolResult, session: Session, policy: Policy) -> Outcome | None:
+def _put(content: object, tool: str | None, call_id: str, session: Session, policy: Policy) -> Outcome | None:
     """Store a result that is over the policy. A stub is not stored again."""
-    if not leaves(session.store, policy, result.name, plain_text(content) or dumped(content)):
+    if not leaves(session.store, policy, tool, plain_text(content) or dumped(content)):
         return None
-    return session.externalize(content, tool=result.name, call_id=result.call_id, policy=policy)
+    return session.externalize(content, tool=tool, call_id=call_id, policy=policy)
 
 
 def _ref(session: Session, pointer: str) -> Ref | None:
