@@ -27,6 +27,12 @@ def whole(value: object, what: str, *, least: int = 0, optional: bool = False) -
         raise _wrong(value, what, f"an integer of at least {least}", optional)
 
 
+def share(value: object, what: str) -> None:
+    """Check a part of a whole: above 0, at most 1."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
+        raise _wrong(value, what, "above 0 and at most 1", False)
+
+
 def seconds(value: object, what: str, *, optional: bool = False) -> None:
     if not is_seconds(value) and not (optional and value is None):
         raise _wrong(value, what, "a non-negative number of seconds", optional)

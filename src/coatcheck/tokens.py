@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from operator import index
 from typing import Any, Final
 
@@ -28,6 +28,16 @@ LARGEST: Final = 1 << 53
 _PIECES: Final = 512
 _PIECE: Final = 512
 _FEW, _SHORT = 24, 48  # the same for `roughly`
+_SAMPLED: Final = 24  # characters of each piece for `sampled`
+_CACHED_CHARS: Final = 16_384  # longest text whose sample is cached: hosts often write a text twice
+CLEARLY: Final = 1.5
+"""How far an estimate from samples must be from a limit to count."""
+
+# Upper bounds: tokens per byte of any text, and additional tokens for each rare letter or control character.
+_MOST_PER_BYTE: Final = 1.6
+_MOST_PER_RARE: Final = 2.0
+_RARE: Final = b"jkqwxz" + bytes(code for code in range(32) if code not in b"\t\n\r") + b"\x7f"
+_ENDS: Final = 16
 
 # One class per character: by its byte where it is ASCII, else by the first byte of its UTF-8 (the others are dropped).
 _ASCII: Final = {
@@ -139,6 +149,39 @@ def roughly(data: bytes) -> float:
     starts = [number * (size - _SHORT) // (_FEW - 1) for number in range(_FEW)]
     weight = _weigh_bytes(b"".join([data[start : start + _SHORT] for start in starts])) * size / (_FEW * _SHORT)
     return min(weight, size)
+
+
+def sampled(text: str, pieces: int = 16) -> float:
+    """Estimate the tokens of a text from very few pieces: for many texts of which most are far from a limit."""
+    return _cached_sample(text, pieces) if len(text) <= _CACHED_CHARS else _sample(text, pieces)
+
+
+def _sample(text: str, pieces: int) -> float:
+    if len(text) <= 2 * pieces * _SAMPLED:
+        return estimate(text)
+    starts = (number * (len(text) - _SAMPLED) // (pieces - 1) for number in range(pieces))
+    return estimate("".join([text[at : at + _SAMPLED] for at in starts])) * len(text) / (pieces * _SAMPLED)
+
+
+_cached_sample = lru_cache(256)(_sample)
+
+
+def at_most(data: bytes, tokens: int) -> bool:
+    """Whether a text certainly has at most this many tokens, decided by a bound from its UTF-8 bytes, or those of the
+    JSON around it. False means that it has to be counted."""
+    size = len(data)
+    if size * _MOST_PER_BYTE > tokens:
+        return False
+    return size * _MOST_PER_BYTE + (size - len(data.translate(None, _RARE))) * _MOST_PER_RARE + _ENDS <= tokens
+
+
+def probably_exceeds(text: str, tokens: int) -> bool:
+    """Whether a text has more than this many tokens. A bound or a few samples decide, and more samples near the limit:
+    counting all of a text costs more than everything else that is done to a line of a transcript."""
+    if len(text) * _MOST_PER_BYTE <= tokens and at_most(text.encode("utf-8", "surrogatepass"), tokens):
+        return False
+    about = sampled(text)
+    return (sampled(text, 64) if tokens / CLEARLY <= about <= tokens * CLEARLY else about) > tokens
 
 
 def _at_most_bytes(tokens: int, text: str) -> int:

@@ -60,6 +60,7 @@ def shapes(*results: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     yield "pi", pi(*results)
     yield "pi", pi_lines(pi(*results))
     yield "claude-code", claude_lines(*results)
+    yield "anthropic", [one["message"] for one in claude_lines(*results)]
 
 
 @pytest.fixture
@@ -113,6 +114,19 @@ def test_pruning_keeps_pairs_errors_and_the_shape_of_lines(session: Session) -> 
             assert session.get(one.pointer) in results
             assert done.messages[number] is not lines[number]
         assert done.messages[: done.unchanged_prefix.messages] == lines[: done.unchanged_prefix.messages]
+
+
+def test_a_file_of_any_host_is_externalized_bare_and_in_lines(session: Session, tmp_path: Path) -> None:
+    for number, (name, lines) in enumerate(shapes(LOG, "short", f"again {LOG}")):
+        session = session.store.session(f"agent {number}")
+        path = tmp_path / f"{number}.jsonl"
+        path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+        (report,) = transcript.externalize(path, session).files
+        assert (report.format, report.artifacts) == (name, 2)
+        assert {ref.tool for ref in session.list()} <= {"read", "Read"}
+        with transcript.Transcript(path, session) as log:
+            assert log.append(json.dumps(lines[-1])).refs
+            assert [one.get("message", one) for one in log.messages(mode="whole")] == [*inner(lines), inner(lines)[-1]]
 
 
 def test_pruning_folds_whole_turns_of_lines_into_a_line(session: Session) -> None:

@@ -184,12 +184,18 @@ def leaves(
     limit = rule if isinstance(rule, Limit) else policy
     if rule != "always" and not (exceeds(limit) if exceeds else limit.exceeded(text, policy.count)):
         return False
-    return _own_tag(store, text) is None
+    return own_tag(store, text) is None
 
 
 def masked(value: Any, policy: Policy) -> Any:
     """Return the value as the policy lets it into a store: with secrets masked if it says so."""
     return redacted(value) if policy.redact == "store" else value
+
+
+def prepared(value: object, policy: Policy) -> Prepared:
+    """Return a value as the policy lets it into a store, ready for `put_prepared`."""
+    value = masked(value, policy)
+    return Prepared(value, as_text(value))
 
 
 def masked_labels(about: About, policy: Policy) -> About:
@@ -365,7 +371,7 @@ class _Result:
         second one is treated like any other text."""
         if is_stub(text, self._policy):
             return True
-        tag = _own_tag(self._session.store, text) if may_be_marked(text) else None
+        tag = own_tag(self._session.store, text) if may_be_marked(text) else None
         if tag is None or (self._tag is not None and not (self._tag_may_repeat and tag == self._tag)):
             return False
         self._tag = tag
@@ -628,7 +634,7 @@ class _Result:
         return _joined(done, [one.content for one in done], value)
 
 
-def _own_tag(store: Store, text: str) -> str | None:
+def own_tag(store: Store, text: str) -> str | None:
     """Return the tag of the marked answer of this store's tools that a text is, or None."""
     try:
         return tag_of(store.secret, text)

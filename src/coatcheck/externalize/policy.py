@@ -16,7 +16,7 @@ from coatcheck.config import Settings
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
 from coatcheck.refs import Ref
-from coatcheck.tokens import TokenCounter, counted, estimate, roughly
+from coatcheck.tokens import CLEARLY, TokenCounter, counted, estimate, probably_exceeds, roughly
 
 MAX_TOKENS: Final = 3_000
 PREVIEW_CHARS: Final = 200
@@ -24,9 +24,6 @@ READ_TOOL: Final = "get_artifact"
 READ_ARGUMENTS: Final = ("pointer", "lines", "grep", "query")
 COSTLIEST: Final = 5
 """The most tokens that the estimate counts for one character."""
-
-CLEARLY: Final = 1.5
-"""How far an estimate from samples must be from the limit to count."""
 
 _UTF8: Final = 4  # maximum bytes per character
 _END: Final = 64 * 1_024
@@ -72,6 +69,13 @@ class Limit:
             return tokens is None or tokens > most
         ends = text if len(text) <= 2 * _END else text[:_END] + text[-_END:]  # enough where a text is clearly too long
         return roughly(ends.encode("utf-8", "surrogatepass")) > most * CLEARLY or estimate(text) > most
+
+    def probably_exceeded(self, text: str, count: TokenCounter | None = None) -> bool:
+        """Like `exceeded`, but tokens are estimated from samples if they alone decide: for the many texts of a file."""
+        most = self.tokens
+        if most is None or count is not None or self.max_chars is not None or self.max_bytes is not None:
+            return self.exceeded(text, count)
+        return probably_exceeds(text, most)
 
     def is_too_long(self, text: str, size: int | None = None) -> bool:
         """Whether a text is over the limit in characters or bytes. `size` replaces the byte size of the text."""

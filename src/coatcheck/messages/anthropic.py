@@ -64,6 +64,7 @@ class ClaudeCode(SessionLines, AnthropicMessages):
 
     name = "claude-code"
     envelopes = frozenset({"user", "assistant"})
+    new_envelope = "user"
     opaque = frozenset({"mcpMeta", "hookInfos", "attachment", "todos", "structuredPatch"})
 
     def _fits(self, line: Message) -> bool:

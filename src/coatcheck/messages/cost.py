@@ -132,12 +132,12 @@ def weigh(message: Message, count: TokenCounter = estimate) -> int:
             text = _dumped(message) if thought else text
         if len(text) > _LARGE and ('"image' in text or '"input_image' in text):
             text, images = _without_images(text)
-        found: object = count(text)
-    except Exception as error:
-        raise _uncounted(f"the counter raised {type(error).__name__}") from error
-    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 < found < math.inf:
-        raise _uncounted(f"the counter returned {str(found)[:40]}")
-    return math.ceil(found) + _OVERHEAD + images * IMAGE + thought
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _uncounted("the message is not JSON") from error
+    found = counted(count, text)
+    if found is None:
+        raise _uncounted("the counter failed, or returned no valid count")
+    return found + _OVERHEAD + images * IMAGE + thought
 
 
 def referenced_documents(message: Message) -> int:

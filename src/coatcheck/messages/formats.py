@@ -73,6 +73,14 @@ class Format:
         """Return the message in this line, or None."""
         return line if isinstance(line, dict) and self.is_message(line) else None
 
+    def inner(self, line: Message) -> Message | None:
+        """Return the message in a line of a session file, or the message itself. None for a line without one."""
+        return line
+
+    def wrapped(self, message: Message) -> Message:
+        """Return a message as a line of a session file."""
+        return message
+
     def is_message(self, value: Message) -> bool:
         """Whether this object itself is a message."""
         return isinstance(value.get("role"), str)
@@ -161,6 +169,14 @@ class SessionLines(Format):
 
     envelopes: ClassVar[frozenset[str]] = frozenset()
     """The types of the lines that contain a message."""
+    new_envelope: ClassVar[str] = ""
+    """The type of a new line for a message of the user."""
+
+    def inner(self, line: Message) -> Message | None:
+        return line if isinstance(line.get("role"), str) else self.message(line)
+
+    def wrapped(self, message: Message) -> Message:
+        return {"type": self.new_envelope, "message": message}
 
     def message(self, line: object) -> Message | None:
         found = line.get("message") if isinstance(line, dict) and text(line.get("type")) in self.envelopes else None

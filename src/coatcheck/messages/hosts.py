@@ -13,6 +13,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Final
 
+from coatcheck.checks import LARGEST, is_whole
 from coatcheck.errors import InvalidArgument
 from coatcheck.messages.anthropic import ClaudeCode
 from coatcheck.messages.formats import Call, Format, SessionLines, ToolResult, in_line, without_refs
@@ -103,6 +104,7 @@ class Pi(SessionLines):
 
     name = "pi"
     envelopes = frozenset({"message"})
+    new_envelope = "message"
     opaque = frozenset({"data", "partialJson"})
     roles = MappingProxyType(_PI_ROLES)
     call_types = frozenset({"toolCall"})
@@ -225,7 +227,7 @@ def _first_kept(entries: list[Message], last: int) -> int:
     kept_id, index = entries[last].get("firstKeptEntryId"), entries[last].get("firstKeptEntryIndex")
     if isinstance(kept_id, str):
         return next((number for number in range(last) if entries[number].get("id") == kept_id), last)
-    return index if isinstance(index, int) and not isinstance(index, bool) and 0 <= index <= last else last
+    return index if is_whole(index) and index <= last else last
 
 
 def _command_text(message: Message) -> str:
@@ -252,7 +254,7 @@ def _is_mcp_result(value: object) -> bool:
 def _rpc_id(message: Message) -> str:
     """The JSON-RPC id, a string or a number, as a string."""
     found = message.get("id")
-    return str(found) if isinstance(found, str | int) and not isinstance(found, bool) else ""
+    return str(found) if isinstance(found, str) or is_whole(found, -LARGEST) else ""
 
 
 _PI: Final = Pi()

@@ -73,6 +73,15 @@ def members(value: object, path: Path = ("content",)) -> Iterator[tuple[Path, Me
             yield (*path, index), one
 
 
+def texts(content: object, path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the texts of content, which is a string or a list of blocks, each with its path. `path` leads to it."""
+    if isinstance(content, str):
+        yield path, content
+    for found, one in members(content, ()):
+        if isinstance(one.get("text"), str):
+            yield (*path, *found, "text"), one["text"]
+
+
 def blocks_of(message: Mapping[str, Any]) -> list[Any]:
     """Return the blocks of a message; a text is one block."""
     content = message.get("content")

@@ -35,7 +35,7 @@ from coatcheck.externalize.stub import is_stub
 from coatcheck.ids import SCHEME, clip, is_pointer
 from coatcheck.messages import PLAIN, Format, Message, detect, named_format
 from coatcheck.messages.pairing import unpaired
-from coatcheck.messages.paths import REFS_KEY, at
+from coatcheck.messages.paths import REFS_KEY, at, texts
 from coatcheck.messages.paths import Path as JsonPath
 from coatcheck.refs import Ref
 from coatcheck.session import Session
@@ -509,7 +509,7 @@ def stubbed(line: bytes, fmt: Format, session: Session) -> Iterator[tuple[JsonPa
     for base, message in fmt.messages(found[0]) if found is not None else ():
         for result in fmt.results(message):
             where = (*base, *result.content_path)
-            for path, text in _texts(at(message, result.content_path), where):
+            for path, text in texts(at(message, result.content_path), where):
                 ref = _stub_ref(text, session)
                 if ref is not None:
                     yield path, ref
@@ -523,15 +523,6 @@ def _stub_ref(text: str, session: Session) -> Ref | None:
         return session.ref(pointer) if isinstance(pointer, str) and is_pointer(pointer) else None
     except (ValueError, AttributeError, CoatcheckError):
         return None
-
-
-def _texts(content: object, path: JsonPath) -> Iterator[tuple[JsonPath, str]]:
-    if isinstance(content, str):
-        yield path, content
-    elif isinstance(content, list):
-        for index, one in enumerate(content):
-            if isinstance(one, dict) and isinstance(one.get("text"), str):
-                yield (*path, index, "text"), one["text"]
 
 
 class _FileKeeper(Keeper):

@@ -37,7 +37,6 @@ from coatcheck.store import Store
 from coatcheck.transcript.artifact_refs import ArtifactRef
 from coatcheck.transcript.file import pointers_in
 from coatcheck.transcript.keep import (
-    DryRunKeeper,
     Keeper,
     Manifest,
     Segment,
@@ -326,8 +325,9 @@ class _Externalizing:
         self._before = found[1] if found else Manifest(file.real_path, layout.format.name if layout.format else "")
         unfinished = file.unfinished() if options.write else []
         self._session_id = found[0] if found else (unfinished or [new_session_id()])[0]
-        keeper = Keeper if options.write else DryRunKeeper
-        self._keeper = keeper(options.store, self._session_id, session=options.session, policy=options.policy)
+        self._keeper = Keeper(
+            options.store, self._session_id, session=options.session, policy=options.policy, dry_run=not options.write
+        )
         self._fetch: Fetch = fetch_from(options.store)
         self._slim, self._whole = _Measured(xxhash.xxh3_128()), _Measured(hashlib.sha256())
         self._found: _Measured | None = None  # the bytes as found, if they differ from the whole bytes
@@ -495,12 +495,14 @@ class _Externalizing:
             return part
 
     def _finish(self, new: int) -> None:
+        found = self._found or self._whole
         segment = Segment(
             self._slim.size,
             self._slim.digest.hexdigest(),
             self._whole.size,
             self._whole.digest.hexdigest() if self._is_known else None,
-            *((self._found.size, self._found.digest.hexdigest()) if self._found else ()),
+            found.size,
+            found.digest.hexdigest(),
         )
         again = bool(self._before.segments)
         had_backup = self._file.size_of_backup() is not None
@@ -788,7 +790,7 @@ class _SlimFile:
 
     def _copy_backup(self, backup: int, new: int, manifest: Manifest) -> bool:
         """Copy the backup. Lines that were already slim when it was made are restored from the store."""
-        if all(one.found_size is None for one in manifest.segments):
+        if all(one.found_sha256 == one.whole_sha256 for one in manifest.segments):
             for piece in pieces(backup, 0, manifest.backup_size):
                 write_all(new, piece)
             return True
@@ -846,7 +848,9 @@ def _backup_path(file: SwapFile) -> str | None:
 
 def _backup_fits(backup: int, manifest: Manifest) -> bool:
     """Whether a backup begins with the bytes that a manifest records for it. Unknown digests are not checked."""
-    return _matches(backup, [one.in_backup for one in manifest.segments[manifest.backed_up :]], hashlib.sha256)
+    return _matches(
+        backup, [(one.found_size, one.found_sha256) for one in manifest.segments[manifest.backed_up :]], hashlib.sha256
+    )
 
 
 def _matching_manifest(store: Store, handle: int, *, is_document: bool) -> tuple[str, Manifest] | None:
@@ -920,7 +924,7 @@ def _begins_with(handle: int, other: int, size: int) -> bool:
 def _is_whole(handle: int, manifest: Manifest) -> bool:
     """Whether a file begins with the whole bytes of a manifest, or with the bytes of its backup."""
     whole = [(one.whole_size, one.whole_sha256) for one in manifest.segments]
-    backup = [one.in_backup for one in manifest.segments]
+    backup = [(one.found_size, one.found_sha256) for one in manifest.segments]
     return any(
         stretches and all(digest for _, digest in stretches) and _matches(handle, stretches, hashlib.sha256)
         for stretches in ([whole] if backup == whole else [whole, backup])

@@ -10,19 +10,21 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from coatcheck.errors import AmbiguousPointer, CoatcheckError, InvalidArgument, StoreError
-from coatcheck.externalize.pipeline import redacted
-from coatcheck.externalize.policy import Policy
-from coatcheck.externalize.stub import is_ours, is_stub
+from coatcheck.checks import is_whole
+from coatcheck.errors import AmbiguousPointer, CoatcheckError, StoreError
+from coatcheck.externalize.pipeline import Prepared, masked_labels, own_tag, prepared, put_prepared
+from coatcheck.externalize.policy import Policy, configured
+from coatcheck.externalize.stub import is_stub
 from coatcheck.ids import digest_of, is_pointer, parse_pointer, pointer_of
+from coatcheck.intake import About
 from coatcheck.messages.formats import plain_text
 from coatcheck.previews.excerpts import line
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.session import Session
-from coatcheck.values import encode, encode_text
+from coatcheck.values import byte_size
 
 STORED: Final = "stored whole"
 _NOT_STORED: Final = "not stored: call the tool again where it is needed"
@@ -33,15 +35,15 @@ _PAGE_HEAD: Final = re.compile(r"\[(art:[0-9a-f]{12,64})[;\]#]")
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """The replacement for a payload. `value` must be put before the pointer resolves; it is None if it is stored
+    """The replacement for a payload. `payload` must be put before the pointer resolves; it is None if it is stored
     already. `artifact_id` is the full id, or the part of it that the pointer has."""
 
     what: str
     size_bytes: int
     lines: int | None
-    artifact_id: str | None
+    artifact_id: str
     pointer: str | None
-    value: Any = None
+    payload: Prepared | None = None
     tool: str | None = None
     call_id: str | None = None
     pinned: bool = False
@@ -60,8 +62,8 @@ class Placeholder:
 
 
 class Placeholders:
-    """Makes placeholders for payloads, and puts the payloads into the session, with secrets masked if `redact` asks for
-    it."""
+    """Makes placeholders for payloads, and puts the payloads into the session, with secrets masked if `redact` or the
+    settings of the store ask for it."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class Placeholders:
         redact: Literal["store"] | None = None,
     ) -> None:
         self._session = session
-        self._redacts = redact == "store"
+        self._policy = Policy() if session is None else configured(session.store.settings, redact)
         self.read_tool = read_tool
         self._pinned = None if pinned is None else tuple(_prefix(one) for one in pinned)
         self.failures: list[str] = []
@@ -84,19 +86,17 @@ class Placeholders:
             return self._of_stub(text, what)
         if text is not None and (found := self._of_page(text)) is not None:
             return found
-        value: Any = content if text is None else text
-        if self._redacts and self._session is not None:
-            value = redacted(value)
-        try:
-            data = encode(value)[1]
-        except InvalidArgument:
-            value = json.dumps(value, ensure_ascii=False, default=str)
-            data = encode_text(value)
+        payload = prepared(content if text is None else text, self._policy)
+        data = payload.encoded.data
         artifact_id = digest_of(data)
         pinned = self._is_pinned(artifact_id, self._ref(pointer_of(artifact_id, 64)) if self._pinned is None else None)
-        lines = data.count(b"\n") + 1 if isinstance(value, str) else None
+        lines = data.count(b"\n") + 1 if isinstance(payload.value, str) else None
         pointer = None if self._session is None else pointer_of(artifact_id)
-        return Placeholder(what, len(data), lines, artifact_id, pointer, value, tool, call_id, pinned)
+        return Placeholder(what, len(data), lines, artifact_id, pointer, payload, tool, call_id, pinned)
+
+    def never_leaves(self, tool: str | None) -> bool:
+        """Whether the settings say that results of this tool stay in the context."""
+        return self._policy.tools.get(tool or "") == "never"
 
     def _is_pinned(self, artifact_id: str, ref: Ref | None) -> bool:
         """Whether an artifact must stay: the caller named it, or, if the caller named none, it is pinned in the
@@ -107,19 +107,18 @@ class Placeholders:
 
     def put(self, placeholder: Placeholder) -> Placeholder:
         """Store the payload of a placeholder. If the store fails, the placeholder has no pointer."""
-        if placeholder.value is None or self._session is None or placeholder.artifact_id is None:
+        payload = placeholder.payload
+        if payload is None or self._session is None:
             return placeholder
-        tool, call_id = placeholder.tool or None, (placeholder.call_id or "")[:1_000] or None
-        if self._redacts:
-            tool, call_id = (one and mask(one) for one in (tool, call_id))
+        about = About(tool=placeholder.tool or None, call_id=(placeholder.call_id or "")[:1_000] or None)
         try:
-            ref = self._ref(pointer_of(placeholder.artifact_id, 64)) or self._session.put(
-                placeholder.value, tool=tool, call_id=call_id
+            ref = self._ref(pointer_of(placeholder.artifact_id, 64)) or put_prepared(
+                self._session, payload, masked_labels(about, self._policy)
             )
         except CoatcheckError as error:
             self.failures.append(str(error))
-            return replace(placeholder, pointer=None, value=None)
-        return replace(placeholder, pointer=ref.pointer, value=None)
+            return replace(placeholder, pointer=None, payload=None)
+        return replace(placeholder, pointer=ref.pointer, payload=None)
 
     def lines(self, pointers: Iterable[str], most: int) -> tuple[str, ...]:
         """Describe the first of these artifacts that the session has, one line each, at most `most`."""
@@ -148,8 +147,8 @@ class Placeholders:
         size, lines = stub.get("size_bytes"), stub.get("lines")
         return Placeholder(
             what,
-            size if isinstance(size, int) else 0,
-            lines if isinstance(lines, int) and not isinstance(lines, bool) else None,
+            size if is_whole(size) else 0,
+            lines if is_whole(lines) else None,
             prefix,
             pointer,
             pinned=self._is_pinned(prefix, ref),
@@ -160,10 +159,11 @@ class Placeholders:
         match = _PAGE_HEAD.search(text[:4_000]) if self._session is not None else None
         if match is None or self._session is None or self._ref(match[1]) is None:
             return None
-        if not is_ours(self._session.store.secret, text):
+        if own_tag(self._session.store, text) is None:
             return None
-        size = len(encode_text(text))
-        return Placeholder("an older page of an artifact", size, None, parse_pointer(match[1]).prefix, match[1])
+        return Placeholder(
+            "an older page of an artifact", byte_size(text), None, parse_pointer(match[1]).prefix, match[1]
+        )
 
     def _ref(self, pointer: str) -> Ref | None:
         if self._session is None:

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Final, Literal
 
-from coatcheck.errors import InvalidArgument, LimitExceeded
+from coatcheck.checks import one_of, share, whole
+from coatcheck.errors import LimitExceeded
 from coatcheck.externalize import blocks
 from coatcheck.externalize.policy import READ_TOOL
-from coatcheck.ids import clip
 from coatcheck.messages import PLAIN, Format, Message, detect, named_format
 from coatcheck.messages.cache import StablePrefix
 from coatcheck.messages.cost import weigh
@@ -105,24 +105,23 @@ def prune(
 ) -> Pruned:
     """Make messages fit into `max_tokens`: old tool results become one-line placeholders with a pointer.
 
-    The newest `keep_turns` turns, errors, and `pinned` artifacts (by default those pinned in the session) stay, and
-    calls stay paired with their results. Inline results are put in the `session` first; without a session the
-    placeholder says that nothing is stored. `redact="store"`, here or in the store's settings, masks secrets before
-    anything is put. If placeholders are not enough, more is replaced, and `steps` says what. A step cuts down to
-    `low_water` of the budget if possible.
+    The newest `keep_turns` turns, errors, `pinned` artifacts (by default those pinned in the session) and results of
+    tools that are "never" in the store's settings stay, and calls stay paired with their results. Inline results are
+    put in the `session` first; without a session the placeholder says that nothing is stored. `redact="store"`, here or
+    in the store's settings, masks secrets before anything is put. If placeholders are not enough, more is replaced, and
+    `steps` says what. A step cuts down to `low_water` of the budget if possible.
 
     Session lines of pi, OpenClaw or Claude Code are returned as lines: only the messages in them are counted and
     pruned, and lines without a message stay.
 
     The result is deterministic, and the input is not changed. Raises `LimitExceeded` if the messages cannot be made to
     fit, or cannot be counted."""
-    _check(max_tokens, keep_turns, low_water)
+    whole(max_tokens, "max_tokens", least=1)
+    whole(keep_turns, "keep_turns")
+    share(low_water, "low_water")
+    one_of(redact, "redact", ("store",), optional=True)
     fmt = format_of(messages, format)
-    if redact not in (None, "store"):
-        raise InvalidArgument(f'redact must be "store" or None, got {clip(str(redact))}')
-    if redact is None and session is not None:
-        redact = session.store.settings["policy.redact"]
-    inner = {number: found for number, one in enumerate(messages) if (found := message_in(fmt, one)) is not None}
+    inner = {number: found for number, one in enumerate(messages) if (found := fmt.inner(one)) is not None}
     are_lines = any(found is not messages[number] for number, found in inner.items())
     given = list(inner.values()) if are_lines else messages
     placeholders = Placeholders(session, pinned, read_tool, redact)
@@ -161,13 +160,6 @@ def format_of(messages: Sequence[Message], named: Format | str | None) -> Format
     return named_format(named) or detect(messages) or PLAIN
 
 
-def message_in(fmt: Format, line: Message) -> Message | None:
-    """Return the message in a line of a host's session file, or the message itself. None for a line without one."""
-    if fmt.name not in ("pi", "claude-code") or isinstance(line.get("role"), str):
-        return line
-    return fmt.message(line)
-
-
 def _in_lines(done: Pruned, lines: Sequence[Message], inner: dict[int, Message], fmt: Format) -> Pruned:
     """Apply the result for the messages in some lines to the lines."""
     numbers, left = list(inner), iter(done.messages)
@@ -178,7 +170,7 @@ def _in_lines(done: Pruned, lines: Sequence[Message], inner: dict[int, Message],
     for number, line in enumerate(lines):
         if number == first:
             places.append(len(found))
-            found.append({"type": "message" if fmt.name == "pi" else "user", "message": next(left)})
+            found.append(fmt.wrapped(next(left)))
         if number not in inner:
             found.append(line)
         elif number not in folded:
@@ -195,15 +187,6 @@ def _in_lines(done: Pruned, lines: Sequence[Message], inner: dict[int, Message],
         unchanged_prefix=replace(done.unchanged_prefix, messages=unchanged),
         stable_prefix=replace(done.stable_prefix, messages=places[stable] if stable < len(places) else len(found)),
     )
-
-
-def _check(max_tokens: object, keep_turns: object, low_water: object) -> None:
-    if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
-        raise InvalidArgument(f"max_tokens must be a whole number of at least 1, got {clip(str(max_tokens))}")
-    if not isinstance(keep_turns, int) or isinstance(keep_turns, bool) or keep_turns < 0:
-        raise InvalidArgument(f"keep_turns must be a whole number of at least 0, got {clip(str(keep_turns))}")
-    if not isinstance(low_water, int | float) or not 0 < low_water <= 1:
-        raise InvalidArgument(f"low_water must be above 0 and at most 1, got {clip(str(low_water))}")
 
 
 def _steps(cutter: _Cutter, length: int, max_tokens: int, newest: int) -> tuple[_Cut | None, _Cut | None, int]:
@@ -380,9 +363,10 @@ class _Cutter:
             tool = result.name or (call[1].name if call else None)
             content = at(message, result.content_path)
             made = self._placeholders.of(content, "an older result", tool=tool, call_id=result.call_id)
-            if made is None or made.pinned:
-                if made is not None:
-                    self._spared.add(number)
+            if made is None:
+                continue
+            if made.pinned or self._placeholders.never_leaves(tool):
+                self._spared.add(number)
                 continue
             parts.append((made, result.call_id, _result_writer(self._fmt, place)))
         return self._written(message, "result", parts)
@@ -573,10 +557,10 @@ class _Rendering:
     def _note(self, fold: _Fold) -> tuple[Message, str | None]:
         """Return the note of a fold, and the pointer of the folded messages, which are stored one per line."""
         lines = "\n".join(dumped(self._given[number]) for number in fold.numbers)
-        whole = self._placeholders.of(lines, "earlier messages", tool=None, call_id=None)
-        if whole is not None and self._store:
-            whole = self._placeholders.put(whole)
-        pointer = whole.pointer if whole is not None else None
+        stored = self._placeholders.of(lines, "earlier messages", tool=None, call_id=None)
+        if stored is not None and self._store:
+            stored = self._placeholders.put(stored)
+        pointer = stored.pointer if stored is not None else None
         found = pointers_in(lines)
         listed = self._placeholders.lines(found, _MAX_LISTED)
         while True:

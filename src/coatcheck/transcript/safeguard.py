@@ -11,17 +11,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from coatcheck.errors import AmbiguousPointer, CoatcheckError, Expired, InvalidArgument
+from coatcheck.checks import whole
+from coatcheck.errors import AmbiguousPointer, CoatcheckError, Expired
 from coatcheck.externalize import Outcome, configured
-from coatcheck.externalize.policy import READ_TOOL, Limit, Policy
+from coatcheck.externalize.pipeline import leaves
+from coatcheck.externalize.policy import READ_TOOL, Policy
 from coatcheck.ids import MIN_PREFIX, SCHEME
 from coatcheck.messages import Format, Message
-from coatcheck.messages.formats import ToolResult, arguments_of, dumped, plain_text
+from coatcheck.messages.formats import arguments_of, dumped, plain_text
 from coatcheck.messages.paths import at
 from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.transcript.placeholders import line_of, pointers_in
-from coatcheck.transcript.prune import format_of, message_in
+from coatcheck.transcript.prune import format_of
 
 LIST_TOOL: Final = "list_artifacts"
 _CLAIMED: Final = re.compile(r"(?<![0-9A-Za-z])art:([0-9A-Za-z]{1,80})")
@@ -100,10 +102,8 @@ def safeguard(
 
     Pinned artifacts come first, then those that calls used most, the latest, the largest. The index has at most
     `max_items` lines and `max_chars` characters; the last line says how many more there are, and how to list them."""
-    if max_items < 0:
-        raise InvalidArgument(f"max_items must be at least 0, got {max_items}")
-    if max_chars < _LAST_LINE:
-        raise InvalidArgument(f"max_chars must be at least {_LAST_LINE}, got {max_chars}")
+    whole(max_items, "max_items")
+    whole(max_chars, "max_chars", least=_LAST_LINE)
     fmt = format_of(dropped_messages, format)
     ranked, unresolved, failures = _ranked(dropped_messages, session, fmt, policy or configured(session.store.settings))
     if not ranked:
@@ -130,8 +130,8 @@ def check_summary(text: str, session: Session, *, index: Index | Iterable[str] =
     claimed = list(dict.fromkeys(match[1] for match in _CLAIMED.finditer(text)))
     wrong = [one for one in (_checked(name, session) for name in claimed) if one is not None]
     wanted = index.pointers if isinstance(index, Index) else tuple(index)
-    whole = [name.lower() for name in claimed]
-    lost = [one for one in wanted if not any(_same(one.removeprefix(SCHEME), name) for name in whole)]
+    names = [name.lower() for name in claimed]
+    lost = [one for one in wanted if not any(_same(one.removeprefix(SCHEME), name) for name in names)]
     more = max(0, len(wrong) - _MAX_LISTED) + max(0, len(lost) - _MAX_LISTED)
     return SummaryCheck(tuple(wrong[:_MAX_LISTED]), tuple(lost[:_MAX_LISTED]), more, len(claimed))
 
@@ -142,17 +142,20 @@ def _ranked(
     """Return the artifacts of messages, most important first; pointers that do not resolve; and storage failures."""
     last: dict[str, int] = {}
     used: dict[str, int] = {}
+    tools: dict[str, str] = {}
     failures: list[str] = []
     for number, line in enumerate(messages):
         for pointer in pointers_in(dumped(line)):
             last[pointer] = number
-        message = message_in(fmt, line) or {}
+        message = fmt.inner(line) or {}
         for call in fmt.calls(message):
+            tools[call.id] = call.name
             found = arguments_of(message, call)
             for pointer in pointers_in(dumped(found[1])) if found else ():
                 used[pointer] = used.get(pointer, 0) + 1
         for result in (*fmt.results(message), *fmt.outputs(message)):
-            outcome = _put(at(message, result.content_path), result, session, policy)
+            tool = result.name or tools.get(result.call_id)
+            outcome = _put(at(message, result.content_path), tool, result.call_id, session, policy)
             last |= {ref.pointer: number for ref in outcome.refs} if outcome else {}
             failures += [outcome.failure] if outcome and outcome.failure else []
     refs: dict[str, tuple[Ref, int, int]] = {}
@@ -170,13 +173,11 @@ def _ranked(
     return [ref for ref, _, _ in best], unresolved, failures
 
 
-def _put(content: object, result: ToolResult, session: Session, policy: Policy) -> Outcome | None:
+def _put(content: object, tool: str | None, call_id: str, session: Session, policy: Policy) -> Outcome | None:
     """Store a result that is over the policy. A stub is not stored again."""
-    rule = policy.tools.get(result.name or "")
-    limit: Limit = rule if isinstance(rule, Limit) else policy
-    if rule == "never" or not limit.exceeded(plain_text(content) or dumped(content), policy.count):
+    if not leaves(session.store, policy, tool, plain_text(content) or dumped(content)):
         return None
-    return session.externalize(content, tool=result.name, call_id=result.call_id, policy=policy)
+    return session.externalize(content, tool=tool, call_id=call_id, policy=policy)
 
 
 def _ref(session: Session, pointer: str) -> Ref | None:
