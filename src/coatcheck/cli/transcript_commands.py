@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
