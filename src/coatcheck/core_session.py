@@ -197,9 +197,9 @@ class CoreSession(ABC):
 
     def shown_of(self, refs: Iterable[Ref]) -> set[str]:
         """Return the ids of those artifacts of which this session has been shown something."""
-        digests = [ref.artifact_id for ref in refs]
-        recent = {digest for digest in digests if self._parts.activity.shown(self.session_id, digest)}
-        return recent | set(self._parts.catalog.shown(self.session_id, digests))
+        session_id, digests = self.session_id, [ref.artifact_id for ref in refs]
+        recent = {digest for digest in digests if self._parts.activity.shown(session_id, digest)}
+        return recent | set(self._parts.catalog.shown(session_id, digests))
 
     def search(self, words: str, *, limit: int = 8) -> builtins.list[Hit]:
         """Search names, tools, summaries and content for these words. Return the best artifacts, each with its best

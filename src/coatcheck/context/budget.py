@@ -243,8 +243,8 @@ class References:
 
 def log_violations(violations: Iterable[Violation], session_id: str | None = None) -> None:
     """Log a warning for each violation. Called once by `Budget.enforce` or a `PromptBuilder`."""
-    where = "" if session_id is None else f"session {mask(ascii(session_id))[:200]}: "
     for one in violations:
+        where = "" if session_id is None else f"session {mask(ascii(session_id))[:200]}: "
         _LOG.warning("%s%s", where, one.message)
 
 

@@ -284,7 +284,10 @@ def _is_pi(message: Any, provider: str) -> bool:
     """Whether a message is in a form that only pi writes and this provider does not accept."""
     if not _may_be_pi(message):
         return False
-    for block in _pi_blocks(message):
+    content = message.get("content")
+    for block in content if isinstance(content, list) else ():
+        if not isinstance(block, Mapping):
+            continue
         kind = block.get("type")
         if kind == "toolCall" or "thinkingSignature" in block or (kind == "image" and "mimeType" in block):
             return True
@@ -297,7 +300,7 @@ def _is_pi(message: Any, provider: str) -> bool:
 
 def _may_be_pi(message: Any) -> bool:
     is_bare = isinstance(message, Mapping) and _PROVIDER_KEYS.isdisjoint(message)
-    return is_bare and text(message.get("role")) in (*_PI_ROLES, *_SPEAKERS)
+    return is_bare and isinstance(role := message.get("role"), str) and (role in _PI_ROLES or role in _SPEAKERS)
 
 
 def _pi_blocks(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:

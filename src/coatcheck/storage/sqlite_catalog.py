@@ -271,7 +271,7 @@ class SqliteCatalog(Catalog):
             f" ({', '.join('?' * len(lineage))}) AND r.digest BETWEEN wanted.low AND wanted.high ORDER BY r.seq DESC",
             (*(bound for pair in ranges for bound in pair), *lineage),
         )
-        return newest_in_each(lineage, (entry_of(row[:_WIDTH], row[_WIDTH]) for row in rows))
+        return newest_in_each(lineage, [entry_of(row[:_WIDTH], row[_WIDTH]) for row in rows])
 
     def fetch(self, session_id: str, prefix: str) -> list[Entry]:
         low, high = prefix_range(prefix)
