@@ -14,7 +14,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from coatcheck import media
 from coatcheck.checks import one_of, whole
@@ -42,11 +42,11 @@ from coatcheck.values import encode_text
 LEAST_CHARS: Final = 1_500
 
 Style = Literal["snake", "camel", "dotted"]
-Purpose = Literal["get", "list", "store"]
-_STYLES: Final[dict[str, tuple[str, str, str]]] = {
-    "snake": ("get_artifact", "list_artifacts", "store_artifact"),
-    "camel": ("getArtifact", "listArtifacts", "storeArtifact"),
-    "dotted": ("artifacts.get", "artifacts.list", "artifacts.store"),
+Purpose = Literal["get", "list", "store", "wait"]
+_STYLES: Final[dict[str, tuple[str, str, str, str]]] = {
+    "snake": ("get_artifact", "list_artifacts", "store_artifact", "wait_for_call"),
+    "camel": ("getArtifact", "listArtifacts", "storeArtifact", "waitForCall"),
+    "dotted": ("artifacts.get", "artifacts.list", "artifacts.store", "calls.wait"),
 }
 _TYPES: Final[dict[type, str]] = {
     bool: "a boolean", int: "a number", float: "a number", list: "an array", dict: "an object",
@@ -55,10 +55,11 @@ DESCRIPTIONS: Final = (
     "Read a stored artifact, a page per call. Large results come as a stub with a pointer (art:...).",
     "List stored artifacts, or search their names and content.",
     "Store a text or JSON under a name for later. Answers its pointer.",
+    "Get the result of a call that is still running, waiting for it if need be.",
 )
 """The descriptions of the tools, by which `known_as` recognises them under any name."""
 
-_PURPOSES: Final[tuple[Purpose, ...]] = ("get", "list", "store")
+_PURPOSES: Final[tuple[Purpose, ...]] = ("get", "list", "store", "wait")
 
 _PREFIX: Final = re.compile(r"[\w.:/-]{0,40}", re.ASCII)
 _LOG: Final = logging.getLogger("coatcheck")
@@ -75,6 +76,25 @@ _LOOKED_AT: Final = 500  # newest artifacts to look for similar names in
 _WRAPPED: Final = {'"': '"', "'": "'", "`": "`", "<": ">", "“": "”", "‘": "’"}
 _POINTER: Final = re.compile(r"(?:art:)?([0-9a-f]{12,64})(#(?:/.*)?)?", re.IGNORECASE | re.DOTALL)
 _CURSOR: Final = re.compile(r"(\d{1,9})-([0-9a-f]{12})")
+
+
+MAX_WAIT: Final = 60
+_WAIT: Final = 10
+
+
+class Waited(Protocol):
+    """The outcome of a call: what the model gets, and the tool's name."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+
+
+class Handles(Protocol):
+    """What knows the calls that were started: a `ToolExecutor`."""
+
+    def wait(self, handle: str, /, *, timeout: float | None) -> Waited: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +185,7 @@ class Tool(Description):
             if name not in given:
                 raise InvalidArgument(f"{name} is missing", hint=f"call {self.name}({name}=…)")
         for name, value in given.items():
-            if name == "lines" and isinstance(value, int) and not isinstance(value, bool):
+            if name in ("lines", "seconds") and isinstance(value, int | float) and not isinstance(value, bool):
                 given[name] = str(value)
             elif not isinstance(value, str) and not (name == "value" and isinstance(value, dict | list)):
                 what = _TYPES.get(type(value), f"a {type(value).__name__}")
@@ -181,8 +201,10 @@ def toolkit(
     max_chars: int | None = None,
     max_store_bytes: int | None = None,
     redact: Literal["store"] | None = None,
+    handles: Handles | None = None,
 ) -> list[Tool]:
-    """Return the three tools of a session: get, list, store.
+    """Return the three tools of a session: get, list, store. With `handles`, the executor whose calls the host starts,
+    a fourth lets the model wait for them.
 
     `style` names them `get_artifact`, `getArtifact` or `artifacts.get`, and `prefix` is put before the name. An answer
     has at most `max_chars` characters, and a model can store at most `max_store_bytes` in one call. The defaults come
@@ -201,10 +223,10 @@ def toolkit(
     whole(max_chars, "max_chars", least=LEAST_CHARS)
     whole(max_store_bytes, "max_store_bytes", least=1)
     one_of(redact, "redact", ("store",), optional=True)
-    get, listing, store = (prefix + name for name in _STYLES[style])
+    get, listing, store, wait = (prefix + name for name in _STYLES[style])
     policy = configured(session.store.settings, redact)
-    run = _Answers(session, max_chars, max_store_bytes, list_tool=listing, policy=policy)
-    return [
+    run = _Answers(session, max_chars, max_store_bytes, list_tool=listing, policy=policy, handles=handles)
+    tools = [
         Tool(
             get,
             DESCRIPTIONS[0],
@@ -236,7 +258,16 @@ def toolkit(
             run.store,
             run.failed,
         ),
+        Tool(
+            wait,
+            DESCRIPTIONS[3],
+            _schema(["handle"], handle="", seconds=f"to wait, at most {MAX_WAIT}; {_WAIT} if left out, 0 only looks"),
+            True,
+            run.wait,
+            run.failed,
+        ),
     ]
+    return tools if handles is not None else tools[:3]
 
 
 def known_as(described: Any) -> tuple[Purpose, str] | None:
@@ -265,18 +296,39 @@ class _Answers:
     applies to what a model stores."""
 
     def __init__(
-        self, session: Session, max_chars: int, max_store_bytes: int, *, list_tool: str, policy: Policy
+        self,
+        session: Session,
+        max_chars: int,
+        max_store_bytes: int,
+        *,
+        list_tool: str,
+        policy: Policy,
+        handles: Handles | None = None,
     ) -> None:
         self._session = session
         self._max_chars = max_chars
         self._max_store_bytes = max_store_bytes
         self._list_tool = list_tool
         self._policy = policy
+        self._handles = handles
 
     def failed(self, text: str) -> str:
         """Return an error as an answer, on one short line."""
         flat = line(mask(text), _ERROR)
         return self._marked(flat if flat.startswith("[") else f"[error: {flat}]")
+
+    def wait(self, arguments: dict[str, Any]) -> str:
+        assert self._handles is not None
+        try:
+            limit = min(float(arguments.get("seconds", _WAIT)), MAX_WAIT)
+        except ValueError:
+            limit = -1.0
+        if not limit >= 0:
+            raise InvalidArgument("seconds must be a number of at least 0", hint='write seconds="30"')
+        outcome = self._handles.wait(arguments["handle"].strip(), timeout=limit)
+        within = self._policy.limited(max_chars=self._max_chars - RESERVED, enabled=True, tools={})
+        text = self._session.externalize(outcome.text, tool=outcome.name, policy=within).text
+        return self._marked(f"[{_quoted(outcome.name)}: {type(outcome).__name__}]", text)
 
     def get(self, arguments: dict[str, Any]) -> str:
         asked = arguments.pop("pointer")

@@ -25,6 +25,7 @@ from coatcheck.errors import Damaged, Fenced, InvalidArgument, InvalidPointer, N
 from coatcheck.ids import check_name, clip, is_pointer, parse_pointer
 from coatcheck.intake import About, Intake
 from coatcheck.lookup import Lookup, Scope
+from coatcheck.redaction import mask
 from coatcheck.refs import FENCED_SERIES, RECORD_LIMIT, Coverage, Ref
 from coatcheck.search import Entries, Hit, follow, search
 from coatcheck.storage import (
@@ -391,6 +392,21 @@ class CoreSession(ABC):
         parts.catalog.pin(scope.session_id, entry.ref.artifact_id, pinned)
         entry = replace(entry, ref=replace(entry.ref, pinned=pinned))
         return parts.lookup.ref_for_caller(entry, parts.lookup.near(scope, entry))
+
+    def annotate(self, target: Ref | str, summary: str) -> Ref:
+        """Write a summary beside an artifact of this session, for example one that a model made later. It replaces the
+        one that was detected or given at the put. Return the new ref."""
+        parts, scope = self._parts, self._scope
+        while True:
+            entry, _ = parts.lookup.resolve(scope, target)
+            if entry.ref.session_id != scope.session_id:
+                raise InvalidArgument(
+                    f"the artifact belongs to the session {clip(entry.ref.session_id)}", hint="annotate it there"
+                )
+            About(summary=summary).check()
+            entry = replace(entry, ref=replace(entry.ref, summary=mask(summary)), content=None)
+            if parts.intake.add(entry, reuse=True):
+                return parts.lookup.ref_for_caller(entry, parts.lookup.near(scope, entry))
 
     def forget(self, target: Ref | str) -> bool:
         """Drop an artifact from this session and return whether there was one. Its bytes are removed once no session

@@ -141,7 +141,9 @@ def test_a_count_that_fails_violates_the_budget() -> None:
 def test_prompt_metrics_have_exactly_the_published_keys_and_types(registry: ArtifactRegistry) -> None:
     state = HotState(session_id="s", artifact_index=[entry(), entry(type="doc"), entry(type="doc")])
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
-    figures = prompt_metrics(Meter(registry.session, run="r1").call(messages=messages, hot_state=state))
+    call = Meter(registry.session, run="r1").call(messages=messages, hot_state=state)
+    assert call is not None
+    figures = prompt_metrics(call)
     assert list(figures) == [
         "type", "session", "run", "hs_tokens", "hs_bytes", "hs_truncated", "artifacts", "artifact_types", "sys_chars",
         "user_chars", "est_tokens", "ref_files", "budget_violations", "budget_ok",

@@ -148,10 +148,10 @@ class ToolExecutor:
                 job.cancel()
             raise
 
-    async def arun(self, call: ToolCall, *, timeout: float | None = None) -> ToolOutcome:
+    async def arun(self, call: ToolCall, *, timeout: float | None = None, turn: Turn | None = None) -> ToolOutcome:
         """`run` for async callers: async tools run on the caller's event loop, others in threads. Cancelling it
         abandons the call."""
-        return (await self.arun_all([call], timeout=timeout))[0]
+        return (await self.arun_all([call], timeout=timeout, turn=turn))[0]
 
     async def arun_all(
         self,
