@@ -57,8 +57,6 @@ DESCRIPTIONS: Final = (
     "Store a text or JSON under a name for later. Answers its pointer.",
     "Get the result of a call that is still running, waiting for it if need be.",
 )
-"""The descriptions of the tools, by which `known_as` recognises them under any name."""
-
 _PURPOSES: Final[tuple[Purpose, ...]] = ("get", "list", "store", "wait")
 
 _PREFIX: Final = re.compile(r"[\w.:/-]{0,40}", re.ASCII)
@@ -133,16 +131,6 @@ class Tool(Description):
 
     _answer: Callable[[dict[str, Any]], str] = field(repr=False)
     _failed: Callable[[str], str] = field(repr=False)
-
-    @property
-    def reads(self) -> bool:
-        """Whether this is the tool that reads artifacts. Stubs name it."""
-        return "pointer" in self.parameters["properties"]
-
-    @property
-    def stores(self) -> bool:
-        """Whether this is the tool that stores what a model sends."""
-        return "value" in self.parameters["properties"]
 
     def run(self, /, **arguments: object) -> str:
         """Run the tool with the arguments that a model sent, and return its answer."""
@@ -270,14 +258,22 @@ def toolkit(
     return tools if handles is not None else tools[:3]
 
 
-def known_as(described: Any) -> tuple[Purpose, str] | None:
-    """Recognise one of our tools in a provider's list of tools, and return its purpose and its name there. Hosts rename
-    tools, so it is recognised by its description."""
+def purpose_of(description: object) -> Purpose | None:
+    """Recognise one of our tools by its description: hosts rename tools."""
+    return _PURPOSES[DESCRIPTIONS.index(description)] if description in DESCRIPTIONS else None
+
+
+def function_of(described: object) -> Mapping[str, Any]:
+    """Return the part of a tool's description, in any provider's format, that has its name; {} if there is none."""
     inner = described.get("function", described) if isinstance(described, Mapping) else None
-    if not isinstance(inner, Mapping) or inner.get("description") not in DESCRIPTIONS:
-        return None
-    name = inner.get("name")
-    return (_PURPOSES[DESCRIPTIONS.index(inner["description"])], name) if isinstance(name, str) else None
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def known_as(described: object) -> tuple[Purpose, str] | None:
+    """Recognise one of our tools in a provider's list of tools, and return its purpose and its name there."""
+    inner = function_of(described)
+    purpose, name = purpose_of(inner.get("description")), inner.get("name")
+    return (purpose, name) if purpose is not None and isinstance(name, str) else None
 
 
 def _schema(required: list[str], **properties: str) -> dict[str, Any]:

@@ -181,14 +181,6 @@ class AsyncTool(Description):
     _wrapped: Tool = field(repr=False)
     _session: Session = field(repr=False)
 
-    @property
-    def reads(self) -> bool:
-        return self._wrapped.reads
-
-    @property
-    def stores(self) -> bool:
-        return self._wrapped.stores
-
     run = _hop(Tool.run, _same, long=None)
 
 

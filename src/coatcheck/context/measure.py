@@ -19,6 +19,7 @@ from coatcheck.externalize.stub import LEAD, SHORTENED, is_ours
 from coatcheck.ids import is_pointer
 from coatcheck.messages.cache import Sent
 from coatcheck.messages.cost import BoundedCache, Cost, Tally
+from coatcheck.messages.formats import calls_named, spoken
 from coatcheck.tokens import TokenCounter, estimate
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ _FILE: Final = re.compile(
     r"^ArtifactRef: (art:[0-9a-f]{12,64}) \(type=\w+, sha256=[0-9a-f]{64}, bytes=\d+\)$", re.MULTILINE
 )
 _LEFT_OUT: Final = re.compile(r"^\[([\d,]{1,20}) characters are left out here.*", re.MULTILINE)
-_TOOL_RESULTS: Final = ("tool_result", "function_call_output")
 _DECODER: Final = json.JSONDecoder()
 
 
@@ -141,10 +141,10 @@ class Scale:
         for stub in _stub_objects(message, 0):
             stubs += self._tokens(_dumped(stub))
             saved += self._whole(stub)
-        read_back += sum(self._tokens(_dumped(call)) for call in _calls(message, names, 0))
-        role = message.get("role") if isinstance(message, Mapping) else None
-        chars = sum(map(len, _spoken(message))) if role in ("user", "system", "developer") else 0
-        user_chars, sys_chars = (chars, 0) if role == "user" else (0, chars)
+        read_back += sum(self._tokens(_dumped(call)) for call in calls_named(message, names))
+        author, texts = spoken(message)
+        chars = sum(map(len, texts))
+        user_chars, sys_chars = (chars, 0) if author == "user" else (0, chars)
         return MeasuredPart(digest, tokens, saved, stubs, read_back, files, user_chars=user_chars, sys_chars=sys_chars)
 
     def _whole(self, stub: Mapping[str, Any]) -> int:
@@ -223,33 +223,6 @@ def _texts(value: Any, depth: int) -> Iterator[str]:
     elif isinstance(value, Mapping | list | tuple) and depth < _DEEPEST and not _is_stub(value):
         for one in value.values() if isinstance(value, Mapping) else value:
             yield from _texts(one, depth + 1)
-
-
-def _calls(value: Any, names: frozenset[str], depth: int) -> Iterator[Mapping[str, Any]]:
-    """Yield the calls of our tools in a message."""
-    if not names or not isinstance(value, Mapping | list) or depth >= _DEEPEST:
-        return
-    if isinstance(value, Mapping) and ("arguments" in value or "input" in value):
-        name = value.get("name")
-        if isinstance(name, str) and name in names:
-            yield value
-            return
-    for one in value.values() if isinstance(value, Mapping) else value:
-        yield from _calls(one, names, depth + 1)
-
-
-def _spoken(message: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the texts that the author of a message wrote, without results of tools and data."""
-    content = message.get("content")
-    if isinstance(content, str):
-        yield content
-    for block in content if isinstance(content, list) else ():
-        if isinstance(block, str):
-            yield block
-        elif (
-            isinstance(block, Mapping) and block.get("type") not in _TOOL_RESULTS and isinstance(block.get("text"), str)
-        ):
-            yield block["text"]
 
 
 def _joined(system: object) -> str:

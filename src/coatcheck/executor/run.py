@@ -235,7 +235,7 @@ class ToolExecutor:
         policy = self._given_policy or configured(self.session.store.settings)
         if policy.read_tool is None:
             return policy
-        ours = next((tool for tool in self._tools.values() if tool.reads), None)
+        ours = next((tool for tool in self._tools.values() if tool.purpose == "get"), None)
         named = self._tools.get(policy.read_tool)
         if named is not None and named.takes is not None and "pointer" not in named.takes:
             named = None  # a tool of that name for something else

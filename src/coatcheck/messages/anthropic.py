@@ -116,7 +116,6 @@ class AnthropicDialect(Dialect):
     format = AnthropicMessages()
     describes_tools = "as_anthropic"
     writes_marks = True
-    alternates = True
 
     def _prompt(self, system: str, messages: list[Message], tail: str, marks: Sequence[Breakpoint]) -> Message:
         prompt: Message = {"system": [{"type": "text", "text": system}]} if system else {}
@@ -138,6 +137,9 @@ class AnthropicDialect(Dialect):
         """Count up to the last user message: an answer that the host began for the model stays last."""
         users = (number for number in range(len(messages) - 1, -1, -1) if messages[number].get("role") == "user")
         return next(users, -1) + 1
+
+    def must_join(self, before: Message, message: Message) -> bool:
+        return before.get("role") == message.get("role") == "user"
 
     def end(self, system: str, messages: Sequence[Message]) -> Path | None:
         for number in range(len(messages) - 1, -1, -1):

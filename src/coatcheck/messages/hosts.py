@@ -277,7 +277,14 @@ def for_provider(messages: Sequence[Any], provider: str) -> list[Any]:
                 hint='use provider="anthropic", or convert the messages first',
             )
         given = _CLAUDE_CODE.for_model(messages)
+    elif provider == "anthropic":  # which refuses the other fields of its own answers
+        given = [{"role": one["role"], "content": one.get("content")} if _is_answer(one) else one for one in messages]
     return list(_converted(given, provider)) if any(_is_pi(one, provider) for one in given) else given
+
+
+def _is_answer(message: Any) -> bool:
+    """Whether this is an answer as Anthropic's API returns it and Claude Code keeps it."""
+    return isinstance(message, dict) and message.get("type") == "message" and message.get("role") == "assistant"
 
 
 def _is_pi(message: Any, provider: str) -> bool:
