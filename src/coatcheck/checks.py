@@ -23,7 +23,7 @@ def is_seconds(value: object) -> TypeGuard[float]:
 
 
 def whole(value: object, what: str, *, least: int = 0, optional: bool = False) -> None:
-    if not is_whole(value, least) and not (optional and value is None):
+    if not (optional and value is None) and not is_whole(value, least):
         raise _wrong(value, what, f"an integer of at least {least}", optional)
 
 
@@ -34,7 +34,7 @@ def share(value: object, what: str) -> None:
 
 
 def seconds(value: object, what: str, *, optional: bool = False) -> None:
-    if not is_seconds(value) and not (optional and value is None):
+    if not (optional and value is None) and not is_seconds(value):
         raise _wrong(value, what, "a non-negative number of seconds", optional)
 
 

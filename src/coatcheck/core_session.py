@@ -78,7 +78,7 @@ class CoreSession(ABC):
 
     @property
     def session_id(self) -> str:
-        return self._scope.session_id
+        return self._scope.info.session_id
 
     @property
     def parent(self) -> str | None:
@@ -118,13 +118,15 @@ class CoreSession(ABC):
 
     def put_about(self, value: object, about: About) -> Ref:
         """Store a value, like `put`."""
-        return self._noted(self._parts.intake.put(self._scope, value, about))
+        ref = self._parts.intake.put(self._scope, value, about)
+        self._note_put(ref)
+        return ref
 
     def put_encoded(self, value: Encoded, about: About, also: Sequence[CoreSession] = ()) -> Ref:
         """Store a value that is already encoded, in the sessions of `also` too."""
         ref = self._parts.intake.put_encoded(self._scope, value, about, [each._scope for each in also])
         for each in (*also, self):
-            each._noted(ref)
+            each._note_put(ref)
         return ref
 
     def get(self, target: Ref | str) -> Any:
@@ -382,14 +384,14 @@ class CoreSession(ABC):
         parts, scope = self._parts, self._scope
         entry, _ = parts.lookup.resolve(scope, target)
         if self._is_lent(entry) and pinned:
-            self.grant(entry.ref, to=scope.session_id)
+            self.grant(entry.ref, to=self.session_id)
             entry, _ = parts.lookup.resolve(scope, entry.ref)
-        if entry.ref.session_id != scope.session_id:
+        if entry.ref.session_id != self.session_id:
             raise InvalidArgument(
                 f"the artifact belongs to the session {clip(entry.ref.session_id)}",
                 hint="pin it there, or grant it first",
             )
-        parts.catalog.pin(scope.session_id, entry.ref.artifact_id, pinned)
+        parts.catalog.pin(self.session_id, entry.ref.artifact_id, pinned)
         entry = replace(entry, ref=replace(entry.ref, pinned=pinned))
         return parts.lookup.ref_for_caller(entry, parts.lookup.near(scope, entry))
 
@@ -502,9 +504,8 @@ class CoreSession(ABC):
     def _note(self, entry: Entry) -> None:
         self._used(None if entry.blob.coding == "inline" else entry.ref.artifact_id)
 
-    def _noted(self, ref: Ref) -> Ref:
+    def _note_put(self, ref: Ref) -> None:
         self._used(ref.artifact_id if ref.size_bytes > self._parts.catalog.inline_limit else None)
-        return ref
 
     def _used(self, digest: str | None) -> None:
         """Note that the session was used now, and a blob that has a copy of its own."""

@@ -115,7 +115,7 @@ class Store:
         ancestors = self._ancestors(wanted)
         if wanted != info:
             self._catalog.open_session(wanted)
-        return self._session_type(self, self._parts, Scope(wanted, ancestors))
+        return self._session_type(self, self._parts, Scope(wanted, (wanted.session_id, *ancestors)))
 
     @property
     def batching(self) -> AbstractContextManager[None]:
