@@ -194,7 +194,7 @@ def forget(targets: tuple[str, ...], everything: bool, session_id: str, url: str
 
     A TARGET is a pointer, an id or a name. The bytes are removed when no other session holds them."""
     if bool(targets) == everything:
-        raise options.usage_error("give the artifacts to forget, or --all")
+        raise options.usage_error("specify the artifacts to forget, or --all")
     forgotten = code = 0
     with open_existing(url) as store:
         session = store.session(session_id)

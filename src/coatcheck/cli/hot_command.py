@@ -41,7 +41,7 @@ def hot(
 
     Shows the newest state, or number N of its history."""
     if history + diff > 1 or len(numbers) > (2 if diff else 0 if history else 1):
-        raise usage_error("give one state, --history, or --diff with at most two numbers")
+        raise usage_error("specify one state, --history, or --diff with at most two numbers")
     with open_existing(url) as store:
         session = store.session(session_id)
         if history:
@@ -157,9 +157,7 @@ def _previous(session: Session, record: Record) -> Record:
     found = session.records(_SERIES, newest=True, limit=1, before=record.seq)
     if found:
         return found[0]
-    raise errors.NotFound(
-        f"hot state {record.seq} is the first one", hint="there is no earlier state to compare it with"
-    )
+    raise errors.NotFound(f"hot state {record.seq} is the first", hint="there is no earlier state to compare it with")
 
 
 def _no_state(session: Session) -> errors.NotFound:

@@ -123,7 +123,7 @@ def undo(paths: tuple[Path, ...], url: str | None, as_json: bool) -> int:
 
 @transcript.command()
 @paths_argument
-@click.option("--force", is_flag=True, help="Even if the file still has refs; they then lead nowhere.")
+@click.option("--force", is_flag=True, help="Even if the file still has refs, which can then no longer be resolved.")
 @store_options
 def forget(paths: tuple[Path, ...], force: bool, url: str | None, as_json: bool) -> int:
     """Drop what the store kept for transcripts.

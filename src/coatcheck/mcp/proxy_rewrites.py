@@ -19,14 +19,13 @@ from coatcheck.errors import UpstreamFailed
 from coatcheck.executor import resolve_arguments
 from coatcheck.externalize import blocks
 from coatcheck.mcp.savings import Counts
-from coatcheck.mcp.wire import MAX_MESSAGE
+from coatcheck.mcp.wire import FAILED, MAX_MESSAGE
 from coatcheck.tokens import estimate
 from coatcheck.values import as_text
 
 LIMIT_KEY: Final = "anthropic/maxResultSizeChars"
 _PREFIX: Final = "coatcheck_"
 _MEDIA: Final = ("image", "audio")  # a model could not see or hear a stub
-_FAILED: Final = ("[error", "[no artifact found")
 _PAGE: Final = 64_000  # characters of a page as JSON, escapes included
 _MAX_ERROR: Final = 2_000
 _ELSEWHERE: Final = "get_artifact of the server coatcheck"  # if the upstream server has a tool of that name
@@ -239,7 +238,7 @@ class Rewriter:
 
 def text_result(text: str, meta: dict[str, Any]) -> dict[str, Any]:
     """Return the result of a call that we answer."""
-    is_error = text.startswith(_FAILED)
+    is_error = text.startswith(FAILED)
     shown = text[:_MAX_ERROR] if is_error else text
     return {"content": [{"type": "text", "text": shown}], "isError": is_error, **_complete(meta)}
 

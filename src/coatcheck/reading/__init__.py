@@ -75,7 +75,7 @@ def read_text(
     `pointer` is the artifact's, for the page. `position` comes with the request from `unseal`. The key signs
     the cursor of the next page, if there is one."""
     if request.query is not None or request.diff is not None:
-        raise InvalidArgument("a query or a diff does not read text", hint="use lines or grep")
+        raise InvalidArgument("a query or a diff cannot be read as text", hint="use lines or grep")
     spans: tuple[tuple[int, int], ...] = ()
     if request.grep is not None:
         draft = heavy.search(content, request, position)
@@ -162,5 +162,5 @@ def _fit(session: CoreSession, content: Content, pointer: str, request: Request,
     with session.content(ref) as whole:
         first = read_text(whole, Request(max_chars=request.max_chars), ref.pointer, key=lambda: session.store.secret)
     session.note_shown(ref, first.spans)
-    shown = f"{shown}; {first.shown} of the result, the whole is {ref.pointer}"
+    shown = f"{shown}; {first.shown} of the result, the full result is {ref.pointer}"
     return Page(first.text, shown, pointer, None, ref.pointer)

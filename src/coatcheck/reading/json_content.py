@@ -102,7 +102,7 @@ def shape(content: Content, *, max_chars: int = MAX_CHARS) -> QueryResult:
     if left:
         note = "; ".join(filter(None, [f"{count(left, 'place')} left out; a JSONPath like $.key[0] goes deeper", note]))
     return QueryResult(
-        text, TEXT, "outline, whole" if not left else "outline, the top levels", complete=not left, note=note
+        text, TEXT, "complete outline" if not left else "outline of the top levels", complete=not left, note=note
     )
 
 

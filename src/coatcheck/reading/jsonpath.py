@@ -59,7 +59,11 @@ def find(content: Content, path: str, *, limit: int = MAX_RESULT, seconds: float
                 continue
             for node in query.finditer(document):
                 matches += 1
-                if not results.full and results.add(_dump(node.value)) and len(where) <= _LISTED_LINES:
+                if (
+                    not results.full
+                    and results.add(json.dumps(node.value, ensure_ascii=False))
+                    and len(where) <= _LISTED_LINES
+                ):
                     where[number] = None
     except _OutOfTime:
         if not results.full:
@@ -106,10 +110,6 @@ def _documents(content: Content, clock: JSONPathEnvironment) -> Iterator[tuple[i
             yield number, _INVALID if line is None else parse(line, f"line {number}")
         except (InvalidArgument, LimitExceeded):
             yield number, _INVALID
-
-
-def _dump(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _compile(path: str, seconds: float) -> JSONPathQuery:

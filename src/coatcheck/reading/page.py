@@ -226,12 +226,12 @@ def parse_slice(what: str, spec: str) -> Slice:
     start, end = (None if part is None else int(part) for part in match.group(1, 3))
     if match[2] is None and start is not None and start >= 0:
         if what == "chars":
-            raise InvalidArgument(f"chars={clip(spec)} needs two ends", hint=hint)
+            raise InvalidArgument(f"chars={clip(spec)} needs a start and an end", hint=hint)
         end = start
     if start is not None and end is not None and (start < 0) == (end < 0) and end < start:
         raise _backwards(what, spec)
     if what == "lines" and 0 in (start, end):
-        raise InvalidArgument(f"lines={clip(spec)} has a line 0", hint=hint)
+        raise InvalidArgument(f"lines={clip(spec)} includes line 0", hint=hint)
     if what == "chars" and end == 0:
         raise InvalidArgument(f"chars={clip(spec)} is empty", hint=hint)
     return Slice(start, end)
@@ -279,7 +279,8 @@ def unseal(
     for member in _MEMBERS:
         value = _member(given, member)
         if value and value != _member(meant, member):
-            continued, repeated = (f"{member}={_shown(getattr(one, member))}" for one in (meant, given))
+            values = (getattr(one, member) for one in (meant, given))
+            continued, repeated = (f"{member}={clip(one, 60) if isinstance(one, str) else one}" for one in values)
             raise InvalidArgument(
                 f"that cursor continues {continued}, not {repeated}",
                 hint=f"send the pointer and the cursor alone, or {_AGAIN}",
@@ -356,10 +357,6 @@ def _decode(bits: int, data: Iterator[int]) -> Request:
         else:
             members[name] = _number(data) if name == "context" else True
     return Request(**members)
-
-
-def _shown(value: object) -> str:
-    return clip(value, 60) if isinstance(value, str) else str(value)
 
 
 def _varint(number: int) -> bytes:
