@@ -301,3 +301,16 @@ def test_every_setting_is_documented_with_its_default_and_variable() -> None:
         assert default == ("{}" if setting.default == {} else DEFAULTS.shown(setting.key))
         assert variable == (setting.variable or "-")
         assert re.sub(r"[^\w]", "", about) == re.sub(r"[^\w]", "", setting.about)
+
+
+def test_recall_settings_are_accepted_in_camel_case(tmp_path: Path) -> None:
+    (tmp_path / "coatcheck.toml").write_text(
+        "[memory.artifacts]\nmaxItems = 3\nmaxChars = 900\nnarrativeMaxChars = 100\n"
+    )
+    settings = load(file=tmp_path / "coatcheck.toml")
+    assert settings.section("memory.artifacts") == {
+        "enabled": True, "max_items": 3, "max_chars": 900, "narrative_max_chars": 100,
+    }  # fmt: skip
+    (tmp_path / "coatcheck.toml").write_text("[memory.artifacts]\nmaxItem = 3\n")
+    with pytest.raises(InvalidArgument, match="max_item"):
+        load(file=tmp_path / "coatcheck.toml")

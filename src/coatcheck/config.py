@@ -36,6 +36,7 @@ _SWITCHES: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromke
 _LONGEST: Final = 4_096
 _LIMITS: Final = ("max_tokens", "max_chars", "max_bytes")
 _LARGEST_FILE: Final = 1 << 20
+_CAMEL: Final = "memory.artifacts."  # the section whose keys are accepted in camelCase too
 _ABSOLUTE: Final = re.compile(r"/|~|[A-Za-z][A-Za-z0-9+.-]+:")
 _HEADER: Final = re.compile(r"\s*\[+([^\[\]]+)\]")
 _ASSIGNED: Final = re.compile(r"\s*([^=#\[\]]+?)\s*=")
@@ -345,6 +346,8 @@ def _flattened(
     """Each setting in a tree of sections, checked. `where` returns the place of a key."""
     for name, value in values.items():
         key = f"{above}{name}"
+        if key.startswith(_CAMEL) and key not in BY_KEY:
+            key = re.sub("[A-Z]", lambda found: "_" + found[0].lower(), key)
         setting = BY_KEY.get(key)
         if setting is not None:
             try:

@@ -401,7 +401,7 @@ class CoreSession(ABC):
         parts, scope = self._parts, self._scope
         while True:
             entry, _ = parts.lookup.resolve(scope, target)
-            if entry.ref.session_id != scope.session_id:
+            if entry.ref.session_id != self.session_id:
                 raise InvalidArgument(
                     f"the artifact belongs to the session {clip(entry.ref.session_id)}", hint="annotate it there"
                 )

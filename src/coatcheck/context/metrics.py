@@ -36,6 +36,7 @@ from coatcheck.tokens import TokenCounter, counted, estimate
 if TYPE_CHECKING:
     from coatcheck.config import Settings
     from coatcheck.context.prompt import Prompt
+    from coatcheck.executor import ToolOutcome
     from coatcheck.session import Session
     from coatcheck.storage import Record
     from coatcheck.store import Store
@@ -143,7 +144,8 @@ class PromptMetrics:
     `ref_files` the bootstrap files that became references. A count is None if it could not be counted, which violates
     the budget. `tokens_saved` are the tokens of stored results that the prompt would contain without stubs; the other
     `tokens_…` are the cost of that. `cost` is the price of the input in uncached tokens, `cost_without` the same
-    without stubs. `input_tokens` and the following are the provider's counts, None if it did not report them."""
+    without stubs. `input_tokens` and the following are the provider's counts, None if it did not report them.
+    `tool_calls` and `tool_seconds` are the number and the durations of the tool calls since the previous one."""
 
     session: Text
     run: Text | None = None
@@ -173,6 +175,8 @@ class PromptMetrics:
     output_tokens: Count | None = None
     cached_tokens: Count | None = None
     cache_write_tokens: Count | None = None
+    tool_calls: Count = 0
+    tool_seconds: Number = 0.0
     warnings: Annotated[tuple[Notice, ...], Field(max_length=_MANY)] = ()
 
     @property
@@ -529,16 +533,19 @@ class Meter:
         hot_state: Any = None,
         usage: object = None,
         model: str | None = None,
+        outcomes: Iterable[ToolOutcome] = (),
     ) -> PromptMetrics | None:
         """Record one model call. Return its figures, or None if they cannot be measured.
 
         `prompt` is the result of a `PromptBuilder`, or the `BudgetExceeded` that it raised. Without it, pass the
         `messages` as the provider gets them, the `system` text if it is separate, `tools` and `hot_state`. `usage` is
-        the provider's answer or its `usage`. Call this once for each model call, inside the call's span if there is
-        one."""
+        the provider's answer or its `usage`, `outcomes` are those of the tool calls before it. Call this once for each
+        model call, inside the call's span if there is one."""
         with self._lock:
             try:
                 call = self._measured(prompt, messages, system, tools, hot_state, usage, model)
+                spent = [outcome.duration for outcome in outcomes]
+                call = replace(call, tool_calls=len(spent), tool_seconds=round(sum(spent), 3))
             except Exception as error:  # noqa: BLE001 - figures must never stop a run
                 self._failed("measuring a prompt", error)
                 return None
