@@ -174,7 +174,7 @@ def test_no_format_fails_on_any_json(value: Any) -> None:
     before = json.dumps(value)
     detect([value])
     for known in FORMATS.values():
-        known.fits(value)
+        assert not isinstance(value, dict) or known.fits(value) in (True, False)
         for path in known.places(value, 3):
             assert at(value, path) is not None
         for _, message in known.messages(value):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
@@ -31,21 +31,27 @@ _DIALECTS: Final[dict[str, Dialect]] = {
 }
 _ALIASES: Final = {"openai-chat": "openai", "chat": "openai", "responses": "openai-responses"}
 _MAX_OBJECTS: Final = 200
-_MAX_DEPTH: Final = 6
+_MAX_DEPTH: Final = 7
 
 
 def detect(lines: Iterable[object], *, enough: int = _MAX_OBJECTS) -> Format | None:
     """Return the format that most of the first objects clearly have, or None if nothing looks like a message. `lines`
     are parsed lines, or one parsed document; no more are read after `enough` lines that clearly have a format."""
     votes = dict.fromkeys(FORMATS, 0)
-    plain = False
-    for one, found in islice((pair for line in lines for pair in _objects(line, 0)), _MAX_OBJECTS):
-        if found is None:
+    rest, left, plain = iter(lines), _MAX_OBJECTS, False
+    while left > 0 and sum(votes.values()) < enough and (some := list(islice(rest, min(left, enough)))):
+        unknown = [one for one in some if isinstance(one, dict)]
+        left -= len(unknown)
+        for fmt in FORMATS.values():  # the first one that fits counts
+            fitting = list(map(fmt.fits, unknown))
+            votes[fmt.name] += sum(fitting)
+            unknown = [one for one, fits in zip(unknown, fitting, strict=True) if not fits]
+        plain = plain or any(map(PLAIN.is_message, unknown))
+        documents = [one for one in unknown if "role" not in one] + [one for one in some if isinstance(one, list)]
+        for one, found in islice(_objects(documents, 0), left):
+            left -= 1
             plain = plain or PLAIN.is_message(one)
-            continue
-        votes[found.name] += 1
-        if sum(votes.values()) == enough:
-            break
+            votes.update({found.name: votes[found.name] + 1} if found else {})
     best = max(votes, key=lambda name: votes[name])
     return FORMATS[best] if votes[best] else PLAIN if plain else None
 
@@ -67,14 +73,13 @@ def dialect(provider: str) -> Dialect:
     return _DIALECTS[name]
 
 
-def _objects(value: object, depth: int) -> Iterator[tuple[Message, Format | None]]:
-    """Yield a line that is an object, or the objects in a document that may be messages, each with its format."""
-    found = next((one for one in FORMATS.values() if one.fits(value)), None)
-    if isinstance(value, dict):
-        yield value, found
-        if found is not None or "role" in value:
-            return
-    if depth < _MAX_DEPTH and isinstance(value, dict | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            if isinstance(one, dict | list):
-                yield from _objects(one, depth + 1)
+def _objects(value: Any, depth: int) -> Iterator[tuple[Message, Format | None]]:
+    """Yield the objects inside a document that may be messages, each with its format."""
+    for one in value.values() if isinstance(value, dict) else value:
+        if isinstance(one, dict):
+            found = next((fmt for fmt in FORMATS.values() if fmt.fits(one)), None)
+            yield one, found
+            if found is not None or "role" in one:
+                continue
+        if isinstance(one, dict | list) and depth < _MAX_DEPTH:
+            yield from _objects(one, depth + 1)

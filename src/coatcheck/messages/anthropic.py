@@ -33,11 +33,12 @@ class AnthropicMessages(Format):
     name = "anthropic"
     call_types = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
 
-    def _fits(self, line: Message) -> bool:
-        if text(line.get("role")) not in ("user", "assistant") or not isinstance(line.get("content"), list):
+    def fits(self, line: Message) -> bool:
+        content = line.get("content")
+        if line.get("role") not in ("user", "assistant") or not isinstance(content, list):
             return False
         is_answer = line.get("type") == "message" and "stop_reason" in line
-        return is_answer or any(_is_own(one) for _, one in members(line))
+        return is_answer or any(isinstance(one, dict) and _is_own(one) for one in content)
 
     def is_message(self, value: Message) -> bool:
         has_role = text(value.get("role")) in ("user", "assistant", "system")
@@ -69,9 +70,11 @@ class ClaudeCode(SessionLines, AnthropicMessages):
     new_envelope = "user"
     opaque = frozenset({"mcpMeta", "hookInfos", "attachment", "todos", "structuredPatch"})
 
-    def _fits(self, line: Message) -> bool:
-        kind = text(line.get("type"))
-        if self.message(line) is not None and "role" not in line:
+    def fits(self, line: Message) -> bool:
+        kind = line.get("type")
+        if not isinstance(kind, str):
+            return False
+        if "role" not in line and self.message(line) is not None:
             return True
         if kind in ("user", "assistant", "system"):
             return "uuid" in line and ("parentUuid" in line or "sessionId" in line)

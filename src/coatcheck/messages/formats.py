@@ -68,11 +68,9 @@ class Format:
     def __repr__(self) -> str:
         return f"<format {self.name}>"
 
-    def fits(self, line: object) -> bool:
-        """Whether a line clearly has this format."""
-        return isinstance(line, dict) and self._fits(line)
-
-    def _fits(self, line: Message) -> bool:
+    def fits(self, line: Message) -> bool:
+        """Whether a line clearly has this format. Called for every format of every line that is looked at, so it calls
+        few other functions."""
         return self.is_message(line)
 
     def message(self, line: object) -> Message | None:

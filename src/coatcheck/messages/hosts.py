@@ -47,8 +47,11 @@ class LangChain(Format):
 
     name = "langchain"
 
+    def fits(self, line: Message) -> bool:
+        return self.is_message(line)
+
     def is_message(self, value: Message) -> bool:
-        if _langchain_type(value) not in _LANGCHAIN_TYPES:
+        if not isinstance(value.get("type"), str) or _langchain_type(value) not in _LANGCHAIN_TYPES:
             return False
         if value.get("lc") == 1:
             return value.get("type") == "constructor" and isinstance(value.get("kwargs"), dict)
@@ -109,10 +112,14 @@ class Pi(SessionLines):
     roles = MappingProxyType(_PI_ROLES)
     call_types = frozenset({"toolCall"})
 
-    def _fits(self, line: Message) -> bool:
+    def fits(self, line: Message) -> bool:
         if "type" not in line:
-            is_result = line.get("role") == "toolResult" and "toolCallId" in line
-            return is_result or line.get("role") == "bashExecution" or bool(self.message(line) and self.calls(line))
+            role, content = line.get("role"), line.get("content")
+            if role == "bashExecution" or (role == "toolResult" and "toolCallId" in line):
+                return True
+            if not isinstance(content, list) or role not in (*_PI_ROLES, *_SPEAKERS):
+                return False
+            return any(isinstance(one, dict) and one.get("type") == "toolCall" for one in content)
         kind = text(line.get("type"))
         if kind == "message":
             return isinstance(at(line, ("message", "role")), str)
@@ -174,7 +181,7 @@ class Mcp(Format):
 
     name = "mcp"
 
-    def _fits(self, line: Message) -> bool:
+    def fits(self, line: Message) -> bool:
         return line.get("jsonrpc") == "2.0" or self.is_message(line)
 
     def is_message(self, value: Message) -> bool:

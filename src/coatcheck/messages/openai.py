@@ -13,7 +13,7 @@ from coatcheck.messages.formats import Call, Dialect, Format, ToolResult
 from coatcheck.messages.pairing import NO_RESULT, late_text, repeated_text
 from coatcheck.messages.paths import Message, Path, at, members, text
 
-_ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")  # a role may have no hash
 _ITEMS: Final = frozenset(
     {"message", "reasoning", "item_reference", "compaction", "image_generation_call", "web_search_call",
      "file_search_call", "code_interpreter_call", "mcp_call", "mcp_list_tools", "mcp_approval_request",
@@ -41,17 +41,16 @@ class OpenAIChat(Format):
     name = "openai-chat"
     roles = MappingProxyType({"developer": "system", "function": "tool"})
 
-    def _fits(self, line: Message) -> bool:
-        role = text(line.get("role"))
-        if isinstance(line.get("tool_calls"), list) or isinstance(line.get("tool_call_id"), str):
+    def fits(self, line: Message) -> bool:
+        role = line.get("role")
+        is_paired = isinstance(line.get("tool_calls"), list) or isinstance(line.get("tool_call_id"), str)
+        if is_paired or isinstance(line.get("function_call"), dict):
             return role in _ROLES
-        return role in ("tool", "function", "developer") or (
-            role in _ROLES and isinstance(line.get("function_call"), dict)
-        )
+        return role in ("tool", "function", "developer")
 
     def is_message(self, value: Message) -> bool:
         has_body = "content" in value or "tool_calls" in value or "function_call" in value
-        return has_body and text(value.get("role")) in _ROLES
+        return has_body and value.get("role") in _ROLES
 
     def calls(self, message: Message) -> tuple[Call, ...]:
         found = []
@@ -77,8 +76,10 @@ class OpenAIResponses(Format):
     name = "openai-responses"
     opaque = frozenset({"action", "results", "outputs", "tools"})
 
-    def _fits(self, line: Message) -> bool:
-        kind = text(line.get("type"))
+    def fits(self, line: Message) -> bool:
+        kind = line.get("type")
+        if not isinstance(kind, str):
+            return False
         if kind in _CALLS or kind in _OUTPUTS:
             return "call_id" in line
         if kind == "message":

@@ -22,8 +22,8 @@ from typing import Final
 from coatcheck.errors import InvalidArgument, StoreUnavailable, storage_error
 from coatcheck.ids import clip
 from coatcheck.storage.disk import Disk
-from coatcheck.transcript.layout import pieces, starts_backwards
 from coatcheck.transcript.scan import parsed
+from coatcheck.transcript.swap import pieces, starts_backwards
 
 _OPEN: Final = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAX_LINE: Final = 64 << 20  # bytes; a longer unfinished line is left alone

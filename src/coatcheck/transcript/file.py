@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
+from coatcheck.checks import one_of
 from coatcheck.errors import (
     AmbiguousPointer,
     CoatcheckError,
@@ -31,21 +33,28 @@ from coatcheck.errors import (
     storage_error,
 )
 from coatcheck.externalize.policy import Policy
-from coatcheck.externalize.stub import is_stub
-from coatcheck.ids import SCHEME, clip, is_pointer
+from coatcheck.ids import SCHEME, clip
 from coatcheck.messages import PLAIN, Format, Message, detect, named_format
 from coatcheck.messages.pairing import unpaired
 from coatcheck.messages.paths import REFS_KEY, at, texts
-from coatcheck.messages.paths import Path as JsonPath
 from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.storage.disk import Disk
 from coatcheck.transcript.appending import Appender
 from coatcheck.transcript.artifact_refs import ArtifactRef
 from coatcheck.transcript.keep import Keeper, Manifest, fetch_from, record_manifest
-from coatcheck.transcript.layout import READ_FLAGS, Layout, layout_of, lines_between, opened, starts_backwards
+from coatcheck.transcript.placeholders import pointer_in_stub
 from coatcheck.transcript.scan import parse, parsed
-from coatcheck.transcript.splice import bare, refs_of, sessions_in, slim, whole, with_refs
+from coatcheck.transcript.splice import Fetch, bare, refs_of, sessions_in, slim, whole, with_refs
+from coatcheck.transcript.swap import (
+    READ_FLAGS,
+    Layout,
+    layout_of,
+    lines_backwards,
+    lines_between,
+    opened,
+    starts_backwards,
+)
 from coatcheck.values import encode
 
 if TYPE_CHECKING:
@@ -199,28 +208,33 @@ class Transcript:
                 first = _offset(handle, size, start, 0)
                 last = _offset(handle, size, stop, size)
                 pairs = lines_between(handle, first, last)
-            for offset, data in pairs:
-                yield Line(offset, self._in_mode(offset, data, mode, restorer))
+            for pair in pairs:
+                yield self._line(pair, mode, restorer)
 
     def messages(self, start: int | None = None, stop: int | None = None, *, mode: Mode = "stubs") -> Iterator[Message]:
         """Yield the messages in the lines, from `start` to `stop` as in a slice. `messages(-100)` reads only the end of
         the file. Lines without a message are skipped; those that are not JSON are listed in `problems`."""
-        fmt = self.format
+        fmt, after, skipped = self.format, 0, start or 0
         if self._found_layout().is_document:
-            found = [one for line in self.lines(mode=mode) for one in self._inside(line, fmt)]
-            yield from found[start:stop]
+            yield from [one for line in self.lines(mode=mode) for one in self._inside(line, fmt)][start:stop]
             return
-        negative = (start is not None and start < 0) or (stop is not None and stop < 0)
-        if not negative:
-            every = (one for line in self.lines(mode=mode) for one in self._inside(line, fmt))
-            yield from islice(every, start, stop)
-            return
-        first, skipped, last = self._from_the_end(start, stop, fmt)
+        if start is not None and start < 0:
+            if stop is not None and stop >= 0:
+                raise InvalidArgument(
+                    "a slice cannot begin from the end and stop at a positive number", hint="list the messages first"
+                )
+            after, skipped = self._message_start(-start, fmt)
         restorer = self._restorer(mode)
         with self._reading() as (handle, size):
-            pairs = lines_between(handle, first, size if last is None else last)
-            lines = (Line(offset, self._in_mode(offset, data, mode, restorer)) for offset, data in pairs)
-            yield from islice((one for line in lines for one in self._inside(line, fmt)), skipped, None)
+            lines = (self._line(pair, mode, restorer) for pair in lines_between(handle, after, size))
+            every = islice((one for line in lines for one in self._inside(line, fmt)), skipped, None)
+            if stop is None or stop >= 0:
+                yield from islice(every, None if stop is None else max(0, stop - skipped))
+                return
+            waiting = deque(islice(every, -stop))  # the last messages are left out: each waits for those after it
+            for one in every:
+                waiting.append(one)
+                yield waiting.popleft()
 
     def messages_for_model(self, *, compacted: bool = False) -> list[Message]:
         """Return what a model is sent of this conversation, in the provider's form, with stubs in place of payloads.
@@ -243,34 +257,15 @@ class Transcript:
             return self._session.store.session(target.session).read(target.pointer, **request)
         return self._session.read(target, **request)
 
-    def _from_the_end(self, start: int | None, stop: int | None, fmt: Format) -> tuple[int, int, int | None]:
-        """For a slice with negative bounds: the offset to begin at, the messages to skip there, and the offset to stop
-        at."""
-        with self._reading() as (handle, size):
-            if start is not None and start >= 0:
-                last = self._message_start(handle, size, -(stop or 0), fmt)[0]
-                return 0, start, last
-            first, skipped = self._message_start(handle, size, -(start or 0), fmt) if start is not None else (0, 0)
-            if stop is None:
-                return first, skipped, None
-            if stop < 0:
-                return first, skipped, self._message_start(handle, size, -stop, fmt)[0]
-        raise InvalidArgument(
-            "a slice cannot begin from the end and stop at a positive number", hint="list the messages first"
-        )
-
-    def _message_start(self, handle: int, size: int, wanted: int, fmt: Format) -> tuple[int, int]:
+    def _message_start(self, wanted: int, fmt: Format) -> tuple[int, int]:
         """Return the offset of the line with the n-th message from the end, and how many messages come before it
         there."""
-        end = size
-        if not wanted:
-            return size, 0
-        for begin in starts_backwards(handle, size):
-            data = b"".join(piece for _, piece in lines_between(handle, begin, end))
-            count = sum(1 for _ in self._inside(Line(begin, data), fmt))
-            if count >= wanted:
-                return begin, count - wanted
-            wanted, end = wanted - count, begin
+        with self._reading() as (handle, size):
+            for begin, data in lines_backwards(handle, size):
+                count = sum(1 for _ in self._inside(Line(begin, data), fmt))
+                if count >= wanted:
+                    return begin, count - wanted
+                wanted -= count
         return 0, 0
 
     def _inside(self, line: Line, fmt: Format) -> Iterator[Message]:
@@ -286,24 +281,35 @@ class Transcript:
             self._note("torn" if is_torn else "broken", line.offset, message)
         return value
 
-    def _in_mode(self, offset: int, data: bytes, mode: Mode, restorer: _Restorer | None) -> bytes:
+    def _line(self, pair: tuple[int, bytes], mode: Mode, fetch: Fetch | None) -> Line:
+        offset, data = pair
         if mode == "stored":
-            return data
-        if restorer is None:
-            return bare(data)
-        done = whole(data, restorer.fetch, missing=restorer.missing)
-        for ref, error in restorer.taken():
-            self._note("damaged" if error.code == "damaged" else "missing", offset, str(error), ref.pointer)
-        return done
+            return Line(offset, data)
 
-    def _restorer(self, mode: Mode) -> _Restorer | None:
-        if mode not in ("stored", "stubs", "whole"):
-            raise InvalidArgument(f"unknown mode {clip(str(mode))}", hint="use stored, stubs or whole")
+        def missing(ref: ArtifactRef, error: CoatcheckError) -> None:
+            self._note("damaged" if error.code == "damaged" else "missing", offset, str(error), ref.pointer)
+
+        return Line(offset, bare(data) if fetch is None else whole(data, fetch, missing=missing))
+
+    def _restorer(self, mode: Mode) -> Fetch | None:
+        """Return a function that fetches payloads from the transcript's own session, or else from the agent's."""
+        one_of(mode, "mode", ("stored", "stubs", "whole"))
+        session = self._session
         if mode != "whole":
             return None
-        if self._session is None:
+        if session is None:
             raise InvalidArgument("reading whole lines needs a session", hint="open the transcript with one")
-        return _Restorer(self._session)
+        own = fetch_from(session.store)
+
+        def fetch(session_id: str, artifact_id: str) -> bytes:
+            try:
+                return own(session_id, artifact_id)
+            except NotFound as error:
+                with suppress(NotFound), session.open(artifact_id) as stream:
+                    return stream.read()
+                raise error from None
+
+        return fetch
 
     def _found_layout(self) -> Layout:
         """Return the layout of the file. While it is unknown, look again each time the file has doubled."""
@@ -414,59 +420,71 @@ def _checked(line: str | bytes) -> bytes:
     return data
 
 
-class _Writer:
-    """Makes the lines of one transcript. Their payloads are durable when `slim` returns."""
+class _Writer(Keeper):
+    """Makes the lines of one transcript. Their payloads are durable when `slim` returns.
+
+    It continues the session that the file names. A new session is recorded under the file's path before the first put,
+    so that `forget` finds it after a crash."""
 
     def __init__(self, session: Session, policy: Policy | None, path: Path) -> None:
+        super().__init__(session.store, None, session=session, policy=policy)
         self._session = session
         self._path = path
         self._mutex = threading.Lock()
-        self._keeper = _FileKeeper(session, policy, path)
-        self._resumed = False
+        self._format: str | None = None
+        self._recorded = False
         self._held: set[str] = set()  # pointers whose artifacts the transcript has
 
     def slim(self, lines: Sequence[bytes], fmt: Format) -> list[_WrittenLine]:
         with self._mutex:
             if not any(self._may_change(line) for line in lines):
-                return [self._line(line, fmt) for line in lines]
-            if not self._resumed:
-                self._resumed = True
-                self._keeper.resume(fmt)
+                return [self._written(line, fmt) for line in lines]
+            if self._format is None:
+                self._format = fmt.name
+                self._recorded = any(self.is_ours({one}) for one in _sessions_near_the_end(self._path))
             try:
-                with self._session.store.batching:
-                    return [self._line(line, fmt) for line in lines]
-            except (
-                StoreError,
-                LimitExceeded,
-            ) as error:  # puts of the batch are not durable, so no line may refer to them
+                with self.store.batching:
+                    return [self._written(line, fmt) for line in lines]
+            except (StoreError, LimitExceeded) as error:  # puts of the batch are not durable: no line may refer to them
                 self._held.clear()
                 return [_WrittenLine(line, failure=str(error)) for line in lines]
 
     def _may_change(self, line: bytes) -> bool:
-        return len(line) >= self._keeper.least or _MARK in line or _SCHEME in line
+        return len(line) >= self.least or _MARK in line or _SCHEME in line
 
-    def _line(self, line: bytes, fmt: Format) -> _WrittenLine:
+    def _written(self, line: bytes, fmt: Format) -> _WrittenLine:
         try:
-            done = slim(line, fmt, self._keeper)
+            done = slim(line, fmt, self)
             text, refs = done.text, done.refs
             if text is not line or _MARK not in line:
                 more = self._stub_refs(line, fmt)
                 if more:
-                    text, refs = with_refs(text, more, self._keeper.session_id), (*refs, *more)
+                    text, refs = with_refs(text, more, self.session_id), (*refs, *more)
             self._held |= {ref.pointer for ref in refs if fmt.is_shown(ref.path)}
             if self._hold_pointers(text) and _MARK not in text:
-                text = with_refs(text, (), self._keeper.session_id)
+                text = with_refs(text, (), self.session_id)
         except (StoreError, LimitExceeded) as error:
             return _WrittenLine(line, failure=str(error))
         return _WrittenLine(text, refs)
 
     def _stub_refs(self, line: bytes, fmt: Format) -> list[ArtifactRef]:
         """Return refs to the artifacts of stubs in the results of a line, if they are this session's own."""
+        found = parse(line.decode("utf-8", "replace")) if any(one in line for one in _STUB) else None
         refs = []
-        for path, ref in stubbed(line, fmt, self._session):
-            self._keeper.take(ref)
-            refs.append(ArtifactRef.of(ref, path, self._keeper.session_id, self._encoding(ref)))
+        for base, message in fmt.messages(found[0]) if found is not None else ():
+            for result in fmt.results(message):
+                for path, text in texts(at(message, result.content_path), (*base, *result.content_path)):
+                    ref = self._stub_ref(text)
+                    if ref is not None:
+                        self._take(ref)
+                        refs.append(ArtifactRef.of(ref, path, self.session_id, self._encoding(ref)))
         return refs
+
+    def _stub_ref(self, text: str) -> Ref | None:
+        pointer = pointer_in_stub(text)
+        with suppress(CoatcheckError):
+            return self._session.ref(pointer) if pointer is not None else None
+        return None
 
     def _hold_pointers(self, line: bytes) -> bool:
         """Grant the transcript what other pointers in a line open: placeholders, answers of our tools, quotations.
@@ -480,7 +498,7 @@ class _Writer:
                 if ref is None:
                     misses += 1
                     continue
-                self._keeper.take(ref)
+                self._take(ref)
                 self._held.add(pointer)
         return len(self._held) > before
 
@@ -495,74 +513,23 @@ class _Writer:
                 return "base64"
         return "utf8"
 
+    def _take(self, ref: Ref) -> None:
+        """Grant an artifact of the agent's session to the transcript, if it does not have it yet."""
+        held = self.own_session().ref(ref)
+        if held is None or held.granted_by != self._session.session_id:
+            self._session.grant(ref, to=self.session_id)
+
+    def own_session(self) -> Session:
+        if not self._recorded:
+            self._recorded = True
+            where = os.path.join(os.path.realpath(self._path.parent), self._path.name)
+            record_manifest(super().own_session(), Manifest(where, self._format or ""))
+        return super().own_session()
+
 
 def pointers_in(line: bytes) -> Iterable[str]:
     """Return the pointers anywhere in a line or a document of JSON, each once, in order."""
     return dict.fromkeys(one.decode() for one in _POINTER.findall(line)) if _SCHEME in line else ()
-
-
-def stubbed(line: bytes, fmt: Format, session: Session) -> Iterator[tuple[JsonPath, Ref]]:
-    """Yield the artifacts of a session whose stubs are in the results of a line or a document, each with its path."""
-    if not any(one in line for one in _STUB):
-        return
-    found = parse(line.decode("utf-8", "replace"))
-    for base, message in fmt.messages(found[0]) if found is not None else ():
-        for result in fmt.results(message):
-            where = (*base, *result.content_path)
-            for path, text in texts(at(message, result.content_path), where):
-                ref = _stub_ref(text, session)
-                if ref is not None:
-                    yield path, ref
-
-
-def _stub_ref(text: str, session: Session) -> Ref | None:
-    if not is_stub(text, _STUBS):
-        return None
-    try:
-        pointer = json.loads(text).get("artifact")
-        return session.ref(pointer) if isinstance(pointer, str) and is_pointer(pointer) else None
-    except (ValueError, AttributeError, CoatcheckError):
-        return None
-
-
-class _FileKeeper(Keeper):
-    """A keeper for appended lines. It continues the session that the file names. A new session is recorded under the
-    file's path before the first put, so that `forget` finds it after a crash."""
-
-    def __init__(self, session: Session, policy: Policy | None, path: Path) -> None:
-        super().__init__(session.store, None, session=session, policy=policy)
-        self._from = session
-        self._path = path
-        self._format = ""
-        self._recorded = False
-
-    def resume(self, fmt: Format) -> None:
-        self._format = fmt.name
-        for session_id in _sessions_near_the_end(self._path):
-            if self.is_ours({session_id}):
-                self._recorded = True
-                return
-
-    def take(self, ref: Ref) -> None:
-        """Grant an artifact of the agent's session to the transcript, if it does not have it yet."""
-        self.create_session()
-        held = self._own_session().ref(ref)
-        if held is None or held.granted_by != self._from.session_id:
-            self._from.grant(ref, to=self.session_id)
-
-    def create_session(self) -> None:
-        self._record()
-        super().create_session()
-
-    def _own_session(self) -> Session:
-        self._record()
-        return super()._own_session()
-
-    def _record(self) -> None:
-        if not self._recorded:
-            self._recorded = True
-            where = os.path.join(os.path.realpath(self._path.parent), self._path.name)
-            record_manifest(self.store, self.session_id, Manifest(where, self._format))
 
 
 def _sessions_near_the_end(path: Path) -> Iterator[str]:
@@ -572,41 +539,10 @@ def _sessions_near_the_end(path: Path) -> Iterator[str]:
     except OSError:
         return
     try:
-        end = size = os.fstat(handle).st_size
-        for begin in starts_backwards(handle, size):
-            line = b"".join(data for _, data in lines_between(handle, begin, end))
-            if _MARK in line:
-                yield from sessions_in(line)
+        size = os.fstat(handle).st_size
+        for begin, line in lines_backwards(handle, size):
+            yield from sessions_in(line)
             if size - begin > _SEARCHED:
                 return
-            end = begin
     finally:
         os.close(handle)
-
-
-class _Restorer:
-    """Fetches payloads from the transcript's own session, or else from the agent's, and collects what is missing."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._fetch = fetch_from(session.store)
-        self._missing: list[tuple[ArtifactRef, CoatcheckError]] = []
-
-    def fetch(self, session_id: str, artifact_id: str) -> bytes:
-        try:
-            return self._fetch(session_id, artifact_id)
-        except NotFound:
-            try:
-                with self._session.open(artifact_id) as stream:
-                    return stream.read()
-            except NotFound:
-                pass
-            raise
-
-    def missing(self, ref: ArtifactRef, error: CoatcheckError) -> None:
-        self._missing.append((ref, error))
-
-    def taken(self) -> list[tuple[ArtifactRef, CoatcheckError]]:
-        """Return what was missing since the last call."""
-        found, self._missing = self._missing, []
-        return found

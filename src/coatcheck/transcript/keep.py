@@ -12,13 +12,13 @@ import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
-from functools import partial
+from operator import methodcaller
 from typing import Any, Final
 
 from coatcheck.checks import is_whole
 from coatcheck.errors import InvalidArgument
 from coatcheck.externalize.pipeline import Prepared, described, leaves, masked, masked_labels, put_prepared, stub_for
-from coatcheck.externalize.policy import Limit, Policy, configured
+from coatcheck.externalize.policy import Policy, configured
 from coatcheck.ids import digest_of, is_encodable
 from coatcheck.intake import About
 from coatcheck.media import JSON
@@ -77,7 +77,7 @@ class Keeper:
         self.tokens_saved = 0
         self._session_id = session_id
         self._agent = session
-        self._dry_run = dry_run
+        self.dry_run = dry_run
         self._own: Session | None = None
         self._known = set() if session_id is None else {session_id}
         tokens = policy.tokens
@@ -116,7 +116,7 @@ class Keeper:
         """Whether a payload is over the policy."""
         policy, text = self.policy, payload.text
         tool = self._about(fmt, payload)[0] if policy.tools else None
-        return leaves(self.store, policy, tool, text, exceeds=partial(_exceeds, text, policy))
+        return leaves(self.store, policy, tool, text, exceeds=methodcaller("probably_exceeded", text, policy.count))
 
     def redacted(self, payload: LinePayload) -> LinePayload:
         """Return the payload as it may be stored: the same object, or a copy with secrets masked."""
@@ -165,13 +165,8 @@ class Keeper:
         about = About(summary="a JSON string just as it was written")
         return self._put(Prepared(token, token), about, "text/plain", False)
 
-    def create_session(self) -> None:
-        """Create the session in the store, even if nothing is put into it."""
-        if not self._dry_run:
-            self._own_session()
-
-    def _own_session(self) -> Session:
-        """Return the transcript's session, which is created on the first call."""
+    def own_session(self) -> Session:
+        """Return the transcript's session, which is created in the store on the first call."""
         if self._own is None:
             self._own = self.store.session(self.session_id, ttl=None)
         return self._own
@@ -186,9 +181,9 @@ class Keeper:
         return wanted <= self._known
 
     def _put(self, prepared: Prepared, about: About, claimed: str | None, is_shown: bool) -> Ref:
-        if not self._dry_run:
+        if not self.dry_run:
             also = (self._agent,) if is_shown and self._agent else ()
-            return put_prepared(self._own_session(), prepared, about, claimed=claimed, also=also)
+            return put_prepared(self.own_session(), prepared, about, claimed=claimed, also=also)
         data, (media_type, kind) = prepared.encoded.data, described(prepared.encoded, claimed)
         start = data[:1_024].decode("utf-8", "ignore") if is_text_type(media_type) else ""
         summary = summarize(mask(start)) if start else f"{media_type}, {len(data)} bytes"
@@ -244,10 +239,6 @@ def fetch_from(store: Store) -> Fetch:
             return stream.read()
 
     return fetch
-
-
-def _exceeds(text: str, policy: Policy, limit: Limit) -> bool:
-    return limit.probably_exceeded(text, policy.count)
 
 
 def _value(payload: LinePayload) -> object:
@@ -320,8 +311,8 @@ class Manifest:
         return sum(one.found_size for one in self.segments[self.backed_up :])
 
 
-def record_manifest(store: Store, session_id: str, manifest: Manifest) -> None:
-    """Record a manifest, as durably as the store was opened for."""
+def record_manifest(session: Session, manifest: Manifest) -> None:
+    """Record a manifest of a transcript's session, as durably as the store was opened for."""
     record = {
         "v": 1,
         "path": manifest.path,
@@ -331,7 +322,7 @@ def record_manifest(store: Store, session_id: str, manifest: Manifest) -> None:
         "masked": manifest.masked,
     }
     body = json.dumps(record, ensure_ascii=True, separators=(",", ":")).encode()
-    store.session(session_id, ttl=None).record(_SERIES, body, keep=_MAX_MANIFESTS)
+    session.record(_SERIES, body, keep=_MAX_MANIFESTS)
 
 
 def manifests(store: Store, session_id: str) -> Iterator[Manifest]:

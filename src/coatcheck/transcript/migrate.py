@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import operator
 import os
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, zip_longest
+from functools import cached_property
+from itertools import accumulate, chain, zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
@@ -29,7 +31,7 @@ from coatcheck.errors import (
 )
 from coatcheck.externalize.policy import Policy
 from coatcheck.ids import MIN_PREFIX, SCHEME, clip
-from coatcheck.messages import Format, named_format
+from coatcheck.messages import PLAIN, Format, named_format
 from coatcheck.messages.paths import REFS_KEY
 from coatcheck.refs import Ref
 from coatcheck.session import Session
@@ -46,10 +48,8 @@ from coatcheck.transcript.keep import (
     record_manifest,
     sessions_for,
 )
-from coatcheck.transcript.layout import Layout, layout_of, look_at, opened, parts, pieces
-from coatcheck.transcript.scan import Opened
 from coatcheck.transcript.splice import Fetch, refs_of, sessions_in, slim, whole
-from coatcheck.transcript.swap import SwapFile, is_own, write_all
+from coatcheck.transcript.swap import SwapFile, batches, is_own, layout_of, opened, pieces, write_all
 
 Paths = str | os.PathLike[str]
 Progress = Callable[[int, int | None], None]
@@ -58,7 +58,7 @@ Progress = Callable[[int, int | None], None]
 Write = Callable[[bytes], object]
 _SUFFIXES: Final = (".jsonl", ".json", ".ndjson")
 _MARK: Final = REFS_KEY.encode()
-_BUFFER: Final = 1 << 20
+_SCHEME: Final = SCHEME.encode()
 _MAX_PROBLEMS: Final = 20
 _MAX_MISSES: Final = 10_000  # pointers of a file that may resolve to nothing
 _FROM_BACKUP: Final = "from the backup: the store is incomplete"
@@ -160,8 +160,12 @@ def externalize(
     be saved. A file that is not a transcript is unchanged.
 
     A file that cannot be read or replaced raises; in a folder it is reported as failed, and the others continue."""
-    options = _Options(session, policy, named_format(format), not dry_run, progress)
-    return _each(path, session.store, lambda file: _externalize_file(file, options))
+    fmt = named_format(format)
+
+    def one(file: SwapFile, handle: int) -> FileReport:
+        return _Externalizing(file, handle, session, policy, fmt, progress, dry_run=dry_run).run()
+
+    return _each(path, session.store, one)
 
 
 def rehydrate(
@@ -172,29 +176,31 @@ def rehydrate(
     A missing or damaged artifact is reported. In place, the file is then unchanged; elsewhere, the payload is replaced
     by a placeholder, and everything else is exact. The artifacts stay in the store: `undo` releases them too."""
     if to is None:
-        return _each_slim(path, store, progress, _SlimFile.rehydrate)
+        return _each(path, store, lambda file, handle: _SlimFile(file, handle, store, progress).rehydrate())
     if os.path.isdir(path):
         raise InvalidArgument("`to` cannot be used with a folder", hint="rehydrate a folder in place, or file by file")
-    with SwapFile(path) as file, _SlimFile(file, store, progress) as slim_file:
-        if isinstance(to, str | os.PathLike):
-            target = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                return Report((slim_file.write_to(lambda data: write_all(target, data)),))
-            finally:
-                os.close(target)
-        return Report((slim_file.write_to(to.write),))
+    with SwapFile(path) as file, file.reading() as handle:
+        slim_file = _SlimFile(file, handle, store, progress)
+        if not isinstance(to, str | os.PathLike):
+            return Report((slim_file.write_to(to.write),))
+        with open(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as target:
+            return Report((slim_file.write_to(target.write),))
 
 
 def verify(path: Paths, store: Store, *, remove_backup: bool = False, progress: Progress | None = None) -> Report:
     """Prove that rehydrating gives the original bytes: everything is read and compared with what was recorded. With
     `remove_backup`, the backup of a file that passes is removed. Nothing else changes."""
-    return _each_slim(path, store, progress, lambda file: file.verify(remove_backup=remove_backup))
+
+    def one(file: SwapFile, handle: int) -> FileReport:
+        return _SlimFile(file, handle, store, progress).verify(remove_backup=remove_backup)
+
+    return _each(path, store, one)
 
 
 def undo(path: Paths, store: Store, *, progress: Progress | None = None) -> Report:
     """Undo `externalize`: restore the whole file, with everything that was appended since, remove its backup, and
     release its artifacts. If neither the store nor the backup is complete, the file is unchanged."""
-    return _each_slim(path, store, progress, _SlimFile.undo)
+    return _each(path, store, lambda file, handle: _SlimFile(file, handle, store, progress).undo())
 
 
 def forget(path: Paths, store: Store, *, force: bool = False) -> Report:
@@ -203,7 +209,7 @@ def forget(path: Paths, store: Store, *, force: bool = False) -> Report:
 
     A transcript that still has refs is refused, unless `force` is given: its stubs then point nowhere, and only its
     backup, if there is one, has the payloads."""
-    return _each(path, store, lambda file: _forget_file(file, store, force=force))
+    return _each(path, store, lambda file, handle: _forgotten(file, handle, store, force=force), missing=True)
 
 
 def files_in(paths: Iterable[Paths]) -> Iterator[Path]:
@@ -224,9 +230,8 @@ def files_in(paths: Iterable[Paths]) -> Iterator[Path]:
 def refs_in(path: Paths) -> Iterator[tuple[int, ArtifactRef]]:
     """Yield the refs of a file, each with the number of its line; 1 for all in a document."""
     with SwapFile(path) as file, file.reading() as handle:
-        reader = opened(handle)
-        layout = layout_of(reader)
-        for number, part in enumerate(parts(reader, 0, None, is_document=layout.is_document), 1):
+        found = _TranscriptFile(file, handle)
+        for number, part in enumerate(found.parts(0, found.size), 1):
             for ref in refs_of(part):
                 yield number, ref
 
@@ -246,55 +251,97 @@ def exit_code(report: Report) -> int:
     return max((CODES[one.error or "error"].exit for one in report.files if not one.is_sound), default=0)
 
 
-def _each(path: Paths, store: Store, call: Callable[[SwapFile], FileReport]) -> Report:
-    durable = store.settings["store.durability"] == "power"
-    if not os.path.isdir(path):
-        with SwapFile(path, durable=durable) as file:
-            return Report((call(file),))
-    found = []
-    for name in files_in([path]):
+def _each(path: Paths, store: Store, call: Callable[[SwapFile, int], FileReport], *, missing: bool = False) -> Report:
+    """Call a function with a file and its locked descriptor, or with each file of a folder. If the file may be
+    `missing`, the descriptor is -1 then."""
+    durable, found, is_folder = store.settings["store.durability"] == "power", [], os.path.isdir(path)
+    for name in files_in([path]) if is_folder else [path]:
         try:
             with SwapFile(name, durable=durable) as file:
-                found.append(call(file))
+                if missing and not os.path.lexists(name):
+                    found.append(call(file, -1))
+                    continue
+                with file.reading() as handle:
+                    found.append(call(file, handle))
         except (CoatcheckError, OSError, RecursionError) as error:
+            if not is_folder:
+                raise
             found.append(failed(name, error))
     return Report(tuple(found))
 
 
-def _each_slim(path: Paths, store: Store, progress: Progress | None, call: Callable[[_SlimFile], FileReport]) -> Report:
-    def one(file: SwapFile) -> FileReport:
-        with _SlimFile(file, store, progress) as slim_file:
-            return call(slim_file)
+class _TranscriptFile:
+    """One file, open and locked: its layout, the sessions that it names, and the manifest that describes it."""
 
-    return _each(path, store, one)
+    def __init__(self, file: SwapFile, handle: int, progress: Progress | None = None) -> None:
+        self.file, self.handle, self.progress = file, handle, progress
+        self.size = os.fstat(handle).st_size
+        self.reader = opened(handle)
+        self.layout = layout_of(self.reader)
+        self.count = 0  # parts that were processed
 
+    def parts(self, start: int, end: int) -> Iterator[bytes]:
+        """Yield the lines between two offsets, or the document."""
+        return chain.from_iterable(batches(self.reader, start, end, is_document=self.layout.is_document))
 
-@dataclass(frozen=True, slots=True)
-class _Options:
-    """How to externalize files: the agent's session, the policy, the format if it is given, and whether to write."""
-
-    session: Session
-    policy: Policy | None = None
-    format: Format | None = None
-    write: bool = True
-    progress: Progress | None = None
+    @cached_property
+    def unmarked(self) -> int | None:
+        """The size of a file that does not contain our key, else None. A fast test that most files pass."""
+        tail, size = b"", 0
+        for piece in pieces(self.handle, 0, self.size):
+            if _MARK in piece or _MARK in tail + piece[: len(_MARK)]:
+                return None
+            tail, size = piece[-len(_MARK) :], size + len(piece)
+        return size
 
     @property
-    def store(self) -> Store:
-        return self.session.store
+    def sessions(self) -> dict[str, None]:
+        """The sessions that the refs of the file name, in file order."""
+        return dict.fromkeys(self._sessions())
 
+    def _sessions(self) -> Iterator[str]:
+        if self.unmarked is None:
+            for part in self.parts(0, self.size):
+                yield from sessions_in(part)
 
-def _externalize_file(file: SwapFile, options: _Options) -> FileReport:
-    """Externalize one file. If it cannot be read or replaced, this raises, and the file is unchanged."""
-    with file.reading() as old:
-        reader = opened(old)
-        layout, document = look_at(reader)
-        if options.format is not None:
-            layout = Layout(options.format, layout.is_document)
-        size = os.fstat(old).st_size
-        if layout.format is None:
-            return FileReport(str(file.path), "no transcript", bytes_before=size, bytes_after=size)
-        return _Externalizing(file, options, old, reader, layout, document).run()
+    def manifest_in(self, store: Store) -> tuple[str, Manifest] | None:
+        """Return the session and the manifest that the file begins with the slim bytes of, or None."""
+        first = next(self._sessions(), None)
+        for manifest in manifests(store, first) if first is not None else ():
+            slim_bytes = [(one.size, one.checksum) for one in manifest.segments]
+            if first is not None and slim_bytes and _matches(self.handle, slim_bytes, xxhash.xxh3_128):
+                return first, manifest
+        return None
+
+    def late_in_backup(self, manifest: Manifest) -> bytes:
+        """Return what a process that had the file open wrote to it after it became the backup, and is nowhere else."""
+        size = self.file.size_of_backup()
+        if size is None or not manifest.segments or size <= manifest.backup_size:
+            return b""
+        with self.file.reading_backup() as backup:
+            rest = b"".join(pieces(backup, manifest.backup_size, size)).splitlines(keepends=True)
+        grown = b"".join(pieces(self.handle, manifest.size, os.fstat(self.handle).st_size))
+        for line in grown.splitlines(keepends=True):
+            if rest and line == rest[0]:
+                del rest[0]
+        return b"".join(rest)
+
+    def begins_with_backup(self) -> bool:
+        """Whether the file begins with all bytes of its backup."""
+        size = self.file.size_of_backup()
+        if size is None:
+            return False
+        with self.file.reading_backup() as backup:
+            pairs = zip_longest(pieces(self.handle, 0, size), pieces(backup, 0, size))
+            return all(one == other for one, other in pairs)
+
+    def report(self, status: Status, after: int, **fields: Any) -> FileReport:
+        fmt = self.layout.format.name if self.layout.format else None
+        backup = str(self.file.backup) if self.file.size_of_backup() is not None else None
+        return FileReport(
+            str(self.file.path), status, fmt, self.count, bytes_before=self.size, bytes_after=after, backup=backup,
+            **fields,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -309,31 +356,35 @@ class _Measured:
         self.digest.update(data)
 
 
-class _Externalizing:
+class _Externalizing(_TranscriptFile):
     """One run of `externalize` on one file. What the new file refers to is durable before the rename."""
 
     def __init__(
-        self, file: SwapFile, options: _Options, old: int, reader: BinaryIO, layout: Layout, document: Opened | None
+        self,
+        file: SwapFile,
+        handle: int,
+        session: Session,
+        policy: Policy | None,
+        fmt: Format | None,
+        progress: Progress | None,
+        *,
+        dry_run: bool,
     ) -> None:
-        self._file, self._options, self._old, self._reader = file, options, old, reader
-        self._format, self._is_document, self._document = layout.format, layout.is_document, document
-        self._opened_at = os.fstat(old).st_mtime_ns
-        unmarked = _size_without_key(old)
-        self._unmarked = unmarked or 0  # bytes at the start that do not contain our key
-        self._has_refs = unmarked is None
-        found = None if unmarked is not None else _matching_manifest(options.store, old, is_document=layout.is_document)
-        self._before = found[1] if found else Manifest(file.real_path, layout.format.name if layout.format else "")
-        unfinished = file.unfinished() if options.write else []
+        self._opened_at = os.fstat(handle).st_mtime_ns
+        super().__init__(file, handle, progress)
+        self.layout = replace(self.layout, format=fmt or self.layout.format)
+        self._format = self.layout.format or PLAIN
+        self._session, self._store, self._dry_run = session, session.store, dry_run
+        found = self.manifest_in(self._store)
+        self._before = found[1] if found else Manifest(file.real_path, self._format.name)
+        unfinished = [] if dry_run else file.unfinished()
         self._session_id = found[0] if found else (unfinished or [new_session_id()])[0]
-        self._keeper = Keeper(
-            options.store, self._session_id, session=options.session, policy=options.policy, dry_run=not options.write
-        )
-        self._fetch: Fetch = fetch_from(options.store)
+        self._keeper = Keeper(self._store, self._session_id, session=session, policy=policy, dry_run=dry_run)
+        self._fetch: Fetch = fetch_from(self._store)
         self._slim, self._whole = _Measured(xxhash.xxh3_128()), _Measured(hashlib.sha256())
         self._found: _Measured | None = None  # the bytes as found, if they differ from the whole bytes
         self._is_known = True
         self._changed = False
-        self._parts = 0
         self._pointers: dict[str, None] = {}  # pointers in the file
         self._shown: set[str] = set()  # ids of payloads that the agent's session can read already, and of
         self._hidden: set[str] = set()  # those that no model was shown
@@ -341,40 +392,43 @@ class _Externalizing:
         self._at = self._before.size
 
     def run(self) -> FileReport:
-        if not self._options.write:
+        if self.layout.format is None:
+            return self.report("no transcript", self.size)
+        if self._dry_run:
             self._slim_all(None)
-            return self._report("would shrink" if self._changed else "unchanged")
-        if self._has_refs:
+            return self._done("would shrink")
+        if self.unmarked is None:
             self._lend()
-        if os.fstat(self._old).st_size == self._before.size and self._before.segments:
-            if self._before.path != self._file.real_path:
-                record_manifest(self._options.store, self._session_id, replace(self._before, path=self._file.real_path))
+        if os.fstat(self.handle).st_size == self._before.size and self._before.segments:
+            if self._before.path != self.file.real_path:
+                record_manifest(self._keeper.own_session(), replace(self._before, path=self.file.real_path))
             self._check_backup()
-            _clean_up(self._file, self._options.store, (self._session_id,))
+            _clean_up(self.file, self._store, (self._session_id,))
+        else:
+            _clean_up(self.file, self._store, (), reused=self._session_id)
+            self._check_backup()
+            self._rewrite()
+        if not self._changed:
             self._hold_pointers()
-            return self._report("unchanged")
-        _clean_up(self._file, self._options.store, (), reused=self._session_id)
-        self._check_backup()
-        with self._file.replacement(self._session_id) as new:
-            for piece in pieces(self._old, 0, self._before.size):
+        return self._done("externalized")
+
+    def _rewrite(self) -> None:
+        with self.file.replacement(self._session_id) as new:
+            for piece in pieces(self.handle, 0, self._before.size):
                 write_all(new, piece)
             try:
-                with self._options.store.batching:
+                with self._store.batching:
                     self._slim_all(new)
             except BaseException:
                 if not self._before.segments:  # nothing else refers to it
-                    self._options.store.session(self._session_id).end()
+                    self._store.session(self._session_id).end()
                 raise
             if self._changed:
                 self._finish(new)
-        if not self._changed:
-            self._hold_pointers()
-            return self._report("unchanged")
-        return self._report("externalized")
 
     def _hold_pointers(self) -> None:
         """Keep what the pointers in the file open, besides its own payloads, and let the agent's session read it."""
-        store, session = self._options.store, self._options.session
+        session = self._session
         wanted = [one for one in self._pointers if _start(one) not in self._shown]
         known = self._known_sessions() if wanted else []
         lent = {ref.artifact_id for ref in session.lent() if ref.session_id in known} if known else set()
@@ -387,102 +441,80 @@ class _Externalizing:
                 misses += ref is None
                 if (ref is None and _start(pointer) in self._hidden) or (ref is not None and ref.artifact_id in lent):
                     continue
-                if any(_lends(store.session(one), ref or pointer, session) for one in known) or ref is None:
+                if any(_lends(self._store.session(one), ref or pointer, session) for one in known) or ref is None:
                     continue
                 if not known:
                     known = [self._session_id]
-                    record_manifest(store, self._session_id, self._before)
+                    record_manifest(self._keeper.own_session(), self._before)
                 session.grant(ref, to=known[0])
 
     def _known_sessions(self) -> list[str]:
         """Return the sessions of this store that hold what the file refers to, its own first."""
         own = [self._session_id] if self._changed or self._before.segments else []
         named = [one for one in self._named if one not in own and self._keeper.is_ours({one})]
-        return [*own, *named] or sessions_for(self._options.store, self._file.real_path)
+        return [*own, *named] or sessions_for(self._store, self.file.real_path)
 
     def _note_pointers(self, part: bytes, refs: Iterable[ArtifactRef]) -> None:
         """Note the pointers in a slim part, and which of them are those of its own payloads."""
-        assert self._format is not None
         for ref in refs:
             self._named[ref.session] = None
-            (self._shown if self._format.is_shown(ref.path) else self._hidden).add(_start(ref.pointer))
+            (self._shown if self._format.is_shown(ref.path) else self._hidden).add(ref.id[:MIN_PREFIX])
         self._pointers.update(dict.fromkeys(pointers_in(part)))
 
     def _lend(self) -> None:
         """Grant the agent's session what the file already refers to: the session may have ended, or be a new one."""
-        assert self._format is not None
-        store, session = self._options.store, self._options.session
-        lent = {(ref.session_id, ref.artifact_id) for ref in session.lent()}
-        with store.batching:
-            for part in parts(self._reader, 0, os.fstat(self._old).st_size, is_document=self._is_document):
-                refs = refs_of(part) if _MARK in part else ()
+        lent = {(ref.session_id, ref.artifact_id) for ref in self._session.lent()}
+        with self._store.batching:
+            for part in self.parts(0, os.fstat(self.handle).st_size):
+                refs = refs_of(part)
                 self._note_pointers(part, refs)
-                self._named.update(dict.fromkeys(sessions_in(part) if _MARK in part and not refs else ()))
+                self._named.update(dict.fromkeys(() if refs else sessions_in(part)))
                 for ref in refs:
                     if (ref.session, ref.id) not in lent and self._format.is_shown(ref.path):
                         lent.add((ref.session, ref.id))
-                        with contextlib.suppress(NotFound):
-                            store.session(ref.session).lend(ref.id, session)
+                        _lends(self._store.session(ref.session), ref.id, self._session)
 
     def _slim_all(self, new: int | None) -> None:
         """Process all parts since the last run, and those that are appended during this one."""
-        began = os.fstat(self._old)
+        began = os.fstat(self.handle)
         end = began.st_size
-        if began.st_mtime_ns != self._opened_at:
-            self._unmarked = 0
+        unmarked = (self.unmarked or 0) if began.st_mtime_ns == self._opened_at else 0
         while self._at < end:
-            self._slim_parts(new, end)
-            self._at, end = end, os.fstat(self._old).st_size
-        now = os.fstat(self._old)
+            for lines in batches(self.reader, self._at, end, is_document=self.layout.is_document):
+                self._slim_batch(lines, new, unmarked)
+                if self.progress is not None:
+                    self.progress(self._at, end)
+            self._at, end = end, os.fstat(self.handle).st_size
+        now = os.fstat(self.handle)
         modified = now.st_mtime_ns != began.st_mtime_ns
-        if now.st_size < self._at or (modified and (self._is_document or now.st_size == began.st_size)):
+        if now.st_size < self._at or (modified and (self.layout.is_document or now.st_size == began.st_size)):
             raise StoreUnavailable(
-                f"{clip(self._file.path.name)} was rewritten by another process", hint="nothing was changed: try again"
+                f"{clip(self.file.path.name)} was rewritten by another process", hint="nothing was changed: try again"
             )
 
-    def _slim_parts(self, new: int | None, end: int) -> None:
-        found: list[bytes] = []
-        wholes: list[bytes] = []
-        slims: list[bytes] = []
-        buffered, at = 0, self._at
-        for part in parts(self._reader, at, end, is_document=self._is_document):
-            at += len(part)
-            marked = at > self._unmarked and _MARK in part
-            before = self._keeper.masked
-            text = part if not marked and self._keeper.passes(part) else self._slim_part(part, marked)
-            differs = marked or self._keeper.masked > before
-            self._parts += 1
-            if new is not None and text is part and not marked:
-                self._note_pointers(part, ())
-            if buffered + len(part) > _BUFFER:
-                self._flush(new, found, wholes, slims)
-                found, wholes, slims, buffered = [], [], [], 0
-            found.append(part)
-            wholes.append(self._whole_of(part, text) if differs and new is not None else part)
+    def _slim_batch(self, lines: list[bytes], new: int | None, unmarked: int) -> None:
+        """Make some lines slim, then measure and write them. The first `unmarked` bytes do not contain our key."""
+        slims, wholes, keeper = [], [], self._keeper
+        document = self.layout.document
+        for part in lines:
+            self._at += len(part)
+            marked, masked = self._at > unmarked and _MARK in part, keeper.masked
+            is_document = document is not None and document.text == part
+            done = slim(part, self._format, keeper, opened=document if is_document else None, marked=marked)
+            text = done.text
+            self._changed = self._changed or text != part
+            if text is not part or (not marked and _SCHEME in part):
+                self._note_pointers(text, done.refs)
             slims.append(text)
-            buffered += len(part)
-            if self._options.progress is not None:
-                self._options.progress(at, end)
-        self._flush(new, found, wholes, slims)
-
-    def _slim_part(self, part: bytes, marked: bool) -> bytes:
-        assert self._format is not None
-        document = self._document if self._document and self._document.text == part else None
-        done = slim(part, self._format, self._keeper, opened=document, marked=marked)
-        self._changed = self._changed or done.text != part
-        if done.text is not part:
-            self._note_pointers(done.text, done.refs)
-        return done.text
-
-    def _flush(self, new: int | None, found: list[bytes], wholes: list[bytes], slims: list[bytes]) -> None:
-        """Measure and write the buffered lines: one at a time would be slow."""
-        data = b"".join(slims)
-        self._slim.add(data)
+            is_exact = new is None or (not marked and keeper.masked == masked)
+            wholes.append(part if is_exact else self._whole_of(part, text))
+        self.count += len(lines)
+        self._slim.add(data := b"".join(slims))
         if new is not None:
-            if self._found is None and any(one is not other for one, other in zip(found, wholes, strict=True)):
+            if self._found is None and any(map(operator.is_not, lines, wholes)):
                 self._found = _Measured(self._whole.digest.copy(), self._whole.size)
             if self._found is not None:
-                self._found.add(b"".join(found))
+                self._found.add(b"".join(lines))
             self._whole.add(b"".join(wholes))
             write_all(new, data)
 
@@ -495,7 +527,7 @@ class _Externalizing:
             return part
 
     def _finish(self, new: int) -> None:
-        found = self._found or self._whole
+        found, before = self._found or self._whole, self._before
         segment = Segment(
             self._slim.size,
             self._slim.digest.hexdigest(),
@@ -504,365 +536,243 @@ class _Externalizing:
             found.size,
             found.digest.hexdigest(),
         )
-        again = bool(self._before.segments)
-        had_backup = self._file.size_of_backup() is not None
-        backed_up = self._before.backed_up if had_backup or not again else len(self._before.segments)
+        again = bool(before.segments)
+        had_backup = self.file.size_of_backup() is not None
         after = replace(
-            self._before,
-            path=self._file.real_path,
-            segments=(*self._before.segments, segment),
-            backed_up=backed_up,
-            masked=self._before.masked or self._keeper.masked > 0,
+            before,
+            path=self.file.real_path,
+            segments=(*before.segments, segment),
+            backed_up=before.backed_up if had_backup or not again else len(before.segments),
+            masked=before.masked or self._keeper.masked > 0,
         )
         if again:
-            self._extend_backup()
-        record_manifest(self._options.store, self._session_id, after)
+            # Anything after the recorded size of the backup was added by a crashed run, or a process that still writes
+            # to it, and is in the file too: that is cut off.
+            self.file.extend_backup(pieces(self.handle, before.size, self._at), after=before.backup_size)
+        record_manifest(self._keeper.own_session(), after)
         self._hold_pointers()
-        self._file.replace(self._old, new, self._session_id, keep=not again)
-        late = b"".join(pieces(self._old, self._at, os.fstat(self._old).st_size))
-        if late:  # written by a process that had opened the file before it was replaced
-            self._file.append(late)
+        self.file.replace(self.handle, new, self._session_id, keep=not again, done=self._at)
 
     def _check_backup(self) -> None:
         """Check that an existing backup is ours. Lines that a process appended to it since are moved to the file."""
-        size = self._file.size_of_backup()
+        size = self.file.size_of_backup()
         if size is None:
             return
-        with self._file.reading_backup() as backup:
-            if os.path.samestat(os.fstat(backup), os.fstat(self._old)):
+        with self.file.reading_backup() as backup:
+            if os.path.samestat(os.fstat(backup), os.fstat(self.handle)):
                 return  # a crash between linking the backup and the rename
-            expected = self._before.backup_size
-            if not self._before.segments and _begins_with(self._old, backup, size):
-                self._file.remove_backup()  # a crash after the file was restored, before its backup was removed
-                return
-            if not self._before.segments or size < expected:
-                raise InvalidArgument(
-                    f"{clip(str(self._file.backup))} is not a backup of this file",
-                    hint="check what it is, or move it away",
-                )
-            if size == expected:
-                return
-            extra = b"".join(pieces(backup, expected, size))
-            grown = b"".join(pieces(self._old, self._before.size, os.fstat(self._old).st_size))
-        if late := _new_lines(extra, grown):
-            self._file.append(late)
+        if not self._before.segments and self.begins_with_backup():
+            self.file.remove_backup()  # a crash after the file was restored, before its backup was removed
+        elif not self._before.segments or size < self._before.backup_size:
+            raise InvalidArgument(
+                f"{clip(str(self.file.backup))} is not a backup of this file", hint="check what it is, or move it away"
+            )
+        else:
+            self.file.append(self.late_in_backup(self._before))
 
-    def _extend_backup(self) -> None:
-        """Append what this run externalizes to the backup. Anything after its recorded size was added by a crashed run
-        or a process that still writes to it, and is in the file too: that is cut off."""
-        size = self._file.size_of_backup()
-        if size is not None and size > self._before.backup_size:
-            self._file.cut_backup(self._before.backup_size)
-        self._file.extend_backup(pieces(self._old, self._before.size, self._at))
-
-    def _report(self, status: Status) -> FileReport:
-        before = os.fstat(self._old).st_size
-        after = self._before.size + self._slim.size if self._changed else before
-        masked = self._keeper.masked
+    def _done(self, status: Status) -> FileReport:
+        self.size = os.fstat(self.handle).st_size
+        after = self._before.size + self._slim.size if self._changed else self.size
+        keeper, masked = self._keeper, self._keeper.masked
         payloads = "payload was" if masked == 1 else "payloads were"
-        return FileReport(
-            str(self._file.path),
-            status,
-            self._format.name if self._format else None,
-            self._parts,
-            len(self._keeper.stored),
-            before,
-            after,
-            self._keeper.tokens_saved,
-            _backup_path(self._file),
-            f"{masked} {payloads} stored with secrets masked" if masked else "",
-        )
+        note = f"{masked} {payloads} stored with secrets masked" if masked else ""
+        status = status if self._changed else "unchanged"
+        return self.report(status, after, artifacts=len(keeper.stored), tokens_saved=keeper.tokens_saved, note=note)
 
 
-class _SlimFile:
-    """An open and locked slim file, with the store that it refers to. A context manager."""
+class _SlimFile(_TranscriptFile):
+    """A slim file, with the store that it refers to."""
 
-    def __init__(self, file: SwapFile, store: Store, progress: Progress | None = None) -> None:
-        self._file = file
+    def __init__(self, file: SwapFile, handle: int, store: Store, progress: Progress | None = None) -> None:
+        super().__init__(file, handle, progress)
         self._store = store
-        self._progress = progress
+        self._known = self.manifest_in(store)
+        self._manifest = self._known[1] if self._known else Manifest(file.real_path, "")
         self._fetch = fetch_from(store)
-        self._stack = contextlib.ExitStack()
         self._missing: dict[str, str] = {}
-        self._failed: set[str] = set()
-        self.code: str | None = None
-        self._parts = 0
-
-    def __enter__(self) -> _SlimFile:
-        self._old = self._stack.enter_context(self._file.reading())
-        with self._stack:
-            layout = layout_of(opened(self._old))
-            self._is_document, self._format = layout.is_document, layout.format
-            self._known = _matching_manifest(self._store, self._old, is_document=layout.is_document)
-            self._size = os.fstat(self._old).st_size
-            self._stack = self._stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    @property
-    def _is_masked(self) -> bool:
-        return self._known is not None and self._known[1].masked
-
-    @property
-    def sessions(self) -> list[str]:
-        return list(_sessions_in_file(self._old, is_document=self._is_document))
+        self._code: str | None = None
 
     def write_to(self, write: Write) -> FileReport:
         """Write the whole file. A missing payload is replaced by a placeholder, and reported."""
-        digests = list(self._regions(write))
-        problems = self._problems(digests)
-        return self._report(
-            "rehydrated", sum(size for size, _ in digests), problems, _MASKED if self._is_masked else ""
-        )
+        size, problems = self._write_whole(write)
+        return self._report("rehydrated", size, problems, _MASKED if self._manifest.masked else "")
 
     def rehydrate(self) -> FileReport:
         """Restore the file in place. If anything is missing it is unchanged, and that is reported."""
         sessions = self.sessions
-        _clean_up(self._file, self._store, sessions)
+        _clean_up(self.file, self._store, sessions)
         if not sessions:
-            return self._report("unchanged", self._size, [])
+            return self._report("unchanged", self.size)
         name = new_session_id()
-        with self._file.replacement(name) as new:
-            report = self.write_to(lambda data: write_all(new, data))
-            if report.problems:
-                return self._report("failed", self._size, list(report.problems))
-            is_spare = not self._problems_of_backup()
-            if self._is_masked:
-                is_spare = is_spare and self._exact_from_backup(new)
-                note = _FROM_BACKUP if is_spare else _MASKED
-                report = replace(report, bytes_after=os.fstat(new).st_size, note=note)
-            self._replace(new, name)
-        if is_spare and self._known:
-            self._file.remove_backup()  # the file has the same bytes again
-        return replace(report, backup=_backup_path(self._file))
+        is_spare = not self._problems_of_backup()
+        with self.file.replacement(name) as new:
+            problems, note = self._restore(new, exact=is_spare, complete=False)
+            if problems:
+                return self._report("failed", self.size, problems)
+            size = os.fstat(new).st_size
+            self.file.replace(self.handle, new, name, keep=False, done=self.size)
+        if is_spare and self._known and note != _MASKED:
+            self.file.remove_backup()  # the file has the same bytes again
+        return self._report("rehydrated", size, note=note)
 
     def verify(self, *, remove_backup: bool) -> FileReport:
         """Read everything, and compare it with what was recorded by `externalize`."""
-        digests = list(self._regions(lambda data: None))
-        problems = self._problems(digests)
-        note = (_MASKED if self._is_masked else "") if self._known else "no record of the original bytes"
         if not self._known and not self.sessions:
-            return self._report("unchanged", self._size, [], "no refs")
+            return self._report("unchanged", self.size, note="no refs")
+        size, problems = self._write_whole(lambda data: None)
         problems += self._problems_of_backup()
-        if remove_backup and not problems and self._known and self._file.size_of_backup() is not None:
-            session_id, manifest = self._known
-            self._file.remove_backup()
-            record_manifest(self._store, session_id, replace(manifest, backed_up=len(manifest.segments)))
-            note = "the backup was removed" + (f"; {_MASKED}" if self._is_masked else "")
-        return self._report("failed" if problems else "verified", sum(size for size, _ in digests), problems, note)
+        masked = _MASKED if self._manifest.masked else ""
+        note = masked if self._known else "no record of the original bytes"
+        if remove_backup and not problems and self._known and self.file.size_of_backup() is not None:
+            self.file.remove_backup()
+            own = self._store.session(self._known[0], ttl=None)
+            record_manifest(own, replace(self._manifest, backed_up=len(self._manifest.segments)))
+            note = "the backup was removed" + (f"; {masked}" if masked else "")
+        return self._report("failed" if problems else "verified", size, problems, note)
 
     def undo(self) -> FileReport:
         """Restore the file in place, from the store or else from the backup, and release its artifacts."""
         sessions = self.sessions
-        _clean_up(self._file, self._store, sessions)
+        _clean_up(self.file, self._store, sessions)
         if not sessions:
             self._finish_undo()
-            return self._report("unchanged", self._size, [], "no refs")
+            return self._report("unchanged", self.size, note="no refs")
         name = new_session_id()
-        with self._file.replacement(name) as new:
-            digests = list(self._regions(lambda data: write_all(new, data)))
-            problems = self._problems(digests)
-            note = ""
-            if self._from_backup(new) if problems else self._is_masked and self._exact_from_backup(new):
-                problems, note = [], _FROM_BACKUP
-            elif self._is_masked:
-                note = _MASKED
+        with self.file.replacement(name) as new:
+            problems, note = self._restore(new, exact=True, complete=True)
             if problems:
-                return self._report("failed", self._size, problems)
-            late = self._late_in_backup()
-            write_all(new, late)
+                return self._report("failed", self.size, problems)
+            write_all(new, self.late_in_backup(self._manifest))
             size = os.fstat(new).st_size
-            self._replace(new, name)
-        self._file.remove_backup()
+            self.file.replace(self.handle, new, name, keep=False, done=self.size)
+        self.file.remove_backup()
         for session_id in sessions:
             self._store.session(session_id).end()
-        return self._report("restored", size, [], note)
+        return self._report("restored", size, note=note)
 
     def _finish_undo(self) -> None:
         """Do what a crashed undo left to do after it had restored the file."""
-        for session_id in sessions_for(self._store, self._file.real_path):
-            if any(_is_whole(self._old, manifest) for manifest in manifests(self._store, session_id)):
+        for session_id in sessions_for(self._store, self.file.real_path):
+            if any(_is_whole(self.handle, manifest) for manifest in manifests(self._store, session_id)):
                 self._store.session(session_id).end()
-        size = self._file.size_of_backup()
-        if size is not None:
-            with self._file.reading_backup() as backup:
-                is_spare = _begins_with(self._old, backup, size)
-            if is_spare:
-                self._file.remove_backup()
+        if self.begins_with_backup():
+            self.file.remove_backup()
 
-    def _regions(self, write: Write) -> Iterator[tuple[int, str]]:
-        """Write the whole bytes, segment by segment, then what was appended since. Yield size and digest of each."""
-        segments = self._known[1].segments if self._known else ()
-        start = done = 0
-        reader = opened(self._old)
-        for end in [*accumulate(one.size for one in segments), self._size]:
-            size, digest = 0, hashlib.sha256()
-            for part in parts(reader, start, end, is_document=self._is_document):
+    def _restore(self, new: int, *, exact: bool, complete: bool) -> tuple[list[str], str]:
+        """Fill the new file. Return what is wrong, and a note. If secrets were masked, the backup is used instead of
+        the store if it may be (`exact`), and with `complete` also if the store does not have everything."""
+        if exact and self._manifest.masked and self._from_backup(new):
+            return [], _FROM_BACKUP
+        _empty(new)
+        _, problems = self._write_whole(lambda data: write_all(new, data))
+        if problems and complete and self._from_backup(new):
+            return [], _FROM_BACKUP
+        return problems, _MASKED if self._manifest.masked else ""
+
+    def _write_whole(self, write: Write) -> tuple[int, list[str]]:
+        """Write the whole bytes, segment by segment, then what was appended since. Return their size, and what is
+        missing or differs from what was recorded."""
+        self._missing, self._code, self.count = {}, None, 0
+        segments, total, start, changed = self._manifest.segments, 0, 0, []
+        for number, end in enumerate([*accumulate(one.size for one in segments), self.size]):
+            written = _Measured(hashlib.sha256())
+            done = start
+            for part in self.parts(start, end):
                 text = whole(part, self._fetch, missing=self._note)
                 write(text)
-                self._parts += 1
-                size += len(text)
-                digest.update(text)
+                written.add(text)
+                self.count += 1
                 done += len(part)
-                if self._progress is not None:
-                    self._progress(done, self._size)
-            start = end
-            yield size, digest.hexdigest()
+                if self.progress is not None:
+                    self.progress(done, self.size)
+            start, total = end, total + written.size
+            known = segments[number] if number < len(segments) else None
+            if known and known.whole_sha256 not in (None, written.digest.hexdigest()):
+                was = f"{written.size} bytes, not {known.whole_size}"
+                changed.append(f"segment {number + 1} differs from the original: {was}")
+        if changed and not self._missing:
+            self._code = Damaged.code
+            return total, changed
+        listed = list(self._missing.values())
+        more = [f"and {len(listed) - _MAX_PROBLEMS} more"] if len(listed) > _MAX_PROBLEMS else []
+        return total, listed[:_MAX_PROBLEMS] + more
 
     def _note(self, ref: ArtifactRef, error: CoatcheckError) -> None:
-        self._failed.add(ref.id)
-        if len(self._missing) < _MAX_PROBLEMS:
-            self._missing[ref.id] = f"{ref.pointer} ({ref.media_type}, {ref.size} bytes): {error.message}"
-        if self.code is None or CODES[error.code].exit > CODES[self.code].exit:
-            self.code = error.code
-
-    def _problems(self, digests: list[tuple[int, str]]) -> list[str]:
-        problems = list(self._missing.values())
-        if len(self._failed) > len(problems):
-            problems.append(f"and {len(self._failed) - len(problems)} more")
-        if self._known and not problems:
-            for number, (segment, (size, digest)) in enumerate(zip(self._known[1].segments, digests, strict=False), 1):
-                expected = segment.whole_sha256
-                if expected is not None and (size, digest) != (segment.whole_size, expected):
-                    problems.append(
-                        f"segment {number} differs from the original: {size} bytes, not {segment.whole_size}"
-                    )
-                    self.code = Damaged.code
-        return problems
+        self._missing.setdefault(ref.id, f"{ref.pointer} ({ref.media_type}, {ref.size} bytes): {error.message}")
+        if self._code is None or CODES[error.code].exit > CODES[self._code].exit:
+            self._code = error.code
 
     def _problems_of_backup(self) -> list[str]:
-        size = self._file.size_of_backup()
-        if size is None or not self._known:
+        if self.file.size_of_backup() is None or not self._known:
             return []
-        manifest = self._known[1]
-        with self._file.reading_backup() as backup:
-            if not _backup_fits(backup, manifest):
+        with self.file.reading_backup() as backup:
+            if not _backup_fits(backup, self._manifest):
                 return ["the backup was changed"]
-        late = self._late_in_backup()
-        return (
-            [f"{len(late)} bytes were appended to the backup; externalize again to move them to the file"]
-            if late
-            else []
-        )
-
-    def _late_in_backup(self) -> bytes:
-        """Return what a process that had the file open wrote to it after it became the backup, and is nowhere else."""
-        size = self._file.size_of_backup()
-        if size is None or not self._known or size <= self._known[1].backup_size:
-            return b""
-        with self._file.reading_backup() as backup:
-            late = b"".join(pieces(backup, self._known[1].backup_size, size))
-        return _new_lines(late, b"".join(pieces(self._old, self._known[1].size, self._size)))
+        late = len(self.late_in_backup(self._manifest))
+        return [f"{late} bytes were appended to the backup; externalize again to move them to the file"] if late else []
 
     def _from_backup(self, new: int) -> bool:
-        """Fill the new file from the backup, if that is complete and unchanged. Return whether it was."""
-        size = self._file.size_of_backup()
-        if size is None or not self._known or self._known[1].backed_up:
+        """Fill the new file from the backup, if that is complete and unchanged. Return whether it was. Lines that were
+        already slim when it was made are restored from the store, and so is what was appended since."""
+        manifest = self._manifest
+        if self.file.size_of_backup() is None or not self._known or manifest.backed_up:
             return False
-        manifest = self._known[1]
-        with self._file.reading_backup() as backup:
+        with self.file.reading_backup() as backup:
             if not _backup_fits(backup, manifest):
                 return False
-            os.ftruncate(new, 0)
-            os.lseek(new, 0, os.SEEK_SET)
-            if not self._copy_backup(backup, new, manifest):
+            _empty(new)
+            size, is_document = manifest.backup_size, self.layout.is_document
+            is_plain = all(one.found_sha256 == one.whole_sha256 for one in manifest.segments)
+            try:
+                for piece in pieces(backup, 0, size) if is_plain else ():
+                    write_all(new, piece)
+                for lines in () if is_plain else batches(opened(backup), 0, size, is_document=is_document):
+                    write_all(new, b"".join(whole(part, self._fetch) for part in lines))
+                for part in self.parts(manifest.size, self.size):
+                    write_all(new, whole(part, self._fetch))
+            except CoatcheckError:
                 return False
-        try:
-            for part in parts(opened(self._old), manifest.size, self._size, is_document=self._is_document):
-                write_all(new, whole(part, self._fetch))
-        except CoatcheckError:
-            return False
         return True
 
-    def _exact_from_backup(self, new: int) -> bool:
-        """Fill the new file from the backup, which has the secrets that the store has only masked; if that fails, from
-        the store again. Return whether the backup was used."""
-        if self._from_backup(new):
-            return True
-        os.ftruncate(new, 0)
-        os.lseek(new, 0, os.SEEK_SET)
-        self._parts = 0
-        for _ in self._regions(lambda data: write_all(new, data)):
-            pass
-        return False
-
-    def _copy_backup(self, backup: int, new: int, manifest: Manifest) -> bool:
-        """Copy the backup. Lines that were already slim when it was made are restored from the store."""
-        if all(one.found_sha256 == one.whole_sha256 for one in manifest.segments):
-            for piece in pieces(backup, 0, manifest.backup_size):
-                write_all(new, piece)
-            return True
-        try:
-            for part in parts(opened(backup), 0, manifest.backup_size, is_document=self._is_document):
-                write_all(new, whole(part, self._fetch))
-        except CoatcheckError:
-            return False
-        return True
-
-    def _replace(self, new: int, name: str) -> None:
-        self._file.replace(self._old, new, name, keep=False)
-        late = b"".join(pieces(self._old, self._size, os.fstat(self._old).st_size))
-        if late:
-            self._file.append(late)
-
-    def _report(self, status: Status, size: int, problems: list[str], note: str = "") -> FileReport:
-        return FileReport(
-            str(self._file.path),
-            status,
-            self._format.name if self._format else None,
-            self._parts,
-            0,
-            self._size,
-            size,
-            0,
-            _backup_path(self._file),
-            note,
-            tuple(problems),
-            self.code if problems else None,
-        )
+    def _report(self, status: Status, size: int, problems: Sequence[str] = (), note: str = "") -> FileReport:
+        return self.report(status, size, note=note, problems=tuple(problems), error=self._code if problems else None)
 
 
-def _forget_file(file: SwapFile, store: Store, *, force: bool) -> FileReport:
+def _forgotten(file: SwapFile, handle: int, store: Store, *, force: bool) -> FileReport:
     """Release the artifacts of a transcript. Its refs then point nowhere."""
-    named: list[str] = []
-    with contextlib.suppress(FileNotFoundError), file.reading() as handle:
-        layout = layout_of(opened(handle))
-        named = list(_sessions_in_file(handle, is_document=layout.is_document))
+    named = _TranscriptFile(file, handle).sessions if handle >= 0 else {}
     if named and not force:
         raise InvalidArgument(
             f"{clip(file.path.name)} still has refs to its artifacts",
             hint="rehydrate or undo it first, delete it, or use force: its stubs then point nowhere",
         )
-    sessions = dict.fromkeys([*named, *sessions_for(store, file.real_path)])
+    sessions = named | dict.fromkeys(sessions_for(store, file.real_path))
     _clean_up(file, store, sessions)
     gone = sum(store.session(one).end() for one in sessions)
+    backup = str(file.backup) if file.size_of_backup() is not None else None
     note = "" if sessions else "nothing to release"
-    return FileReport(str(file.path), "forgotten", artifacts=gone, backup=_backup_path(file), note=note)
+    return FileReport(str(file.path), "forgotten", artifacts=gone, backup=backup, note=note)
 
 
-def _backup_path(file: SwapFile) -> str | None:
-    return str(file.backup) if file.size_of_backup() is not None else None
+def _empty(handle: int) -> None:
+    os.ftruncate(handle, 0)
+    os.lseek(handle, 0, os.SEEK_SET)
 
 
 def _backup_fits(backup: int, manifest: Manifest) -> bool:
     """Whether a backup begins with the bytes that a manifest records for it. Unknown digests are not checked."""
-    return _matches(
-        backup, [(one.found_size, one.found_sha256) for one in manifest.segments[manifest.backed_up :]], hashlib.sha256
+    found = [(one.found_size, one.found_sha256) for one in manifest.segments[manifest.backed_up :]]
+    return _matches(backup, found, hashlib.sha256)
+
+
+def _is_whole(handle: int, manifest: Manifest) -> bool:
+    """Whether a file begins with the whole bytes of a manifest, or with the bytes of its backup."""
+    whole_bytes = [(one.whole_size, one.whole_sha256) for one in manifest.segments]
+    backup = [(one.found_size, one.found_sha256) for one in manifest.segments]
+    return any(
+        stretches and all(digest for _, digest in stretches) and _matches(handle, stretches, hashlib.sha256)
+        for stretches in ([whole_bytes] if backup == whole_bytes else [whole_bytes, backup])
     )
-
-
-def _matching_manifest(store: Store, handle: int, *, is_document: bool) -> tuple[str, Manifest] | None:
-    """Return the session and the manifest that a file begins with the slim bytes of, or None."""
-    first = next(_sessions_in_file(handle, is_document=is_document), None)
-    if first is None:
-        return None
-    for manifest in manifests(store, first):
-        slim_bytes = [(one.size, one.checksum) for one in manifest.segments]
-        if slim_bytes and _matches(handle, slim_bytes, xxhash.xxh3_128):
-            return first, manifest
-    return None
 
 
 def _matches(handle: int, stretches: Iterable[tuple[int, str | None]], new: Callable[[], Any]) -> bool:
@@ -876,19 +786,6 @@ def _matches(handle: int, stretches: Iterable[tuple[int, str | None]], new: Call
             return False
         start += size
     return True
-
-
-def _sessions_in_file(handle: int, *, is_document: bool) -> Iterator[str]:
-    """Yield the sessions that the refs of a file name, each once, in file order."""
-    seen: set[str] = set()
-    if _size_without_key(handle) is not None:
-        return
-    for part in parts(opened(handle), 0, None, is_document=is_document):
-        if _MARK in part:
-            for session_id in sessions_in(part):
-                if session_id not in seen:
-                    seen.add(session_id)
-                    yield session_id
 
 
 def _start(pointer: str) -> str:
@@ -909,42 +806,9 @@ def _clean_up(file: SwapFile, store: Store, keep: Container[str], *, reused: str
     """Remove unfinished replacements that a crash left beside a file, except the one to be `reused`, and end their
     sessions, except those to `keep`."""
     for session_id in file.unfinished():
+        if session_id == reused:
+            continue
         own = all(manifest.path == file.real_path for manifest in manifests(store, session_id))
-        if own and session_id != reused and session_id not in keep:
+        if own and session_id not in keep:
             store.session(session_id).end()
-        if session_id != reused:
-            file.remove_unfinished(session_id)
-
-
-def _begins_with(handle: int, other: int, size: int) -> bool:
-    """Whether a file begins with the first bytes of another."""
-    return all(one == two for one, two in zip_longest(pieces(handle, 0, size), pieces(other, 0, size)))
-
-
-def _is_whole(handle: int, manifest: Manifest) -> bool:
-    """Whether a file begins with the whole bytes of a manifest, or with the bytes of its backup."""
-    whole = [(one.whole_size, one.whole_sha256) for one in manifest.segments]
-    backup = [(one.found_size, one.found_sha256) for one in manifest.segments]
-    return any(
-        stretches and all(digest for _, digest in stretches) and _matches(handle, stretches, hashlib.sha256)
-        for stretches in ([whole] if backup == whole else [whole, backup])
-    )
-
-
-def _new_lines(late: bytes, lines: bytes) -> bytes:
-    """Return the lines of `late` after the longest start of it that occurs, in order, in `lines`."""
-    rest = late.splitlines(keepends=True)
-    for line in lines.splitlines(keepends=True):
-        if rest and line == rest[0]:
-            del rest[0]
-    return b"".join(rest)
-
-
-def _size_without_key(handle: int) -> int | None:
-    """Return the size of a file that does not contain our key, else None. A fast test that most files pass."""
-    tail, size = b"", 0
-    for piece in pieces(handle, 0, os.fstat(handle).st_size):
-        if _MARK in piece or _MARK in tail + piece[: len(_MARK)]:
-            return None
-        tail, size = piece[-len(_MARK) :], size + len(piece)
-    return size
+        file.remove_unfinished(session_id)

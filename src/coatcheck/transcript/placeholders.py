@@ -134,25 +134,13 @@ class Placeholders:
         return tuple(found)
 
     def _of_stub(self, text: str, what: str) -> Placeholder | None:
-        try:
-            stub = json.loads(text)
-        except ValueError:
+        pointer = pointer_in_stub(text)
+        ref = self._ref(pointer) if pointer is not None else None
+        if pointer is None or (self._session is not None and ref is None):
             return None
-        pointer = stub.get("artifact") if isinstance(stub, dict) else None
-        if not isinstance(pointer, str) or not is_pointer(pointer):
-            return None
-        prefix, ref = parse_pointer(pointer).prefix, self._ref(pointer)
-        if self._session is not None and ref is None:
-            return None
-        size, lines = stub.get("size_bytes"), stub.get("lines")
-        return Placeholder(
-            what,
-            size if is_whole(size) else 0,
-            lines if is_whole(lines) else None,
-            prefix,
-            pointer,
-            pinned=self._is_pinned(prefix, ref),
-        )
+        prefix, stub = parse_pointer(pointer).prefix, json.loads(text)
+        size, lines = (one if is_whole(one) else None for one in (stub.get("size_bytes"), stub.get("lines")))
+        return Placeholder(what, size or 0, lines, prefix, pointer, pinned=self._is_pinned(prefix, ref))
 
     def _of_page(self, text: str) -> Placeholder | None:
         """A page from our own tools is not stored: its placeholder points at the artifact that was read."""
@@ -172,6 +160,15 @@ class Placeholders:
             return self._session.ref(pointer)
         except (AmbiguousPointer, StoreError):
             return None
+
+
+def pointer_in_stub(text: str) -> str | None:
+    """Return the pointer of a stub, or None if the text is something else."""
+    try:
+        found = json.loads(text).get("artifact") if is_stub(text, _STUBS) else None
+    except (ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) and is_pointer(found) else None
 
 
 def line_of(ref: Ref, limit: int = 80, *, quoted: bool = True) -> str:

@@ -262,8 +262,8 @@ def _slimmed(opened: Opened, cuts: Iterable[_Cut], foreign: Iterable[Path], fmt:
     edits: list[tuple[int, int, str]] = []
     refs: dict[Path, list[ArtifactRef]] = {path: [] for path in foreign}
     source, value = opened.source, opened.value
-    if refs:
-        keeper.create_session()
+    if refs and not keeper.dry_run:
+        keeper.own_session()  # the line will name it, even if nothing is put into it
     for cut in cuts:
         payload, token = cut.payload, source[slice(*cut.span)]
         if payload.is_json:

@@ -1,4 +1,7 @@
-"""Read a transcript file under a lock, replace it by one rename, and keep a backup beside it.
+"""A transcript file on disk: its format, its lines by position, and how it is replaced, with a backup beside it.
+
+A file is JSONL if one of its first lines is an object by itself. Otherwise it is a document, if all of it is JSON.
+Lines keep their line ends, so that all lines in a row are the file.
 
 Links are never followed. A replacement is written beside the file, synced, given the file's owner, mode and times, and
 renamed over it. The backup is a hard link to the original file, so that lines which a process still writes to that are
@@ -11,19 +14,24 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import io
 import os
 import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from coatcheck.errors import InvalidArgument, StoreUnavailable
 from coatcheck.ids import clip
+from coatcheck.messages import Format, detect
 from coatcheck.transcript.artifact_refs import PREFIX, is_session_id
-from coatcheck.transcript.layout import READ_FLAGS, pieces
+from coatcheck.transcript.scan import Opened, parsed
 
+READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_LINKS: Final = {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
@@ -31,6 +39,121 @@ _BACKUP: Final = ".coatcheck-backup"
 _FRESH: Final = ".coatcheck-new-"
 _MAX_NAME: Final = 150  # bytes of a file name that leave room for our suffixes
 _LOCK_TIMEOUT: Final = 5.0  # seconds to wait for another process's lock
+_MAX_LINES: Final = 200  # lines and bytes that are read to detect the format
+_MAX_BYTES: Final = 8 << 20
+_ENOUGH: Final = 12  # lines that clearly have a format: then no more are read
+_LINE_CHUNK: Final = 256 * 1_024
+_CHUNK: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A file's format, None if it is not a transcript, and whether it is one document instead of lines; then
+    `document` is its content, which had to be parsed to find out."""
+
+    format: Format | None
+    is_document: bool = False
+    document: Opened | None = None
+
+
+def layout_of(file: BinaryIO) -> Layout:
+    """Detect the layout of an open file by its first lines, and rewind the file."""
+    first, is_lines = b"", False
+
+    def objects() -> Iterator[object]:
+        nonlocal first, is_lines
+        seen = count = 0
+        while count < _MAX_LINES and seen < _MAX_BYTES and (lines := list(islice(file, _ENOUGH))):
+            filled = [line for line in lines if line.strip()]
+            first = first or b"".join(filled).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+            values = [one for one in map(parsed, filled) if isinstance(one, dict)]
+            is_lines = is_lines or bool(values)
+            yield from values
+            seen, count = seen + sum(map(len, lines)), count + len(filled)
+
+    found = detect(objects(), enough=_ENOUGH)
+    file.seek(0)
+    if is_lines or first not in (b"[", b"{"):
+        return Layout(found if is_lines else None)
+    document = Opened.of(file.read())
+    file.seek(0)
+    return Layout(detect([document.value]), True, document) if document else Layout(None)
+
+
+def batches(file: BinaryIO, start: int, end: int, *, is_document: bool) -> Iterator[list[bytes]]:
+    """Yield the lines between two offsets, about a megabyte at a time, or the document. The last line is cut at
+    `end`."""
+    file.seek(start)
+    left = end - start
+    while left > 0:
+        lines = [file.read(left)] if is_document else file.readlines(min(left, _CHUNK))
+        size = sum(map(len, lines))
+        if not size:
+            return
+        while size > left:  # the file has grown
+            size -= len(lines[-1])
+            line = lines.pop()[: max(0, left - size)]
+            if line:
+                lines.append(line)
+                size += len(line)
+        left -= size
+        yield lines
+
+
+def opened(handle: int) -> BinaryIO:
+    """Return a buffered reader over a descriptor, which stays open when the reader is closed."""
+    return io.BufferedReader(io.FileIO(handle, "rb", closefd=False), _CHUNK)
+
+
+def pieces(handle: int, start: int, end: int) -> Iterator[bytes]:
+    """Yield the bytes of a file between two offsets, a chunk at a time."""
+    while start < end and (piece := os.pread(handle, min(_CHUNK, end - start), start)):
+        yield piece
+        start += len(piece)
+
+
+def lines_between(handle: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines between two offsets, each with its offset. The descriptor's own position is not used."""
+    pending: list[bytes] = []
+    begin = at = start
+    while at < end and (piece := os.pread(handle, min(_LINE_CHUNK, end - at), at)):
+        at += len(piece)
+        cursor = 0
+        while (found := piece.find(b"\n", cursor)) >= 0:
+            pending.append(piece[cursor : found + 1])
+            line = b"".join(pending)
+            yield begin, line
+            begin += len(line)
+            pending, cursor = [], found + 1
+        if cursor < len(piece):
+            pending.append(piece[cursor:])
+    if pending:
+        yield begin, b"".join(pending)
+
+
+def starts_backwards(handle: int, end: int) -> Iterator[int]:
+    """Yield the offsets at which the lines before `end` begin, the last line first."""
+    if end <= 0:
+        return
+    at = end
+    # The end of the last line does not begin another one.
+    limit = end - 1 if os.pread(handle, 1, end - 1) == b"\n" else end
+    while at > 0:
+        size = min(_LINE_CHUNK, at)
+        at -= size
+        piece = os.pread(handle, size, at)
+        cursor = min(len(piece), limit - at)
+        while (found := piece.rfind(b"\n", 0, max(0, cursor))) >= 0:
+            yield at + found + 1
+            cursor = found
+    yield 0
+
+
+def lines_backwards(handle: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines before `end`, the last one first, each with its offset."""
+    for begin in starts_backwards(handle, end):
+        yield begin, b"".join(pieces(handle, begin, end))
+        end = begin
 
 
 def is_own(name: str) -> bool:
@@ -73,23 +196,16 @@ class SwapFile:
         """Open the file for reading, with an exclusive lock on it."""
         deadline = time.monotonic() + _LOCK_TIMEOUT
         while True:
-            handle = self._open(self._name)
-            try:
-                while True:
-                    try:
-                        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        break
-                    except BlockingIOError:
-                        if time.monotonic() > deadline:
-                            raise StoreUnavailable(
-                                f"{clip(self._name)} is locked by another process", hint="try again when it is done"
-                            ) from None
-                        time.sleep(0.01)
+            with self._opened_to_read(self._name) as handle:
+                while not _is_locked(handle):
+                    if time.monotonic() > deadline:
+                        raise StoreUnavailable(
+                            f"{clip(self._name)} is locked by another process", hint="try again when it is done"
+                        )
+                    time.sleep(0.01)
                 if self._is_at(handle, self._name):
                     yield handle
                     return
-            finally:
-                os.close(handle)
 
     def size_of_backup(self) -> int | None:
         """Return the size of the backup, or None if there is none."""
@@ -103,33 +219,20 @@ class SwapFile:
 
     @contextmanager
     def reading_backup(self) -> Iterator[int]:
-        handle = self._open(self._backup)
-        try:
+        with self._opened_to_read(self._backup) as handle:
             yield handle
-        finally:
-            os.close(handle)
 
-    def extend_backup(self, data: Iterator[bytes]) -> None:
-        """Append to the backup, create it if it is missing, and sync it."""
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(self._backup, _NEW, 0o600, dir_fd=self._folder))
-        handle = os.open(self._backup, _APPEND, dir_fd=self._folder)
-        try:
+    def extend_backup(self, data: Iterator[bytes], *, after: int | None = None) -> None:
+        """Append to the backup, create it if it is missing, and sync it. With `after`, it is cut to that size first."""
+        with contextlib.suppress(FileExistsError), self._opened(self._backup, _NEW):
+            pass
+        with self._opened(self._backup, _APPEND) as handle:
+            if after is not None and os.fstat(handle).st_size > after:
+                os.ftruncate(handle, after)
             for piece in data:
                 write_all(handle, piece)
             os.fsync(handle)
-        finally:
-            os.close(handle)
         self._sync_folder()
-
-    def cut_backup(self, size: int) -> None:
-        """Truncate the backup to this size."""
-        handle = os.open(self._backup, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
-        try:
-            os.ftruncate(handle, size)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
     def remove_backup(self) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -162,12 +265,12 @@ class SwapFile:
             yield handle
         finally:
             os.close(handle)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=self._folder)
+            self.remove_unfinished(session_id)
 
-    def replace(self, old: int, new: int, session_id: str, *, keep: bool) -> None:
+    def replace(self, old: int, new: int, session_id: str, *, keep: bool, done: int) -> None:
         """Rename the replacement `new` over the file, whose descriptor is `old`. Owner, mode and times are copied. With
-        `keep`, the old file becomes the backup."""
+        `keep`, the old file becomes the backup. What a process wrote to the old file after the first `done` bytes is
+        appended to the new one."""
         info = os.fstat(old)
         with contextlib.suppress(PermissionError):
             os.fchown(new, info.st_uid, info.st_gid)
@@ -181,21 +284,19 @@ class SwapFile:
             )
         if keep:
             self._keep(old, info)
-        os.rename(
-            self._fresh + session_id.removeprefix(PREFIX), self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder
-        )
+        name = self._fresh + session_id.removeprefix(PREFIX)
+        os.rename(name, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         self._sync_folder()
         if keep and self._is_at(old, self._backup) and stat.S_IMODE(info.st_mode) != 0o600:
             os.fchmod(old, 0o600)
+        self.append(b"".join(pieces(old, done, os.fstat(old).st_size)))
 
     def append(self, data: bytes) -> None:
         """Append to the file that has the name now."""
-        handle = os.open(self._name, _APPEND, dir_fd=self._folder)
-        try:
-            write_all(handle, data)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        if data:
+            with self._opened(self._name, _APPEND) as handle:
+                write_all(handle, data)
+                os.fsync(handle)
 
     def _sync_folder(self) -> None:
         """Sync names, if the store's durability asks for it. Contents are always synced before they replace others."""
@@ -217,19 +318,28 @@ class SwapFile:
                     raise
         self.extend_backup(pieces(old, 0, info.st_size))
 
-    def _open(self, name: str) -> int:
+    @contextmanager
+    def _opened(self, name: str, flags: int) -> Iterator[int]:
+        handle = os.open(name, flags, 0o600, dir_fd=self._folder)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+
+    @contextmanager
+    def _opened_to_read(self, name: str) -> Iterator[int]:
         try:
             handle = os.open(name, READ_FLAGS, dir_fd=self._folder)
         except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise InvalidArgument(
-                    f"{clip(name)} is a symbolic link", hint="pass the file that it points to"
-                ) from None
-            raise
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            if error.errno != errno.ELOOP:
+                raise
+            raise InvalidArgument(f"{clip(name)} is a symbolic link", hint="pass the file that it points to") from None
+        try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise InvalidArgument(f"{clip(name)} is not a file", hint="pass a transcript file, or a folder of them")
+            yield handle
+        finally:
             os.close(handle)
-            raise InvalidArgument(f"{clip(name)} is not a file", hint="pass a transcript file, or a folder of them")
-        return handle
 
     def _is_at(self, handle: int, name: str) -> bool:
         """Whether this name still belongs to the file behind a descriptor."""
@@ -244,6 +354,15 @@ def write_all(handle: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(handle, view) :]
+
+
+def _is_locked(handle: int) -> bool:
+    """Lock a file, unless another process has. Return whether it is locked now."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _copy_attributes(old: int, new: int) -> None:
