@@ -104,7 +104,8 @@ class Policy(Limit):
     reading artifacts, or None; `read_arguments` are the arguments it accepts. `resolves` is True if pointers in the
     arguments of the agent's tools are resolved. A `ToolExecutor` sets these three for its own tools. `render` writes
     the stub instead of Coatcheck, from the ref and the stored text, with secrets masked. `ttl` limits the life of a
-    stored result, in seconds."""
+    stored result, in seconds. `reference` returns an object that the lines of pi and OpenClaw carry for a tool result,
+    as `details.artifactRef`."""
 
     enabled: bool = True
     preview_chars: int = PREVIEW_CHARS
@@ -116,6 +117,7 @@ class Policy(Limit):
     resolves: bool = False
     render: Callable[[Ref, str], str] | None = None
     ttl: float | None = None
+    reference: Callable[[Ref], Mapping[str, Any]] | None = None
     safe_chars: int = field(init=False, repr=False, compare=False, default=0)
     """A text of at most this many characters stays inline, whatever it contains and whichever tool it came from."""
 
@@ -129,7 +131,8 @@ class Policy(Limit):
         for flag in ("enabled", "resolves"):
             _check(flag, given[flag], isinstance(given[flag], bool), "True or False")
         _check("count", self.count, self.count is None or callable(self.count), "a function from a text to a number")
-        _check("render", self.render, self.render is None or callable(self.render), "a function of a ref and a text")
+        for name, what in (("render", "a function of a ref and a text"), ("reference", "a function of a ref")):
+            _check(name, given[name], given[name] is None or callable(given[name]), what)
         is_name = isinstance(name, str) and 0 < len(name) <= 64 and name.isprintable()
         _check("read_tool", name, name is None or is_name, "the name of a tool or None")
         are_names = isinstance(takes, tuple) and all(isinstance(one, str) for one in takes)

@@ -17,9 +17,13 @@ from coatcheck.storage import TRANSCRIPT
 PREFIX: Final = TRANSCRIPT
 
 SUMMARY: Final = 80
+ADDED: Final = ""
+EXTENDED: Final = "+"
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _SESSION: Final = re.compile(r"transcript:[0-9a-f]{32}")
-_KEYS: Final = frozenset({"id", "size", "media_type", "summary", "path", "session", "encoding", "raw", "prefix"})
+_KEYS: Final = frozenset(
+    {"id", "size", "media_type", "summary", "path", "session", "encoding", "raw", "prefix", "details"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,8 @@ class ArtifactRef:
 
     `encoding` says how to restore the text from the artifact: a style of JSON strings, "json" for a value that is
     stored as it was written, or "base64" after a `prefix`. If no style gives the same bytes, `raw` is the id of an
-    artifact that contains them."""
+    artifact that contains them. If the line also has a `details.artifactRef`, `details` is what was there before: the
+    JSON of the replaced value, ADDED if there was nothing, EXTENDED if it was an object that got one more member."""
 
     id: str
     size: int
@@ -39,6 +44,7 @@ class ArtifactRef:
     encoding: str
     raw: str | None = None
     prefix: str = ""
+    details: str | None = None
 
     @property
     def pointer(self) -> str:
@@ -59,6 +65,8 @@ class ArtifactRef:
             record["raw"] = self.raw
         if self.prefix:
             record["prefix"] = self.prefix
+        if self.details is not None:
+            record["details"] = self.details
         return record
 
     @classmethod
@@ -117,12 +125,13 @@ def _parse_ref(value: object) -> ArtifactRef | None:
     if type(value.get("size")) is not int or not (raw is None or _is(_DIGEST, raw)):
         return None
     texts = [value.get(key) for key in ("media_type", "summary", "encoding")] + [value.get("prefix", "")]
-    if not all(isinstance(one, str) for one in texts):
+    if not all(isinstance(one, str) for one in (*texts, value.get("details", ""))):
         return None
     media_type, summary, encoding, prefix = map(str, texts)
     return ArtifactRef(
-        value["id"], value["size"], media_type, summary, tuple(path), value["session"], encoding, raw, prefix
-    )
+        value["id"], value["size"], media_type, summary, tuple(path), value["session"], encoding, raw, prefix,
+        value.get("details"),
+    )  # fmt: skip
 
 
 def _is(pattern: re.Pattern[str], value: object) -> bool:

@@ -8,6 +8,7 @@ second one is added that marks the first as not ours: so only what was added is 
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from coatcheck.errors import CoatcheckError, Damaged
 from coatcheck.messages import Format
 from coatcheck.messages.paths import REFS_KEY, Path, at
-from coatcheck.transcript.artifact_refs import ArtifactRef, LineRefs, dump_refs, parse_refs
+from coatcheck.refs import Ref
+from coatcheck.transcript.artifact_refs import ADDED, EXTENDED, ArtifactRef, LineRefs, dump_refs, parse_refs
 from coatcheck.transcript.scan import (
     STYLES,
     Opened,
@@ -113,6 +115,8 @@ def whole(text: bytes, fetch: Fetch, *, missing: Missing | None = None) -> bytes
         edits += [(*last[1], "")] if last else []
         for ref in one.refs:
             span = where.get((*holder, *ref.path))
+            if span is not None and ref.details is not None:
+                edits.append(_without_reference(source, start, (*holder, *ref.path), ref))
             if span is not None:
                 edits.append((*span, _restored(ref, source[span[0]], fetch, missing)))
             elif missing is None:
@@ -261,6 +265,7 @@ def _find(text: str, token: str, start: int) -> int:
 def _slimmed(opened: Opened, cuts: Iterable[_Cut], foreign: Iterable[Path], fmt: Format, keeper: Keeper) -> Slimmed:
     edits: list[tuple[int, int, str]] = []
     refs: dict[Path, list[ArtifactRef]] = {path: [] for path in foreign}
+    referenced: set[Path] = set()  # messages that have a `details.artifactRef`
     source, value = opened.source, opened.value
     if refs and not keeper.dry_run:
         keeper.own_session()  # the line will name it, even if nothing is put into it
@@ -274,6 +279,8 @@ def _slimmed(opened: Opened, cuts: Iterable[_Cut], foreign: Iterable[Path], fmt:
         stored = keeper.redacted(payload)
         ref, stub = keeper.put(fmt, stored)
         about = ArtifactRef.of(ref, payload.path[len(holder) :], keeper.session_id, "json")
+        if (added := _reference(opened, payload.path, ref, fmt, keeper, edits, referenced)) is not None:
+            about = replace(about, details=added)
         if not payload.is_json:
             about = _encoded(about, payload, token, cut.style, keeper, is_exact=stored is payload)
         refs.setdefault(holder, []).append(about)
@@ -285,6 +292,59 @@ def _slimmed(opened: Opened, cuts: Iterable[_Cut], foreign: Iterable[Path], fmt:
         edits.append((behind, behind, _KEY + dump_refs(refs[path], keeper.session_id)))
     found = tuple(replace(one, path=(*holder, *one.path)) for holder, some in refs.items() for one in some)
     return Slimmed(_edited(source, edits).encode(), found)
+
+
+def _reference(
+    opened: Opened,
+    path: Path,
+    ref: Ref,
+    fmt: Format,
+    keeper: Keeper,
+    edits: list[tuple[int, int, str]],
+    referenced: set[Path],
+) -> str | None:
+    """Add an edit that writes `details.artifactRef` into the message of a tool result, if the policy wants one and the
+    message has none yet. Return what `ArtifactRef.details` says about it."""
+    make = None if keeper.dry_run or fmt.name != "pi" else keeper.policy.reference
+    if make is None or "content" not in path:
+        return None
+    message = path[: path.index("content")]
+    value, inside = at(opened.value, message), (*message, "details")
+    if not isinstance(value, dict) or value.get("role") != "toolResult" or not isinstance(opened.value, dict):
+        return None
+    where = spans(opened.source, opened.start, [message, inside])
+    found = where.get(inside)
+    token = "" if found is None else opened.source[slice(*found)]
+    if "artifactRef" in token or message in referenced:
+        return None
+    referenced.add(message)
+    member = f'"artifactRef":{json.dumps(make(ref), ensure_ascii=True, separators=(",", ":"))}'
+    if found is None:
+        behind = last_member(opened.source, where[message][1])
+        edits.append((behind, behind, f',"details":{{{member}}}'))
+        return ADDED
+    if isinstance(value["details"], dict) and value["details"]:
+        behind = last_member(opened.source, found[1])
+        edits.append((behind, behind, f",{member}"))
+        return EXTENDED
+    edits.append((*found, f"{{{member}}}"))
+    return token
+
+
+def _without_reference(source: str, start: int, path: Path, ref: ArtifactRef) -> tuple[int, int, str]:
+    """Return the edit that takes `details.artifactRef` out of a message again."""
+    message = path[: path.index("content")] if "content" in path else path
+    where = spans(source, start, [message, (*message, "details")])
+    found = where.get((*message, "details"))
+    if found is None:
+        raise _edited_since(ref)
+    if ref.details not in (ADDED, EXTENDED):
+        return (*found, str(ref.details))
+    is_added = ref.details == ADDED
+    last = last_value(source, where[message][0] if is_added else found[0], "details" if is_added else "artifactRef")
+    if last is None:
+        raise _edited_since(ref)
+    return (*last[1], "")
 
 
 def _encoded(
