@@ -33,6 +33,13 @@ def share(value: object, what: str) -> None:
         raise _wrong(value, what, "above 0 and at most 1", False)
 
 
+def whole_text(text: str, what: str, *, least: int = 0, most: int = LARGEST) -> int:
+    """Return the integer that a text contains. The error does not repeat the text: it may be part of a url."""
+    if not (text.isascii() and text.isdecimal() and least <= int(text[:20]) <= most):
+        raise InvalidArgument(f"{what} must be an integer from {least} to {most}")
+    return int(text)
+
+
 def seconds(value: object, what: str, *, optional: bool = False) -> None:
     if not (optional and value is None) and not is_seconds(value):
         raise _wrong(value, what, "a non-negative number of seconds", optional)

@@ -169,7 +169,7 @@ class CoreSession(ABC):
         return self._content(entry)
 
     def ref(self, target: Ref | str) -> Ref | None:
-        """Return the current ref, or None if there is no such artifact."""
+        """Return the current ref, or None if the artifact is not found."""
         lookup = self._parts.lookup
         try:
             entry, _ = lookup.resolve(self._scope, target)
@@ -299,7 +299,7 @@ class CoreSession(ABC):
 
     def claimant(self) -> Claimant | None:
         """Return the current claim of this session: token, holder, and the time of its last claim or record. None if
-        there is no claim."""
+        it is unclaimed."""
         return self._parts.catalog.claimant(self.session_id)
 
     def record(self, series: str, body: bytes, *, token: int | None = None, keep: int | None = None) -> int:

@@ -47,7 +47,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """A session as stored in the catalog. `ttl` and `quota` are None if there is no limit."""
+    """A session as stored in the catalog. `ttl` and `quota` are None if they are unlimited."""
 
     session_id: str
     parent: str | None = None
@@ -476,7 +476,7 @@ class Upkeep(Rows):
 
     def _in_steps(self, doing: str, step: Callable[[int], tuple[Freed, bool]]) -> Freed:
         """Remove rows in several changes. `step` removes at most the given number, and tells whether there may be more.
-        The changes become smaller if there is no space for larger ones."""
+        The changes become smaller if the space is too short for larger ones."""
         freed, limit, is_open = Freed(), BATCH, True
         while is_open:
             try:
@@ -680,8 +680,8 @@ class Catalog(Records, Upkeep):
         """Return refs of one session, newest first, including tombstones.
 
         With `prefix`: for each artifact whose id starts with it, the newest of the refs that live longest; a tombstone
-        only if there is no other ref. With `name`: every ref put under that name. Otherwise all refs, or those with a
-        seq lower than `before`. With `content`, entries include the inline content."""
+        only if all of them are. With `name`: every ref put under that name. Otherwise all refs, or those with a seq
+        lower than `before`. With `content`, entries include the inline content."""
         refs = self.refs(session_id)
         if prefix is not None:
             refs = newest_of_each([one for one in refs if one.ref.artifact_id.startswith(prefix)])

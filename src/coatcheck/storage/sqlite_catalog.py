@@ -271,17 +271,27 @@ class SqliteCatalog(Catalog):
         )
 
     def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
-        lineage, ranges = list(sessions), [prefix_range(prefix) for prefix in prefixes]
-        if not ranges:
-            return []
-        wanted = f"WITH wanted (low, high) AS (VALUES {', '.join(['(?, ?)'] * len(ranges))})"
-        rows = self._query(
-            f"{wanted} SELECT {COLUMNS}, {'c.data' if content else 'NULL'} FROM wanted CROSS JOIN"
-            f" {_from('ref_by_digest').removeprefix('FROM')} {_CONTENT if content else ''} WHERE s.session_id IN"
-            f" ({', '.join('?' * len(lineage))}) AND r.digest BETWEEN wanted.low AND wanted.high ORDER BY r.seq DESC",
-            (*(bound for pair in ranges for bound in pair), *lineage),
-        )
+        lineage = list(sessions)
+        columns, joined = (f"{COLUMNS}, c.data", _CONTENT) if content else (f"{COLUMNS}, NULL", "")
+        rows = self._under_any(columns, f"{_from('ref_by_digest')} {joined}", lineage, prefixes)
         return newest_in_each(lineage, list(map(entry_of, rows)))
+
+    def near(self, sessions: Iterable[str], digests: Iterable[str]) -> set[str]:
+        source = "FROM session s JOIN ref r INDEXED BY ref_by_digest ON r.session_key = s.session_key"
+        starts = {digest[:MIN_PREFIX] for digest in digests}
+        return {digest.hex() for (digest,) in self._under_any("r.digest", source, list(sessions), starts)}
+
+    def _under_any(self, columns: str, source: str, lineage: Sequence[str], prefixes: Iterable[str]) -> list[Any]:
+        """Return columns of all refs of these sessions to artifacts whose id begins with one of the prefixes."""
+        bounds = [bound for prefix in prefixes for bound in prefix_range(prefix)]
+        if not bounds:
+            return []
+        wanted = f"WITH wanted (low, high) AS (VALUES {', '.join(['(?, ?)'] * (len(bounds) // 2))})"
+        return self._query(
+            f"{wanted} SELECT {columns} FROM wanted CROSS JOIN {source.removeprefix('FROM')} WHERE s.session_id IN"
+            f" ({', '.join('?' * len(lineage))}) AND r.digest BETWEEN wanted.low AND wanted.high ORDER BY r.seq DESC",
+            (*bounds, *lineage),
+        )
 
     def fetch(self, session_id: str, prefix: str) -> list[Entry]:
         low, high = prefix_range(prefix)
@@ -311,7 +321,9 @@ class SqliteCatalog(Catalog):
         return Blob(digest, *found[0][1:]) if found else None
 
     def _due(self, at: float) -> list[Entry]:
-        return self._entries(_FROM, f"WHERE (r.session_key, r.seq) IN ({_DUE} LIMIT {BATCH})", {"at": at})
+        due = f"FROM ({_DUE} LIMIT {BATCH}) due CROSS JOIN ref r USING (session_key, seq)"
+        source = f"{due} JOIN session s USING (session_key) LEFT JOIN blob b ON b.digest = r.digest"
+        return self._entries(source, "", {"at": at})
 
     def _would_expire(self, at: float) -> Freed:
         ((refs,),) = self._query(f"SELECT count(*) FROM ({_DUE})", {"at": at})
