@@ -30,6 +30,10 @@ _LATER = {
 _PACKAGES = frozenset({"context", "transcript"})
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})
+
+
 def __getattr__(name: str) -> Any:
     """Import everything but the errors when it is first used, so that a command imports only what it needs."""
     if name not in _LATER and name not in _PACKAGES:

@@ -50,6 +50,12 @@ def one_of(value: object, what: str, choices: Collection[str], *, optional: bool
         raise _wrong(value, what, "one of " + ", ".join(map(repr, choices)), optional)
 
 
+def valid(is_valid: bool, value: object, what: str, takes: str) -> None:
+    """Check what only the caller can judge."""
+    if not is_valid:
+        raise _wrong(value, what, takes, False)
+
+
 def _wrong(value: object, what: str, takes: str, optional: bool) -> InvalidArgument:
     given = clip(value) if isinstance(value, str) else clip(repr(value)).strip("'\"")
     return InvalidArgument(f"{what} must be {takes}{' or None' if optional else ''}, got {given}")

@@ -102,7 +102,7 @@ class BlobReader:
 
     def keep_open(self) -> None:
         """Keep the copy open from the next read on, until `close`."""
-        self._open = ExitStack()
+        self._open = self._open or ExitStack()
 
     def close(self) -> None:
         if self._open is not None:

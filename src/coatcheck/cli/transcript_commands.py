@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 import coatcheck
-from coatcheck import CoatcheckError
+from coatcheck import CoatcheckError, Store
 from coatcheck.cli import terminal
 from coatcheck.cli.options import open_existing, session_options, store_options, usage_error
 from coatcheck.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from coatcheck import Store
     from coatcheck.transcript import FileReport, Report
 
 _COLUMNS: Final = ("status", "format", "artifacts", "before_bytes", "after_bytes", "tokens_saved", "path")
@@ -123,7 +122,7 @@ def undo(paths: tuple[Path, ...], url: str | None, as_json: bool) -> int:
 
 @transcript.command()
 @paths_argument
-@click.option("--force", is_flag=True, help="Even if the file still has refs, which can then no longer be resolved.")
+@click.option("--force", is_flag=True, help="Even if the file still has refs; they then lead nowhere.")
 @store_options
 def forget(paths: tuple[Path, ...], force: bool, url: str | None, as_json: bool) -> int:
     """Drop what the store kept for transcripts.

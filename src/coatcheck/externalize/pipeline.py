@@ -231,7 +231,7 @@ def put_prepared(
 
 def stub_for(ref: Ref, prepared: Prepared, policy: Policy) -> tuple[str, int | None]:
     """Return the stub of a stored value, and the tokens of the value; None for binary content."""
-    about = facts(prepared.sample, ref.media_type, ref.kind, policy.preview_chars)
+    about = facts(prepared.encoded.data, ref.media_type, ref.kind, policy.preview_chars)
     return stub_of(ref.pointer, about, policy), about.tokens
 
 
@@ -386,7 +386,7 @@ class _Result:
                 value = redacted(prepared.value)
                 prepared = Prepared(value, as_text(value))
             media_type, kind = described(prepared.encoded, claimed)
-            about = facts(prepared.sample, media_type, kind, self._policy.preview_chars)
+            about = facts(prepared.encoded.data, media_type, kind, self._policy.preview_chars)
             entry = replace(self._about, media_type=media_type, kind=kind)
             ref = self._session.put_encoded(prepared.encoded, entry)
             if shown is not None:

@@ -11,9 +11,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from coatcheck.checks import one_of, seconds, whole
+from coatcheck.checks import one_of, seconds, valid, whole
 from coatcheck.config import Settings
-from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
 from coatcheck.refs import Ref
 from coatcheck.tokens import CLEARLY, TokenCounter, counted, estimate, probably_exceeds, roughly
@@ -129,20 +128,20 @@ class Policy(Limit):
         given: dict[str, Any] = vars(self)
         tools, name, takes = given["tools"], given["read_tool"], given["read_arguments"]
         for flag in ("enabled", "resolves"):
-            _check(flag, given[flag], isinstance(given[flag], bool), "True or False")
-        _check("count", self.count, self.count is None or callable(self.count), "a function from a text to a number")
-        for name, what in (("render", "a function of a ref and a text"), ("reference", "a function of a ref")):
-            _check(name, given[name], given[name] is None or callable(given[name]), what)
+            valid(isinstance(given[flag], bool), given[flag], flag, "True or False")
+        valid(self.count is None or callable(self.count), self.count, "count", "a function from a text to a number")
+        for function, what in (("render", "a function of a ref and a text"), ("reference", "a function of a ref")):
+            valid(given[function] is None or callable(given[function]), given[function], function, what)
         is_name = isinstance(name, str) and 0 < len(name) <= 64 and name.isprintable()
-        _check("read_tool", name, name is None or is_name, "the name of a tool or None")
+        valid(name is None or is_name, name, "read_tool", "the name of a tool or None")
         are_names = isinstance(takes, tuple) and all(isinstance(one, str) for one in takes)
-        _check("read_arguments", takes, are_names, 'a tuple of names, e.g. ("pointer", "lines")')
+        valid(are_names, takes, "read_arguments", 'a tuple of names, e.g. ("pointer", "lines")')
         is_mapping = isinstance(tools, Mapping) and all(isinstance(one, str) for one in tools)
-        _check("tools", tools, is_mapping, 'a mapping of tool names, e.g. {"read_file": "never"}')
+        valid(is_mapping, tools, "tools", 'a mapping of tool names, e.g. {"read_file": "never"}')
         for tool, rule in tools.items():
             is_rule = rule in ("always", "never") or callable(rule) or isinstance(rule, Limit)
             is_rule = is_rule and not isinstance(rule, Policy)
-            _check(f"the rule for {clip(tool)}", rule, is_rule, 'a Limit, "always", "never" or a function')
+            valid(is_rule, rule, f"the rule for {clip(tool)}", 'a Limit, "always", "never" or a function')
         object.__setattr__(self, "tools", MappingProxyType(dict(tools)))
         object.__setattr__(self, "safe_chars", self._safe_chars())
 
@@ -172,9 +171,3 @@ def configured(settings: Settings, redact: Literal["store"] | None = None) -> Po
     section = settings.section("policy")
     rules = {tool: rule if isinstance(rule, str) else Limit(**rule) for tool, rule in section["tools"].items()}
     return Policy(**section | {"tools": rules, "redact": redact or section["redact"]})
-
-
-def _check(what: str, value: object, is_valid: bool, expected: str) -> None:
-    if not is_valid:
-        given = clip(value, 60) if isinstance(value, str) else clip(repr(value), 60).strip("'\"")
-        raise InvalidArgument(f"{what} must be {expected}, got {given}")

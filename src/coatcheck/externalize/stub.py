@@ -81,8 +81,9 @@ class Facts:
     summary: str = ""
 
 
-def facts(sample: Sample, media_type: str, kind: str, limit: int, *, summary: str = "") -> Facts:
+def facts(content: Sample | bytes, media_type: str, kind: str, limit: int, *, summary: str = "") -> Facts:
     """Describe content from its head and tail."""
+    sample = content if isinstance(content, Sample) else Sample.of(content)
     size, cut = sample.size, sample
     whole, head = (_JSON_WHOLE, _JSON_HEAD) if media_type == media.JSON else (_WHOLE, _HEAD)
     if size > whole:  # a preview of less is faster; JSON gets more
