@@ -52,22 +52,8 @@ class ArtifactRef:
 
     def to_record(self) -> dict[str, Any]:
         """The JSON object that a line contains."""
-        record: dict[str, Any] = {
-            "id": self.id,
-            "size": self.size,
-            "media_type": self.media_type,
-            "summary": self.summary,
-            "path": list(self.path),
-            "session": self.session,
-            "encoding": self.encoding,
-        }
-        if self.raw is not None:
-            record["raw"] = self.raw
-        if self.prefix:
-            record["prefix"] = self.prefix
-        if self.details is not None:
-            record["details"] = self.details
-        return record
+        record = {name: getattr(self, name) for name in self.__slots__} | {"path": list(self.path)}
+        return {name: one for name, one in record.items() if one is not None and (one or name != "prefix")}
 
     @classmethod
     def of(

@@ -6,16 +6,14 @@ index, so any number of processes may append at the same time. What a line refer
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
-import stat
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -47,11 +45,11 @@ from coatcheck.transcript.placeholders import pointer_in_stub
 from coatcheck.transcript.scan import parse, parsed
 from coatcheck.transcript.splice import Fetch, bare, refs_of, sessions_in, slim, whole, with_refs
 from coatcheck.transcript.swap import (
-    READ_FLAGS,
     Layout,
     layout_of,
     lines_backwards,
     lines_between,
+    open_to_read,
     opened,
     starts_backwards,
 )
@@ -319,7 +317,7 @@ class Transcript:
             with self._reading() as (handle, size):
                 if size > 2 * self._detected_at:
                     with opened(handle) as file:
-                        self._layout, self._detected_at = layout_of(file), size
+                        self._layout, self._detected_at = replace(layout_of(file), document=None), size
         except NotFound:
             pass
         return self._layout
@@ -338,20 +336,12 @@ class Transcript:
         """Open the file that is at the path now. Yield its descriptor and its size: lines appended later are not
         read."""
         try:
-            handle = os.open(self.path, READ_FLAGS)
+            with open_to_read(self.path) as handle:
+                yield handle, os.fstat(handle).st_size
         except FileNotFoundError:
             raise NotFound(f"transcript not found: {clip(self.path.name)}", hint="append to it first") from None
         except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise InvalidArgument(f"{clip(self.path.name)} is a link", hint="pass the file itself") from None
             raise storage_error(error, "reading a transcript") from error
-        try:
-            info = os.fstat(handle)
-            if not stat.S_ISREG(info.st_mode):
-                raise InvalidArgument(f"{clip(self.path.name)} is not a file", hint="pass a transcript file")
-            yield handle, info.st_size
-        finally:
-            os.close(handle)
 
     def _recover(self, appender: Appender) -> None:
         try:
@@ -534,15 +524,9 @@ def pointers_in(line: bytes) -> Iterable[str]:
 
 def _sessions_near_the_end(path: Path) -> Iterator[str]:
     """Yield the sessions that the last lines of a file name, the newest first."""
-    try:
-        handle = os.open(path, READ_FLAGS)
-    except OSError:
-        return
-    try:
+    with suppress(OSError, InvalidArgument), open_to_read(path) as handle:
         size = os.fstat(handle).st_size
         for begin, line in lines_backwards(handle, size):
             yield from sessions_in(line)
             if size - begin > _SEARCHED:
                 return
-    finally:
-        os.close(handle)

@@ -14,10 +14,12 @@ once, so that a cut is cheap however often the budget is exceeded.
 from __future__ import annotations
 
 import json
+import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, takewhile
 from typing import Any, Final, Literal
 
 from coatcheck.checks import one_of, share, whole
@@ -124,29 +126,10 @@ def prune(
     inner = {number: found for number, one in enumerate(messages) if (found := fmt.inner(one)) is not None}
     are_lines = any(found is not messages[number] for number, found in inner.items())
     given = list(inner.values()) if are_lines else messages
-    placeholders = Placeholders(session, pinned, read_tool, redact)
     cutter = _Cutter(
-        given,
-        fmt,
-        placeholders=placeholders,
-        count=count,
-        max_tokens=max_tokens,
-        target=int(max_tokens * low_water),
-        keep_turns=keep_turns,
+        given, fmt, Placeholders(session, pinned, read_tool, redact), count, max_tokens, low_water, keep_turns
     )
-    newest = cutter.starts[-1] if cutter.starts else 0
-    cut, before, total = _steps(cutter, len(given), max_tokens, newest)
-    if total > max_tokens:
-        raise LimitExceeded(
-            f"the messages need at least {total:,} tokens, the budget is {max_tokens:,}",
-            hint="externalize results before they are sent, keep fewer turns, or raise the budget",
-        )
-    final = _Rendering(given, cutter, cut, placeholders, fmt, count)
-    was = None
-    if before is not cut:
-        was = _Rendering(given[:newest], cutter, before, placeholders, fmt, count, store=False)
-    done = final.pruned(cutter.tokens, newest, was, max_tokens)
-    done = replace(done, _counted=max(total, done.tokens_after))
+    done = cutter.pruned()
     return _in_lines(done, messages, inner, fmt) if are_lines else done
 
 
@@ -189,40 +172,6 @@ def _in_lines(done: Pruned, lines: Sequence[Message], inner: dict[int, Message],
     )
 
 
-def _steps(cutter: _Cutter, length: int, max_tokens: int, newest: int) -> tuple[_Cut | None, _Cut | None, int]:
-    """Replay the history message by message, and cut wherever it exceeded the budget. Return the last cut, the cut
-    before the newest turn, and the total tokens.
-
-    If no cut was enough at some point, the next message tries again."""
-    cut: _Cut | None = None
-    before: _Cut | None = None
-    total = 0
-    for number in range(length):
-        if number == newest:
-            before = cut
-        total += cutter.tokens[number]
-        if total > max_tokens or (cut is not None and cut.fold is not None and _is_late(cutter, cut, number)):
-            cut = cutter.cut(number + 1)
-            total = cut.tokens
-    return cut, before, total
-
-
-def _is_late(cutter: _Cutter, cut: _Cut, number: int) -> bool:
-    """Whether a message answers a call that was folded away."""
-    assert cut.fold is not None
-    places = range(len(cutter.results[number]))
-    asked = {found[0] for place in places if (found := cutter.pairing.call_of.get((number, place)))}
-    return bool(asked.intersection(cut.fold.numbers))
-
-
-@dataclass(frozen=True, slots=True)
-class _Fold:
-    """The numbers of the messages that are left out, and how many tokens the note in their place may take."""
-
-    numbers: tuple[int, ...]
-    room: int
-
-
 @dataclass(frozen=True, slots=True)
 class _Variant:
     """A message with payloads replaced, its tokens, and each placeholder with its call id and how to write it."""
@@ -235,27 +184,37 @@ class _Variant:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """What is done to the first `length` messages: the number up to which each stage is applied, and a fold."""
+    """What is done to the first `length` messages: the number up to which each stage is applied, and the numbers of the
+    messages that are folded into a note."""
 
     length: int
     tokens: int
-    reached: tuple[int, ...]
-    fold: _Fold | None = None
+    reached: tuple[int, ...] = ()
+    fold: tuple[int, ...] = ()
     steps: tuple[str, ...] = ()
 
 
+@dataclass(slots=True)
+class _Rendering:
+    """A cut applied to its messages: those, the number of each in the input (None for a note), and what was
+    replaced."""
+
+    messages: list[Message] = field(default_factory=list)
+    origin: list[int | None] = field(default_factory=list)
+    replaced: list[Replacement] = field(default_factory=list)
+
+
 class _Cutter:
-    """Makes cuts of one history. Nothing is stored here."""
+    """Makes cuts of one history, and applies them."""
 
     def __init__(
         self,
         messages: Sequence[Message],
         fmt: Format,
-        *,
         placeholders: Placeholders,
         count: TokenCounter,
         max_tokens: int,
-        target: int,
+        low_water: float,
         keep_turns: int,
     ) -> None:
         self._messages = messages
@@ -263,34 +222,94 @@ class _Cutter:
         self._placeholders = placeholders
         self._count = count
         self._max = max_tokens
-        self._target = target
-        self._crowded = (max_tokens + target) // 2
+        self._target = int(max_tokens * low_water)
+        self._crowded = (max_tokens + self._target) // 2
         self._keep_turns = keep_turns
-        self.tokens = [weigh(one, count) for one in messages]
-        self._total = list(accumulate(self.tokens, initial=0))
-        self.pairing = pair(messages, fmt)
-        self.sides = [side(one, fmt) for one in messages]
-        self.results = [fmt.results(one) for one in messages]
-        self.starts = turns(self.sides)
-        self._lead = self.starts[0] if self.starts else len(messages)
-        links = ((self._turn_of(asked), self._turn_of(at)) for (at, _), (asked, _) in self.pairing.call_of.items())
+        self._tokens = [weigh(one, count) for one in messages]
+        self._total = list(accumulate(self._tokens, initial=0))
+        self._pairing = pair(messages, fmt)
+        self._sides = [side(one, fmt) for one in messages]
+        self._results = [fmt.results(one) for one in messages]
+        self._starts = turns(self._sides)
+        self._lead = self._starts[0] if self._starts else len(messages)
+        links = ((self._turn_of(asked), self._turn_of(at)) for (at, _), (asked, _) in self._pairing.call_of.items())
         self._links = sorted({(one, other) for one, other in links if one != other})
-        self._users = [number for number, one in enumerate(self.sides) if one == "user"]
+        self._users = [number for number, one in enumerate(self._sides) if one == "user"]
         self._variants: list[list[_Variant | None]] = [[] for _ in _STAGES]
         self._saved = [[0] for _ in _STAGES]
-        self._spared: set[int] = {at for at, found in enumerate(self.results) if any(one.is_error for one in found)}
+        self._spared: set[int] = {at for at, found in enumerate(self._results) if any(one.is_error for one in found)}
         self._room = self._room_for_note(messages[0]) if messages else 0
 
-    def variants(self, cut: _Cut, number: int) -> Iterator[_Variant]:
+    def pruned(self) -> Pruned:
+        """Replay the history, and apply the last cut. Its payloads are stored."""
+        newest = self._starts[-1] if self._starts else 0
+        cut, before, total = self._steps(newest)
+        if total > self._max:
+            raise LimitExceeded(
+                f"the messages need at least {total:,} tokens, the budget is {self._max:,}",
+                hint="externalize results before they are sent, keep fewer turns, or raise the budget",
+            )
+        final = self._rendered(cut, len(self._messages), store=True)
+        pairs = list(zip(final.messages, final.origin, strict=True))
+        earlier = [one for one, at in pairs if at is None or at < newest]
+        if before is not cut:
+            earlier = self._rendered(before, newest, store=False).messages
+        tokens = [
+            self._tokens[at] if at is not None and one is self._messages[at] else weigh(one, self._count)
+            for one, at in pairs
+        ]
+        if sum(tokens) > self._max:  # the store failed, or returned longer pointers
+            raise LimitExceeded(
+                f"the messages need {sum(tokens):,} tokens, the budget is {self._max:,}", hint="raise the budget"
+            )
+        same = _shared(map(operator.is_, final.messages, self._messages))
+        stable = _shared(map(operator.eq, final.messages, earlier))
+        return Pruned(
+            messages=final.messages,
+            tokens_before=sum(self._tokens),
+            tokens_after=sum(tokens),
+            unchanged_prefix=StablePrefix(same, sum(tokens[:same])),
+            stable_prefix=StablePrefix(stable, sum(tokens[:stable])),
+            rewritten=stable < len(earlier),
+            replaced=tuple(final.replaced),
+            steps=cut.steps if cut else (),
+            failures=tuple(self._placeholders.failures),
+            _counted=max(total, sum(tokens)),
+        )
+
+    def _steps(self, newest: int) -> tuple[_Cut | None, _Cut | None, int]:
+        """Replay the history message by message, and cut wherever it exceeded the budget. Return the last cut, the cut
+        before the newest turn, and the total tokens.
+
+        If no cut was enough at some point, the next message tries again."""
+        cut: _Cut | None = None
+        before: _Cut | None = None
+        total = 0
+        for number, tokens in enumerate(self._tokens):
+            if number == newest:
+                before = cut
+            total += tokens
+            if total > self._max or (cut is not None and cut.fold and self._is_late(cut, number)):
+                cut = self._cut(number + 1)
+                total = cut.tokens
+        return cut, before, total
+
+    def _is_late(self, cut: _Cut, number: int) -> bool:
+        """Whether a message answers a call that was folded away."""
+        places = range(len(self._results[number]))
+        asked = {found[0] for place in places if (found := self._pairing.call_of.get((number, place)))}
+        return bool(asked.intersection(cut.fold))
+
+    def _variants_of(self, cut: _Cut | None, number: int) -> Iterator[_Variant]:
         """Yield what the stages of a cut made of one message, in order."""
-        for stage, reached in enumerate(cut.reached):
+        for stage, reached in enumerate(cut.reached if cut else ()):
             found = self._variants[stage][number] if number < reached else None
             if found is not None:
                 yield found
 
-    def cut(self, length: int) -> _Cut:
+    def _cut(self, length: int) -> _Cut:
         """Cut the first `length` messages to the budget, or as close to it as possible."""
-        starts = self.starts[: bisect_left(self.starts, length)]
+        starts = self._starts[: bisect_left(self._starts, length)]
         best: _Cut | None = None
         for keep in range(self._keep_turns, min(self._keep_turns, 1) - 1, -1):
             if best is not None and keep >= len(starts):
@@ -321,7 +340,7 @@ class _Cutter:
             changed = sum(1 for one in self._variants[stage][: reached[stage]] if one is not None)
             if changed:
                 steps.append(description.format(changed))
-        cut = _Cut(length, total, tuple(reached), None, tuple(steps))
+        cut = _Cut(length, total, tuple(reached), (), tuple(steps))
         return self._folded(cut, starts, old) if total > self._crowded else cut
 
     def _last_user(self, length: int) -> int:
@@ -333,74 +352,55 @@ class _Cutter:
         """Make the variants of a stage up to a number, each from what the stages before made of the message."""
         made, saved = self._variants[stage], self._saved[stage]
         for number in range(len(made), end):
-            message, tokens = self._messages[number], self.tokens[number]
+            message, tokens = self._messages[number], self._tokens[number]
             for earlier in self._variants[:stage]:
                 before = earlier[number] if number < len(earlier) else None
                 if before is not None:
                     message, tokens = before.message, before.tokens
-            found = self._make(message, number, _STAGES[stage][0]) if number >= self._lead else None
+            found = self._made(message, number, _STAGES[stage][0]) if number >= self._lead else None
             if found is not None and tokens - found.tokens < _MIN_SAVED:
                 found = None
             made.append(found)
             saved.append(saved[-1] + (tokens - found.tokens if found is not None else 0))
 
-    def _make(self, message: Message, number: int, what: What) -> _Variant | None:
-        if what == "result":
-            return self._results(message, number)
-        if what == "arguments":
-            return self._arguments(message)
-        if what == "media":
-            return self._media(message)
-        bare = self._fmt.without_thinking(message)
-        return None if bare is None else _Variant(bare, weigh(bare, self._count), "thinking")
-
-    def _results(self, message: Message, number: int) -> _Variant | None:
+    def _made(self, message: Message, number: int, what: What) -> _Variant | None:
+        """Return what a stage makes of a message, or None if it changes nothing."""
         parts = []
-        for place, result in enumerate(self.results[number]):
-            if result.is_error or not is_replaceable(message, result):
-                continue
-            call = self.pairing.call_of.get((number, place))
-            tool = result.name or (call[1].name if call else None)
-            content = at(message, result.content_path)
-            made = self._placeholders.of(content, "an older result", tool=tool, call_id=result.call_id)
+        for content, name, tool, call_id, write in self._payloads(message, number, what):
+            made = self._placeholders.of(content, name, tool=tool, call_id=call_id)
             if made is None:
                 continue
-            if made.pinned or self._placeholders.never_leaves(tool):
+            if not made.pinned and not (what == "result" and self._placeholders.never_leaves(tool)):
+                parts.append((made, call_id, write))
+            elif what == "result":
                 self._spared.add(number)
-                continue
-            parts.append((made, result.call_id, _result_writer(self._fmt, place)))
-        return self._written(message, "result", parts)
+        done = self._fmt.without_thinking(message) if what == "thinking" else None
+        if parts:
+            done = self._with_placeholders(message, parts)
+        return None if done is None else _Variant(done, weigh(done, self._count), what, tuple(parts))
 
-    def _arguments(self, message: Message) -> _Variant | None:
-        parts = []
-        for place, call in enumerate(self._fmt.calls(message)):
-            found = arguments_of(message, call)
-            if found is None or len(dumped(found[1])) <= _SMALL_ARGUMENTS:
-                continue
-            made = self._placeholders.of(found[1], "older arguments", tool=call.name, call_id=call.id)
-            if made is not None and not made.pinned:
-                parts.append((made, call.id, _argument_writer(self._fmt, place)))
-        return self._written(message, "arguments", parts)
+    def _payloads(self, message: Message, number: int, what: What) -> Iterator[tuple[Any, str, str | None, str, Write]]:
+        """Yield the payloads that a stage replaces: the content, what it is, tool, call id, and how to replace it."""
+        fmt = self._fmt
+        if what == "result":
+            for place, result in enumerate(self._results[number]):
+                if not result.is_error and is_replaceable(message, result):
+                    asked = self._pairing.call_of.get((number, place))
+                    tool, content = result.name or (asked[1].name if asked else None), at(message, result.content_path)
+                    yield content, "an older result", tool, result.call_id, partial(_write_result, fmt, place)
+        elif what == "arguments":
+            for place, call in enumerate(fmt.calls(message)):
+                found = arguments_of(message, call)
+                if found is not None and len(dumped(found[1])) > _SMALL_ARGUMENTS:
+                    yield found[1], "older arguments", call.name, call.id, partial(_write_arguments, fmt, place)
+        elif what == "media":
+            for path, carried in attachments(message):
+                yield carried.value, "an older attachment", None, "", partial(_write_attachment, path)
 
-    def _media(self, message: Message) -> _Variant | None:
-        parts = []
-        for path, carried in attachments(message):
-            made = self._placeholders.of(carried.value, "an older attachment", tool=None, call_id=None)
-            if made is not None and not made.pinned:
-                parts.append((made, "", _attachment_writer(path)))
-        return self._written(message, "media", parts)
-
-    def _written(
-        self,
-        message: Message,
-        what: What,
-        parts: list[tuple[Placeholder, str, Write]],
-    ) -> _Variant | None:
-        if not parts:
-            return None
-        variant = _Variant(message, 0, what, tuple(parts))
-        done = _with_placeholders(variant, message, self._placeholders.read_tool)
-        return replace(variant, message=done, tokens=weigh(done, self._count))
+    def _with_placeholders(self, message: Message, parts: Iterable[tuple[Placeholder, str, Write]]) -> Message:
+        for made, _, write in parts:
+            message = write(message, made.text(self._placeholders.read_tool))
+        return message
 
     def _folded(self, cut: _Cut, starts: list[int], old: int) -> _Cut:
         """Fold the oldest turns of a cut into a note. Turns with errors or pinned artifacts are folded only if the
@@ -408,7 +408,7 @@ class _Cutter:
         if not starts or not self._room:
             return cut
         first = starts[0]
-        task = first if self.sides[first] == "user" and self.tokens[first] * _TASK <= self._max else -1
+        task = first if self._sides[first] == "user" and self._tokens[first] * _TASK <= self._max else -1
         gone: list[int] = []
         spared: list[list[int]] = []
         count, total = 0, cut.tokens + self._room
@@ -421,7 +421,7 @@ class _Cutter:
                 if not forced and not self._spared.isdisjoint(group):
                     spared.append(group)
                     continue
-                chosen = [number for number in group if number != task and self.sides[number] != "system"]
+                chosen = [number for number in group if number != task and self._sides[number] != "system"]
                 total -= sum(self._cost(cut, number) for number in chosen)
                 gone += chosen
                 count += 1
@@ -430,8 +430,7 @@ class _Cutter:
         step = f"{len(gone)} messages of {count} turns were folded into a note"
         if kept := self._spared.intersection(gone):
             step += f", {len(kept)} of them errors or pinned artifacts, because nothing else was left"
-        fold = _Fold(tuple(sorted(gone)), self._room)
-        return replace(cut, fold=fold, tokens=total, steps=(*cut.steps, step))
+        return replace(cut, fold=tuple(sorted(gone)), tokens=total, steps=(*cut.steps, step))
 
     def _groups(self, starts: list[int], length: int, old: int) -> Iterator[list[int]]:
         """Yield the message numbers of old turns, the oldest turn first, grouped with turns that share a call and its
@@ -456,47 +455,70 @@ class _Cutter:
         return 0 if smallest is None else max(weigh(smallest, self._count), self._max // _NOTE_SHARE)
 
     def _turn_of(self, number: int) -> int:
-        return bisect_right(self.starts, number) - 1
+        return bisect_right(self._starts, number) - 1
 
     def _cost(self, cut: _Cut, number: int) -> int:
-        tokens = self.tokens[number]
-        for variant in self.variants(cut, number):
-            tokens = variant.tokens
-        return tokens
+        return [self._tokens[number], *(one.tokens for one in self._variants_of(cut, number))][-1]
+
+    def _rendered(self, cut: _Cut | None, length: int, *, store: bool) -> _Rendering:
+        """Apply a cut to the first messages. Its payloads are stored, unless it is only made for a comparison."""
+        done, fold = _Rendering(), cut.fold if cut else ()
+        gone = frozenset(fold)
+        for number, message in enumerate(self._messages[:length]):
+            if fold and number == fold[0]:
+                note, pointer = self._note(fold, store)
+                done.messages.append(note)
+                done.origin.append(None)
+                done.replaced += [Replacement(one, "turns", "", pointer) for one in fold]
+            if number in gone:
+                continue
+            for variant in self._variants_of(cut, number):
+                parts = variant.parts
+                if store:
+                    parts = tuple((self._placeholders.put(made), call_id, write) for made, call_id, write in parts)
+                message = self._with_placeholders(message, parts) if parts else variant.message
+                found = [(call_id, made.pointer) for made, call_id, _ in parts] or [("", None)]
+                done.replaced += [Replacement(number, variant.what, *one) for one in found]
+            done.messages.append(message)
+            done.origin.append(number)
+        return done
+
+    def _note(self, fold: tuple[int, ...], store: bool) -> tuple[Message, str | None]:
+        """Return the note of a fold, and the pointer of the folded messages, which are stored one per line."""
+        lines = "\n".join(dumped(self._messages[number]) for number in fold)
+        stored = self._placeholders.of(lines, "earlier messages", tool=None, call_id=None)
+        if stored is not None and store:
+            stored = self._placeholders.put(stored)
+        pointer = stored.pointer if stored is not None else None
+        found = pointers_in(lines)
+        listed = self._placeholders.lines(found, _MAX_LISTED)
+        while True:
+            others = len(found) - len(listed)
+            text = _note_text(len(fold), pointer, listed, others, self._placeholders.read_tool)
+            note = self._fmt.user_message(text, self._messages[fold[0]])
+            assert note is not None, "a format without a conversation is not folded"
+            if not listed or weigh(note, self._count) <= self._room:
+                return note, pointer
+            listed = listed[: len(listed) // 2]
 
 
-def _with_placeholders(variant: _Variant, message: Message, read_tool: str | None) -> Message:
-    for made, _, write in variant.parts:
-        message = write(message, made.text(read_tool))
-    return message
+def _write_result(fmt: Format, place: int, message: Message, text: str) -> Message:
+    """Write the content of the n-th result of a message."""
+    return fmt.with_content(message, fmt.results(message)[place], text)
 
 
-def _result_writer(fmt: Format, place: int) -> Write:
-    """Writes the content of the n-th result of a message."""
-    return lambda message, text: fmt.with_content(message, fmt.results(message)[place], text)
+def _write_arguments(fmt: Format, place: int, message: Message, text: str) -> Message:
+    """Write the arguments of the n-th call of a message, given the JSON of an object."""
+    found = arguments_of(message, fmt.calls(message)[place])
+    if found is None:
+        return message
+    return dict(replaced(message, found[0], text if isinstance(found[1], str) else json.loads(text)))
 
 
-def _argument_writer(fmt: Format, place: int) -> Write:
-    """Writes the arguments of the n-th call of a message, given the JSON of an object."""
-
-    def write(message: Message, text: str) -> Message:
-        found = arguments_of(message, fmt.calls(message)[place])
-        if found is None:
-            return message
-        path, old = found
-        return dict(replaced(message, path, text if isinstance(old, str) else json.loads(text)))
-
-    return write
-
-
-def _attachment_writer(path: Path) -> Write:
-    """Writes a text in place of an image or a document."""
-
-    def write(message: Message, text: str) -> Message:
-        carried = blocks.payload(at(message, path))
-        return message if carried is None else dict(replaced(message, path, carried.replace(text)))
-
-    return write
+def _write_attachment(path: Path, message: Message, text: str) -> Message:
+    """Write a text in place of an image or a document."""
+    carried = blocks.payload(at(message, path))
+    return message if carried is None else dict(replaced(message, path, carried.replace(text)))
 
 
 def _note_text(number: int, pointer: str | None, listed: Sequence[str], others: int, read_tool: str | None) -> str:
@@ -513,107 +535,6 @@ def _note_text(number: int, pointer: str | None, listed: Sequence[str], others: 
     return json.dumps(note, ensure_ascii=False, separators=(",", ":"))
 
 
-class _Rendering:
-    """A cut applied to its messages. Its payloads are stored, unless it is only made for a comparison."""
-
-    def __init__(
-        self,
-        messages: Sequence[Message],
-        cutter: _Cutter,
-        cut: _Cut | None,
-        placeholders: Placeholders,
-        fmt: Format,
-        count: TokenCounter,
-        *,
-        store: bool = True,
-    ) -> None:
-        self._store = store
-        self._given = messages
-        self._cutter = cutter
-        self._fmt = fmt
-        self._cut = cut
-        self._placeholders = placeholders
-        self._count = count
-        self.messages: list[Message] = []
-        self.origin: list[int | None] = []
-        self.replaced: list[Replacement] = []
-        self._write()
-
-    def _write(self) -> None:
-        fold = self._cut.fold if self._cut else None
-        gone = frozenset(fold.numbers) if fold else frozenset()
-        for number, message in enumerate(self._given):
-            if fold is not None and number == fold.numbers[0]:
-                note, pointer = self._note(fold)
-                self._add(note, None)
-                self.replaced += [Replacement(one, "turns", "", pointer) for one in fold.numbers]
-            if number in gone:
-                continue
-            done = message
-            for variant in self._cutter.variants(self._cut, number) if self._cut else ():
-                done = self._apply(variant, done, number)
-            self._add(done, number)
-
-    def _note(self, fold: _Fold) -> tuple[Message, str | None]:
-        """Return the note of a fold, and the pointer of the folded messages, which are stored one per line."""
-        lines = "\n".join(dumped(self._given[number]) for number in fold.numbers)
-        stored = self._placeholders.of(lines, "earlier messages", tool=None, call_id=None)
-        if stored is not None and self._store:
-            stored = self._placeholders.put(stored)
-        pointer = stored.pointer if stored is not None else None
-        found = pointers_in(lines)
-        listed = self._placeholders.lines(found, _MAX_LISTED)
-        while True:
-            others = len(found) - len(listed)
-            text = _note_text(len(fold.numbers), pointer, listed, others, self._placeholders.read_tool)
-            note = self._fmt.user_message(text, self._given[fold.numbers[0]])
-            assert note is not None, "a format without a conversation is not folded"
-            if not listed or weigh(note, self._count) <= fold.room:
-                return note, pointer
-            listed = listed[: len(listed) // 2]
-
-    def _add(self, message: Message, origin: int | None) -> None:
-        self.messages.append(message)
-        self.origin.append(origin)
-
-    def _apply(self, variant: _Variant, message: Message, number: int) -> Message:
-        if not variant.parts:
-            self.replaced.append(Replacement(number, variant.what, "", None))
-            return variant.message
-        if not self._store:
-            return _with_placeholders(variant, message, self._placeholders.read_tool)
-        stored = tuple((self._placeholders.put(made), call_id, write) for made, call_id, write in variant.parts)
-        self.replaced += [Replacement(number, variant.what, call_id, made.pointer) for made, call_id, _ in stored]
-        return _with_placeholders(replace(variant, parts=stored), message, self._placeholders.read_tool)
-
-    def pruned(self, costs: Sequence[int], newest: int, was: _Rendering | None, max_tokens: int) -> Pruned:
-        tokens = [
-            costs[at] if at is not None and done is self._given[at] else weigh(done, self._count)
-            for done, at in zip(self.messages, self.origin, strict=True)
-        ]
-        if sum(tokens) > max_tokens:  # the store failed, or returned longer pointers
-            raise LimitExceeded(
-                f"the messages need {sum(tokens):,} tokens, the budget is {max_tokens:,}", hint="raise the budget"
-            )
-        same = 0
-        while same < len(self.messages) and self.messages[same] is self._given[same]:
-            same += 1
-        earlier = (
-            was.messages
-            if was is not None
-            else [one for one, at in zip(self.messages, self.origin, strict=True) if at is None or at < newest]
-        )
-        stable = 0
-        while stable < min(len(earlier), len(self.messages)) and earlier[stable] == self.messages[stable]:
-            stable += 1
-        return Pruned(
-            messages=self.messages,
-            tokens_before=sum(costs),
-            tokens_after=sum(tokens),
-            unchanged_prefix=StablePrefix(same, sum(tokens[:same])),
-            stable_prefix=StablePrefix(stable, sum(tokens[:stable])),
-            rewritten=stable < len(earlier),
-            replaced=tuple(self.replaced),
-            steps=self._cut.steps if self._cut else (),
-            failures=tuple(self._placeholders.failures),
-        )
+def _shared(same: Iterable[bool]) -> int:
+    """Count how many are true before the first that is not."""
+    return sum(1 for _ in takewhile(bool, same))

@@ -56,7 +56,7 @@ class Index:
 
 
 @dataclass(frozen=True, slots=True)
-class UnresolvedPointer:
+class PointerProblem:
     """A pointer that does not resolve, and why."""
 
     pointer: str
@@ -69,7 +69,7 @@ class SummaryCheck:
     """What is wrong with the pointers of a summary: those that do not resolve, and those of the index that are missing.
     `more` counts what is not listed. `str()` describes the problems so that a model can fix them."""
 
-    unresolved: tuple[UnresolvedPointer, ...] = ()
+    unresolved: tuple[PointerProblem, ...] = ()
     lost: tuple[str, ...] = ()
     more: int = 0
     found: int = field(default=0, compare=False)
@@ -187,23 +187,23 @@ def _ref(session: Session, pointer: str) -> Ref | None:
         return None
 
 
-def _checked(name: str, session: Session) -> UnresolvedPointer | None:
+def _checked(name: str, session: Session) -> PointerProblem | None:
     """Return what is wrong with a pointer of a summary, or None if it resolves. A pointer of another session is
     reported exactly like one that does not exist."""
     pointer = SCHEME + name
     if not re.fullmatch(rf"[0-9a-f]{{{MIN_PREFIX},64}}", name):
         shown = pointer if len(pointer) <= 80 else pointer[:80] + "…"
-        return UnresolvedPointer(shown, "not a pointer", "is not a pointer: copy it exactly from the index")
+        return PointerProblem(shown, "not a pointer", "is not a pointer: copy it exactly from the index")
     try:
         session.coverage(pointer)
     except Expired:
-        return UnresolvedPointer(pointer, "expired", "has expired: leave it out, or run the tool again")
+        return PointerProblem(pointer, "expired", "has expired: leave it out, or run the tool again")
     except AmbiguousPointer as error:
-        return UnresolvedPointer(
+        return PointerProblem(
             pointer, "ambiguous", f"matches several artifacts: use one of {', '.join(error.candidates[:4])}"
         )
     except CoatcheckError:
-        return UnresolvedPointer(pointer, "unknown", "is not an artifact of this session: leave it out")
+        return PointerProblem(pointer, "unknown", "is not an artifact of this session: leave it out")
     return None
 
 

@@ -19,7 +19,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -31,7 +31,7 @@ from coatcheck.messages import Format, detect
 from coatcheck.transcript.artifact_refs import PREFIX, is_session_id
 from coatcheck.transcript.scan import Opened, parsed
 
-READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_LINKS: Final = {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
@@ -98,6 +98,24 @@ def batches(file: BinaryIO, start: int, end: int, *, is_document: bool) -> Itera
                 size += len(line)
         left -= size
         yield lines
+
+
+@contextmanager
+def open_to_read(path: str | Path, folder: int | None = None) -> Iterator[int]:
+    """Open a regular file, without following a link or waiting for a pipe. `folder` is a descriptor."""
+    name = os.path.basename(path)
+    try:
+        handle = os.open(path, _READ, dir_fd=folder)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise InvalidArgument(f"{clip(name)} is a symbolic link", hint="pass the file that it points to") from None
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise InvalidArgument(f"{clip(name)} is not a file", hint="pass a transcript file, or a folder of them")
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def opened(handle: int) -> BinaryIO:
@@ -196,7 +214,7 @@ class SwapFile:
         """Open the file for reading, with an exclusive lock on it."""
         deadline = time.monotonic() + _LOCK_TIMEOUT
         while True:
-            with self._opened_to_read(self._name) as handle:
+            with open_to_read(self._name, self._folder) as handle:
                 while not _is_locked(handle):
                     if time.monotonic() > deadline:
                         raise StoreUnavailable(
@@ -217,10 +235,8 @@ class SwapFile:
             raise InvalidArgument(f"{clip(self._backup)} is not a file", hint="move it away: Coatcheck did not make it")
         return found.st_size
 
-    @contextmanager
-    def reading_backup(self) -> Iterator[int]:
-        with self._opened_to_read(self._backup) as handle:
-            yield handle
+    def reading_backup(self) -> AbstractContextManager[int]:
+        return open_to_read(self._backup, self._folder)
 
     def extend_backup(self, data: Iterator[bytes], *, after: int | None = None) -> None:
         """Append to the backup, create it if it is missing, and sync it. With `after`, it is cut to that size first."""
@@ -322,21 +338,6 @@ class SwapFile:
     def _opened(self, name: str, flags: int) -> Iterator[int]:
         handle = os.open(name, flags, 0o600, dir_fd=self._folder)
         try:
-            yield handle
-        finally:
-            os.close(handle)
-
-    @contextmanager
-    def _opened_to_read(self, name: str) -> Iterator[int]:
-        try:
-            handle = os.open(name, READ_FLAGS, dir_fd=self._folder)
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            raise InvalidArgument(f"{clip(name)} is a symbolic link", hint="pass the file that it points to") from None
-        try:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise InvalidArgument(f"{clip(name)} is not a file", hint="pass a transcript file, or a folder of them")
             yield handle
         finally:
             os.close(handle)
