@@ -325,13 +325,7 @@ class CoreSession(ABC):
         return number
 
     def records(
-        self,
-        series: str,
-        *,
-        after: int = 0,
-        before: int | None = None,
-        limit: int | None = None,
-        newest: bool = False,
+        self, series: str, *, after: int = 0, before: int | None = None, limit: int | None = None, newest: bool = False
     ) -> builtins.list[Record]:
         """Return the records of a series (number, time, token, body), oldest first, or with `newest` newest first.
 

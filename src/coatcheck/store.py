@@ -64,14 +64,9 @@ class Store:
         self._secret: bytes | None = None
         self._activity = Activity(catalog)
         lookup = Lookup(blobs, catalog, self._activity, clock)
+        limits = Limits(quota_bytes, grace)
         self._intake = Intake(
-            blobs,
-            catalog,
-            lookup,
-            limits=Limits(quota_bytes, grace),
-            max_artifact_bytes=max_artifact_bytes,
-            clock=clock,
-            make_room=lambda: self.collect(compress=False),
+            blobs, catalog, lookup, limits, max_artifact_bytes, clock, lambda: self.collect(compress=False)
         )
         self._session_type = session_type
         self._parts = Parts(blobs, catalog, passages, self._activity, lookup, self._intake, clock, ttl, grace, Files())

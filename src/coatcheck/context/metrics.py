@@ -384,7 +384,7 @@ class _Release:
         reported = {one.figure: one.actual for one in found if one.actual is not None}
         self._reported |= reported
         figures = {name: getattr(call, name) for name in FLOORS}
-        body = {"type": TYPE, "session": "-", **figures, **({"told": reported} if reported else {})}
+        body = {"type": TYPE, "session": "-", **figures, **({"reported": reported} if reported else {})}
         self._session.record(self._series, json.dumps(body, separators=(",", ":")).encode(), keep=_KEPT_CALLS)
         return found
 
@@ -405,7 +405,7 @@ def _read_calls(records: Iterable[Record]) -> Iterator[PromptMetrics]:
 
 @dataclass(frozen=True, slots=True)
 class _ReleaseRecord:
-    told: Mapping[str, Number] = field(default_factory=dict)
+    reported: Mapping[str, Number] = field(default_factory=dict)
 
 
 def _reported_in(record: Record) -> dict[str, float]:
@@ -414,7 +414,7 @@ def _reported_in(record: Record) -> dict[str, float]:
         found: _ReleaseRecord = _reader(_ReleaseRecord)(json.loads(record.body))
     except (ValueError, RecursionError):
         return {}
-    return {name: value for name, value in found.told.items() if name in FLOORS}
+    return {name: value for name, value in found.reported.items() if name in FLOORS}
 
 
 def _notices(call: PromptMetrics, settings: Settings, ratio: float = 1.0) -> list[Notice]:
