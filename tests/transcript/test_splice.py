@@ -18,10 +18,9 @@ from coatcheck.errors import NotFound
 from coatcheck.messages import FORMATS
 from coatcheck.messages.paths import REFS_KEY, at
 from coatcheck.transcript import scan
-from coatcheck.transcript.artifact_refs import ArtifactRef
 from coatcheck.transcript.keep import Keeper, fetch_from, new_session_id
 from coatcheck.transcript.scan import STYLES, Opened, binary, parse, styled, tokens_of
-from coatcheck.transcript.splice import _find, refs_of, slim, whole
+from coatcheck.transcript.splice import ArtifactRef, _find, refs_of, slim, whole
 from tests.backends import Backend
 from tests.transcript.samples import CODE, IMAGE, LARGE, ROWS, SAMPLES, as_lines
 

@@ -12,11 +12,11 @@ with transcript.Transcript("session.jsonl", session) as log:
 
 from coatcheck.messages import FORMATS, Format, detect
 from coatcheck.messages.pairing import unpaired
-from coatcheck.transcript.artifact_refs import ArtifactRef
 from coatcheck.transcript.file import Appended, Line, Problem, Transcript
 from coatcheck.transcript.migrate import FileReport, Report, externalize, forget, rehydrate, undo, verify
 from coatcheck.transcript.prune import Pruned, prune
 from coatcheck.transcript.safeguard import Index, SummaryCheck, check_summary, safeguard
+from coatcheck.transcript.splice import ArtifactRef
 
 __all__ = [
     "FORMATS",

@@ -7,10 +7,8 @@ that a crash left unfinished at the end is moved to a file beside it when the tr
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
-import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +17,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from coatcheck.errors import InvalidArgument, StoreUnavailable, storage_error
+from coatcheck.errors import StoreUnavailable, storage_error
 from coatcheck.ids import clip
 from coatcheck.storage.disk import Disk
 from coatcheck.transcript.scan import parsed
-from coatcheck.transcript.swap import pieces, starts_backwards
+from coatcheck.transcript.swap import open_regular, pieces, starts_backwards
 
 _OPEN: Final = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAX_LINE: Final = 64 << 20  # bytes; a longer unfinished line is left alone
@@ -145,10 +143,6 @@ class Appender:
                 f"folder not found: {clip(str(self._path.parent))}", hint="create it, or use another path"
             ) from None
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-                raise InvalidArgument(
-                    f"{clip(self._path.name)} is a link or not a regular file", hint="pass the file itself"
-                ) from None
             raise storage_error(error, "opening a transcript") from error
         return self._handle
 
@@ -158,11 +152,7 @@ class Appender:
                 handle = os.open(self._path, _OPEN | os.O_CREAT | os.O_EXCL, 0o600)
                 self._sync_folder()
                 return handle
-        handle = os.open(self._path, _OPEN)
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            os.close(handle)
-            raise InvalidArgument(f"{clip(self._path.name)} is not a file", hint="pass a transcript file")
-        return handle
+        return open_regular(self._path, _OPEN)
 
     def _sync_folder(self) -> None:
         folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

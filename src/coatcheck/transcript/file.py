@@ -34,16 +34,15 @@ from coatcheck.externalize.policy import Policy
 from coatcheck.ids import SCHEME, clip
 from coatcheck.messages import PLAIN, Format, Message, detect, named_format
 from coatcheck.messages.pairing import unpaired
-from coatcheck.messages.paths import REFS_KEY, at, texts
+from coatcheck.messages.paths import at, texts
 from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.storage.disk import Disk
 from coatcheck.transcript.appending import Appender
-from coatcheck.transcript.artifact_refs import ArtifactRef
 from coatcheck.transcript.keep import Keeper, Manifest, fetch_from, record_manifest
 from coatcheck.transcript.placeholders import pointer_in_stub
 from coatcheck.transcript.scan import parse, parsed
-from coatcheck.transcript.splice import Fetch, bare, refs_of, sessions_in, slim, whole, with_refs
+from coatcheck.transcript.splice import MARK, ArtifactRef, Fetch, bare, refs_of, sessions_in, slim, whole, with_refs
 from coatcheck.transcript.swap import (
     Layout,
     layout_of,
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
 
 Mode = Literal["stored", "stubs", "whole"]
 _MAX_PROBLEMS: Final = 1_000
-_MARK: Final = REFS_KEY.encode()
 _STUB: Final = (b'{\\"stub\\":\\"', b"{\\u0022stub")  # how a stub looks inside a JSON string
 _SCHEME: Final = SCHEME.encode()
 _POINTER: Final = re.compile(rb"art:[0-9a-f]{12,64}(?![0-9a-f])")
@@ -440,18 +438,18 @@ class _Writer(Keeper):
                 return [_WrittenLine(line, failure=str(error)) for line in lines]
 
     def _may_change(self, line: bytes) -> bool:
-        return len(line) >= self.least or _MARK in line or _SCHEME in line
+        return len(line) >= self.least or MARK in line or _SCHEME in line
 
     def _written(self, line: bytes, fmt: Format) -> _WrittenLine:
         try:
             done = slim(line, fmt, self)
             text, refs = done.text, done.refs
-            if text is not line or _MARK not in line:
+            if text is not line or MARK not in line:
                 more = self._stub_refs(line, fmt)
                 if more:
                     text, refs = with_refs(text, more, self.session_id), (*refs, *more)
             self._held |= {ref.pointer for ref in refs if fmt.is_shown(ref.path)}
-            if self._hold_pointers(text) and _MARK not in text:
+            if self._hold_pointers(text) and MARK not in text:
                 text = with_refs(text, (), self.session_id)
         except (StoreError, LimitExceeded) as error:
             return _WrittenLine(line, failure=str(error))

@@ -29,9 +29,8 @@ from coatcheck.refs import Ref, summarize
 from coatcheck.session import Session
 from coatcheck.store import Store
 from coatcheck.tokens import at_most, sampled
-from coatcheck.transcript.artifact_refs import PREFIX
 from coatcheck.transcript.scan import binary, parse, utf8
-from coatcheck.transcript.splice import Fetch, LinePayload
+from coatcheck.transcript.splice import PREFIX, Fetch, LinePayload
 from coatcheck.values import as_text, encode
 
 _SERIES: Final = "transcript"
@@ -131,8 +130,7 @@ class Keeper:
             return payload
         self.masked += 1
         if isinstance(stored, bytes):
-            prefix = payload.text.partition(",")[0] + "," if payload.text.startswith("data:") else ""
-            return payload._replace(value=stored, text=prefix + base64.b64encode(stored).decode())
+            return payload._replace(value=stored, text=payload.prefix + base64.b64encode(stored).decode())
         if payload.is_json:
             stored = utf8(stored) if isinstance(stored, str) else as_text(stored)
         return payload._replace(value=stored, text=stored)

@@ -32,11 +32,9 @@ from coatcheck.errors import (
 from coatcheck.externalize.policy import Policy
 from coatcheck.ids import MIN_PREFIX, SCHEME, clip
 from coatcheck.messages import PLAIN, Format, named_format
-from coatcheck.messages.paths import REFS_KEY
 from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.store import Store
-from coatcheck.transcript.artifact_refs import ArtifactRef
 from coatcheck.transcript.file import pointers_in
 from coatcheck.transcript.keep import (
     Keeper,
@@ -48,7 +46,7 @@ from coatcheck.transcript.keep import (
     record_manifest,
     sessions_for,
 )
-from coatcheck.transcript.splice import Fetch, refs_of, sessions_in, slim, whole
+from coatcheck.transcript.splice import MARK, ArtifactRef, Fetch, refs_of, sessions_in, slim, whole
 from coatcheck.transcript.swap import SwapFile, batches, is_own, layout_of, opened, pieces, write_all
 
 Paths = str | os.PathLike[str]
@@ -57,7 +55,6 @@ Progress = Callable[[int, int | None], None]
 
 Write = Callable[[bytes], object]
 _SUFFIXES: Final = (".jsonl", ".json", ".ndjson")
-_MARK: Final = REFS_KEY.encode()
 _SCHEME: Final = SCHEME.encode()
 _MAX_PROBLEMS: Final = 20
 _MAX_MISSES: Final = 10_000  # pointers of a file that may resolve to nothing
@@ -289,9 +286,9 @@ class _TranscriptFile:
         """The size of a file that does not contain our key, else None. A fast test that most files pass."""
         tail, size = b"", 0
         for piece in pieces(self.handle, 0, self.size):
-            if _MARK in piece or _MARK in tail + piece[: len(_MARK)]:
+            if MARK in piece or MARK in tail + piece[: len(MARK)]:
                 return None
-            tail, size = piece[-len(_MARK) :], size + len(piece)
+            tail, size = piece[-len(MARK) :], size + len(piece)
         return size
 
     @property
@@ -498,7 +495,7 @@ class _Externalizing(_TranscriptFile):
         document = self.layout.document
         for part in lines:
             self._at += len(part)
-            marked, masked = self._at > unmarked and _MARK in part, keeper.masked
+            marked, masked = self._at > unmarked and MARK in part, keeper.masked
             is_document = document is not None and document.text == part
             done = slim(part, self._format, keeper, opened=document if is_document else None, marked=marked)
             text = done.text

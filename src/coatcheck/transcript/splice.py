@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from coatcheck.errors import CoatcheckError, Damaged
+from coatcheck.ids import is_encodable, pointer_of
 from coatcheck.messages import Format
 from coatcheck.messages.paths import REFS_KEY, Path, at
 from coatcheck.refs import Ref
-from coatcheck.transcript.artifact_refs import ADDED, EXTENDED, ArtifactRef, LineRefs, dump_refs, parse_refs
+from coatcheck.storage import TRANSCRIPT
 from coatcheck.transcript.scan import (
     STYLES,
     Opened,
@@ -39,16 +41,113 @@ if TYPE_CHECKING:
 Fetch = Callable[[str, str], bytes]
 """Returns the bytes of an artifact, given a session id and its id. Raises `NotFound`, `Damaged` and similar errors."""
 
-Missing = Callable[[ArtifactRef, CoatcheckError], None]
-"""Called with each ref that could not be fetched, and the reason."""
+MARK: Final = REFS_KEY.encode()
+"""Occurs in every slim line."""
 
-_MARK: Final = REFS_KEY.encode()
+PREFIX: Final = TRANSCRIPT
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_SESSION: Final = re.compile(r"transcript:[0-9a-f]{32}")
+_SUMMARY: Final = 80
 _KEY: Final = f',"{REFS_KEY}":'
 _LEAST_GAIN: Final = 512  # characters; a shorter payload would be replaced by more than itself
 _MAX_DEPTH: Final = 64
 _HEAD: Final = 64  # characters of a token that are searched for first
 _TRIES: Final = 16
 _NOWHERE: Final = "90631724905817263"  # prefix of numbers that are assumed to occur in no text
+
+
+ADDED: Final = ""
+EXTENDED: Final = "+"
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRef:
+    """One payload that was moved out of a line: its artifact, its path in the line, and how it was written there.
+
+    `encoding` says how to restore the text from the artifact: a style of JSON strings, "json" for a value that is
+    stored as it was written, or "base64" after a `prefix`. If no style gives the same bytes, `raw` is the id of an
+    artifact that contains them. If the line also has a `details.artifactRef`, `details` is what was there before: the
+    JSON of the replaced value, ADDED if there was nothing, EXTENDED if it was an object that got one more member."""
+
+    id: str
+    size: int
+    media_type: str
+    summary: str
+    path: Path
+    session: str
+    encoding: str
+    raw: str | None = None
+    prefix: str = ""
+    details: str | None = None
+
+    @property
+    def pointer(self) -> str:
+        return pointer_of(self.id)
+
+    def to_record(self) -> dict[str, Any]:
+        """The JSON object that a line contains."""
+        record = {name: getattr(self, name) for name in self.__slots__} | {"path": list(self.path)}
+        return {name: one for name, one in record.items() if one is not None and (one or name != "prefix")}
+
+    @classmethod
+    def of(
+        cls, ref: Ref, path: Path, session: str, encoding: str, raw: str | None = None, prefix: str = ""
+    ) -> ArtifactRef:
+        summary = ref.summary if len(ref.summary) <= _SUMMARY else ref.summary[: _SUMMARY - 1] + "…"
+        return cls(ref.artifact_id, ref.size_bytes, ref.media_type, summary, path, session, encoding, raw, prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class LineRefs:
+    """The value of our key: refs, or none if it only marks an earlier key of the same name as not ours."""
+
+    refs: tuple[ArtifactRef, ...]
+    sessions: frozenset[str]
+
+
+def parse_refs(value: object) -> LineRefs | None:
+    """Parse the value of our key. None if Coatcheck did not write it."""
+    if not isinstance(value, list) or not value:
+        return None
+    first = value[0]
+    if len(value) == 1 and isinstance(first, dict) and first.keys() == {"session"}:
+        session = first["session"]
+        return LineRefs((), frozenset({session})) if _is(_SESSION, session) else None
+    refs = tuple(ref for one in value if (ref := _parse_ref(one)) is not None)
+    return LineRefs(refs, frozenset(ref.session for ref in refs)) if len(refs) == len(value) else None
+
+
+def dump_refs(refs: Sequence[ArtifactRef], session: str) -> str:
+    """Return the value of our key as JSON. Without refs it only names the session."""
+    records = [one.to_record() for one in refs] or [{"session": session}]
+    token = json.dumps(records, ensure_ascii=False, separators=(",", ":"))
+    return token if is_encodable(token) else json.dumps(records, separators=(",", ":"))
+
+
+def is_session_id(text: str) -> bool:
+    """Whether this is the id of a session that owns the payloads of a transcript."""
+    return _is(_SESSION, text)
+
+
+def _parse_ref(value: Any) -> ArtifactRef | None:
+    try:
+        ref = ArtifactRef(**value | {"path": tuple(value["path"])})
+    except (TypeError, KeyError):
+        return None
+    steps, raw = value["path"], ref.raw
+    is_valid = isinstance(steps, list) and all(type(step) in (str, int) for step in steps) and type(ref.size) is int
+    texts = (ref.media_type, ref.summary, ref.encoding, ref.prefix, ref.details or "")
+    is_valid = is_valid and all(isinstance(one, str) for one in texts)
+    is_valid = is_valid and _is(_DIGEST, ref.id) and _is(_SESSION, ref.session) and (raw is None or _is(_DIGEST, raw))
+    return ref if is_valid else None
+
+
+def _is(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+Missing = Callable[[ArtifactRef, CoatcheckError], None]
+"""Called with each ref that could not be fetched, and the reason."""
 
 
 class LinePayload(NamedTuple):
@@ -60,6 +159,11 @@ class LinePayload(NamedTuple):
     path: Path
     line: Any
     is_json: bool = False
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of a `data:` URL up to its data, '' for any other text."""
+        return self.text[: self.text.index(",") + 1] if self.text.startswith("data:") else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +183,7 @@ def slim(
     Text that is not JSON or not UTF-8, is nested too deep, or is already slim is returned unchanged. Storage errors are
     raised. The caller may pass the text `opened`, and whether our key occurs in it (`marked`)."""
     if marked is None:
-        marked = _MARK in text
+        marked = MARK in text
     if keeper.passes(text) and not marked:
         return Slimmed(text)
     opened = opened or Opened.of(text)
@@ -158,7 +262,7 @@ def with_refs(text: bytes, refs: Sequence[ArtifactRef], session_id: str) -> byte
     if opened is None or not isinstance(opened.value, dict) or not opened.value:
         return text
     source, start = opened.source, opened.start
-    earlier = dict(_refs_in(opened)).get(()) if _MARK in text else None
+    earlier = dict(_refs_in(opened)).get(()) if MARK in text else None
     if earlier is not None and (last := last_value(source, start, REFS_KEY)) is not None:
         source = _edited(source, [(*last[1], "")])
     behind = last_member(source, spans(source, start, [()])[()][1])
@@ -168,7 +272,7 @@ def with_refs(text: bytes, refs: Sequence[ArtifactRef], session_id: str) -> byte
 
 def _marked(text: bytes) -> Opened | None:
     """Open a text that may be slim."""
-    return Opened.of(text) if _MARK in text else None
+    return Opened.of(text) if MARK in text else None
 
 
 def _payloads(fmt: Format, value: Any, keeper: Keeper) -> list[LinePayload]:
@@ -354,17 +458,13 @@ def _encoded(
     If secrets were masked, the nearest style is used."""
     if isinstance(payload.value, bytes):
         if token == f'"{payload.text}"':
-            return replace(about, encoding="base64", prefix=_prefix(payload))
+            return replace(about, encoding="base64", prefix=payload.prefix)
     elif (style := style or styled(payload.text, token)) is not None:
         return replace(about, encoding=style)
     if not is_exact:
         is_binary = isinstance(payload.value, bytes)
-        return replace(about, encoding="base64" if is_binary else "utf8", prefix=_prefix(payload) if is_binary else "")
+        return replace(about, encoding="base64" if is_binary else "utf8", prefix=payload.prefix if is_binary else "")
     return replace(about, encoding="raw", raw=keeper.put_raw(token).artifact_id)
-
-
-def _prefix(payload: LinePayload) -> str:
-    return payload.text[: payload.text.index(",") + 1] if payload.text.startswith("data:") else ""
 
 
 def _restored(ref: ArtifactRef, kind: str, fetch: Fetch, missing: Missing | None) -> str:

@@ -28,10 +28,10 @@ from typing import BinaryIO, Final
 from coatcheck.errors import InvalidArgument, StoreUnavailable
 from coatcheck.ids import clip
 from coatcheck.messages import Format, detect
-from coatcheck.transcript.artifact_refs import PREFIX, is_session_id
 from coatcheck.transcript.scan import Opened, parsed
+from coatcheck.transcript.splice import PREFIX, is_session_id
 
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NO_SURPRISE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_LINKS: Final = {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
@@ -100,19 +100,27 @@ def batches(file: BinaryIO, start: int, end: int, *, is_document: bool) -> Itera
         yield lines
 
 
+def open_regular(path: str | Path, flags: int, folder: int | None = None) -> int:
+    """Open a regular file, without following a link or waiting for a pipe. `folder` is a descriptor."""
+    name = clip(os.path.basename(path))
+    try:
+        handle = os.open(path, flags | _NO_SURPRISE, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise InvalidArgument(f"{name} is a symbolic link", hint="pass the file that it points to") from None
+        if error.errno not in (errno.ENXIO, errno.EISDIR):
+            raise
+    else:
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            return handle
+        os.close(handle)
+    raise InvalidArgument(f"{name} is not a file", hint="pass a transcript file, or a folder of them")
+
+
 @contextmanager
 def open_to_read(path: str | Path, folder: int | None = None) -> Iterator[int]:
-    """Open a regular file, without following a link or waiting for a pipe. `folder` is a descriptor."""
-    name = os.path.basename(path)
+    handle = open_regular(path, os.O_RDONLY, folder)
     try:
-        handle = os.open(path, _READ, dir_fd=folder)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise InvalidArgument(f"{clip(name)} is a symbolic link", hint="pass the file that it points to") from None
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise InvalidArgument(f"{clip(name)} is not a file", hint="pass a transcript file, or a folder of them")
         yield handle
     finally:
         os.close(handle)
