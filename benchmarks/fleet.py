@@ -276,14 +276,14 @@ def _fill(database: str, schema: str, store: coatcheck.Store, count: int) -> Non
         assert row is not None
         with db.cursor() as cursor:
             with cursor.copy(
-                "COPY blob (tenant, digest, size, coding, place, frames, refs, used_at, data) FROM STDIN"
+                "COPY blob (tenant, digest, size, coding, place, frames, refs, used, data) FROM STDIN"
             ) as rows:
                 for number in range(count):
                     content = small_content(number)
                     rows.write_row(("", digest_of(number), len(content), "inline", "", b"", 1, now, content))
             with cursor.copy(
                 "COPY ref (session_key, seq, tenant, digest, size, name, codec, media_type, kind, producer, parents,"
-                " summary, created_at, pinned) FROM STDIN"
+                " summary, created, pinned) FROM STDIN"
             ) as rows:
                 for number in range(count):
                     rows.write_row((row[0], 1_000 + number, "", digest_of(number), len(small_content(number)),

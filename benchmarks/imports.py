@@ -15,7 +15,7 @@ from benchmarks.report import Row
 
 _CORE = frozenset({"annotated_types", "backports", "click", "coatcheck", "pydantic", "pydantic_core", "rich",
                    "typing_extensions", "typing_inspection", "xxhash"})  # fmt: skip
-_STATEMENTS = ("pass", "import pydantic", "import coatcheck")
+_STATEMENTS = ("pass", "import pydantic", "from coatcheck import open")
 
 
 def imports(bench: Bench) -> Iterator[Row]:
@@ -40,6 +40,6 @@ def _extras() -> set[str]:
     tell = "import json, sys; print(json.dumps([name.partition('.')[0] for name in sys.modules]))"
     bare, ours = (
         set(json.loads(subprocess.check_output([sys.executable, "-c", f"{head}; {tell}"])))
-        for head in ("pass", "import coatcheck")
+        for head in ("pass", "from coatcheck import open")
     )
     return ours - bare - _CORE - sys.stdlib_module_names

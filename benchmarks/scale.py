@@ -101,10 +101,10 @@ def _fill(folder: Path, count: int) -> None:
     )
     db.executemany("INSERT INTO content VALUES (?, ?)", ((first + n, small_content(n)) for n in numbers))
     db.executemany(
-        "INSERT INTO ref (session_key, seq, digest, blob_key, size, name, codec, media_type, kind, producer, parents,"
-        " summary, created_at, pinned)"
-        " VALUES (?, ?, ?, ?, ?, ?, 'text', 'text/plain', 'result', 'system', '', 'a small result', ?, 0)",
-        ((session_key, first + n, digest_of(n), first + n, len(small_content(n)), name_of(n), now) for n in numbers),
+        "INSERT INTO ref (session_key, seq, digest, size, name, codec, media_type, kind, producer, parents,"
+        " summary, created, pinned)"
+        " VALUES (?, ?, ?, ?, ?, 'text', 'text/plain', 'result', 'system', '', 'a small result', ?, 0)",
+        ((session_key, first + n, digest_of(n), len(small_content(n)), name_of(n), now) for n in numbers),
     )
     db.execute(
         "UPDATE session SET next_seq = ?, used_bytes = (SELECT sum(size) FROM ref) WHERE session_key = ?",

@@ -219,7 +219,7 @@ class Fleet:
             self._admin = psycopg.connect(self.database.url, autocommit=True, options=options)
         found = self._admin.execute(
             "SELECT format('DELETE FROM %%I.%%I;', schemaname, tablename) FROM pg_tables"
-            " WHERE schemaname = %(schema)s AND tablename <> 'format' UNION ALL"
+            " WHERE schemaname = %(schema)s AND tablename <> 'applied_step' UNION ALL"
             " SELECT format('SELECT setval(%%L, 1, false);', format('%%I.%%I', schemaname, sequencename))"
             " FROM pg_sequences WHERE schemaname = %(schema)s AND last_value IS NOT NULL",
             {"schema": schema},

@@ -29,7 +29,7 @@ async def opened(backend: Backend) -> AsyncIterator[coatcheck.aio.AsyncStore]:
 
 def public_methods(owner: type) -> set[str]:
     """What users call: no dunders, no properties, and not what the other packages call."""
-    inner = {"content", "lend", "lent", "note_shown", "put_about", "put_encoded", "shown_of", "survey"}
+    inner = {"content", "lend", "lent", "note_shown", "part", "put_about", "put_encoded", "shown_of", "survey"}
     return {name for name, _ in inspect.getmembers(owner, inspect.isfunction) if not name.startswith("_")} - inner
 
 

@@ -462,6 +462,18 @@ def modules_of(*args: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
+def test_a_command_imports_only_what_it_uses() -> None:
+    version = {name for name in modules_of("--version") if name.startswith("coatcheck")}
+    assert version == {"coatcheck", "coatcheck.errors", "coatcheck.cli", "coatcheck.cli.terminal"}
+    unused = {"reading", "externalize", "previews", "context", "transcript", "executor", "mcp", "install", "aio"}
+    unused |= {"transfer", "collect", "tokens", "_toolkit", "cli.store_commands"}
+    answer("put", "-", "--name", "n", stdin=b"x")
+    listed = modules_of("ls")
+    assert "coatcheck.store" in listed
+    assert not {f"coatcheck.{name}" for name in unused} & listed
+    assert not {"asyncio", "rich", "pydantic", "re2", "subprocess"} & listed
+
+
 @pytest.mark.parametrize(
     ("args", "own"),
     [

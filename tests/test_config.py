@@ -216,7 +216,13 @@ def test_a_section_is_what_its_part_takes(tmp_path: Path) -> None:
     found = load({"policy": {"max_tokens": 7, "tools": {"t": "always", "u": {"max_bytes": 3}}}}, environ={})
     assert configured(found) == Policy(max_tokens=7, tools={"t": "always", "u": Limit(max_bytes=3)})
     assert found.section("budget", max_rag_chunks=1)["max_rag_chunks"] == 1
-    taken = set(inspect.signature(Policy).parameters) - {"count", "read_arguments", "resolves"}  # the host's to say
+    taken = set(inspect.signature(Policy).parameters) - {
+        "count",
+        "read_arguments",
+        "render",
+        "resolves",
+        "ttl",
+    }  # the host's to say
     assert set(found.section("policy")) == taken
 
 
@@ -301,3 +307,16 @@ def test_every_setting_is_documented_with_its_default_and_variable() -> None:
         assert default == ("{}" if setting.default == {} else DEFAULTS.shown(setting.key))
         assert variable == (setting.variable or "-")
         assert re.sub(r"[^\w]", "", about) == re.sub(r"[^\w]", "", setting.about)
+
+
+def test_recall_settings_are_accepted_in_camel_case(tmp_path: Path) -> None:
+    (tmp_path / "coatcheck.toml").write_text(
+        "[memory.artifacts]\nmaxItems = 3\nmaxChars = 900\nnarrativeMaxChars = 100\n"
+    )
+    settings = load(file=tmp_path / "coatcheck.toml")
+    assert settings.section("memory.artifacts") == {
+        "enabled": True, "max_items": 3, "max_chars": 900, "narrative_max_chars": 100,
+    }  # fmt: skip
+    (tmp_path / "coatcheck.toml").write_text("[memory.artifacts]\nmaxItem = 3\n")
+    with pytest.raises(InvalidArgument, match="max_item"):
+        load(file=tmp_path / "coatcheck.toml")

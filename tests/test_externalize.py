@@ -303,15 +303,35 @@ def test_off_means_off(session: Session) -> None:
 
 
 def test_a_tool_may_have_a_rule_of_its_own(session: Session) -> None:
-    policy = Policy(tools={"a": "always", "n": "never", "l": Limit(max_chars=3), "s": lambda value: value[:20]})
+    policy = Policy(tools={"a": "always", "n": "never", "l": Limit(max_chars=3), "s": lambda value: value[:1_500]})
     assert session.externalize("ok", tool="a", policy=policy).is_stub
     assert session.externalize(LOG, tool="n", policy=policy).content is LOG
     assert session.externalize("four", tool="l", policy=policy).is_stub
     assert not session.externalize("four", tool="other", policy=policy).is_stub
     shrunk = session.externalize(LOG, tool="s", policy=policy)
-    assert json.loads(shrunk.text)["preview"] == LOG[:20]
+    assert json.loads(shrunk.text)["preview"] == LOG[:1_500]
     assert session.get(json.loads(shrunk.text)["artifact"]) == LOG
     assert session.externalize("short", tool="s", policy=policy).content == "short"
+
+
+def test_a_shrunk_result_is_sent_as_it_is_if_a_stub_would_be_longer(session: Session) -> None:
+    policy = Policy(tools={"s": lambda value: value[:20]})
+    shrunk = session.externalize(LOG, tool="s", policy=policy)
+    assert (shrunk.text, shrunk.content, shrunk.is_stub) == (LOG[:20], LOG[:20], False)
+    assert shrunk.ref is not None
+    assert session.get(shrunk.ref) == LOG
+    assert shrunk.tokens_saved > 1_000
+
+
+def test_a_policy_can_render_stubs_and_limit_their_life(session: Session) -> None:
+    policy = Policy(max_chars=100, render=lambda ref, text: f"{ref.pointer}: {text[:5]}", ttl=5)
+    outcome = session.externalize("token ghp_aB3dE6gH9jK2mN5pQ8sT1vW4yZ7bC0eF2hJ5 " * 10, policy=policy)
+    assert outcome.ref is not None
+    assert outcome.text == f"{outcome.ref.pointer}: token"
+    assert outcome.ref.expires == outcome.ref.created + 5
+    failing = session.externalize("x" * 5_000, policy=Policy(max_chars=500, render=lambda ref, text: 1 / 0))  # type: ignore[arg-type, return-value]
+    assert failing.failure
+    assert len(failing.text) <= 500
 
 
 def test_a_shrinking_function_that_fails_leaves_it_to_the_limits(session: Session) -> None:

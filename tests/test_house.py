@@ -9,8 +9,10 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "coatcheck"
 
-MAX_MODULES = 139
-MAX_LINES = 39_600
+MAX_MODULES = 144
+MAX_LINES = 40_400
+DROP_INS = "coatcheck.compat."
+MAX_DROP_IN_LINES = 150
 SMALL = 80
 """A module with fewer lines and a single importer belongs into its importer."""
 
@@ -64,6 +66,11 @@ def test_the_number_of_modules_and_lines_is_limited() -> None:
     assert sum(map(lines_of, modules())) <= MAX_LINES
 
 
+def test_a_drop_in_is_short() -> None:
+    found = {name: lines_of(name) for name in modules() if name.startswith(DROP_INS)}
+    assert {name: lines for name, lines in found.items() if lines > MAX_DROP_IN_LINES} == {}
+
+
 def small_modules() -> set[str]:
     """Modules with few lines and a single importer."""
     return {
@@ -87,6 +94,8 @@ def shared_module_names() -> dict[str, list[str]]:
 def shared_class_names() -> dict[str, list[str]]:
     names: dict[str, list[str]] = defaultdict(list)
     for module, tree in modules().items():
+        if module.startswith(DROP_INS):  # they have the names of the designs that they stand for
+            continue
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 names[node.name].append(module)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import coatcheck
-from coatcheck import Policy, Session, Store, config, toolkit
+from coatcheck import Policy, Session, Store, ToolCall, ToolExecutor, config, toolkit
 from coatcheck.context import Budget, HotState, artifact_index
 from coatcheck.context._bootstrap import bootstrap
 from coatcheck.context.metrics import (
@@ -662,3 +663,13 @@ def test_a_damaged_record_is_skipped(session: Session) -> None:
     assert [one.turn for one in calls_of(session)] == [1, 7]
     assert meter.failures == 0
     assert Meter(session).call(messages=START) is not None
+
+
+def test_tool_calls_and_their_durations_are_counted(session: Session) -> None:
+    executor = ToolExecutor(session, {"nap": lambda: time.sleep(0.02)})
+    outcomes = executor.run_all([ToolCall("a", "nap"), ToolCall("b", "nap"), ToolCall("c", "unknown")])
+    call = Meter(session).call(messages=[{"role": "user", "content": "hi"}], outcomes=outcomes)
+    assert call is not None
+    assert call.tool_calls == 3
+    assert 0.04 <= call.tool_seconds < 30
+    assert next(calls_of(session)).tool_seconds == call.tool_seconds

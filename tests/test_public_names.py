@@ -65,7 +65,7 @@ def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
 
 
 def test_importing_coatcheck_loads_no_extra_and_no_surface() -> None:
-    source = "import sys, coatcheck; print('\\n'.join(sys.modules))"
+    source = "import sys, coatcheck; coatcheck.open; print('\\n'.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout.split()
     assert "coatcheck.store" in loaded
     assert not HEAVY & set(loaded)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 import coatcheck
-from coatcheck import Store
+from coatcheck import Store, errors
 from coatcheck.errors import (
     AmbiguousPointer,
     CoatcheckError,
@@ -1044,3 +1044,18 @@ def test_a_page_of_artifacts_after_one_that_is_not_there_is_an_error(store: Stor
     for unknown in (theirs.artifact_id, "0" * 64):
         with pytest.raises(NotFound):
             store.session("mine").artifacts(after=unknown)
+
+
+def test_a_summary_can_be_written_beside_an_artifact_later(store: Store) -> None:
+    session = store.session("s")
+    ref = session.put("row,value\n" * 500, name="table", tool="query")
+    written = session.annotate(ref, "Sales of March, one row a day")
+    assert written.summary == "Sales of March, one row a day"
+    assert session.ref("table") == written == session.list()[0]
+    assert (written.created, session.get(written)) == (ref.created, "row,value\n" * 500)
+    assert [hit.ref.artifact_id for hit in session.search("March sales")] == [ref.artifact_id]
+    assert session.annotate("table", "").summary == ""
+    with pytest.raises(errors.InvalidArgument, match="at most 500 characters"):
+        session.annotate(ref, "x" * 501)
+    with pytest.raises(errors.NotFound):
+        session.annotate("nothing", "a summary")

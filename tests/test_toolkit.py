@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coatcheck import Policy, Session, Store, errors, tokens, toolkit
+from coatcheck import Policy, Session, Store, ToolCall, ToolExecutor, errors, tokens, toolkit
 from tests.backends import TWINS, Backend, Clock
 
 LOG = "".join(
@@ -444,3 +445,37 @@ def test_a_stub_is_not_externalized_again(session: Session) -> None:
     said = session.externalize(LOG).text
     assert session.externalize(said, policy=TINY).text == said
     assert session.externalize('{"stub":"' + LOG, policy=TINY).text != said
+
+
+def test_a_model_waits_for_calls_that_are_still_running(session: Session) -> None:
+    go = threading.Event()
+
+    def slow(lines: int) -> str:
+        go.wait(30)
+        return "a line\n" * lines
+
+    executor = ToolExecutor(session, [slow])
+    *_, wait = toolkit(session, handles=executor)
+    assert (wait.name, len(toolkit(session))) == ("wait_for_call", 3)
+    small, large = (executor.start(ToolCall(f"c{lines}", "slow", {"lines": lines})) for lines in (3, 90_000))
+    assert "still running" in wait.run(handle=small.id, seconds=0)
+    go.set()
+    assert wait.run(handle=small.id, seconds="20").endswith("a line\na line\na line\n")
+    answer = wait.run(handle=large.id)
+    assert '"artifact":"art:' in answer
+    assert len(answer) < 2_000
+
+
+def test_waiting_for_a_call_answers_bad_arguments_with_an_error(session: Session) -> None:
+    *_, wait = toolkit(session, style="camel", handles=ToolExecutor(session, []))
+    assert wait.name == "waitForCall"
+    assert "no started call has the handle" in wait.run(handle="nothing")
+    assert "seconds must be a number" in wait.run(handle="nothing", seconds="soon")
+    assert "seconds must be a number" in wait.run(handle="nothing", seconds="nan")
+    assert "handle is missing" in wait.run()
+
+
+def test_what_is_waited_for_never_exceeds_a_page(session: Session) -> None:
+    executor = ToolExecutor(session, {"wide": lambda: "word " * 2_400}, policy=Policy(max_chars=12_000))
+    *_, wait = toolkit(session, max_chars=2_000, handles=executor)
+    assert len(wait.run(handle=executor.start(ToolCall("c", "wide")).id)) <= 2_000

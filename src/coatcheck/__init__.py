@@ -3,18 +3,18 @@
 from typing import TYPE_CHECKING, Any
 
 from coatcheck import errors
-from coatcheck._open import default, open
 from coatcheck.errors import CoatcheckError
-from coatcheck.ids import is_pointer
-from coatcheck.refs import Ref
-from coatcheck.session import Session
-from coatcheck.store import Store
-from coatcheck.values import approx_byte_size
 
 if TYPE_CHECKING:
+    from coatcheck._open import default, open
     from coatcheck._toolkit import toolkit
     from coatcheck.executor import ToolCall, ToolExecutor
     from coatcheck.externalize import Limit, Policy
+    from coatcheck.ids import is_pointer
+    from coatcheck.refs import Ref
+    from coatcheck.session import Session
+    from coatcheck.store import Store
+    from coatcheck.values import approx_byte_size
 
 __version__ = "0.1.0"
 __all__ = [
@@ -23,22 +23,24 @@ __all__ = [
 ]  # fmt: skip
 
 _LATER = {
-    "Limit": "coatcheck.externalize",
-    "Policy": "coatcheck.externalize",
-    "ToolCall": "coatcheck.executor",
-    "ToolExecutor": "coatcheck.executor",
-    "toolkit": "coatcheck._toolkit",
-}
+    "Limit": "externalize", "Policy": "externalize", "Ref": "refs", "Session": "session", "Store": "store",
+    "ToolCall": "executor", "ToolExecutor": "executor", "approx_byte_size": "values", "default": "_open",
+    "is_pointer": "ids", "open": "_open", "toolkit": "_toolkit",
+}  # fmt: skip
 _PACKAGES = frozenset({"context", "transcript"})
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})
+
+
 def __getattr__(name: str) -> Any:
-    """Import the agent side when it is first used."""
+    """Import everything but the errors when it is first used, so that a command imports only what it needs."""
     if name not in _LATER and name not in _PACKAGES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
     if name in _PACKAGES:
         return import_module(f"{__name__}.{name}")
-    globals()[name] = found = getattr(import_module(_LATER[name]), name)
+    globals()[name] = found = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
     return found

@@ -14,7 +14,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from coatcheck import media
 from coatcheck.checks import one_of, whole
@@ -28,9 +28,11 @@ from coatcheck.errors import (
     StoreError,
     TooLarge,
 )
-from coatcheck.externalize.pipeline import redacted
+from coatcheck.externalize.pipeline import masked, put
+from coatcheck.externalize.policy import Policy, configured
 from coatcheck.externalize.stub import LENGTH, mark, media_type_of
 from coatcheck.ids import SCHEME, clip, is_encodable, is_pointer
+from coatcheck.intake import About
 from coatcheck.previews.excerpts import line
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
@@ -40,11 +42,11 @@ from coatcheck.values import encode_text
 LEAST_CHARS: Final = 1_500
 
 Style = Literal["snake", "camel", "dotted"]
-Purpose = Literal["get", "list", "store"]
-_STYLES: Final[dict[str, tuple[str, str, str]]] = {
-    "snake": ("get_artifact", "list_artifacts", "store_artifact"),
-    "camel": ("getArtifact", "listArtifacts", "storeArtifact"),
-    "dotted": ("artifacts.get", "artifacts.list", "artifacts.store"),
+Purpose = Literal["get", "list", "store", "wait"]
+_STYLES: Final[dict[str, tuple[str, str, str, str]]] = {
+    "snake": ("get_artifact", "list_artifacts", "store_artifact", "wait_for_call"),
+    "camel": ("getArtifact", "listArtifacts", "storeArtifact", "waitForCall"),
+    "dotted": ("artifacts.get", "artifacts.list", "artifacts.store", "calls.wait"),
 }
 _TYPES: Final[dict[type, str]] = {
     bool: "a boolean", int: "a number", float: "a number", list: "an array", dict: "an object",
@@ -53,10 +55,9 @@ DESCRIPTIONS: Final = (
     "Read a stored artifact, a page per call. Large results come as a stub with a pointer (art:...).",
     "List stored artifacts, or search their names and content.",
     "Store a text or JSON under a name for later. Answers its pointer.",
+    "Get the result of a call that is still running, waiting for it if need be.",
 )
-"""The descriptions of the tools, by which `known_as` recognises them under any name."""
-
-_PURPOSES: Final[tuple[Purpose, ...]] = ("get", "list", "store")
+_PURPOSES: Final[tuple[Purpose, ...]] = ("get", "list", "store", "wait")
 
 _PREFIX: Final = re.compile(r"[\w.:/-]{0,40}", re.ASCII)
 _LOG: Final = logging.getLogger("coatcheck")
@@ -73,6 +74,25 @@ _LOOKED_AT: Final = 500  # newest artifacts to look for similar names in
 _WRAPPED: Final = {'"': '"', "'": "'", "`": "`", "<": ">", "“": "”", "‘": "’"}
 _POINTER: Final = re.compile(r"(?:art:)?([0-9a-f]{12,64})(#(?:/.*)?)?", re.IGNORECASE | re.DOTALL)
 _CURSOR: Final = re.compile(r"(\d{1,9})-([0-9a-f]{12})")
+
+
+MAX_WAIT: Final = 60
+_WAIT: Final = 10
+
+
+class Waited(Protocol):
+    """The outcome of a call: what the model gets, and the tool's name."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+
+
+class Handles(Protocol):
+    """What knows the calls that were started: a `ToolExecutor`."""
+
+    def wait(self, handle: str, /, *, timeout: float | None) -> Waited: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +131,6 @@ class Tool(Description):
 
     _answer: Callable[[dict[str, Any]], str] = field(repr=False)
     _failed: Callable[[str], str] = field(repr=False)
-
-    @property
-    def reads(self) -> bool:
-        """Whether this is the tool that reads artifacts. Stubs name it."""
-        return "pointer" in self.parameters["properties"]
-
-    @property
-    def stores(self) -> bool:
-        """Whether this is the tool that stores what a model sends."""
-        return "value" in self.parameters["properties"]
 
     def run(self, /, **arguments: object) -> str:
         """Run the tool with the arguments that a model sent, and return its answer."""
@@ -163,7 +173,7 @@ class Tool(Description):
             if name not in given:
                 raise InvalidArgument(f"{name} is missing", hint=f"call {self.name}({name}=…)")
         for name, value in given.items():
-            if name == "lines" and isinstance(value, int) and not isinstance(value, bool):
+            if name in ("lines", "seconds") and isinstance(value, int | float) and not isinstance(value, bool):
                 given[name] = str(value)
             elif not isinstance(value, str) and not (name == "value" and isinstance(value, dict | list)):
                 what = _TYPES.get(type(value), f"a {type(value).__name__}")
@@ -179,8 +189,10 @@ def toolkit(
     max_chars: int | None = None,
     max_store_bytes: int | None = None,
     redact: Literal["store"] | None = None,
+    handles: Handles | None = None,
 ) -> list[Tool]:
-    """Return the three tools of a session: get, list, store.
+    """Return the three tools of a session: get, list, store. With `handles`, the executor whose calls the host starts,
+    a fourth lets the model wait for them.
 
     `style` names them `get_artifact`, `getArtifact` or `artifacts.get`, and `prefix` is put before the name. An answer
     has at most `max_chars` characters, and a model can store at most `max_store_bytes` in one call. The defaults come
@@ -199,10 +211,10 @@ def toolkit(
     whole(max_chars, "max_chars", least=LEAST_CHARS)
     whole(max_store_bytes, "max_store_bytes", least=1)
     one_of(redact, "redact", ("store",), optional=True)
-    get, listing, store = (prefix + name for name in _STYLES[style])
-    redacts = (redact or session.store.settings["policy.redact"]) == "store"
-    run = _Answers(session, max_chars, max_store_bytes, list_tool=listing, redacts=redacts)
-    return [
+    get, listing, store, wait = (prefix + name for name in _STYLES[style])
+    policy = configured(session.store.settings, redact)
+    run = _Answers(session, max_chars, max_store_bytes, list_tool=listing, policy=policy, handles=handles)
+    tools = [
         Tool(
             get,
             DESCRIPTIONS[0],
@@ -234,17 +246,34 @@ def toolkit(
             run.store,
             run.failed,
         ),
+        Tool(
+            wait,
+            DESCRIPTIONS[3],
+            _schema(["handle"], handle="", seconds=f"to wait, at most {MAX_WAIT}; {_WAIT} if left out, 0 only looks"),
+            True,
+            run.wait,
+            run.failed,
+        ),
     ]
+    return tools if handles is not None else tools[:3]
 
 
-def known_as(described: Any) -> tuple[Purpose, str] | None:
-    """Recognise one of our tools in a provider's list of tools, and return its purpose and its name there. Hosts rename
-    tools, so it is recognised by its description."""
+def purpose_of(description: object) -> Purpose | None:
+    """Recognise one of our tools by its description: hosts rename tools."""
+    return _PURPOSES[DESCRIPTIONS.index(description)] if description in DESCRIPTIONS else None
+
+
+def function_of(described: object) -> Mapping[str, Any]:
+    """Return the part of a tool's description, in any provider's format, that has its name; {} if there is none."""
     inner = described.get("function", described) if isinstance(described, Mapping) else None
-    if not isinstance(inner, Mapping) or inner.get("description") not in DESCRIPTIONS:
-        return None
-    name = inner.get("name")
-    return (_PURPOSES[DESCRIPTIONS.index(inner["description"])], name) if isinstance(name, str) else None
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def known_as(described: object) -> tuple[Purpose, str] | None:
+    """Recognise one of our tools in a provider's list of tools, and return its purpose and its name there."""
+    inner = function_of(described)
+    purpose, name = purpose_of(inner.get("description")), inner.get("name")
+    return (purpose, name) if purpose is not None and isinstance(name, str) else None
 
 
 def _schema(required: list[str], **properties: str) -> dict[str, Any]:
@@ -259,22 +288,43 @@ def _schema(required: list[str], **properties: str) -> dict[str, Any]:
 
 
 class _Answers:
-    """What the tools of one session do. `list_tool` is the name under which the model knows that tool. With `redacts`,
-    secrets are masked in what a model stores."""
+    """What the tools of one session do. `list_tool` is the name under which the model knows that tool, and `policy`
+    applies to what a model stores."""
 
     def __init__(
-        self, session: Session, max_chars: int, max_store_bytes: int, *, list_tool: str, redacts: bool = False
+        self,
+        session: Session,
+        max_chars: int,
+        max_store_bytes: int,
+        *,
+        list_tool: str,
+        policy: Policy,
+        handles: Handles | None = None,
     ) -> None:
         self._session = session
         self._max_chars = max_chars
         self._max_store_bytes = max_store_bytes
         self._list_tool = list_tool
-        self._redacts = redacts
+        self._policy = policy
+        self._handles = handles
 
     def failed(self, text: str) -> str:
         """Return an error as an answer, on one short line."""
         flat = line(mask(text), _ERROR)
         return self._marked(flat if flat.startswith("[") else f"[error: {flat}]")
+
+    def wait(self, arguments: dict[str, Any]) -> str:
+        assert self._handles is not None
+        try:
+            limit = min(float(arguments.get("seconds", _WAIT)), MAX_WAIT)
+        except ValueError:
+            limit = -1.0
+        if not limit >= 0:
+            raise InvalidArgument("seconds must be a number of at least 0", hint='write seconds="30"')
+        outcome = self._handles.wait(arguments["handle"].strip(), timeout=limit)
+        within = self._policy.limited(max_chars=self._max_chars - RESERVED, enabled=True, tools={})
+        text = self._session.externalize(outcome.text, tool=outcome.name, policy=within).text
+        return self._marked(f"[{_quoted(outcome.name)}: {type(outcome).__name__}]", text)
 
     def get(self, arguments: dict[str, Any]) -> str:
         asked = arguments.pop("pointer")
@@ -297,7 +347,8 @@ class _Answers:
         bare = asked.strip()
         while len(bare) > 1 and _WRAPPED.get(bare[0]) == bare[-1]:
             bare = bare[1:-1].strip()
-        for name in (asked, bare, mask(bare) if self._redacts else bare):
+        stored_as: str = masked(bare, self._policy)
+        for name in dict.fromkeys((asked, bare, stored_as)):
             if is_encodable(name) and not is_pointer(name) and self._named(name):
                 return name
         match = _POINTER.fullmatch(bare)
@@ -400,11 +451,8 @@ class _Answers:
             raise InvalidArgument(f"the value is JSON, not {media_type}", hint="send it as a string")
         elif not isinstance(value, str):
             media_type = media.JSON
-        if self._redacts:
-            name, value = mask(name), redacted(value)
-            if isinstance(value, str) and media_type == media.JSON:
-                media_type = None  # masking has broken its structure
-        ref = self._session.put(value, name=name, tool="store_artifact", media_type=media_type)
+        about = About(name=name, tool="store_artifact", media_type=media_type)
+        ref = put(self._session, value, about, self._policy)
         glance = self._session.preview(ref, limit=200)
         return self._marked(f"[stored {'; '.join([ref.pointer, *_about(ref)])}]", mask(glance.text))
 

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Concatenate, Generic, Literal, ParamSpec, Prot
 import coatcheck
 from coatcheck._toolkit import Description, Style, Tool
 from coatcheck.collect import Progress
-from coatcheck.executor import Handle, ToolCall, ToolExecutor, ToolOutcome
+from coatcheck.executor import Handle, ToolCall, ToolExecutor, ToolOutcome, Turn
 from coatcheck.executor.run import WORKERS
 from coatcheck.externalize import Policy
 from coatcheck.lanes import in_long_thread, in_reading_thread, in_thread
@@ -159,6 +159,7 @@ class AsyncSession(_Wrapper[Session]):
     claimant = _hop(Session.claimant, _same)
     record = _hop(Session.record, _same)
     records = _hop(Session.records, _same)
+    annotate = _hop(Session.annotate, _same)
     forget = _hop(Session.forget, _same)
     end = _hop(Session.end, _same)
 
@@ -180,14 +181,6 @@ class AsyncTool(Description):
     _wrapped: Tool = field(repr=False)
     _session: Session = field(repr=False)
 
-    @property
-    def reads(self) -> bool:
-        return self._wrapped.reads
-
-    @property
-    def stores(self) -> bool:
-        return self._wrapped.stores
-
     run = _hop(Tool.run, _same, long=None)
 
 
@@ -199,11 +192,14 @@ def toolkit(
     max_chars: int | None = None,
     max_store_bytes: int | None = None,
     redact: Literal["store"] | None = None,
+    handles: AsyncToolExecutor | ToolExecutor | None = None,
 ) -> list[AsyncTool]:
-    """Return the three tools of a session, as `coatcheck.toolkit` does."""
+    """Return the tools of a session, as `coatcheck.toolkit` does."""
+    executor = handles._wrapped if isinstance(handles, AsyncToolExecutor) else handles
     tools = coatcheck.toolkit(
-        _plain(session), style=style, prefix=prefix, max_chars=max_chars, max_store_bytes=max_store_bytes, redact=redact
-    )
+        _plain(session), style=style, prefix=prefix, max_chars=max_chars, max_store_bytes=max_store_bytes,
+        redact=redact, handles=executor,
+    )  # fmt: skip
     described = ((tool.name, tool.description, tool.parameters, tool.read_only, tool) for tool in tools)
     return [AsyncTool(*one, _plain(session)) for one in described]
 
@@ -232,15 +228,20 @@ class AsyncToolExecutor:
     def tools(self) -> tuple[Description, ...]:
         return self._wrapped.tools
 
-    async def run(self, call: ToolCall, *, timeout: float | None = None) -> ToolOutcome:
+    async def run(self, call: ToolCall, *, timeout: float | None = None, turn: Turn | None = None) -> ToolOutcome:
         """Run one call and wait for it. Cancelling abandons the call."""
-        return await self._wrapped.arun(call, timeout=timeout)
+        return await self._wrapped.arun(call, timeout=timeout, turn=turn)
 
     async def run_all(
-        self, calls: Sequence[ToolCall], *, timeout: float | None = None, deadline: float | None = None
+        self,
+        calls: Sequence[ToolCall],
+        *,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        turn: Turn | None = None,
     ) -> list[ToolOutcome]:
         """Run the calls of a turn in parallel and return their outcomes in the same order."""
-        return await self._wrapped.arun_all(calls, timeout=timeout, deadline=deadline)
+        return await self._wrapped.arun_all(calls, timeout=timeout, deadline=deadline, turn=turn)
 
     async def wait(self, handle: Handle | str, *, timeout: float | None = None) -> ToolOutcome:
         """Return the outcome of a started call, or `Running` if it has not ended within `timeout` seconds."""
@@ -278,6 +279,7 @@ class AsyncStore(_Closing[Store]):
     stats = _hop(Store.stats, _same)
     export = _hop(Store.export, _same, long=True)
     holders = _hop(Store.holders, _same)
+    find = _hop(Store.find, lambda found: found and (AsyncSession(found[0]), found[1]))
     import_ = _hop(Store.import_, _same, long=True)
     close = _hop(Store.close, _same)
 

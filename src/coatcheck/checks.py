@@ -23,7 +23,7 @@ def is_seconds(value: object) -> TypeGuard[float]:
 
 
 def whole(value: object, what: str, *, least: int = 0, optional: bool = False) -> None:
-    if not is_whole(value, least) and not (optional and value is None):
+    if not (optional and value is None) and not is_whole(value, least):
         raise _wrong(value, what, f"an integer of at least {least}", optional)
 
 
@@ -33,14 +33,27 @@ def share(value: object, what: str) -> None:
         raise _wrong(value, what, "above 0 and at most 1", False)
 
 
+def whole_text(text: str, what: str, *, least: int = 0, most: int = LARGEST) -> int:
+    """Return the integer that a text contains. The error does not repeat the text: it may be part of a url."""
+    if not (text.isascii() and text.isdecimal() and least <= int(text[:20]) <= most):
+        raise InvalidArgument(f"{what} must be an integer from {least} to {most}")
+    return int(text)
+
+
 def seconds(value: object, what: str, *, optional: bool = False) -> None:
-    if not is_seconds(value) and not (optional and value is None):
+    if not (optional and value is None) and not is_seconds(value):
         raise _wrong(value, what, "a non-negative number of seconds", optional)
 
 
 def one_of(value: object, what: str, choices: Collection[str], *, optional: bool = False) -> None:
     if not (isinstance(value, str) and value in choices) and not (optional and value is None):
         raise _wrong(value, what, "one of " + ", ".join(map(repr, choices)), optional)
+
+
+def valid(is_valid: bool, value: object, what: str, takes: str) -> None:
+    """Check what only the caller can judge."""
+    if not is_valid:
+        raise _wrong(value, what, takes, False)
 
 
 def _wrong(value: object, what: str, takes: str, optional: bool) -> InvalidArgument:

@@ -36,6 +36,7 @@ _SWITCHES: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromke
 _LONGEST: Final = 4_096
 _LIMITS: Final = ("max_tokens", "max_chars", "max_bytes")
 _LARGEST_FILE: Final = 1 << 20
+_CAMEL: Final = "memory.artifacts."  # the section whose keys are accepted in camelCase too
 _ABSOLUTE: Final = re.compile(r"/|~|[A-Za-z][A-Za-z0-9+.-]+:")
 _HEADER: Final = re.compile(r"\s*\[+([^\[\]]+)\]")
 _ASSIGNED: Final = re.compile(r"\s*([^=#\[\]]+?)\s*=")
@@ -193,7 +194,7 @@ class Settings:
         try:
             return self._values[key]
         except KeyError:
-            raise InvalidArgument(f"there is no setting {clip(str(key))}", hint=_nearest(str(key))) from None
+            raise InvalidArgument(f"unknown setting {clip(str(key))}", hint=_nearest(str(key))) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -204,7 +205,7 @@ class Settings:
 
     def origin(self, key: str) -> Origin:
         """The origin of the value of a key."""
-        self[key]  # raises if there is no such key
+        self[key]  # raises if the key is unknown
         return self._origins.get(key, Origin("default"))
 
     def shown(self, key: str) -> str:
@@ -222,7 +223,7 @@ class Settings:
         """The settings of a section by the last part of their keys: `Budget(**settings.section("budget"))`. `values`
         take precedence and are not checked: whatever takes the section checks them."""
         if name not in SECTIONS:
-            raise InvalidArgument(f"there is no section {clip(name)}", hint="one of " + ", ".join(SECTIONS))
+            raise InvalidArgument(f"unknown section {clip(name)}", hint="one of " + ", ".join(SECTIONS))
         lead = f"{name}."
         found = {key[len(lead) :]: value for key, value in self._values.items() if key.rpartition(".")[0] == name}
         return found | values
@@ -345,6 +346,8 @@ def _flattened(
     """Each setting in a tree of sections, checked. `where` returns the place of a key."""
     for name, value in values.items():
         key = f"{above}{name}"
+        if key.startswith(_CAMEL) and key not in BY_KEY:
+            key = re.sub("[A-Z]", lambda found: "_" + found[0].lower(), key)
         setting = BY_KEY.get(key)
         if setting is not None:
             try:
@@ -355,7 +358,7 @@ def _flattened(
         elif isinstance(value, Mapping) and any(one == key or one.startswith(f"{key}.") for one in SECTIONS):
             yield from _flattened(value, check, where, f"{key}.")
         else:
-            raise InvalidArgument(f"{where(key)}there is no setting {clip(key)}", hint=_nearest(key))
+            raise InvalidArgument(f"{where(key)}unknown setting {clip(key)}", hint=_nearest(key))
 
 
 def _absolute(value: str | None, folder: Path) -> str | None:

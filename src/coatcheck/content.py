@@ -7,19 +7,20 @@ removes it at the end of the session.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, BinaryIO, Final, TypeGuard
+from typing import IO, TYPE_CHECKING, BinaryIO, Final, Self, TypeGuard
 
 from coatcheck import media
 from coatcheck.atomic import Draft
-from coatcheck.errors import UnsupportedValue, storage_errors
+from coatcheck.errors import NotFound, UnsupportedValue, storage_errors
 from coatcheck.refs import Ref
+from coatcheck.storage import BlobStore, Entry
 from coatcheck.storage.frames import FRAME
 
 if TYPE_CHECKING:
@@ -41,11 +42,26 @@ class Content:
     """The bytes of a stored artifact, by range. Everything that looks inside an artifact takes one.
 
     `read(offset, length)` returns fewer bytes only at the end, and raises `Damaged` instead of returning wrong bytes.
-    `frames` are the records of its frames (`storage.frames.line_counts`), empty for a small artifact."""
+    `frames` are the records of its frames (`storage.frames.line_counts`), empty for a small artifact. In a `with` block
+    the bytes are opened once for all reads; otherwise each read opens them."""
 
     ref: Ref
     frames: bytes
     read: Callable[[int, int], bytes]
+
+    @classmethod
+    def of(cls, ref: Ref, data: bytes) -> Content:
+        """The content of an artifact whose bytes are in memory."""
+        return cls(ref, b"", lambda offset, length: data[offset : offset + length])
+
+    def __enter__(self) -> Self:
+        if isinstance(self.read, BlobReader):
+            self.read.keep_open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if isinstance(self.read, BlobReader):
+            self.read.close()
 
     @property
     def size(self) -> int:
@@ -58,6 +74,40 @@ class Content:
             chunk = self.read(at, FRAME - at % FRAME)
             yield chunk
             at += len(chunk)
+
+
+class BlobReader:
+    """Reads a stored blob by range. If its copy was moved (compressed, repaired), it continues with the new one."""
+
+    def __init__(self, blobs: BlobStore, entry: Entry, moved: Callable[[Entry], Entry]) -> None:
+        self._blobs = blobs
+        self._entry = entry
+        self._moved = moved
+        self._open: ExitStack | None = None
+        self._read_open: Callable[[int, int], bytes] | None = None
+
+    def __call__(self, offset: int, length: int) -> bytes:
+        try:
+            return self._read(offset, length)
+        except NotFound:
+            self._entry, self._read_open = self._moved(self._entry), None
+            return self._read(offset, length)
+
+    def _read(self, offset: int, length: int) -> bytes:
+        if self._open is None:
+            return self._blobs.read(self._entry.blob, offset, length)
+        if self._read_open is None:
+            self._read_open = self._open.enter_context(self._blobs.opened(self._entry.blob))
+        return self._read_open(offset, length)
+
+    def keep_open(self) -> None:
+        """Keep the copy open from the next read on, until `close`."""
+        self._open = self._open or ExitStack()
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+        self._open = self._read_open = None
 
 
 def is_stream(value: object) -> TypeGuard[IO[bytes]]:
@@ -151,5 +201,5 @@ class Files:
         with self._lock:
             paths = self._made.pop(session_id, set())
         for path in paths:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 path.unlink()

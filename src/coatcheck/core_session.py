@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from coatcheck import media
 from coatcheck.activity import Activity
 from coatcheck.checks import seconds, whole
-from coatcheck.content import ArtifactStream, Content, Files
+from coatcheck.content import ArtifactStream, BlobReader, Content, Files
 from coatcheck.errors import Damaged, Fenced, InvalidArgument, InvalidPointer, NotFound, TooLarge
 from coatcheck.ids import check_name, clip, is_pointer, parse_pointer
 from coatcheck.intake import About, Intake
 from coatcheck.lookup import Lookup, Scope
+from coatcheck.redaction import mask
 from coatcheck.refs import FENCED_SERIES, RECORD_LIMIT, Coverage, Ref
 from coatcheck.search import Entries, Hit, follow, search
 from coatcheck.storage import (
@@ -77,7 +78,7 @@ class CoreSession(ABC):
 
     @property
     def session_id(self) -> str:
-        return self._scope.session_id
+        return self._scope.info.session_id
 
     @property
     def parent(self) -> str | None:
@@ -117,13 +118,15 @@ class CoreSession(ABC):
 
     def put_about(self, value: object, about: About) -> Ref:
         """Store a value, like `put`."""
-        return self._noted(self._parts.intake.put(self._scope, value, about))
+        ref = self._parts.intake.put(self._scope, value, about)
+        self._note_put(ref)
+        return ref
 
     def put_encoded(self, value: Encoded, about: About, also: Sequence[CoreSession] = ()) -> Ref:
         """Store a value that is already encoded, in the sessions of `also` too."""
         ref = self._parts.intake.put_encoded(self._scope, value, about, [each._scope for each in also])
         for each in (*also, self):
-            each._noted(ref)
+            each._note_put(ref)
         return ref
 
     def get(self, target: Ref | str) -> Any:
@@ -134,7 +137,8 @@ class CoreSession(ABC):
         try:
             entry, fragment = self._parts.lookup.resolve(self._scope, target, content=True, brief=True)
             if fragment:
-                part = self._part_or_error(target, fragment)
+                self._note(entry)
+                part = self._part_or_error(self._content(entry), fragment)
                 return None if isinstance(part, InvalidPointer) else json.loads(part)
             entry, data = self._bytes(entry)
         except NotFound:
@@ -150,22 +154,22 @@ class CoreSession(ABC):
         entry, fragment = self._parts.lookup.resolve(self._scope, target, content=True)
         self._note(entry)
         if fragment:
-            part = self._part_or_error(target, fragment)
-            if isinstance(part, InvalidPointer):
-                raise part
-            return io.BytesIO(part)
+            return io.BytesIO(self.part(self._content(entry), fragment))
         if entry.blob.coding == "inline":
             return io.BytesIO(self._bytes(entry)[1])
-        return cast(BinaryIO, io.BufferedReader(ArtifactStream(self._content(entry)), 64 * 1024))
+        content = self._content(entry)
+        content.read(0, 1)  # raises here if the bytes are gone
+        return cast(BinaryIO, io.BufferedReader(ArtifactStream(content), 64 * 1024))
 
     def content(self, target: Ref | str) -> Content:
-        """The bytes of an artifact, by range; a fragment is ignored. Raises what `open` raises."""
+        """The bytes of an artifact, by range; a fragment is ignored. Raises what `open` raises, or else its first read
+        does."""
         entry, _ = self._parts.lookup.resolve(self._scope, target, content=True)
         self._note(entry)
         return self._content(entry)
 
     def ref(self, target: Ref | str) -> Ref | None:
-        """Return the current ref, or None if there is no such artifact."""
+        """Return the current ref, or None if the artifact is not found."""
         lookup = self._parts.lookup
         try:
             entry, _ = lookup.resolve(self._scope, target)
@@ -196,9 +200,9 @@ class CoreSession(ABC):
 
     def shown_of(self, refs: Iterable[Ref]) -> set[str]:
         """Return the ids of those artifacts of which this session has been shown something."""
-        digests = [ref.artifact_id for ref in refs]
-        recent = {digest for digest in digests if self._parts.activity.shown(self.session_id, digest)}
-        return recent | set(self._parts.catalog.shown(self.session_id, digests))
+        session_id, digests = self.session_id, [ref.artifact_id for ref in refs]
+        recent = {digest for digest in digests if self._parts.activity.shown(session_id, digest)}
+        return recent | set(self._parts.catalog.shown(session_id, digests))
 
     def search(self, words: str, *, limit: int = 8) -> builtins.list[Hit]:
         """Search names, tools, summaries and content for these words. Return the best artifacts, each with its best
@@ -295,7 +299,7 @@ class CoreSession(ABC):
 
     def claimant(self) -> Claimant | None:
         """Return the current claim of this session: token, holder, and the time of its last claim or record. None if
-        there is no claim."""
+        it is unclaimed."""
         return self._parts.catalog.claimant(self.session_id)
 
     def record(self, series: str, body: bytes, *, token: int | None = None, keep: int | None = None) -> int:
@@ -380,16 +384,31 @@ class CoreSession(ABC):
         parts, scope = self._parts, self._scope
         entry, _ = parts.lookup.resolve(scope, target)
         if self._is_lent(entry) and pinned:
-            self.grant(entry.ref, to=scope.session_id)
+            self.grant(entry.ref, to=self.session_id)
             entry, _ = parts.lookup.resolve(scope, entry.ref)
-        if entry.ref.session_id != scope.session_id:
+        if entry.ref.session_id != self.session_id:
             raise InvalidArgument(
                 f"the artifact belongs to the session {clip(entry.ref.session_id)}",
                 hint="pin it there, or grant it first",
             )
-        parts.catalog.pin(scope.session_id, entry.ref.artifact_id, pinned)
+        parts.catalog.pin(self.session_id, entry.ref.artifact_id, pinned)
         entry = replace(entry, ref=replace(entry.ref, pinned=pinned))
         return parts.lookup.ref_for_caller(entry, parts.lookup.near(scope, entry))
+
+    def annotate(self, target: Ref | str, summary: str) -> Ref:
+        """Write a summary beside an artifact of this session, for example one that a model made later. It replaces the
+        one that was detected or given at the put. Return the new ref."""
+        parts, scope = self._parts, self._scope
+        while True:
+            entry, _ = parts.lookup.resolve(scope, target)
+            if entry.ref.session_id != self.session_id:
+                raise InvalidArgument(
+                    f"the artifact belongs to the session {clip(entry.ref.session_id)}", hint="annotate it there"
+                )
+            About(summary=summary).check()
+            entry = replace(entry, ref=replace(entry.ref, summary=mask(summary)), content=None)
+            if parts.intake.add(entry, reuse=True):
+                return parts.lookup.ref_for_caller(entry, parts.lookup.near(scope, entry))
 
     def forget(self, target: Ref | str) -> bool:
         """Drop an artifact from this session and return whether there was one. Its bytes are removed once no session
@@ -428,33 +447,28 @@ class CoreSession(ABC):
         """Return the JSON of the part of a content that a fragment names. Raises `InvalidPointer` if it does not exist,
         `InvalidArgument` if the content is not JSON, and `LimitExceeded` beyond the limits of a JSONPath."""
 
-    def _part_or_error(self, target: Ref | str, fragment: str) -> bytes | InvalidPointer:
+    def part(self, content: Content, fragment: str) -> bytes:
+        """Return the JSON of the part of a content that a fragment names. Raises `InvalidPointer` if there is none."""
+        part = self._part_or_error(content, fragment)
+        if isinstance(part, InvalidPointer):
+            raise part
+        return part
+
+    def _part_or_error(self, content: Content, fragment: str) -> bytes | InvalidPointer:
         try:
-            return self._part(self.content(target), fragment)
+            with content:
+                return self._part(content, fragment)
         except InvalidPointer as error:
             return error
         except InvalidArgument as error:
-            raise InvalidPointer(
-                f"{clip(str(target))} has a fragment, but the artifact is not JSON", hint=""
-            ) from error
+            what = f"{content.ref.pointer}#{fragment}"
+            raise InvalidPointer(f"{clip(what)} has a fragment, but the artifact is not JSON", hint="") from error
 
     def _content(self, entry: Entry) -> Content:
         ref = entry.ref if entry.ref.content_uri else self._parts.lookup.ref_for_caller(entry)
         if entry.blob.coding == "inline":
-            data = self._bytes(entry)[1]
-            return Content(ref, b"", lambda offset, length: data[offset : offset + length])
-        blobs, at = self._parts.blobs, entry
-
-        def read(offset: int, length: int) -> bytes:
-            nonlocal at
-            try:
-                return blobs.read(at.blob, offset, length)
-            except NotFound:
-                at = self._moved(at)
-                return blobs.read(at.blob, offset, length)
-
-        read(0, 1)
-        return Content(ref, entry.blob.frames, read)
+            return Content.of(ref, self._bytes(entry)[1])
+        return Content(ref, entry.blob.frames, BlobReader(self._parts.blobs, entry, self._moved))
 
     def _bytes(self, entry: Entry) -> tuple[Entry, bytes]:
         """Return all bytes of an entry, checked against the digest."""
@@ -490,9 +504,8 @@ class CoreSession(ABC):
     def _note(self, entry: Entry) -> None:
         self._used(None if entry.blob.coding == "inline" else entry.ref.artifact_id)
 
-    def _noted(self, ref: Ref) -> Ref:
+    def _note_put(self, ref: Ref) -> None:
         self._used(ref.artifact_id if ref.size_bytes > self._parts.catalog.inline_limit else None)
-        return ref
 
     def _used(self, digest: str | None) -> None:
         """Note that the session was used now, and a blob that has a copy of its own."""

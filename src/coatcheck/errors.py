@@ -18,7 +18,7 @@
         ├── Damaged                stored bytes do not match their digest
         ├── StoreFull              no space left on the store's device
         ├── StoreUnavailable       cannot be opened, read or written at the moment
-        ├── UnsupportedFormat      made by a newer version of Coatcheck
+        ├── UnsupportedFormat      made by a newer or a development version of Coatcheck
         └── StoreClosed            used after close()
 
 Each class has a stable `code`; `CODES` maps it to an HTTP status, an exit code and an MCP (JSON-RPC) error. Messages
@@ -152,6 +152,13 @@ class StoreUnavailable(StoreError):
 class UnsupportedFormat(StoreError):
     code = "unsupported_format"
     default_hint = "upgrade coatcheck to open this store"
+
+
+def development_format() -> UnsupportedFormat:
+    return UnsupportedFormat(
+        "this store was made by a development version of coatcheck, in a format that was never released",
+        hint="create a new store; nothing was changed",
+    )
 
 
 class StoreClosed(StoreError):

@@ -6,6 +6,7 @@ Content that is stored already is compared, not trusted: a damaged copy is repla
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from coatcheck.errors import (
     StoreUnavailable,
     TooLarge,
 )
-from coatcheck.ids import MIN_PREFIX, check_name, clip, digest_of, is_pointer
+from coatcheck.ids import MIN_PREFIX, check_name, clip, is_pointer
 from coatcheck.lookup import Lookup, Scope
 from coatcheck.redaction import mask
 from coatcheck.refs import PRODUCERS, SUMMARY_LIMIT, Blob, Codec, Ref, summarize
@@ -59,16 +60,19 @@ class About:
                            ("media type", self.media_type), ("request", self.request)):  # fmt: skip
             if text is not None:
                 check_name(text, what)
-        if is_pointer(self.name):
+        if self.name is not None and is_pointer(self.name):
             raise InvalidArgument(
-                f"the name {clip(str(self.name))} is a pointer, so it could not be looked up as a name",
+                f"the name {clip(self.name)} is a pointer, so it could not be looked up as a name",
                 hint="choose a name that is not art: followed by hex digits",
             )
-        one_of(self.kind, "kind", media.KINDS, optional=True)
-        one_of(self.producer, "producer", PRODUCERS, optional=True)
+        if self.kind is not None:
+            one_of(self.kind, "kind", media.KINDS, optional=True)
+        if self.producer is not None:
+            one_of(self.producer, "producer", PRODUCERS, optional=True)
         if self.summary is not None and len(self.summary) > SUMMARY_LIMIT:
             raise InvalidArgument(f"the summary must have at most {SUMMARY_LIMIT} characters, got {len(self.summary)}")
-        seconds(self.ttl, "ttl", optional=True)
+        if self.ttl is not None:
+            seconds(self.ttl, "ttl", optional=True)
 
 
 class Intake:
@@ -103,14 +107,17 @@ class Intake:
                 raise InvalidArgument(
                     f"cannot read {str(value)!r}: {error.strerror}", hint="pass the path of a readable file"
                 ) from error
+        if isinstance(value, str):
+            # Lone surrogates have no UTF-8 form; their three-byte form comes back unchanged.
+            return self.put_encoded(scope, Encoded("text", value.encode("utf-8", "surrogatepass"), value), about)
         if is_stream(value):
             return self._put_stream(scope, value, _checked(about))
-        return self.put_encoded(scope, Encoded(*encode(value), value if isinstance(value, str) else None), about)
+        return self.put_encoded(scope, Encoded(*encode(value)), about)
 
     def put_encoded(self, scope: Scope, value: Encoded, about: About, also: Iterable[Scope] = ()) -> Ref:
         """Put an encoded value, into the sessions of `also` too; those do not get `granted_by`. The digest is always
         computed here."""
-        about, digest = _checked(about), digest_of(value.data)
+        about, digest = _checked(about), hashlib.sha256(value.data).hexdigest()
         ref = self._put_bytes(scope, value, about, digest)
         for other in also:
             self._put_bytes(other, value, replace(about, granted_by=None), digest)
@@ -165,7 +172,7 @@ class Intake:
         if len(head) < CHUNK:
             codec = _codec_of(stream)
             value = Encoded(codec, head, decode_text(head) if codec == "text" else None)
-            return self._put_bytes(scope, value, about, digest_of(head))
+            return self._put_bytes(scope, value, about, hashlib.sha256(head).hexdigest())
         tail = head[-_TAIL:]
 
         def measured() -> Iterator[bytes]:
@@ -239,17 +246,20 @@ class Intake:
                 media.JSON if codec == "json" else media.sniff_bytes(head[: media.HEAD], tail, about.name)
             )
             start = media.decode_head(head)[: media.HEAD] if media.is_text(media_type) else ""
+        kind = about.kind or media.sniff_kind(media_type, start, name=about.name)
         summary = about.summary
-        if summary is None:
+        if summary is None and (start or not size):
             shown = mask(start[:_LOOKED_AT], 0, _SUMMARIZED)
-            summary = summarize(shown) if start or not size else f"{media_type}, {size} bytes"
+            summary = summarize(shown)
+        elif summary is None:
+            summary = f"{media_type}, {size} bytes"
         now = self._clock()
         return Ref(
             digest,
-            scope.session_id,
+            scope.info.session_id,
             size,
             media_type,
-            about.kind or media.sniff_kind(media_type, start, name=about.name),
+            kind,
             codec,
             about.name,
             about.tool,

@@ -35,15 +35,8 @@ class Scope:
     """A session and its ancestors, nearest first: where names and pointers are looked up."""
 
     info: SessionInfo
-    ancestors: tuple[str, ...] = ()
-
-    @property
-    def session_id(self) -> str:
-        return self.info.session_id
-
-    @property
-    def lineage(self) -> tuple[str, ...]:
-        return (self.info.session_id, *self.ancestors)
+    lineage: tuple[str, ...]
+    """The ids of the session and its ancestors."""
 
 
 class Lookup:
@@ -234,7 +227,12 @@ class Lookup:
             if other != artifact_id:
                 length = max(length, shared_prefix(artifact_id, other) + 1)
         keeper = self._catalog if entry.blob.coding == "inline" else self._blobs
-        return entry.ref.as_of_now(self.expires(entry), keeper.uri(entry.blob), length)
+        ref = entry.ref  # written out, since `replace` costs more than hashing
+        return Ref(
+            artifact_id, ref.session_id, ref.size_bytes, ref.media_type, ref.kind, ref.codec, ref.name, ref.tool,
+            ref.call_id, ref.producer, ref.parents, ref.summary, ref.created, self.expires(entry), ref.pinned,
+            ref.granted_by, ref.request, keeper.uri(entry.blob), length,
+        )  # fmt: skip
 
     def _by_prefix(self, scope: Scope, prefix: str, content: bool, brief: bool) -> Entry:
         dead: Entry | None = None

@@ -56,14 +56,28 @@ _COLUMN: Final = re.compile(r'"?[^\W\d][\w .%#/-]{0,39}"?')
 _QUOTED: Final = re.compile(r'"[^"]*"')
 
 
+def essence(media_type: str) -> str:
+    """Return a media type without its parameters, e.g. `text/csv` for `Text/CSV; charset=utf-8`."""
+    return media_type.partition(";")[0].strip().lower()
+
+
 def is_text(media_type: str) -> bool:
     """Whether content of this type is text."""
-    essence = media_type.partition(";")[0].strip().lower()
+    bare = essence(media_type)
     return (
-        essence.startswith("text/")
-        or essence.endswith(("+json", "+xml"))
-        or essence in (JSON, JSONL, "application/xml", "application/yaml", "application/toml", "application/sql")
+        bare.startswith("text/")
+        or bare.endswith(("+json", "+xml"))
+        or bare in (JSON, JSONL, "application/xml", "application/yaml", "application/toml", "application/sql")
     )
+
+
+def is_json(media_type: str) -> bool:
+    bare = essence(media_type)
+    return bare == JSON or bare.endswith("+json")
+
+
+def is_jsonl(media_type: str) -> bool:
+    return essence(media_type) in (JSONL, "application/jsonl", "application/x-jsonlines", "application/ndjson")
 
 
 def sniff_text(head: str, tail: str, name: str | None = None) -> str:

@@ -89,15 +89,6 @@ class Ref:
     def is_expired(self) -> bool:
         return self.expires is not None and time.time() >= self.expires
 
-    def as_of_now(self, expires: float | None, content_uri: str, pointer_length: int) -> Ref:
-        """Return this ref with the fields that change over time. Written out, since `replace` costs more than
-        hashing."""
-        return Ref(
-            self.artifact_id, self.session_id, self.size_bytes, self.media_type, self.kind, self.codec, self.name,
-            self.tool, self.call_id, self.producer, self.parents, self.summary, self.created, expires, self.pinned,
-            self.granted_by, self.request, content_uri, pointer_length,
-        )  # fmt: skip
-
     def to_record(self) -> dict[str, Any]:
         """The JSON record of this artifact, as a registry stores it."""
         return {

@@ -35,13 +35,17 @@ Live = Callable[[Sequence[str]], Mapping[str, Entry]]
 @dataclass(frozen=True, slots=True)
 class Hit:
     """One artifact that matches, with its best passage. `lines` are the first and last line of the passage, None if a
-    name, tool or summary matched. `read_on` is the call that reads on from there."""
+    name, tool or summary matched."""
 
     ref: Ref
     passage: str
     lines: tuple[int, int] | None
     score: float
-    read_on: str
+
+    @property
+    def read_on(self) -> str:
+        """The call that reads on from there."""
+        return f'read("{self.ref.pointer}"' + (f', lines="{self.lines[0]}:")' if self.lines else ")")
 
 
 def search(
@@ -68,9 +72,7 @@ def search(
         while at < len(ranked) and len(hits) < limit:
             proposed = ranked[at : at + limit - len(hits)]
             at += len(proposed)
-            entries = live([match.digest for match in proposed])
-            found = (_hit(entries[one.digest], one, words, content) for one in proposed if one.digest in entries)
-            hits += [hit for hit in found if hit is not None]
+            hits += _hits(proposed, live([match.digest for match in proposed]), words, content)
         if len(hits) == limit or len(matches) < asked or len(ranked) == len(hits):
             return hits
         asked *= 4  # artifacts that are gone took up the places
@@ -169,31 +171,42 @@ def cut(content: Content) -> Iterator[Passage]:
         line, start = line + lines, end
 
 
-def _hit(entry: Entry, match: Match, words: str, content: Callable[[Entry], Content]) -> Hit | None:
-    """The hit for a match; None if its bytes cannot be read any more."""
-    ref = entry.ref
+def _hits(
+    matches: Iterable[Match], entries: Mapping[str, Entry], words: str, content: Callable[[Entry], Content]
+) -> list[Hit]:
+    """The hits for matches, without those whose bytes cannot be read any more. Each step is done for all of them."""
+    read: list[tuple[Ref, Match, bytes]] = []
+    for match in matches:
+        if (entry := entries.get(match.digest)) is not None:
+            start = max(0, match.start - CONTEXT)
+            try:
+                data = content(entry).read(start, match.end + CONTEXT - start) if match.first else b""
+            except (NotFound, Damaged):
+                continue
+            read.append((entry.ref, match, data))
+    heads = ["" if match.start else media.decode_head(data[: match.end]) for _, match, data in read]
+    spans = [_span(*one, head, words) for one, head in zip(read, heads, strict=True)]
+    passages = [mask(text, begin, end) if lines else text for text, begin, end, lines in spans]
+    return [
+        Hit(ref, passage[:SHOWN_CHARS], lines, match.score)
+        for (ref, match, _), (*_, lines), passage in zip(read, spans, passages, strict=True)
+    ]
+
+
+def _span(ref: Ref, match: Match, data: bytes, head: str, words: str) -> tuple[str, int, int, tuple[int, int] | None]:
+    """A text with the beginning and end of what is shown of it, and its lines. The text is longer than a passage: a
+    secret may begin or end outside. `head` is the passage if it is the beginning of the artifact."""
     if match.first == 0:
-        shown = " · ".join(text for text in (ref.name, ref.tool, ref.summary) if text)
-        return Hit(ref, shown[:SHOWN_CHARS], None, match.score, f'read("{ref.pointer}")')
-    try:
-        before, text, after = _around(content(entry), match)
-    except (NotFound, Damaged):
-        return None
+        return " · ".join(text for text in (ref.name, ref.tool, ref.summary) if text), 0, SHOWN_CHARS, None
+    at = min(match.start, CONTEXT)
+    end = at + match.end - match.start
+    before, after = data[:at].decode("utf-8", "ignore"), data[end:].decode("utf-8", "ignore")
+    text = data[at:end].decode("utf-8", "ignore") if match.start else head
     within = text.split("\n")
     first, shown = _densest(within, words)
-    lines = (match.first + first, min(match.last, match.first + first + shown.count("\n")))
     begin = len(before) + sum(len(line) + 1 for line in within[:first])
-    passage = mask(before + text + after, begin, begin + len(shown))
-    return Hit(ref, passage[:SHOWN_CHARS], lines, match.score, f'read("{ref.pointer}", lines="{lines[0]}:")')
-
-
-def _around(content: Content, match: Match) -> tuple[str, str, str]:
-    """The text before a passage, the passage, and the text after it: a secret may begin or end outside."""
-    start = max(0, match.start - CONTEXT)
-    data = content.read(start, match.end + CONTEXT - start)
-    at, end = match.start - start, match.end - start
-    text = data[at:end].decode("utf-8", "ignore") if match.start else media.decode_head(data[:end])
-    return data[:at].decode("utf-8", "ignore"), text, data[end:].decode("utf-8", "ignore")
+    lines = (match.first + first, min(match.last, match.first + first + shown.count("\n")))
+    return before + text + after, begin, begin + len(shown), lines
 
 
 def _densest(lines: list[str], words: str) -> tuple[int, str]:

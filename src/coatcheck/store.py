@@ -12,7 +12,6 @@ from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 from coatcheck.activity import Activity
 from coatcheck.checks import seconds, whole
-from coatcheck.collect import COLD_AFTER, CollectReport, Progress, StoreProblem, VerifyReport, collect, verify
 from coatcheck.config import DEFAULTS, Settings
 from coatcheck.content import Files
 from coatcheck.core_session import Parts
@@ -20,11 +19,13 @@ from coatcheck.errors import InvalidArgument, StoreClosed, StoreError
 from coatcheck.ids import check_name, clip, is_pointer, is_prefix, parse_pointer
 from coatcheck.intake import Intake
 from coatcheck.lookup import Lookup, Scope
+from coatcheck.refs import Ref
 from coatcheck.storage import TRANSCRIPT, BlobStore, Catalog, Limits, PassageIndex, SessionInfo, Totals
-from coatcheck.transfer import CopyReport, Side, copy, export_lines, import_lines
 
 if TYPE_CHECKING:
+    from coatcheck.collect import CollectReport, Progress, VerifyReport
     from coatcheck.session import Session
+    from coatcheck.transfer import CopyReport
 
 _UNSET: Final[Any] = object()
 
@@ -114,7 +115,7 @@ class Store:
         ancestors = self._ancestors(wanted)
         if wanted != info:
             self._catalog.open_session(wanted)
-        return self._session_type(self, self._parts, Scope(wanted, ancestors))
+        return self._session_type(self, self._parts, Scope(wanted, (wanted.session_id, *ancestors)))
 
     @property
     def batching(self) -> AbstractContextManager[None]:
@@ -157,6 +158,14 @@ class Store:
                 break
         return (found + transcripts)[:limit]
 
+    def find(self, pointer: str) -> tuple[Any, Ref] | None:
+        """Return the artifact of a pointer with a session that has it, or None. For the store's owner only."""
+        for session_id in self.holders(pointer, limit=1):
+            session = self.session(session_id)
+            if (ref := session.ref(pointer)) is not None:
+                return session, ref
+        return None
+
     def collect(
         self,
         *,
@@ -164,7 +173,7 @@ class Store:
         grace: float | None = None,
         orphans: bool = True,
         compress: bool = True,
-        cold_after: float = COLD_AFTER,
+        cold_after: float | None = None,
         progress: Progress | None = None,
     ) -> CollectReport:
         """Remove expired artifacts and the files that crashes left behind, and compress artifacts that are not in use.
@@ -172,6 +181,8 @@ class Store:
         To find such files (`orphans`), every stored copy is listed; in a very large store, do that only now and then.
         Expired artifacts are kept for the grace period of the store (two hours) or for `grace` seconds, so that a wrong
         clock removes nothing that is alive."""
+        from coatcheck.collect import COLD_AFTER, StoreProblem, collect  # here and below: most processes never need it
+
         self._activity.flush()
         report = collect(
             self._blobs,
@@ -181,7 +192,7 @@ class Store:
             dry_run=dry_run,
             orphans=orphans,
             compress=compress,
-            cold_after=cold_after,
+            cold_after=COLD_AFTER if cold_after is None else cold_after,
             progress=progress,
         )
         if not dry_run:
@@ -198,6 +209,8 @@ class Store:
         refs into tombstones and keeps the copies for seven days. Putting the same content again restores the refs, and
         so does a later `verify(repair=True)` that finds the copy sound. Content that cannot be read at the moment is
         reported as `unreadable` and never changed."""
+        from coatcheck.collect import verify
+
         return verify(self._blobs, self._catalog, now=self._clock(), repair=repair, progress=progress)
 
     def stats(self) -> Totals:
@@ -205,6 +218,8 @@ class Store:
 
     def export(self, target: IO[bytes], *, progress: Progress | None = None) -> int:
         """Write sessions, refs and blobs as JSON lines, and return the number of refs."""
+        from coatcheck.transfer import export_lines
+
         self._activity.flush()
         return export_lines(self._blobs, self._catalog, target, progress=progress)
 
@@ -221,6 +236,8 @@ class Store:
         The archive is untrusted. It must contain the bytes of every artifact; quotas and size limits apply. Its
         sessions become new sessions. If a session with that id exists already, the import is refused, unless `sessions`
         maps the id to another one, or `merge` allows to add to it. Importing the same archive again adds nothing."""
+        from coatcheck.transfer import import_lines
+
         return import_lines(
             self._blobs,
             self._catalog,
@@ -236,6 +253,8 @@ class Store:
         """Copy every session and ref to another store on any backend. Refs that it has already are skipped.
 
         Pointers and names stay valid there. Tenants are separate stores: copy each."""
+        from coatcheck.transfer import Side, copy
+
         self._activity.flush()
         return copy(Side(self._blobs, self._catalog), Side(other._blobs, other._catalog), progress=progress)
 

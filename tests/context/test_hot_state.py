@@ -71,7 +71,7 @@ def fit(state: HotState, limit: int, entries: int = 20) -> Rendered:
         {"session_id": ""}, {"session_id": None}, {"session_id": 7}, {"session_id": "lone \ud800"},
         {"objective": "half \ud83d"}, {"constraints": ["half \ud83d"]},
         {"artifact_index": [{"artifact_id": "a" * 64, "type": "log", "label": "half \ud83d"}]},
-        {"risk_level": "none"}, {"risk_level": None}, {"objective": 7}, {"objective": ["a"]}, {"unknown": 1},
+        {"risk_level": "none"}, {"objective": 7}, {"objective": ["a"]}, {"unknown": 1},
         {"constraints": "a text"}, {"constraints": {"a", "b"}}, {"constraints": {"a": 1}}, {"constraints": [1]},
         {"constraints": None}, {"open_questions": (text for text in "ab")},
         {"artifact_index": {}}, {"artifact_index": ["art:3f9b2a1c8e4d"]}, {"artifact_index": [{"type": "log"}]},

@@ -46,6 +46,17 @@ def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path)
     assert _contents(folder) == before
 
 
+def test_a_store_of_a_development_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    _made(folder)
+    _sql(folder, f"PRAGMA application_id = {0x434F4154}")
+    before = _contents(folder)
+    for _ in range(2):
+        with pytest.raises(UnsupportedFormat, match="development version"):
+            coatcheck.open(folder)
+    assert _contents(folder) == before
+
+
 def test_a_refused_store_leaves_no_file_open(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     _made(folder)

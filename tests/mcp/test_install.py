@@ -242,7 +242,7 @@ def test_only_named_servers_are_wrapped_and_one_that_is_not_there_is_an_error(pe
     now = servers("cursor", file)
     assert after_launcher(now["git"]) is not None
     assert after_launcher(now["files"]) is None
-    assert "servers there: git, files, bare" in person.run("cursor", "--wrap", "other", code=3).stderr
+    assert "its servers: git, files, bare" in person.run("cursor", "--wrap", "other", code=3).stderr
 
 
 def test_addresses_are_wrapped_with_their_headers_out_of_sight_or_left_alone_with_the_reason(person: Person) -> None:

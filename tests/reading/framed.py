@@ -62,7 +62,7 @@ def read(content: Content, request: Request | None = None, cursor: str | None = 
     asked, position = request or Request(), None
     if cursor is not None:
         asked, position = unseal(KEY, content.ref.artifact_id, cursor, request)
-    return read_text(content, asked, content.ref.pointer, key=KEY, position=position)
+    return read_text(content, asked, content.ref.pointer, key=lambda: KEY, position=position)
 
 
 def pages(content: Content, request: Request | None = None) -> Iterator[Page]:

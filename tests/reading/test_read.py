@@ -1,7 +1,8 @@
 """`session.read` as a whole: which part answers, what becomes of a large result, and what is noted as shown."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,11 @@ import coatcheck
 from coatcheck import Session, Store
 from coatcheck.errors import AmbiguousPointer, CoatcheckError, Expired, InvalidArgument, InvalidPointer, NotFound
 from coatcheck.reading import Page
+from coatcheck.refs import Blob
+from coatcheck.storage import BlobStore, Staged
+from coatcheck.storage.disk import Disk
+from coatcheck.storage.passages import Passages
+from coatcheck.storage.sqlite_catalog import open_folder_store
 from tests.backends import Backend, Clock, Fleet
 
 LOG = "".join(f"2026-01-01 12:00:{i % 60:02} INFO request {i} served\n" for i in range(12_031))
@@ -200,3 +206,84 @@ def test_every_error_is_ours_and_no_longer_than_a_page(session: Session, request
 def test_an_ambiguous_pointer_in_a_diff_is_an_error_too(session: Session) -> None:
     with pytest.raises((NotFound, AmbiguousPointer)):
         session.read(session.put(LOG), diff="art:ffffffffffff")
+
+
+class CountingBlobs(BlobStore):
+    """A blob store around another one that counts how often a copy is opened."""
+
+    def __init__(self, inner: BlobStore) -> None:
+        self.inner = inner
+        self.opens = 0
+
+    def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> AbstractContextManager[Staged]:
+        return self.inner.stage(chunks, digest)
+
+    def read(self, blob: Blob, offset: int, length: int) -> bytes:
+        self.opens += 1
+        return self.inner.read(blob, offset, length)
+
+    @contextmanager
+    def opened(self, blob: Blob) -> Iterator[Callable[[int, int], bytes]]:
+        self.opens += 1
+        with self.inner.opened(blob) as read:
+            yield read
+
+    def remove(self, blob: Blob) -> None:
+        self.inner.remove(blob)
+
+    def places(self) -> Iterator[Blob]:
+        return self.inner.places()
+
+    def sweep(self, blob: Blob, *, remove: bool = True) -> bool:
+        return self.inner.sweep(blob, remove=remove)
+
+    def uri(self, blob: Blob) -> str:
+        return self.inner.uri(blob)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+DOCUMENT = {"rows": [{"id": i, "name": f"item {i}"} for i in range(40_000)]}
+
+
+@pytest.mark.parametrize(
+    ("value", "request_of"),
+    [
+        (LOG * 4, {"grep": "request 11.*served", "context": 2}),
+        (LOG * 4, {"lines": "-20:"}),
+        (LOG * 4, {"chars": "1000000:1002000"}),
+        (LOG * 4, {}),
+        (LOG[:200_000], {"grep": "request 7"}),
+        (DOCUMENT, {"query": "$.rows[39999]"}),
+        ({"rows": DOCUMENT["rows"][:6_000]}, {"query": "$.rows[7]"}),
+        (DOCUMENT, {"query": "shape"}),
+        (bytes(300_000), {}),
+    ],
+    ids=["grep", "lines", "chars", "start", "grep in one frame", "path in a child", "path", "shape", "binary"],
+)
+def test_a_page_opens_its_blob_once(tmp_path: Path, value: object, request_of: dict[str, str | int]) -> None:
+    inner, catalog = open_folder_store(tmp_path / "store", Disk())
+    blobs = CountingBlobs(inner)
+    with Store(blobs, catalog, Passages(None), url="counting", session_type=Session) as store:
+        session = store.session("s")
+        ref = session.put(value)
+        blobs.opens = 0
+        assert session.read(ref, **request_of).text  # type: ignore[arg-type]
+        assert blobs.opens == 1
+        session.read(f"{ref.pointer}#/rows/3") if ref.media_type == "application/json" else session.preview(ref)
+        assert blobs.opens == 2
+        assert session.externalize(ref).is_stub
+        assert blobs.opens == 3
+
+
+def test_a_page_follows_a_blob_that_was_compressed_meanwhile(tmp_path: Path) -> None:
+    inner, catalog = open_folder_store(tmp_path / "store", Disk())
+    with Store(CountingBlobs(inner), catalog, Passages(None), url="moving", session_type=Session) as store:
+        session = store.session("s")
+        ref = session.put(LOG)
+        content = session.content(ref)
+        with coatcheck.open(tmp_path / "store") as other:
+            other.collect(cold_after=-1)
+        with content:
+            assert content.read(0, 100) == LOG[:100].encode()

@@ -63,7 +63,7 @@ def upgrade(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def version(url: str) -> int:
     with connected(parse(url)) as db:
-        found = db.execute("SELECT max(version) FROM format").fetchone()
+        found = db.execute("SELECT max(version) FROM applied_step").fetchone()
     assert found is not None
     return int(found[0])
 
@@ -208,9 +208,18 @@ def test_a_schema_of_a_newer_version_is_used_as_long_as_it_tolerates_this_one(fl
     url = fleet.new_url()
     coatcheck.open(url).close()
     with connected(parse(url)) as db:
-        db.execute("INSERT INTO format (version, tolerates) VALUES (98, 1)")
+        db.execute("INSERT INTO applied_step (version, tolerates) VALUES (98, 1)")
         with coatcheck.open(url) as store:
             assert store.session("s").get(store.session("s").put("x").pointer) == "x"
-        db.execute("INSERT INTO format (version, tolerates) VALUES (99, 98)")
+        db.execute("INSERT INTO applied_step (version, tolerates) VALUES (99, 98)")
     with pytest.raises(UnsupportedFormat):
+        coatcheck.open(url)
+
+
+def test_a_schema_of_a_development_version_is_refused(fleet: Fleet) -> None:
+    url = fleet.new_url()
+    coatcheck.open(url).close()
+    with connected(parse(url)) as db:
+        db.execute("ALTER TABLE applied_step RENAME TO format")  # its name before the first release
+    with pytest.raises(UnsupportedFormat, match="development version"):
         coatcheck.open(url)

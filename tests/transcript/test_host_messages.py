@@ -231,6 +231,29 @@ def test_lines_of_claude_code_go_to_anthropic_alone(session: Session) -> None:
         assert caught.value.code == "invalid_argument"
 
 
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_prompt_is_the_same_for_messages_of_pi_bare_and_in_lines(provider: str, session: Session) -> None:
+    bare, lines = (
+        PromptBuilder(session, provider=provider, recall=False).build(messages).request()
+        for messages in (pi("one", "two"), pi_lines(pi("one", "two")))
+    )
+    assert bare == lines
+
+
+def test_a_prompt_is_the_same_for_messages_of_claude_code_bare_and_in_lines(session: Session) -> None:
+    lines = claude_lines("one", "two")
+    for line in lines:
+        if line["type"] == "assistant":
+            line["message"] |= {"type": "message", "model": "claude", "stop_reason": "tool_use", "usage": {"x": 1}}
+    prompts = [
+        PromptBuilder(session, provider="anthropic", recall=False).build(messages).request()
+        for messages in (inner(lines), lines)
+    ]
+    accepted("anthropic", prompts[0])
+    assert prompts[0] == prompts[1]
+    assert all(set(one) == {"role", "content"} for one in prompts[0]["messages"])
+
+
 def test_what_a_provider_takes_is_sent_as_it_is(session: Session) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
     messages: list[dict[str, Any]] = [

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 import coatcheck
-from coatcheck import CoatcheckError, Ref, Session, errors
+from coatcheck import CoatcheckError, errors
 from coatcheck.cli import options, terminal
 from coatcheck.cli.options import command_line, naming_holders, open_existing, open_session, session_options
 from coatcheck.media import KINDS
 from coatcheck.refs import iso_time
 
 if TYPE_CHECKING:
+    from coatcheck import Ref, Session
     from coatcheck.reading import Page
     from coatcheck.search import Hit
     from coatcheck.storage import SessionInfo
@@ -193,7 +194,7 @@ def forget(targets: tuple[str, ...], everything: bool, session_id: str, url: str
 
     A TARGET is a pointer, an id or a name. The bytes are removed when no other session holds them."""
     if bool(targets) == everything:
-        raise options.usage_error("give the artifacts to forget, or --all")
+        raise options.usage_error("specify the artifacts to forget, or --all")
     forgotten = code = 0
     with open_existing(url) as store:
         session = store.session(session_id)
@@ -280,8 +281,8 @@ def _position(page: Page) -> str:
 
 def _highlighted(session: Session, page: Page, text: str, request: dict[str, Any]) -> Iterable[terminal.Piece] | None:
     """The text of a page in styled pieces, or None if nothing is highlighted."""
+    from coatcheck.media import essence, is_json, is_jsonl
     from coatcheck.reading.grep import Pattern
-    from coatcheck.reading.json_content import essence, is_json, is_jsonl
 
     if page.matches is not None:
         pattern = None

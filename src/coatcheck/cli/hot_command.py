@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from coatcheck import Session, errors
+from coatcheck import errors
 from coatcheck.cli import terminal
 from coatcheck.cli.options import open_existing, store_options, usage_error
 from coatcheck.ids import clip
@@ -15,6 +15,7 @@ from coatcheck.redaction import mask
 from coatcheck.refs import iso_time
 
 if TYPE_CHECKING:
+    from coatcheck import Session
     from coatcheck.context import Snapshot
     from coatcheck.storage import Record
 
@@ -40,7 +41,7 @@ def hot(
 
     Shows the newest state, or number N of its history."""
     if history + diff > 1 or len(numbers) > (2 if diff else 0 if history else 1):
-        raise usage_error("give one state, --history, or --diff with at most two numbers")
+        raise usage_error("specify one state, --history, or --diff with at most two numbers")
     with open_existing(url) as store:
         session = store.session(session_id)
         if history:
@@ -156,9 +157,7 @@ def _previous(session: Session, record: Record) -> Record:
     found = session.records(_SERIES, newest=True, limit=1, before=record.seq)
     if found:
         return found[0]
-    raise errors.NotFound(
-        f"hot state {record.seq} is the first one", hint="there is no earlier state to compare it with"
-    )
+    raise errors.NotFound(f"hot state {record.seq} is the first", hint="there is no earlier state to compare it with")
 
 
 def _no_state(session: Session) -> errors.NotFound:

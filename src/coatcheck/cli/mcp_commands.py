@@ -129,9 +129,13 @@ def proxy(
     line on stderr says what was saved."""
     given = sum(map(bool, (command, address, config)))
     if report and not given:
-        return _print_runs(url, as_json)
+        from coatcheck.mcp.savings import saved_counts
+
+        with open_existing(url) as store:
+            print_records(saved_counts(store), _RUN, as_json=as_json, shrink=("server", "session"))
+        return 0
     if given != 1:
-        raise usage_error("give exactly one of -- COMMAND, --url and --config")
+        raise usage_error("specify exactly one of -- COMMAND, --url and --config")
     if header and not address:
         raise usage_error("--header needs --url")
     if no_tools and session_id is None:
@@ -282,14 +286,6 @@ def _print_counts(counts: Counts, by_tool: bool, as_json: bool) -> None:
     if by_tool:
         for name, row in sorted(counts.tools.items(), key=lambda item: -item[1].tokens_saved):
             print_error(f"  {name}: {row.slimmed:,} results, about {row.tokens_saved:,} tokens")
-
-
-def _print_runs(url: str | None, as_json: bool) -> int:
-    from coatcheck.mcp.savings import saved_counts
-
-    with open_existing(url) as store:
-        print_records(saved_counts(store), _RUN, as_json=as_json, shrink=("server", "session"))
-    return 0
 
 
 def _print_plan(plan: Plan) -> None:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from coatcheck.cli import terminal
-from coatcheck.cli.options import open_existing, store_options
-from coatcheck.config import load
+from coatcheck.cli.options import open_existing, setting, store_options
 from coatcheck.errors import InvalidArgument
 from coatcheck.refs import iso_time
 
@@ -107,27 +106,27 @@ Calls = dict[str, "list[PromptMetrics]"]
 @click.argument("sessions", metavar="[SESSION]...", nargs=-1)
 @click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the newest N calls of each session.")
 @click.option("--file", "source", metavar="FILE", help="Read a file of JSON lines (metrics.file) instead of the store.")
-@click.option("--html", metavar="FILE", help="Write a self-contained page with plots and figures.")
-@click.option("--save-baseline", metavar="FILE", help="Save the current figures, to compare a later release with.")
+@click.option("--html", metavar="FILE", help="Write a self-contained HTML page with plots and tables.")
+@click.option("--save-baseline", metavar="FILE", help="Save the current values, to compare a later release with them.")
 @click.option("--label", metavar="TEXT", help="With --save-baseline: name of the release. Default: metrics.release.")
-@click.option("--baseline", metavar="FILE", help="Compare with a saved baseline; exits with 1 if a figure has risen.")
+@click.option("--baseline", metavar="FILE", help="Compare with a saved baseline; exit with 1 if a value has risen.")
 @store_options
 def metrics(
     sessions: tuple[str, ...], last: int | None, source: str | None, url: str | None, as_json: bool, **out: str | None
 ) -> int:
     """Show the size of prompts, and what stubs saved.
 
-    Shows the figures of model calls by turn, for all sessions or the given ones. Sparklines and a table on a
+    Shows the metrics of model calls by turn, for all sessions or the given ones: sparklines and a table on a
     terminal, tab-separated lines in a pipe, JSON lines with --json."""
     from coatcheck.context.metrics import Baseline
 
     found = _read_file(source, sessions, last) if source else _read_store(url, sessions, last)
     every = [call for calls in found.values() for call in calls]
     if not every and not as_json:
-        terminal.print_note("no figures of model calls in this store" if source is None else f"no figures in {source}")
+        terminal.print_note("no metrics in this store" if source is None else f"no metrics in {source}")
     html, saved, baseline = out["html"], out["save_baseline"], out["baseline"]
     if saved is not None:
-        current = Baseline.of(out["label"] or load()["metrics.release"] or "unnamed", every)
+        current = Baseline.of(out["label"] or setting("metrics.release") or "unnamed", every)
         _write(saved, current.to_json())
     if html is not None:
         _write(html, page(found))
@@ -136,7 +135,7 @@ def metrics(
             terminal.print_json(call.to_record())
     elif html is None and saved is None:
         _print(found)
-    rises = Baseline.read(baseline).rises(every, load()["metrics.warn_rise_percent"], {}) if baseline else []
+    rises = Baseline.read(baseline).rises(every, setting("metrics.warn_rise_percent"), {}) if baseline else []
     for one in rises:
         terminal.print_error(one.message)
     return HAS_RISEN if rises else 0
@@ -157,7 +156,7 @@ def _read_store(url: str | None, wanted: Sequence[str], last: int | None) -> Cal
 
 
 def _read_file(path: str, wanted: Sequence[str], last: int | None) -> Calls:
-    """Read a file of JSON lines, and report how many lines are not figures."""
+    """Read a file of JSON lines, and report how many lines are not metrics."""
     from coatcheck.context.metrics import PromptMetrics
 
     found: Calls = {}
@@ -172,9 +171,9 @@ def _read_file(path: str, wanted: Sequence[str], last: int | None) -> Calls:
             if not wanted or call.session in wanted:
                 found.setdefault(call.session, []).append(call)
     if invalid:
-        terminal.print_error(f"{invalid} lines of {path} are not figures of model calls")
+        terminal.print_error(f"{invalid} lines of {path} are not metrics")
     if invalid and not found:
-        raise InvalidArgument(f"{path} has no figures of model calls", hint="use the file set in metrics.file")
+        raise InvalidArgument(f"{path} has no metrics", hint="use the file set in metrics.file")
     return {name: calls[-last:] if last else calls for name, calls in sorted(found.items())}
 
 

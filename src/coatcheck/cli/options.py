@@ -8,19 +8,26 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 import coatcheck
-from coatcheck import Session, Store
-from coatcheck.config import load
 from coatcheck.errors import NotFound
-from coatcheck.redaction import mask_url
+
+if TYPE_CHECKING:
+    from coatcheck import Session, Store
 
 FOLDER: Final = "{folder}"
 """Placeholder in a session id for the working folder."""
 _COPIED: Final = {"--session": "session_id", "--store": "url"}
+
+
+def setting(key: str) -> Any:
+    """Return the effective setting for this folder."""
+    from coatcheck.config import load
+
+    return load()[key]
 
 
 def expand_folder(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
@@ -38,7 +45,7 @@ session_option = click.option(
     "--session",
     "session_id",
     metavar="ID",
-    default=lambda: load()["session.id"],
+    default=lambda: setting("session.id"),
     show_default="the settings (COATCHECK_SESSION), else 'default'",
     callback=expand_folder,
     help="Session to use; {folder} is replaced by the working folder.",
@@ -87,6 +94,8 @@ def naming_holders(store: Store, target: str) -> Iterator[None]:
 
 def command_line(*words: str) -> str:
     """A command to copy that uses the same store and session as this one. Credentials in a URL are masked."""
+    from coatcheck.redaction import mask_url
+
     context = click.get_current_context()
     for option, name in _COPIED.items():
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:

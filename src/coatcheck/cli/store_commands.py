@@ -11,11 +11,11 @@ import click
 import coatcheck
 from coatcheck import errors
 from coatcheck.cli import terminal
-from coatcheck.cli.options import json_option, open_existing, store_options, usage_error
-from coatcheck.config import FILE, SETTINGS, VARIABLE, Setting, Settings, load, unknown
+from coatcheck.cli.options import json_option, open_existing, setting, store_options, usage_error
 
 if TYPE_CHECKING:
     from coatcheck.collect import CollectReport, VerifyReport
+    from coatcheck.config import Setting, Settings
 
 DAMAGED: Final = errors.CODES["damaged"].exit
 _MAX_VALUE: Final = 40
@@ -116,7 +116,7 @@ def import_(file: str, mapped: tuple[str, ...], merge: bool, url: str | None, as
 @click.argument("target", metavar="TO")
 @click.option(
     "--tenant",
-    default=lambda: load()["store.tenant"],
+    default=lambda: setting("store.tenant"),
     show_default="the settings (COATCHECK_TENANT)",
     help="Copy this tenant's store to the same tenant in the target.",
 )
@@ -157,13 +157,15 @@ def config(keys: tuple[str, ...], as_json: bool) -> None:
 
     Each has its source: a file, the environment, or the default. With KEYs, or the beginnings of keys ('policy'),
     it shows only those. Passwords are masked."""
+    from coatcheck.config import FILE, SETTINGS, VARIABLE, load, unknown
+
     settings = load()
-    chosen = [setting for setting in SETTINGS if not keys or any(_matches(setting.key, key) for key in keys)]
+    chosen = [one for one in SETTINGS if not keys or any(_matches(one.key, key) for key in keys)]
     for key in keys:
-        if not any(_matches(setting.key, key) for setting in chosen):
+        if not any(_matches(one.key, key) for one in chosen):
             settings[key]  # raises an error that names the nearest key
     record = _setting_record if as_json else _setting_cells
-    records = [record(settings, setting) for setting in chosen]
+    records = [record(settings, one) for one in chosen]
     terminal.print_records(records, _SETTING, as_json=as_json, shrink=("meaning",))
     if as_json:
         return

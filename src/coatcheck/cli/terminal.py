@@ -15,7 +15,6 @@ import json
 import os
 import re
 import sys
-import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -52,6 +51,8 @@ class _Escapes(dict[int, str]):
     """A table for `str.translate` that is filled on demand. Harmless characters map to themselves."""
 
     def __missing__(self, code: int) -> str:
+        import unicodedata  # here, so that the command line starts quickly
+
         char = chr(code)
         unsafe = unicodedata.category(char) in _UNSAFE
         self[code] = char.encode("unicode_escape").decode("ascii") if unsafe else char

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -16,16 +16,13 @@ from coatcheck import CoatcheckError, Store
 from coatcheck.cli import terminal
 from coatcheck.cli.options import open_existing, session_options, store_options, usage_error
 from coatcheck.errors import StoreUnavailable
-from coatcheck.transcript import FORMATS, FileReport, Report
-from coatcheck.transcript import externalize as externalize_files
-from coatcheck.transcript import forget as forget_files
-from coatcheck.transcript import rehydrate as rehydrate_files
-from coatcheck.transcript import undo as undo_files
-from coatcheck.transcript import verify as verify_files
-from coatcheck.transcript.migrate import exit_code, failed, files_in, refs_in
+
+if TYPE_CHECKING:
+    from coatcheck.transcript import FileReport, Report
 
 _COLUMNS: Final = ("status", "format", "artifacts", "before_bytes", "after_bytes", "tokens_saved", "path")
 _REF_KEYS: Final = ("line", "artifact", "media_type", "bytes", "held", "place", "summary")
+_FORMATS: Final = ("claude-code", "pi", "langchain", "mcp", "openai-responses", "anthropic", "openai-chat")
 
 paths_argument = click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
 
@@ -40,9 +37,7 @@ def transcript() -> None:
 @transcript.command()
 @paths_argument
 @click.option("--write", is_flag=True, help="Change the files. Without it, only show what would be saved.")
-@click.option(
-    "--format", "form", type=click.Choice(list(FORMATS)), help="The format. Default: detected from the content."
-)
+@click.option("--format", "form", type=click.Choice(_FORMATS), help="The format. Default: detected from the content.")
 @session_options
 def externalize(
     paths: tuple[Path, ...], write: bool, form: str | None, session_id: str, url: str | None, as_json: bool
@@ -52,9 +47,10 @@ def externalize(
     A PATH is a file, or a folder with transcripts. Without --write nothing changes. With it, each file is replaced
     atomically, and a backup stays beside it until 'verify --remove-backup'. Run it again to process lines appended
     since."""
+    from coatcheck.transcript import externalize
 
     with coatcheck.open(url) if write else _store_for_dry_run(url) as store:
-        call = partial(externalize_files, session=store.session(session_id), format=form, dry_run=not write)
+        call = partial(externalize, session=store.session(session_id), format=form, dry_run=not write)
         code = _for_each(paths, call, "externalizing" if write else "reading", as_json)
     if not write and not as_json:
         terminal.print_note("nothing was changed (use --write)")
@@ -71,15 +67,18 @@ def rehydrate(paths: tuple[Path, ...], output: str | None, in_place: bool, url: 
 
     Payloads that the store lacks get a placeholder in the output and are reported on stderr, and the exit code is
     that of the error. With --in-place, such a file is left unchanged."""
+    from coatcheck.transcript import rehydrate
+    from coatcheck.transcript.migrate import exit_code
+
     if in_place and output is not None:
         raise usage_error("--in-place cannot be used with --output")
     if not in_place and (len(paths) > 1 or paths[0].is_dir()):
         raise usage_error("several files need --in-place")
     with open_existing(url) as store:
         if in_place:
-            return _for_each(paths, partial(rehydrate_files, store=store), "restoring", as_json)
+            return _for_each(paths, partial(rehydrate, store=store), "restoring", as_json)
         with terminal.writing(output or terminal.STDIO, private=True) as out:
-            report = rehydrate_files(paths[0], store, to=out)  # type: ignore[arg-type]
+            report = rehydrate(paths[0], store, to=out)  # type: ignore[arg-type]
     for problem in report.problems:
         terminal.print_error(problem)
     if as_json and output not in (None, terminal.STDIO):
@@ -95,6 +94,7 @@ def verify(paths: tuple[Path, ...], remove_backup: bool, url: str | None, as_jso
     """Prove that transcripts can be restored.
 
     Reads everything and compares it with the recorded digests."""
+    from coatcheck.transcript import verify
 
     def summary(report: Report) -> str:
         sound, total = sum(one.is_sound for one in report.files), len(report.files)
@@ -102,7 +102,7 @@ def verify(paths: tuple[Path, ...], remove_backup: bool, url: str | None, as_jso
         return f"{count} {'is' if sound == 1 else 'are'} sound"
 
     with open_existing(url) as store:
-        call = partial(verify_files, store=store, remove_backup=remove_backup)
+        call = partial(verify, store=store, remove_backup=remove_backup)
         return _for_each(paths, call, "verifying", as_json, summary)
 
 
@@ -114,9 +114,10 @@ def undo(paths: tuple[Path, ...], url: str | None, as_json: bool) -> int:
 
     Drops what the store kept for them. Lines appended since are kept. The backup is used if the store does not have
     everything."""
+    from coatcheck.transcript import undo
 
     with open_existing(url) as store:
-        return _for_each(paths, partial(undo_files, store=store), "restoring", as_json)
+        return _for_each(paths, partial(undo, store=store), "restoring", as_json)
 
 
 @transcript.command()
@@ -127,9 +128,10 @@ def forget(paths: tuple[Path, ...], force: bool, url: str | None, as_json: bool)
     """Drop what the store kept for transcripts.
 
     For transcripts that were removed, rotated away or restored."""
+    from coatcheck.transcript import forget
 
     with open_existing(url) as store:
-        return _for_each(paths, lambda path, progress: forget_files(path, store, force=force), "forgetting", as_json)
+        return _for_each(paths, lambda path, progress: forget(path, store, force=force), "forgetting", as_json)
 
 
 @transcript.command()
@@ -139,6 +141,8 @@ def show(path: Path, url: str | None, as_json: bool) -> None:
     """List the refs of a transcript.
 
     Shows the position and content of each, and whether the store has it."""
+    from coatcheck.transcript.migrate import refs_in
+
     with open_existing(url) as store:
         rows = [
             {
@@ -181,6 +185,9 @@ def _for_each(
 ) -> int:
     """Call a function for each file, with one progress bar for all, and print the report. A file that fails does not
     stop the others. Return the exit code."""
+    from coatcheck.transcript import Report
+    from coatcheck.transcript.migrate import exit_code, failed, files_in
+
     files = list(files_in(paths))
     found: list[FileReport] = []
     with terminal.progress(doing, quiet=as_json) as bar:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from coatcheck.checks import one_of
 from coatcheck.context.budget import whole
 from coatcheck.errors import InvalidArgument, LimitExceeded, StoreError
-from coatcheck.externalize.pipeline import redacted
+from coatcheck.externalize import Policy, configured
+from coatcheck.externalize.pipeline import put
 from coatcheck.ids import clip, digest_of
+from coatcheck.intake import About
 from coatcheck.previews.excerpts import line as one_line
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
@@ -67,6 +70,7 @@ def bootstrap(
     shown_chars: int | None = None,
     read_tool: str | None = "get_artifact",
     redact: Literal["store"] | None = None,
+    lead: Callable[[Ref], str] | None = None,
 ) -> Bootstrapped:
     """Return the files as a prompt carries them, in the given order.
 
@@ -74,8 +78,8 @@ def bootstrap(
     The text then has a line `ArtifactRef: art:… (type=doc, sha256=…, bytes=…)` and its head and tail, together
     `shown_chars` (4,000), with a line between them about what is left out. A changed file becomes a new artifact under
     the same name; the old one remains until the session ends. With `enabled=False` every file is shown whole.
-    `redact="store"` masks secrets in the artifact; the text in the prompt is not masked. Defaults come from the
-    settings of the store (`bootstrap`, and `policy.redact`).
+    `redact="store"` masks secrets in the artifact; the text in the prompt is not masked. `lead` writes the line of a
+    reference instead. Defaults come from the settings of the store (`bootstrap`, and `policy.redact`).
 
     Relative names are looked up in `root`, by default the working directory. Missing files are skipped. A link that
     leads out of the folder, a file that is not regular, cannot be read or is over 64 MB is refused. Neither raises."""
@@ -85,10 +89,9 @@ def bootstrap(
         raise InvalidArgument(f"enabled must be True or False, got {clip(repr(enabled))}")
     most = whole("threshold_chars", settings["threshold_chars"] if threshold_chars is None else threshold_chars, 1)
     shown = whole("shown_chars", settings["shown_chars"] if shown_chars is None else shown_chars, 0)
-    if redact not in (None, "store"):
-        raise InvalidArgument(f'redact must be "store" or None, got {clip(repr(redact))}')
-    redacts = (redact or session.store.settings["policy.redact"]) == "store"
-    make = _Text(session, most if enabled else None, min(shown, most), read_tool, redacts)
+    one_of(redact, "redact", ("store",), optional=True)
+    policy = configured(session.store.settings, redact)
+    make = _Text(session, most if enabled else None, min(shown, most), read_tool, policy, lead or _lead)
     base = Path.cwd() if root is None else Path(root)
     return make.all((base, Path(file)) for file in files)
 
@@ -99,7 +102,8 @@ class _Text:
     threshold: int | None
     shown: int
     read_tool: str | None
-    redacts: bool
+    policy: Policy
+    lead: Callable[[Ref], str]
     seen: dict[str, str] = field(default_factory=dict)
 
     def all(self, files: Iterator[tuple[Path, Path]]) -> Bootstrapped:
@@ -125,7 +129,7 @@ class _Text:
             text = data.decode()
         except UnicodeDecodeError:
             ref, failure = self._stored(name, data)
-            shown = f"{_lead(ref, failure)}\n[not UTF-8 text: nothing of it is shown]"
+            shown = f"{self._lead(ref, failure)}\n[not UTF-8 text: nothing of it is shown]"
             return shown, BootstrapFile(name, "reference", ref, failure or "not UTF-8 text")
         text = text.removeprefix("\ufeff").rstrip("\n")
         if self.threshold is None or len(text) <= self.threshold:
@@ -137,23 +141,21 @@ class _Text:
         if ref is not None and self.read_tool is not None:
             how = f'; {self.read_tool}(pointer="{ref.pointer}", lines="{first}:{last}") reads them'
         note = f"[{end - start:,} characters are left out here, lines {first}-{last}{how}]"
-        parts = (_lead(ref, failure), text[:start].rstrip("\n"), note, text[end:])
+        parts = (self._lead(ref, failure), text[:start].rstrip("\n"), note, text[end:])
         return "\n".join(part for part in parts if part), BootstrapFile(name, "reference", ref, failure)
 
+    def _lead(self, ref: Ref | None, failure: str) -> str:
+        return f"[the whole file could not be stored: {failure}]" if ref is None else self.lead(ref)
+
     def _stored(self, name: str, value: str | bytes) -> tuple[Ref | None, str]:
-        """Store a file, masked if secrets must not be stored. If the store fails, return the reason: there is a prompt
-        all the same."""
-        if self.redacts:
-            value = redacted(value)
+        """Store a file. If the store fails, return the reason: there is a prompt all the same."""
         try:
-            return self.session.put(value, name=name, kind="doc", tool="bootstrap"), ""
+            return put(self.session, value, About(name=name, kind="doc", tool="bootstrap"), self.policy), ""
         except (StoreError, LimitExceeded) as error:
             return None, one_line(mask(error.message), _NAME)
 
 
-def _lead(ref: Ref | None, failure: str) -> str:
-    if ref is None:
-        return f"[the whole file could not be stored: {failure}]"
+def _lead(ref: Ref) -> str:
     return f"ArtifactRef: {ref.pointer} (type={ref.kind}, sha256={ref.artifact_id}, bytes={ref.size_bytes})"
 
 

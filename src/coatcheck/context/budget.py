@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from coatcheck.errors import BudgetExceeded, CoatcheckError, InvalidArgument
 from coatcheck.externalize import Policy, configured
-from coatcheck.externalize.pipeline import redacted
+from coatcheck.externalize.pipeline import put
 from coatcheck.ids import clip
+from coatcheck.intake import About
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.tokens import LARGEST, TokenCounter, counted, estimate
@@ -204,9 +205,8 @@ class References:
         if len(chunks) <= most:
             return chunks, None
         over = chunks[most:]
-        stored = map(redacted, over) if self._policy.redact == "store" else over
         try:
-            rest = [self._session.put(chunk, tool=_TOOL, kind="doc") for chunk in stored]
+            rest = [put(self._session, chunk, About(tool=_TOOL, kind="doc"), self._policy) for chunk in over]
         except CoatcheckError as error:  # a failing store must not cost the prompt
             self.changes.append(f"{len(over)} of {len(chunks)} retrieved chunks are left out: {error.message}")
             return chunks[:most], f"{len(over)} more retrieved chunks are left out: they could not be stored."
@@ -243,8 +243,8 @@ class References:
 
 def log_violations(violations: Iterable[Violation], session_id: str | None = None) -> None:
     """Log a warning for each violation. Called once by `Budget.enforce` or a `PromptBuilder`."""
-    where = "" if session_id is None else f"session {mask(ascii(session_id))[:200]}: "
     for one in violations:
+        where = "" if session_id is None else f"session {mask(ascii(session_id))[:200]}: "
         _LOG.warning("%s%s", where, one.message)
 
 

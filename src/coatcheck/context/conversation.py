@@ -9,7 +9,7 @@ That gives the same messages as pruning the whole history again, without going t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -20,7 +20,7 @@ from coatcheck.ids import clip
 from coatcheck.messages import Dialect, Format, Message
 from coatcheck.messages.cache import with_marks_of, without_marks
 from coatcheck.messages.cost import BoundedCache, Cost, Tally
-from coatcheck.messages.formats import ToolResult
+from coatcheck.messages.formats import ToolResult, text_paths
 from coatcheck.messages.paths import Path, at, replaced
 from coatcheck.refs import Ref
 from coatcheck.transcript.prune import Pruned, counted_by, prune
@@ -32,10 +32,6 @@ __all__ = ["Conversation", "SentMessages"]
 
 _NO_COSTS: Final[Mapping[int, Cost]] = MappingProxyType({})
 _CACHED: Final = 16_384
-_TEXT_RESULTS: Final = frozenset(
-    {None, "tool_result", "mcp_tool_result", "function_call_output", "custom_tool_call_output", "mcp_call"}
-)
-_STREAMS: Final = ("stdout", "stderr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +156,7 @@ class Conversation:
         for message, origin in left:
             sent = message if origin is None else _with_marks(message, slim[origin])
             were_neighbours = last is not None and origin == last + 1
-            both = self._dialect.alternates and found and found[-1].get("role") == sent.get("role") == "user"
-            if both and not were_neighbours:
+            if found and not were_neighbours and self._dialect.must_join(found[-1], sent):
                 found[-1] = self._dialect.joined(found[-1], sent)
             else:
                 found.append(sent)
@@ -246,7 +241,7 @@ class _Externalizer:
         refs: list[Ref] = []
         failed = False
         for result, name in zip(results, names, strict=True):
-            for path in _payloads(message, result):
+            for path in text_paths(message, result):
                 outcome = self._outcome(without_marks(at(message, path)), name, result.call_id)
                 if outcome is not None:
                     contents.append((path, outcome.content))
@@ -259,7 +254,7 @@ class _Externalizer:
         """Externalize content; None if it stays as it is."""
         policy = self._policy
         assert policy is not None
-        if not isinstance(content, str | list) or (isinstance(content, str) and len(content) <= policy.safe_chars):
+        if not isinstance(content, str | list):
             return None
         outcome = self._session.externalize(content, tool=tool, call_id=call_id or None, policy=policy)
         return outcome if outcome.content is not content else None
@@ -271,21 +266,6 @@ def _change(tool: str | None, content: Any, outcome: Outcome) -> str:
     if outcome.failure is not None:
         return f"result{of}: {size} were cut, and could not be stored: {clip(outcome.failure, 200)}"
     return f"result{of}: {size} became {', '.join(ref.pointer for ref in outcome.refs) or 'shorter'}"
-
-
-def _payloads(message: Message, result: ToolResult) -> Iterator[Path]:
-    """Yield the paths in a result where the provider accepts text instead: usually its whole content. Results of the
-    provider's own tools (searches, code execution) must keep their shape; of a shell, the streams may be replaced."""
-    content = at(message, result.content_path)
-    holder = at(message, result.path)
-    kind = holder.get("type") if isinstance(holder, dict) else None
-    if isinstance(content, str) or kind in _TEXT_RESULTS:
-        yield result.content_path
-    elif kind == "shell_call_output" and isinstance(content, list):
-        for number, one in enumerate(content):
-            yield from (
-                (*result.content_path, number, name) for name in _STREAMS if isinstance(one, dict) and name in one
-            )
 
 
 def _origins(done: Pruned, length: int) -> list[int | None]:

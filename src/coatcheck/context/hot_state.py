@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -50,7 +50,6 @@ _LEAST: Final = {
     "items": (200, 40),
     **dict.fromkeys(_LISTS, (8, 3)),
 }
-_ENTRIES: Final = (5, 0)  # the entries that remain in the index after each
 
 
 def _ordered(value: object) -> object:
@@ -100,15 +99,15 @@ class Rendered:
 
 
 class IndexEntry(BaseModel):
-    """One artifact in a hot state: its id or pointer, its kind as `type`, a label, its version number under its name,
-    and a summary."""
+    """One artifact in a hot state: its id or pointer, its kind as `type`, a label, its version (its number under its
+    name, or a text), and a summary."""
 
     model_config = _CONFIG
 
     artifact_id: Annotated[str, BeforeValidator(_whole_id)]
     type: Kind
     label: Text = ""
-    version: int = Field(default=1, ge=1, le=1 << 53)
+    version: Annotated[int, Field(ge=1, le=1 << 53)] | Annotated[Text, Field(min_length=1, max_length=_LABEL)] = 1
     summary: Text = ""
 
     def __init__(self, **values: Any) -> None:
@@ -123,6 +122,8 @@ class HotState(BaseModel):
     most important entry. Unknown fields are refused."""
 
     model_config = _CONFIG
+    shows_whole_ids: ClassVar[bool] = False
+    least_entries: ClassVar[tuple[int, int]] = (5, 0)  # entries of the index that remain after each cut of long text
 
     session_id: Text = Field(min_length=1)
     session_key: Text | None = None
@@ -133,7 +134,7 @@ class HotState(BaseModel):
     open_questions: Texts = ()
     constraints: Texts = ()
     last_successful_step: Text | None = None
-    risk_level: RiskLevel = "low"
+    risk_level: RiskLevel | None = "low"
     artifact_index: Annotated[tuple[IndexEntry, ...], BeforeValidator(_ordered)] = ()
 
     def __init__(
@@ -148,7 +149,7 @@ class HotState(BaseModel):
         open_questions: list[str] | tuple[str, ...] = (),
         constraints: list[str] | tuple[str, ...] = (),
         last_successful_step: str | None = None,
-        risk_level: RiskLevel = "low",
+        risk_level: RiskLevel | None = "low",
         artifact_index: list[Any] | tuple[IndexEntry | Mapping[str, Any], ...] = (),
         **unknown: Any,
     ) -> None:
@@ -189,8 +190,8 @@ class HotState(BaseModel):
         left out."""
         checked = self.parse(self.content())  # catches states that were made without the constructor
         fields = {name: _masked(getattr(checked, name)) for name in ORDER if name != "artifact_index"}
-        fields["artifact_index"] = _shown_index(checked.artifact_index)
-        return {name: value for name, value in fields.items() if value or name in ("session_id", "risk_level")}
+        fields["artifact_index"] = _shown_index(checked.artifact_index, self.shows_whole_ids)
+        return {name: value for name, value in fields.items() if value or name == "session_id"}
 
     def render(self) -> str:
         """Return the complete state as one line of JSON. Equal content gives equal bytes."""
@@ -202,7 +203,7 @@ class HotState(BaseModel):
 
         Raises `BudgetExceeded` if not even ids and risk fit, or if the counter fails."""
         budget = Budget() if budget is None else budget
-        ladder = _Ladder(self.shown(), budget, count)
+        ladder = _Ladder(self.shown(), budget, count, self.least_entries)
         limit = budget.max_hot_state_tokens
         best = ladder.rendered(0)
         if best.tokens > limit:
@@ -325,8 +326,8 @@ def _masked(value: Any) -> Any:
     return [mask(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _shown_index(index: tuple[IndexEntry, ...]) -> list[dict[str, Any]]:
-    """Return the entries with pointers instead of ids, each long enough to be unique among them."""
+def _shown_index(index: tuple[IndexEntry, ...], whole_ids: bool) -> list[dict[str, Any]]:
+    """Return the entries with pointers instead of ids, each long enough to be unique among them, or with whole ids."""
     ids = [entry.artifact_id.removeprefix("art:") for entry in index]
     inside = sorted(set(ids))
     needed: dict[str, int] = dict.fromkeys(inside, MIN_PREFIX)
@@ -335,7 +336,8 @@ def _shown_index(index: tuple[IndexEntry, ...]) -> list[dict[str, Any]]:
         needed[one], needed[other] = max(needed[one], length), max(needed[other], length)
     shown = []
     for entry, artifact_id in zip(index, ids, strict=True):
-        pointer = entry.artifact_id if is_pointer(entry.artifact_id) else pointer_of(artifact_id, needed[artifact_id])
+        keeps = whole_ids or is_pointer(entry.artifact_id)
+        pointer = entry.artifact_id if keeps else pointer_of(artifact_id, needed[artifact_id])
         fields = {
             "artifact_id": pointer, "type": entry.type, "label": mask(entry.label), "version": entry.version,
             "summary": mask(entry.summary),
@@ -371,7 +373,9 @@ class _Ladder:
     """The rungs of one state: 0 shows all that the limit of entries allows, `last` ids and risk alone. Long text goes
     before pointers do: summaries, then long labels, texts and lists, then all but the first artifacts."""
 
-    def __init__(self, shown: Mapping[str, Any], budget: Budget, count: TokenCounter) -> None:
+    def __init__(
+        self, shown: Mapping[str, Any], budget: Budget, count: TokenCounter, least_entries: tuple[int, int]
+    ) -> None:
         self._shown = shown
         self._budget = budget
         self._count = count
@@ -389,7 +393,7 @@ class _Ladder:
             _Cut("summaries", _lengths(longest)[:-1], longest),
             _Cut("summarized", range(entries - 1, -1, -1) if longest else range(0), entries),
         ]
-        for step, first in enumerate(_ENTRIES):
+        for step, first in enumerate(least_entries):
             for name, whole in sizes.items():
                 least = _LEAST[name][step]
                 self._cuts.append(_Cut(name, range(left[name] - 1, least - 1, -1), whole))

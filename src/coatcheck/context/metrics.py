@@ -5,7 +5,7 @@
     answer = client.chat.completions.create(messages=messages, tools=…)
     meter.call(messages=messages, usage=answer.usage)
 
-The figures are measured from the prompt itself (`measure`), stored in the catalog, and sent where the settings say.
+The figures are measured from the prompt itself, stored in the catalog, and sent where the settings say.
 Nothing here breaks an agent: failures are counted, logged once, and skipped.
 """
 
@@ -14,28 +14,36 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeGuard
 
 from pydantic import Field, PlainValidator, TypeAdapter
 
 from coatcheck import __version__
+from coatcheck._toolkit import known_as
+from coatcheck.checks import is_whole
 from coatcheck.context.budget import Budget, Violation, rendered
-from coatcheck.context.measure import MeasuredPrompt, Scale
-from coatcheck.errors import BudgetExceeded, InvalidArgument
-from coatcheck.ids import clip
+from coatcheck.errors import BudgetExceeded, CoatcheckError, InvalidArgument
+from coatcheck.externalize.stub import LEAD, SHORTENED, is_ours
+from coatcheck.ids import clip, is_pointer
 from coatcheck.messages.cache import Sent, compared
+from coatcheck.messages.cost import BoundedCache, Cost, Tally, Usage, usage_of
+from coatcheck.messages.formats import calls_named, spoken
 from coatcheck.redaction import mask
 from coatcheck.tokens import TokenCounter, counted, estimate
 
 if TYPE_CHECKING:
     from coatcheck.config import Settings
     from coatcheck.context.prompt import Prompt
+    from coatcheck.executor import ToolOutcome
+    from coatcheck.refs import Ref
     from coatcheck.session import Session
     from coatcheck.storage import Record
     from coatcheck.store import Store
@@ -43,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["Baseline", "Meter", "Notice", "PromptMetrics", "Usage", "calls_of", "usage_of"]
 
 TYPE: Final = "prompt_metrics"
+_DERIVED: Final = ("hs_truncated", "budget_ok", "tokens_net", "tokens_without")
 SERIES: Final = "metrics"
 """The series of a session that contains its calls."""
 RECENT: Final = 3
@@ -74,7 +83,15 @@ _RELEASES: Final = "coatcheck:releases"  # the session that contains the figures
 _LABELS: Final = "releases"
 _KEPT_CALLS: Final = 500
 _KEPT_LABELS: Final = 100
-_LARGEST_USAGE: Final = 1 << 40
+_BUILT: Final = ("hs_tokens", "hs_bytes", "artifacts", "sys_chars", "user_chars", "est_tokens", "ref_files")
+_CACHED: Final = 65_536
+_DEEPEST: Final = 12
+_STUB: Final = re.compile(r'^\{"stub":"', re.MULTILINE)
+_FILE: Final = re.compile(
+    r"^ArtifactRef: (art:[0-9a-f]{12,64}) \(type=\w+, sha256=[0-9a-f]{64}, bytes=\d+\)$", re.MULTILINE
+)
+_LEFT_OUT: Final = re.compile(r"^\[([\d,]{1,20}) characters are left out here.*", re.MULTILINE)
+_DECODER: Final = json.JSONDecoder()
 _THRESHOLDS: Final = (
     ("hs_tokens", "metrics.warn_hot_state_tokens", "a hot state of {} tokens"),
     ("artifacts", "metrics.warn_index_entries", "an index of {} artifacts"),
@@ -82,42 +99,29 @@ _THRESHOLDS: Final = (
 )
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str) or len(value) > _LONGEST:
-        raise ValueError("not a text")
-    return value
+Reason = Literal["over", "violation", "session", "release"]
+Count = Annotated[int, Field(strict=True, ge=0, lt=_LARGEST)]
+Number = (
+    Annotated[int, Field(strict=True, gt=-_LARGEST, lt=_LARGEST)]
+    | Annotated[float, Field(strict=True, gt=-_LARGEST, lt=_LARGEST)]
+)
+Text = Annotated[str, Field(strict=True, max_length=_LONGEST)]
 
 
-def _is_number(value: object) -> bool:
-    """Whether this is a finite number of usual size, and not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
-
-
-def _number(value: object) -> float:
-    if not isinstance(value, int | float) or not _is_number(value):
-        raise ValueError("not a number")
-    return value
+@dataclass(frozen=True, slots=True)
+class _ViolationRecord:
+    field: Text
+    limit: Number
+    actual: Number | None = None
+    message: Text = ""
+    ambiguous: bool = False
 
 
 def _violations(value: object) -> tuple[Mapping[str, Any], ...]:
-    if not isinstance(value, list | tuple) or len(value) > _MANY or not all(isinstance(one, dict) for one in value):
-        raise ValueError("not a list of violations")
-    return tuple(
-        Violation(
-            _text(one.get("field")),
-            _number(one.get("limit")),
-            None if one.get("actual") is None else _number(one["actual"]),
-            _text(one.get("message", "")),
-            one.get("ambiguous") is True,
-        ).to_record()
-        for one in value
-    )
-
-
-Reason = Literal["over", "violation", "session", "release"]
-Count = Annotated[int, Field(strict=True, ge=0, lt=_LARGEST)]
-Number = Annotated[float, PlainValidator(_number)]
-Text = Annotated[str, PlainValidator(_text)]
+    found = _reader(list[_ViolationRecord])(value)
+    if len(found) > _MANY:
+        raise ValueError("too many violations")
+    return tuple(map(asdict, found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,7 @@ class Notice:
     message: Text
 
     def to_record(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("figure", "reason", "before", "actual", "message")}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +147,8 @@ class PromptMetrics:
     `ref_files` the bootstrap files that became references. A count is None if it could not be counted, which violates
     the budget. `tokens_saved` are the tokens of stored results that the prompt would contain without stubs; the other
     `tokens_…` are the cost of that. `cost` is the price of the input in uncached tokens, `cost_without` the same
-    without stubs. `input_tokens` and the following are the provider's counts, None if it did not report them."""
+    without stubs. `input_tokens` and the following are the provider's counts, None if it did not report them.
+    `tool_calls` and `tool_seconds` are the number and the durations of the tool calls since the previous one."""
 
     session: Text
     run: Text | None = None
@@ -173,6 +178,8 @@ class PromptMetrics:
     output_tokens: Count | None = None
     cached_tokens: Count | None = None
     cache_write_tokens: Count | None = None
+    tool_calls: Count = 0
+    tool_seconds: Number = 0.0
     warnings: Annotated[tuple[Notice, ...], Field(max_length=_MANY)] = ()
 
     @property
@@ -198,20 +205,8 @@ class PromptMetrics:
 
     def to_record(self) -> dict[str, Any]:
         """Return the figures as a JSON object."""
-        record: dict[str, Any] = {"type": TYPE}
-        for one in fields(self):
-            record[one.name] = getattr(self, one.name)
-            if one.name == "hs_bytes":
-                record["hs_truncated"] = self.hs_truncated
-            elif one.name == "budget_violations":
-                record["budget_ok"] = self.budget_ok
-            elif one.name == "tokens_rewritten":
-                record |= {"tokens_net": self.tokens_net, "tokens_without": self.tokens_without}
-        record["artifact_types"] = dict(self.artifact_types)
-        record["budget_violations"] = [dict(one) for one in self.budget_violations]
-        record["warnings"] = [one.to_record() for one in self.warnings]
-        record["hs_steps"] = list(self.hs_steps)
-        return record
+        record = {"type": TYPE, **asdict(self), **{name: getattr(self, name) for name in _DERIVED}}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in record.items()}
 
     def to_json(self) -> str:
         """Return the figures as one line of ASCII JSON."""
@@ -223,7 +218,7 @@ class PromptMetrics:
         from stores and files that anyone may have written."""
         if not isinstance(record, Mapping) or record.get("type") != TYPE:
             raise ValueError(f"not a record of {TYPE}")
-        found: Self = _reader().validate_python(record)
+        found: Self = _reader(PromptMetrics)(record)
         return found
 
     @classmethod
@@ -239,57 +234,23 @@ class PromptMetrics:
 
 
 @cache
-def _reader() -> TypeAdapter[Any]:
-    return TypeAdapter(PromptMetrics)
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """Return the function that validates a record of this type. It raises ValueError."""
+    return TypeAdapter(kind).validate_python
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """The tokens of one call as the provider counted them: the whole input (with cached tokens), the output, and the
-    part of the input that was read from or written to its cache. None if not reported."""
-
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
-    cache_write_tokens: int | None = None
-
-    def cost(self, cached: float, written: float) -> int | None:
-        """Return the price of the input in uncached tokens, given the prices of cached and written tokens."""
-        if self.input_tokens is None or self.cached_tokens is None:
-            return None
-        read, wrote = self.cached_tokens, self.cache_write_tokens or 0
-        return round(max(0, self.input_tokens - read - wrote) + read * cached + wrote * written)
+class _Figure:
+    median: Number
+    p90: Number
 
 
-def usage_of(answer: object) -> Usage:
-    """Return the usage in a provider's answer or in its `usage` part: OpenAI's two APIs and Anthropic's, as dicts or
-    objects. Invalid values are ignored; nothing is raised."""
-    if answer is None:
-        return Usage()
-    inner = _member(answer, "usage")
-    usage = answer if inner is None else inner
-    read, written = _usage_count(usage, "cache_read_input_tokens"), _usage_count(usage, "cache_creation_input_tokens")
-    if read is not None or written is not None:  # Anthropic counts its cache separately
-        fresh = _usage_count(usage, "input_tokens")
-        total = None if fresh is None else fresh + (read or 0) + (written or 0)
-        return Usage(total, _usage_count(usage, "output_tokens"), read, written)
-    for sent, received in (("input_tokens", "output_tokens"), ("prompt_tokens", "completion_tokens")):
-        tokens = _usage_count(usage, sent)
-        if tokens is not None:
-            details = _member(usage, f"{sent}_details")
-            cached = None if details is None else _usage_count(details, "cached_tokens")
-            return Usage(tokens, _usage_count(usage, received), cached, None)
-    return Usage(output_tokens=_usage_count(usage, "output_tokens"))
-
-
-def _member(value: object, name: str) -> Any:
-    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-
-
-def _usage_count(usage: object, name: str) -> int | None:
-    value = _member(usage, name)
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_USAGE
-    return value if is_count else None
+@dataclass(frozen=True, slots=True)
+class _BaselineRecord:
+    type: Literal["metrics_baseline"]
+    label: Text
+    calls: Number
+    figures: Mapping[str, _Figure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,16 +285,13 @@ class Baseline:
     def from_json(cls, text: str | bytes) -> Self:
         """Read a baseline. Raises `InvalidArgument` if it is not valid."""
         try:
-            record = json.loads(text)
-            if record["type"] != _BASELINE or not isinstance(record["label"], str):
-                raise ValueError
-            figures = {name: one for name, one in record["figures"].items() if name in FLOORS}
-            medians = {name: _number(one["median"]) for name, one in figures.items()}
-            tops = {name: _number(one["p90"]) for name, one in figures.items()}
-            return cls(record["label"], int(_number(record["calls"])), medians, tops)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            record: _BaselineRecord = _reader(_BaselineRecord)(json.loads(text))
+        except (ValueError, RecursionError) as error:
             hint = "make one with 'coatcheck metrics --save-baseline FILE'"
             raise InvalidArgument("not a valid baseline of metrics", hint=hint) from error
+        figures = {name: one for name, one in record.figures.items() if name in FLOORS}
+        medians = {name: one.median for name, one in figures.items()}
+        return cls(record.label, int(record.calls), medians, {name: one.p90 for name, one in figures.items()})
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -445,15 +403,18 @@ def _read_calls(records: Iterable[Record]) -> Iterator[PromptMetrics]:
             continue  # damaged, or of an unknown version
 
 
+@dataclass(frozen=True, slots=True)
+class _ReleaseRecord:
+    told: Mapping[str, Number] = field(default_factory=dict)
+
+
 def _reported_in(record: Record) -> dict[str, float]:
     """Return the figures that a record of a release marks as reported, with their values."""
     try:
-        body = json.loads(record.body)
+        found: _ReleaseRecord = _reader(_ReleaseRecord)(json.loads(record.body))
     except (ValueError, RecursionError):
         return {}
-    reported = body.get("told") if isinstance(body, dict) else None
-    pairs = reported.items() if isinstance(reported, dict) else ()
-    return {name: value for name, value in pairs if name in FLOORS and _is_number(value)}
+    return {name: value for name, value in found.told.items() if name in FLOORS}
 
 
 def _notices(call: PromptMetrics, settings: Settings, ratio: float = 1.0) -> list[Notice]:
@@ -479,6 +440,177 @@ def _ratio(calls: Sequence[PromptMetrics]) -> float:
         one.input_tokens / one.est_tokens for one in calls[-_LEARNED:] if one.input_tokens and one.est_tokens
     )
     return known[len(known) // 2] if known else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The contents of one message, the system text or the list of tools. `tokens` is None if it cannot be counted. The
+    other names are those of the figures to which the parts add up."""
+
+    digest: bytes
+    tokens: int | None
+    tokens_saved: int = 0
+    tokens_stubs: int = 0
+    tokens_read_back: int = 0
+    tokens_schemas: int = 0
+    ref_files: int = 0
+    user_chars: int = 0
+    sys_chars: int = 0
+
+    @property
+    def tokens_without(self) -> int:
+        """The size of this part with every stored result in it, and without stubs, pages and our tools."""
+        ours = self.tokens_stubs + self.tokens_read_back + self.tokens_schemas
+        return max(0, (self.tokens or 0) + self.tokens_saved - ours)
+
+
+_SUMS: Final = tuple(one.name for one in fields(_Part) if one.name not in ("digest", "tokens"))
+
+
+class _Scale:
+    """Measures the prompts of one session, with a cache, so that a turn costs only its new messages.
+
+    Everything is measured from the prompt itself. A stub counts in every prompt that contains it, since the result it
+    replaces would be sent each time too."""
+
+    def __init__(self, session: Session, count: TokenCounter) -> None:
+        self._session = session
+        self._tally = Tally(count, document_tokens=0)
+        self._cached: BoundedCache[tuple[bytes, frozenset[str]], _Part] = BoundedCache(_CACHED)
+
+    def measure(self, messages: Iterable[Any], system: object, tools: Sequence[Any], tail: str) -> list[_Part]:
+        """Return the parts of a prompt in the order in which a provider reads them; `tail` is the last. `tools` are in
+        a provider's format, or the toolkit's."""
+        described = [tool.as_openai() if callable(getattr(tool, "as_openai", None)) else tool for tool in tools]
+        ours = [(tool, known[1]) for tool in described if (known := known_as(tool)) is not None]
+        names = frozenset(name for _, name in ours)
+        parts = []
+        if described:
+            schemas = sum(self._tokens(_dumped(tool)) for tool, _ in ours)
+            parts.append(_Part(*self._weighed({"tools": described})[1:], tokens_schemas=schemas))
+        if system:  # a text, or Anthropic's blocks
+            text = system if isinstance(system, str) else "\n".join(filter(_is_text, _contents(system)))
+            parts.append(self._part({"role": "system", "content": text}, names))
+        parts += [self._part(message, names) for message in messages]
+        if tail:
+            parts.append(self._part({"role": "user", "content": tail}, names))
+        return parts
+
+    def _part(self, message: Any, names: frozenset[str]) -> _Part:
+        message, digest, tokens = self._weighed(message)
+        known = self._cached.get((digest, names))
+        if known is None:
+            known = self._cached.keep((digest, names), self._measured(message, digest, tokens, names))
+        return known
+
+    def _measured(self, message: Any, digest: bytes, tokens: int | None, names: frozenset[str]) -> _Part:
+        saved = stubs = read_back = files = 0
+        for one in _contents(message):
+            if isinstance(one, str) and self._was_read(one):
+                read_back += self._tokens(one)
+                continue
+            for stub, written in _stubs(one) if isinstance(one, str) else [(one, _dumped(one))]:
+                stubs += self._tokens(written)
+                saved += self._whole(stub)
+            if isinstance(one, str):
+                found, left_out = self._files(one)
+                files += found
+                saved += left_out
+        read_back += sum(self._tokens(_dumped(call)) for call in calls_named(message, names))
+        author, texts = spoken(message)
+        chars = sum(map(len, texts))
+        user_chars, sys_chars = (chars, 0) if author == "user" else (0, chars)
+        return _Part(digest, tokens, saved, stubs, read_back, 0, files, user_chars, sys_chars)
+
+    def _whole(self, stub: Mapping[str, Any]) -> int:
+        """Return the tokens of the result that a stub replaces, if that is possible: anyone may have written it."""
+        tokens, ref = stub.get("tokens"), self._ref(str(stub["artifact"]))
+        return min(tokens, ref.size_bytes) if is_whole(tokens) and ref is not None else 0
+
+    def _files(self, text: str) -> tuple[int, int]:
+        """Count the bootstrap files that are references in a text, and estimate the tokens they leave out."""
+        if "ArtifactRef: " not in text:
+            return 0, 0
+        refs = [ref for match in _FILE.finditer(text) if (ref := self._ref(match[1])) is not None]
+        omitted = sum(int(match[1].replace(",", "") or 0) for match in _LEFT_OUT.finditer(text))
+        chars = min(omitted, sum(ref.size_bytes for ref in refs))
+        shown = _LEFT_OUT.sub("", _FILE.sub("", text))
+        return len(refs), round(chars * self._tokens(shown) / max(1, len(shown)))
+
+    def _ref(self, pointer: str) -> Ref | None:
+        try:
+            return self._session.ref(pointer)
+        except CoatcheckError:
+            return None
+
+    def _was_read(self, text: str) -> bool:
+        try:
+            return is_ours(self._session.store.secret, text)
+        except CoatcheckError:
+            return False
+
+    def _weighed(self, value: Any) -> tuple[Any, bytes, int | None]:
+        """Return a message as JSON, its digest and its tokens. Providers' libraries return objects, which hosts send
+        back."""
+        try:
+            return value, *self._tally.digest_and_tokens(value)
+        except TypeError:
+            value = json.loads(_dumped(value))
+            return value, *self._tally.digest_and_tokens(value)
+
+    def _tokens(self, text: str) -> int:
+        """Count a text, or estimate it if the counter fails, which is reported for the prompt as a whole."""
+        found = self._tally.tokens(text)
+        return estimate(text) if found is None else found
+
+
+def _stubs(text: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield the stubs in a text, each at the beginning of a line, with their JSON."""
+    for match in _STUB.finditer(text) if '{"stub":"' in text else ():
+        try:
+            found, end = _DECODER.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            continue
+        if _is_stub(found):
+            yield found, text[match.start() : end]
+
+
+def _is_stub(value: object) -> bool:
+    return isinstance(value, Mapping) and value.get("stub") in (LEAD, SHORTENED) and is_pointer(value.get("artifact"))
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    return isinstance(value, str)
+
+
+def _contents(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield the texts in a message, and the stubs in it that are objects."""
+    if isinstance(value, str) or _is_stub(value):
+        yield value
+    elif isinstance(value, Mapping | list | tuple) and depth < _DEEPEST:
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _contents(one, depth + 1)
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_object)
+
+
+def _object(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json", exclude_none=True) if callable(dump) else str(value)
+
+
+def _cost(parts: Sequence[_Part], stable: int, has_tail: bool, prices: tuple[float, float], name: str) -> int | None:
+    """Return the price of a prompt in uncached tokens, if the first `stable` parts are read from a cache, the others
+    are written to it, and the tail is neither. `name` is "tokens", or "tokens_without"."""
+    if any(part.tokens is None for part in parts):
+        return None
+    rates = [prices[0] if at < stable else prices[1] for at in range(len(parts))]
+    if has_tail:
+        rates[-1] = 1.0
+    total: float = sum(getattr(part, name) * rate for part, rate in zip(parts, rates, strict=True))
+    return round(total)
 
 
 class Meter:
@@ -511,7 +643,7 @@ class Meter:
         self._model = model
         self._label: str = release or self._settings["metrics.release"] or f"coatcheck {__version__}"
         self._baseline = baseline
-        self._scale = Scale(session, count)
+        self._scale = _Scale(session, count)
         self._lock = threading.Lock()
         self._before: Sent | None = None
         self._calls: list[PromptMetrics] | None = None
@@ -529,16 +661,19 @@ class Meter:
         hot_state: Any = None,
         usage: object = None,
         model: str | None = None,
+        outcomes: Iterable[ToolOutcome] = (),
     ) -> PromptMetrics | None:
         """Record one model call. Return its figures, or None if they cannot be measured.
 
         `prompt` is the result of a `PromptBuilder`, or the `BudgetExceeded` that it raised. Without it, pass the
         `messages` as the provider gets them, the `system` text if it is separate, `tools` and `hot_state`. `usage` is
-        the provider's answer or its `usage`. Call this once for each model call, inside the call's span if there is
-        one."""
+        the provider's answer or its `usage`, `outcomes` are those of the tool calls before it. Call this once for each
+        model call, inside the call's span if there is one."""
         with self._lock:
             try:
                 call = self._measured(prompt, messages, system, tools, hot_state, usage, model)
+                spent = [outcome.duration for outcome in outcomes]
+                call = replace(call, tool_calls=len(spent), tool_seconds=round(sum(spent), 3))
             except Exception as error:  # noqa: BLE001 - figures must never stop a run
                 self._failed("measuring a prompt", error)
                 return None
@@ -564,43 +699,33 @@ class Meter:
             release=self._label,
             model=model or self._model,
             budget_tokens=self._budget.max_prompt_tokens,
-            input_tokens=used.input_tokens,
-            output_tokens=used.output_tokens,
-            cached_tokens=used.cached_tokens,
-            cache_write_tokens=used.cache_write_tokens,
+            **asdict(used),
         )
         if isinstance(prompt, BudgetExceeded):
             return _refused(call, prompt)
         if prompt is not None:
-            measured = self._scale.measure(
-                messages=prompt.messages, system=prompt.system, tools=prompt.tools, tail=prompt.tail
-            )
-            return _built(self._with_parts(call, measured, used), prompt)
-        tools = self._tools if tools is None else tools
-        measured = self._scale.measure(messages=messages, system=system, tools=tools)
-        return self._with_state(self._with_parts(call, measured, used), hot_state)
+            parts = self._scale.measure(prompt.messages, prompt.system, prompt.tools, prompt.tail)
+            return _built(self._with_parts(call, parts, bool(prompt.tail), used), prompt)
+        parts = self._scale.measure(messages, system, self._tools if tools is None else tools, "")
+        return self._with_state(self._with_parts(call, parts, False, used), hot_state)
 
-    def _with_parts(self, call: PromptMetrics, measured: MeasuredPrompt, used: Usage) -> PromptMetrics:
+    def _with_parts(self, call: PromptMetrics, parts: list[_Part], has_tail: bool, used: Usage) -> PromptMetrics:
         """Return the call with the contents of its prompt, compared with the previous call."""
-        sent = measured.sent
+        compared_parts = parts[:-1] if has_tail else parts
+        sent = Sent(tuple(Cost(part.digest, part.tokens or 0) for part in compared_parts), 0)
         comparison = compared(self._before, sent)
         self._before = sent
         prices = (self._settings["metrics.price_cached"], self._settings["metrics.price_cache_write"])
-        exact = used.cost(*prices)
-        stable = comparison.stable.messages
+        exact, stable = used.cost(*prices), comparison.stable.messages
+        tokens = [part.tokens for part in parts if part.tokens is not None]
+        sums: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in _SUMS}
         return replace(
             call,
-            est_tokens=measured.tokens,
-            sys_chars=measured.total("sys_chars"),
-            user_chars=measured.total("user_chars"),
-            ref_files=measured.total("ref_files"),
-            tokens_saved=measured.total("saved"),
-            tokens_read_back=measured.total("read_back"),
-            tokens_stubs=measured.total("stubs"),
-            tokens_schemas=measured.total("schemas"),
+            est_tokens=sum(tokens) if len(tokens) == len(parts) else None,
             tokens_rewritten=comparison.rewritten,
-            cost=measured.cost(stable, *prices) if exact is None else exact,
-            cost_without=measured.cost(stable, *prices, without=True),
+            cost=_cost(parts, stable, has_tail, prices, "tokens") if exact is None else exact,
+            cost_without=_cost(parts, stable, has_tail, prices, "tokens_without"),
+            **sums,
         )
 
     def _with_state(self, call: PromptMetrics, hot_state: Any) -> PromptMetrics:
@@ -704,17 +829,11 @@ def _built(call: PromptMetrics, prompt: Prompt) -> PromptMetrics:
     """Return the call with the figures that the builder of its prompt knows more precisely."""
     return replace(
         call,
-        hs_tokens=prompt.hs_tokens,
-        hs_bytes=prompt.hs_bytes,
         hs_steps=tuple(prompt.hs_truncated),
-        artifacts=prompt.artifacts,
-        artifact_types=_counts(prompt.artifact_types),
-        sys_chars=prompt.sys_chars,
-        user_chars=prompt.user_chars,
-        est_tokens=prompt.est_tokens,
-        ref_files=prompt.ref_files,
+        artifact_types=dict(Counter(sorted(prompt.artifact_types))),
         tokens_rewritten=prompt.rewritten_tokens,
         budget_violations=tuple(one.to_record() for one in prompt.violations),
+        **{name: getattr(prompt, name) for name in _BUILT},
     )
 
 
@@ -729,10 +848,6 @@ def _types(text: str | None) -> Mapping[str, int]:
     """Count the entries of each type in the index of a rendered hot state."""
     try:
         entries = json.loads(text or "{}").get("artifact_index", ())
-        return _counts([str(one.get("type")) for one in entries])
+        return dict(Counter(sorted(str(one.get("type")) for one in entries)))
     except (ValueError, AttributeError, TypeError, RecursionError):
         return {}
-
-
-def _counts(names: Sequence[str]) -> Mapping[str, int]:
-    return {name: names.count(name) for name in sorted(set(names))}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from coatcheck._toolkit import known_as
+from coatcheck._toolkit import function_of, known_as
 from coatcheck.context._bootstrap import Bootstrapped, bootstrap
 from coatcheck.context._recall import Recalled
 from coatcheck.context.budget import Budget, Violation, log_violations, refusal, repeatable
@@ -26,7 +26,7 @@ from coatcheck.ids import clip
 from coatcheck.messages import Dialect, Message, dialect, for_provider
 from coatcheck.messages.cache import SMALLEST, Breakpoint, Sent, StablePrefix, breakpoints, compared
 from coatcheck.messages.cost import Cost, Tally, referenced_documents
-from coatcheck.messages.formats import text_of
+from coatcheck.messages.formats import spoken
 from coatcheck.refs import Ref
 from coatcheck.tokens import TokenCounter, estimate
 from coatcheck.transcript.prune import Pruned
@@ -127,7 +127,7 @@ class PromptBuilder:
         known = dict(found for tool in self._tools if (found := known_as(tool)) is not None)
         if read_tool is _UNSET:
             read_tool = known.get("get", settings["policy.read_tool"])
-            if self._tools and read_tool not in map(_name_of, self._tools):
+            if self._tools and read_tool not in [function_of(tool).get("name") for tool in self._tools]:
                 read_tool = None  # no tool in the prompt reads artifacts
         self._list_tool = None if read_tool is None else known.get("list", None if self._tools else _LIST_TOOL)
         if policy is _UNSET:
@@ -188,7 +188,7 @@ class PromptBuilder:
             weigh=self._tail_tokens,
             hot_state=hot_state,
             chunks=repeatable(chunks),
-            message=_last_of_user(given) if message is None else message,
+            message=next(filter(str.strip, reversed(_user_texts(given))), "") if message is None else message,
             policy=self._policy,
             recalls=self._recalls,
             read_tool=self._read_tool,
@@ -301,7 +301,7 @@ class PromptBuilder:
             artifacts=state.entries if state else 0,
             artifact_types=state.types if state else (),
             sys_chars=len(system),
-            user_chars=sum(len(_user_text(one)) for one in messages) + len(tail.text),
+            user_chars=sum(map(len, _user_texts(messages))) + len(tail.text),
             ref_files=len(files.refs) if files else 0,
             bootstrapped=files,
             pruned=sent.pruned,
@@ -330,11 +330,6 @@ class PromptBuilder:
         return min(self._budget.max_prompt_tokens // 4, self._budget.max_hot_state_tokens + recalled)
 
 
-def _name_of(tool: Message) -> object:
-    inner = tool.get("function", tool)
-    return inner.get("name") if isinstance(inner, dict) else None
-
-
 def _plain(value: Any, what: str) -> Message:
     """Return a message or a tool as a JSON object. Providers' libraries return objects, which hosts send back."""
     try:
@@ -353,18 +348,6 @@ def _dumped(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
 
 
-def _last_of_user(messages: Sequence[Message]) -> str:
-    """Return the last text of the user, without results of tools."""
-    for message in reversed(messages):
-        if (text := _user_text(message)).strip():
-            return text
-    return ""
-
-
-def _user_text(message: Message) -> str:
-    if message.get("role") != "user":
-        return ""
-    content = message.get("content")
-    if isinstance(content, list):
-        content = [one for one in content if isinstance(one, dict) and one.get("type") in ("text", "input_text")]
-    return text_of(content) if content else ""
+def _user_texts(messages: Sequence[Message]) -> list[str]:
+    """Return what the user wrote in each message, without results of tools."""
+    return ["\n".join(texts) if author == "user" else "" for author, texts in map(spoken, messages)]

@@ -4,6 +4,7 @@ from coatcheck._toolkit import Description
 from coatcheck.executor.arguments import PASS_POINTER, Pointer, resolve_arguments
 from coatcheck.executor.calls import ArtifactReference, Result, Running, TimedOut, ToolCall, ToolError, ToolOutcome
 from coatcheck.executor.run import Handle, ToolExecutor
+from coatcheck.executor.threads import Turn
 
 __all__ = [
     "PASS_POINTER",
@@ -18,5 +19,6 @@ __all__ = [
     "ToolError",
     "ToolExecutor",
     "ToolOutcome",
+    "Turn",
     "resolve_arguments",
 ]

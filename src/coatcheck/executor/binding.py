@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast, runtime_checkable
 
-from coatcheck._toolkit import Description
+from coatcheck._toolkit import Description, purpose_of
 from coatcheck.errors import CoatcheckError, InvalidArgument
 from coatcheck.executor.arguments import Resolver, UnresolvedPointer, hints_of, takes_streams
 from coatcheck.executor.calls import ErrorCode, ToolCall
@@ -48,12 +48,14 @@ class BadCall(Exception):
 
 
 class BoundTool:
-    """A named callable. `call` takes raw arguments and returns the tool's result."""
+    """A named callable. `call` takes raw arguments and returns the tool's result. `purpose` is that of one of our own
+    tools."""
 
     def __init__(self, name: str, function: Callable[..., Any], *, itself: ToolObject | None = None) -> None:
         self.name = name
         self._function = function
         self._object = itself
+        self.purpose = purpose_of(getattr(itself, "description", None))
         self._lock = threading.Lock()
         self._adapters: dict[str, Callable[[Any], Any] | None] = {}
         try:
@@ -61,11 +63,6 @@ class BoundTool:
         except (ValueError, TypeError):  # some built-in functions have no signature
             self._signature = inspect.Signature([inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)])
         self._hints = {} if itself is not None else _hints_of_callable(function)
-
-    @property
-    def reads(self) -> bool:
-        """Whether this tool reads artifacts for a model."""
-        return getattr(self._object, "reads", False) is True
 
     @property
     def takes(self) -> frozenset[str] | None:
@@ -84,11 +81,6 @@ class BoundTool:
         """Whether pointers in its arguments are resolved before it runs."""
         return self._object is None and self.takes != frozenset()
 
-    @property
-    def stores(self) -> bool:
-        """Whether this tool stores what a model sends."""
-        return getattr(self._object, "stores", False) is True
-
     def description(self) -> Description:
         if self._object is not None:
             return description_of_object(self.name, self._object)
@@ -101,7 +93,7 @@ class BoundTool:
         except InvalidArgument as error:
             raise BadCall("invalid_arguments", str(error)) from error
         if self._object is not None:
-            if self.stores:
+            if self.purpose == "store":
                 from coatcheck.externalize.pipeline import masked  # here, to keep imports quick
 
                 given = {name: masked(value, policy) for name, value in given.items()}

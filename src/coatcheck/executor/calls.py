@@ -67,12 +67,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOutcome:
-    """`text` is what the model gets. `ref` is the stored artifact, if there is one."""
+    """`text` is what the model gets. `ref` is the stored artifact, if there is one. `duration` is how long the call
+    took, in seconds, with storing its result; 0 if the tool was not called."""
 
     call_id: str
     name: str
     text: str
     ref: Ref | None = None
+    duration: float = field(default=0.0, compare=False)
 
     @property
     def is_error(self) -> bool:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from coatcheck._toolkit import Description
-from coatcheck.checks import is_seconds
 from coatcheck.errors import InvalidArgument, NotFound
 from coatcheck.executor.binding import BadCall, bind, nearest
 from coatcheck.executor.calls import (
@@ -43,8 +42,10 @@ from coatcheck.executor.threads import (
     Failed,
     Job,
     OutputStream,
+    Turn,
     TurnOver,
     Workers,
+    checked_seconds,
     start_thread,
 )
 from coatcheck.ids import clip
@@ -101,7 +102,7 @@ class ToolExecutor:
         self.session = session
         self._tools = bind(tools)
         self._given_policy = policy
-        self._timeout = _seconds(timeout)
+        self._timeout = checked_seconds(timeout, "timeout")
         self._most = max_workers
         self._workers = Workers(max_workers)
         self._lock = threading.Lock()
@@ -119,50 +120,61 @@ class ToolExecutor:
         A function is described by its docstring, annotations and defaults."""
         return tuple(tool.description() for tool in self._tools.values())
 
-    def run(self, call: ToolCall, *, timeout: float | None = None) -> ToolOutcome:
-        """Run one call and wait for it. Whatever the tool does, this returns an outcome."""
-        return self._conduct(call, self._effective(timeout), None, None, Attempt(self._count_abandoned))
+    def run(self, call: ToolCall, *, timeout: float | None = None, turn: Turn | None = None) -> ToolOutcome:
+        """Run one call and wait for it. Whatever the tool does, this returns an outcome. Once `turn` is over, nothing
+        is stored."""
+        return self._conduct(call, self._effective(timeout), turn or Turn(), None, Attempt(self._count_abandoned))
 
     def run_all(
-        self, calls: Sequence[ToolCall], *, timeout: float | None = None, deadline: float | None = None
+        self,
+        calls: Sequence[ToolCall],
+        *,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        turn: Turn | None = None,
     ) -> list[ToolOutcome]:
         """Run the calls of a turn concurrently and return their outcomes in the same order.
 
         `timeout` is for each call, `deadline` for the whole turn, both in seconds. After the deadline nothing more is
-        stored; a store step that has begun is completed."""
-        turn_end = _end(deadline)
-        jobs = [self._job(call, timeout, turn_end, None) for call in calls]
+        stored; a store step that has begun is completed. A `turn` can be passed instead of its deadline."""
+        turn = turn or Turn(deadline)
+        jobs = [self._job(call, timeout, turn, None) for call in calls]
         try:
             for job in jobs:
                 self._submit(job)
-            return [self._collected(call, job, turn_end) for call, job in zip(calls, jobs, strict=True)]
+            return [self._collected(call, job, turn) for call, job in zip(calls, jobs, strict=True)]
         except BaseException:
             for job in jobs:
                 job.cancel()
             raise
 
-    async def arun(self, call: ToolCall, *, timeout: float | None = None) -> ToolOutcome:
+    async def arun(self, call: ToolCall, *, timeout: float | None = None, turn: Turn | None = None) -> ToolOutcome:
         """`run` for async callers: async tools run on the caller's event loop, others in threads. Cancelling it
         abandons the call."""
-        return (await self.arun_all([call], timeout=timeout))[0]
+        return (await self.arun_all([call], timeout=timeout, turn=turn))[0]
 
     async def arun_all(
-        self, calls: Sequence[ToolCall], *, timeout: float | None = None, deadline: float | None = None
+        self,
+        calls: Sequence[ToolCall],
+        *,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        turn: Turn | None = None,
     ) -> list[ToolOutcome]:
         """`run_all` for async callers."""
-        turn_end = _end(deadline)
+        turn = turn or Turn(deadline)
         loop = asyncio.get_running_loop()
-        jobs = [self._job(call, timeout, turn_end, loop) for call in calls]
+        jobs = [self._job(call, timeout, turn, loop) for call in calls]
         waiting = [asyncio.wrap_future(job.outcome) for job in jobs]
         try:
             for job in jobs:
                 self._submit(job)
             if waiting:
-                await asyncio.wait(waiting, timeout=_left(turn_end))
+                await asyncio.wait(waiting, timeout=_left(turn))
                 for job in jobs:
                     job.outcome.cancel()  # only those that have not begun
                 await asyncio.wait(waiting)
-            return [self._collected(call, job, turn_end) for call, job in zip(calls, jobs, strict=True)]
+            return [self._collected(call, job, turn) for call, job in zip(calls, jobs, strict=True)]
         finally:
             for future, job in zip(waiting, jobs, strict=True):
                 future.cancel()
@@ -170,7 +182,7 @@ class ToolExecutor:
 
     def start(self, call: ToolCall, *, timeout: float | None = None) -> Handle:
         """Start a call that may take long, and return its handle. The last 256 outcomes are kept."""
-        job = self._job(call, timeout, None, None)
+        job = self._job(call, timeout, Turn(), None)
         job.outcome.set_running_or_notify_cancel()
         with self._lock:
             handle = Handle(secrets.token_hex(4), call.id, call.name)
@@ -223,7 +235,7 @@ class ToolExecutor:
         policy = self._given_policy or configured(self.session.store.settings)
         if policy.read_tool is None:
             return policy
-        ours = next((tool for tool in self._tools.values() if tool.reads), None)
+        ours = next((tool for tool in self._tools.values() if tool.purpose == "get"), None)
         named = self._tools.get(policy.read_tool)
         if named is not None and named.takes is not None and "pointer" not in named.takes:
             named = None  # a tool of that name for something else
@@ -246,10 +258,8 @@ class ToolExecutor:
             )
         return found
 
-    def _job(
-        self, call: ToolCall, timeout: float | None, turn_end: float | None, loop: asyncio.AbstractEventLoop | None
-    ) -> Job:
-        run = functools.partial(self._conduct, call, self._effective(timeout), turn_end, loop)
+    def _job(self, call: ToolCall, timeout: float | None, turn: Turn, loop: asyncio.AbstractEventLoop | None) -> Job:
+        run = functools.partial(self._conduct, call, self._effective(timeout), turn, loop)
         return Job(run, Attempt(self._count_abandoned))
 
     def _submit(self, job: Job) -> None:
@@ -263,7 +273,7 @@ class ToolExecutor:
         self,
         call: ToolCall,
         timeout: float | None,
-        turn_end: float | None,
+        turn: Turn,
         loop: asyncio.AbstractEventLoop | None,
         attempt: Attempt,
     ) -> ToolOutcome:
@@ -271,7 +281,7 @@ class ToolExecutor:
         if tool is None:
             return _refused(call, "unknown_tool", self._unknown(call.name))
         policy = self._policy
-        deadlines = Deadlines.of(timeout, turn_end)
+        deadlines = Deadlines.of(timeout, turn)
         if deadlines.turn_is_over:
             return _not_begun(call)
         busy = f"{call.name} was not called: too many abandoned calls are still running; try again later"
@@ -285,12 +295,14 @@ class ToolExecutor:
 
         if not attempt.begin(functools.partial(contextvars.copy_context().run, work)):
             return _refused(call, "busy", busy)
-        return _Waiting(self.session, policy, call, attempt, deadlines).outcome()
+        began = time.monotonic()
+        outcome = _Waiting(self.session, policy, call, attempt, deadlines).outcome()
+        return replace(outcome, duration=time.monotonic() - began)
 
-    def _collected(self, call: ToolCall, job: Job, turn_end: float | None) -> ToolOutcome:
+    def _collected(self, call: ToolCall, job: Job, turn: Turn) -> ToolOutcome:
         try:
             try:
-                return job.outcome.result(_left(turn_end))
+                return job.outcome.result(_left(turn))
             except TimeoutError:
                 if job.outcome.cancel():
                     return _not_begun(call)
@@ -305,7 +317,7 @@ class ToolExecutor:
         return f"there is no tool {clip(name)}{nearest(name, names)}{known}"
 
     def _effective(self, timeout: float | None) -> float | None:
-        return self._timeout if timeout is None else _seconds(timeout)
+        return self._timeout if timeout is None else checked_seconds(timeout, "timeout")
 
     def _count_abandoned(self, change: int) -> None:
         with self._lock:
@@ -468,18 +480,5 @@ def _not_begun(call: ToolCall) -> TimedOut:
     return TimedOut(call_id=call.id, name=call.name, text=text, scope="turn")
 
 
-def _seconds(given: float | None, name: str = "timeout") -> float | None:
-    if given is None:
-        return None
-    if not is_seconds(given):
-        raise InvalidArgument(f"{name} must be a non-negative number of seconds or None, got {given!r}")
-    return None if given >= threading.TIMEOUT_MAX / 2 else given
-
-
-def _end(deadline: float | None) -> float | None:
-    seconds = _seconds(deadline, "deadline")
-    return None if seconds is None else time.monotonic() + seconds
-
-
-def _left(end: float | None) -> float | None:
-    return None if end is None else max(0.0, end - time.monotonic())
+def _left(turn: Turn) -> float | None:
+    return None if turn.end is None else max(0.0, turn.end - time.monotonic())

@@ -22,7 +22,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from coatcheck.checks import is_seconds
 from coatcheck.content import is_stream
+from coatcheck.errors import InvalidArgument
 from coatcheck.executor.calls import ToolOutcome
 from coatcheck.values import encode_text
 
@@ -232,26 +234,44 @@ class Cancelled(BaseException):
     """The call was cancelled. Not an `Exception` either."""
 
 
+class Turn:
+    """One turn of an agent: it ends after `deadline` seconds, or with `close`. After that, nothing more is stored; a
+    store step that has begun is completed."""
+
+    __slots__ = ("_closed", "end")
+
+    def __init__(self, deadline: float | None = None) -> None:
+        limit = checked_seconds(deadline, "deadline")
+        self.end = None if limit is None else time.monotonic() + limit
+        self._closed = False
+
+    def is_accepting_writes(self) -> bool:
+        return not self._closed and (self.end is None or time.monotonic() < self.end)
+
+    def close(self) -> None:
+        self._closed = True
+
+
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """When a call and its turn end, on the monotonic clock. `seconds` is the timeout of the call."""
+    """When a call ends, on the monotonic clock, and its turn. `seconds` is the timeout of the call."""
 
+    turn: Turn
     call_end: float | None = None
-    turn_end: float | None = None
     seconds: float | None = None
 
     @classmethod
-    def of(cls, timeout: float | None, turn_end: float | None) -> Deadlines:
-        return cls(None if timeout is None else time.monotonic() + timeout, turn_end, timeout)
+    def of(cls, timeout: float | None, turn: Turn) -> Deadlines:
+        return cls(turn, None if timeout is None else time.monotonic() + timeout, timeout)
 
     @property
     def until(self) -> float | None:
-        ends = [end for end in (self.call_end, self.turn_end) if end is not None]
+        ends = [end for end in (self.call_end, self.turn.end) if end is not None]
         return min(ends) if ends else None
 
     @property
     def turn_is_over(self) -> bool:
-        return self.turn_end is not None and time.monotonic() >= self.turn_end
+        return not self.turn.is_accepting_writes()
 
 
 class OutputStream:
@@ -388,3 +408,12 @@ def start_thread(work: Callable[[], None], name: str = "coatcheck-executor") -> 
 def _chunks(stream: Any) -> Iterator[Any]:
     while chunk := stream.read(_CHUNK):
         yield chunk
+
+
+def checked_seconds(given: float | None, name: str) -> float | None:
+    """Return a number of seconds, or None if there is no limit. Raises `InvalidArgument` for anything else."""
+    if given is None:
+        return None
+    if not is_seconds(given):
+        raise InvalidArgument(f"{name} must be a non-negative number of seconds or None, got {given!r}")
+    return None if given >= threading.TIMEOUT_MAX / 2 else given

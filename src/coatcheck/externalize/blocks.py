@@ -135,6 +135,21 @@ def as_result(value: object) -> dict[str, Any] | None:
     return found
 
 
+def as_text_result(text: str, result: Block) -> dict[str, Any]:
+    """Return an MCP result with one text block in place of the content, and of the structured content if it has one."""
+    changed = {**result, "content": [{"type": "text", "text": text}]}
+    return changed if result.get("structuredContent") is None else {**changed, "structuredContent": as_object(text)}
+
+
+def as_object(text: str) -> dict[str, Any]:
+    """Return what replaces structured content, which must be an object: the fields of a stub, or another text."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"text": text}
+
+
 def rebuilt(original: object, changed: dict[str, Any]) -> object:
     """Return `changed` as an object of the original's class, or of its module's `TextContent`, or as a dict."""
     if isinstance(original, dict):

@@ -26,7 +26,7 @@ from coatcheck.content import is_stream
 from coatcheck.core_session import CoreSession
 from coatcheck.errors import InvalidArgument, StoreError, UnsupportedValue
 from coatcheck.externalize import blocks
-from coatcheck.externalize.blocks import BlockPayload, as_block, as_part, as_result, rebuilt
+from coatcheck.externalize.blocks import BlockPayload, as_block, as_object, as_part, as_result, rebuilt
 from coatcheck.externalize.policy import Limit, Policy, configured
 from coatcheck.externalize.stub import (
     LEAD,
@@ -136,19 +136,23 @@ def externalize(
 
 
 def offloaded(
-    externalize: Callable[..., Outcome], call: Callable[..., Any], tool: str | None, policy: Policy | None
+    externalize: Callable[..., Outcome],
+    call: Callable[..., Any],
+    tool: str | None,
+    policy: Policy | None,
+    resolve: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> Callable[..., Any]:
     """Wrap a function so that it returns the externalized content of its result. An awaitable result is awaited first,
-    and then stored in a thread."""
+    and then stored in a thread. `resolve` is applied to its keyword arguments."""
     if not callable(call):
         raise InvalidArgument(f"cannot offload a {type(call).__name__}", hint="decorate a function")
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
         raise InvalidArgument("cannot offload a generator", hint="run it with a ToolExecutor, which streams it")
     name = tool or getattr(call, "__name__", None)
 
-    async def content_of(result: Awaitable[Any]) -> Any:
-        import asyncio  # here, so that importing coatcheck stays quick
+    import asyncio  # here, so that importing coatcheck stays quick
 
+    async def content_of(result: Awaitable[Any]) -> Any:
         value = await result
         return (await asyncio.to_thread(externalize, value, tool=name, policy=policy)).content
 
@@ -156,13 +160,13 @@ def offloaded(
 
         @functools.wraps(call)
         async def awaited(*args: Any, **kwargs: Any) -> Any:
-            return await content_of(call(*args, **kwargs))
+            return await content_of(call(*args, **await asyncio.to_thread(resolve, kwargs)))
 
         return awaited
 
     @functools.wraps(call)
     def called(*args: Any, **kwargs: Any) -> Any:
-        value = call(*args, **kwargs)
+        value = call(*args, **resolve(kwargs))
         if inspect.isawaitable(value):  # an object with an async __call__, or a future
             return content_of(value)
         return externalize(value, tool=name, policy=policy).content
@@ -227,7 +231,7 @@ def put_prepared(
 
 def stub_for(ref: Ref, prepared: Prepared, policy: Policy) -> tuple[str, int | None]:
     """Return the stub of a stored value, and the tokens of the value; None for binary content."""
-    about = facts(prepared.sample, ref.media_type, ref.kind, policy.preview_chars)
+    about = facts(prepared.encoded.data, ref.media_type, ref.kind, policy.preview_chars)
     return stub_of(ref.pointer, about, policy), about.tokens
 
 
@@ -312,7 +316,7 @@ class _Result:
     def __init__(self, session: CoreSession, policy: Policy, tool: str | None, call_id: str | None) -> None:
         self._session = session
         self._policy = policy
-        self._about = About(tool=tool, call_id=call_id)
+        self._about = masked_labels(About(tool=tool, call_id=call_id, ttl=policy.ttl), policy)
         rule = policy.tools.get(tool) if tool else None
         self._always = rule == "always"
         self._never = rule == "never" or not policy.enabled
@@ -382,17 +386,20 @@ class _Result:
                 value = redacted(prepared.value)
                 prepared = Prepared(value, as_text(value))
             media_type, kind = described(prepared.encoded, claimed)
-            about = facts(prepared.sample, media_type, kind, self._policy.preview_chars)
-            entry = masked_labels(replace(self._about, media_type=media_type, kind=kind), self._policy)
+            about = facts(prepared.encoded.data, media_type, kind, self._policy.preview_chars)
+            entry = replace(self._about, media_type=media_type, kind=kind)
             ref = self._session.put_encoded(prepared.encoded, entry)
+            if shown is not None:
+                about = replace(about, preview=Preview(mask(shown), "what the policy keeps of it"))
+            return self._stub(ref, about, prepared, LEAD if shown is None else SHORTENED)
         except Exception as error:  # noqa: BLE001 - third-party backends raise anything; the agent continues
             return self._failed(error, prepared)
-        if shown is not None:
-            about = replace(about, preview=Preview(mask(shown), "what the policy keeps of it"))
-        return self._stub(ref, about, prepared, LEAD if shown is None else SHORTENED)
 
     def _stub(self, ref: Ref, about: Facts, prepared: Prepared, lead: str = LEAD) -> Outcome:
-        stub = stub_of(ref.pointer, about, self._policy, lead=lead)
+        render = self._policy.render
+        stub = (
+            stub_of(ref.pointer, about, self._policy, lead=lead) if render is None else render(ref, mask(prepared.text))
+        )
         tokens = round(prepared.tokens) if about.tokens is None else about.tokens
         return Outcome(stub, stub, ref, (ref,), True, None, tokens, (stub,))
 
@@ -418,7 +425,11 @@ class _Result:
         shown = as_text(smaller)
         if self._limit.exceeded(shown, self._policy.count):
             shown = f"{shown[: self._policy.preview_chars]} …[{len(shown):,} characters, cut]"
-        return self._put(Prepared(value, as_text(value)), shown=shown)
+        done = self._put(Prepared(value, as_text(value)), shown=shown)
+        usual = len(done.text) - len(shown) + self._policy.preview_chars
+        if done.failure is None and len(short := mask(as_text(smaller))) < usual:  # it needs no stub around it
+            return replace(done, text=short, content=short, is_stub=False, _stubs=(short,))
+        return done
 
     def _of_stream(self, stream: IO[bytes]) -> Outcome:
         if self._never or self._policy.redact == "store":
@@ -434,15 +445,16 @@ class _Result:
 
     def _of_ref(self, ref: Ref) -> Outcome:
         """Return the outcome of a stored artifact, which is that of its value. Raises what opening it raises."""
-        content, prepared = self._session.content(ref), Prepared(None, "")
+        prepared = Prepared(None, "")
         media_type = media_type_of(ref.media_type) or media.BINARY
-        may_fit = not self._always and media.is_text(media_type) and self._may_fit(content.size)
-        if self._never or content.size <= _IN_MEMORY or may_fit:
-            text = as_text(b"".join(content.chunks()))
-            if self._never or not self._leaves(text, content.size):
-                return Outcome(text, text)
-            prepared = Prepared(None, text)
-        sample = sample_of(content)
+        with self._session.content(ref) as content:
+            may_fit = not self._always and media.is_text(media_type) and self._may_fit(content.size)
+            if self._never or content.size <= _IN_MEMORY or may_fit:
+                text = as_text(b"".join(content.chunks()))
+                if self._never or not self._leaves(text, content.size):
+                    return Outcome(text, text)
+                prepared = Prepared(None, text)
+            sample = sample_of(content)
         summary = own_summary(ref, sample.head)
         return self._stub(
             ref, facts(sample, media_type, ref.kind, self._policy.preview_chars, summary=summary), prepared
@@ -472,7 +484,7 @@ class _Result:
             self._tag_may_repeat = True  # MCP requires the text here too
             done = self.judged(structured)
             if done.content is not structured:
-                changed["structuredContent"] = _as_object(done)
+                changed["structuredContent"] = as_object(done.text)
                 parts.append(done)
         text = "\n".join(one.text for one in parts) or (as_text(structured) if structured is not None else "")
         is_same = listed.content is inner and len(parts) == 1
@@ -490,7 +502,7 @@ class _Result:
         rest = (self._of_list(others) or self._as_one_block(others)) if others else Outcome("", others)
         first = next(one for one in known if blocks.is_text_block(one))
         content = [{**(first or {}), "text": done.text}, *rest.content]
-        changed = {**result, "content": content, "structuredContent": _as_object(done)}
+        changed = {**result, "content": content, "structuredContent": as_object(done.text)}
         text = "\n".join(one.text for one in (done, rest) if one.text)
         return Outcome.of_parts(text, rebuilt(value, changed), [done, rest])
 
@@ -634,12 +646,6 @@ def _joined(done: list[Outcome], content: list[Any], value: list[Any]) -> Outcom
     """Return one outcome for the parts of a list, with the same list if nothing changed."""
     is_same = all(new is old for new, old in zip(content, value, strict=True))
     return Outcome.of_parts("\n".join(one.text for one in done), value if is_same else content, done)
-
-
-def _as_object(done: Outcome) -> dict[str, Any]:
-    """Return what replaces structured content, which must be an object."""
-    found: dict[str, Any] = json.loads(done.text) if done.is_stub else {"text": done.text}
-    return found
 
 
 def _is_media(value: object) -> bool:

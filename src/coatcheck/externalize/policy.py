@@ -6,15 +6,15 @@ Both are validated when they are created, so that a mistake shows at start-up.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from coatcheck.checks import one_of, whole
+from coatcheck.checks import one_of, seconds, valid, whole
 from coatcheck.config import Settings
-from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
+from coatcheck.refs import Ref
 from coatcheck.tokens import CLEARLY, TokenCounter, counted, estimate, probably_exceeds, roughly
 
 MAX_TOKENS: Final = 3_000
@@ -101,7 +101,10 @@ class Policy(Limit):
     model while the store keeps all of it. `redact="store"` masks secrets before anything is stored; stubs never show
     them. `count` is a token counter to use instead of the estimate. `read_tool` is the name of the agent's tool for
     reading artifacts, or None; `read_arguments` are the arguments it accepts. `resolves` is True if pointers in the
-    arguments of the agent's tools are resolved. A `ToolExecutor` sets these three for its own tools."""
+    arguments of the agent's tools are resolved. A `ToolExecutor` sets these three for its own tools. `render` writes
+    the stub instead of Coatcheck, from the ref and the stored text, with secrets masked. `ttl` limits the life of a
+    stored result, in seconds. `reference` returns an object that the lines of pi and OpenClaw carry for a tool result,
+    as `details.artifactRef`."""
 
     enabled: bool = True
     preview_chars: int = PREVIEW_CHARS
@@ -111,39 +114,54 @@ class Policy(Limit):
     read_tool: str | None = READ_TOOL
     read_arguments: tuple[str, ...] = READ_ARGUMENTS
     resolves: bool = False
+    render: Callable[[Ref, str], str] | None = None
+    ttl: float | None = None
+    reference: Callable[[Ref], Mapping[str, Any]] | None = None
     safe_chars: int = field(init=False, repr=False, compare=False, default=0)
-    """A text of at most this many characters stays inline, whatever it contains."""
+    """A text of at most this many characters stays inline, whatever it contains and whichever tool it came from."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         whole(self.preview_chars, "preview_chars")
         one_of(self.redact, "redact", ("store",), optional=True)
+        seconds(self.ttl, "ttl", optional=True)
         given: dict[str, Any] = vars(self)
         tools, name, takes = given["tools"], given["read_tool"], given["read_arguments"]
         for flag in ("enabled", "resolves"):
-            _check(flag, given[flag], isinstance(given[flag], bool), "True or False")
-        _check("count", self.count, self.count is None or callable(self.count), "a function from a text to a number")
+            valid(isinstance(given[flag], bool), given[flag], flag, "True or False")
+        valid(self.count is None or callable(self.count), self.count, "count", "a function from a text to a number")
+        for function, what in (("render", "a function of a ref and a text"), ("reference", "a function of a ref")):
+            valid(given[function] is None or callable(given[function]), given[function], function, what)
         is_name = isinstance(name, str) and 0 < len(name) <= 64 and name.isprintable()
-        _check("read_tool", name, name is None or is_name, "the name of a tool or None")
+        valid(name is None or is_name, name, "read_tool", "the name of a tool or None")
         are_names = isinstance(takes, tuple) and all(isinstance(one, str) for one in takes)
-        _check("read_arguments", takes, are_names, 'a tuple of names, e.g. ("pointer", "lines")')
+        valid(are_names, takes, "read_arguments", 'a tuple of names, e.g. ("pointer", "lines")')
         is_mapping = isinstance(tools, Mapping) and all(isinstance(one, str) for one in tools)
-        _check("tools", tools, is_mapping, 'a mapping of tool names, e.g. {"read_file": "never"}')
+        valid(is_mapping, tools, "tools", 'a mapping of tool names, e.g. {"read_file": "never"}')
         for tool, rule in tools.items():
             is_rule = rule in ("always", "never") or callable(rule) or isinstance(rule, Limit)
             is_rule = is_rule and not isinstance(rule, Policy)
-            _check(f"the rule for {clip(tool)}", rule, is_rule, 'a Limit, "always", "never" or a function')
+            valid(is_rule, rule, f"the rule for {clip(tool)}", 'a Limit, "always", "never" or a function')
         object.__setattr__(self, "tools", MappingProxyType(dict(tools)))
         object.__setattr__(self, "safe_chars", self._safe_chars())
 
+    def limited(self, **changes: Any) -> Policy:
+        """Return this policy with other limits instead of its own, and with any other changes. Rules for tools stay."""
+        return replace(self, **{"max_tokens": None, "max_chars": None, "max_bytes": None} | changes)
+
     def _safe_chars(self) -> int:
-        tokens = self.tokens
-        bounds = [
-            None if tokens is None else (tokens // COSTLIEST if self.count is None else 0),
-            self.max_chars,
-            None if self.max_bytes is None else self.max_bytes // _UTF8,
-        ]
-        return min(bound for bound in bounds if bound is not None) if self.enabled else 0
+        rules = [rule for rule in self.tools.values() if rule != "never"]
+        if not self.enabled or not all(isinstance(rule, Limit) for rule in rules):
+            return 0
+        bounds: list[int | None] = []
+        for one in (self, *(rule for rule in rules if isinstance(rule, Limit))):
+            tokens = one.tokens
+            bounds += [
+                None if tokens is None else (tokens // COSTLIEST if self.count is None else 0),
+                one.max_chars,
+                None if one.max_bytes is None else one.max_bytes // _UTF8,
+            ]
+        return min(bound for bound in bounds if bound is not None)
 
 
 @lru_cache(maxsize=64)
@@ -153,9 +171,3 @@ def configured(settings: Settings, redact: Literal["store"] | None = None) -> Po
     section = settings.section("policy")
     rules = {tool: rule if isinstance(rule, str) else Limit(**rule) for tool, rule in section["tools"].items()}
     return Policy(**section | {"tools": rules, "redact": redact or section["redact"]})
-
-
-def _check(what: str, value: object, is_valid: bool, expected: str) -> None:
-    if not is_valid:
-        given = clip(value, 60) if isinstance(value, str) else clip(repr(value), 60).strip("'\"")
-        raise InvalidArgument(f"{what} must be {expected}, got {given}")

@@ -81,22 +81,24 @@ class Facts:
     summary: str = ""
 
 
-def facts(sample: Sample, media_type: str, kind: str, limit: int, *, summary: str = "") -> Facts:
+def facts(content: Sample | bytes, media_type: str, kind: str, limit: int, *, summary: str = "") -> Facts:
     """Describe content from its head and tail."""
-    lines = tokens = None
-    if media.is_text(media_type):
-        lines, ends = sample.lines, sample.head + sample.tail
-        seen = max(1, len(ends))
-        if media.encoding_of(sample.head).is_wide:
-            decoded = decode(sample)
-            lines, ends = decoded.lines, (decoded.head + decoded.tail).encode("utf-8", "replace")
-        tokens = round(roughly(ends) * sample.size / seen)
-    size = sample.size
+    sample = content if isinstance(content, Sample) else Sample.of(content)
+    size, cut = sample.size, sample
     whole, head = (_JSON_WHOLE, _JSON_HEAD) if media_type == media.JSON else (_WHOLE, _HEAD)
     if size > whole:  # a preview of less is faster; JSON gets more
         end = sample.head + sample.tail if len(sample.tail) < _TAIL else sample.tail
-        sample = Sample(sample.head[:head], end[-_TAIL:], size, sample.lines)
-    shown = preview(sample, media_type=media_type, limit=limit)
+        cut = Sample(sample.head[:head], end[-_TAIL:], size, sample.lines)
+    lines = tokens = text = None
+    if media_type.startswith("text/") or media.is_text(media_type):
+        text = decode(cut)
+        lines, ends = sample.lines, sample.head + sample.tail
+        seen = max(1, len(ends))
+        if text.encoding != "UTF-8":
+            decoded = decode(sample)
+            lines, ends = decoded.lines, (decoded.head + decoded.tail).encode("utf-8", "replace")
+        tokens = round(roughly(ends) * size / seen)
+    shown = preview(cut, media_type=media_type, limit=limit, text=text)
     return Facts(kind, media_type, size, lines, tokens, shown, _short_summary(summary) if summary else "")
 
 

@@ -22,7 +22,7 @@ from coatcheck.errors import InvalidArgument, NotFound
 from coatcheck.install.clients import ConfigFile, after_launcher, shared_options, unwrap, wrap
 from coatcheck.install.config_text import ConfigText, JsonConfig, config_text
 
-_KEPT: Final = "servers that are already wrapped keep their session; to change it, --undo and wrap all of them again"
+_KEPT: Final = "servers that are already wrapped keep their session; to change it, run --undo and wrap them all again"
 _MAX_SIZE: Final = 64 << 20
 
 
@@ -63,7 +63,7 @@ class Plan:
         if found == new:
             return False
         if found is not None and after_launcher(found) is None:
-            raise InvalidArgument(f"there is another server {name!r} in {file!r}", hint="choose another --name")
+            raise InvalidArgument(f"{file!r} already has another server {name!r}", hint="choose another --name")
         try:
             self.edit((self.text.with_server(name, None) if found else self.text).with_server(name, new))
         except InvalidArgument as error:
@@ -127,7 +127,7 @@ def plan_entry(config: ConfigFile, name: str, entry: Mapping[str, Any]) -> Plan:
     plan = Plan(config)
     before = shared_options(plan.text.servers.get(name))
     if not plan.add(name, entry):
-        plan.notes.append(f"{name!r} is already there")
+        plan.notes.append(f"{name!r} is already configured")
     elif before not in (None, shared_options(plan.text.servers[name])):
         plan.notes.append(_KEPT)
     return plan
@@ -147,7 +147,7 @@ def plan_wrap(
         options = before
     if missing := [name for name in names if name not in servers]:
         found = ", ".join(servers) or "none"
-        raise NotFound(f"there is no server {missing[0]!r} in {str(config.file)!r}", hint=f"servers there: {found}")
+        raise NotFound(f"there is no server {missing[0]!r} in {str(config.file)!r}", hint=f"its servers: {found}")
     for name in names or [one for one in servers if one != own or after_launcher(servers[one]) is None]:
         entry, text = servers[name], plan.text
         try:
@@ -182,12 +182,12 @@ def plan_undo(config: ConfigFile) -> Plan:
     original = read_file(backup) if record.original is not None else None
     if _digest(plan.before) == record.original:
         record.parts.clear()
-        plan.notes.append("the file already is the original")
+        plan.notes.append("the file is already in its original state")
     elif record.exact and not record.parts and _digest(original) == record.original:
         plan.after = original
     else:
         if not record.exact:
-            plan.notes.append(f"{file!r} was edited since: only the changes by Coatcheck are undone")
+            plan.notes.append(f"{file!r} was edited since; only the changes by Coatcheck are undone")
         with _naming(config):
             plan.edit(_without_ours(plan.text, plan.changes, plan.notes))
     return plan
@@ -199,7 +199,7 @@ def _without_ours(text: ConfigText, changes: ScopeChanges, notes: list[str]) -> 
         if entry is None:
             continue
         if after_launcher(entry) is None:
-            what = "is no longer Coatcheck" if before is None else "no longer runs through the proxy"
+            what = "no longer starts Coatcheck" if before is None else "no longer runs through the proxy"
             notes.append(f"{name!r} is left unchanged: it {what}")
         elif before is None:
             text = text.with_server(name, None)
@@ -278,7 +278,7 @@ def _back_up(file: Path, data: bytes) -> None:
     """Keep the original. Raises `InvalidArgument` if there is another backup: it may be the only one."""
     place = _beside(file, "backup")
     if place.is_symlink() or read_file(place) not in (None, data):
-        raise InvalidArgument(f"{str(place)!r} already exists", hint="move it away; nothing was changed")
+        raise InvalidArgument(f"{str(place)!r} already exists", hint="nothing was changed; move it away first")
     replace_file(place, data)
 
 

@@ -151,7 +151,7 @@ class MergedServer:
                 member.capabilities = capabilities if isinstance(capabilities, dict) else {}
                 continue
             if isinstance(answer, asyncio.CancelledError):
-                error = UpstreamFailed("no answer to the handshake in time", hint="run it behind a proxy of its own")
+                error = UpstreamFailed("no answer to the handshake in time", hint="run it behind its own proxy")
             self._drop(member, answer if isinstance(answer, UpstreamFailed) else error)
             await member.upstream.close()
         self._check_live()

@@ -328,7 +328,7 @@ class Relay:
         try:
             await self._received(message)
         except Exception as error:  # noqa: BLE001 - the reader must go on; the message passes unchanged
-            wire.log(f"a message passes unchanged: {error!r}")
+            wire.log(f"a message was passed on unchanged: {error!r}")
             await self._send(message)
 
     async def _received(self, message: Message) -> None:

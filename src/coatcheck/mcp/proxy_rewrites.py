@@ -14,17 +14,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from coatcheck import Limit, Policy, Session, toolkit
+from coatcheck.checks import is_whole
 from coatcheck.errors import UpstreamFailed
 from coatcheck.executor import resolve_arguments
+from coatcheck.externalize import blocks
 from coatcheck.mcp.savings import Counts
-from coatcheck.mcp.wire import MAX_MESSAGE
+from coatcheck.mcp.wire import FAILED, MAX_MESSAGE
 from coatcheck.tokens import estimate
 from coatcheck.values import as_text
 
 LIMIT_KEY: Final = "anthropic/maxResultSizeChars"
 _PREFIX: Final = "coatcheck_"
-_MEDIA: Final = frozenset({"image", "audio"})  # a model could not see or hear a stub
-_FAILED: Final = ("[error", "[no artifact found")
+_MEDIA: Final = ("image", "audio")  # a model could not see or hear a stub
 _PAGE: Final = 64_000  # characters of a page as JSON, escapes included
 _MAX_ERROR: Final = 2_000
 _ELSEWHERE: Final = "get_artifact of the server coatcheck"  # if the upstream server has a tool of that name
@@ -131,8 +132,7 @@ class Rewriter:
         """Note a tool. Drop its output schema if its results may become stubs, which would not match."""
         name, schema, meta = str(tool.get("name")), tool.get("inputSchema"), tool.get("_meta")
         chars = meta.get(LIMIT_KEY) if isinstance(meta, dict) else None
-        has_limit = isinstance(chars, int) and not isinstance(chars, bool) and chars > 0
-        limit = Limit(max_chars=chars) if has_limit else None
+        limit = Limit(max_chars=chars) if is_whole(chars, 1) else None
         is_reader = schema in self._forms
         self._listing[name] = UpstreamTool(schema if isinstance(schema, dict) else {}, limit, is_reader)
         if is_reader or not self._base.enabled or self._rule(name) == "never":
@@ -194,8 +194,7 @@ class Rewriter:
         if done is parts:
             return result if content is given or not given else {**result, "content": content}
         if isinstance(done, str):  # not a list of blocks: one stub for all of it
-            stub = {"structuredContent": _as_object(done)} if "structuredContent" in parts else {}
-            done = {"content": [{"type": "text", "text": done}], **stub}
+            done = blocks.as_text_result(done, parts)
         if len(done["content"]) == len(checked):
             new, old = iter(done["content"]), iter(kept)
             done["content"] = [next(old) if unchanged else next(new) for unchanged in stays]
@@ -210,7 +209,8 @@ class Rewriter:
         for key in ("message", "data"):
             done = self._externalize(error.get(key), tool, call_id)
             if done is not error.get(key) and isinstance(done, str | dict):
-                changed[key] = _as_object(done) if key == "data" else done if isinstance(done, str) else as_text(done)
+                text = done if isinstance(done, str) else as_text(done)
+                changed[key] = blocks.as_object(text) if key == "data" else text
         return {**error, **changed} if changed else error
 
     def resource(self, call_id: str, result: dict[str, Any]) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class Rewriter:
 
 def text_result(text: str, meta: dict[str, Any]) -> dict[str, Any]:
     """Return the result of a call that we answer."""
-    is_error = text.startswith(_FAILED)
+    is_error = text.startswith(FAILED)
     shown = text[:_MAX_ERROR] if is_error else text
     return {"content": [{"type": "text", "text": shown}], "isError": is_error, **_complete(meta)}
 
@@ -254,15 +254,6 @@ def _is_media(block: object) -> bool:
 
 def _is_link(block: object) -> bool:
     return isinstance(block, dict) and block.get("type") == "resource_link"
-
-
-def _as_object(stub: str | dict[str, Any]) -> dict[str, Any]:
-    """Return a stub as structured content, which must be an object in most versions of the protocol."""
-    try:
-        found = json.loads(stub) if isinstance(stub, str) else stub
-    except ValueError:  # the store failed: a head and tail as text
-        found = None
-    return found if isinstance(found, dict) else {"cut": stub}
 
 
 def _complete(meta: dict[str, Any]) -> dict[str, Any]:

@@ -149,7 +149,7 @@ class RemoteServer:
         if not await self._post(message, exchange):
             await self._renew(epoch)
             if not await self._post(message, exchange):
-                error = UpstreamFailed(f"{self._label} answered 404", hint="it forgets its sessions: reconnect")
+                error = UpstreamFailed(f"{self._label} answered 404", hint="it does not keep its sessions; reconnect")
                 await self._unanswered(exchange, error)
 
     async def _post(self, message: Message, exchange: _Exchange) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from coatcheck import Store
+from coatcheck.refs import iso_time
 
 REPORTS: Final = "coatcheck proxy reports"
 """The session with a record of each run."""
@@ -83,5 +84,5 @@ def saved_counts(store: Store) -> list[dict[str, Any]]:
     for ref in session.list():
         record = session.get(ref)
         if isinstance(record, dict):
-            found.append({"ended_at": ref.created_at.isoformat().replace("+00:00", "Z"), **record})
+            found.append({"ended_at": iso_time(ref.created), **record})
     return found

@@ -29,8 +29,10 @@ from coatcheck.errors import CODES, CoatcheckError, InvalidArgument, NotFound
 from coatcheck.ids import clip
 from coatcheck.lanes import in_reading_thread, in_thread
 from coatcheck.mcp.savings import Counts
+from coatcheck.mcp.wire import FAILED
 from coatcheck.media import is_text
 from coatcheck.previews.excerpts import line
+from coatcheck.refs import iso_time
 from coatcheck.tokens import estimate
 
 T = TypeVar("T")
@@ -52,7 +54,6 @@ _MAX_URI: Final = 1_000  # and of a URI in a response
 _RECENT: Final = 1_000  # artifacts whose ids and names are completed
 _COMPLETIONS: Final = 100
 _COMPLETED: Final = 8_000  # characters of all completions
-_FAILED: Final = ("[error", "[no artifact found")
 _ABOUT: Final = re.compile(r"\[(?:stored )?(art:[0-9a-f]{12,64})")
 _ID: Final = re.compile(r"[0-9a-f]{12,64}")
 _CURSOR: Final = re.compile(r"[0-9a-f]{64}")
@@ -150,7 +151,7 @@ class _Handlers:
         work = functools.partial(tool.run, **arguments)
         reading = in_reading_thread(session, arguments.get("pointer"), arguments, work)
         text = await self._with_progress(context, reading)
-        failed, match = text.startswith(_FAILED), _ABOUT.match(text)
+        failed, match = text.startswith(FAILED), _ABOUT.match(text)
         ref = await in_thread(session.ref, match[1]) if match else None
         content: list[types.ContentBlock] = [types.TextContent(text=text)]
         structured: dict[str, Any] | None = None if tool.read_only else {}
@@ -276,7 +277,7 @@ def list_page(session: Session, cursor: str | None) -> types.ListResourcesResult
             **_labels(ref),
             description=line(ref.summary, _MAX_LABEL),
             size=ref.size_bytes,
-            annotations=types.Annotations(last_modified=ref.created_at.isoformat().replace("+00:00", "Z")),
+            annotations=types.Annotations(last_modified=iso_time(ref.created)),
             _meta={"coatcheck/pointer": ref.pointer, "coatcheck/kind": ref.kind},
         )
         for ref in refs[:PAGE]

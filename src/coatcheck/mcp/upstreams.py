@@ -173,7 +173,7 @@ class ProcessServer:
         if stdin is None or stdin.is_closing():
             raise UpstreamFailed(f"{self._name} has ended")
         if stdin.transport.get_write_buffer_size() > self._max_message:
-            raise UpstreamFailed(f"{self._name} does not read its input", hint="it hangs: restart it")
+            raise UpstreamFailed(f"{self._name} does not read its input", hint="it may be hanging; restart it")
         stdin.writelines((message.raw, b"\n"))
 
     async def finish(self) -> None:
@@ -211,7 +211,7 @@ class ProcessServer:
             await self._deliver(sink, line)
             del line  # free it now: it may be large, and the next may come late
         await _gone(process, _KILL)
-        hint = "it ended by itself; restart the proxy to start it again" if process.returncode == 0 else None
+        hint = "it exited by itself; restart the proxy to start it again" if process.returncode == 0 else None
         await sink.ended(UpstreamFailed(f"{self._name} {_ending(process.returncode)}", hint=hint))
 
     async def _deliver(self, sink: Sink, line: Raw | UnparsedLine) -> None:
@@ -247,5 +247,5 @@ def _ending(status: int | None) -> str:
     if status is None:
         return "closed its stdout"
     if status < 0 or status > 128:
-        return f"was ended by signal {-status if status < 0 else status - 128}"
+        return f"was killed by signal {-status if status < 0 else status - 128}"
     return f"ended with exit status {status}"

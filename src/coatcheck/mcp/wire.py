@@ -24,6 +24,9 @@ Raw = bytes | bytearray
 
 MAX_MESSAGE: Final = 64 << 20
 METHOD_NOT_FOUND: Final = -32601
+FAILED: Final = ("[error", "[no artifact found")
+"""How the text begins with which one of our tools reports a failure."""
+
 _LARGE: Final = 1 << 16
 _END: Final = 4_096
 _MAX_ERROR: Final = 2_000

@@ -12,7 +12,7 @@ from typing import Any, Final
 from coatcheck.messages.cache import KEY, Breakpoint, marks_in
 from coatcheck.messages.formats import Dialect, Format, SessionLines, ToolResult, in_line, without_refs
 from coatcheck.messages.pairing import NO_RESULT, late_text, repeated_text
-from coatcheck.messages.paths import Message, Path, at, blocks_of, members, replaced, text, with_blocks
+from coatcheck.messages.paths import Message, Path, at, blocks_of, members, replaced, text
 
 _THINKING: Final = frozenset({"thinking", "redacted_thinking"})
 _OWN_BLOCKS: Final = _THINKING | {"tool_use", "server_tool_use", "mcp_tool_use", "search_result"}
@@ -23,6 +23,8 @@ _CLAUDE_CODE_LINES: Final = frozenset(
 _OPENING: Final = "The beginning of this conversation is missing."
 _EMPTY: Final = "(empty)"
 _MARK: Final = {"type": "ephemeral"}
+_Blocks = tuple[Message, list[Any]]
+"""A message with its blocks."""
 
 
 class AnthropicMessages(Format):
@@ -117,7 +119,6 @@ class AnthropicDialect(Dialect):
     format = AnthropicMessages()
     describes_tools = "as_anthropic"
     writes_marks = True
-    alternates = True
 
     def _prompt(self, system: str, messages: list[Message], tail: str, marks: Sequence[Breakpoint]) -> Message:
         prompt: Message = {"system": [{"type": "text", "text": system}]} if system else {}
@@ -140,6 +141,9 @@ class AnthropicDialect(Dialect):
         users = (number for number in range(len(messages) - 1, -1, -1) if messages[number].get("role") == "user")
         return next(users, -1) + 1
 
+    def must_join(self, before: Message, message: Message) -> bool:
+        return before.get("role") == message.get("role") == "user"
+
     def end(self, system: str, messages: Sequence[Message]) -> Path | None:
         for number in range(len(messages) - 1, -1, -1):
             blocks = blocks_of(messages[number])
@@ -156,28 +160,29 @@ class AnthropicDialect(Dialect):
 
         The provider reads a run of messages with one role as one. In a run of the assistant, a call that is not
         answered after the run was interrupted; messages whose calls are answered after the run are merged."""
-        messages = [_without_blanks(one) for one in messages]
+        given = [_without_blanks(*one) for one in zip(messages, list(map(blocks_of, messages)), strict=True)]
         if messages and messages[0].get("role") == "assistant":
             yield {"role": "user", "content": [{"type": "text", "text": _OPENING}]}
         seen: set[str] = set()
         asked: list[str] = []
-        runs = [(role, list(run)) for role, run in groupby(messages, key=lambda one: one.get("role"))]
+        runs = [(role, list(run)) for role, run in groupby(given, key=lambda one: one[0].get("role"))]
         for (role, run), (next_role, replies) in pairwise([*runs, (None, [])]):
             if role == "user":
                 yield from _answered(run, asked)
                 asked = []
             elif role != "assistant":
-                yield from run
+                yield from (message for message, _ in run)
             else:
-                spoken = [_without_repeats(one, seen) for one in run]
-                calls = [_call_ids(one) for one in spoken]
-                results = (one for reply in replies for _, one in members(reply) if _is_result(one))
-                answered = {text(one.get("tool_use_id")) for one in results} if next_role == "user" else set()
+                spoken = [_without_repeats(*one, seen) for one in run]
+                calls = [_call_ids(blocks) for _, blocks in spoken]
+                results = [one for _, blocks in replies for one in blocks if _is_result(one)]
+                answered = {str(one.get("tool_use_id")) for one in results} if next_role == "user" else set()
                 first = next((at for at, ids in enumerate(calls) if not answered.isdisjoint(ids)), len(spoken) - 1)
-                for one, ids in zip(spoken[:first], calls, strict=False):
+                for (one, _), ids in zip(spoken[:first], calls, strict=False):
                     yield one
                     yield from _answered([], ids)
-                yield spoken[first] if first == len(spoken) - 1 else self.joined(*spoken[first:])
+                last = [one for one, _ in spoken[first:]]
+                yield last[0] if len(last) == 1 else self.joined(*last)
                 asked = [call_id for ids in calls[first:] for call_id in ids]
                 if next_role != "user":
                     yield from _answered([], asked)
@@ -219,14 +224,14 @@ def _takes_mark(block: Any) -> bool:
     return not _is_blank(block)
 
 
-def _without_blanks(message: Message) -> Message:
+def _without_blanks(message: Message, blocks: list[Any]) -> _Blocks:
     """Return a message without blank texts, which Anthropic refuses. A message with nothing else says that it is
     empty."""
-    blocks = blocks_of(message)
     kept = [one for one in blocks if not _is_blank(one)]
     if kept and len(kept) == len(blocks):
-        return message
-    return {**message, "content": kept or [{"type": "text", "text": _EMPTY}]}
+        return message, blocks
+    kept = kept or [{"type": "text", "text": _EMPTY}]
+    return {**message, "content": kept}, kept
 
 
 def _is_blank(block: Any) -> bool:
@@ -247,38 +252,36 @@ def _marked(request: dict[str, Any], path: Path, mark: Mapping[str, str]) -> dic
     return dict(replaced(request, path, {**block, KEY: block.get(KEY) or mark}))
 
 
-def _without_repeats(message: Message, seen: set[str]) -> Message:
+def _without_repeats(message: Message, blocks: list[Any], seen: set[str]) -> _Blocks:
     """Return an assistant message with calls that reuse an id turned into text: providers refuse them."""
-    blocks = blocks_of(message)
-    kept = []
-    for one in blocks:
+    kept = list(blocks)
+    for index, one in enumerate(blocks):
         call_id = one.get("id") if isinstance(one, dict) and one.get("type") == "tool_use" else None
         if isinstance(call_id, str):
             if call_id in seen:
-                one = {"type": "text", "text": repeated_text(call_id, one.get("name"), one.get("input"))}
+                repeated = repeated_text(call_id, one.get("name"), one.get("input"))
+                kept[index] = {"type": "text", "text": repeated}
             seen.add(call_id)
-        kept.append(one)
-    return with_blocks(message, blocks, kept)
+    return (message, blocks) if kept == blocks else ({**message, "content": kept}, kept)
 
 
-def _call_ids(message: Message) -> list[str]:
-    blocks = (one for _, one in members(message) if one.get("type") == "tool_use" and one.get("id"))
-    return list(dict.fromkeys(str(one["id"]) for one in blocks))
+def _call_ids(blocks: list[Any]) -> list[str]:
+    calls = (one for one in blocks if isinstance(one, dict) and one.get("type") == "tool_use" and one.get("id"))
+    return list(dict.fromkeys(str(one["id"]) for one in calls))
 
 
-def _answered(run: Sequence[Message], asked: Sequence[str]) -> Iterator[Message]:
+def _answered(run: Sequence[_Blocks], asked: Sequence[str]) -> Iterator[Message]:
     """Yield a run of user messages with the results of these calls first, in the first message. The first result of
     each call counts. Results that answer none of the calls become text."""
     given: dict[str, Message] = {}
-    for _, one in (found for message in run for found in members(message)):
+    for one in (block for _, blocks in run for block in blocks):
         if _answers(one, asked):
             given.setdefault(one["tool_use_id"], one)
     content: list[Any] = [*given.values(), *(_missing(one) for one in asked if one not in given)]
-    for message in run or ([{"role": "user", "content": []}] if asked else []):
-        blocks = blocks_of(message)
+    for message, blocks in run or ([({"role": "user", "content": []}, [])] if asked else []):
         content += [_late(one) if _is_result(one) else one for one in blocks if not _answers(one, asked)]
         if content or not blocks:
-            yield with_blocks(message, blocks, content)
+            yield message if content == blocks else {**message, "content": content}
         content = []
 
 

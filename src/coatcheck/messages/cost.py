@@ -12,9 +12,11 @@ import hashlib
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
+from coatcheck.checks import is_whole
 from coatcheck.errors import LimitExceeded
 from coatcheck.externalize import blocks
 from coatcheck.messages.cache import KEY, without_marks
@@ -34,6 +36,7 @@ _DEEPEST: Final = 8
 _IMAGES: Final = frozenset({"image", "image_url", "input_image"})
 _SIGNATURES: Final = {"thinking": ("signature", "thinkingSignature"), "redacted_thinking": ("data",)}
 _CACHED: Final = 65_536
+_LARGEST_USAGE: Final = 1 << 40
 _REFERENCES: Final = (
     '"type":"url"', '"type":"file"', '"image_url"', '"file_id"', '"file_url"', '"type":"item_reference"',
 )  # fmt: skip
@@ -188,6 +191,54 @@ def _without_thinking(message: Message) -> tuple[Message, int]:
             tokens += math.ceil(signed / SIGNATURE)
         shown.append(block)
     return ({**message, "content": shown} if tokens else message), tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The tokens of one call as the provider counted them: the whole input (with cached tokens), the output, and the
+    part of the input that was read from or written to its cache. None if not reported."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+
+    def cost(self, cached: float, written: float) -> int | None:
+        """Return the price of the input in uncached tokens, given the prices of cached and written tokens."""
+        if self.input_tokens is None or self.cached_tokens is None:
+            return None
+        read, wrote = self.cached_tokens, self.cache_write_tokens or 0
+        return round(max(0, self.input_tokens - read - wrote) + read * cached + wrote * written)
+
+
+def usage_of(answer: object) -> Usage:
+    """Return the usage in a provider's answer or in its `usage` part: OpenAI's two APIs and Anthropic's, as dicts or
+    objects. Invalid values are ignored; nothing is raised."""
+    if answer is None:
+        return Usage()
+    inner = _member(answer, "usage")
+    usage = answer if inner is None else inner
+    read, written = _usage_count(usage, "cache_read_input_tokens"), _usage_count(usage, "cache_creation_input_tokens")
+    if read is not None or written is not None:  # Anthropic counts its cache separately
+        fresh = _usage_count(usage, "input_tokens")
+        total = None if fresh is None else fresh + (read or 0) + (written or 0)
+        return Usage(total, _usage_count(usage, "output_tokens"), read, written)
+    for sent, received in (("input_tokens", "output_tokens"), ("prompt_tokens", "completion_tokens")):
+        tokens = _usage_count(usage, sent)
+        if tokens is not None:
+            details = _member(usage, f"{sent}_details")
+            cached = None if details is None else _usage_count(details, "cached_tokens")
+            return Usage(tokens, _usage_count(usage, received), cached, None)
+    return Usage(output_tokens=_usage_count(usage, "output_tokens"))
+
+
+def _member(value: object, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _usage_count(usage: object, name: str) -> int | None:
+    value = _member(usage, name)
+    return value if is_whole(value) and value < _LARGEST_USAGE else None
 
 
 def _dumped(message: Any) -> str:

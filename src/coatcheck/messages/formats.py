@@ -7,7 +7,7 @@ input.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 _STUBS: Final = Policy(preview_chars=2_000)
 _MAX_DEPTH: Final = 8
+_DEEPEST_CALL: Final = 12
 _HOST_KEYS: Final = {"artifact", "details", "toolUseResult", "additional_kwargs", "response_metadata", "_meta"}
+_AUTHORS: Final = {"user": "user", "system": "system", "developer": "system"}
+_TEXT_RESULTS: Final = frozenset(
+    {None, "tool_result", "mcp_tool_result", "function_call_output", "custom_tool_call_output", "mcp_call"}
+)
+_STREAMS: Final = ("stdout", "stderr")
 _ARGUMENTS: Final = (("function", "arguments"), ("custom", "input"), ("arguments",), ("input",), ("args",))
 
 
@@ -204,8 +210,6 @@ class Dialect:
     """The method of our tools that describes them for this provider."""
     writes_marks: ClassVar[bool] = False
     """Whether breakpoints are written into the request. OpenAI caches prefixes automatically."""
-    alternates: ClassVar[bool] = False
-    """Whether consecutive user messages must be merged."""
 
     def request(
         self, system: str, messages: Sequence[Message], tail: str, tools: Sequence[Any], marks: Sequence[Breakpoint]
@@ -237,6 +241,10 @@ class Dialect:
     def own_marks(self, messages: Sequence[Message], tools: Sequence[Any]) -> int:
         """Count the breakpoints that the host has set."""
         return 0
+
+    def must_join(self, before: Message, message: Message) -> bool:
+        """Whether two messages that pruning made neighbours must be merged into one."""
+        return False
 
     def joined(self, *messages: Message) -> Message:
         """Merge messages of one role into one."""
@@ -297,6 +305,47 @@ def is_replaceable(message: Message, result: ToolResult) -> bool:
     if not isinstance(content, list):
         return isinstance(content, str)
     return bool(content) and all(isinstance(one, str) or blocks.is_block(one) for one in content)
+
+
+def text_paths(message: Message, result: ToolResult) -> Iterator[Path]:
+    """Yield the paths in a result where the provider accepts text instead: usually its whole content. Results of the
+    provider's own tools (searches, code execution) must keep their shape; of a shell, the streams may be replaced."""
+    content, holder = at(message, result.content_path), at(message, result.path)
+    kind = holder.get("type") if isinstance(holder, dict) else None
+    if isinstance(content, str) or kind in _TEXT_RESULTS:
+        yield result.content_path
+    elif kind == "shell_call_output":
+        for path, one in members(message, result.content_path):
+            yield from ((*path, name) for name in _STREAMS if name in one)
+
+
+def spoken(message: object) -> tuple[str, list[str]]:
+    """Return who wrote a message, "user" or "system", and the texts they wrote, without results of tools and data. For
+    anyone else, both are empty."""
+    author = _AUTHORS.get(text(message.get("role")), "") if isinstance(message, Mapping) else ""
+    content = message.get("content") if isinstance(message, Mapping) and author else None
+    if isinstance(content, str):
+        return author, [content]
+    blocks = content if isinstance(content, list) else []
+    found = (one.get("text") if isinstance(one, Mapping) and not _is_output(one) else one for one in blocks)
+    return author, [one for one in found if isinstance(one, str)]
+
+
+def _is_output(block: Mapping[str, Any]) -> bool:
+    return block.get("type") in ("tool_result", "function_call_output")
+
+
+def calls_named(value: object, names: Collection[str], depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """Yield the calls of these tools in a message of any format."""
+    if not isinstance(value, Mapping | list) or depth >= _DEEPEST_CALL or not names:
+        return
+    if isinstance(value, Mapping) and ("arguments" in value or "input" in value):
+        name = value.get("name")
+        if isinstance(name, str) and name in names:
+            yield value
+            return
+    for one in value.values() if isinstance(value, Mapping) else value:
+        yield from calls_named(one, names, depth + 1)
 
 
 def arguments_of(message: Message, call: Call) -> tuple[Path, Any] | None:

@@ -284,14 +284,24 @@ def for_provider(messages: Sequence[Any], provider: str) -> list[Any]:
                 hint='use provider="anthropic", or convert the messages first',
             )
         given = _CLAUDE_CODE.for_model(messages)
+    elif provider == "anthropic":  # which refuses the other fields of its own answers
+        given = [{"role": one["role"], "content": one.get("content")} if _is_answer(one) else one for one in messages]
     return list(_converted(given, provider)) if any(_is_pi(one, provider) for one in given) else given
+
+
+def _is_answer(message: Any) -> bool:
+    """Whether this is an answer as Anthropic's API returns it and Claude Code keeps it."""
+    return isinstance(message, dict) and message.get("type") == "message" and message.get("role") == "assistant"
 
 
 def _is_pi(message: Any, provider: str) -> bool:
     """Whether a message is in a form that only pi writes and this provider does not accept."""
     if not _may_be_pi(message):
         return False
-    for block in _pi_blocks(message):
+    content = message.get("content")
+    for block in content if isinstance(content, list) else ():
+        if not isinstance(block, Mapping):
+            continue
         kind = block.get("type")
         if kind == "toolCall" or "thinkingSignature" in block or (kind == "image" and "mimeType" in block):
             return True
@@ -304,7 +314,7 @@ def _is_pi(message: Any, provider: str) -> bool:
 
 def _may_be_pi(message: Any) -> bool:
     is_bare = isinstance(message, Mapping) and _PROVIDER_KEYS.isdisjoint(message)
-    return is_bare and text(message.get("role")) in (*_PI_ROLES, *_SPEAKERS)
+    return is_bare and isinstance(role := message.get("role"), str) and (role in _PI_ROLES or role in _SPEAKERS)
 
 
 def _pi_blocks(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:

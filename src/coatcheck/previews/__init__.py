@@ -32,17 +32,20 @@ _CONTROL: Final = bytes([*range(7), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
 _LOOK: Final = 4_096
 
 
-def preview(content: Sample, *, media_type: str, limit: int = 200) -> Preview:
-    """Return a preview of at most `limit` characters. Below `LEAST` it has no text, only `shown`."""
+def preview(content: Sample, *, media_type: str, limit: int = 200, text: Excerpt | None = None) -> Preview:
+    """Return a preview of at most `limit` characters. Below `LEAST` it has no text, only `shown`. `text` is the decoded
+    content, if it is known."""
     if limit < LEAST:
         return Preview("", f"nothing of {content.size} bytes")
     if content.size == 0:
         return EMPTY
     essence = media_type.partition(";")[0].strip().lower()
-    if is_binary(essence) or not _is_text(text := decode(content), content, essence):
+    is_never_text = not essence.startswith("text/") and is_binary(essence)
+    text = None if is_never_text else text or decode(content)
+    if text is None or not _is_text(text, content, essence):
         return binary(content, essence, limit)
     text, secrets = _masked(text)
-    found = whole(text, limit) or _form(essence)(text, limit)
+    found = (whole(text, limit) if text.is_whole else None) or _form(essence)(text, limit)
     if found is None or len(found.text) > limit:
         found = ends(text, limit)
     return Preview(found.text, f"{found.shown}; counted with {some(secrets, 'secret')} masked") if secrets else found
@@ -56,8 +59,9 @@ def _is_text(text: Excerpt, content: Sample, essence: str) -> bool:
     controls, invalid = len(data) - len(data.translate(None, _CONTROL)), look.count("\ufffd")
     if controls * 10 > len(look) or invalid * 3 > len(look):
         return False
-    is_clean = not controls and not invalid
-    return media.is_text(essence) or (is_clean and media.is_text(media.sniff_bytes(content.head[: media.HEAD], b"")))
+    if essence.startswith("text/") or media.is_text(essence):
+        return True
+    return not controls and not invalid and media.is_text(media.sniff_bytes(content.head[: media.HEAD], b""))
 
 
 def _masked(text: Excerpt) -> tuple[Excerpt, int]:

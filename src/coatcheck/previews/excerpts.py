@@ -24,7 +24,6 @@ _UNSEEN: Final = re.compile(
 )
 _ROOMY: Final = 80
 _CONTINUED: Final = bytes(range(0x80, 0xC0))  # of UTF-8: all bytes of a character but the first
-_COLOUR: Final = re.compile("\x1b\\[[0-9;]{0,20}m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +99,8 @@ EMPTY: Final = Preview("(empty)", "all 0 characters")
 
 def decode(sample: Sample) -> Excerpt:
     """Decode a sample as UTF-8, or as UTF-16 or UTF-32 if it has their byte-order mark."""
-    encoding, unit, mark = encoding_of(sample.head)
     whole = sample.is_whole
+    encoding, unit, mark = encoding_of(sample.head)
     raw = sample.head + sample.tail if whole else sample.head
     head = codecs.getincrementaldecoder(encoding)("replace").decode(raw[mark:], final=whole)
     end = b"" if whole else sample.tail
@@ -119,11 +118,6 @@ def decode(sample: Sample) -> Excerpt:
 def visible(text: str) -> str:
     """Escape every character that would not show as itself, except line feeds and tabs."""
     return _UNSEEN.sub(lambda match: "\n" if match[0] == "\r\n" else match[0].encode("unicode_escape").decode(), text)
-
-
-def uncolour(text: str) -> str:
-    """Remove terminal colours."""
-    return _COLOUR.sub("", text) if "\x1b" in text else text
 
 
 def line(text: str, room: int) -> str:

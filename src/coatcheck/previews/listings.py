@@ -10,8 +10,9 @@ from typing import Final
 
 from coatcheck.redaction import QuickPattern
 
-from .excerpts import Excerpt, Preview, ends, line, pack, some, uncolour
+from .excerpts import Excerpt, Preview, ends, line, pack, some
 
+_COLOUR: Final = re.compile("\x1b\\[[0-9;]{0,20}m")
 _STAMP: Final = re.compile(
     r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,]\d{1,9})?)?(?:Z|[+-]\d\d:?\d\d)?"
     r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d"
@@ -51,9 +52,14 @@ _ROWS: Final = 30  # rows of a large table that are parsed
 _CELL: Final = 24
 
 
+def _uncolour(text: str) -> str:
+    """Remove terminal colours."""
+    return _COLOUR.sub("", text) if "\x1b" in text else text
+
+
 def looks_like_log(text: Excerpt) -> bool:
     """Whether half of the first lines have a time or a level near their beginning."""
-    lines = [each for each in uncolour(text.head[:16_384]).split("\n", _PEEK)[:_PEEK] if each.strip()]
+    lines = [each for each in _uncolour(text.head[:16_384]).split("\n", _PEEK)[:_PEEK] if each.strip()]
     if not may_be_log("\n".join(lines)):
         return False
     hits = sum(bool(_STAMP.search(each, 0, 48) or _LEVEL.search(each, 0, 60)) for each in lines)
@@ -67,7 +73,7 @@ def may_be_log(lines: str) -> bool:
 
 def log(text: Excerpt, limit: int) -> Preview | None:
     """Preview of the number of lines of each level, the first and last time, and the first error."""
-    head, tail = uncolour(text.head), uncolour(text.tail)
+    head, tail = _uncolour(text.head), _uncolour(text.tail)
     levels, first_bad = _levels(head)
     if tail:
         in_tail, bad_in_tail = _levels(tail)
@@ -114,7 +120,7 @@ def _name(found: str) -> str:
 
 def output(text: Excerpt, limit: int) -> Preview | None:
     """Preview of program output: its ends, and between them the first line that reports a failure."""
-    plain = uncolour(text.head)
+    plain = _uncolour(text.head)
     is_suspect = limit >= _ROOMY and _FAILS(plain)
     failures = list(islice(_FAILURE.finditer(f"\n{plain}"), _MANY)) if is_suspect else []
     if not failures:

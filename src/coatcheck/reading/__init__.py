@@ -7,6 +7,8 @@ the page points to it. The session notes which bytes of an artifact were shown.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -37,35 +39,43 @@ _QUERIES: Final = (
 
 def read(session: CoreSession, target: Ref | str, request: Request, cursor: str | None = None) -> Page:
     """Return the requested page, or the next one after a cursor. Raises what opening the artifact raises."""
-    key, position = session.store.secret, None
-    content, pointer = _content(session, target)
-    if cursor is not None:
-        request, position = unseal(key, content.ref.artifact_id, cursor, request)
-    if request.query is not None:
-        return _fit(session, content, pointer, request, _query(session, content, request))
-    if request.diff is not None:
-        other, _ = _content(session, request.diff)
-        return _fit(session, content, pointer, request, heavy.diff(other, content))
-    is_text_read = request.lines or request.chars or request.grep or is_text(content.ref.media_type)
-    if not is_text_read:
-        from coatcheck.reading.describe import describe  # on demand here and below: child processes import this module
+    content, pointer, position = *_content(session, target), None
+    with content:
+        if cursor is not None:
+            request, position = unseal(session.store.secret, content.ref.artifact_id, cursor, request)
+        is_text_read = request.lines or request.chars or request.grep or is_text(content.ref.media_type)
+        if request.query is not None:
+            result = _query(session, content, request)
+        elif request.diff is not None:
+            other, _ = _content(session, request.diff)
+            with other:
+                result = heavy.diff(other, content)
+        elif not is_text_read:
+            from coatcheck.reading.describe import describe  # on demand: child processes import this module
 
-        return _fit(session, content, pointer, request, describe(content, max_chars=request.max_chars))
-    page = read_text(content, request, pointer, key=key, position=position)
-    if page.spans and "#" not in pointer:
-        session.note_shown(content.ref, page.spans)
-    return page
+            result = describe(content, max_chars=request.max_chars)
+        else:
+            page = read_text(content, request, pointer, key=lambda: session.store.secret, position=position)
+            if page.spans and "#" not in pointer:
+                session.note_shown(content.ref, page.spans)
+            return page
+    return _fit(session, content, pointer, request, result)
 
 
 def read_text(
-    content: Content, request: Request, pointer: str, *, key: bytes, position: tuple[int, ...] | None = None
+    content: Content,
+    request: Request,
+    pointer: str,
+    *,
+    key: Callable[[], bytes],
+    position: tuple[int, ...] | None = None,
 ) -> Page:
     """Return a page of the artifact's text: lines, characters, a grep, or all of it.
 
     `pointer` is the artifact's, for the page. `position` comes with the request from `unseal`. The key signs
-    the cursor of the next page."""
+    the cursor of the next page, if there is one."""
     if request.query is not None or request.diff is not None:
-        raise InvalidArgument("a query or a diff does not read text", hint="use lines or grep")
+        raise InvalidArgument("a query or a diff cannot be read as text", hint="use lines or grep")
     spans: tuple[tuple[int, int], ...] = ()
     if request.grep is not None:
         draft = heavy.search(content, request, position)
@@ -77,7 +87,7 @@ def read_text(
             draft = by_lines(text, request.lines, request.max_chars, position)
         spans = () if draft.span is None else (text.bytes_of(*draft.span),)
     artifact_id = content.ref.artifact_id
-    cursor = None if draft.position is None else seal(key, artifact_id, request, draft.position)
+    cursor = None if draft.position is None else seal(key(), artifact_id, request, draft.position)
     return Page(draft.text, draft.shown, pointer, cursor, None, draft.matches, draft.matches_exact, spans)
 
 
@@ -85,7 +95,8 @@ def preview_of(content: Content, *, limit: int) -> Preview:
     """Preview a stored artifact. The same content has the same preview, however it is stored."""
     from coatcheck.previews import preview
 
-    return preview(sample_of(content), media_type=content.ref.media_type, limit=limit)
+    with content:
+        return preview(sample_of(content), media_type=content.ref.media_type, limit=limit)
 
 
 def sample_of(content: Content) -> Sample:
@@ -105,11 +116,9 @@ def _content(session: CoreSession, target: Ref | str) -> tuple[Content, str]:
     content = session.content(target)
     if isinstance(target, Ref) or not is_pointer(target) or not (fragment := parse_pointer(target).fragment):
         return content, content.ref.pointer
-    with session.open(target) as stream:
-        data = stream.read()
-    pointer = f"{content.ref.pointer}#{fragment}"
+    data = session.part(content, fragment)
     part = replace(content.ref, artifact_id=digest_of(data), size_bytes=len(data), media_type=JSON)
-    return Content(part, b"", lambda offset, length: data[offset : offset + length]), pointer
+    return Content.of(part, data), f"{content.ref.pointer}#{fragment}"
 
 
 def _query(session: CoreSession, content: Content, request: Request) -> QueryResult:
@@ -124,9 +133,11 @@ def _query(session: CoreSession, content: Content, request: Request) -> QueryRes
     if query.startswith("$"):
         return heavy.find(content, query)
     if is_sql(query):
-        tables = {TABLE: content}
-        tables.update((pointer, session.content(pointer)) for pointer in pointers_in(query))
-        return run_sql(query, tables)
+        others = {pointer: session.content(pointer) for pointer in pointers_in(query)}
+        with ExitStack() as stack:
+            for one in others.values():
+                stack.enter_context(one)
+            return run_sql(query, {TABLE: content, **others})
     raise InvalidArgument(f"unknown query: {clip(query)}", hint=_QUERIES)
 
 
@@ -148,7 +159,8 @@ def _fit(session: CoreSession, content: Content, pointer: str, request: Request,
             request=mask(json.dumps({**asked, "max_chars": request.max_chars}, ensure_ascii=False)),
         ),
     )
-    first = read_text(session.content(ref), Request(max_chars=request.max_chars), ref.pointer, key=session.store.secret)
+    with session.content(ref) as whole:
+        first = read_text(whole, Request(max_chars=request.max_chars), ref.pointer, key=lambda: session.store.secret)
     session.note_shown(ref, first.spans)
-    shown = f"{shown}; {first.shown} of the result, the whole is {ref.pointer}"
+    shown = f"{shown}; {first.shown} of the result, the full result is {ref.pointer}"
     return Page(first.text, shown, pointer, None, ref.pointer)

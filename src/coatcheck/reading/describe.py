@@ -15,10 +15,9 @@ from typing import Final
 from coatcheck.content import ArtifactStream, Content
 from coatcheck.errors import CoatcheckError, MissingExtra
 from coatcheck.ids import clip
-from coatcheck.media import TEXT
+from coatcheck.media import TEXT, essence
 from coatcheck.previews.binaries import header, pixels
 from coatcheck.previews.excerpts import Sample
-from coatcheck.reading.json_content import essence
 from coatcheck.reading.page import MAX_CHARS, QueryResult
 from coatcheck.reading.pdf import PdfLimits, ask
 
@@ -27,6 +26,12 @@ _TAIL: Final = 64 << 10
 _DIRECTORY: Final = 4 << 20
 _NAMES: Final = 40
 _DUMP: Final = 128
+_NOTES: Final = {
+    "application/zstd": "Compressed. It is not unpacked here.",
+    "application/vnd.apache.parquet": (
+        "query='DESCRIBE artifact' gives its columns, query='SELECT … FROM artifact' its rows"
+    ),
+}
 
 
 def describe(content: Content, *, max_chars: int = MAX_CHARS, limits: PdfLimits = PdfLimits(seconds=5)) -> QueryResult:  # noqa: B008
@@ -38,11 +43,13 @@ def describe(content: Content, *, max_chars: int = MAX_CHARS, limits: PdfLimits 
         lines.append("It is empty.")
     elif media.startswith("image/"):
         size = pixels(head) or _bitmap_size(head)
-        lines.append(f"{size[0]:,} x {size[1]:,} pixels" if size else "Its dimensions are not in its first bytes.")
+        lines.append(f"{size[0]:,} x {size[1]:,} pixels" if size else "Its first bytes do not have its dimensions.")
     elif media == "application/pdf":
         lines.extend(_pdf(content, limits))
-    elif media in _ABOUT:
-        lines.extend(_ABOUT[media](content, head))
+    elif media in _NOTES:
+        lines.append(_NOTES[media])
+    elif media in _READERS:
+        lines.extend(_READERS[media](content, head))
     elif about := header(Sample(head, b"", content.size), media):
         lines.append(about)
     if not media.startswith("image/") and media != "application/pdf" and content.size:
@@ -89,10 +96,6 @@ def _gzip(content: Content, head: bytes) -> Iterator[str]:
     yield f"Compressed; it claims to unpack to {claimed:,} bytes (modulo 4 GiB). It is not unpacked here."
 
 
-def _zstd(content: Content, head: bytes) -> Iterator[str]:
-    yield "Compressed. It is not unpacked here."
-
-
 def _zip(content: Content, head: bytes) -> Iterator[str]:
     """Names and sizes according to the archive's directory, if that has a reasonable size."""
     tail = content.read(max(0, content.size - _TAIL), _TAIL)
@@ -116,21 +119,14 @@ def _zip(content: Content, head: bytes) -> Iterator[str]:
         yield f"  … {len(entries) - _NAMES:,} more"
 
 
-def _parquet(content: Content, head: bytes) -> Iterator[str]:
-    yield "query='DESCRIBE artifact' gives its columns, query='SELECT … FROM artifact' its rows"
-
-
-_ABOUT: Final[dict[str, Callable[[Content, bytes], Iterator[str]]]] = {
-    "application/gzip": _gzip,
-    "application/zstd": _zstd,
-    "application/zip": _zip,
-    "application/vnd.apache.parquet": _parquet,
-}
-
-
 def _dump(head: bytes) -> Iterator[str]:
     """The first bytes as hexadecimal digits and printable characters."""
     yield f"first {min(_DUMP, len(head))} bytes:"
     for at in range(0, min(_DUMP, len(head)), 16):
         row = head[at : at + 16]
         yield f"  {at:04x}  {row.hex(' '):<47}  {re.sub(rb'[^ -~]', b'.', row).decode('ascii')}"
+
+
+_READERS: Final[dict[str, Callable[[Content, bytes], Iterator[str]]]] = {
+    "application/gzip": _gzip, "application/zip": _zip,
+}  # fmt: skip

@@ -19,9 +19,9 @@ from typing import Any, Final
 from coatcheck.content import Content
 from coatcheck.errors import LimitExceeded
 from coatcheck.ids import digest_of
-from coatcheck.media import JSON, TEXT
+from coatcheck.media import JSON, TEXT, is_jsonl
 from coatcheck.reading import grep, json_content
-from coatcheck.reading.json_content import check_size, is_jsonl
+from coatcheck.reading.json_content import check_size
 from coatcheck.reading.page import MAX_RESULT, PageDraft, QueryResult, Request
 from coatcheck.reading.sandbox import Message, Pool, serve
 from coatcheck.reading.text import DecodedText
@@ -97,7 +97,7 @@ def part(content: Content, fragment: str) -> bytes:
 
 def _is_short(content: Content, request: Request) -> bool:
     pattern = request.grep or ""
-    seen = min(content.size, grep.LONG_LINE)
+    seen = min(content.ref.size_bytes, grep.LONG_LINE)
     if request.literal or (_SIMPLE.fullmatch(pattern) and _PER_CHARACTER * len(pattern) * seen <= WORK):
         return True
     return grep.program_size(pattern, ignore_case=request.ignore_case) * seen <= WORK
@@ -168,7 +168,7 @@ def _warm(calls: dict[str, Callable[..., Message]]) -> None:
 
     def content(data: bytes, media_type: str) -> Content:
         ref = Ref(digest_of(data), "", len(data), media_type, "data")
-        return Content(ref, b"", lambda offset, length: data[offset : offset + length])
+        return Content.of(ref, data)
 
     document = content(b'{"a": [1, "b"]}\n', JSON)
     calls["find"](document, "$..a[?search(@, 'b')]")

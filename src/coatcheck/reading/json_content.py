@@ -13,7 +13,7 @@ from typing import Any, Final
 from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument, LimitExceeded, TooLarge
 from coatcheck.ids import clip, follow
-from coatcheck.media import JSON, JSONL, TEXT
+from coatcheck.media import TEXT, is_jsonl
 from coatcheck.previews.excerpts import count
 from coatcheck.previews.shape import SAMPLED, outline
 from coatcheck.reading.page import MAX_CHARS, QueryResult
@@ -25,20 +25,6 @@ MAX_LINE: Final = 16 << 20
 _RECORD_BYTES: Final = 16 << 20  # of the records in an outline
 _AS_TEXT: Final = "read it as text, with lines or grep"
 _STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-
-
-def essence(media_type: str) -> str:
-    """Return a media type without its parameters, e.g. `text/csv` for `Text/CSV; charset=utf-8`."""
-    return media_type.partition(";")[0].strip().lower()
-
-
-def is_json(media_type: str) -> bool:
-    bare = essence(media_type)
-    return bare == JSON or bare.endswith("+json")
-
-
-def is_jsonl(media_type: str) -> bool:
-    return essence(media_type) in (JSONL, "application/jsonl", "application/x-jsonlines", "application/ndjson")
 
 
 def check_size(content: Content, max_bytes: int = MAX_BYTES) -> None:
@@ -116,7 +102,7 @@ def shape(content: Content, *, max_chars: int = MAX_CHARS) -> QueryResult:
     if left:
         note = "; ".join(filter(None, [f"{count(left, 'place')} left out; a JSONPath like $.key[0] goes deeper", note]))
     return QueryResult(
-        text, TEXT, "outline, whole" if not left else "outline, the top levels", complete=not left, note=note
+        text, TEXT, "complete outline" if not left else "outline of the top levels", complete=not left, note=note
     )
 
 

@@ -27,10 +27,10 @@ from jsonpath_rfc9535.tokens import Token, TokenStream
 from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.ids import clip
-from coatcheck.media import JSON, JSONL, TEXT
+from coatcheck.media import JSON, JSONL, TEXT, is_jsonl
 from coatcheck.previews.excerpts import count
 from coatcheck.reading.grep import MAX_PATTERN, MAX_PROGRAM
-from coatcheck.reading.json_content import is_jsonl, lines, load, parse
+from coatcheck.reading.json_content import lines, load, parse
 from coatcheck.reading.page import MAX_RESULT, BoundedLines, QueryResult
 from coatcheck.values import MAX_DEPTH
 
@@ -59,7 +59,11 @@ def find(content: Content, path: str, *, limit: int = MAX_RESULT, seconds: float
                 continue
             for node in query.finditer(document):
                 matches += 1
-                if not results.full and results.add(_dump(node.value)) and len(where) <= _LISTED_LINES:
+                if (
+                    not results.full
+                    and results.add(json.dumps(node.value, ensure_ascii=False))
+                    and len(where) <= _LISTED_LINES
+                ):
                     where[number] = None
     except _OutOfTime:
         if not results.full:
@@ -106,10 +110,6 @@ def _documents(content: Content, clock: JSONPathEnvironment) -> Iterator[tuple[i
             yield number, _INVALID if line is None else parse(line, f"line {number}")
         except (InvalidArgument, LimitExceeded):
             yield number, _INVALID
-
-
-def _dump(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _compile(path: str, seconds: float) -> JSONPathQuery:

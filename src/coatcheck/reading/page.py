@@ -24,6 +24,7 @@ from itertools import islice
 from operator import length_hint
 from typing import Any, Final, NamedTuple
 
+from coatcheck.checks import is_whole, whole
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
 from coatcheck.media import TEXT
@@ -112,14 +113,11 @@ class Request:
             if value is not None and not isinstance(value, str):
                 raise InvalidArgument(f"{name} must be text, got {type(value).__name__}", hint=f'write {name}="…"')
         self._check_combination()
-        if not _is_count(self.max_chars) or self.max_chars < MIN_CHARS:
+        whole(self.max_chars, "max_chars", least=MIN_CHARS)
+        if not is_whole(self.context) or self.context > MAX_CONTEXT:
             raise InvalidArgument(
-                f"max_chars must be at least {MIN_CHARS}, got {_short(self.max_chars)}",
-                hint=f"leave it out for {MAX_CHARS:,}",
-            )
-        if not _is_count(self.context) or self.context > MAX_CONTEXT:
-            raise InvalidArgument(
-                f"context must be 0 to {MAX_CONTEXT} lines, got {_short(self.context)}", hint="use lines to read more"
+                f"context must be 0 to {MAX_CONTEXT} lines, got {clip(str(self.context), 40)}",
+                hint="use lines to read more",
             )
         for name, spec in (("lines", self.lines), ("chars", self.chars)):
             if spec is not None:
@@ -228,12 +226,12 @@ def parse_slice(what: str, spec: str) -> Slice:
     start, end = (None if part is None else int(part) for part in match.group(1, 3))
     if match[2] is None and start is not None and start >= 0:
         if what == "chars":
-            raise InvalidArgument(f"chars={clip(spec)} needs two ends", hint=hint)
+            raise InvalidArgument(f"chars={clip(spec)} needs a start and an end", hint=hint)
         end = start
     if start is not None and end is not None and (start < 0) == (end < 0) and end < start:
         raise _backwards(what, spec)
     if what == "lines" and 0 in (start, end):
-        raise InvalidArgument(f"lines={clip(spec)} has a line 0", hint=hint)
+        raise InvalidArgument(f"lines={clip(spec)} includes line 0", hint=hint)
     if what == "chars" and end == 0:
         raise InvalidArgument(f"chars={clip(spec)} is empty", hint=hint)
     return Slice(start, end)
@@ -241,14 +239,6 @@ def parse_slice(what: str, spec: str) -> Slice:
 
 def _backwards(what: str, spec: str) -> InvalidArgument:
     return InvalidArgument(f"{what}={clip(spec)} ends before it begins", hint=_HINTS[what])
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _short(value: object) -> str:
-    return clip(str(value), 40) if not isinstance(value, int) or abs(value) > 10**18 else str(value)
 
 
 def seal(key: bytes, artifact_id: str, request: Request, position: Sequence[int]) -> str:
@@ -289,7 +279,8 @@ def unseal(
     for member in _MEMBERS:
         value = _member(given, member)
         if value and value != _member(meant, member):
-            continued, repeated = (f"{member}={_shown(getattr(one, member))}" for one in (meant, given))
+            values = (getattr(one, member) for one in (meant, given))
+            continued, repeated = (f"{member}={clip(one, 60) if isinstance(one, str) else one}" for one in values)
             raise InvalidArgument(
                 f"that cursor continues {continued}, not {repeated}",
                 hint=f"send the pointer and the cursor alone, or {_AGAIN}",
@@ -366,10 +357,6 @@ def _decode(bits: int, data: Iterator[int]) -> Request:
         else:
             members[name] = _number(data) if name == "context" else True
     return Request(**members)
-
-
-def _shown(value: object) -> str:
-    return clip(value, 60) if isinstance(value, str) else str(value)
 
 
 def _varint(number: int) -> bytes:

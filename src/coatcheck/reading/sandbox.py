@@ -54,6 +54,7 @@ START: Final = 20.0  # seconds for a new child to start
 REAP: Final = 5.0  # seconds to wait for a killed child
 _MAX_READ: Final = 16 << 20  # maximum bytes of one read by a child
 _MAX_FRAMES: Final = 8 << 20
+_REF_FIELDS: Final = ("artifact_id", "size_bytes", "media_type", "kind", "pointer_length")  # all that a child may know
 _SLICE: Final = 1 << 16
 _HEADER: Final = struct.Struct(">Q")
 _OVERHEAD: Final = 1 << 20
@@ -368,19 +369,9 @@ class Pool:
 
 
 def _metadata(content: Content) -> Message:
-    ref = content.ref
+    ref = {name: getattr(content.ref, name) for name in _REF_FIELDS} | {"session_id": ""}
     frames = content.frames if len(content.frames) <= _MAX_FRAMES else b""
-    return {
-        "ref": {
-            "artifact_id": ref.artifact_id,
-            "session_id": "",
-            "size_bytes": ref.size_bytes,
-            "media_type": ref.media_type,
-            "kind": ref.kind,
-            "pointer_length": ref.pointer_length,
-        },
-        "frames": base64.b64encode(frames).decode(),
-    }
+    return {"ref": ref, "frames": base64.b64encode(frames).decode()}
 
 
 def _piece(contents: Sequence[Content], requested: Sequence[int]) -> bytes:
@@ -394,7 +385,9 @@ def _piece(contents: Sequence[Content], requested: Sequence[int]) -> bytes:
 def _failure(status: int, limit: str, hint: str) -> CoatcheckError:
     if status in (-signal.SIGKILL, -signal.SIGXCPU, 1):
         return LimitExceeded(f"this took more than {limit} and was stopped", hint=hint)
-    return LimitExceeded("the child process that read the artifact crashed", hint="ask in another way, or for less")
+    return LimitExceeded(
+        "the child process that read the artifact crashed", hint="read it another way, or ask for less"
+    )
 
 
 def serve(
@@ -422,7 +415,11 @@ def serve(
             message = json.loads(requests.read(length))
             _send(b'{"begins": true}')
             _allow(message["memory"], message["seconds"])
-            reply = answer(message, [_content(number, one) for number, one in enumerate(message["contents"])])
+            contents = [
+                Content(Ref(**one["ref"]), base64.b64decode(one["frames"]), partial(_read_piece, number))
+                for number, one in enumerate(message["contents"])
+            ]
+            reply = answer(message, contents)
         except CoatcheckError as error:
             reply = {"error": error.code, "message": error.message[:_LONGEST_RAW], "hint": error.hint}
         except MemoryError:
@@ -437,12 +434,8 @@ def serve(
             os.unlink(os.path.join(folder, name))
 
 
-def _content(number: int, metadata: Message) -> Content:
-    """A content that the parent serves piece by piece."""
-    return Content(Ref(**metadata["ref"]), base64.b64decode(metadata["frames"]), partial(_read_piece, number))
-
-
 def _read_piece(number: int, offset: int, length: int) -> bytes:
+    """Read from a content of the parent."""
     with _asking:  # threads wait for one another
         _send(json.dumps({"read": [number, offset, length]}).encode())
         header = sys.stdin.buffer.read(_HEADER.size)

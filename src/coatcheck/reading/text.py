@@ -22,8 +22,7 @@ from itertools import accumulate
 from typing import Final
 
 from coatcheck.content import Content
-from coatcheck.media import encoding_of
-from coatcheck.reading.json_content import is_json, is_jsonl
+from coatcheck.media import encoding_of, is_json, is_jsonl
 from coatcheck.reading.page import PageDraft, chars_of, lines_of, parse_slice
 from coatcheck.storage.frames import FRAME, line_counts
 
@@ -42,8 +41,8 @@ class DecodedText:
     fit to show."""
 
     def __init__(self, content: Content) -> None:
-        self.is_json = is_json(content.ref.media_type) or is_jsonl(content.ref.media_type)
         first = content.read(0, FRAME)
+        self.is_json = is_json(content.ref.media_type) or is_jsonl(content.ref.media_type)
         self.encoding, self._unit, mark = encoding_of(first[:4])
         self.unit = "byte" if self._unit == 1 else "code unit"
         self.is_scanned = self._unit > 1

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from coatcheck.refs import Blob
@@ -69,6 +70,12 @@ class BlobStore(ABC):
     def read(self, blob: Blob, offset: int, length: int) -> bytes:
         """Return bytes from `offset`, fewer than `length` only at the end. Raises `Damaged` if a frame in the range
         fails its checksum, and `NotFound` if the copy was removed."""
+
+    @contextmanager
+    def opened(self, blob: Blob) -> Iterator[Callable[[int, int], bytes]]:
+        """Keep this copy open for several reads. Yields a function that does what `read` does with an offset and a
+        length, and is safe to call from several threads."""
+        yield partial(self.read, blob)
 
     @abstractmethod
     def remove(self, blob: Blob) -> None:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 import secrets
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from math import inf
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import xxhash
 
@@ -36,12 +37,17 @@ RECORDS: Final = ("record/", "record0")
 """The first and the last key of records; "0" follows "/"."""
 _ASIDE: Final = ("aside/", "aside0")
 _SHOWN: Final = ("shown/", "shown0")
+_HEAD: Final = struct.Struct("<8sdQI")
+"""The head of a record, after its checksum: the attempt that wrote it, when, the token of the claim (0 if none), and
+the length of the series. The series and the body follow."""
+_CLAIM: Final = struct.Struct("<Qd8s")
+"""The token of a claim, its last use, and the attempt that made it; the holder follows."""
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """A session as stored in the catalog. `ttl` and `quota` are None if there is no limit."""
+    """A session as stored in the catalog. `ttl` and `quota` are None if they are unlimited."""
 
     session_id: str
     parent: str | None = None
@@ -72,8 +78,7 @@ class Entry:
     seq: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """A value under a key that belongs to a session, or to the store if `owner` is empty. Keys are short and ASCII."""
 
     owner: str
@@ -242,9 +247,9 @@ class Rows(ABC):
     def _note(self, owner: str, key: str) -> bytes | None:
         return next((one.value for one in self.notes(owner, key, key + " ")), None)
 
-    def _use(self, info: SessionInfo, at: float, grace: float) -> SessionInfo:
-        """Mark a session as used, and return it. It is created if it is new. If it expired longer ago than the grace
-        period, its former refs become tombstones and its records are deleted."""
+    def _use(self, info: SessionInfo, at: float, grace: float) -> None:
+        """Mark a session as used. It is created if it is new. If it expired longer ago than the grace period, its
+        former refs become tombstones and its records are deleted."""
         known = self.session(info.session_id)
         if known is None:
             known = replace(info, created=at, used=at, used_bytes=0)
@@ -252,9 +257,7 @@ class Rows(ABC):
             self._bury([one for one in self.refs(info.session_id) if not (one.gone or one.ref.pinned)], "expired")
             self.drop(*self.notes(info.session_id, *RECORDS))
             known = self.session(info.session_id) or known
-        known = replace(known, used=max(known.used, at))
-        self.save(known)
-        return known
+        self.save(replace(known, used=max(known.used, at)))
 
     def _bury(self, refs: Sequence[Entry], why: Gone) -> Freed:
         """Turn these live refs into tombstones."""
@@ -303,7 +306,7 @@ class Records(Rows):
         opened again. Only this token is accepted from now on; an empty `holder` releases the claim. Creates the session
         if it is new, and marks it as used, like `put`. Raises `Fenced` and changes nothing if another holder used its
         claim less than `idle` seconds ago, or if `instead_of` is given and is not the newest token (0: unclaimed)."""
-        session_id, attempt = session.session_id, secrets.token_hex(8)
+        session_id, attempt = session.session_id, secrets.token_bytes(8)
 
         def work() -> int:
             self._use(session, at, grace)
@@ -345,22 +348,27 @@ class Records(Rows):
         period, its older records are deleted first. Raises `Fenced` and changes nothing if `token` is not that of the
         session's newest claim; otherwise the claim counts as used. With `keep`, only that number of newest records is
         kept."""
-        session_id, attempt = session.session_id, secrets.token_bytes(8)
-        rest = attempt + json.dumps((series, at, token)).encode() + b"\n" + body
+        session_id, name, key, attempt = (
+            session.session_id,
+            series.encode(),
+            _series_key(series),
+            secrets.token_bytes(8),
+        )
+        value = _HEAD.pack(attempt, at, token or 0, len(name)) + name + body
 
         def work() -> int:
             self._use(session, at, grace)
-            newest, last_attempt = self._newest_claim(session_id)
-            last = self.notes(session_id, _key(series, 0), _key(series, inf), limit=1, newest=True)
+            last = self.notes(session_id, key, key + "g", limit=1, newest=True)
             if last and last[0].value[8:16] == attempt:
                 return _seq(last[0])
-            _check_token(token, newest)
-            number = _seq(last[0]) + 1 if last else 1
-            self.save(Note(session_id, _key(series, number), xxhash.xxh3_64_digest(rest) + rest))
             if token is not None:
+                newest, last_attempt = self._newest_claim(session_id)
+                _check_token(token, newest)
                 self._save_claim(session_id, replace(newest, at=max(newest.at, at)), last_attempt)
+            number = _seq(last[0]) + 1 if last else 1
+            self.save(Note(session_id, f"{key}{number:016x}", xxhash.xxh3_64_digest(value) + value))
             if keep is not None:
-                self.drop(*self.notes(session_id, _key(series, 0), _key(series, number - keep + 1)))
+                self.drop(*self.notes(session_id, key, f"{key}{number - keep + 1:016x}"))
             return number
 
         return self.change("writing a record", work, session_id=session_id, effect="add")
@@ -378,14 +386,17 @@ class Records(Rows):
         """Return records numbered between `after` and `before`, oldest first, or newest first with `newest`; at most
         `limit`. Records are kept until the session ends, or `expire` finds it expired. Raises `Damaged` if a body does
         not match its checksum."""
-        start, stop = _key(series, after + 1), _key(series, inf if before is None else before)
-        return [_record(one)[1] for one in self.notes(session_id, start, stop, limit=limit, newest=newest)]
+        key = _series_key(series)
+        stop = key + "g" if before is None else f"{key}{before:016x}"
+        found = self.notes(session_id, f"{key}{after + 1:016x}", stop, limit=limit, newest=newest)
+        return [_record(one) for one in found]
 
     def series(self, session_id: str) -> list[str]:
         """Return the names of this session's series that have records, sorted."""
         names, start = [], RECORDS[0]
         while found := self.notes(session_id, start, RECORDS[1], limit=1):
-            names.append(_record(found[0])[0])
+            value, body = found[0].value, _record(found[0]).body
+            names.append(value[8 + _HEAD.size : len(value) - len(body)].decode())
             start = found[0].key.rpartition("/")[0] + "0"
         return sorted(names)
 
@@ -397,13 +408,13 @@ class Records(Rows):
 
     def _check_records(self, *, repair: bool) -> list[str]:
         """Return what is wrong with records and claims, and with `repair`, set it right."""
-        damaged = [replace(one, value=b"") for one in self._every_note(*RECORDS) if not _is_sound(one)]
+        damaged = [one._replace(value=b"") for one in self._every_note(*RECORDS) if not _is_sound(one.value)]
         if damaged and repair:
             self.drop(*damaged)
         return [f"{len(damaged)} damaged records" + (": removed" if repair else "")] if damaged else []
 
     def _check_tokens(self, *, repair: bool) -> list[str]:
-        last = max((json.loads(one.value)[0] for one in self._every_note("claim", "claim ")), default=0)
+        last = max((_claim(one.value)[0].token for one in self._every_note("claim", "claim ")), default=0)
         if last <= int(self._note("", "fence") or 0):
             return []
         if repair:
@@ -418,14 +429,14 @@ class Records(Rows):
                 yield from page
                 at = page[-1].key + " "
 
-    def _newest_claim(self, session_id: str) -> tuple[Claimant, str]:
+    def _newest_claim(self, session_id: str) -> tuple[Claimant, bytes]:
         """Return the newest claim, and the attempt that made it."""
-        token, holder, at, attempt = json.loads(self._note(session_id, "claim") or b'[0, "", 0.0, ""]')
-        return Claimant(token, holder, at), attempt
+        found = self.notes(session_id, "claim", "claim ")
+        return _claim(found[0].value) if found else (Claimant(0, ""), b"")
 
-    def _save_claim(self, session_id: str, claim: Claimant, attempt: str) -> None:
-        fields = (claim.token, claim.holder, claim.at, attempt)
-        self.save(Note(session_id, "claim", json.dumps(fields).encode()))
+    def _save_claim(self, session_id: str, claim: Claimant, attempt: bytes) -> None:
+        head = _CLAIM.pack(claim.token, claim.at, attempt)
+        self.save(Note(session_id, "claim", head + claim.holder.encode()))
 
 
 class Upkeep(Rows):
@@ -465,7 +476,7 @@ class Upkeep(Rows):
 
     def _in_steps(self, doing: str, step: Callable[[int], tuple[Freed, bool]]) -> Freed:
         """Remove rows in several changes. `step` removes at most the given number, and tells whether there may be more.
-        The changes become smaller if there is no space for larger ones."""
+        The changes become smaller if the space is too short for larger ones."""
         freed, limit, is_open = Freed(), BATCH, True
         while is_open:
             try:
@@ -589,7 +600,8 @@ class Catalog(Records, Upkeep):
             known = self.blob(digest)
             if reuse and (known is None or known.place != entry.blob.place):
                 return False
-            session = self._use(entry.session, now, limits.grace)
+            self._use(entry.session, now, limits.grace)
+            session = self.session(session_id) or entry.session
             if all(one.gone for one in self.refs(session_id, digest)):
                 check_quota("session", entry.session.quota, session.used_bytes, entry)
             if known is None:
@@ -668,8 +680,8 @@ class Catalog(Records, Upkeep):
         """Return refs of one session, newest first, including tombstones.
 
         With `prefix`: for each artifact whose id starts with it, the newest of the refs that live longest; a tombstone
-        only if there is no other ref. With `name`: every ref put under that name. Otherwise all refs, or those with a
-        seq lower than `before`. With `content`, entries include the inline content."""
+        only if all of them are. With `name`: every ref put under that name. Otherwise all refs, or those with a seq
+        lower than `before`. With `content`, entries include the inline content."""
         refs = self.refs(session_id)
         if prefix is not None:
             refs = newest_of_each([one for one in refs if one.ref.artifact_id.startswith(prefix)])
@@ -867,26 +879,31 @@ def _check_token(token: int | None, newest: Claimant) -> None:
         raise Fenced(f"token {token} is not that of the session's newest claim: {now}")
 
 
-def _key(series: str, number: float) -> str:
-    """Return the key of a record. Keys of the same series have the order of their numbers."""
-    return f"{RECORDS[0]}{digest_of(series.encode())[:32]}/{int(min(max(number, 0), 1 << 62)):016x}"
+@lru_cache(256)
+def _series_key(series: str) -> str:
+    """Return the beginning of the keys of a series. The number of a record follows, as 16 hex digits."""
+    return f"{RECORDS[0]}{digest_of(series.encode())[:32]}/"
+
+
+def _claim(value: bytes) -> tuple[Claimant, bytes]:
+    token, at, attempt = _CLAIM.unpack_from(value)
+    return Claimant(token, value[_CLAIM.size :].decode(), at), attempt
 
 
 def _seq(note: Note) -> int:
-    return int(note.key.rpartition("/")[2], 16)
+    return int(note.key[-16:], 16)
 
 
-def _is_sound(note: Note) -> bool:
-    return xxhash.xxh3_64_digest(note.value[8:]) == note.value[:8]
+def _is_sound(value: bytes) -> bool:
+    return value[:8] == xxhash.xxh3_64_digest(value[8:])
 
 
-def _record(note: Note) -> tuple[str, Record]:
-    """Return the series of a record, and the record."""
-    if not _is_sound(note):
+def _record(note: Note) -> Record:
+    value = note.value
+    if not _is_sound(value):
         raise Damaged(f"record {_seq(note)} of a series is damaged", hint="'coatcheck verify --repair' removes it")
-    head, _, body = note.value[16:].partition(b"\n")
-    series, at, token = json.loads(head)
-    return series, Record(_seq(note), at, token, body)
+    _, at, token, length = _HEAD.unpack_from(value, 8)
+    return Record(_seq(note), at, token or None, value[8 + _HEAD.size + length :])
 
 
 # Rows of the two databases
@@ -900,19 +917,20 @@ COLUMNS: Final = (
 )
 
 
-def entry_of(row: Sequence[Any], content: bytes | None = None) -> Entry:
-    """Return the entry of a row with the columns `COLUMNS`."""
-    (seq, digest, size, name, codec, media_type, kind, tool, call_id, producer, parents,
-     summary, created, expires, pinned, granted_by, request, gone, coding, place, frames, *session) = row  # fmt: skip
+def entry_of(row: Sequence[Any]) -> Entry:
+    """Return the entry of a row with the columns `COLUMNS` and the content."""
+    (seq, digest, size, name, codec, media_type, kind, tool, call_id, producer, parents, summary, created, expires,
+     pinned, granted_by, request, gone, coding, place, frames, session_id, parent, ttl, quota, begun, used, used_bytes,
+     content) = row  # fmt: skip
     artifact_id = digest.hex()
     return Entry(
         Ref(
-            artifact_id, session[0], size, media_type, kind, codec, name, tool, call_id, producer,
+            artifact_id, session_id, size, media_type, kind, codec, name, tool, call_id, producer,
             tuple(json.loads(parents)) if parents else (), summary, created, expires, bool(pinned), granted_by,
             request,
         ),
         Blob(artifact_id, size, coding or "inline", place or "", frames or b""),
-        SessionInfo(*session), content, gone, seq,
+        SessionInfo(session_id, parent, ttl, quota, begun, used, used_bytes), content, gone, seq,
     )  # fmt: skip
 
 
@@ -926,22 +944,19 @@ def ref_values(ref: Ref) -> tuple[Any, ...]:
 
 
 def values_of(row: Row) -> dict[str, Any]:
-    """Return the values of a row by the names of their columns; the id of a session as `session_id`."""
+    """Return the values of a row by the names of their columns, first those of `key_of`."""
     if isinstance(row, Entry):
-        own = {"session_id": row.session.session_id, "seq": row.seq, "size": row.ref.size_bytes, "gone": row.gone}
-        return (
-            own
-            | {"digest": bytes.fromhex(row.ref.artifact_id)}
-            | dict(zip(REF_COLUMNS, ref_values(row.ref), strict=True))
-        )
+        rest = {"size": row.ref.size_bytes, "gone": row.gone, "digest": bytes.fromhex(row.ref.artifact_id)}
+        return key_of(row) | rest | dict(zip(REF_COLUMNS, ref_values(row.ref), strict=True))
     if isinstance(row, Note):
-        return {"session_id": row.owner, "key": row.key, "value": row.value}
-    values = {name: getattr(row, name) for name in row.__slots__}
-    return values | {"digest": bytes.fromhex(row.digest)} if isinstance(row, Blob) else values
+        return key_of(row) | {"value": row.value}
+    return {name: getattr(row, name) for name in row.__slots__} | key_of(row)
 
 
 def key_of(row: Row) -> dict[str, Any]:
-    """Return the values that identify a row."""
+    """Return the values that identify a row; the owner of a note as `session_id`."""
     if isinstance(row, Entry):
         return {"session_id": row.session.session_id, "seq": row.seq}
-    return values_of(row)
+    if isinstance(row, Note):
+        return {"session_id": row.owner, "key": row.key}
+    return {"digest": bytes.fromhex(row.digest)} if isinstance(row, Blob) else {"session_id": row.session_id}

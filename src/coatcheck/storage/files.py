@@ -13,8 +13,9 @@ import re
 import secrets
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreUnavailable, storage_error
@@ -140,11 +141,20 @@ class FileBlobs(BlobStore):
         self._synced.add(place)
 
     def read(self, blob: Blob, offset: int, length: int) -> bytes:
+        with self.opened(blob) as read:
+            return read(offset, length)
+
+    @contextmanager
+    def opened(self, blob: Blob) -> Iterator[Callable[[int, int], bytes]]:
+        with self._opened(blob) as file:
+            yield partial(self._read, blob, file)
+
+    def _read(self, blob: Blob, file: int, offset: int, length: int) -> bytes:
         end = min(offset + length, blob.size)
         if offset >= end:
             return b""
         first, last = offset // FRAME, (end - 1) // FRAME
-        with self._opened(blob) as file, self._errors("reading a blob"):
+        with self._errors("reading a blob"):
             try:
                 if blob.coding == "zstd":
                     data = b"".join(_unpacked(file, first, last, blob.digest))

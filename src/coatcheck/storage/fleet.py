@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import parse_qsl, urlsplit
 
+from coatcheck.checks import whole_text
 from coatcheck.errors import InvalidArgument, MissingExtra
 from coatcheck.ids import digest_of
 
@@ -68,27 +69,16 @@ def parse(url: str) -> Place:
         raise InvalidArgument("the url has no catalog", hint="end it with ?catalog=postgresql://…")
     given = dict(parse_qsl(before.rstrip("&")))
     schema = given.pop("schema", "coatcheck")
-    connections = given.pop("connections", "16")
-    sweep_after = given.pop("sweep_after", str(SWEEP_AFTER))
+    connections = whole_text(given.pop("connections", "16"), "connections", least=1, most=1000)
+    sweep_after = whole_text(given.pop("sweep_after", str(SWEEP_AFTER)), "sweep_after")
     unknown = [name for name in given if name not in _OPTIONS]
     if unknown:
         raise InvalidArgument(f"unknown parameters in the url: {', '.join(sorted(unknown))}",
                               hint="use schema, connections, sweep_after, " + ", ".join(_OPTIONS))  # fmt: skip
     if not _SCHEMA.fullmatch(schema):
         raise InvalidArgument("the schema name is invalid", hint="use lower-case letters, digits and _")
-    if not connections.isdecimal() or not 1 <= int(connections) <= 1000:
-        raise InvalidArgument("connections must be a number from 1 to 1000")
-    if not sweep_after.isdecimal():
-        raise InvalidArgument("sweep_after must be a whole number of seconds")
-    return Place(
-        parts.netloc,
-        prefix,
-        catalog,
-        schema,
-        {_OPTIONS[k]: v for k, v in given.items()},
-        int(connections),
-        int(sweep_after),
-    )
+    options = {_OPTIONS[name]: value for name, value in given.items()}
+    return Place(parts.netloc, prefix, catalog, schema, options, connections, sweep_after)
 
 
 def open_fleet(

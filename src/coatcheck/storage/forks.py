@@ -54,22 +54,26 @@ class Mutex:
         try:
             try:
                 try:
-                    return work() if self.acquire(blocking=wait) else None
+                    return work() if self.acquire(wait) else None
                 finally:
                     self._release()
             finally:  # each further release covers an interrupt before the first instruction of the previous one
-                self._release()
+                if self.is_owned():
+                    self._release()
         finally:
-            self._release()
+            if self.is_owned():
+                self._release()
 
     def _release(self) -> None:
         if self.is_owned():
-            _complete(self._release_once)
+            if self._before_release is None:
+                self.release()
+            else:
+                _complete(self._release_once)
 
     def _release_once(self) -> None:
         if self.is_owned():
-            if self._before_release is not None:
-                self._before_release()
+            cast(Callable[[], None], self._before_release)()
             self.release()
 
     def _is_inside(self) -> bool:

@@ -208,7 +208,7 @@ class PostgresCatalog(Catalog):
 
     def _entries(self, where: str, *, content: bool = False, **values: Any) -> list[Entry]:
         rows = self._ask(f"SELECT {COLUMNS}, {'b.data' if content else 'NULL'} {_FROM} WHERE {where}", **values)
-        return [entry_of(row[:-1], row[-1]) for row in rows]
+        return [entry_of(row) for row in rows]
 
     def blobs(self, digest: str | None = None) -> Iterator[tuple[Blob, bytes | StoreError | None]]:
         columns = f"SELECT {BLOB}, b.data FROM blob b WHERE tenant = %(tenant)s"
@@ -319,7 +319,7 @@ class PostgresCatalog(Catalog):
             " WHERE s.tenant = %(tenant)s AND sha256(s.session_id) = ANY (%(sessions)s) ORDER BY r.seq DESC",
             sessions=hashes_of(lineage), low=[low for low, _ in ranges], high=[high for _, high in ranges],
         )  # fmt: skip
-        return newest_in_each(lineage, (entry_of(row[:-1], row[-1]) for row in rows))
+        return newest_in_each(lineage, map(entry_of, rows))
 
     def blob(self, digest: str) -> Blob | None:
         rows = self._ask(

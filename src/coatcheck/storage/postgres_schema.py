@@ -15,12 +15,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from coatcheck.errors import StoreUnavailable, UnsupportedFormat
+from coatcheck.errors import StoreUnavailable, UnsupportedFormat, development_format
 from coatcheck.storage.postgres import Connections, Db
 
 _LOCK: Final = 0x636F6174  # the advisory lock for schema changes
 _PAUSE: Final = 0.2
-_FORMAT: Final = """CREATE TABLE format (version int PRIMARY KEY, tolerates int NOT NULL,
+_APPLIED: Final = """CREATE TABLE applied_step (version int PRIMARY KEY, tolerates int NOT NULL,
     at timestamptz NOT NULL DEFAULT now())"""
 
 
@@ -322,17 +322,20 @@ def migrate(connections: Connections, *, create: bool = True) -> None:
     if known is None or known < len(STEPS):
         connections.alone(lambda db: _take_steps(db, connections), "migrating the catalog")
     elif known > len(STEPS):
-        ((needed,),) = connections.ask("SELECT max(tolerates) FROM format")
+        ((needed,),) = connections.ask("SELECT max(tolerates) FROM applied_step")
         if needed > len(STEPS):
             raise UnsupportedFormat(f"this store has format {known}; this version of coatcheck knows {len(STEPS)}")
 
 
 def _version(db: Db, schema: str) -> int | None:
     # Not `to_regclass`: it answers from a cache, and another machine may just have created the table.
-    made = "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-    if db.execute(made + " WHERE n.nspname = %s AND c.relname = 'format'", (schema,)).fetchone() is None:
+    made = "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"
+    names = {name for (name,) in db.execute(made + " AND c.relname IN ('applied_step', 'format')", (schema,))}
+    if "format" in names:
+        raise development_format()
+    if not names:
         return None
-    found = db.execute("SELECT max(version) FROM format").fetchone()
+    found = db.execute("SELECT max(version) FROM applied_step").fetchone()
     return int(found[0] or 0) if found else 0
 
 
@@ -343,7 +346,7 @@ def _take_steps(db: Db, connections: Connections) -> None:
     if known is None:
         with db.transaction():
             db.execute(f"CREATE SCHEMA IF NOT EXISTS {connections.schema}")
-            db.execute(_FORMAT)
+            db.execute(_APPLIED)
     for number, step in enumerate(STEPS[known or 0 :], (known or 0) + 1):
         with db.transaction():
             for statement in step.change:
@@ -366,7 +369,7 @@ def _lock(db: Db, patience: float) -> None:
 
 
 def _note(db: Db, number: int, step: Step) -> None:
-    db.execute("INSERT INTO format (version, tolerates) VALUES (%s, %s)", (number, step.tolerates))
+    db.execute("INSERT INTO applied_step (version, tolerates) VALUES (%s, %s)", (number, step.tolerates))
 
 
 def _index(db: Db, step: Step, schema: str, *, beside: str) -> None:

@@ -36,6 +36,7 @@ from coatcheck.errors import (
     StoreFull,
     StoreUnavailable,
     UnsupportedFormat,
+    development_format,
     read_only,
     storage_error,
 )
@@ -47,7 +48,8 @@ from coatcheck.storage.journal import START, Journal, Position, Reserve
 
 NAME = "catalog.sqlite"
 LOCK = "lock"
-APPLICATION_ID = 0x434F4154
+APPLICATION_ID = 0x434F4143
+_DEVELOPMENT_ID = 0x434F4154  # of stores made before the first release, in formats that were never released
 Values = tuple[Any, ...] | dict[str, Any]
 _PIECE = 1024 * 1024
 _LOST = "lost "  # key prefix in `meta` for damage in a journal: its id and the offset; the value is a number of bytes
@@ -123,6 +125,8 @@ def migrate(db: sqlite3.Connection, disk: Disk) -> None:
     """Migrate the catalog to the current version. The caller holds the store's lock."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
+    if application == _DEVELOPMENT_ID:
+        raise development_format()
     if application not in (0, APPLICATION_ID):
         raise StoreUnavailable("the catalog file belongs to another program", hint="use a new folder for the store")
     if version > len(STEPS):
@@ -401,8 +405,10 @@ class Database:
     def _refresh_and_catch_up(self) -> None:
         if self.is_read_only:
             return
+        is_current = not self._journal.grown()
         self._journal.refresh()
-        self._catch_up()
+        if not is_current:
+            self._catch_up()
 
     def _catch_up(self) -> None:
         """Apply the journal records that the database does not have yet. The caller holds the lock.
@@ -531,7 +537,7 @@ class Database:
 
     def _bound_wal(self) -> None:
         """Keep the WAL small enough that the reserve has room for it in the database."""
-        if self._path.with_name(NAME + "-wal").stat().st_size > self._reserve.wal_limit:
+        if os.stat(NAME + "-wal", dir_fd=self._folder).st_size > self._reserve.wal_limit:
             try:
                 self._checkpoint("PASSIVE")
             except sqlite3.OperationalError:

@@ -15,6 +15,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -56,10 +57,11 @@ from coatcheck.storage.sqlite import LOCK, NAME, Database, Values, is_damage, mi
 
 INLINE_LIMIT: Final = 128 * 1024
 _PAGES: Final = 64  # pages returned to the file system in one step of compacting
+_HIGHEST: Final = b"\xff" * 32
 _ENDED: Final = b""
 """The id of a session that has ended and still has refs is a BLOB. In SQLite's order every BLOB is at or after this
 value, and all text is before it."""
-_EXPIRES, _GONE, _WIDTH = 13, 17, 28  # positions of these columns in a row, and its length
+_EXPIRES, _GONE = 13, 17  # positions of these columns in a row
 _BRIEF: Final = """r.digest, r.size, r.codec, r.expires, r.pinned, r.gone, b.coding, b.place, b.frames, s.ttl,
     s.used"""
 _FROM: Final = "FROM session s JOIN ref r ON r.session_key = s.session_key LEFT JOIN blob b ON b.digest = r.digest"
@@ -75,8 +77,10 @@ _NEWEST: Final = {
 }
 _NEWEST_BRIEF: Final = _BY_PREFIX.format(columns=_BRIEF, content="c.data")
 _OF_SESSION: Final = "session_key = (SELECT session_key FROM session WHERE session_id = ?)"
-_EXPIRED: Final = """r.gone IS NULL AND r.pinned = 0
-    AND (s.ttl IS NOT NULL AND s.used + s.ttl <= :at OR r.expires IS NOT NULL AND r.expires <= :at)"""
+_DUE: Final = """SELECT session_key, seq FROM session CROSS JOIN ref USING (session_key)
+        WHERE used + ttl <= :at AND gone IS NULL AND pinned = 0
+    UNION SELECT session_key, seq FROM ref INDEXED BY ref_by_expiry
+        WHERE expires <= :at AND gone IS NULL AND pinned = 0"""
 _USED: Final = """(SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
     WHERE ref.session_key = session.session_key AND ref.gone IS NULL))"""
 _STORED: Final = "(SELECT coalesce(sum(size), 0) FROM blob)"
@@ -100,8 +104,11 @@ _CHECKS: Final = (
 )  # fmt: skip
 """What may be wrong with rows, where, and the statement that sets it right."""
 _SIZES: Final = struct.Struct("<II")
-_OWNER: Final = """(CASE :session_id WHEN '' THEN 0
-    ELSE (SELECT session_key FROM session WHERE session_id = :session_id) END)"""
+_OWNER: Final = "(CASE ?1 WHEN '' THEN 0 ELSE (SELECT session_key FROM session WHERE session_id = ?1) END)"
+_NOTES: Final = {
+    owned: f"SELECT key, value FROM note WHERE session_key = {key} AND key >= ?2 AND key < ?3 ORDER BY key"
+    for owned, key in ((False, "length(?1)"), (True, "(SELECT session_key FROM session WHERE session_id = ?1)"))
+}
 _INSERT: Final = f"INSERT INTO ref (session_key, seq, digest, size, {', '.join(REF_COLUMNS)}, gone)"
 _SAVE: Final[dict[type, str]] = {
     SessionInfo: """INSERT INTO session (session_id, parent, ttl, quota, created, used, used_bytes)
@@ -112,19 +119,19 @@ _SAVE: Final[dict[type, str]] = {
         VALUES (:digest, :size, :coding, :place, :frames, :used, 0) ON CONFLICT (digest) DO UPDATE
         SET coding = excluded.coding, place = excluded.place, frames = excluded.frames,
             used = max(used, excluded.used)""",
-    Note: f"INSERT OR REPLACE INTO note SELECT {_OWNER}, :key, :value WHERE {_OWNER} IS NOT NULL",
+    Note: f"INSERT OR REPLACE INTO note SELECT owner, ?2, ?3 FROM (SELECT {_OWNER} AS owner) WHERE owner IS NOT NULL",
     Entry: f"""{_INSERT} SELECT session_key, :seq, :digest, :size, :{", :".join(REF_COLUMNS)}, :gone FROM session
         WHERE session_id = :session_id ON CONFLICT (session_key, seq) DO UPDATE
         SET pinned = excluded.pinned, granted_by = excluded.granted_by, gone = excluded.gone""",
 }
 _DROP: Final[dict[type, tuple[str, ...]]] = {
-    SessionInfo: (f"DELETE FROM note WHERE session_key = {_OWNER}",
-                  "DELETE FROM session WHERE session_id = :session_id"),
-    Blob: ("DELETE FROM content WHERE blob_key = (SELECT blob_key FROM blob WHERE digest = :digest)",
-           "DELETE FROM blob WHERE digest = :digest"),
-    Note: (f"DELETE FROM note WHERE session_key = {_OWNER} AND key = :key",),
-    Entry: (f"DELETE FROM ref WHERE session_key = {_OWNER} AND seq = :seq",),
+    SessionInfo: (f"DELETE FROM note WHERE session_key = {_OWNER}", "DELETE FROM session WHERE session_id = ?1"),
+    Blob: ("DELETE FROM content WHERE blob_key = (SELECT blob_key FROM blob WHERE digest = ?1)",
+           "DELETE FROM blob WHERE digest = ?1"),
+    Note: (f"DELETE FROM note WHERE session_key = {_OWNER} AND key = ?2",),
+    Entry: (f"DELETE FROM ref WHERE session_key = {_OWNER} AND seq = ?2",),
 }  # fmt: skip
+"""The values of these statements are those of `key_of`."""
 _T = TypeVar("_T")
 
 
@@ -165,7 +172,7 @@ class SqliteCatalog(Catalog):
     ) -> list[Entry]:
         columns = f"{COLUMNS}, {'c.data' if content else 'NULL'} {source} {_CONTENT if content else ''}"
         rows = self._query(f"SELECT {columns} {where}", values, settled=settled)
-        return [entry_of(row[:_WIDTH], row[_WIDTH]) for row in rows]
+        return [entry_of(row) for row in rows]
 
     def blobs(self, digest: str | None = None) -> Iterator[tuple[Blob, bytes | StoreError | None]]:
         if digest is None:
@@ -189,29 +196,32 @@ class SqliteCatalog(Catalog):
                 yield Blob(digest_now.hex(), *rest), content
 
     def notes(self, owner: str, start: str, stop: str, *, limit: int | None = None, newest: bool = False) -> list[Note]:
-        found = self._query(
-            f"SELECT key, value FROM note WHERE session_key = {_OWNER} AND key >= :start AND key < :stop"
-            f" ORDER BY key {'DESC' if newest else ''} LIMIT {-1 if limit is None else int(limit)}",
-            {"session_id": owner, "start": start, "stop": stop},
-        )
+        sql = _NOTES[owner != ""] + (" DESC LIMIT ?4" if newest else " LIMIT ?4")
+        found = self._query(sql, (owner, start, stop, -1 if limit is None else limit))
         return [Note(owner, key, value) for key, value in found]
 
     def save(self, *rows: Row) -> None:
-        for row in rows:
-            self._run(_SAVE[type(row)], values_of(row))
+        for kind, some in groupby(rows, type):
+            self._writer.executemany(_SAVE[kind], [one if isinstance(one, Note) else values_of(one) for one in some])
 
     def drop(self, *rows: Row) -> None:
-        for row in rows:
-            for statement in _DROP[type(row)]:
-                self._run(statement, key_of(row))
+        for kind, some in groupby(rows, type):
+            keys = [tuple(key_of(row).values()) for row in some]
+            for statement in _DROP[kind]:
+                self._writer.executemany(statement, keys)
 
     def _let_go(self, refs: Sequence[Entry]) -> Freed:
-        digests = [bytes.fromhex(one.ref.artifact_id) for one in refs]
-        self._writer.executemany("UPDATE blob SET refs = refs - 1 WHERE digest = ?", [(digest,) for digest in digests])
+        return self._let_go_of(
+            [(one.ref.size_bytes, one.session.session_id, bytes.fromhex(one.ref.artifact_id)) for one in refs]
+        )
+
+    def _let_go_of(self, refs: Sequence[tuple[int, str, bytes]]) -> Freed:
+        """Update the counts after removing live refs (size, session, digest)."""
+        self._writer.executemany("UPDATE blob SET refs = refs - 1 WHERE digest = ?", [one[2:] for one in refs])
         self._writer.executemany(
             "UPDATE session SET used_bytes = used_bytes - ? WHERE session_id = ? AND NOT EXISTS (SELECT 1 FROM"
             f" {_BY_DIGEST} WHERE session_key = session.session_key AND digest = ? AND gone IS NULL)",
-            {(one.ref.size_bytes, one.session.session_id, key) for one, key in zip(refs, digests, strict=True)},
+            set(refs),
         )
         return Freed.of(len(refs), self._drop_unreferenced())
 
@@ -252,26 +262,36 @@ class SqliteCatalog(Catalog):
         found = self._query(_NEWEST[content], (low, session_id, low, high), settled=settled)
         if not found:
             return []
-        *row, data, other = found[0]
+        *row, other = found[0]
         if other is None and row[_GONE] is None and row[_EXPIRES] is None:
-            return [entry_of(row, data)]
+            return [entry_of(row)]
         where = "WHERE s.session_id = ? AND r.digest BETWEEN ? AND ? ORDER BY r.seq DESC"
         return newest_of_each(
             self._entries(_from("ref_by_digest"), where, (session_id, low, high), content=content, settled=settled)
         )
 
     def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
-        lineage, ranges = list(sessions), [prefix_range(prefix) for prefix in prefixes]
-        if not ranges:
+        lineage = list(sessions)
+        columns, joined = (f"{COLUMNS}, c.data", _CONTENT) if content else (f"{COLUMNS}, NULL", "")
+        rows = self._under_any(columns, f"{_from('ref_by_digest')} {joined}", lineage, prefixes)
+        return newest_in_each(lineage, list(map(entry_of, rows)))
+
+    def near(self, sessions: Iterable[str], digests: Iterable[str]) -> set[str]:
+        source = "FROM session s JOIN ref r INDEXED BY ref_by_digest ON r.session_key = s.session_key"
+        starts = {digest[:MIN_PREFIX] for digest in digests}
+        return {digest.hex() for (digest,) in self._under_any("r.digest", source, list(sessions), starts)}
+
+    def _under_any(self, columns: str, source: str, lineage: Sequence[str], prefixes: Iterable[str]) -> list[Any]:
+        """Return columns of all refs of these sessions to artifacts whose id begins with one of the prefixes."""
+        bounds = [bound for prefix in prefixes for bound in prefix_range(prefix)]
+        if not bounds:
             return []
-        wanted = f"WITH wanted (low, high) AS (VALUES {', '.join(['(?, ?)'] * len(ranges))})"
-        rows = self._query(
-            f"{wanted} SELECT {COLUMNS}, {'c.data' if content else 'NULL'} FROM wanted CROSS JOIN"
-            f" {_from('ref_by_digest').removeprefix('FROM')} {_CONTENT if content else ''} WHERE s.session_id IN"
+        wanted = f"WITH wanted (low, high) AS (VALUES {', '.join(['(?, ?)'] * (len(bounds) // 2))})"
+        return self._query(
+            f"{wanted} SELECT {columns} FROM wanted CROSS JOIN {source.removeprefix('FROM')} WHERE s.session_id IN"
             f" ({', '.join('?' * len(lineage))}) AND r.digest BETWEEN wanted.low AND wanted.high ORDER BY r.seq DESC",
-            (*(bound for pair in ranges for bound in pair), *lineage),
+            (*bounds, *lineage),
         )
-        return newest_in_each(lineage, (entry_of(row[:_WIDTH], row[_WIDTH]) for row in rows))
 
     def fetch(self, session_id: str, prefix: str) -> list[Entry]:
         low, high = prefix_range(prefix)
@@ -301,13 +321,15 @@ class SqliteCatalog(Catalog):
         return Blob(digest, *found[0][1:]) if found else None
 
     def _due(self, at: float) -> list[Entry]:
-        return self._entries(_FROM, f"WHERE {_EXPIRED} LIMIT {BATCH}", {"at": at})
+        due = f"FROM ({_DUE} LIMIT {BATCH}) due CROSS JOIN ref r USING (session_key, seq)"
+        source = f"{due} JOIN session s USING (session_key) LEFT JOIN blob b ON b.digest = r.digest"
+        return self._entries(source, "", {"at": at})
 
     def _would_expire(self, at: float) -> Freed:
-        ((refs,),) = self._query(f"SELECT count(*) {_FROM} WHERE {_EXPIRED}", {"at": at})
+        ((refs,),) = self._query(f"SELECT count(*) FROM ({_DUE})", {"at": at})
         blobs = self._query(
-            f"SELECT {BLOB} FROM blob b JOIN (SELECT r.digest, count(*) AS n FROM ref r JOIN session s USING"
-            f" (session_key) WHERE {_EXPIRED} GROUP BY r.digest) dead ON dead.digest = b.digest AND dead.n = b.refs",
+            f"SELECT {BLOB} FROM blob b JOIN (SELECT digest, count(*) AS n FROM ref JOIN ({_DUE}) USING"
+            " (session_key, seq) GROUP BY digest) dead ON dead.digest = b.digest AND dead.n = b.refs",
             {"at": at},
         )
         return Freed.of(refs, [Blob(digest.hex(), *rest) for digest, *rest in blobs])
@@ -382,16 +404,19 @@ class SqliteCatalog(Catalog):
         )
 
     def _session_for(self, info: SessionInfo, now: float, grace: float) -> tuple[int, int]:
-        """Like `use`, in fewer statements. Returns the key of the session and the number of its next ref."""
+        """Do the same as `_use`, in fewer statements. Returns the key of the session and the number of its next ref."""
         found = self._one(
             "SELECT session_key, next_seq, ttl, used FROM session WHERE session_id = ?", (info.session_id,)
         )
         if found is None or (found[2] is not None and found[3] + found[2] + grace <= now):
-            self._use(info, now, grace)
+            super()._use(info, now, grace)
             found = self._one("SELECT session_key, next_seq FROM session WHERE session_id = ?", (info.session_id,))
         elif now > found[3]:
             self._run("UPDATE session SET used = ? WHERE session_key = ?", (now, found[0]))
         return found[0], found[1]
+
+    def _use(self, info: SessionInfo, at: float, grace: float) -> None:
+        self._session_for(info, at, grace)
 
     def _store(self, entry: Entry, digest: bytes, heal: bool) -> None:
         """Add the blob of a put and its content, or replace what is damaged."""
@@ -420,7 +445,7 @@ class SqliteCatalog(Catalog):
     def _replace_content(self, key: int | None, data: bytes) -> None:
         """Replace a blob's content. If the old content's pages are damaged, they are left alone and the blob moves to a
         new key: damage to one artifact must not affect the others."""
-        if not self._is_readable(key):
+        if not self._are_readable([key]):
             new = self._one("SELECT 1 + max((SELECT max(blob_key) FROM blob), (SELECT max(blob_key) FROM content))")[0]
             self._run("UPDATE blob SET blob_key = ? WHERE blob_key = ?", (new, key))
             key = new
@@ -430,10 +455,11 @@ class SqliteCatalog(Catalog):
             (key, data),
         )
 
-    def _is_readable(self, key: int | None) -> bool:
-        """Return whether content can be read, on another connection: a failed read would spoil the transaction."""
+    def _are_readable(self, keys: Sequence[int | None]) -> bool:
+        """Return whether contents can be read, on another connection: a failed read would spoil the transaction."""
+        wanted = "SELECT max(data) FROM content WHERE blob_key IN (SELECT value FROM json_each(?))"
         try:
-            self._query("SELECT data FROM content WHERE blob_key = ?", (key,), settled=False, apart=True)
+            self._query(wanted, (json.dumps(keys),), settled=False, apart=True)
         except Damaged:
             return False
         return True
@@ -447,10 +473,10 @@ class SqliteCatalog(Catalog):
 
     def _drop_content(self, which: str) -> None:
         """Delete content, except where it cannot be read: freeing damaged pages would damage others."""
-        keys = self._run(f"SELECT blob_key FROM {which}").fetchall()
-        self._writer.executemany(
-            "DELETE FROM content WHERE blob_key = ?", [key for key in keys if self._is_readable(*key)]
-        )
+        keys = [key for (key,) in self._run(f"SELECT blob_key FROM {which}")]
+        if not self._are_readable(keys):
+            keys = [key for key in keys if self._are_readable([key])]
+        self._writer.executemany("DELETE FROM content WHERE blob_key = ?", [(key,) for key in keys])
 
     def _has_copy(self, blob: Blob) -> bool:
         where = "digest = ? AND place = ?"
@@ -598,19 +624,22 @@ class FolderCatalog(Database, SqliteCatalog):
     def look(self, digest: str, lineage: Sequence[str], *, blob: bool) -> Known:
         """Return what this process knows without applying the journal: puts of others may be missing."""
         start = digest[:MIN_PREFIX]
+        low = bytes.fromhex(start)
         entries: dict[str, list[Entry]] = {each: [] for each in lineage}
         for one in reversed(self._pending.get(start, ())):
             if one.ref.session_id in entries:
                 entries[one.ref.session_id].append(one)
         # Most puts are of new content: a look at the blobs shows that in a third of the time of the full query.
-        if self._query("SELECT 1 FROM blob WHERE digest BETWEEN ? AND ? LIMIT 1", prefix_range(start), settled=False):
+        if self._query("SELECT 1 FROM blob WHERE digest BETWEEN ? AND ? LIMIT 1", (low, low + _HIGHEST), settled=False):
             for each, found in entries.items():
                 try:
                     found += self._under(each, start, each == lineage[0], settled=False)
                 except Damaged:  # this put may repair it
                     found += self._under(each, start, False, settled=False)
-        ids = {one.ref.artifact_id for found in entries.values() for one in found}
         copy = (self._recent.get(digest) or self.blob(digest, settled=False)) if blob else None
+        if not any(entries.values()):
+            return Known([], (), copy, False)
+        ids = {one.ref.artifact_id for found in entries.values() for one in found}
         # Asked last: then what was found is durable too.
         return Known(newest_of_each(entries[lineage[0]]), ids, copy, not self._is_behind())
 
@@ -684,29 +713,40 @@ class FolderCatalog(Database, SqliteCatalog):
             return self._made_durable(super().remove(session_id, digest, name=name))
         limit = self._reserve.batch[0] if self._journal.strained else BATCH
         which = f"SELECT 1 FROM ref WHERE {_OF_SESSION} LIMIT ?"
+
+        def end_all() -> Freed:
+            self._stop_lending(session_id)
+            return self._end_some(session_id, limit + 1)
+
         if len(self._query(which, (session_id, limit + 1))) <= limit:
             with contextlib.suppress(StoreFull):
-                return self._made_durable(super().remove(session_id, end=True))
+                return self._made_durable(self.change("forgetting", end_all, effect="free"))
 
         def unname() -> None:
-            """End a session in one small change: it can no longer be found, and `_end_some` removes its refs."""
+            """End a session in one small change: it can no longer be found, and `_end_next` removes its refs."""
             self._stop_lending(session_id)
             where = "SET session_id = CAST(session_key AS BLOB), parent = NULL WHERE session_id = ?"
             self._run(f"UPDATE session {where}", (session_id,))
 
         self.change("forgetting", unname, effect="free")
-        return self._made_durable(self._in_steps("forgetting", self._end_some))
+        return self._made_durable(self._in_steps("forgetting", self._end_next))
 
-    def _end_some(self, limit: int) -> tuple[Freed, bool]:
+    def _end_next(self, limit: int) -> tuple[Freed, bool]:
         """Remove some refs of an ended session. Returns what was freed and whether there may be more to remove."""
         found = self._one("SELECT session_id FROM session WHERE session_id >= ? LIMIT 1", (_ENDED,))
-        if found is None:
-            return Freed(), False
-        refs = self._entries(_FROM, f"WHERE s.session_id = ? LIMIT {int(limit)}", found)
-        self.drop(*refs, *(Note(found[0], f"shown/{one.ref.artifact_id}") for one in refs))
-        if not refs:
-            self.drop(SessionInfo(found[0]))
-        return self._let_go([one for one in refs if not one.gone]), True
+        return (self._end_some(found[0], limit), True) if found else (Freed(), False)
+
+    def _end_some(self, session_id: str, limit: int) -> Freed:
+        """Remove some refs of a session, and the session itself with the last of them."""
+        which = f"SELECT seq, digest, size, gone FROM ref WHERE {_OF_SESSION} ORDER BY seq LIMIT ?"
+        refs = self._run(which, (session_id, limit)).fetchall()
+        if refs:
+            self._run(f"DELETE FROM ref WHERE {_OF_SESSION} AND seq <= ?", (session_id, refs[-1][0]))
+        if len(refs) < limit:
+            self.drop(SessionInfo(session_id))
+        else:
+            self.drop(*(Note(session_id, f"shown/{digest.hex()}") for _, digest, *_ in refs))
+        return self._let_go_of([(size, session_id, digest) for _, digest, size, gone in refs if gone is None])
 
     def _in_steps(self, doing: str, step: Callable[[int], tuple[Freed, bool]]) -> Freed:
         def fitting(limit: int) -> tuple[Freed, bool]:
@@ -716,7 +756,7 @@ class FolderCatalog(Database, SqliteCatalog):
 
     def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
         # First the sessions whose end a crash interrupted.
-        freed = Freed() if dry_run else self._in_steps("forgetting", self._end_some)
+        freed = Freed() if dry_run else self._in_steps("forgetting", self._end_next)
         return self._made_durable(freed + super().expire(at, forget_before=forget_before, dry_run=dry_run))
 
     def _made_durable(self, freed: Freed) -> Freed:
@@ -767,8 +807,9 @@ def _unpack(record: bytes) -> tuple[Entry, bool, float]:
     at = _SIZES.size + head_size
     digest, size, values, coding, place, *session, heal, grace, whole = json.loads(record[_SIZES.size : at])
     frames, content = record[at : at + frames_size], record[at + frames_size :]
-    row = (0, bytes.fromhex(digest), size, *values, None, coding, place, frames, *session, values[9], values[9], 0)
-    return entry_of(row, content if whole else None), heal, grace
+    times = values[9], values[9], 0
+    row = (0, bytes.fromhex(digest), size, *values, None, coding, place, frames, *session, *times)
+    return entry_of((*row, content if whole else None)), heal, grace
 
 
 def open_folder_store(root: Path, disk: Disk) -> tuple[FileBlobs, FolderCatalog]:

@@ -65,6 +65,11 @@ class BlobStoreSuite(Suite, suite=True):
         data = noise(size)
         check_ranges(blobs, publish(blobs, data), data)
 
+    def test_a_copy_that_is_kept_open_reads_like_any_other(self, blobs: BlobStore) -> None:
+        data = noise(600_000)
+        with blobs.opened(publish(blobs, data)) as read:
+            assert (read(0, 600_000), read(262_140, 10), read(600_000, 1)) == (data, data[262_140:262_150], b"")
+
     def test_a_stage_knows_digest_and_size_whatever_the_pieces_are(self, blobs: BlobStore) -> None:
         data = noise(FRAME + 5)
         for step in (1000, FRAME, FRAME + 3):

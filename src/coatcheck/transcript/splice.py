@@ -45,6 +45,8 @@ MARK: Final = REFS_KEY.encode()
 """Occurs in every slim line."""
 
 PREFIX: Final = TRANSCRIPT
+_ADDED: Final = ""
+_EXTENDED: Final = "+"
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _SESSION: Final = re.compile(r"transcript:[0-9a-f]{32}")
 _SUMMARY: Final = 80
@@ -62,7 +64,8 @@ class ArtifactRef:
 
     `encoding` says how to restore the text from the artifact: a style of JSON strings, "json" for a value that is
     stored as it was written, or "base64" after a `prefix`. If no style gives the same bytes, `raw` is the id of an
-    artifact that contains them."""
+    artifact that contains them. If the line also has a `details.artifactRef`, `details` is what was there before: the
+    JSON of the replaced value, "" if there was nothing, "+" if it was an object that got one more member."""
 
     id: str
     size: int
@@ -73,6 +76,7 @@ class ArtifactRef:
     encoding: str
     raw: str | None = None
     prefix: str = ""
+    details: str | None = None
 
     @property
     def pointer(self) -> str:
@@ -81,7 +85,7 @@ class ArtifactRef:
     def to_record(self) -> dict[str, Any]:
         """The JSON object that a line contains."""
         record = {name: getattr(self, name) for name in self.__slots__} | {"path": list(self.path)}
-        return {name: one for name, one in record.items() if one or name not in ("raw", "prefix")}
+        return {name: one for name, one in record.items() if one is not None and (one or name != "prefix")}
 
     @classmethod
     def of(
@@ -130,7 +134,8 @@ def _parse_ref(value: Any) -> ArtifactRef | None:
         return None
     steps, raw = value["path"], ref.raw
     is_valid = isinstance(steps, list) and all(type(step) in (str, int) for step in steps) and type(ref.size) is int
-    is_valid = is_valid and all(isinstance(one, str) for one in (ref.media_type, ref.summary, ref.encoding, ref.prefix))
+    texts = (ref.media_type, ref.summary, ref.encoding, ref.prefix, value.get("details", ""))
+    is_valid = is_valid and all(isinstance(one, str) for one in texts)
     is_valid = is_valid and _is(_DIGEST, ref.id) and _is(_SESSION, ref.session) and (raw is None or _is(_DIGEST, raw))
     return ref if is_valid else None
 
@@ -212,6 +217,8 @@ def whole(text: bytes, fetch: Fetch, *, missing: Missing | None = None) -> bytes
         edits += [(*last[1], "")] if last else []
         for ref in one.refs:
             span = where.get((*holder, *ref.path))
+            if span is not None and ref.details is not None:
+                edits.append(_without_reference(source, start, (*holder, *ref.path), ref))
             if span is not None:
                 edits.append((*span, _restored(ref, source[span[0]], fetch, missing)))
             elif missing is None:
@@ -360,6 +367,7 @@ def _find(text: str, token: str, start: int) -> int:
 def _slimmed(opened: Opened, cuts: Iterable[_Cut], foreign: Iterable[Path], fmt: Format, keeper: Keeper) -> Slimmed:
     edits: list[tuple[int, int, str]] = []
     refs: dict[Path, list[ArtifactRef]] = {path: [] for path in foreign}
+    referenced: set[Path] = set()  # messages that have a `details.artifactRef`
     source, value = opened.source, opened.value
     if refs and not keeper.dry_run:
         keeper.own_session()  # the line will name it, even if nothing is put into it
@@ -373,6 +381,8 @@ def _slimmed(opened: Opened, cuts: Iterable[_Cut], foreign: Iterable[Path], fmt:
         stored = keeper.redacted(payload)
         ref, stub = keeper.put(fmt, stored)
         about = ArtifactRef.of(ref, payload.path[len(holder) :], keeper.session_id, "json")
+        if (added := _reference(opened, payload.path, ref, fmt, keeper, edits, referenced)) is not None:
+            about = replace(about, details=added)
         if not payload.is_json:
             about = _encoded(about, payload, token, cut.style, keeper, is_exact=stored is payload)
         refs.setdefault(holder, []).append(about)
@@ -384,6 +394,59 @@ def _slimmed(opened: Opened, cuts: Iterable[_Cut], foreign: Iterable[Path], fmt:
         edits.append((behind, behind, _KEY + dump_refs(refs[path], keeper.session_id)))
     found = tuple(replace(one, path=(*holder, *one.path)) for holder, some in refs.items() for one in some)
     return Slimmed(_edited(source, edits).encode(), found)
+
+
+def _reference(
+    opened: Opened,
+    path: Path,
+    ref: Ref,
+    fmt: Format,
+    keeper: Keeper,
+    edits: list[tuple[int, int, str]],
+    referenced: set[Path],
+) -> str | None:
+    """Add an edit that writes `details.artifactRef` into the message of a tool result, if the policy wants one and the
+    message has none yet. Return what `ArtifactRef.details` says about it."""
+    make = None if keeper.dry_run or fmt.name != "pi" else keeper.policy.reference
+    if make is None or "content" not in path:
+        return None
+    message = path[: path.index("content")]
+    value, inside = at(opened.value, message), (*message, "details")
+    if not isinstance(value, dict) or value.get("role") != "toolResult" or not isinstance(opened.value, dict):
+        return None
+    where = spans(opened.source, opened.start, [message, inside])
+    found = where.get(inside)
+    token = "" if found is None else opened.source[slice(*found)]
+    if "artifactRef" in token or message in referenced:
+        return None
+    referenced.add(message)
+    member = f'"artifactRef":{json.dumps(make(ref), ensure_ascii=True, separators=(",", ":"))}'
+    if found is None:
+        behind = last_member(opened.source, where[message][1])
+        edits.append((behind, behind, f',"details":{{{member}}}'))
+        return _ADDED
+    if isinstance(value["details"], dict) and value["details"]:
+        behind = last_member(opened.source, found[1])
+        edits.append((behind, behind, f",{member}"))
+        return _EXTENDED
+    edits.append((*found, f"{{{member}}}"))
+    return token
+
+
+def _without_reference(source: str, start: int, path: Path, ref: ArtifactRef) -> tuple[int, int, str]:
+    """Return the edit that takes `details.artifactRef` out of a message again."""
+    message = path[: path.index("content")] if "content" in path else path
+    where = spans(source, start, [message, (*message, "details")])
+    found = where.get((*message, "details"))
+    if found is None:
+        raise _edited_since(ref)
+    if ref.details not in (_ADDED, _EXTENDED):
+        return (*found, str(ref.details))
+    is_added = ref.details == _ADDED
+    last = last_value(source, where[message][0] if is_added else found[0], "details" if is_added else "artifactRef")
+    if last is None:
+        raise _edited_since(ref)
+    return (*last[1], "")
 
 
 def _encoded(
