@@ -407,13 +407,11 @@ def _reference(
 ) -> str | None:
     """Add an edit that writes `details.artifactRef` into the message of a tool result, if the policy wants one and the
     message has none yet. Return what `ArtifactRef.details` says about it."""
-    make = None if keeper.dry_run or fmt.name != "pi" else keeper.policy.reference
-    if make is None or "content" not in path:
+    make = None if keeper.dry_run else keeper.policy.reference
+    inside = fmt.details_path(opened.value, path) if make is not None and isinstance(opened.value, dict) else None
+    if make is None or inside is None:
         return None
-    message = path[: path.index("content")]
-    value, inside = at(opened.value, message), (*message, "details")
-    if not isinstance(value, dict) or value.get("role") != "toolResult" or not isinstance(opened.value, dict):
-        return None
+    message, details = inside[:-1], at(opened.value, inside)
     where = spans(opened.source, opened.start, [message, inside])
     found = where.get(inside)
     token = "" if found is None else opened.source[slice(*found)]
@@ -425,7 +423,7 @@ def _reference(
         behind = last_member(opened.source, where[message][1])
         edits.append((behind, behind, f',"details":{{{member}}}'))
         return _ADDED
-    if isinstance(value["details"], dict) and value["details"]:
+    if isinstance(details, dict) and details:
         behind = last_member(opened.source, found[1])
         edits.append((behind, behind, f",{member}"))
         return _EXTENDED
