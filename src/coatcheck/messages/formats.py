@@ -118,6 +118,10 @@ class Format:
         """Whether a model is sent the value at this path of a line. Hosts store more than that."""
         return not _HOST_KEYS.intersection(step for step in path if isinstance(step, str))
 
+    def details_path(self, line: object, path: Path) -> Path | None:
+        """Return where the host keeps details of the tool result whose content is at a path. None if it keeps none."""
+        return None
+
     def role(self, message: Message) -> str:
         """Return "user", "assistant", "system" or "tool", or else the message's own role."""
         role = text(message.get("role"))

@@ -137,6 +137,11 @@ class Pi(SessionLines):
         path = in_line(path)
         return path[:2] in (("message", "content"), ("message", "output")) or path[:1] in (("content",), ("output",))
 
+    def details_path(self, line: object, path: Path) -> Path | None:
+        base, message = self.message_around(line, path) or ((), {})
+        is_content = self.results(message) and path[len(base) : len(base) + 1] == ("content",)
+        return (*base, "details") if is_content else None
+
     def results(self, message: Message) -> tuple[ToolResult, ...]:
         if message.get("role") != "toolResult":
             return ()

@@ -45,6 +45,8 @@ MARK: Final = REFS_KEY.encode()
 """Occurs in every slim line."""
 
 PREFIX: Final = TRANSCRIPT
+_ADDED: Final = ""
+_EXTENDED: Final = "+"
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _SESSION: Final = re.compile(r"transcript:[0-9a-f]{32}")
 _SUMMARY: Final = 80
@@ -56,10 +58,6 @@ _TRIES: Final = 16
 _NOWHERE: Final = "90631724905817263"  # prefix of numbers that are assumed to occur in no text
 
 
-ADDED: Final = ""
-EXTENDED: Final = "+"
-
-
 @dataclass(frozen=True, slots=True)
 class ArtifactRef:
     """One payload that was moved out of a line: its artifact, its path in the line, and how it was written there.
@@ -67,7 +65,7 @@ class ArtifactRef:
     `encoding` says how to restore the text from the artifact: a style of JSON strings, "json" for a value that is
     stored as it was written, or "base64" after a `prefix`. If no style gives the same bytes, `raw` is the id of an
     artifact that contains them. If the line also has a `details.artifactRef`, `details` is what was there before: the
-    JSON of the replaced value, ADDED if there was nothing, EXTENDED if it was an object that got one more member."""
+    JSON of the replaced value, "" if there was nothing, "+" if it was an object that got one more member."""
 
     id: str
     size: int
@@ -136,7 +134,7 @@ def _parse_ref(value: Any) -> ArtifactRef | None:
         return None
     steps, raw = value["path"], ref.raw
     is_valid = isinstance(steps, list) and all(type(step) in (str, int) for step in steps) and type(ref.size) is int
-    texts = (ref.media_type, ref.summary, ref.encoding, ref.prefix, ref.details or "")
+    texts = (ref.media_type, ref.summary, ref.encoding, ref.prefix, value.get("details", ""))
     is_valid = is_valid and all(isinstance(one, str) for one in texts)
     is_valid = is_valid and _is(_DIGEST, ref.id) and _is(_SESSION, ref.session) and (raw is None or _is(_DIGEST, raw))
     return ref if is_valid else None
@@ -409,13 +407,11 @@ def _reference(
 ) -> str | None:
     """Add an edit that writes `details.artifactRef` into the message of a tool result, if the policy wants one and the
     message has none yet. Return what `ArtifactRef.details` says about it."""
-    make = None if keeper.dry_run or fmt.name != "pi" else keeper.policy.reference
-    if make is None or "content" not in path:
+    make = None if keeper.dry_run else keeper.policy.reference
+    inside = fmt.details_path(opened.value, path) if make is not None and isinstance(opened.value, dict) else None
+    if make is None or inside is None:
         return None
-    message = path[: path.index("content")]
-    value, inside = at(opened.value, message), (*message, "details")
-    if not isinstance(value, dict) or value.get("role") != "toolResult" or not isinstance(opened.value, dict):
-        return None
+    message, details = inside[:-1], at(opened.value, inside)
     where = spans(opened.source, opened.start, [message, inside])
     found = where.get(inside)
     token = "" if found is None else opened.source[slice(*found)]
@@ -426,11 +422,11 @@ def _reference(
     if found is None:
         behind = last_member(opened.source, where[message][1])
         edits.append((behind, behind, f',"details":{{{member}}}'))
-        return ADDED
-    if isinstance(value["details"], dict) and value["details"]:
+        return _ADDED
+    if isinstance(details, dict) and details:
         behind = last_member(opened.source, found[1])
         edits.append((behind, behind, f",{member}"))
-        return EXTENDED
+        return _EXTENDED
     edits.append((*found, f"{{{member}}}"))
     return token
 
@@ -442,9 +438,9 @@ def _without_reference(source: str, start: int, path: Path, ref: ArtifactRef) ->
     found = where.get((*message, "details"))
     if found is None:
         raise _edited_since(ref)
-    if ref.details not in (ADDED, EXTENDED):
+    if ref.details not in (_ADDED, _EXTENDED):
         return (*found, str(ref.details))
-    is_added = ref.details == ADDED
+    is_added = ref.details == _ADDED
     last = last_value(source, where[message][0] if is_added else found[0], "details" if is_added else "artifactRef")
     if last is None:
         raise _edited_since(ref)
