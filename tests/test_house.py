@@ -19,7 +19,7 @@ SMALL_MODULES: dict[str, str] = {}
 
 # Names with several meanings that are not renamed yet. Both sets should become empty.
 SHARED_MODULE_NAMES: set[str] = set()
-SHARED_CLASS_NAMES: set[str] = {"UnresolvedPointer"}
+SHARED_CLASS_NAMES: set[str] = set()
 
 
 @cache

@@ -6,17 +6,6 @@ from coatcheck.executor.calls import ArtifactReference, Result, Running, TimedOu
 from coatcheck.executor.run import Handle, ToolExecutor
 
 __all__ = [
-    "PASS_POINTER",
-    "ArtifactReference",
-    "Description",
-    "Handle",
-    "Pointer",
-    "Result",
-    "Running",
-    "TimedOut",
-    "ToolCall",
-    "ToolError",
-    "ToolExecutor",
-    "ToolOutcome",
-    "resolve_arguments",
-]
+    "PASS_POINTER", "ArtifactReference", "Description", "Handle", "Pointer", "Result", "Running", "TimedOut",
+    "ToolCall", "ToolError", "ToolExecutor", "ToolOutcome", "resolve_arguments",
+]  # fmt: skip
