@@ -21,7 +21,7 @@ from coatcheck.ids import check_name, clip, is_pointer, is_prefix, parse_pointer
 from coatcheck.intake import Intake
 from coatcheck.lookup import Lookup, Scope
 from coatcheck.storage import TRANSCRIPT, BlobStore, Catalog, Limits, PassageIndex, SessionInfo, Totals
-from coatcheck.transfer import CopyReport, Side, copy, export_lines, import_lines
+from coatcheck.transfer import CopyReport, copy, export_lines, import_lines
 
 if TYPE_CHECKING:
     from coatcheck.session import Session
@@ -216,23 +216,15 @@ class Store:
         The archive is untrusted. It must contain the bytes of every artifact; quotas and size limits apply. Its
         sessions become new sessions. If a session with that id exists already, the import is refused, unless `sessions`
         maps the id to another one, or `merge` allows to add to it. Importing the same archive again adds nothing."""
-        return import_lines(
-            self._blobs,
-            self._catalog,
-            self._intake,
-            source,
-            now=self._clock(),
-            sessions=sessions,
-            merge=merge,
-            progress=progress,
-        )
+        now = self._clock()
+        return import_lines(self._intake, source, now=now, sessions=sessions, merge=merge, progress=progress)
 
     def copy_to(self, other: Store, *, progress: Progress | None = None) -> CopyReport:
         """Copy every session and ref to another store on any backend. Refs that it has already are skipped.
 
         Pointers and names stay valid there. Tenants are separate stores: copy each."""
         self._activity.flush()
-        return copy(Side(self._blobs, self._catalog), Side(other._blobs, other._catalog), progress=progress)
+        return copy(self._intake, other._intake, progress=progress)
 
     @property
     def secret(self) -> bytes:
