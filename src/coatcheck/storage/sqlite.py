@@ -458,6 +458,12 @@ class Database:
                 return None
         return self._journal.append(record)
 
+    def _sync_journal(self, position: Position) -> None:
+        try:
+            self._journal.sync(position)
+        except OSError as error:
+            raise storage_error(error, "syncing the journal") from error
+
     def _is_behind(self) -> bool:
         """Return whether the database may lack recent puts, or have some that are not durable yet."""
         if self._closed:

@@ -19,7 +19,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreFull, storage_error
+from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreFull
 from coatcheck.ids import MIN_PREFIX, prefix_range
 from coatcheck.refs import Blob, Ref
 from coatcheck.storage.catalog import (
@@ -681,12 +681,6 @@ class FolderCatalog(Database, SqliteCatalog):
             self._batch.is_open = False
         if self._batch.position is not None:
             self._sync_journal(self._batch.position)
-
-    def _sync_journal(self, position: Position) -> None:
-        try:
-            self._journal.sync(position)
-        except OSError as error:
-            raise storage_error(error, "syncing the journal") from error
 
     def _take_record(self, record: bytes) -> None:
         try:
