@@ -7,10 +7,11 @@ with a body have a slow, correct default, which a backend may override.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from coatcheck.refs import Blob
@@ -71,11 +72,11 @@ class BlobStore(ABC):
         """Return bytes from `offset`, fewer than `length` only at the end. Raises `Damaged` if a frame in the range
         fails its checksum, and `NotFound` if the copy was removed."""
 
-    @contextmanager
+    @contextlib.contextmanager
     def opened(self, blob: Blob) -> Iterator[Callable[[int, int], bytes]]:
         """Keep this copy open for several reads. Yields a function that does what `read` does with an offset and a
         length, and is safe to call from several threads."""
-        yield partial(self.read, blob)
+        yield functools.partial(self.read, blob)
 
     @abstractmethod
     def remove(self, blob: Blob) -> None:
