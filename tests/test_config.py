@@ -219,6 +219,7 @@ def test_a_section_is_what_its_part_takes(tmp_path: Path) -> None:
     taken = set(inspect.signature(Policy).parameters) - {
         "count",
         "read_arguments",
+        "reference",
         "render",
         "resolves",
         "ttl",

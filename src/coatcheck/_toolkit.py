@@ -59,6 +59,31 @@ DESCRIPTIONS: Final = (
 )
 _PURPOSES: Final[tuple[Purpose, ...]] = ("get", "list", "store", "wait")
 
+
+def _schema(required: list[str], **properties: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {
+            name: {"type": "string", **({"description": about} if about else {})} for name, about in properties.items()
+        },
+        **({"required": required} if required else {}),
+        "additionalProperties": False,
+    }
+
+
+_SCHEMAS: Final = (
+    _schema(
+        ["pointer"],
+        pointer="or a name",
+        lines="e.g. 4100:4160 or -50:",
+        grep="RE2 regex",
+        query="shape, JSONPath ($.a[0]) or SQL (SELECT ... FROM artifact)",
+        cursor="given by the last page",
+    ),
+    _schema([], query="words to search for", cursor="given by the last page"),
+    _schema(["name", "value"], name="", value="", content_type="e.g. application/json"),
+    _schema(["handle"], handle="", seconds="to wait, at most 60; 10 if left out, 0 only looks"),
+)
 _PREFIX: Final = re.compile(r"[\w.:/-]{0,40}", re.ASCII)
 _LOG: Final = logging.getLogger("coatcheck")
 RESERVED: Final = 1_000  # characters for the first line of a page
@@ -211,50 +236,11 @@ def toolkit(
     whole(max_chars, "max_chars", least=LEAST_CHARS)
     whole(max_store_bytes, "max_store_bytes", least=1)
     one_of(redact, "redact", ("store",), optional=True)
-    get, listing, store, wait = (prefix + name for name in _STYLES[style])
+    names = [prefix + name for name in _STYLES[style]]
     policy = configured(session.store.settings, redact)
-    run = _Answers(session, max_chars, max_store_bytes, list_tool=listing, policy=policy, handles=handles)
-    tools = [
-        Tool(
-            get,
-            DESCRIPTIONS[0],
-            _schema(
-                ["pointer"],
-                pointer="or a name",
-                lines="e.g. 4100:4160 or -50:",
-                grep="RE2 regex",
-                query="shape, JSONPath ($.a[0]) or SQL (SELECT ... FROM artifact)",
-                cursor="given by the last page",
-            ),
-            True,
-            run.get,
-            run.failed,
-        ),
-        Tool(
-            listing,
-            DESCRIPTIONS[1],
-            _schema([], query="words to search for", cursor="given by the last page"),
-            True,
-            run.list,
-            run.failed,
-        ),
-        Tool(
-            store,
-            DESCRIPTIONS[2],
-            _schema(["name", "value"], name="", value="", content_type="e.g. application/json"),
-            False,
-            run.store,
-            run.failed,
-        ),
-        Tool(
-            wait,
-            DESCRIPTIONS[3],
-            _schema(["handle"], handle="", seconds=f"to wait, at most {MAX_WAIT}; {_WAIT} if left out, 0 only looks"),
-            True,
-            run.wait,
-            run.failed,
-        ),
-    ]
+    run = _Answers(session, max_chars, max_store_bytes, names[1], policy, handles)
+    answers = zip(names, DESCRIPTIONS, _SCHEMAS, (run.get, run.list, run.store, run.wait), strict=True)
+    tools = [Tool(name, words, form, answer != run.store, answer, run.failed) for name, words, form, answer in answers]
     return tools if handles is not None else tools[:3]
 
 
@@ -276,37 +262,17 @@ def known_as(described: object) -> tuple[Purpose, str] | None:
     return (purpose, name) if purpose is not None and isinstance(name, str) else None
 
 
-def _schema(required: list[str], **properties: str) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {
-            name: {"type": "string", **({"description": about} if about else {})} for name, about in properties.items()
-        },
-        **({"required": required} if required else {}),
-        "additionalProperties": False,
-    }
-
-
+@dataclass(frozen=True, slots=True)
 class _Answers:
     """What the tools of one session do. `list_tool` is the name under which the model knows that tool, and `policy`
     applies to what a model stores."""
 
-    def __init__(
-        self,
-        session: Session,
-        max_chars: int,
-        max_store_bytes: int,
-        *,
-        list_tool: str,
-        policy: Policy,
-        handles: Handles | None = None,
-    ) -> None:
-        self._session = session
-        self._max_chars = max_chars
-        self._max_store_bytes = max_store_bytes
-        self._list_tool = list_tool
-        self._policy = policy
-        self._handles = handles
+    session: Session
+    max_chars: int
+    max_store_bytes: int
+    list_tool: str
+    policy: Policy
+    handles: Handles | None = None
 
     def failed(self, text: str) -> str:
         """Return an error as an answer, on one short line."""
@@ -314,27 +280,27 @@ class _Answers:
         return self._marked(flat if flat.startswith("[") else f"[error: {flat}]")
 
     def wait(self, arguments: dict[str, Any]) -> str:
-        assert self._handles is not None
+        assert self.handles is not None
         try:
             limit = min(float(arguments.get("seconds", _WAIT)), MAX_WAIT)
         except ValueError:
             limit = -1.0
         if not limit >= 0:
             raise InvalidArgument("seconds must be a number of at least 0", hint='write seconds="30"')
-        outcome = self._handles.wait(arguments["handle"].strip(), timeout=limit)
-        within = self._policy.limited(max_chars=self._max_chars - RESERVED, enabled=True, tools={})
-        text = self._session.externalize(outcome.text, tool=outcome.name, policy=within).text
+        outcome = self.handles.wait(arguments["handle"].strip(), timeout=limit)
+        within = self.policy.limited(max_chars=self.max_chars - RESERVED, enabled=True, tools={})
+        text = self.session.externalize(outcome.text, tool=outcome.name, policy=within).text
         return self._marked(f"[{_quoted(outcome.name)}: {type(outcome).__name__}]", text)
 
     def get(self, arguments: dict[str, Any]) -> str:
         asked = arguments.pop("pointer")
         target = self._target(asked)
         try:
-            page = self._session.read(target, max_chars=self._max_chars - RESERVED, **arguments)
-            ref = self._session.ref(target)
+            page = self.session.read(target, max_chars=self.max_chars - RESERVED, **arguments)
+            ref = self.session.ref(target)
         except (NotFound, InvalidPointer) as error:
             return self._missing(asked, error)
-        parts = [_pointer(page.pointer), *(_about(ref) if ref else ()), line(page.shown, _SHOWN)]
+        parts = [line(page.pointer, 160), *(_about(ref) if ref else ()), line(page.shown, _SHOWN)]
         if page.cursor is not None:
             parts.append(f'more: cursor="{page.cursor}"')
         elif page.derived is not None:
@@ -347,7 +313,7 @@ class _Answers:
         bare = asked.strip()
         while len(bare) > 1 and _WRAPPED.get(bare[0]) == bare[-1]:
             bare = bare[1:-1].strip()
-        stored_as: str = masked(bare, self._policy)
+        stored_as: str = masked(bare, self.policy)
         for name in dict.fromkeys((asked, bare, stored_as)):
             if is_encodable(name) and not is_pointer(name) and self._named(name):
                 return name
@@ -356,7 +322,7 @@ class _Answers:
 
     def _named(self, name: str) -> bool:
         try:
-            return self._session.ref(name) is not None
+            return self.session.ref(name) is not None
         except InvalidPointer:
             return False
 
@@ -370,10 +336,10 @@ class _Answers:
         nearest = self._nearest(asked)
         if nearest:
             return self._marked(f"{first} nearest: {', '.join(nearest)}")
-        return self._marked(f"{first} {self._list_tool}() lists all artifacts")
+        return self._marked(f"{first} {self.list_tool}() lists all artifacts")
 
     def _nearest(self, asked: str) -> list[str]:
-        refs = self._session.list(limit=_LOOKED_AT)
+        refs = self.session.list(limit=_LOOKED_AT)
         known: dict[str, Ref] = {}
         for ref in refs:
             known.setdefault(ref.pointer, ref)
@@ -387,8 +353,9 @@ class _Answers:
         skip, last = _opened(arguments.get("cursor"))
         words = arguments.get("query")
         if words is not None:
-            hits = self._session.search(words, limit=skip + _HITS + 1)
-            rows = [(hit.ref, _row(hit.ref, 1, _where(hit.lines), hit.passage)) for hit in hits]
+            hits = self.session.search(words, limit=skip + _HITS + 1)
+            places = [f"lines {hit.lines[0]}-{hit.lines[1]}:" if hit.lines else "" for hit in hits]
+            rows = [(hit.ref, _row(hit.ref, 1, where, hit.passage)) for hit, where in zip(hits, places, strict=True)]
             columns = "pointer, kind, bytes, name, passage"
         else:
             rows = [(ref, _row(ref, names, "", ref.summary)) for ref, names in self._artifacts(skip + _ROWS + 1)]
@@ -398,7 +365,7 @@ class _Answers:
         size = RESERVED
         for ref, row in rows[at : at + (_ROWS if words is None else _HITS)]:
             size += len(row) + 1
-            if size > self._max_chars and page:
+            if size > self.max_chars and page:
                 break
             page.append((ref, row))
         if not page:
@@ -407,14 +374,14 @@ class _Answers:
         first = f"artifacts {at + 1}-{at + len(page)}: {columns}"
         if at + len(page) < len(rows):
             again = "" if words is None else "the same query and "
-            first += f'; more: {self._list_tool} with {again}cursor="{at + len(page)}-{page[-1][0].artifact_id[:12]}"'
+            first += f'; more: {self.list_tool} with {again}cursor="{at + len(page)}-{page[-1][0].artifact_id[:12]}"'
         return self._marked(f"[{first}]", "\n".join(row for _, row in page))
 
     def _artifacts(self, count: int) -> Iterable[tuple[Ref, int]]:
         """The newest artifacts, each once, with its number of names."""
         limit = 2 * count + 64
         while True:
-            refs = self._session.list(limit=limit)
+            refs = self.session.list(limit=limit)
             found: dict[str, tuple[Ref, set[str]]] = {}
             for ref in refs:
                 first, names = found.setdefault(ref.artifact_id, (ref, set()))
@@ -440,9 +407,9 @@ class _Answers:
                 f"{clip(claimed, 40)} is not a text content type", hint="e.g. text/plain, text/csv, application/json"
             )
         size = len(encode_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))
-        if size > self._max_store_bytes:
+        if size > self.max_store_bytes:
             raise TooLarge(
-                f"the value has {size:,} bytes; at most {self._max_store_bytes:,} can be stored",
+                f"the value has {size:,} bytes; at most {self.max_store_bytes:,} can be stored",
                 hint="store it in parts",
             )
         if media_type == media.JSON and isinstance(value, str):
@@ -452,14 +419,14 @@ class _Answers:
         elif not isinstance(value, str):
             media_type = media.JSON
         about = About(name=name, tool="store_artifact", media_type=media_type)
-        ref = put(self._session, value, about, self._policy)
-        glance = self._session.preview(ref, limit=200)
+        ref = put(self.session, value, about, self.policy)
+        glance = self.session.preview(ref, limit=200)
         return self._marked(f"[stored {'; '.join([ref.pointer, *_about(ref)])}]", mask(glance.text))
 
     def _marked(self, first: str, rest: str = "") -> str:
         """Mark an answer. A first line that is too long is cut, so that the answer stays within the limit."""
-        room = self._max_chars - LENGTH - len(rest) - 1
-        return mark(self._session.store.secret, first if len(first) <= room else first[: room - 1] + "…", rest)
+        room = self.max_chars - LENGTH - len(rest) - 1
+        return mark(self.session.store.secret, first if len(first) <= room else first[: room - 1] + "…", rest)
 
 
 def _about(ref: Ref) -> list[str]:
@@ -473,17 +440,9 @@ def _row(ref: Ref, names: int, where: str, text: str) -> str:
     return f"{ref.pointer} {ref.kind} {ref.size_bytes} {_quoted(ref.name) if ref.name else '-'}{also} {shown}"
 
 
-def _where(lines: tuple[int, int] | None) -> str:
-    return "" if lines is None else f"lines {lines[0]}-{lines[1]}:"
-
-
 def _quoted(text: str, limit: int = _NAME) -> str:
     """Untrusted text on one line, as a JSON string."""
     return json.dumps(line(mask(text), limit), ensure_ascii=False)
-
-
-def _pointer(pointer: str) -> str:
-    return line(pointer, 160)
 
 
 def _opened(cursor: str | None) -> tuple[int, str | None]:

@@ -118,15 +118,17 @@ class CoreSession(ABC):
 
     def put_about(self, value: object, about: About) -> Ref:
         """Store a value, like `put`."""
-        ref = self._parts.intake.put(self._scope, value, about)
-        self._note_put(ref)
+        parts, scope = self._parts, self._scope
+        ref = parts.intake.put(scope, value, about)
+        digest = ref.artifact_id if ref.size_bytes > parts.catalog.inline_limit else None
+        parts.activity.note(scope.lineage, parts.clock(), scope.info.ttl, digest)
         return ref
 
     def put_encoded(self, value: Encoded, about: About, also: Sequence[CoreSession] = ()) -> Ref:
         """Store a value that is already encoded, in the sessions of `also` too."""
         ref = self._parts.intake.put_encoded(self._scope, value, about, [each._scope for each in also])
         for each in (*also, self):
-            each._note_put(ref)
+            each._used(ref.artifact_id if ref.size_bytes > self._parts.catalog.inline_limit else None)
         return ref
 
     def get(self, target: Ref | str) -> Any:
@@ -325,13 +327,7 @@ class CoreSession(ABC):
         return number
 
     def records(
-        self,
-        series: str,
-        *,
-        after: int = 0,
-        before: int | None = None,
-        limit: int | None = None,
-        newest: bool = False,
+        self, series: str, *, after: int = 0, before: int | None = None, limit: int | None = None, newest: bool = False
     ) -> builtins.list[Record]:
         """Return the records of a series (number, time, token, body), oldest first, or with `newest` newest first.
 
@@ -503,9 +499,6 @@ class CoreSession(ABC):
 
     def _note(self, entry: Entry) -> None:
         self._used(None if entry.blob.coding == "inline" else entry.ref.artifact_id)
-
-    def _note_put(self, ref: Ref) -> None:
-        self._used(ref.artifact_id if ref.size_bytes > self._parts.catalog.inline_limit else None)
 
     def _used(self, digest: str | None) -> None:
         """Note that the session was used now, and a blob that has a copy of its own."""

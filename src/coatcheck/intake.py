@@ -16,15 +16,7 @@ from typing import IO, TypeVar
 from coatcheck import media
 from coatcheck.checks import one_of, seconds
 from coatcheck.content import CHUNK, chunks_of, is_stream
-from coatcheck.errors import (
-    Damaged,
-    InvalidArgument,
-    NotFound,
-    QuotaExceeded,
-    StoreError,
-    StoreUnavailable,
-    TooLarge,
-)
+from coatcheck.errors import Damaged, InvalidArgument, NotFound, QuotaExceeded, StoreError, StoreUnavailable, TooLarge
 from coatcheck.ids import MIN_PREFIX, check_name, clip, is_pointer
 from coatcheck.lookup import Lookup, Scope
 from coatcheck.redaction import mask
@@ -75,27 +67,17 @@ class About:
             seconds(self.ttl, "ttl", optional=True)
 
 
+@dataclass(frozen=True, slots=True)
 class Intake:
-    """The put path of a store."""
+    """The put path of a store. `make_room` collects what has expired, if a quota is exceeded."""
 
-    def __init__(
-        self,
-        blobs: BlobStore,
-        catalog: Catalog,
-        lookup: Lookup,
-        *,
-        limits: Limits,
-        max_artifact_bytes: int | None,
-        clock: Callable[[], float],
-        make_room: Callable[[], object],
-    ) -> None:
-        self._blobs = blobs
-        self._catalog = catalog
-        self._lookup = lookup
-        self._limits = limits
-        self._max = max_artifact_bytes
-        self._clock = clock
-        self._make_room = make_room
+    blobs: BlobStore
+    catalog: Catalog
+    lookup: Lookup
+    limits: Limits
+    max_artifact_bytes: int | None
+    clock: Callable[[], float]
+    make_room: Callable[[], object]
 
     def put(self, scope: Scope, value: object, about: About) -> Ref:
         if isinstance(value, Path):
@@ -125,7 +107,7 @@ class Intake:
 
     def add(self, entry: Entry, *, reuse: bool = False, heal: bool = False) -> bool:
         """Add a ref within the quotas, collecting once to make room. With `reuse`, return False if the blob is gone."""
-        return self._within_quota(lambda: self._catalog.put(entry, limits=self._limits, reuse=reuse, heal=heal))
+        return self._within_quota(lambda: self.catalog.put(entry, limits=self.limits, reuse=reuse, heal=heal))
 
     def _put_bytes(self, scope: Scope, value: Encoded, about: About, digest: str) -> Ref:
         codec, data, text, frames = value
@@ -138,33 +120,33 @@ class Intake:
         def is_repeat(entry: Entry) -> bool:
             return self._is_repeat(entry, digest, codec, about) and self._holds(entry, data)
 
-        if len(data) <= self._catalog.inline_limit:
+        if len(data) <= self.catalog.inline_limit:
             entry, ids = self._within_quota(
-                lambda: self._catalog.put_inline(
+                lambda: self.catalog.put_inline(
                     digest,
                     scope.lineage,
                     lambda: Entry(describe(), Blob(digest, len(data)), info, data),
                     is_repeat,
-                    limits=self._limits,
+                    limits=self.limits,
                 )
             )
-            return self._lookup.ref_for_caller(entry, ids)
-        known = self._catalog.look(digest, scope.lineage, blob=True)
+            return self.lookup.ref_for_caller(entry, ids)
+        known = self.catalog.look(digest, scope.lineage, blob=True)
         if known.is_durable:
             for entry in known.entries:
                 if is_repeat(entry):
-                    return self._lookup.ref_for_caller(entry, known.ids)
+                    return self.lookup.ref_for_caller(entry, known.ids)
         ref = describe()
-        is_same = known.blob and self._blob_holds(known.blob, data)
+        is_same = known.blob and self._is_sound(known.blob, data)
         if known.blob and is_same:
             entry = Entry(ref, known.blob, info)
             if self.add(entry, reuse=True):
-                return self._lookup.ref_for_caller(entry, known.ids)
+                return self.lookup.ref_for_caller(entry, known.ids)
         chunks = [data] if frames is None else FramedChunks([data], frames)
-        with self._blobs.stage(chunks, digest) as staged:
+        with self.blobs.stage(chunks, digest) as staged:
             copy = Entry(ref, staged.publish(), info)
             entry = self._publish(copy, instead_of=known.blob, remove=is_same is not None)
-            return self._lookup.ref_for_caller(entry, known.ids)
+            return self.lookup.ref_for_caller(entry, known.ids)
 
     def _put_stream(self, scope: Scope, stream: IO[bytes], about: About) -> Ref:
         chunks = chunks_of(stream)
@@ -186,26 +168,26 @@ class Intake:
                 chunk = next(chunks, b"")
 
         info = scope.info
-        with self._blobs.stage(measured()) as staged:
+        with self.blobs.stage(measured()) as staged:
             digest = staged.digest
-            near = self._catalog.find(info.session_id, prefix=digest[:MIN_PREFIX])
-            ids = self._catalog.near(scope.lineage, [digest])
+            near = self.catalog.find(info.session_id, prefix=digest[:MIN_PREFIX])
+            ids = self.catalog.near(scope.lineage, [digest])
             codec = _codec_of(stream)
             text = (head[:_HEAD] + tail).decode("utf-8", "ignore") if codec == "text" else None
             ref = self._describe(scope, codec, digest, staged.size, head[:_HEAD], tail, about, text)
-            known = self._catalog.blob(digest)
+            known = self.catalog.blob(digest)
             sound = known and self._is_sound(known)
             if known and sound:
                 for entry in near:
                     # Put it once more, so that it is durable. Nothing is stored twice.
                     again = replace(entry, content=None)
                     if self._is_repeat(entry, digest, codec, about) and self.add(again, reuse=True):
-                        return self._lookup.ref_for_caller(entry, ids)
+                        return self.lookup.ref_for_caller(entry, ids)
                 entry = Entry(ref, known, info)
                 if self.add(entry, reuse=True):
-                    return self._lookup.ref_for_caller(entry, ids)
+                    return self.lookup.ref_for_caller(entry, ids)
             copy = Entry(ref, staged.publish(), info)
-            return self._lookup.ref_for_caller(self._publish(copy, instead_of=known, remove=sound is not None), ids)
+            return self.lookup.ref_for_caller(self._publish(copy, instead_of=known, remove=sound is not None), ids)
 
     def _publish(self, entry: Entry, *, instead_of: Blob | None, remove: bool) -> Entry:
         """Add a new copy to the catalog. Then remove the damaged copy that it replaces; one that only could not be read
@@ -213,18 +195,18 @@ class Intake:
         try:
             self.add(entry, heal=instead_of is not None)
         except BaseException:
-            discard(self._blobs, self._catalog, entry.blob)
+            discard(self.blobs, self.catalog, entry.blob)
             raise
         if instead_of is not None and instead_of.coding != "inline" and remove:
             with contextlib.suppress(StoreError):  # the put is done; a sweep removes the rest
-                self._blobs.remove(instead_of)
+                self.blobs.remove(instead_of)
         return entry
 
     def _within_quota(self, put: Callable[[], _T]) -> _T:
         try:
             return put()
         except QuotaExceeded:
-            self._make_room()
+            self.make_room()
             return put()
 
     def _describe(
@@ -253,30 +235,19 @@ class Intake:
             summary = summarize(shown)
         elif summary is None:
             summary = f"{media_type}, {size} bytes"
-        now = self._clock()
+        now = self.clock()
+        if not summary.isascii():
+            summary = summary.encode("utf-8", "replace").decode()
         return Ref(
-            digest,
-            scope.info.session_id,
-            size,
-            media_type,
-            kind,
-            codec,
-            about.name,
-            about.tool,
-            about.call_id,
-            about.producer or ("executor" if about.tool else "system"),
-            about.parents,
-            summary if summary.isascii() else summary.encode("utf-8", "replace").decode(),
-            now,
-            None if about.ttl is None else now + about.ttl,
-            granted_by=about.granted_by,
-            request=about.request,
-        )
+            digest, scope.info.session_id, size, media_type, kind, codec, about.name, about.tool, about.call_id,
+            about.producer or ("executor" if about.tool else "system"), about.parents, summary, now,
+            None if about.ttl is None else now + about.ttl, granted_by=about.granted_by, request=about.request,
+        )  # fmt: skip
 
     def _is_repeat(self, entry: Entry, digest: str, codec: Codec, about: About) -> bool:
         """Whether this put would add nothing to an entry that the session has."""
         ref = entry.ref
-        if ref.artifact_id != digest or ref.codec != codec or not self._lookup.is_live(entry):
+        if ref.artifact_id != digest or ref.codec != codec or not self.lookup.is_live(entry):
             return False
         if about.ttl is not None or ref.expires is not None:
             return False
@@ -289,16 +260,19 @@ class Intake:
             return False
         if ref.name is None:
             return True
-        newest = self._catalog.find(ref.session_id, name=ref.name, limit=1)
+        newest = self.catalog.find(ref.session_id, name=ref.name, limit=1)
         return bool(newest) and newest[0].seq == entry.seq
 
     def _holds(self, entry: Entry, data: bytes) -> bool:
-        return entry.content == data if entry.blob.coding == "inline" else bool(self._blob_holds(entry.blob, data))
+        return entry.content == data if entry.blob.coding == "inline" else bool(self._is_sound(entry.blob, data))
 
-    def _blob_holds(self, blob: Blob, data: bytes) -> bool | None:
-        """Whether a copy equals the data; None if it cannot be read, which must not stop the put."""
+    def _is_sound(self, blob: Blob, data: bytes | None = None) -> bool | None:
+        """Whether a copy is sound, and equals the data if they are given; None if it cannot be read, which must not
+        stop the put."""
         try:
-            return self._blobs.holds(blob, data)
+            if data is not None:
+                return self.blobs.holds(blob, data)
+            return all(self.blobs.read(blob, at, CHUNK) for at in range(0, blob.size, CHUNK))
         except (Damaged, NotFound):
             return False
         except StoreUnavailable as error:
@@ -306,22 +280,11 @@ class Intake:
                 raise
             return None
 
-    def _is_sound(self, blob: Blob) -> bool | None:
-        """Whether a copy is sound; None if it cannot be read."""
-        try:
-            return all(self._blobs.read(blob, at, CHUNK) for at in range(0, blob.size, CHUNK))
-        except (Damaged, NotFound):
-            return False
-        except StoreUnavailable as error:
-            if error.may_retry:
-                raise
-            return None
-
     def check_size(self, size: int) -> None:
         """Raise `TooLarge` if an artifact may not have this many bytes."""
-        if self._max is not None and size > self._max:
+        if self.max_artifact_bytes is not None and size > self.max_artifact_bytes:
             raise TooLarge(
-                f"the value has at least {size} bytes; the limit for one artifact is {self._max}",
+                f"the value has at least {size} bytes; the limit for one artifact is {self.max_artifact_bytes}",
                 hint="split it, or open the store with a larger max_artifact_bytes",
             )
 

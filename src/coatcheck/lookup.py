@@ -14,16 +14,7 @@ from itertools import islice
 
 from coatcheck.activity import Activity
 from coatcheck.errors import AmbiguousPointer, Expired, InvalidArgument, InvalidPointer, NotFound
-from coatcheck.ids import (
-    MIN_PREFIX,
-    SCHEME,
-    clip,
-    is_encodable,
-    is_prefix,
-    parse_pointer,
-    pointer_of,
-    shared_prefix,
-)
+from coatcheck.ids import MIN_PREFIX, SCHEME, clip, is_encodable, is_prefix, parse_pointer, pointer_of, shared_prefix
 from coatcheck.refs import Ref
 from coatcheck.storage import BlobStore, Catalog, Entry, SessionInfo
 

@@ -64,14 +64,9 @@ class Store:
         self._secret: bytes | None = None
         self._activity = Activity(catalog)
         lookup = Lookup(blobs, catalog, self._activity, clock)
+        limits = Limits(quota_bytes, grace)
         self._intake = Intake(
-            blobs,
-            catalog,
-            lookup,
-            limits=Limits(quota_bytes, grace),
-            max_artifact_bytes=max_artifact_bytes,
-            clock=clock,
-            make_room=lambda: self.collect(compress=False),
+            blobs, catalog, lookup, limits, max_artifact_bytes, clock, lambda: self.collect(compress=False)
         )
         self._session_type = session_type
         self._parts = Parts(blobs, catalog, passages, self._activity, lookup, self._intake, clock, ttl, grace, Files())
@@ -238,25 +233,17 @@ class Store:
         maps the id to another one, or `merge` allows to add to it. Importing the same archive again adds nothing."""
         from coatcheck.transfer import import_lines
 
-        return import_lines(
-            self._blobs,
-            self._catalog,
-            self._intake,
-            source,
-            now=self._clock(),
-            sessions=sessions,
-            merge=merge,
-            progress=progress,
-        )
+        now = self._clock()
+        return import_lines(self._intake, source, now=now, sessions=sessions, merge=merge, progress=progress)
 
     def copy_to(self, other: Store, *, progress: Progress | None = None) -> CopyReport:
         """Copy every session and ref to another store on any backend. Refs that it has already are skipped.
 
         Pointers and names stay valid there. Tenants are separate stores: copy each."""
-        from coatcheck.transfer import Side, copy
+        from coatcheck.transfer import copy
 
         self._activity.flush()
-        return copy(Side(self._blobs, self._catalog), Side(other._blobs, other._catalog), progress=progress)
+        return copy(self._intake, other._intake, progress=progress)
 
     @property
     def secret(self) -> bytes:

@@ -37,8 +37,10 @@ _RUN: Final = {
 }  # fmt: skip
 _POSITIVE: Final = click.IntRange(min=1)
 _SECONDS: Final = click.FloatRange(min=0, min_open=True)
+_DURATION: Final = click.FloatRange(min=0)
 _TTL: Final = "How long artifacts are kept after the session's last use."
-
+_TIMEOUT: Final = "Abandon a request after this time without an answer or progress; 0 for no limit."
+_SCOPE: Final = "Configuration of the user, of this folder, or of the user for this folder (Claude Code only)."
 _SESSION: Final = (
     "Session, shared by every process that uses this id and kept for the next run; {folder} is replaced by the "
     "working folder. Default: a new session per client."
@@ -93,14 +95,7 @@ def mcp(
 @click.option("--max-tokens", metavar="N", type=_POSITIVE, help="Larger results become stubs. Default: [policy], 3000.")
 @click.option("--inline", metavar="TOOL", multiple=True, help="A tool whose results are never changed. Repeatable.")
 @click.option("--no-tools", is_flag=True, help="Add no tools; 'coatcheck mcp' with the same --session offers them.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    default=600.0,
-    show_default=True,
-    help="Abandon a request after this time without an answer or progress; 0 for no limit.",
-)
+@click.option("--timeout", type=_DURATION, metavar="SECONDS", default=600.0, show_default=True, help=_TIMEOUT)
 @click.option("--max-message", metavar="MIB", type=_POSITIVE, default=64, show_default=True, help="Largest message.")
 @click.option("--report", is_flag=True, help="Print savings by tool at the end; without a server, those of all runs.")
 @session_option
@@ -170,13 +165,7 @@ def proxy(
 @click.option("--wrap", is_flag=True, help="Put the client's servers behind the proxy.")
 @click.option("--write", is_flag=True, help="Apply the change. Without it, only show the change.")
 @click.option("--undo", is_flag=True, help="Undo everything that was written.")
-@click.option(
-    "--scope",
-    type=click.Choice(SCOPES),
-    default="user",
-    show_default=True,
-    help="Configuration of the user, of this folder, or of the user for this folder (Claude Code only).",
-)
+@click.option("--scope", type=click.Choice(SCOPES), default="user", show_default=True, help=_SCOPE)
 @click.option("--file", type=click.Path(path_type=Path), metavar="FILE", help="File to use instead of the default.")
 @click.option("--name", default="coatcheck", show_default=True, metavar="TEXT", help="Name of our own entry.")
 @click.option(

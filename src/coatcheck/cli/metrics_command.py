@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from importlib.resources import files
 from itertools import chain, groupby
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -66,36 +68,7 @@ _PLOTS: Final[tuple[tuple[str, Mapping[str, str], dict[str, Any]], ...]] = (
       "rewritten": "tokens_rewritten"}, {"stacked": True}),
 )  # fmt: skip
 """The plots of a session: title, labels and figures, options of `plot`."""
-_STYLE: Final = """
-:root{color-scheme:light dark;--bg:#fff;--fg:#1c1e21;--dim:#5f666e;--grid:#e3e6e9;--card:#f6f7f8;--bad:#b3261e;
---c0:#2468b4;--c1:#c2571a;--c2:#2f7d4f;--c3:#7a4fa3;--c4:#8a6d00}
-@media(prefers-color-scheme:dark){:root{--bg:#16181b;--fg:#e6e8ea;--dim:#9aa2ab;--grid:#2e3338;--card:#1f2327;
---bad:#ff8a80;--c0:#6cb0ff;--c1:#ff9d5c;--c2:#66c28c;--c3:#c19bea;--c4:#e0c04a}}
-body{margin:0 auto;max-width:1240px;padding:24px;background:var(--bg);color:var(--fg)}
-body{font:15px/1.45 system-ui,sans-serif}
-h1{font-size:22px}h2{font-size:18px;margin:32px 0 8px;overflow-wrap:anywhere}h3{font-size:14px;margin:0 0 4px}
-.dim{color:var(--dim)}.bad{color:var(--bad)}
-.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:16px}
-figure{margin:0;padding:12px;background:var(--card);border-radius:8px}figcaption{font-size:13px;color:var(--dim)}
-.tiles{display:flex;flex-wrap:wrap;gap:8px 28px;margin:8px 0 16px}.tiles b{display:block;font-size:20px}
-svg.plot{width:100%;height:auto;display:block}.grid{stroke:var(--grid)}.tick{fill:var(--dim);font-size:11px}
-.limit{stroke:var(--bad);stroke-dasharray:5 4}.line{fill:none;stroke-width:2}
-.s0{--c:var(--c0)}.s1{--c:var(--c1)}.s2{--c:var(--c2)}.s3{--c:var(--c3)}.s4{--c:var(--c4)}
-.line{stroke:var(--c)}.dot,.bar{fill:var(--c)}
-.key{display:inline-block;width:10px;height:10px;background:var(--c);margin:0 4px 0 10px}
-.table{overflow-x:auto}table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}
-th,td{padding:3px 10px;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}
-summary{cursor:pointer;margin:12px 0}section>h3{margin-top:16px}
-"""
 _OVER: Final = ' class="bad"'
-_PAGE: Final = """\
-<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"/>\
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'"/>\
-<meta name="viewport" content="width=device-width, initial-scale=1"/>\
-<title>Coatcheck metrics</title><style>{style}</style></head><body><h1>Coatcheck metrics</h1>\
-<p class="dim">{sessions:,} sessions, {calls:,} model calls. Tokens are estimates.</p>{body}</body></html>
-"""
 
 Value = float | None
 Calls = dict[str, "list[PromptMetrics]"]
@@ -266,7 +239,8 @@ def page(sessions: Mapping[str, Sequence[PromptMetrics]]) -> str:
     body = _tiles(every) + "".join(_section(*one) for one in list(sessions.items())[:MAX_SESSIONS])
     if (omitted := len(sessions) - MAX_SESSIONS) > 0:
         body += f'<p class="dim">{omitted:,} more sessions are not on this page; select them by name.</p>'
-    return _PAGE.format(style=_STYLE, sessions=len(sessions), calls=len(every), body=body)
+    template = Template(files("coatcheck.cli").joinpath("metrics.html").read_text("utf-8"))
+    return template.substitute(sessions=f"{len(sessions):,}", calls=f"{len(every):,}", body=body)
 
 
 def _tiles(calls: Sequence[PromptMetrics]) -> str:

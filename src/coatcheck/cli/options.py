@@ -42,14 +42,10 @@ def expand_folder(context: click.Context, parameter: click.Parameter, value: Any
 _STORE_HELP: Final = "Folder of the store. Default: the settings (COATCHECK_STORE), else the user's data folder."
 store_option = click.option("--store", "url", metavar="FOLDER", help=_STORE_HELP)
 session_option = click.option(
-    "--session",
-    "session_id",
-    metavar="ID",
-    default=lambda: setting("session.id"),
+    "--session", "session_id", metavar="ID", default=lambda: setting("session.id"), callback=expand_folder,
     show_default="the settings (COATCHECK_SESSION), else 'default'",
-    callback=expand_folder,
     help="Session to use; {folder} is replaced by the working folder.",
-)
+)  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 

@@ -115,11 +115,9 @@ def import_(file: str, mapped: tuple[str, ...], merge: bool, url: str | None, as
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
 @click.option(
-    "--tenant",
-    default=lambda: setting("store.tenant"),
-    show_default="the settings (COATCHECK_TENANT)",
+    "--tenant", default=lambda: setting("store.tenant"), show_default="the settings (COATCHECK_TENANT)",
     help="Copy this tenant's store to the same tenant in the target.",
-)
+)  # fmt: skip
 @click.option("--move", is_flag=True, help="End the sessions in the source afterwards. Stop their writers first.")
 @json_option
 def copy(source: str, target: str, tenant: str | None, move: bool, as_json: bool) -> int:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from coatcheck.checks import one_of
-from coatcheck.context.budget import whole
+from coatcheck.checks import one_of, whole
 from coatcheck.errors import InvalidArgument, LimitExceeded, StoreError
 from coatcheck.externalize import Policy, configured
 from coatcheck.externalize.pipeline import put
@@ -87,8 +86,10 @@ def bootstrap(
     enabled = settings["enabled"] if enabled is None else enabled
     if not isinstance(enabled, bool):
         raise InvalidArgument(f"enabled must be True or False, got {clip(repr(enabled))}")
-    most = whole("threshold_chars", settings["threshold_chars"] if threshold_chars is None else threshold_chars, 1)
-    shown = whole("shown_chars", settings["shown_chars"] if shown_chars is None else shown_chars, 0)
+    most: int = settings["threshold_chars"] if threshold_chars is None else threshold_chars
+    shown: int = settings["shown_chars"] if shown_chars is None else shown_chars
+    whole(most, "threshold_chars", least=1)
+    whole(shown, "shown_chars")
     one_of(redact, "redact", ("store",), optional=True)
     policy = configured(session.store.settings, redact)
     make = _Text(session, most if enabled else None, min(shown, most), read_tool, policy, lead or _lead)

@@ -54,14 +54,6 @@ class Recalled:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
-    ref: Ref
-    passage: str
-    lines: tuple[int, int] | None
-    relevance: float
-
-
-@dataclass(frozen=True, slots=True)
 class _Described:
     """An artifact with its score and the texts of its line: masked, and each on one line."""
 
@@ -130,46 +122,38 @@ def rank(
             settings[name] = sizes[name]
     items: int = settings["max_items"]
     total, hits = session.survey(message, 2 * items)
-    ranked = _described(_ranked(session, _found(session, hits, items))[:items]) if total else []
+    ranked = _ranked(session, hits, items) if total else []
     return Ranking(ranked, total, settings["max_chars"], settings["narrative_max_chars"], read_tool, list_tool)
 
 
-def _found(session: Session, hits: Sequence[Hit], items: int) -> list[_Candidate]:
+def _ranked(session: Session, hits: Sequence[Hit], items: int) -> list[_Described]:
+    """Return the best artifacts, best first. Recency is a rank among them, not an age, so the clock is not used."""
     best = hits[0].score if hits else 0.0
-    found = {
-        hit.ref.artifact_id: _Candidate(
-            hit.ref, hit.passage if hit.lines else "", hit.lines, hit.score / best if best else 1.0
-        )
-        for hit in hits
-    }
+    found: dict[str, tuple[Ref, Hit | None]] = {hit.ref.artifact_id: (hit.ref, hit) for hit in hits}
     if len(found) < items:
         for ref in session.list(limit=2 * items):
-            found.setdefault(ref.artifact_id, _Candidate(ref, "", None, 0.0))
-    return list(found.values())
+            found.setdefault(ref.artifact_id, (ref, None))
+    order = sorted(found, key=lambda one: (found[one][0].created, one))
+    used = session.shown_of(ref for ref, _ in found.values())
+    scores: dict[str, float] = {}
+    for number, one in enumerate(order, 1):
+        hit = found[one][1]
+        relevance = 0.0 if hit is None else hit.score / best if best else 1.0
+        scores[one] = relevance + _RECENT * number / len(order) + _USED * (one in used)
+    ranked = sorted(found, key=lambda one: (-scores[one], one))[:items]
+    return _described([found[one] for one in ranked], [scores[one] for one in ranked])
 
 
-def _ranked(session: Session, found: list[_Candidate]) -> list[tuple[_Candidate, float]]:
-    """Rank the candidates, best first. Recency is a rank among the candidates, not an age, so the clock is not used."""
-    order = sorted(found, key=lambda one: (one.ref.created, one.ref.artifact_id))
-    recency = {one.ref.artifact_id: (number + 1) / len(order) for number, one in enumerate(order)}
-    used = session.shown_of(one.ref for one in found)
-    scored = [
-        (one, one.relevance + _RECENT * recency[one.ref.artifact_id] + _USED * (one.ref.artifact_id in used))
-        for one in found
-    ]
-    return sorted(scored, key=lambda pair: (-pair[1], pair[0].ref.artifact_id))
-
-
-def _described(ranked: list[tuple[_Candidate, float]]) -> list[_Described]:
-    refs = [one.ref for one, _ in ranked]
-    labels = _on_one_line([mask(ref.name or ref.tool or "") for ref in refs])
-    summaries = _on_one_line([mask(ref.summary) for ref in refs])
-    passages = _on_one_line([one.passage for one, _ in ranked])  # search has masked them, with the text around them
-    pointers = [ref.pointer for ref in refs]
+def _described(found: list[tuple[Ref, Hit | None]], scores: list[float]) -> list[_Described]:
+    lines = [hit.lines if hit else None for _, hit in found]
+    labels = _on_one_line([mask(ref.name or ref.tool or "") for ref, _ in found])
+    summaries = _on_one_line([mask(ref.summary) for ref, _ in found])
+    passages = _on_one_line([hit.passage if hit and hit.lines else "" for _, hit in found])  # search has masked them
+    pointers = [ref.pointer for ref, _ in found]
     return [
-        _Described(one.ref, score, pointer, label, _unrepeated(summary, passage), passage, one.lines)
-        for (one, score), pointer, label, summary, passage in zip(
-            ranked, pointers, labels, summaries, passages, strict=True
+        _Described(ref, score, pointer, label, _unrepeated(summary, passage), passage, where)
+        for (ref, _), score, pointer, label, summary, passage, where in zip(
+            found, scores, pointers, labels, summaries, passages, lines, strict=True
         )
     ]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from coatcheck.errors import BudgetExceeded, CoatcheckError, InvalidArgument
+from coatcheck.checks import whole
+from coatcheck.errors import BudgetExceeded, CoatcheckError
 from coatcheck.externalize import Policy, configured
 from coatcheck.externalize.pipeline import put
-from coatcheck.ids import clip
 from coatcheck.intake import About
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
@@ -43,10 +43,7 @@ class Violation:
     ambiguous: bool = False
 
     def to_record(self) -> dict[str, Any]:
-        return {
-            "field": self.field, "limit": self.limit, "actual": self.actual, "message": self.message,
-            "ambiguous": self.ambiguous,
-        }  # fmt: skip
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +71,8 @@ class Budget:
     max_inline_artifact_chars: int = 2_000
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            whole(field.name, getattr(self, field.name), 1 if field.name in _AT_LEAST_ONE else 0)
+        for one in fields(self):
+            whole(getattr(self, one.name), one.name, least=1 if one.name in _AT_LEAST_ONE else 0)
 
     def check(
         self,
@@ -93,12 +90,14 @@ class Budget:
         Omitted parts are not checked."""
         found: list[Violation] = []
         if hot_state is not None:
-            text, entries = rendered(hot_state)
+            text, types = rendered(hot_state)
             found += self.hot_state_tokens(None if text is None else counted(count, text))
-            found += self.index_entries(entries)
+            entries = None if types is None else len(types)
+            limit = self.max_artifact_index_entries
+            found += _judged("max_artifact_index_entries", limit, entries, "an artifact index of {} entries")
         if prompt is not None:
             found += self.prompt_tokens(counted(count, prompt) if isinstance(prompt, str) else prompt)
-        retrieved, inline = _listed(chunks), _listed(artifacts)
+        retrieved, inline = listed(chunks), listed(artifacts)
         number = None if retrieved is None else len(retrieved)
         found += _judged("max_rag_chunks", self.max_rag_chunks, number, "{} retrieved chunks")
         found += self.inline_chars("retrieved chunk", retrieved or [])
@@ -122,19 +121,22 @@ class Budget:
         artifact by its stub, surplus chunks by one line, a hot state by a shorter one. `policy` says whether secrets
         are masked first, and what stubs look like; by default that of the store's settings. Without a session, or if
         anything could not be counted, it raises."""
-        chunks, artifacts = repeatable(chunks), repeatable(artifacts)
-        violations = self.check(hot_state=hot_state, prompt=prompt, chunks=chunks, artifacts=artifacts, count=count)
+        parts: dict[str, Any] = {"chunks": listed(chunks), "artifacts": listed(artifacts)}  # an iterator is used up
+        violations = self.check(hot_state=hot_state, prompt=prompt, count=count, **parts)
+        texts, inline = (
+            tuple(text for one in part or () if (text := text_of(one)) is not None) for part in parts.values()
+        )
         if not violations:
-            return Enforced(hot_state, prompt, _texts(chunks), _texts(artifacts))
+            return Enforced(hot_state, prompt, texts, inline)
         log_violations(violations, None if session is None else session.session_id)
         if session is None or any(one.ambiguous for one in violations):
             raise refusal(violations)
-        make = References(self, session, policy)
+        make = References(self, session, policy or configured(session.store.settings))
         if {one.field for one in violations} & {"max_hot_state_tokens", "max_artifact_index_entries"}:
             hot_state = make.smaller(hot_state, self, count)
-        kept, rest = make.surplus(_texts(chunks))
+        kept, rest = make.surplus(texts)
         within = tuple(make.inline(text, "retrieved chunk") for text in kept)
-        shown = tuple(make.inline(text, "inline artifact") for text in _texts(artifacts))
+        shown = tuple(make.inline(text, "inline artifact") for text in inline)
         left = self.check(hot_state=hot_state, prompt=prompt, chunks=within, artifacts=shown, count=count)
         if left:
             raise refusal(left)
@@ -144,10 +146,6 @@ class Budget:
 
     def hot_state_tokens(self, tokens: object) -> tuple[Violation, ...]:
         return _judged("max_hot_state_tokens", self.max_hot_state_tokens, tokens, "a hot state of {} tokens")
-
-    def index_entries(self, entries: object) -> tuple[Violation, ...]:
-        limit = self.max_artifact_index_entries
-        return _judged("max_artifact_index_entries", limit, entries, "an artifact index of {} entries")
 
     def prompt_tokens(self, tokens: object) -> tuple[Violation, ...]:
         return _judged("max_prompt_tokens", self.max_prompt_tokens, tokens, "a prompt of {} tokens")
@@ -163,33 +161,26 @@ class Budget:
         return found
 
 
+@dataclass(slots=True)
 class References:
     """Replaces parts that are over the budget by references, and collects their `refs` and the `changes`."""
 
-    def __init__(
-        self,
-        budget: Budget,
-        session: Session,
-        policy: Policy | None = None,
-        *,
-        list_tool: str | None = "list_artifacts",
-    ) -> None:
-        self._budget = budget
-        self._session = session
-        self._policy = configured(session.store.settings) if policy is None else policy
-        self._list_tool = list_tool
-        self.refs: list[Ref] = []
-        self.changes: list[str] = []
+    budget: Budget
+    session: Session
+    policy: Policy
+    list_tool: str | None = "list_artifacts"
+    refs: list[Ref] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
 
     def inline(self, text: str, what: str) -> str:
         """Return a text that may be shown inline, or its stub with the longest preview that fits."""
-        limit = self._budget.max_inline_artifact_chars
+        limit = self.budget.max_inline_artifact_chars
         if len(text) <= limit:
             return text
         shown = text
         for preview in _PREVIEWS:
             policy = self._stubs(preview, max_chars=limit, max_tokens=None, max_bytes=None, tools={})
-            outcome = self._session.externalize(text, tool=_TOOL, policy=policy)
+            outcome = self.session.externalize(text, tool=_TOOL, policy=policy)
             shown = outcome.text
             if outcome.ref is None:
                 break  # the store failed: this is a head and tail, and the next check decides
@@ -201,12 +192,12 @@ class References:
 
     def surplus(self, chunks: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
         """Return the chunks that the budget allows, and one line of pointers for the others."""
-        most = self._budget.max_rag_chunks
+        most = self.budget.max_rag_chunks
         if len(chunks) <= most:
             return chunks, None
         over = chunks[most:]
         try:
-            rest = [put(self._session, chunk, About(tool=_TOOL, kind="doc"), self._policy) for chunk in over]
+            rest = [put(self.session, chunk, About(tool=_TOOL, kind="doc"), self.policy) for chunk in over]
         except CoatcheckError as error:  # a failing store must not cost the prompt
             self.changes.append(f"{len(over)} of {len(chunks)} retrieved chunks are left out: {error.message}")
             return chunks[:most], f"{len(over)} more retrieved chunks are left out: they could not be stored."
@@ -214,10 +205,10 @@ class References:
         self.changes.append(f"{len(rest)} of {len(chunks)} retrieved chunks became pointers")
         pointers = list(dict.fromkeys(ref.pointer for ref in rest))
         line = f"{len(rest)} more retrieved chunks, stored and not shown: "
-        room = self._budget.max_inline_artifact_chars - len(line) - 40
+        room = self.budget.max_inline_artifact_chars - len(line) - 40
         shown = pointers[: max(0, room // (len(pointers[0]) + 1))]
         left = len(pointers) - len(shown)
-        see = f", see {self._list_tool}" if self._list_tool else ""
+        see = f", see {self.list_tool}" if self.list_tool else ""
         return chunks[:most], line + " ".join(shown) + (f" and {left} others{see}" if left else "")
 
     def smaller(self, hot_state: Any, budget: Budget, count: TokenCounter) -> Any:
@@ -229,7 +220,7 @@ class References:
         text, _ = rendered(hot_state)
         assert text is not None, "a state that cannot be rendered is ambiguous and was refused"
         for preview in _PREVIEWS:
-            outcome = self._session.externalize(text, tool=_TOOL, policy=self._stubs(preview, tools={_TOOL: "always"}))
+            outcome = self.session.externalize(text, tool=_TOOL, policy=self._stubs(preview, tools={_TOOL: "always"}))
             tokens = counted(count, outcome.text)
             if outcome.ref is not None and tokens is not None and tokens <= budget.max_hot_state_tokens:
                 self.refs.append(outcome.ref)
@@ -238,7 +229,7 @@ class References:
         return hot_state
 
     def _stubs(self, preview_chars: int, **changes: Any) -> Policy:
-        return replace(self._policy, enabled=True, preview_chars=preview_chars, **changes)
+        return replace(self.policy, enabled=True, preview_chars=preview_chars, **changes)
 
 
 def log_violations(violations: Iterable[Violation], session_id: str | None = None) -> None:
@@ -256,20 +247,23 @@ def refusal(violations: Iterable[Violation]) -> BudgetExceeded:
     return BudgetExceeded(found[0].message + more, found, hint=hint if any(one.ambiguous for one in found) else None)
 
 
-def rendered(hot_state: object) -> tuple[str | None, int | None]:
-    """Return a hot state's JSON and the number of its index entries, each None if unknown."""
+def rendered(hot_state: object) -> tuple[str | None, list[str] | None]:
+    """Return a hot state's JSON and the types of its index entries, each None if unknown."""
     text: object = hot_state
     try:
         if not isinstance(hot_state, str):
             render = getattr(hot_state, "render", None)
             text = render() if callable(render) else json.dumps(hot_state, ensure_ascii=False, separators=(",", ":"))
-        if not isinstance(text, str):
-            return None, None
-        state = json.loads(text)
+        state = json.loads(text) if isinstance(text, str) else None
     except Exception:  # noqa: BLE001 - the host's own object: what cannot be read cannot be counted
-        return (text, None) if isinstance(text, str) else (None, None)
-    entries = state.get("artifact_index", []) if isinstance(state, Mapping) else None
-    return text, len(entries) if isinstance(entries, list) else None
+        state = None
+    index = state.get("artifact_index", []) if isinstance(state, Mapping) else None
+    types = (
+        [str(one.get("type") if isinstance(one, Mapping) else None) for one in index]
+        if isinstance(index, list)
+        else None
+    )
+    return text if isinstance(text, str) else None, types
 
 
 def text_of(part: object) -> str | None:
@@ -287,28 +281,12 @@ def text_of(part: object) -> str | None:
     return None
 
 
-def whole(name: str, value: Any, least: int) -> int:
-    """Return a whole number of at least `least`. Raises `InvalidArgument` for anything else."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidArgument(f"{name} must be a whole number of at least {least}, got {clip(repr(value))}")
-    return value
-
-
-def repeatable(parts: Any) -> Any:
-    """Return parts that can be iterated twice, or None if they cannot be listed: the check refuses None."""
+def listed(parts: Any) -> list[Any] | None:
+    """Return parts as a list, or None if they cannot be listed, which `check` refuses."""
     try:
-        return parts if isinstance(parts, str | bytes) else list(parts)
+        return None if isinstance(parts, str | bytes) else list(parts)
     except Exception:  # noqa: BLE001 - an iterator of the host's own
         return None
-
-
-def _listed(parts: object) -> list[object] | None:
-    found = repeatable(parts) if isinstance(parts, Iterable) else None
-    return found if isinstance(found, list) else None
-
-
-def _texts(parts: Iterable[object]) -> tuple[str, ...]:
-    return tuple(text for text in map(text_of, parts) if text is not None)
 
 
 def _judged(field: str, limit: int, actual: object, words: str) -> tuple[Violation, ...]:

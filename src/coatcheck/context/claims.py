@@ -17,7 +17,7 @@ from coatcheck.context.hot_state import HotState, compact
 from coatcheck.errors import Damaged, Fenced, InvalidArgument
 from coatcheck.ids import clip
 from coatcheck.redaction import mask
-from coatcheck.refs import LAST_TIME
+from coatcheck.refs import LAST_TIME, iso_time
 
 if TYPE_CHECKING:
     from coatcheck.session import Session
@@ -104,7 +104,7 @@ class Snapshot:
         """Return the snapshot as JSON, with known secrets masked."""
         return {
             "number": self.number,
-            "written_at": self.written_at.isoformat().replace("+00:00", "Z"),
+            "written_at": iso_time(self.at),
             "holder": mask(self.holder),
             "token": self.token,
             "state": self.state.shown(),

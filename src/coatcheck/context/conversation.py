@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from coatcheck.errors import LimitExceeded
 from coatcheck.externalize import Outcome, Policy
 from coatcheck.ids import clip
-from coatcheck.messages import Dialect, Format, Message
+from coatcheck.messages import Dialect, Message
 from coatcheck.messages.cache import with_marks_of, without_marks
 from coatcheck.messages.cost import BoundedCache, Cost, Tally
 from coatcheck.messages.formats import ToolResult, text_paths
@@ -76,18 +76,21 @@ class Conversation:
         self._session = session
         self._dialect = dialect
         self._tally = tally
-        self._externalizer = _Externalizer(session, policy, dialect.format)
+        self._policy = policy
         self._keep_turns = keep_turns
         self._read_tool = read_tool
         self._redact = redact
         self._step: _Step | None = None
+        self._changes: list[str] = []
+        self._parts: BoundedCache[bytes, tuple[dict[str, str], tuple[ToolResult, ...]]] = BoundedCache(_CACHED)
+        self._replacements: BoundedCache[tuple[bytes, str], list[tuple[Path, Outcome]]] = BoundedCache(_CACHED)
 
     def fitted(self, messages: Sequence[Message], costs: Sequence[Cost | None], room: int) -> SentMessages:
         """Return the messages within `room` tokens. Raises `LimitExceeded` if they do not fit or cannot be counted."""
         known = {id(one): cost for one, cost in zip(messages, costs, strict=True) if cost is not None}
         paired = list(self._dialect.mended(messages))
         whole = self._costs(paired, known)
-        done = self._externalizer.externalized(paired, [one.digest for one in whole])
+        done = self._externalized(paired, whole)
         known.update(zip(map(id, paired), whole, strict=True))
         slim = [message for message, _ in done]
         left = self._costs(slim, known)
@@ -99,8 +102,7 @@ class Conversation:
 
     def take_changes(self) -> tuple[str, ...]:
         """Return and clear the list of changes made to the messages, one line each."""
-        found = tuple(self._externalizer.changes)
-        self._externalizer.changes.clear()
+        found, self._changes = tuple(self._changes), []
         return found
 
     def _pruned(self, slim: list[Message], costs: list[Cost], room: int) -> SentMessages:
@@ -118,7 +120,7 @@ class Conversation:
         messages = self._alternating(left, slim)
         sent = SentMessages(messages, self._costs(messages), pruned=done)
         failures = (f"an old result could not be stored: {one}" for one in done.failures)
-        self._externalizer.changes += [*done.steps, *failures]
+        self._changes += [*done.steps, *failures]
         self._step = _Step(tuple(one.digest for one in costs), room, left, tuple(sent.costs), done)
         return sent
 
@@ -173,34 +175,8 @@ class Conversation:
             found.append(one)
         return found
 
-
-class _Parts(NamedTuple):
-    """The ids and tool names of the calls in a message, and its results."""
-
-    calls: tuple[tuple[str, str], ...]
-    results: tuple[ToolResult, ...]
-
-
-class _Replacements(NamedTuple):
-    """The content that replaces the content at some paths of a message, and the refs of what was stored."""
-
-    contents: tuple[tuple[Path, Any], ...]
-    refs: tuple[Ref, ...]
-
-
-class _Externalizer:
-    """Externalizes the results in messages of one session. `changes` has one line for each, when it is first done."""
-
-    def __init__(self, session: Session, policy: Policy | None, known: Format) -> None:
-        self._session = session
-        self._policy = policy
-        self._format = known
-        self.changes: list[str] = []
-        self._parts: BoundedCache[bytes, _Parts] = BoundedCache(_CACHED)
-        self._replacements: BoundedCache[tuple[bytes, str], _Replacements] = BoundedCache(_CACHED)
-
-    def externalized(
-        self, messages: Sequence[Message], digests: Sequence[bytes]
+    def _externalized(
+        self, messages: Sequence[Message], costs: Sequence[Cost]
     ) -> list[tuple[Message, tuple[Ref, ...]]]:
         """Return the messages with stubs in place of results that the policy finds too large, and their refs. Messages
         without such results are returned as the same objects."""
@@ -208,56 +184,53 @@ class _Externalizer:
             return [(message, ()) for message in messages]
         tools: dict[str, str] = {}
         done = []
-        for message, digest in zip(messages, digests, strict=True):
-            parts = self._parts.get(digest)
+        for message, cost in zip(messages, costs, strict=True):
+            parts = self._parts.get(cost.digest)
             if parts is None:
-                calls = tuple((call.id, call.name) for call in self._format.calls(message))
-                parts = self._parts.keep(digest, _Parts(calls, self._format.results(message)))
-            tools.update(parts.calls)
-            done.append(self._replaced(message, digest, parts.results, tools) if parts.results else (message, ()))
+                known = self._dialect.format
+                calls = {call.id: call.name for call in known.calls(message)}
+                parts = self._parts.keep(cost.digest, (calls, known.results(message)))
+            tools.update(parts[0])
+            done.append(
+                self._replaced(message, cost.digest, parts[1], tools, self._policy) if parts[1] else (message, ())
+            )
         return done
 
     def _replaced(
-        self, message: Message, digest: bytes, results: Sequence[ToolResult], tools: Mapping[str, str]
+        self,
+        message: Message,
+        digest: bytes,
+        results: Sequence[ToolResult],
+        tools: Mapping[str, str],
+        policy: Policy,
     ) -> tuple[Message, tuple[Ref, ...]]:
         names = [result.name or tools.get(result.call_id) for result in results]
         key = (digest, "\0".join(map(str, names)))
         found = self._replacements.get(key)
         if found is None:
-            found, failed = self._stored(message, results, names)
-            if not failed:  # else the next prompt tries again
+            found = [
+                (path, outcome)
+                for result, name in zip(results, names, strict=True)
+                for path in text_paths(message, result)
+                if (outcome := self._outcome(at(message, path), name, result.call_id, policy)) is not None
+            ]
+            if all(outcome.failure is None for _, outcome in found):  # else the next prompt tries again
                 self._replacements.keep(key, found)
         new = message
-        for path, content in found.contents:
-            new = dict(replaced(new, path, with_marks_of(content, at(message, path))))
-        return new, found.refs
+        for path, outcome in found:
+            new = dict(replaced(new, path, with_marks_of(outcome.content, at(message, path))))
+        return new, tuple(ref for _, outcome in found for ref in outcome.refs)
 
-    def _stored(
-        self, message: Message, results: Sequence[ToolResult], names: Sequence[str | None]
-    ) -> tuple[_Replacements, bool]:
-        """Externalize the results of a message, without the host's breakpoints, which belong to the turn. Also return
-        whether storing any of them failed."""
-        contents: list[tuple[Path, Any]] = []
-        refs: list[Ref] = []
-        failed = False
-        for result, name in zip(results, names, strict=True):
-            for path in text_paths(message, result):
-                outcome = self._outcome(without_marks(at(message, path)), name, result.call_id)
-                if outcome is not None:
-                    contents.append((path, outcome.content))
-                    refs += outcome.refs
-                    self.changes.append(_change(name, at(message, path), outcome))
-                    failed = failed or outcome.failure is not None
-        return _Replacements(tuple(contents), tuple(refs)), failed
-
-    def _outcome(self, content: Any, tool: str | None, call_id: str) -> Outcome | None:
-        """Externalize content; None if it stays as it is."""
-        policy = self._policy
-        assert policy is not None
-        if not isinstance(content, str | list):
+    def _outcome(self, content: Any, tool: str | None, call_id: str, policy: Policy) -> Outcome | None:
+        """Externalize content without the host's breakpoints, which belong to the turn; None if it stays as it is."""
+        plain = without_marks(content)
+        if not isinstance(plain, str | list):
             return None
-        outcome = self._session.externalize(content, tool=tool, call_id=call_id or None, policy=policy)
-        return outcome if outcome.content is not content else None
+        outcome = self._session.externalize(plain, tool=tool, call_id=call_id or None, policy=policy)
+        if outcome.content is plain:
+            return None
+        self._changes.append(_change(tool, content, outcome))
+        return outcome
 
 
 def _change(tool: str | None, content: Any, outcome: Outcome) -> str:

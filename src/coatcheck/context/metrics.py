@@ -29,7 +29,7 @@ from pydantic import Field, PlainValidator, TypeAdapter
 from coatcheck import __version__
 from coatcheck._toolkit import known_as
 from coatcheck.checks import is_whole
-from coatcheck.context.budget import Budget, Violation, rendered
+from coatcheck.context.budget import Budget, rendered
 from coatcheck.errors import BudgetExceeded, CoatcheckError, InvalidArgument
 from coatcheck.externalize.stub import LEAD, SHORTENED, is_ours
 from coatcheck.ids import clip, is_pointer
@@ -268,13 +268,8 @@ class Baseline:
     @classmethod
     def of(cls, label: str, calls: Iterable[PromptMetrics]) -> Self:
         known = list(calls)
-        columns = {name: _values(known, name) for name in FLOORS}
-        return cls(
-            label,
-            len(known),
-            {name: _median(values) for name, values in columns.items() if values},
-            {name: sorted(values)[(len(values) - 1) * 9 // 10] for name, values in columns.items() if values},
-        )
+        tops = {name: values[(len(values) - 1) * 9 // 10] for name, values in _columns(known).items()}
+        return cls(label, len(known), _medians(known), tops)
 
     def to_json(self) -> str:
         figures = {name: {"median": self.medians[name], "p90": self.tops[name]} for name in self.medians}
@@ -306,52 +301,49 @@ class Baseline:
         each figure when it was last reported."""
         if self.calls < CALLS or len(now) < CALLS:
             return []
-        found = []
-        for name, (words, floor) in FLOORS.items():
-            values = _values(now, name)
-            before = self.medians.get(name)
-            if before is None or not values:
-                continue
-            after = _median(values)
-            if _rose(max(before, reported.get(name, 0)), after, percent, floor) and after - before >= floor:
-                message = f"{words} rose from {before:,.0f} in release {clip(self.label)} to {after:,.0f}"
-                found.append(Notice(name, "release", before, after, message))
-        return found
+        where = f"in release {clip(self.label)}"
+        return list(_rises("release", where, self.medians, _medians(now), percent, reported))
 
 
 def session_rises(calls: Sequence[PromptMetrics], percent: float) -> list[Notice]:
     """Return a notice for each figure that has risen in the newest calls of a session, given oldest first."""
     if len(calls) < EARLIER + RECENT:
         return []
-    reported: dict[str, float] = {}
-    for call in calls[:-1]:
-        for one in call.warnings:
-            if one.reason == "session" and one.actual is not None:
-                reported[one.figure] = one.actual
-    found = []
+    before, after = _medians(calls[:-RECENT], EARLIER), _medians(calls[-RECENT:], RECENT)
+    return list(_rises("session", "in this session", before, after, percent, _reported(calls[:-1], "session")))
+
+
+def _reported(calls: Iterable[PromptMetrics], reason: Reason) -> dict[str, float]:
+    """Return the value of each figure when it was last reported for this reason."""
+    warnings = (one for call in calls for one in call.warnings)
+    return {one.figure: one.actual for one in warnings if one.reason == reason and one.actual is not None}
+
+
+def _columns(calls: Sequence[PromptMetrics], least: int = 1) -> dict[str, list[float]]:
+    """Return the values of each figure, sorted, if it could be counted in enough calls."""
+    columns = {name: sorted(v for one in calls if (v := getattr(one, name)) is not None) for name in FLOORS}
+    return {name: values for name, values in columns.items() if len(values) >= least}
+
+
+def _medians(calls: Sequence[PromptMetrics], least: int = 1) -> dict[str, float]:
+    """Return the median of each figure; the lower of two, so that it is one of the values."""
+    return {name: values[(len(values) - 1) // 2] for name, values in _columns(calls, least).items()}
+
+
+def _rises(
+    reason: Reason,
+    where: str,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    percent: float,
+    reported: Mapping[str, float],
+) -> Iterator[Notice]:
     for name, (words, floor) in FLOORS.items():
-        earlier, recent = _values(calls[:-RECENT], name), _values(calls[-RECENT:], name)
-        if len(earlier) < EARLIER or len(recent) < RECENT:
-            continue
-        before, after = _median(earlier), _median(recent)
-        if _rose(max(before, reported.get(name, 0)), after, percent, floor):
-            message = f"{words} rose from {before:,.0f} in this session to {after:,.0f}"
-            found.append(Notice(name, "session", before, after, message))
-    return found
-
-
-def _values(calls: Iterable[PromptMetrics], name: str) -> list[float]:
-    """Return one figure of each call in which it could be counted."""
-    return [value for call in calls if (value := getattr(call, name)) is not None]
-
-
-def _median(values: Sequence[float]) -> float:
-    """Return the median; the lower of two, so that it is one of the values."""
-    return sorted(values)[(len(values) - 1) // 2]
-
-
-def _rose(before: float, after: float, percent: float, floor: float) -> bool:
-    return after - before >= floor and after > before * (1 + percent / 100)
+        if name in before and name in after:
+            old, new = before[name], after[name]
+            known = max(old, reported.get(name, 0))
+            if new - known >= floor and new > known * (1 + percent / 100):
+                yield Notice(name, reason, old, new, f"{words} rose from {old:,.0f} {where} to {new:,.0f}")
 
 
 class _Release:
@@ -373,18 +365,15 @@ class _Release:
         self._before = before
         known = self._session.records(self._series, newest=True, limit=_KEPT_CALLS)[::-1]
         self._calls = list(_read_calls(known))
-        self._reported: dict[str, float] = {}
-        for record in known:
-            self._reported |= _reported_in(record)
+        self._reported = _reported(self._calls, "release")
 
     def rises(self, call: PromptMetrics, percent: float) -> list[Notice]:
         """Add a call, and return a notice for each figure that has risen against the previous release."""
         self._calls = [*self._calls[1 - _KEPT_CALLS :], call]
         found = [] if self._before is None else self._before.rises(self._calls, percent, self._reported)
-        reported = {one.figure: one.actual for one in found if one.actual is not None}
-        self._reported |= reported
+        self._reported |= _reported([replace(call, warnings=tuple(found))], "release")
         figures = {name: getattr(call, name) for name in FLOORS}
-        body = {"type": TYPE, "session": "-", **figures, **({"told": reported} if reported else {})}
+        body = {"type": TYPE, "session": "-", **figures, "warnings": [one.to_record() for one in found]}
         self._session.record(self._series, json.dumps(body, separators=(",", ":")).encode(), keep=_KEPT_CALLS)
         return found
 
@@ -401,20 +390,6 @@ def _read_calls(records: Iterable[Record]) -> Iterator[PromptMetrics]:
             yield PromptMetrics.from_json(record.body)
         except ValueError:
             continue  # damaged, or of an unknown version
-
-
-@dataclass(frozen=True, slots=True)
-class _ReleaseRecord:
-    told: Mapping[str, Number] = field(default_factory=dict)
-
-
-def _reported_in(record: Record) -> dict[str, float]:
-    """Return the figures that a record of a release marks as reported, with their values."""
-    try:
-        found: _ReleaseRecord = _reader(_ReleaseRecord)(json.loads(record.body))
-    except (ValueError, RecursionError):
-        return {}
-    return {name: value for name, value in found.told.items() if name in FLOORS}
 
 
 def _notices(call: PromptMetrics, settings: Settings, ratio: float = 1.0) -> list[Notice]:
@@ -671,7 +646,24 @@ class Meter:
         model call, inside the call's span if there is one."""
         with self._lock:
             try:
-                call = self._measured(prompt, messages, system, tools, hot_state, usage, model)
+                used = usage_of(usage)
+                call = PromptMetrics(
+                    session=self._session.session_id,
+                    run=self._run,
+                    at=round(time.time(), 3),
+                    release=self._label,
+                    model=model or self._model,
+                    budget_tokens=self._budget.max_prompt_tokens,
+                    **asdict(used),
+                )
+                if isinstance(prompt, BudgetExceeded):
+                    call = _refused(call, prompt)
+                elif prompt is not None:
+                    parts = self._scale.measure(prompt.messages, prompt.system, prompt.tools, prompt.tail)
+                    call = _built(self._with_parts(call, parts, bool(prompt.tail), used), prompt)
+                else:
+                    parts = self._scale.measure(messages, system, self._tools if tools is None else tools, "")
+                    call = self._with_state(self._with_parts(call, parts, False, used), hot_state)
                 spent = [outcome.duration for outcome in outcomes]
                 call = replace(call, tool_calls=len(spent), tool_seconds=round(sum(spent), 3))
             except Exception as error:  # noqa: BLE001 - figures must never stop a run
@@ -680,34 +672,6 @@ class Meter:
             if not self._settings["metrics.enabled"]:
                 return replace(call, warnings=tuple(_notices(call, self._settings)))
             return self._kept(self._judged(call, was_logged=isinstance(prompt, BudgetExceeded)))
-
-    def _measured(
-        self,
-        prompt: Prompt | BudgetExceeded | None,
-        messages: Iterable[Any],
-        system: object,
-        tools: Sequence[Any] | None,
-        hot_state: Any,
-        usage: object,
-        model: str | None,
-    ) -> PromptMetrics:
-        used = usage_of(usage)
-        call = PromptMetrics(
-            session=self._session.session_id,
-            run=self._run,
-            at=round(time.time(), 3),
-            release=self._label,
-            model=model or self._model,
-            budget_tokens=self._budget.max_prompt_tokens,
-            **asdict(used),
-        )
-        if isinstance(prompt, BudgetExceeded):
-            return _refused(call, prompt)
-        if prompt is not None:
-            parts = self._scale.measure(prompt.messages, prompt.system, prompt.tools, prompt.tail)
-            return _built(self._with_parts(call, parts, bool(prompt.tail), used), prompt)
-        parts = self._scale.measure(messages, system, self._tools if tools is None else tools, "")
-        return self._with_state(self._with_parts(call, parts, False, used), hot_state)
 
     def _with_parts(self, call: PromptMetrics, parts: list[_Part], has_tail: bool, used: Usage) -> PromptMetrics:
         """Return the call with the contents of its prompt, compared with the previous call."""
@@ -730,20 +694,20 @@ class Meter:
 
     def _with_state(self, call: PromptMetrics, hot_state: Any) -> PromptMetrics:
         """Return the call with its hot state and the violations of the budget."""
-        violations: tuple[Violation, ...] = self._budget.prompt_tokens(call.est_tokens)
-        if hot_state is not None:
-            text, entries = rendered(hot_state)
-            tokens = None if text is None else counted(self._count, text)
-            call = replace(
-                call,
-                hs_tokens=tokens,
-                hs_bytes=0 if text is None else len(text.encode("utf-8", "surrogatepass")),
-                hs_steps=tuple(getattr(hot_state, "steps", ())),
-                artifacts=entries,
-                artifact_types=_types(text),
-            )
-            violations = (*self._budget.hot_state_tokens(tokens), *self._budget.index_entries(entries), *violations)
-        return replace(call, budget_violations=tuple(one.to_record() for one in violations))
+        violations = self._budget.check(hot_state=hot_state, count=self._count)
+        violations += self._budget.prompt_tokens(call.est_tokens)
+        call = replace(call, budget_violations=tuple(one.to_record() for one in violations))
+        if hot_state is None:
+            return call
+        text, types = rendered(hot_state)
+        return replace(
+            call,
+            hs_tokens=None if text is None else counted(self._count, text),
+            hs_bytes=0 if text is None else len(text.encode("utf-8", "surrogatepass")),
+            hs_steps=tuple(getattr(hot_state, "steps", ())),
+            artifacts=None if types is None else len(types),
+            artifact_types=dict(Counter(sorted(types or ()))),
+        )
 
     def _judged(self, call: PromptMetrics, *, was_logged: bool = False) -> PromptMetrics:
         """Return the call with its warnings, and log the new ones. Warnings of the previous call are not logged again,
@@ -842,12 +806,3 @@ def _refused(call: PromptMetrics, error: BudgetExceeded) -> PromptMetrics:
     tokens = next((one.actual for one in error.violations if one.field == "max_prompt_tokens"), None)
     violations = tuple(one.to_record() for one in error.violations)
     return replace(call, est_tokens=None if tokens is None else int(tokens), budget_violations=violations)
-
-
-def _types(text: str | None) -> Mapping[str, int]:
-    """Count the entries of each type in the index of a rendered hot state."""
-    try:
-        entries = json.loads(text or "{}").get("artifact_index", ())
-        return dict(Counter(sorted(str(one.get("type")) for one in entries)))
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        return {}

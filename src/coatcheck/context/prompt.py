@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from coatcheck._toolkit import function_of, known_as
 from coatcheck.context._bootstrap import Bootstrapped, bootstrap
 from coatcheck.context._recall import Recalled
-from coatcheck.context.budget import Budget, Violation, log_violations, refusal, repeatable
+from coatcheck.context.budget import Budget, Violation, listed, log_violations, refusal
 from coatcheck.context.conversation import Conversation, SentMessages
 from coatcheck.context.tail import Tail, TailParts
 from coatcheck.errors import BudgetExceeded, InvalidArgument, LimitExceeded
@@ -173,7 +173,10 @@ class PromptBuilder:
         `text`. `message` is the query for recall, by default the last message of the user. The given messages are not
         changed."""
         given, costs = self._weighed(for_provider(messages, self._dialect.name))
-        files = self._bootstrapped()
+        files = None
+        if self._files:
+            redact, read_tool = self._policy.redact, self._read_tool
+            files = bootstrap(self._session, self._files, root=self._root, read_tool=read_tool, redact=redact)
         system = "\n\n".join(part for part in (self._system, files.text if files else "") if part)
         violations: list[Violation] = []
         lead = self._lead(system)
@@ -187,7 +190,7 @@ class PromptBuilder:
             count=self._count,
             weigh=self._tail_tokens,
             hot_state=hot_state,
-            chunks=repeatable(chunks),
+            chunks=listed(chunks),
             message=next(filter(str.strip, reversed(_user_texts(given))), "") if message is None else message,
             policy=self._policy,
             recalls=self._recalls,
@@ -204,13 +207,6 @@ class PromptBuilder:
         if found or lead is None:
             raise refusal(found)
         return self._prompt(system, sent, tail, used + tail.tokens, lead, files)
-
-    def _bootstrapped(self) -> Bootstrapped | None:
-        if not self._files:
-            return None
-        return bootstrap(
-            self._session, self._files, root=self._root, read_tool=self._read_tool, redact=self._policy.redact
-        )
 
     def _file_changes(self, files: Bootstrapped | None) -> Iterator[str]:
         """Yield a line for each file that became a reference and was not the same one in the previous prompt."""
@@ -246,19 +242,14 @@ class PromptBuilder:
             violations += error.violations
         except LimitExceeded as error:
             if None in costs:
-                violations += self._uncounted(given)
+                unknown = self._budget.prompt_tokens(None)
+                is_document = any(map(referenced_documents, given))  # else the counter failed
+                violations += (replace(one, message=_UNCOUNTABLE) if is_document else one for one in unknown)
             else:
                 actual = fixed + sum(one.tokens for one in costs if one) + self._reserve
                 message = f"the conversation does not fit: {error.message}"
                 violations.append(Violation("max_prompt_tokens", limit, actual, message))
         return SentMessages([], [])
-
-    def _uncounted(self, given: list[Message]) -> tuple[Violation, ...]:
-        """Return the violation of a prompt that cannot be counted, with the reason if it is not the counter."""
-        found = self._budget.prompt_tokens(None)
-        if not any(map(referenced_documents, given)):
-            return found
-        return tuple(replace(one, message=_UNCOUNTABLE) for one in found)
 
     def _tail(self, parts: TailParts, room: int, violations: list[Violation]) -> Tail:
         try:

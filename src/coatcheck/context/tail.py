@@ -7,9 +7,9 @@ first: recall, then chunks, which become pointers, then the hot state. The tail 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from coatcheck.context._recall import LEAST_CHARS, Recalled, rank
 from coatcheck.context.budget import Budget, References, refusal, rendered, text_of
@@ -51,9 +51,9 @@ class TailParts:
     count: TokenCounter
     weigh: Callable[[str], int | None]
     hot_state: Any = None
-    chunks: Sequence[object] = ()
+    chunks: Any = ()
     message: str = ""
-    policy: Policy | None = None
+    policy: Policy
     recalls: bool = True
     read_tool: str | None = "get_artifact"
     list_tool: str | None = "list_artifacts"
@@ -119,14 +119,14 @@ class TailParts:
         if violations and not any(one.ambiguous for one in violations):
             state = make.smaller(state, budget, self.count)
             violations = budget.check(hot_state=state, count=self.count)
-        text, entries = rendered(state)
+        text, types = rendered(state)
         tokens = None if text is None else counted(self.count, text)
         if violations or text is None or tokens is None:
             raise refusal(violations or budget.hot_state_tokens(None))
         if isinstance(state, Rendered):
             return replace(state, tokens=tokens)
         size = len(text.encode("utf-8", "surrogatepass"))
-        return Rendered(text, tokens, size, tuple(make.changes[steps:]), entries or 0)
+        return Rendered(text, tokens, size, tuple(make.changes[steps:]), len(types or ()))
 
     def _chunks(self, make: References) -> _Chunks:
         """Return the chunks within their limits, one line of JSON each."""
@@ -165,8 +165,7 @@ class TailParts:
         return Tail(text, tokens, state, recalled)
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunks:
+class _Chunks(NamedTuple):
     lines: tuple[str, ...]
     rest: str | None
 

@@ -13,6 +13,16 @@ from coatcheck.context.metrics import PromptMetrics
 
 _BUCKETS: Final = [4**power for power in range(14)]
 _SCOPE: Final = "coatcheck"
+_HISTOGRAMS: Final = (
+    ("gen_ai.client.token.usage", "Number of input and output tokens used"),
+    ("coatcheck.prompt.tokens", "Estimated tokens of a prompt"),
+    ("coatcheck.hot_state.tokens", "Tokens of the hot state"),
+)
+_COUNTERS: Final = (
+    ("coatcheck.tokens", "{token}", "Tokens saved by stubs, and their cost"),
+    ("coatcheck.budget.violations", "{violation}", "Violated limits of a budget"),
+    ("coatcheck.warnings", "{warning}", "Warnings about figures"),
+)
 _SPENT: Final = ("saved", "read_back", "stubs", "schemas", "rewritten")
 
 
@@ -21,25 +31,15 @@ class Telemetry:
 
     def __init__(self, metrics: Any, trace: Any) -> None:
         meter = metrics.get_meter(_SCOPE)
-        tokens: dict[str, Any] = {"unit": "{token}", "explicit_bucket_boundaries_advisory": _BUCKETS}
         self._trace = trace
-        self._usage = meter.create_histogram(
-            "gen_ai.client.token.usage", description="Number of input and output tokens used", **tokens
+        self._usage, self._prompt, self._state = (
+            meter.create_histogram(
+                name, unit="{token}", description=words, explicit_bucket_boundaries_advisory=_BUCKETS
+            )
+            for name, words in _HISTOGRAMS
         )
-        self._prompt = meter.create_histogram(
-            "coatcheck.prompt.tokens", description="Estimated tokens of a prompt", **tokens
-        )
-        self._state = meter.create_histogram(
-            "coatcheck.hot_state.tokens", description="Tokens of the hot state", **tokens
-        )
-        self._tokens = meter.create_counter(
-            "coatcheck.tokens", unit="{token}", description="Tokens saved by stubs, and their cost"
-        )
-        self._violations = meter.create_counter(
-            "coatcheck.budget.violations", unit="{violation}", description="Violated limits of a budget"
-        )
-        self._warnings = meter.create_counter(
-            "coatcheck.warnings", unit="{warning}", description="Warnings about figures"
+        self._tokens, self._violations, self._warnings = (
+            meter.create_counter(name, unit=unit, description=words) for name, unit, words in _COUNTERS
         )
 
     def record(self, call: PromptMetrics, provider: str | None) -> None:

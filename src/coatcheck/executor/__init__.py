@@ -7,18 +7,6 @@ from coatcheck.executor.run import Handle, ToolExecutor
 from coatcheck.executor.threads import Turn
 
 __all__ = [
-    "PASS_POINTER",
-    "ArtifactReference",
-    "Description",
-    "Handle",
-    "Pointer",
-    "Result",
-    "Running",
-    "TimedOut",
-    "ToolCall",
-    "ToolError",
-    "ToolExecutor",
-    "ToolOutcome",
-    "Turn",
-    "resolve_arguments",
-]
+    "PASS_POINTER", "ArtifactReference", "Description", "Handle", "Pointer", "Result", "Running", "TimedOut",
+    "ToolCall", "ToolError", "ToolExecutor", "ToolOutcome", "Turn", "resolve_arguments",
+]  # fmt: skip

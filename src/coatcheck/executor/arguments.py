@@ -48,7 +48,7 @@ Pointer = Annotated[str, PASS_POINTER]
 """Annotation for a parameter that takes a pointer itself, not the value behind it."""
 
 
-class UnresolvedPointer(Exception):
+class Unresolvable(Exception):
     """A pointer in the arguments could not be resolved. The message names it."""
 
 
@@ -77,7 +77,7 @@ def resolve_arguments(
         try:
             resolver = _SchemaResolver(session, resources, schema or _ANY, foreign)
             resolved = resolver.resolve(dict(arguments), schema or _ANY)
-        except UnresolvedPointer as error:
+        except Unresolvable as error:
             raise InvalidArgument(str(error), hint="") from error
     assert isinstance(resolved, dict)
     return resolved
@@ -102,7 +102,7 @@ class Resolver:
             return [self.resolve(item, self._inside(hint, index)) for index, item in enumerate(value)]
         if isinstance(value, dict):
             if self._want(hint) == "ref":
-                raise UnresolvedPointer("this parameter takes a pointer, not an object")
+                raise Unresolvable("this parameter takes a pointer, not an object")
             return {key: self.resolve(item, self._inside(hint, key)) for key, item in value.items()}
         return value
 
@@ -149,7 +149,7 @@ class Resolver:
         except CoatcheckError as error:
             message = str(error)
             is_named = pointer.partition("#")[0] in message
-            raise UnresolvedPointer(message if is_named else f"{clip(pointer, 200)}: {message}") from error
+            raise Unresolvable(message if is_named else f"{clip(pointer, 200)}: {message}") from error
 
     def _ref(self, pointer: str) -> Ref:
         if is_pointer(pointer) and parse_pointer(pointer).fragment:
@@ -305,11 +305,11 @@ def _decoded(pointer: str, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise UnresolvedPointer(f"{pointer} is not text, and this argument takes only text") from None
+        raise Unresolvable(f"{pointer} is not text, and this argument takes only text") from None
 
 
 def _parsed(pointer: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise UnresolvedPointer(f"{pointer} is text but not JSON, and this argument does not take strings") from None
+        raise Unresolvable(f"{pointer} is text but not JSON, and this argument does not take strings") from None

@@ -1,6 +1,7 @@
-"""A function as a tool: its name, and the validation of a model's arguments against its signature.
+"""A function as a tool: its name, its description for a model, and the validation of arguments, all from its signature.
 
-Errors tell the model what to change: which parameter is missing, unknown or of the wrong type.
+Any argument may be a pointer, so the schema of an array or an object accepts a string too. Errors tell the model what
+to change: which parameter is missing, unknown or of the wrong type.
 """
 
 from __future__ import annotations
@@ -8,24 +9,36 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import threading
+import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeGuard, cast, runtime_checkable
 
 from coatcheck._toolkit import Description, purpose_of
 from coatcheck.errors import CoatcheckError, InvalidArgument
-from coatcheck.executor.arguments import Resolver, UnresolvedPointer, hints_of, takes_streams
+from coatcheck.executor.arguments import Resolver, Unresolvable, Want, hints_of, takes_streams, want
 from coatcheck.executor.calls import ErrorCode, ToolCall
-from coatcheck.executor.schemas import description_of, description_of_object
+from coatcheck.externalize import Policy
+from coatcheck.externalize.pipeline import masked
 from coatcheck.ids import check_name, clip
 
 if TYPE_CHECKING:
-    from coatcheck.externalize import Policy
     from coatcheck.session import Session
 
-_MAX_PROBLEMS = 8
+_MAX_PROBLEMS: Final = 8
+_POINTERS: Final = "Arguments may be pointers (art:...)."
+_WANTED: Final[dict[Want, str]] = {
+    "pointer": "a pointer (art:...)",
+    "ref": "a pointer (art:...)",
+    "stream": "a pointer (art:...) to the content",
+    "path": "a path, or a pointer (art:...) to the content",
+}
+_MAX_CHARS: Final = 1_024  # of a description, as OpenAI limits it
+_LARGE: Final = ("array", "object")
+_BY_NAME: Final = ("properties", "$defs", "patternProperties", "dependentSchemas")
+_DATA: Final = ("default", "enum", "const", "examples")
 _VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
@@ -56,8 +69,6 @@ class BoundTool:
         self._function = function
         self._object = itself
         self.purpose = purpose_of(getattr(itself, "description", None))
-        self._lock = threading.Lock()
-        self._adapters: dict[str, Callable[[Any], Any] | None] = {}
         try:
             self._signature = inspect.signature(function)
         except (ValueError, TypeError):  # some built-in functions have no signature
@@ -83,8 +94,8 @@ class BoundTool:
 
     def description(self) -> Description:
         if self._object is not None:
-            return description_of_object(self.name, self._object)
-        return description_of(self.name, self._function, self._signature, self._hints)
+            return _description_of_object(self.name, self._object)
+        return _description_of(self.name, self._function, self._signature, self._hints)
 
     def call(self, call: ToolCall, session: Session, resources: ExitStack, policy: Policy) -> Any:
         """Call the tool. A tool that stores gets its arguments masked as the policy says."""
@@ -94,8 +105,6 @@ class BoundTool:
             raise BadCall("invalid_arguments", str(error)) from error
         if self._object is not None:
             if self.purpose == "store":
-                from coatcheck.externalize.pipeline import masked  # here, to keep imports quick
-
                 given = {name: masked(value, policy) for name, value in given.items()}
             return self._function(**given)
         bound = self._bound(given, Resolver(session, resources))
@@ -145,13 +154,13 @@ class BoundTool:
         return self._validated(label, name, value, resolved, problems)
 
     def _validated(self, label: str, name: str, value: Any, resolved: Any, problems: list[str]) -> Any:
-        adapter = self._adapter(name, self._hints.get(name, Any))
-        if adapter is None:
+        validate = self._validators.get(name)
+        if validate is None:
             return resolved
         import pydantic
 
         try:
-            return adapter(resolved)
+            return validate(resolved)
         except pydantic.ValidationError as error:
             got = f"a {type(value).__name__}"
             if isinstance(value, str | int | float | None):
@@ -165,17 +174,15 @@ class BoundTool:
     def _resolved(self, label: str, value: Any, hint: Any, resolver: Resolver) -> Any:
         try:
             return resolver.resolve(value, hint)
-        except UnresolvedPointer as error:
+        except Unresolvable as error:
             raise BadCall("unresolved_pointer", f"the parameter {clip(label)}: {error}") from error
 
-    def _adapter(self, name: str, hint: Any) -> Callable[[Any], Any] | None:
-        """Return the function that validates a parameter, or None if any value is accepted."""
-        if hint is Any or takes_streams(hint):
-            return None
-        with self._lock:
-            if name not in self._adapters:
-                self._adapters[name] = _validator(hint)
-            return self._adapters[name]
+    @functools.cached_property
+    def _validators(self) -> dict[str, Callable[[Any], Any]]:
+        """The functions that validate parameters. A parameter without one accepts any value."""
+        checked = {name: hint for name, hint in self._hints.items() if hint is not Any and not takes_streams(hint)}
+        found = ((name, _validator(hint)) for name, hint in checked.items())
+        return {name: validate for name, validate in found if validate is not None}
 
 
 def bind(tools: Iterable[object] | Mapping[str, Callable[..., Any]]) -> dict[str, BoundTool]:
@@ -240,3 +247,145 @@ def _validator(hint: Any) -> Callable[[Any], Any] | None:
     except (pydantic.PydanticUserError, CoatcheckError, TypeError, NameError):
         return None  # pydantic has no schema for this annotation
     return adapter.validate_python
+
+
+def _description_of(
+    name: str, function: Callable[..., Any], signature: inspect.Signature, hints: Mapping[str, Any]
+) -> Description:
+    """Describe a function by its docstring, annotations and defaults."""
+    parameters = list(signature.parameters.values())
+    named = [one for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    found, shared = _schemas({one.name: _hint(one, hints) for one in named})
+    properties = {one.name: _accepted(found[one.name], one) for one in named}
+    required = [
+        one.name
+        for one in named
+        if one.default is inspect.Parameter.empty and one.kind is not inspect.Parameter.VAR_POSITIONAL
+    ]
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": properties,
+        **({"required": required} if required else {}),
+        "additionalProperties": len(named) < len(parameters),
+        **({"$defs": shared} if shared else {}),
+    }
+    pointers = _POINTERS if any(map(_takes_pointers, properties.values())) else ""
+    text = _cut(inspect.getdoc(function) or "", _MAX_CHARS - len(pointers) - 1)
+    return Description(name, " ".join(filter(None, [text, pointers])), schema, None)
+
+
+def _description_of_object(name: str, tool: object) -> Description:
+    """Describe a tool that checks its own arguments: by its attributes, or as taking any arguments."""
+    if isinstance(tool, Description):
+        return tool if tool.name == name else replace(tool, name=name)
+    schema: object = getattr(tool, "parameters", None)
+    text: object = getattr(tool, "description", None)
+    return Description(
+        name,
+        text if isinstance(text, str) else "",
+        schema if isinstance(schema, Mapping) else {"type": "object", "properties": {}, "additionalProperties": True},
+        getattr(tool, "read_only", None),
+    )
+
+
+def _cut(text: str, limit: int) -> str:
+    """Cut a docstring after the last line that fits, or within its only line."""
+    if len(text) <= limit:
+        return text
+    whole = text[: limit - 1].rpartition("\n")[0].rstrip()
+    return f"{whole or text[: limit - 1]}…"
+
+
+def _hint(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
+    hint = hints.get(parameter.name, Any)
+    return GenericAlias(list, (hint,)) if parameter.kind is inspect.Parameter.VAR_POSITIONAL else hint
+
+
+def _schemas(hints: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the schema of each annotation, {} if it has none, and the shared definitions."""
+    import pydantic
+
+    found: dict[str, dict[str, Any]] = {}
+    adapters: list[tuple[str, Literal["validation"], pydantic.TypeAdapter[Any]]] = []
+    for name, hint in hints.items():
+        wanted = want(hint)
+        found[name] = {"type": "string", "description": _WANTED[wanted]} if wanted in _WANTED else {}
+        if wanted in _WANTED:
+            continue
+        try:
+            adapter = pydantic.TypeAdapter(hint)
+            adapter.json_schema()
+        except (pydantic.PydanticUserError, TypeError, NameError):
+            continue
+        adapters.append((name, "validation", adapter))
+    schemas, whole = pydantic.TypeAdapter.json_schemas(adapters)
+    for (name, _), schema in schemas.items():
+        found[name] = {**_untitled(schema), **_annotated_words(hints[name])}
+    return found, _untitled(whole).get("$defs", {})
+
+
+def _annotated_words(hint: Any) -> dict[str, str]:
+    """Return the description from `Annotated[str, "the description"]`."""
+    words = [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, str)]
+    return {"description": words[0]} if words else {}
+
+
+def _untitled(schema: Any) -> Any:
+    """Remove titles from a schema: they only repeat names, and cost tokens in every request."""
+    if isinstance(schema, list):
+        return [_untitled(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: value for key, value in schema.items() if key != "title"}
+    for key, value in kept.items():
+        if key in _BY_NAME:
+            kept[key] = {name: _untitled(one) for name, one in value.items()}
+        elif key not in _DATA:
+            kept[key] = _untitled(value)
+    return kept
+
+
+def _accepted(schema: dict[str, Any], parameter: inspect.Parameter) -> dict[str, Any]:
+    """Return a parameter's schema with its default, accepting a pointer if the value may be large. If the default is
+    None, null is left out."""
+    if parameter.default is None:
+        rest = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+        if len(rest) == 1:
+            schema = {**rest[0], **{key: value for key, value in schema.items() if key != "anyOf"}}
+    if parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
+        schema = _or_pointer(schema)
+    if parameter.default is inspect.Parameter.empty or parameter.default is None:
+        return schema
+    try:
+        return {**schema, "default": json.loads(json.dumps(parameter.default, allow_nan=False))}
+    except (TypeError, ValueError):
+        return schema
+
+
+def _or_pointer(schema: dict[str, Any]) -> dict[str, Any]:
+    if schema.get("type") in _LARGE:
+        return {**schema, "type": [schema["type"], "string"]}
+    if "$ref" in schema:
+        return {"anyOf": [{"$ref": schema["$ref"]}, {"type": "string"}], **_without(schema, "$ref")}
+    among = schema.get("anyOf", [])
+    if any(one.get("type") in _LARGE or "$ref" in one for one in among) and {"type": "string"} not in among:
+        return {**schema, "anyOf": [*among, {"type": "string"}]}
+    return schema
+
+
+def _takes_pointers(schema: dict[str, Any]) -> bool:
+    """Whether pointers make sense for a parameter: any text or bytes, or what may be large."""
+    return any(
+        not _without(one, "description") or ("string" in _types(one) and one.get("format", "binary") == "binary")
+        for one in schema.get("anyOf", [schema])
+        if "enum" not in one and "const" not in one
+    )
+
+
+def _types(schema: dict[str, Any]) -> list[Any]:
+    found = schema.get("type", [])
+    return found if isinstance(found, list) else [found]
+
+
+def _without(schema: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in schema.items() if name != key}

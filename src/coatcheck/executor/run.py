@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from coatcheck._toolkit import Description
+from coatcheck.checks import whole
 from coatcheck.errors import InvalidArgument, NotFound
 from coatcheck.executor.binding import BadCall, bind, nearest
 from coatcheck.executor.calls import (
@@ -48,14 +49,13 @@ from coatcheck.executor.threads import (
     checked_seconds,
     start_thread,
 )
+from coatcheck.externalize import Outcome, Policy, configured
+from coatcheck.externalize.policy import READ_ARGUMENTS, READ_TOOL
 from coatcheck.ids import clip
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.values import decode_text
-
-if TYPE_CHECKING:
-    from coatcheck.externalize import Outcome, Policy
 
 WORKERS: Final = 32
 FINISHED: Final = 256
@@ -92,8 +92,7 @@ class ToolExecutor:
         timeout: float | None = None,
         max_workers: int = WORKERS,
     ) -> None:
-        if max_workers < 1:
-            raise InvalidArgument(f"max_workers must be at least 1, got {max_workers}")
+        whole(max_workers, "max_workers", least=1)
         if not isinstance(session, Session):
             raise InvalidArgument(
                 f"session must be a Session, got a {type(session).__name__}",
@@ -229,9 +228,6 @@ class ToolExecutor:
         """The policy, with stubs that name only what this agent's tools can do.
 
         A `read_tool` that is neither among the tools nor the default is assumed to be run by the host."""
-        from coatcheck.externalize import configured  # here, so that importing the executor stays quick
-        from coatcheck.externalize.policy import READ_ARGUMENTS, READ_TOOL
-
         policy = self._given_policy or configured(self.session.store.settings)
         if policy.read_tool is None:
             return policy
@@ -324,25 +320,23 @@ class ToolExecutor:
             self._abandoned_calls += change
 
 
+@dataclass(frozen=True, slots=True)
 class _Waiting:
     """The waiting side of one call: makes an outcome of what the tool gives."""
 
-    def __init__(
-        self, session: Session, policy: Policy, call: ToolCall, attempt: Attempt, deadlines: Deadlines
-    ) -> None:
-        self._session = session
-        self._policy = policy
-        self._call = call
-        self._attempt = attempt
-        self._deadlines = deadlines
+    session: Session
+    policy: Policy
+    call: ToolCall
+    attempt: Attempt
+    deadlines: Deadlines
 
     def outcome(self) -> ToolOutcome:
         """Wait for the tool and store its output. Raises only what interrupts the waiting thread."""
         try:
-            output = OutputStream(self._attempt, self._deadlines)
+            output = OutputStream(self.attempt, self.deadlines)
             head = output.head()
             shown = None
-            if self._attempt.yields:
+            if self.attempt.yields:
                 shown = self._small(head, output.ending) if output.is_over else self._large(head, output)
             if output.time_was_up:
                 return self._timed_out("call", shown)
@@ -355,25 +349,25 @@ class _Waiting:
         except TurnOver:
             return self._timed_out("turn", None)
         except Cancelled:
-            return _refused(self._call, "cancelled", f"{self._call.name} was cancelled")
+            return _refused(self.call, "cancelled", f"{self.call.name} was cancelled")
         except Exception as error:  # noqa: BLE001 - a value's own methods may raise anything when it is serialized
             why = "".join(traceback.format_exception_only(error))
             return _refused(
-                self._call, "unusable_result", f"{self._call.name} returned a value that cannot be passed on: {why}"
+                self.call, "unusable_result", f"{self.call.name} returned a value that cannot be passed on: {why}"
             )
         finally:
-            self._attempt.stop()
+            self.attempt.stop()
 
     def _returned(self, shown: Outcome) -> ToolOutcome:
         fields: dict[str, Any] = {
-            "call_id": self._call.id, "name": self._call.name, "text": shown.text, "ref": shown.ref,
+            "call_id": self.call.id, "name": self.call.name, "text": shown.text, "ref": shown.ref,
             "content": shown.content, "refs": shown.refs,
         }  # fmt: skip
         return ArtifactReference(**fields) if shown.is_stub else Result(**fields, failure=shown.failure)
 
     def _small(self, head: bytes, ending: Ending | None) -> Outcome | None:
         """Return the outcome of output that fits in memory. Partial output is stored however small it is."""
-        value: str | bytes = decode_text(head) if self._attempt.is_text else head
+        value: str | bytes = decode_text(head) if self.attempt.is_text else head
         if ending is not None and not isinstance(ending, Failed):
             return self._shown(value)
         if not head:
@@ -398,20 +392,20 @@ class _Waiting:
 
     def _shown(self, value: object, *, always: bool = False, is_error: bool = False) -> Outcome:
         """Externalize a value: the store step. A shrinking function for the tool does not apply to its errors."""
-        if self._deadlines.turn_is_over:
+        if self.deadlines.turn_is_over:
             raise TurnOver
-        policy = self._policy
-        if is_error and callable(policy.tools.get(self._call.name)):
+        policy = self.policy
+        if is_error and callable(policy.tools.get(self.call.name)):
             policy = replace(policy, tools={})
         if always:
-            policy = replace(policy, enabled=True, tools={self._call.name: "always"})
-        return self._session.externalize(value, tool=self._call.name, call_id=self._call.id or None, policy=policy)
+            policy = replace(policy, enabled=True, tools={self.call.name: "always"})
+        return self.session.externalize(value, tool=self.call.name, call_id=self.call.id or None, policy=policy)
 
     def _failed(self, error: BaseException, yielded: Outcome | None) -> ToolOutcome:
         if isinstance(error, BadCall):
-            whole = mask(f"{self._call.name} was not called: {error}")
+            whole = mask(f"{self.call.name} was not called: {error}")
             return self._error(error.code, _line(whole), whole)
-        line = _line(f"{self._call.name} failed: {''.join(traceback.format_exception_only(error))}")
+        line = _line(f"{self.call.name} failed: {''.join(traceback.format_exception_only(error))}")
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
             trace = trace.tb_next
@@ -423,7 +417,7 @@ class _Waiting:
         if yielded is not None:
             text, ref = _partial(text, yielded), yielded.ref
         return ToolError(
-            call_id=self._call.id, name=self._call.name, text=text, ref=ref, code=code, message=line,
+            call_id=self.call.id, name=self.call.name, text=text, ref=ref, code=code, message=line,
             partial=yielded is not None,
         )  # fmt: skip
 
@@ -436,13 +430,13 @@ class _Waiting:
         return f"{line}\n{shown.text}" if shown.is_stub else _cut(shown.text), shown.ref
 
     def _timed_out(self, scope: Literal["call", "turn"], yielded: Outcome | None) -> TimedOut:
-        name = clip(self._call.name)
+        name = clip(self.call.name)
         if scope == "turn":
             line = f"the time for this turn was up before {name} ended; nothing of it was stored"
         else:
-            line = f"{name} timed out after {self._deadlines.seconds or 0:g} seconds and was abandoned"
+            line = f"{name} timed out after {self.deadlines.seconds or 0:g} seconds and was abandoned"
         return TimedOut(
-            call_id=self._call.id, name=self._call.name, text=line if yielded is None else _partial(line, yielded),
+            call_id=self.call.id, name=self.call.name, text=line if yielded is None else _partial(line, yielded),
             ref=yielded.ref if yielded else None, scope=scope, partial=yielded is not None,
         )  # fmt: skip
 

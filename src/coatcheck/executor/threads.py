@@ -22,9 +22,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from coatcheck.checks import is_seconds
+from coatcheck.checks import seconds
 from coatcheck.content import is_stream
-from coatcheck.errors import InvalidArgument
 from coatcheck.executor.calls import ToolOutcome
 from coatcheck.values import encode_text
 
@@ -412,8 +411,5 @@ def _chunks(stream: Any) -> Iterator[Any]:
 
 def checked_seconds(given: float | None, name: str) -> float | None:
     """Return a number of seconds, or None if there is no limit. Raises `InvalidArgument` for anything else."""
-    if given is None:
-        return None
-    if not is_seconds(given):
-        raise InvalidArgument(f"{name} must be a non-negative number of seconds or None, got {given!r}")
-    return None if given >= threading.TIMEOUT_MAX / 2 else given
+    seconds(given, name, optional=True)
+    return None if given is None or given >= threading.TIMEOUT_MAX / 2 else given

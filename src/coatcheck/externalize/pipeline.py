@@ -406,10 +406,11 @@ class _Result:
     def _failed(self, error: Exception, prepared: Prepared | None) -> Outcome:
         FAILURES.note(self._session.store, error)
         why, value = reason(error), prepared and prepared.value
+        data = memoryview(value) if isinstance(value, bytes | bytearray | memoryview) else None
         if prepared is None:
             shown = nothing_shown("a stream:", why)
-        elif isinstance(value, bytes | bytearray | memoryview) and prepared.text[:1_000] != _start(value):
-            shown = nothing_shown(f"{memoryview(value).nbytes:,} bytes:", why)
+        elif data and prepared.text[:1_000] != bytes(data[:4_000]).decode("utf-8", "ignore")[:1_000]:
+            shown = nothing_shown(f"{data.nbytes:,} bytes:", why)
         else:
             shown = head_and_tail(prepared.text, why, self._limit, self._policy.count, sharing=self._sharing)
         return Outcome(shown, shown, failure=mask(str(error)) or type(error).__name__)
@@ -658,10 +659,6 @@ def _block_text(block: object) -> str:
     text = as_text(block)
     kind = (block.get("type") or next(iter(block))) if isinstance(block, dict) else type(block).__name__
     return text if len(text) <= _SMALL_BLOCK else f"[{str(kind)[:40]} block of {len(text):,} characters]"
-
-
-def _start(value: bytes | bytearray | memoryview) -> str:
-    return bytes(memoryview(value)[:4_000]).decode("utf-8", "ignore")[:1_000]
 
 
 def _label(text: str | None) -> str | None:

@@ -326,7 +326,8 @@ def text_paths(message: Message, result: ToolResult) -> Iterator[Path]:
 def spoken(message: object) -> tuple[str, list[str]]:
     """Return who wrote a message, "user" or "system", and the texts they wrote, without results of tools and data. For
     anyone else, both are empty."""
-    author = _AUTHORS.get(text(message.get("role")), "") if isinstance(message, Mapping) else ""
+    role = message.get("role") if isinstance(message, Mapping) else None
+    author = _AUTHORS.get(role, "") if isinstance(role, str) else ""
     content = message.get("content") if isinstance(message, Mapping) and author else None
     if isinstance(content, str):
         return author, [content]

@@ -156,17 +156,17 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def pack(lead: str, items: Sequence[str], total: int, room: int, *, sep: str = ", ") -> tuple[str, int]:
+def pack(lead: str, items: Sequence[str], total: int, room: int) -> tuple[str, int]:
     """Join `lead`, as many whole items as fit, and the number missing from `total`; also return the number shown."""
     best, kept, length = f"+{total} more" if total else "", 0, 0
     for index, item in enumerate(items, 1):
-        length += len(item) + (len(sep) if index > 1 else 0)
-        rest = f"{sep}+{total - index} more" if index < total else ""
+        length += len(item) + (2 if index > 1 else 0)
+        rest = f", +{total - index} more" if index < total else ""
         if len(lead) + length > room:
             break
         if len(lead) + length + len(rest) <= room:
             best, kept = rest, index
-    packed = lead + sep.join(items[:kept]) + best
+    packed = lead + ", ".join(items[:kept]) + best
     return (packed if len(packed) <= room else lead[:room]), kept
 
 

@@ -34,7 +34,7 @@ _NOTES: Final = {
 }
 
 
-def describe(content: Content, *, max_chars: int = MAX_CHARS, limits: PdfLimits = PdfLimits(seconds=5)) -> QueryResult:  # noqa: B008
+def describe(content: Content, *, max_chars: int = MAX_CHARS) -> QueryResult:
     """Describe a content without showing it, in at most `max_chars` characters."""
     media = essence(content.ref.media_type)
     head = content.read(0, _HEAD)
@@ -45,7 +45,7 @@ def describe(content: Content, *, max_chars: int = MAX_CHARS, limits: PdfLimits 
         size = pixels(head) or _bitmap_size(head)
         lines.append(f"{size[0]:,} x {size[1]:,} pixels" if size else "Its first bytes do not have its dimensions.")
     elif media == "application/pdf":
-        lines.extend(_pdf(content, limits))
+        lines.extend(_pdf(content))
     elif media in _NOTES:
         lines.append(_NOTES[media])
     elif media in _READERS:
@@ -68,9 +68,9 @@ def _bitmap_size(head: bytes) -> tuple[int, int] | None:
     return width, abs(height)
 
 
-def _pdf(content: Content, limits: PdfLimits) -> Iterator[str]:
+def _pdf(content: Content) -> Iterator[str]:
     try:
-        found = ask(content, 1, 0, 0, limits)
+        found = ask(content, 1, 0, 0, PdfLimits(seconds=5))
     except MissingExtra as error:
         yield f"Reading its pages needs the extra 'pdf': {error.hint}"
         return

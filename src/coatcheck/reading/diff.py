@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from difflib import Match, SequenceMatcher
 from itertools import count as numbers
+from os.path import commonprefix
 from typing import Final
 
 from coatcheck.content import Content
@@ -166,12 +167,9 @@ def _split(content: Content) -> list[str]:
 def _summary(old: Content, new: Content, why: str) -> QueryResult:
     same = 0
     for one, other in zip(old.chunks(), new.chunks(), strict=False):
+        same += len(commonprefix([one, other]))  # noqa: RUF071 - of bytes
         if one != other:
-            same += next(
-                (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-            )
             break
-        same += len(one)
     text = (
         f"{old.ref.pointer}: {old.ref.media_type}, {old.size:,} bytes\n"
         f"{new.ref.pointer}: {new.ref.media_type}, {new.size:,} bytes\n"

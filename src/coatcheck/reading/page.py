@@ -40,6 +40,8 @@ _HINTS: Final = {
     "chars": 'write chars="0:2000", "8000:" or "-2000:" for the last 2,000; characters count from 0',
 }
 
+_WAYS: Final = ("lines", "chars", "grep", "query", "diff")
+
 TAG: Final = 6
 CARRIED: Final = 160  # maximum bytes of a request that a cursor carries
 _LONGEST: Final = 512
@@ -108,34 +110,24 @@ class Request:
     max_chars: int = MAX_CHARS
 
     def __post_init__(self) -> None:
-        for name in ("lines", "chars", "grep", "query", "diff"):
-            value: object = getattr(self, name)
-            if value is not None and not isinstance(value, str):
+        given = {name: value for name in _WAYS if (value := getattr(self, name)) is not None}
+        for name, value in given.items():
+            if not isinstance(value, str):
                 raise InvalidArgument(f"{name} must be text, got {type(value).__name__}", hint=f'write {name}="…"')
-        self._check_combination()
+        if len(given) > 1 and list(given) != ["lines", "grep"]:
+            hint = "use one at a time; only lines and grep can be combined"
+            raise InvalidArgument(f"{' and '.join(given)} cannot be combined", hint=hint)
+        extra = [name for name in ("context", "ignore_case", "invert", "literal") if getattr(self, name)]
+        if extra and self.grep is None:
+            raise InvalidArgument(f"{' and '.join(extra)} needs grep", hint='add grep="pattern", or leave it out')
         whole(self.max_chars, "max_chars", least=MIN_CHARS)
         if not is_whole(self.context) or self.context > MAX_CONTEXT:
-            raise InvalidArgument(
-                f"context must be 0 to {MAX_CONTEXT} lines, got {clip(str(self.context), 40)}",
-                hint="use lines to read more",
-            )
-        for name, spec in (("lines", self.lines), ("chars", self.chars)):
-            if spec is not None:
-                parse_slice(name, spec)
+            text = f"context must be 0 to {MAX_CONTEXT} lines, got {clip(str(self.context), 40)}"
+            raise InvalidArgument(text, hint="use lines to read more")
+        for name in _HINTS.keys() & given.keys():
+            parse_slice(name, given[name])
         if self.grep == "":
             raise InvalidArgument("grep is empty", hint='write grep="pattern", or lines="1:50" to read from the start')
-
-    def _check_combination(self) -> None:
-        ways = [name for name in ("lines", "chars", "grep", "query", "diff") if getattr(self, name) is not None]
-        if len(ways) > 1 and ways != ["lines", "grep"]:
-            raise InvalidArgument(
-                f"{' and '.join(ways)} cannot be combined",
-                hint="use one at a time; only lines and grep can be combined",
-            )
-        if self.grep is None:
-            extra = [name for name in ("context", "ignore_case", "invert", "literal") if getattr(self, name)]
-            if extra:
-                raise InvalidArgument(f"{' and '.join(extra)} needs grep", hint='add grep="pattern", or leave it out')
 
 
 @dataclass(frozen=True, slots=True)

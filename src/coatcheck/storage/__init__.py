@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -36,7 +37,7 @@ from coatcheck.storage.catalog import (
 __all__ = [
     "TRANSCRIPT", "BlobStore", "Catalog", "Claimant", "Entry", "Freed", "Gone", "Held", "Known", "Limits", "Mark",
     "Match", "Note", "Passage", "PassageIndex", "Ranges", "Record", "Row", "SessionInfo", "SetAside", "Staged",
-    "Totals", "merged",
+    "StagedBlob", "Totals", "merged",
 ]  # fmt: skip
 
 
@@ -52,6 +53,15 @@ class Staged(Protocol):
     def publish(self) -> Blob:
         """Make the bytes durable under their digest, at a new place that is not used by any other copy."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBlob:
+    """The `Staged` of a backend that knows the blob before it is published."""
+
+    digest: str
+    size: int
+    publish: Callable[[], Blob]
 
 
 class BlobStore(ABC):

@@ -682,14 +682,20 @@ class Catalog(Records, Upkeep):
         With `prefix`: for each artifact whose id starts with it, the newest of the refs that live longest; a tombstone
         only if all of them are. With `name`: every ref put under that name. Otherwise all refs, or those with a seq
         lower than `before`. With `content`, entries include the inline content."""
-        refs = self.refs(session_id)
         if prefix is not None:
-            refs = newest_of_each([one for one in refs if one.ref.artifact_id.startswith(prefix)])
-        elif name is not None:
-            refs = [one for one in refs if one.ref.name == name]
-        elif before is not None:
-            refs = [one for one in refs if one.seq < before]
-        return refs[:limit]
+            return self._under(session_id, prefix, content)[:limit]
+        return self._last(session_id, name, before, content, limit)
+
+    def _under(self, session_id: str, prefix: str, content: bool) -> list[Entry]:
+        """Return what `find` returns for a prefix."""
+        return newest_of_each(one for one in self.refs(session_id) if one.ref.artifact_id.startswith(prefix))
+
+    def _last(
+        self, session_id: str, name: str | None, before: int | None, content: bool, limit: int | None
+    ) -> list[Entry]:
+        """Return what `find` returns for a name or without one."""
+        refs = [one for one in self.refs(session_id) if name in (None, one.ref.name)]
+        return [one for one in refs if before is None or one.seq < before][:limit]
 
     def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
         """Return what `find` returns for each of these sessions and prefixes."""

@@ -36,6 +36,7 @@ class Mutex:
         self.acquire = self._lock.acquire
         self.release = self._lock.release
         self._before_release = before_release
+        self._free: Callable[[], None] = self.release if before_release is None else self._undo_and_release
 
     def run(self, work: Callable[[], _T]) -> _T:
         """Run `work` while holding the lock."""
@@ -56,25 +57,22 @@ class Mutex:
                 try:
                     return work() if self.acquire(wait) else None
                 finally:
-                    self._release()
+                    if self.is_owned():
+                        self._free()
             finally:  # each further release covers an interrupt before the first instruction of the previous one
                 if self.is_owned():
-                    self._release()
+                    self._free()
         finally:
             if self.is_owned():
-                self._release()
+                self._free()
 
-    def _release(self) -> None:
-        if self.is_owned():
-            if self._before_release is None:
+    def _undo_and_release(self) -> None:
+        def once() -> None:
+            if self.is_owned():
+                cast(Callable[[], None], self._before_release)()
                 self.release()
-            else:
-                _complete(self._release_once)
 
-    def _release_once(self) -> None:
-        if self.is_owned():
-            cast(Callable[[], None], self._before_release)()
-            self.release()
+        _complete(once)
 
     def _is_inside(self) -> bool:
         """Return whether this thread, which has the lock, is inside a call. If not, many interrupts in a row have left
@@ -84,7 +82,7 @@ class Mutex:
             if frame.f_code in _HOOKS or (frame.f_code is _RUN and frame.f_locals["self"] is self):
                 return True
             frame = frame.f_back
-        self._release()
+        self._free()
         return False
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from coatcheck.errors import NotFound
 from coatcheck.refs import Blob
-from coatcheck.storage import BlobStore
+from coatcheck.storage import BlobStore, StagedBlob
 from coatcheck.storage.frames import FRAME, Framer, check_frame
 
 
@@ -23,7 +22,7 @@ class MemoryBlobs(BlobStore):
         self._next = 0
 
     @contextmanager
-    def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> Iterator[_StagedBytes]:
+    def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> Iterator[StagedBlob]:
         framer = Framer(digest)
         held = b"".join(framer.through(chunks))
         digest, size, frames = framer.finish()
@@ -32,13 +31,14 @@ class MemoryBlobs(BlobStore):
             place = f"{self._next:016x}"
             self._staged.add(place)
         try:
-            yield _StagedBytes(self, Blob(digest, size, "raw", place, frames), held)
+            yield StagedBlob(digest, size, lambda: self._publish(Blob(digest, size, "raw", place, frames), held))
         finally:
             self._staged.discard(place)
 
-    def publish(self, blob: Blob, data: bytes) -> None:
+    def _publish(self, blob: Blob, data: bytes) -> Blob:
         with self._lock:
             self._copies[blob.place] = (blob, data)
+        return blob
 
     def read(self, blob: Blob, offset: int, length: int) -> bytes:
         copy = self._copies.get(blob.place)
@@ -69,22 +69,3 @@ class MemoryBlobs(BlobStore):
 
     def close(self) -> None:
         self._copies.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class _StagedBytes:
-    blobs: MemoryBlobs
-    blob: Blob
-    data: bytes
-
-    @property
-    def digest(self) -> str:
-        return self.blob.digest
-
-    @property
-    def size(self) -> int:
-        return self.blob.size
-
-    def publish(self) -> Blob:
-        self.blobs.publish(self.blob, self.data)
-        return self.blob

@@ -89,11 +89,7 @@ class Connections:
         return self._tried(change, doing)
 
     def ask(
-        self,
-        sql: str,
-        values: tuple[Any, ...] | dict[str, Any] = (),
-        *,
-        doing: str = "reading the catalog",
+        self, sql: str, values: tuple[Any, ...] | dict[str, Any] = (), *, doing: str = "reading the catalog"
     ) -> list[Any]:
         """Return the rows of one statement, run as its own transaction."""
         return self._tried(lambda db: db.execute(sql, values, binary=True).fetchall(), doing)

@@ -275,28 +275,21 @@ class PostgresCatalog(Catalog):
 
     # Reading
 
-    def find(
-        self,
-        session_id: str,
-        *,
-        prefix: str | None = None,
-        name: str | None = None,
-        content: bool = False,
-        limit: int | None = None,
-        before: int | None = None,
+    def _under(self, session_id: str, prefix: str, content: bool) -> list[Entry]:
+        low, high = prefix_range(prefix)
+        where = f"{_IN_SESSION} AND r.digest BETWEEN %(low)s AND %(high)s ORDER BY r.seq DESC"
+        return newest_of_each(self._entries(where, content=content, session_id=session_id, low=low, high=high))
+
+    def _last(
+        self, session_id: str, name: str | None, before: int | None, content: bool, limit: int | None
     ) -> list[Entry]:
-        values: dict[str, Any] = {"session_id": session_id}
-        # A literal bound: with an unknown one, the planner may sort the session's refs first.
-        where, bound = "", _limit(None if prefix is not None else limit)
-        if prefix is not None:
-            where = "AND r.digest BETWEEN %(low)s AND %(high)s"
-            values["low"], values["high"] = prefix_range(prefix)
-        elif name is not None:
-            where, values["name"] = "AND sha256(r.name) = sha256(%(name)s) AND r.name = %(name)s", name
+        where, values = _IN_SESSION, {"session_id": session_id, "name": name, "before": before}
+        if name is not None:
+            where += " AND sha256(r.name) = sha256(%(name)s) AND r.name = %(name)s"
         elif before is not None:
-            where, values["before"] = "AND r.seq < %(before)s", before
-        entries = self._entries(f"{_IN_SESSION} {where} ORDER BY r.seq DESC {bound}", content=content, **values)
-        return entries if prefix is None else newest_of_each(entries)
+            where += " AND r.seq < %(before)s"
+        # A literal bound: with an unknown one, the planner may sort the session's refs first.
+        return self._entries(f"{where} ORDER BY r.seq DESC {_limit(limit)}", content=content, **values)
 
     def _granted(self, session_id: str, prefix: str = "", *, content: bool = False) -> list[Entry]:
         low, high = prefix_range(prefix)

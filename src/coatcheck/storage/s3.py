@@ -31,7 +31,7 @@ from obstore.exceptions import (
 
 from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreUnavailable
 from coatcheck.refs import Blob
-from coatcheck.storage import BlobStore, frames
+from coatcheck.storage import BlobStore, StagedBlob, frames
 from coatcheck.storage.frames import FRAME, Framed, Framer, check_frame
 from coatcheck.storage.retry import keep_trying
 
@@ -78,7 +78,7 @@ class S3Blobs(BlobStore):
         self._owner = os.getpid()
 
     @contextmanager
-    def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> Iterator[StagedObject]:
+    def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> Iterator[StagedBlob]:
         self._check_open()
         framer = Framer(digest)
         if isinstance(chunks, list) and len(chunks) == 1:
@@ -92,13 +92,13 @@ class S3Blobs(BlobStore):
             with self._staged(framer.finish(), spool, "raw") as staged:
                 yield staged
 
-    def compress(self, blob: Blob) -> AbstractContextManager[StagedObject] | None:
+    def compress(self, blob: Blob) -> AbstractContextManager[StagedBlob] | None:
         if blob.coding != "raw" or not frames.is_worthwhile(self.read(blob, 0, FRAME)):
             return None
         return self._compressed(blob)
 
     @contextmanager
-    def _compressed(self, blob: Blob) -> Iterator[StagedObject]:
+    def _compressed(self, blob: Blob) -> Iterator[StagedBlob]:
         with tempfile.SpooledTemporaryFile(_SPOOLED) as spool:
             for piece in frames.compressed(self.read(blob, at, FRAME) for at in range(0, blob.size, FRAME)):
                 spool.write(piece)
@@ -106,12 +106,13 @@ class S3Blobs(BlobStore):
                 yield staged
 
     @contextmanager
-    def _staged(self, framed: Framed, source: bytes | IO[bytes], suffix: str) -> Iterator[StagedObject]:
+    def _staged(self, framed: Framed, source: bytes | IO[bytes], suffix: str) -> Iterator[StagedBlob]:
         place = f"{secrets.token_hex(8)}.{suffix}"
+        blob = Blob(framed.digest, framed.size, frames.CODINGS[suffix], place, framed.frames)
         with self._leases.hold(place):
-            yield StagedObject(self, framed, source, place)
+            yield StagedBlob(blob.digest, blob.size, lambda: self._upload(blob, source))
 
-    def upload(self, blob: Blob, source: bytes | IO[bytes]) -> None:
+    def _upload(self, blob: Blob, source: bytes | IO[bytes]) -> Blob:
         size = len(source) if isinstance(source, bytes) else source.seek(0, 2)
         path = self._path(blob)
 
@@ -122,7 +123,7 @@ class S3Blobs(BlobStore):
 
         if size > PART:  # conditional creation does not support multiple parts; nobody else has this place
             self._asked(upload, "storing a blob")
-            return
+            return blob
         if not isinstance(source, bytes):
             source.seek(0)
         data = source if isinstance(source, bytes) else source.read()
@@ -134,6 +135,7 @@ class S3Blobs(BlobStore):
                 pass  # our own put, whose answer was lost
 
         self._asked(create, "storing a blob")
+        return blob
 
     def read(self, blob: Blob, offset: int, length: int) -> bytes:
         end = min(offset + length, blob.size)
@@ -297,30 +299,6 @@ class S3Blobs(BlobStore):
 
 def _shortened(blob: Blob) -> Damaged:
     return Damaged(f"the object of blob {blob.digest} is shorter than when it was written")
-
-
-class StagedObject:
-    """Hashed bytes that are ready to be uploaded."""
-
-    def __init__(self, blobs: S3Blobs, framed: Framed, source: bytes | IO[bytes], place: str) -> None:
-        self._blobs = blobs
-        self._framed = framed
-        self._source = source
-        self._place = place
-
-    @property
-    def digest(self) -> str:
-        return self._framed.digest
-
-    @property
-    def size(self) -> int:
-        return self._framed.size
-
-    def publish(self) -> Blob:
-        coding = frames.CODINGS[self._place.rpartition(".")[2]]
-        blob = Blob(self.digest, self.size, coding, self._place, self._framed.frames)
-        self._blobs.upload(blob, self._source)
-        return blob
 
 
 def _tag(data: bytes) -> str:

@@ -59,46 +59,19 @@ _T = TypeVar("_T")
 _TABLES = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
     """CREATE TABLE session (
-        session_key INTEGER PRIMARY KEY,
-        session_id TEXT NOT NULL UNIQUE,
-        parent TEXT,
-        ttl REAL,
-        quota INTEGER,
-        created REAL NOT NULL,
-        used REAL NOT NULL,
-        used_bytes INTEGER NOT NULL DEFAULT 0,
+        session_key INTEGER PRIMARY KEY, session_id TEXT NOT NULL UNIQUE, parent TEXT, ttl REAL, quota INTEGER,
+        created REAL NOT NULL, used REAL NOT NULL, used_bytes INTEGER NOT NULL DEFAULT 0,
         next_seq INTEGER NOT NULL DEFAULT 1)""",
     """CREATE TABLE blob (
-        blob_key INTEGER PRIMARY KEY,
-        digest BLOB NOT NULL UNIQUE,
-        size INTEGER NOT NULL,
-        coding TEXT NOT NULL,
-        place TEXT NOT NULL,
-        frames BLOB NOT NULL,
-        refs INTEGER NOT NULL,
-        used REAL NOT NULL)""",
+        blob_key INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, size INTEGER NOT NULL, coding TEXT NOT NULL,
+        place TEXT NOT NULL, frames BLOB NOT NULL, refs INTEGER NOT NULL, used REAL NOT NULL)""",
     "CREATE INDEX blob_unreferenced ON blob (blob_key) WHERE refs = 0",
     "CREATE TABLE content (blob_key INTEGER PRIMARY KEY, data BLOB NOT NULL)",
     """CREATE TABLE ref (
-        session_key INTEGER NOT NULL,
-        seq INTEGER NOT NULL,
-        digest BLOB NOT NULL,
-        size INTEGER NOT NULL,
-        name TEXT,
-        codec TEXT NOT NULL,
-        media_type TEXT NOT NULL,
-        kind TEXT NOT NULL,
-        tool TEXT,
-        call_id TEXT,
-        producer TEXT NOT NULL,
-        parents TEXT NOT NULL,
-        summary TEXT NOT NULL,
-        created REAL NOT NULL,
-        expires REAL,
-        pinned INTEGER NOT NULL,
-        granted_by TEXT,
-        request TEXT,
-        gone TEXT,
+        session_key INTEGER NOT NULL, seq INTEGER NOT NULL, digest BLOB NOT NULL, size INTEGER NOT NULL, name TEXT,
+        codec TEXT NOT NULL, media_type TEXT NOT NULL, kind TEXT NOT NULL, tool TEXT, call_id TEXT,
+        producer TEXT NOT NULL, parents TEXT NOT NULL, summary TEXT NOT NULL, created REAL NOT NULL, expires REAL,
+        pinned INTEGER NOT NULL, granted_by TEXT, request TEXT, gone TEXT,
         PRIMARY KEY (session_key, seq)) WITHOUT ROWID""",
     "CREATE INDEX ref_by_digest ON ref (session_key, digest)",
     "CREATE INDEX ref_by_name ON ref (session_key, name) WHERE name IS NOT NULL",
@@ -107,9 +80,7 @@ _TABLES = (
     "CREATE INDEX ref_damaged ON ref (digest) WHERE gone = 'damaged'",
     # The notes of the store itself have the session key 0.
     """CREATE TABLE note (
-        session_key INTEGER NOT NULL,
-        key TEXT NOT NULL,
-        value BLOB NOT NULL,
+        session_key INTEGER NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL,
         PRIMARY KEY (session_key, key)) WITHOUT ROWID""",
     "INSERT INTO meta VALUES ('stored_bytes', 0)",
     "INSERT INTO note VALUES (0, 'secret', randomblob(16))",
@@ -486,6 +457,12 @@ class Database:
             if not check():
                 return None
         return self._journal.append(record)
+
+    def _sync_journal(self, position: Position) -> None:
+        try:
+            self._journal.sync(position)
+        except OSError as error:
+            raise storage_error(error, "syncing the journal") from error
 
     def _is_behind(self) -> bool:
         """Return whether the database may lack recent puts, or have some that are not durable yet."""

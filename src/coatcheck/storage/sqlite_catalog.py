@@ -19,7 +19,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreFull, storage_error
+from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreFull
 from coatcheck.ids import MIN_PREFIX, prefix_range
 from coatcheck.refs import Blob, Ref
 from coatcheck.storage.catalog import (
@@ -237,25 +237,20 @@ class SqliteCatalog(Catalog):
 
     # Reading
 
-    def find(
-        self,
-        session_id: str,
-        *,
-        prefix: str | None = None,
-        name: str | None = None,
-        content: bool = False,
-        limit: int | None = None,
-        before: int | None = None,
+    def _last(
+        self, session_id: str, name: str | None, before: int | None, content: bool, limit: int | None
     ) -> list[Entry]:
-        if prefix is not None:
-            return self._under(session_id, prefix, content)
-        source, where, values = _FROM, "", {"session_id": session_id, "name": name, "before": before}
+        source, where, values = (
+            _FROM,
+            "",
+            (session_id, -1 if limit is None else limit, before if name is None else name),
+        )
         if name is not None:
-            source, where = _from("ref_by_name"), "AND r.name = :name"
+            source, where = _from("ref_by_name"), "AND r.name = ?3"
         elif before is not None:
-            where = "AND r.seq < :before"
-        order = f"ORDER BY r.seq DESC LIMIT {-1 if limit is None else int(limit)}"
-        return self._entries(source, f"WHERE s.session_id = :session_id {where} {order}", values, content=content)
+            where = "AND r.seq < ?3"
+        where = f"WHERE s.session_id = ?1 {where} ORDER BY r.seq DESC LIMIT ?2"
+        return self._entries(source, where, values if "?3" in where else values[:2], content=content)
 
     def _under(self, session_id: str, prefix: str, content: bool, *, settled: bool = True) -> list[Entry]:
         low, high = prefix_range(prefix)
@@ -686,12 +681,6 @@ class FolderCatalog(Database, SqliteCatalog):
             self._batch.is_open = False
         if self._batch.position is not None:
             self._sync_journal(self._batch.position)
-
-    def _sync_journal(self, position: Position) -> None:
-        try:
-            self._journal.sync(position)
-        except OSError as error:
-            raise storage_error(error, "syncing the journal") from error
 
     def _take_record(self, record: bytes) -> None:
         try:
