@@ -54,7 +54,7 @@ class OpenAIChat(Format):
 
     def calls(self, message: Message) -> tuple[Call, ...]:
         found = []
-        for path, one in members(message, ("tool_calls",)):
+        for path, one in members(message, ("tool_calls",)) if "tool_calls" in message else ():
             name = at(one, ("function", "name")) or at(one, ("custom", "name")) or one.get("name")
             found.append(Call(text(one.get("id")), text(name), path))
         single = message.get("function_call")

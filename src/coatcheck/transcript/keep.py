@@ -270,7 +270,8 @@ def _note(ref: Ref) -> str:
 
 def _label(text: str | None) -> str | None:
     """A tool name or call id as the store accepts it."""
-    return text[:_MAX_LABEL] if text and is_encodable(text[:_MAX_LABEL]) else None
+    label = text[:_MAX_LABEL] if text else None
+    return label if label and (label.isascii() or is_encodable(label)) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -496,12 +496,14 @@ class _Externalizing(_TranscriptFile):
         for part in lines:
             self._at += len(part)
             marked, masked = self._at > unmarked and MARK in part, keeper.masked
-            is_document = document is not None and document.text == part
-            done = slim(part, self._format, keeper, opened=document if is_document else None, marked=marked)
-            text = done.text
-            self._changed = self._changed or text != part
+            text, refs = part, tuple[ArtifactRef, ...]()
+            if marked or not keeper.passes(part):
+                is_document = document is not None and document.text == part
+                done = slim(part, self._format, keeper, opened=document if is_document else None, marked=marked)
+                text, refs = done.text, done.refs
+                self._changed = self._changed or text != part
             if text is not part or (not marked and _SCHEME in part):
-                self._note_pointers(text, done.refs)
+                self._note_pointers(text, refs)
             slims.append(text)
             is_exact = new is None or (not marked and keeper.masked == masked)
             wholes.append(part if is_exact else self._whole_of(part, text))

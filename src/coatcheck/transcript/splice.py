@@ -179,11 +179,12 @@ def slim(
     secrets that the keeper masks.
 
     Text that is not JSON or not UTF-8, is nested too deep, or is already slim is returned unchanged. Storage errors are
-    raised. The caller may pass the text `opened`, and whether our key occurs in it (`marked`)."""
+    raised. The caller may pass the text `opened`, and whether our key occurs in it (`marked`) if it has found that the
+    text may have to be changed."""
     if marked is None:
         marked = MARK in text
-    if keeper.passes(text) and not marked:
-        return Slimmed(text)
+        if keeper.passes(text) and not marked:
+            return Slimmed(text)
     opened = opened or Opened.of(text)
     if opened is None:
         return Slimmed(text)
