@@ -94,7 +94,7 @@ def _print_diff(session: Session, numbers: tuple[int, ...], as_json: bool) -> No
     from coatcheck.context import Snapshot, changes_between
 
     newer = _record(session, *numbers[1:])
-    older = _record(session, numbers[0]) if numbers else _previous(session, newer)
+    older = _record(session, numbers[0]) if numbers else _record(session, before=newer.seq)
     changes = changes_between(Snapshot.of(older).state, Snapshot.of(newer).state)
     if as_json:
         terminal.print_json({"from": older.seq, "to": newer.seq, "changes": [one.to_record() for one in changes]})
@@ -141,23 +141,17 @@ def _readable(record: Record) -> Snapshot | None:
         return None
 
 
-def _record(session: Session, number: int | None = None) -> Record:
-    """The record with this number, or the newest."""
-    wanted = {} if number is None else {"after": number - 1, "before": number + 1}
-    found = session.records(_SERIES, newest=True, limit=1, **wanted)
-    if found:
+def _record(session: Session, number: int | None = None, *, before: int | None = None) -> Record:
+    """The record with this number, the last one before another, or the newest."""
+    wanted = {"before": before} if number is None else {"after": number - 1, "before": number + 1}
+    if found := session.records(_SERIES, newest=True, limit=1, **wanted):
         return found[0]
+    if before is not None:
+        raise errors.NotFound(f"hot state {before} is the first", hint="there is no earlier state to compare it with")
     kept = [*session.records(_SERIES, limit=1), *session.records(_SERIES, newest=True, limit=1)]
     if not kept:
         raise _no_state(session)
     raise errors.NotFound(f"there is no hot state {number}", hint=f"the history has {kept[0].seq} to {kept[-1].seq}")
-
-
-def _previous(session: Session, record: Record) -> Record:
-    found = session.records(_SERIES, newest=True, limit=1, before=record.seq)
-    if found:
-        return found[0]
-    raise errors.NotFound(f"hot state {record.seq} is the first", hint="there is no earlier state to compare it with")
 
 
 def _no_state(session: Session) -> errors.NotFound:
