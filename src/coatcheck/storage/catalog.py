@@ -40,6 +40,7 @@ _SHOWN: Final = ("shown/", "shown0")
 _HEAD: Final = struct.Struct("<8sdQI")
 """The head of a record, after its checksum: the attempt that wrote it, when, the token of the claim (0 if none), and
 the length of the series. The series and the body follow."""
+_BODY: Final = 8 + _HEAD.size
 _CLAIM: Final = struct.Struct("<Qd8s")
 """The token of a claim, its last use, and the attempt that made it; the holder follows."""
 _T = TypeVar("_T")
@@ -171,8 +172,7 @@ class Claimant:
     at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One entry of a series that belongs to a session. `token` is that of the claim it was written under, if any."""
 
     seq: int
@@ -396,7 +396,7 @@ class Records(Rows):
         names, start = [], RECORDS[0]
         while found := self.notes(session_id, start, RECORDS[1], limit=1):
             value, body = found[0].value, _record(found[0]).body
-            names.append(value[8 + _HEAD.size : len(value) - len(body)].decode())
+            names.append(value[_BODY : len(value) - len(body)].decode())
             start = found[0].key.rpartition("/")[0] + "0"
         return sorted(names)
 
@@ -906,10 +906,10 @@ def _is_sound(value: bytes) -> bool:
 
 def _record(note: Note) -> Record:
     value = note.value
-    if not _is_sound(value):
+    if xxhash.xxh3_64_digest(value[8:]) != value[:8]:
         raise Damaged(f"record {_seq(note)} of a series is damaged", hint="'coatcheck verify --repair' removes it")
     _, at, token, length = _HEAD.unpack_from(value, 8)
-    return Record(_seq(note), at, token or None, value[8 + _HEAD.size + length :])
+    return Record(int(note.key[-16:], 16), at, token or None, value[_BODY + length :])
 
 
 # Rows of the two databases

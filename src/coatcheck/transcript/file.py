@@ -42,7 +42,18 @@ from coatcheck.transcript.appending import Appender
 from coatcheck.transcript.keep import Keeper, Manifest, fetch_from, record_manifest
 from coatcheck.transcript.placeholders import pointer_in_stub
 from coatcheck.transcript.scan import parse, parsed
-from coatcheck.transcript.splice import MARK, ArtifactRef, Fetch, bare, refs_of, sessions_in, slim, whole, with_refs
+from coatcheck.transcript.splice import (
+    MARK,
+    ArtifactRef,
+    Fetch,
+    Slimmed,
+    bare,
+    refs_of,
+    sessions_in,
+    slim,
+    whole,
+    with_refs,
+)
 from coatcheck.transcript.swap import (
     Layout,
     layout_of,
@@ -50,6 +61,7 @@ from coatcheck.transcript.swap import (
     lines_between,
     open_to_read,
     opened,
+    pieces,
     starts_backwards,
 )
 from coatcheck.values import encode
@@ -180,11 +192,11 @@ class Transcript:
             return []
         fmt = self._writing_format(lines)
         slim = self._writer.slim(lines, fmt)
-        offset = self._appender.append(b"".join(one.text + b"\n" for one in slim))
+        offset = self._appender.append(b"".join(one.text + b"\n" for one, _ in slim))
         done = []
-        for one in slim:
-            if one.failure is not None:
-                self._note("not stored", offset, f"a payload was left in its line: {one.failure}")
+        for one, failure in slim:
+            if failure is not None:
+                self._note("not stored", offset, f"a payload was left in its line: {failure}")
             done.append(Appended(offset, len(one.text) + 1, one.refs))
             offset += len(one.text) + 1
         return done
@@ -198,8 +210,7 @@ class Transcript:
         restorer = self._restorer(mode)
         with self._reading() as (handle, size):
             if self._found_layout().is_document:
-                whole_file = [(0, b"".join(data for _, data in lines_between(handle, 0, size)))]
-                pairs: Iterable[tuple[int, bytes]] = whole_file[start:stop]
+                pairs: Iterable[tuple[int, bytes]] = [(0, b"".join(pieces(handle, 0, size)))][start:stop]
             else:
                 first = _offset(handle, size, start, 0)
                 last = _offset(handle, size, stop, size)
@@ -365,15 +376,6 @@ def _offset(handle: int, size: int, number: int | None, default: int) -> int:
     return next((begin for begin, _ in islice(lines_between(handle, 0, size), number, None)), size)
 
 
-@dataclass(frozen=True, slots=True)
-class _WrittenLine:
-    """A line without its line end, its refs, and why a payload could not be stored."""
-
-    text: bytes
-    refs: tuple[ArtifactRef, ...] = ()
-    failure: str | None = None
-
-
 def _serialized(message: object) -> bytes:
     """Return a message as one line of JSON, without the line end. A string or bytes are a line already.
 
@@ -423,7 +425,8 @@ class _Writer(Keeper):
         self._recorded = False
         self._held: set[str] = set()  # pointers whose artifacts the transcript has
 
-    def slim(self, lines: Sequence[bytes], fmt: Format) -> list[_WrittenLine]:
+    def slim(self, lines: Sequence[bytes], fmt: Format) -> list[tuple[Slimmed, str | None]]:
+        """Return lines without their line ends, each with the reason if a payload could not be stored."""
         with self._mutex:
             if not any(self._may_change(line) for line in lines):
                 return [self._written(line, fmt) for line in lines]
@@ -435,12 +438,12 @@ class _Writer(Keeper):
                     return [self._written(line, fmt) for line in lines]
             except (StoreError, LimitExceeded) as error:  # puts of the batch are not durable: no line may refer to them
                 self._held.clear()
-                return [_WrittenLine(line, failure=str(error)) for line in lines]
+                return [(Slimmed(line), str(error)) for line in lines]
 
     def _may_change(self, line: bytes) -> bool:
         return len(line) >= self.least or MARK in line or _SCHEME in line
 
-    def _written(self, line: bytes, fmt: Format) -> _WrittenLine:
+    def _written(self, line: bytes, fmt: Format) -> tuple[Slimmed, str | None]:
         try:
             done = slim(line, fmt, self)
             text, refs = done.text, done.refs
@@ -452,8 +455,8 @@ class _Writer(Keeper):
             if self._hold_pointers(text) and MARK not in text:
                 text = with_refs(text, (), self.session_id)
         except (StoreError, LimitExceeded) as error:
-            return _WrittenLine(line, failure=str(error))
-        return _WrittenLine(text, refs)
+            return Slimmed(line), str(error)
+        return Slimmed(text, refs), None
 
     def _stub_refs(self, line: bytes, fmt: Format) -> list[ArtifactRef]:
         """Return refs to the artifacts of stubs in the results of a line, if they are this session's own."""

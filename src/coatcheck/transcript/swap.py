@@ -139,22 +139,11 @@ def pieces(handle: int, start: int, end: int) -> Iterator[bytes]:
 
 
 def lines_between(handle: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines between two offsets, each with its offset. The descriptor's own position is not used."""
-    pending: list[bytes] = []
-    begin = at = start
-    while at < end and (piece := os.pread(handle, min(_LINE_CHUNK, end - at), at)):
-        at += len(piece)
-        cursor = 0
-        while (found := piece.find(b"\n", cursor)) >= 0:
-            pending.append(piece[cursor : found + 1])
-            line = b"".join(pending)
-            yield begin, line
-            begin += len(line)
-            pending, cursor = [], found + 1
-        if cursor < len(piece):
-            pending.append(piece[cursor:])
-    if pending:
-        yield begin, b"".join(pending)
+    """Yield the lines between two offsets, each with its offset."""
+    for lines in batches(opened(handle), start, end, is_document=False):
+        for line in lines:
+            yield start, line
+            start += len(line)
 
 
 def starts_backwards(handle: int, end: int) -> Iterator[int]:
