@@ -64,6 +64,8 @@ class RunContext:
         self.session_state[_STATE_KEY] = known
         if is_run and store is None:
             weakref.finalize(self, self.session.end)
+        elif store is None:
+            _memory().collect(grace=0, orphans=False, compress=False)
 
 
 def wrap_tools(tools: Mapping[str, Tool] | Iterable[Tool], ctx: RunContext, config: ArtifactsConfig) -> Any:
