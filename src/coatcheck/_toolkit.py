@@ -12,7 +12,7 @@ import json
 import logging
 import re
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
@@ -161,13 +161,11 @@ class Tool(Description):
         """Run the tool with the arguments that a model sent, and return its answer."""
         try:
             return self._answer(self._checked(arguments))
-        except Damaged as error:
-            return self._failed(str(error))
-        except StoreError as error:
+        except CoatcheckError as error:
+            if isinstance(error, Damaged) or not isinstance(error, StoreError):
+                return self._failed(str(error))
             _LOG.warning("%s failed: %s", self.name, error.code)
             return self._failed(f"{self.name} failed: {error.code}. The store is unavailable at the moment; try again.")
-        except CoatcheckError as error:
-            return self._failed(str(error))
         except Exception as error:  # noqa: BLE001 - a tool never raises
             _LOG.error("%s failed: %s", self.name, mask("".join(traceback.format_exception(error))))
             return self._failed(f"{self.name} failed. The arguments are not the cause; continue without it.")
@@ -355,10 +353,12 @@ class _Answers:
         if words is not None:
             hits = self.session.search(words, limit=skip + _HITS + 1)
             places = [f"lines {hit.lines[0]}-{hit.lines[1]}:" if hit.lines else "" for hit in hits]
-            rows = [(hit.ref, _row(hit.ref, 1, where, hit.passage)) for hit, where in zip(hits, places, strict=True)]
+            rows = [(hit.ref, _row(hit.ref, where, hit.passage)) for hit, where in zip(hits, places, strict=True)]
             columns = "pointer, kind, bytes, name, passage"
         else:
-            rows = [(ref, _row(ref, names, "", ref.summary)) for ref, names in self._artifacts(skip + _ROWS + 1)]
+            wanted = skip + _ROWS + 1
+            refs = self.session.list(limit=2 * wanted + 64)[:wanted]  # a ref without a name gets that of an older one
+            rows = [(ref, _row(ref, "", ref.summary)) for ref in refs]
             columns = "pointer, kind, bytes, name, summary"
         at = next((number + 1 for number, (ref, _) in enumerate(rows) if ref.artifact_id.startswith(last or "-")), skip)
         page: list[tuple[Ref, str]] = []
@@ -376,22 +376,6 @@ class _Answers:
             again = "" if words is None else "the same query and "
             first += f'; more: {self.list_tool} with {again}cursor="{at + len(page)}-{page[-1][0].artifact_id[:12]}"'
         return self._marked(f"[{first}]", "\n".join(row for _, row in page))
-
-    def _artifacts(self, count: int) -> Iterable[tuple[Ref, int]]:
-        """The newest artifacts, each once, with its number of names."""
-        limit = 2 * count + 64
-        while True:
-            refs = self.session.list(limit=limit)
-            found: dict[str, tuple[Ref, set[str]]] = {}
-            for ref in refs:
-                first, names = found.setdefault(ref.artifact_id, (ref, set()))
-                if ref.name:
-                    names.add(ref.name)
-                    if first.name is None:
-                        found[ref.artifact_id] = (ref, names)
-            if len(found) >= count or len(refs) < limit:
-                return [(ref, len(names)) for ref, names in found.values()][:count]
-            limit *= 4
 
     def store(self, arguments: dict[str, Any]) -> str:
         name, value = arguments["name"].strip(), arguments["value"]
@@ -434,10 +418,9 @@ def _about(ref: Ref) -> list[str]:
     return [*name, ref.kind, line(ref.media_type, _NAME), f"{ref.size_bytes:,} bytes"]
 
 
-def _row(ref: Ref, names: int, where: str, text: str) -> str:
-    also = f" (+{names - 1} names)" if names > 1 else ""
+def _row(ref: Ref, where: str, text: str) -> str:
     shown = " ".join(filter(None, [where, _quoted(text, _SUMMARY if not where else 2 * _SUMMARY)]))
-    return f"{ref.pointer} {ref.kind} {ref.size_bytes} {_quoted(ref.name) if ref.name else '-'}{also} {shown}"
+    return f"{ref.pointer} {ref.kind} {ref.size_bytes} {_quoted(ref.name) if ref.name else '-'} {shown}"
 
 
 def _quoted(text: str, limit: int = _NAME) -> str:

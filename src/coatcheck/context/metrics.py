@@ -228,10 +228,6 @@ class PromptMetrics:
         except RecursionError as error:
             raise ValueError("nested too deeply") from error
 
-    def numbered(self, turn: int | None, at: float | None = None) -> Self:
-        """Return a copy with its number in the session and, if given, its time."""
-        return replace(self, turn=turn, at=self.at if at is None else at)
-
 
 @cache
 def _reader(kind: Any) -> Callable[[Any], Any]:
@@ -741,7 +737,8 @@ class Meter:
         """Store a call and send it on. Each step may fail without affecting the others."""
         keep = self._settings["metrics.keep"]
         body = call.to_json().encode()
-        call = call.numbered(self._tried("storing figures", lambda: self._session.record(SERIES, body, keep=keep)))
+        number = self._tried("storing figures", lambda: self._session.record(SERIES, body, keep=keep))
+        call = replace(call, turn=number)
         file, logger = self._settings["metrics.file"], self._settings["metrics.logger"]
         if file is not None:
             self._tried("writing figures to a file", lambda: _append(file, call))
@@ -777,7 +774,7 @@ def calls_of(session: Session, *, limit: int | None = None) -> Iterator[PromptMe
     skipped."""
     for record in reversed(session.records(SERIES, newest=True, limit=limit)):
         for found in _read_calls([record]):
-            yield replace(found, session=session.session_id).numbered(record.seq, record.at)
+            yield replace(found, session=session.session_id, turn=record.seq, at=record.at)
 
 
 def _append(path: str, call: PromptMetrics) -> None:

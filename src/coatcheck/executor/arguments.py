@@ -176,9 +176,10 @@ class _SchemaResolver(Resolver):
         self._foreign = foreign
 
     def _want(self, hint: Any) -> Want:
-        kinds = {kind for one in self._alternatives(hint) for kind in _kinds(one)} - {"null"}
-        if any(_is_encoded(one) for one in self._alternatives(hint)):
+        alternatives = self._alternatives(hint)
+        if any(one.get("contentEncoding") == "base64" or one.get("format") == "byte" for one in alternatives):
             return "bytes"
+        kinds = {kind for one in alternatives for kind in _kinds(one)} - {"null"}
         return "text" if kinds == {"string"} else "json" if kinds and "string" not in kinds else "value"
 
     def _inside(self, hint: Any, key: str | int) -> Any:
@@ -200,9 +201,13 @@ class _SchemaResolver(Resolver):
         value = super()._fetch(pointer, wanted)
         if wanted == "bytes":
             return base64.b64encode(value).decode()
-        if isinstance(value, bytes):
-            value = _decoded(pointer, value)
-        return _parsed(pointer, value) if wanted == "json" and isinstance(value, str) else value
+        try:
+            value = value.decode() if isinstance(value, bytes) else value
+            return json.loads(value) if wanted == "json" and isinstance(value, str) else value
+        except UnicodeDecodeError:
+            raise Unresolvable(f"{pointer} is not text, and this argument takes only text") from None
+        except (ValueError, RecursionError):
+            raise Unresolvable(f"{pointer} is text but not JSON, and this argument does not take strings") from None
 
     def _alternatives(self, schema: Any, depth: int = 0) -> list[Mapping[str, Any]]:
         """Return a schema with all that it refers to or chooses from."""
@@ -295,21 +300,3 @@ def _kinds(schema: Mapping[str, Any]) -> list[str]:
     if kinds is None and isinstance(schema.get("enum"), list):
         return ["string" if isinstance(one, str) else "other" for one in schema["enum"]]
     return [kinds] if isinstance(kinds, str) else [str(kind) for kind in kinds] if isinstance(kinds, list) else []
-
-
-def _is_encoded(schema: Mapping[str, Any]) -> bool:
-    return schema.get("contentEncoding") == "base64" or schema.get("format") == "byte"
-
-
-def _decoded(pointer: str, value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        raise Unresolvable(f"{pointer} is not text, and this argument takes only text") from None
-
-
-def _parsed(pointer: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise Unresolvable(f"{pointer} is text but not JSON, and this argument does not take strings") from None
