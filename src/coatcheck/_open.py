@@ -108,8 +108,7 @@ def _opened(connect: _Connect, tenant: str | None, **options: Any) -> Store:
 
 
 def _connect_memory(tenant: str | None) -> tuple[BlobStore, Catalog, PassageIndex]:
-    from coatcheck.storage.memory import MemoryBlobs
-    from coatcheck.storage.sqlite_catalog import MemoryCatalog
+    from coatcheck.storage.memory import MemoryBlobs, MemoryCatalog
 
     return MemoryBlobs(), MemoryCatalog(), Passages(None)
 

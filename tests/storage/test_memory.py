@@ -4,8 +4,7 @@ from pathlib import Path
 
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Catalog
-from coatcheck.storage.memory import MemoryBlobs
-from coatcheck.storage.sqlite_catalog import MemoryCatalog
+from coatcheck.storage.memory import MemoryBlobs, MemoryCatalog
 from coatcheck.testing import BlobStoreSuite, CatalogSuite
 
 

@@ -1,15 +1,26 @@
-"""Blobs in memory, for tests and throw-away runs. Nothing survives the process. The catalog is SQLite in memory."""
+"""A store in memory, for tests and throw-away runs: blobs in a dict, the catalog in SQLite. Nothing survives the
+process."""
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
-from coatcheck.errors import NotFound
+from coatcheck.errors import NotFound, StoreClosed
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, StagedBlob
+from coatcheck.storage.catalog import Effect
+from coatcheck.storage.disk import Disk
+from coatcheck.storage.forks import Mutex, unwatch, watch
 from coatcheck.storage.frames import FRAME, Framer, check_frame
+from coatcheck.storage.sqlite import Values, migrate, translated
+from coatcheck.storage.sqlite_catalog import SqliteCatalog
+
+_T = TypeVar("_T")
 
 
 class MemoryBlobs(BlobStore):
@@ -69,3 +80,65 @@ class MemoryBlobs(BlobStore):
 
     def close(self) -> None:
         self._copies.clear()
+
+
+class MemoryCatalog(SqliteCatalog):
+    """A catalog in memory. Nothing survives the process. All content is kept in the blob store."""
+
+    rank = 2
+
+    def __init__(self) -> None:
+        self._mutex = Mutex(self._roll_back)
+        self._inside = 0
+        self._closed = False
+        self._writer = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        migrate(self._writer, Disk(durable=False))
+        watch(self)
+
+    def change(
+        self, doing: str, work: Callable[[], _T], *, session_id: str | None = None, effect: Effect | None = None
+    ) -> _T:
+        def change() -> _T:
+            self._run("BEGIN")
+            self._inside = threading.get_ident()
+            answer = work()
+            self._run("COMMIT")
+            return answer
+
+        return self._locked(doing, change)
+
+    def _locked(self, doing: str, work: Callable[[], _T]) -> _T:
+        def locked() -> _T:
+            if self._closed:
+                raise StoreClosed("the store is closed")
+            return work()
+
+        try:
+            return self._mutex.run(locked)
+        except sqlite3.Error as error:
+            raise translated(error, doing) from error
+
+    def _roll_back(self) -> None:
+        self._inside = 0
+        with contextlib.suppress(sqlite3.Error):
+            if self._writer.in_transaction:
+                self._run("ROLLBACK")
+
+    def _query(self, sql: str, values: Values = (), *, settled: bool = True, apart: bool = False) -> list[Any]:
+        if self._inside == threading.get_ident():
+            return self._run(sql, values).fetchall()
+        return self._locked("reading the catalog", lambda: self._run(sql, values).fetchall())
+
+    def close(self) -> None:
+        def close() -> None:
+            self._closed = True
+            self._writer.close()
+
+        self._mutex.run(close)
+        unwatch(self)
+
+    def locks(self) -> Iterator[Mutex]:
+        yield self._mutex
+
+    def renew(self) -> None:
+        """Do nothing: memory is copied to the child."""

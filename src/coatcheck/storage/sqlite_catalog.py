@@ -1,4 +1,4 @@
-"""The embedded catalog: SQLite tables in a folder, with a journal in front of them, or in memory.
+"""The embedded catalog: SQLite tables, and their form in a folder, with a journal in front of them.
 
 `blob.refs` counts refs other than tombstones; a blob whose count falls to zero is deleted in the same transaction.
 `session.used_bytes` counts each artifact of a session once. See `sqlite` for locking and durability.
@@ -19,7 +19,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreFull
+from coatcheck.errors import Damaged, NotFound, StoreError, StoreFull
 from coatcheck.ids import MIN_PREFIX, prefix_range
 from coatcheck.refs import Blob, Ref
 from coatcheck.storage.catalog import (
@@ -31,7 +31,6 @@ from coatcheck.storage.catalog import (
     SESSION,
     TRANSCRIPT,
     Catalog,
-    Effect,
     Entry,
     Freed,
     Known,
@@ -51,9 +50,8 @@ from coatcheck.storage.catalog import (
 )
 from coatcheck.storage.disk import Disk, open_root
 from coatcheck.storage.files import FileBlobs
-from coatcheck.storage.forks import Mutex, unwatch, watch
 from coatcheck.storage.journal import Position
-from coatcheck.storage.sqlite import LOCK, NAME, Database, Values, is_damage, migrate, translated
+from coatcheck.storage.sqlite import LOCK, NAME, Database, Values, is_damage
 
 INLINE_LIMIT: Final = 128 * 1024
 _PAGES: Final = 64  # pages returned to the file system in one step of compacting
@@ -105,6 +103,7 @@ _CHECKS: Final = (
 """What may be wrong with rows, where, and the statement that sets it right."""
 _SIZES: Final = struct.Struct("<II")
 _OWNER: Final = "(CASE ?1 WHEN '' THEN 0 ELSE (SELECT session_key FROM session WHERE session_id = ?1) END)"
+# The notes of the store itself have an empty owner, whose length is their session key.
 _NOTES: Final = {
     owned: f"SELECT key, value FROM note WHERE session_key = {key} AND key >= ?2 AND key < ?3 ORDER BY key"
     for owned, key in ((False, "length(?1)"), (True, "(SELECT session_key FROM session WHERE session_id = ?1)"))
@@ -240,17 +239,13 @@ class SqliteCatalog(Catalog):
     def _last(
         self, session_id: str, name: str | None, before: int | None, content: bool, limit: int | None
     ) -> list[Entry]:
-        source, where, values = (
-            _FROM,
-            "",
-            (session_id, -1 if limit is None else limit, before if name is None else name),
-        )
+        source, where, values = _FROM, "", [session_id, -1 if limit is None else limit]
         if name is not None:
-            source, where = _from("ref_by_name"), "AND r.name = ?3"
+            source, where, values = _from("ref_by_name"), "AND r.name = ?3", [*values, name]
         elif before is not None:
-            where = "AND r.seq < ?3"
+            where, values = "AND r.seq < ?3", [*values, before]
         where = f"WHERE s.session_id = ?1 {where} ORDER BY r.seq DESC LIMIT ?2"
-        return self._entries(source, where, values if "?3" in where else values[:2], content=content)
+        return self._entries(source, where, tuple(values), content=content)
 
     def _under(self, session_id: str, prefix: str, content: bool, *, settled: bool = True) -> list[Entry]:
         low, high = prefix_range(prefix)
@@ -540,68 +535,6 @@ class SqliteCatalog(Catalog):
 
     def _one(self, sql: str, values: Values = ()) -> Any:
         return self._writer.execute(sql, values).fetchone()
-
-
-class MemoryCatalog(SqliteCatalog):
-    """A catalog in memory. Nothing survives the process. All content is kept in the blob store."""
-
-    rank = 2
-
-    def __init__(self) -> None:
-        self._mutex = Mutex(self._roll_back)
-        self._inside = 0
-        self._closed = False
-        self._writer = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        migrate(self._writer, Disk(durable=False))
-        watch(self)
-
-    def change(
-        self, doing: str, work: Callable[[], _T], *, session_id: str | None = None, effect: Effect | None = None
-    ) -> _T:
-        def change() -> _T:
-            self._run("BEGIN")
-            self._inside = threading.get_ident()
-            answer = work()
-            self._run("COMMIT")
-            return answer
-
-        return self._locked(doing, change)
-
-    def _locked(self, doing: str, work: Callable[[], _T]) -> _T:
-        def locked() -> _T:
-            if self._closed:
-                raise StoreClosed("the store is closed")
-            return work()
-
-        try:
-            return self._mutex.run(locked)
-        except sqlite3.Error as error:
-            raise translated(error, doing) from error
-
-    def _roll_back(self) -> None:
-        self._inside = 0
-        with contextlib.suppress(sqlite3.Error):
-            if self._writer.in_transaction:
-                self._run("ROLLBACK")
-
-    def _query(self, sql: str, values: Values = (), *, settled: bool = True, apart: bool = False) -> list[Any]:
-        if self._inside == threading.get_ident():
-            return self._run(sql, values).fetchall()
-        return self._locked("reading the catalog", lambda: self._run(sql, values).fetchall())
-
-    def close(self) -> None:
-        def close() -> None:
-            self._closed = True
-            self._writer.close()
-
-        self._mutex.run(close)
-        unwatch(self)
-
-    def locks(self) -> Iterator[Mutex]:
-        yield self._mutex
-
-    def renew(self) -> None:
-        """Do nothing: memory is copied to the child."""
 
 
 class FolderCatalog(Database, SqliteCatalog):
