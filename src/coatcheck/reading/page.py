@@ -24,7 +24,7 @@ from itertools import islice
 from operator import length_hint
 from typing import Any, Final, NamedTuple
 
-from coatcheck.checks import is_whole, whole
+from coatcheck.checks import is_whole
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
 from coatcheck.media import TEXT
@@ -120,7 +120,11 @@ class Request:
         extra = [name for name in ("context", "ignore_case", "invert", "literal") if getattr(self, name)]
         if extra and self.grep is None:
             raise InvalidArgument(f"{' and '.join(extra)} needs grep", hint='add grep="pattern", or leave it out')
-        whole(self.max_chars, "max_chars", least=MIN_CHARS)
+        if not is_whole(self.max_chars, MIN_CHARS):
+            raise InvalidArgument(
+                f"max_chars must be an integer of at least {MIN_CHARS}, got {self.max_chars!r}",
+                hint=f"a page has {MAX_CHARS:,} characters by default",
+            )
         if not is_whole(self.context) or self.context > MAX_CONTEXT:
             text = f"context must be 0 to {MAX_CONTEXT} lines, got {clip(str(self.context), 40)}"
             raise InvalidArgument(text, hint="use lines to read more")
