@@ -48,10 +48,12 @@ from coatcheck.previews import EDGE, Preview, Sample
 from coatcheck.reading import sample_of
 from coatcheck.redaction import mask, mask_bytes, mask_value
 from coatcheck.refs import Ref
+from coatcheck.storage.frames import frames_of, line_counts
 from coatcheck.store import Store
 from coatcheck.tokens import estimate, roughly
 from coatcheck.values import Encoded, as_text, decode_text
 
+_FRAMED: Final = 128 * 1024  # bytes from which a store wants frames
 _IN_MEMORY: Final = 1 << 20  # an artifact up to this size is read and judged like its value
 _TOGETHER: Final = 4  # what stays inline of a list may have this many times the limit
 _MAX_STUBS: Final = 50  # in one list
@@ -231,7 +233,7 @@ def put_prepared(
 
 def stub_for(ref: Ref, prepared: Prepared, policy: Policy) -> tuple[str, int | None]:
     """Return the stub of a stored value, and the tokens of the value; None for binary content."""
-    about = facts(prepared.encoded.data, ref.media_type, ref.kind, policy.preview_chars)
+    about = prepared.facts(ref.media_type, ref.kind, policy.preview_chars)
     return stub_of(ref.pointer, about, policy), about.tokens
 
 
@@ -276,7 +278,12 @@ class Prepared:
 
     @cached_property
     def encoded(self) -> Encoded:
-        """The value as stored: bytes unchanged, anything else as its text."""
+        """The value as stored: bytes unchanged, anything else as its text. Large content has its frames, which count
+        its lines too."""
+        found = self._encoded()
+        return found._replace(frames=frames_of(found.data)) if len(found.data) > _FRAMED else found
+
+    def _encoded(self) -> Encoded:
         value = self.value
         if isinstance(value, str):
             return Encoded("text", self.text_bytes, value)
@@ -291,7 +298,13 @@ class Prepared:
     @cached_property
     def sample(self) -> Sample:
         """Head and tail of what is stored."""
-        return Sample.of(self.encoded.data)
+        frames = self.encoded.frames
+        return Sample.of(self.encoded.data, None if frames is None else sum(line_counts(frames)))
+
+    def facts(self, media_type: str, kind: str, limit: int) -> Facts:
+        """Describe what is stored."""
+        is_text = self.encoded.data is self.text_bytes
+        return facts(self.sample, media_type, kind, limit, tokens=self.tokens if is_text else None)
 
 
 def described(value: Encoded, claimed: str | None = None) -> tuple[str, str]:
@@ -357,14 +370,16 @@ class _Result:
         """Return the outcome of a value as a whole."""
         text = as_text(value) if text is None else text
         size = memoryview(value).nbytes if isinstance(value, bytes | bytearray | memoryview) else None
-        return self._put(Prepared(value, text)) if self._leaves(text, size) else Outcome(text, value)
+        prepared = Prepared(value, text)
+        is_large = self._is_large(text, size, lambda: prepared.tokens) and not self._stays_anyway(text)
+        return self._put(prepared) if is_large else Outcome(text, value)
 
     def _leaves(self, text: str, size: int | None = None) -> bool:
         """Whether a value leaves, given its text. `size` is its byte size, if that is not the size of the text."""
         return self._is_large(text, size) and not self._stays_anyway(text)
 
-    def _is_large(self, text: str, size: int | None = None) -> bool:
-        return self._always or self._limit.exceeded(text, self._policy.count, size=size)
+    def _is_large(self, text: str, size: int | None = None, rough: Callable[[], float] | None = None) -> bool:
+        return self._always or self._limit.exceeded(text, self._policy.count, size=size, rough=rough)
 
     def _stays_anyway(self, text: str) -> bool:
         """Whether a text is a stub, or the first marked answer of our tools in this result. Marks can be copied, so a
@@ -386,7 +401,7 @@ class _Result:
                 value = redacted(prepared.value)
                 prepared = Prepared(value, as_text(value))
             media_type, kind = described(prepared.encoded, claimed)
-            about = facts(prepared.encoded.data, media_type, kind, self._policy.preview_chars)
+            about = prepared.facts(media_type, kind, self._policy.preview_chars)
             entry = replace(self._about, media_type=media_type, kind=kind)
             ref = self._session.put_encoded(prepared.encoded, entry)
             if shown is not None:

@@ -54,10 +54,18 @@ class Limit:
             return MAX_TOKENS
         return self.max_tokens
 
-    def exceeded(self, text: str, count: TokenCounter | None = None, *, size: int | None = None) -> bool:
+    def exceeded(
+        self,
+        text: str,
+        count: TokenCounter | None = None,
+        *,
+        size: int | None = None,
+        rough: Callable[[], float] | None = None,
+    ) -> bool:
         """Whether a text is over the limit. It is if the counter fails or does not return a number.
 
-        `size` is the byte size of the value, if it is not that of the text."""
+        `size` is the byte size of the value, if it is not that of the text. `rough` returns an estimate of the tokens
+        at both ends of the text, if the caller has one."""
         if self.is_too_long(text, size):
             return True
         most = self.tokens
@@ -66,8 +74,12 @@ class Limit:
         if count is not None:
             tokens = counted(count, text)
             return tokens is None or tokens > most
-        ends = text if len(text) <= 2 * _END else text[:_END] + text[-_END:]  # enough where a text is clearly too long
-        return roughly(ends.encode("utf-8", "surrogatepass")) > most * CLEARLY or estimate(text) > most
+        if rough is None:
+            ends = text if len(text) <= 2 * _END else text[:_END] + text[-_END:]
+            seen = roughly(ends.encode("utf-8", "surrogatepass"))
+        else:
+            seen = rough()
+        return seen > most * CLEARLY or estimate(text) > most  # the ends are enough if a text is clearly too long
 
     def probably_exceeded(self, text: str, count: TokenCounter | None = None) -> bool:
         """Like `exceeded`, but tokens are estimated from samples if they alone decide: for the many texts of a file."""

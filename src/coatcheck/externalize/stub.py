@@ -81,15 +81,16 @@ class Facts:
     summary: str = ""
 
 
-def facts(content: Sample | bytes, media_type: str, kind: str, limit: int, *, summary: str = "") -> Facts:
-    """Describe content from its head and tail."""
-    sample = content if isinstance(content, Sample) else Sample.of(content)
-    size, cut = sample.size, sample
+def facts(
+    sample: Sample, media_type: str, kind: str, limit: int, *, summary: str = "", tokens: float | None = None
+) -> Facts:
+    """Describe content from its head and tail. `tokens` is the estimate for both together, if it is known."""
+    size, cut, known = sample.size, sample, tokens
     whole, head = (_JSON_WHOLE, _JSON_HEAD) if media_type == media.JSON else (_WHOLE, _HEAD)
     if size > whole:  # a preview of less is faster; JSON gets more
         end = sample.head + sample.tail if len(sample.tail) < _TAIL else sample.tail
         cut = Sample(sample.head[:head], end[-_TAIL:], size, sample.lines)
-    lines = tokens = text = None
+    lines = total = text = None
     if media_type.startswith("text/") or media.is_text(media_type):
         text = decode(cut)
         lines, ends = sample.lines, sample.head + sample.tail
@@ -97,9 +98,10 @@ def facts(content: Sample | bytes, media_type: str, kind: str, limit: int, *, su
         if text.encoding != "UTF-8":
             decoded = decode(sample)
             lines, ends = decoded.lines, (decoded.head + decoded.tail).encode("utf-8", "replace")
-        tokens = round(roughly(ends) * size / seen)
+            known = None
+        total = round((roughly(ends) if known is None else known) * size / seen)
     shown = preview(cut, media_type=media_type, limit=limit, text=text)
-    return Facts(kind, media_type, size, lines, tokens, shown, _short_summary(summary) if summary else "")
+    return Facts(kind, media_type, size, lines, total, shown, _short_summary(summary) if summary else "")
 
 
 def _short_summary(summary: str) -> str:

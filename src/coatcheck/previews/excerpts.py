@@ -45,9 +45,10 @@ class Sample:
             object.__setattr__(self, "tail", self.tail[overlap:])
 
     @classmethod
-    def of(cls, data: bytes) -> Sample:
-        """Return the sample of content in memory."""
-        lines = data.count(b"\n") + (not data.endswith(b"\n") if data else 0)
+    def of(cls, data: bytes, feeds: int | None = None) -> Sample:
+        """Return the sample of content in memory, given the number of its line feeds if that is known."""
+        feeds = data.count(b"\n") if feeds is None else feeds
+        lines = feeds + (not data.endswith(b"\n") if data else 0)
         return cls(data[:EDGE], data[max(EDGE, len(data) - EDGE) :], len(data), lines)
 
     @property
