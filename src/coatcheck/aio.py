@@ -31,6 +31,7 @@ from coatcheck.executor.run import WORKERS
 from coatcheck.externalize import Policy
 from coatcheck.lanes import in_long_thread, in_reading_thread, in_thread
 from coatcheck.messages import Message
+from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.storage import SessionInfo
 from coatcheck.store import Store
@@ -256,6 +257,10 @@ def _plain(session: AsyncSession | Session) -> Session:
     return session._wrapped if isinstance(session, AsyncSession) else session
 
 
+def _found(found: tuple[Session, Ref] | None) -> tuple[AsyncSession, Ref] | None:
+    return None if found is None else (AsyncSession(found[0]), found[1])
+
+
 class AsyncStore(_Closing[Store]):
     """A `coatcheck.Store` whose methods are awaited. An async context manager that closes itself."""
 
@@ -279,7 +284,7 @@ class AsyncStore(_Closing[Store]):
     stats = _hop(Store.stats, _same)
     export = _hop(Store.export, _same, long=True)
     holders = _hop(Store.holders, _same)
-    find = _hop(Store.find, lambda found: found and (AsyncSession(found[0]), found[1]))
+    find = _hop(Store.find, _found)
     import_ = _hop(Store.import_, _same, long=True)
     close = _hop(Store.close, _same)
 

@@ -153,7 +153,7 @@ class Store:
                 break
         return (found + transcripts)[:limit]
 
-    def find(self, pointer: str) -> tuple[Any, Ref] | None:
+    def find(self, pointer: str) -> tuple[Session, Ref] | None:
         """Return the artifact of a pointer with a session that has it, or None. For the store's owner only."""
         for session_id in self.holders(pointer, limit=1):
             session = self.session(session_id)

@@ -79,6 +79,11 @@ def test_an_artifact_has_at_most_512_kilobytes(registry: ArtifactRegistry, tmp_p
         ArtifactRegistry(tmp_path / "small", max_bytes=10).store_text("x" * 11)
 
 
+def test_only_a_text_is_stored_as_text(registry: ArtifactRegistry) -> None:
+    with pytest.raises(InvalidArgument, match="got a dict"):
+        registry.store_text({"a": 1})
+
+
 def test_the_tool_answers_with_metadata_and_8000_characters(registry: ArtifactRegistry) -> None:
     tool = artifacts_get(registry)["artifacts.get"]
     record = registry.store_text(TEXT)

@@ -66,6 +66,13 @@ def test_a_line_and_the_registry_have_the_published_reference(agent: ArtifactTra
     assert agent.find_by_hash("0" * 64) is None
 
 
+def test_half_a_line_of_the_registry_is_skipped(agent: ArtifactTranscripts) -> None:
+    agent.append("s1", result(OUTPUT))
+    with (agent.artifacts / "registry.jsonl").open("a") as registry:
+        registry.write('{"hash": "ab')
+    assert [entry["sessionId"] for entry in agent.registry()] == ["s1"]
+
+
 @pytest.mark.parametrize("details", [{}, {"exitCode": 0}, None, "text", [1, 2], ...])
 def test_payloads_come_back_exactly_on_request(agent: ArtifactTranscripts, details: Any) -> None:
     line = result(OUTPUT) if details is ... else result(OUTPUT, details=details)

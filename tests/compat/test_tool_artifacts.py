@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -180,3 +181,13 @@ def test_one_global_store_serves_64_threads_and_opens_again(tmp_path: Path, monk
     assert get_global_artifact_store() is not store
     assert get_global_artifact_store().retrieve(refs[0].artifact_id) == big(1)
     get_global_artifact_store().close()
+
+
+def test_content_blocks_keep_their_shape_around_references(tmp_path: Path) -> None:
+    def blocks() -> list[dict[str, str]]:
+        return [{"type": "text", "text": big(5_000)}, {"type": "text", "text": "small"}]
+
+    outcome = BoundedToolExecutor([blocks], ArtifactStore(tmp_path), "s").execute("blocks", {})
+    first, second = outcome_to_model_content(outcome)
+    assert json.loads(first["text"])["size_bytes"] == len(big(5_000))
+    assert second == {"type": "text", "text": "small"}

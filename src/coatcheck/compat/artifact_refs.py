@@ -1,5 +1,4 @@
-"""Artifact references: a content-addressed registry, a hot state with an artifact index, budgets, prompt metrics and
-bootstrap files as references."""
+"""Artifact references: a registry, a hot state with an index, budgets, prompt metrics and bootstrap references."""
 
 from __future__ import annotations
 
@@ -51,8 +50,10 @@ class ArtifactRegistry:
         self._root, self._max_bytes = Path(root).absolute(), max_bytes
         self.session = coatcheck.open(self._root / "store", ttl=None).session("artifacts")
 
-    def store_text(self, text: str, *, mime: str = "text/plain", **about: Any) -> ArtifactRecord:
+    def store_text(self, text: object, *, mime: str = "text/plain", **about: Any) -> ArtifactRecord:
         """Store a text. `about` may have `type`, `producer` and `summary`. Raises `TooLarge` over the cap."""
+        if not isinstance(text, str):
+            raise InvalidArgument(f"a text must be a string, got a {type(text).__name__}", hint="use store_json")
         return self._stored(text, mime, **about)
 
     def store_json(self, value: Any, **about: Any) -> ArtifactRecord:

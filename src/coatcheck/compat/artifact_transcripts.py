@@ -1,8 +1,8 @@
-"""Artifact-first transcripts for the session files of OpenClaw and pi: payloads leave the transcript for artifact files
-beside it, and come back exactly."""
+"""Artifact-first transcripts for session files of OpenClaw and pi: payloads leave them for files, and come back."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -91,7 +91,8 @@ class ArtifactTranscripts:
         """Yield the entries of `artifacts/registry.jsonl`, oldest first: hash, artifact and sessionId."""
         path = self.artifacts / "registry.jsonl"
         for line in path.read_text().splitlines() if path.exists() else ():
-            yield json.loads(line)
+            with contextlib.suppress(ValueError):  # a crash may leave half a line
+                yield json.loads(line)
 
     def find_by_hash(self, digest: str) -> dict[str, Any] | None:
         """Return the newest entry of the registry with this hash."""

@@ -79,11 +79,10 @@ def wrap_tools(tools: Mapping[str, Tool] | Iterable[Tool], ctx: RunContext, conf
     if taken := [name for name in TOOLS if name in given]:
         raise InvalidArgument(f"there is a tool {taken[0]!r} already", hint="wrap each list of tools once")
 
-    def render(ref: Ref, text: str) -> str:
-        return _json(_entry(ref, text[: config.preview_chars]))
-
-    settings = ctx.session.store.settings
-    policy = configured(settings).limited(enabled=True, max_bytes=config.max_tool_output_bytes, render=render)
+    policy = configured(ctx.session.store.settings).limited(
+        enabled=True, max_bytes=config.max_tool_output_bytes, preview_chars=config.preview_chars,
+        render=lambda ref, preview: _json(_entry(ref, preview)),
+    )  # fmt: skip
     session, resolve = ctx.session, partial(resolve_arguments, ctx.session, foreign=True)
     wrapped = {name: offloaded(session.externalize, tool, name, policy, resolve) for name, tool in given.items()}
     wrapped |= {tool.__name__: tool for tool in _tools(ctx, config)}

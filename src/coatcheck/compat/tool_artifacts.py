@@ -8,7 +8,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import coatcheck
 from coatcheck import Ref, Session, ToolCall, ToolExecutor
@@ -21,9 +21,8 @@ from coatcheck.refs import summarize
 from coatcheck.values import as_text
 
 ToolExecutionResult, ToolArtifactReference, TurnRuntimeState = Result, ArtifactReference, Turn
-_TTL: Final = 3_600.0
+_TTL, _global_lock = 3_600.0, threading.Lock()
 _global: ArtifactStore | None = None
-_global_lock: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,6 @@ class ArtifactStore:
         self.backend.close()
 
     def ref_of(self, session: Session, ref: Ref) -> ArtifactRef:
-        """Return an artifact of the store below as this design's ref, with its file."""
         path, ttl = session.materialize(ref, self._folder(session.session_id)), (ref.expires or 0) - ref.created
         return ArtifactRef(
             f"art_{ref.artifact_id[:16]}", session.session_id, str(path), ref.created, ttl, ref.size_bytes,
@@ -137,8 +135,10 @@ class BoundedToolExecutor(ToolExecutor):
 
 
 def outcome_to_model_content(outcome: ToolOutcome) -> Any:
-    """Return what the model gets: the text of a result, or a reference with a hint that names the file."""
-    return json.loads(outcome.text) if isinstance(outcome, ArtifactReference) else outcome.text
+    """Return what the model gets: a text, a reference that names the file, or blocks with such references."""
+    if not isinstance(outcome, ArtifactReference):
+        return outcome.text
+    return json.loads(outcome.text) if isinstance(outcome.content, str) else outcome.content
 
 
 def get_global_artifact_store() -> ArtifactStore:

@@ -46,7 +46,7 @@ from coatcheck.externalize.stub import (
 from coatcheck.intake import About
 from coatcheck.previews import EDGE, Preview, Sample
 from coatcheck.reading import sample_of
-from coatcheck.redaction import mask, mask_bytes, mask_value
+from coatcheck.redaction import CONTEXT, mask, mask_bytes, mask_value
 from coatcheck.refs import Ref
 from coatcheck.storage.frames import frames_of, line_counts
 from coatcheck.store import Store
@@ -411,10 +411,11 @@ class _Result:
             return self._failed(error, prepared)
 
     def _stub(self, ref: Ref, about: Facts, prepared: Prepared, lead: str = LEAD) -> Outcome:
-        render = self._policy.render
-        stub = (
-            stub_of(ref.pointer, about, self._policy, lead=lead) if render is None else render(ref, mask(prepared.text))
-        )
+        if self._policy.render is None:
+            stub = stub_of(ref.pointer, about, self._policy, lead=lead)
+        else:
+            most = self._policy.preview_chars
+            stub = self._policy.render(ref, mask(prepared.text[: most + CONTEXT])[:most])
         tokens = round(prepared.tokens) if about.tokens is None else about.tokens
         return Outcome(stub, stub, ref, (ref,), True, None, tokens, (stub,))
 

@@ -114,9 +114,9 @@ class Policy(Limit):
     them. `count` is a token counter to use instead of the estimate. `read_tool` is the name of the agent's tool for
     reading artifacts, or None; `read_arguments` are the arguments it accepts. `resolves` is True if pointers in the
     arguments of the agent's tools are resolved. A `ToolExecutor` sets these three for its own tools. `render` writes
-    the stub instead of Coatcheck, from the ref and the stored text, with secrets masked. `ttl` limits the life of a
-    stored result, in seconds. `reference` returns an object that the lines of pi and OpenClaw carry for a tool result,
-    as `details.artifactRef`."""
+    the stub instead of Coatcheck, from the ref and the first `preview_chars` characters, with secrets masked. `ttl`
+    limits the life of a stored result, in seconds. `reference` returns an object that the lines of pi and OpenClaw
+    carry for a tool result, as `details.artifactRef`."""
 
     enabled: bool = True
     preview_chars: int = PREVIEW_CHARS
