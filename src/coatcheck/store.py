@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import islice
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, Self
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from coatcheck.transfer import CopyReport
 
 _UNSET: Final[Any] = object()
+_AT_ONCE: Final = 500  # sessions that one query looks into
 
 
 class Store:
@@ -144,14 +146,14 @@ class Store:
         if not is_pointer(pointer) and not is_prefix(pointer):
             return []
         prefix = parse_pointer(pointer).prefix if is_pointer(pointer) else pointer
-        found: list[str] = []
-        transcripts: list[str] = []
-        for info in self._catalog.sessions():
-            if any(map(self._parts.lookup.is_live, self._catalog.find(info.session_id, prefix=prefix))):
-                (transcripts if info.session_id.startswith(TRANSCRIPT) else found).append(info.session_id)
-            if len(found) == limit:
-                break
-        return (found + transcripts)[:limit]
+        found: dict[str, None] = {}
+        transcripts: dict[str, None] = {}
+        sessions = self._catalog.sessions()
+        while len(found) < limit and (some := [info.session_id for info in islice(sessions, _AT_ONCE)]):
+            for entry in filter(self._parts.lookup.is_live, self._catalog.find_many(some, [prefix])):
+                session_id = entry.ref.session_id
+                (transcripts if session_id.startswith(TRANSCRIPT) else found)[session_id] = None
+        return [*found, *transcripts][:limit]
 
     def find(self, pointer: str) -> tuple[Session, Ref] | None:
         """Return the artifact of a pointer with a session that has it, or None. For the store's owner only."""

@@ -423,6 +423,17 @@ def test_a_line_with_very_many_pointers_is_searched_within_a_bound(tmp_path: Pat
     assert [one.pointer for one in agent.lent()] == [ref.pointer]
 
 
+def test_sessions_are_found_among_many(store: Store) -> None:
+    for number in range(600):
+        store.session(f"s{number}").put(f"a text of {number}")
+    ref = store.session("last").put("a text of 7")
+    assert sorted(store.holders(ref.pointer)) == ["last", "s7"]
+    found = store.find(ref.pointer)
+    assert found is not None
+    assert found[0].get(found[1]) == "a text of 7"
+    assert store.find("art:ffffffffffff") is None
+
+
 def test_the_sessions_that_have_an_artifact_are_named_before_those_of_transcripts(
     tmp_path: Path, store: Store, agent: Session
 ) -> None:
