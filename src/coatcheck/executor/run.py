@@ -289,9 +289,9 @@ class ToolExecutor:
             _inside.set(True)
             attempt.run(lambda resources: tool.call(call, self.session, resources, policy), loop)
 
+        began = time.monotonic()
         if not attempt.begin(functools.partial(contextvars.copy_context().run, work)):
             return _refused(call, "busy", busy)
-        began = time.monotonic()
         outcome = _Waiting(self.session, policy, call, attempt, deadlines).outcome()
         return replace(outcome, duration=time.monotonic() - began)
 
