@@ -84,6 +84,7 @@ def test_a_character_cut_by_the_end_of_the_head_is_still_text() -> None:
         ("\ufeffid,name,city\r\n1,Ada,Bonn\r\n2,Ben,Ulm\r\n", "text/csv"),
         ('id,"full name"\n1,"Ada, the first"\n2,Ben\n3,"Caro"\n', "text/csv"),
         ("id\tname\tcity\n1\tAda\tBonn\n2\tBen\tUlm\n", "text/tab-separated-values"),
+        ("id;name;city\n1;Ada;Bonn\n2;Ben;Ulm\n", "text/csv"),
         ("id,name,city\n1,Ada\n2,Ben,Ulm\n", "text/plain"),
         ("Dear Ada,\nI saw Ben,\nand Caro,\nand Dario,\n", "text/plain"),
         ("Ada, Ben, Caro\nDario, Edda, Finn\nGreta, Hugo, Ines\n", "text/plain"),

@@ -74,7 +74,7 @@ _CUT_UNIT: Final = re.compile(rf"{_OPENING}(?:b?'[^'\n]*+|b?\"[^\"\n]*+|[\w.+-]*
 _IS_PYTHON: Final = re.compile(rf"(?:^|[\s\[({{,:=])(?:b?'|None\b|True\b|False\b|\(|{_NAME}*+\()")
 _HTML_START: Final = re.compile(r"\s*(?:<!doctype html|<html|<!--[^>]*-->\s*<(?:!doctype|html))", re.IGNORECASE)
 _DIFF_START: Final = re.compile(r"(?:diff --git |--- \S.*\n\+\+\+ )")
-_SEPARATORS: Final = ((",", "text/csv"), ("\t", "text/tab-separated-values"))
+_SEPARATORS: Final = ((",", "text/csv"), ("\t", "text/tab-separated-values"), (";", "text/csv"))
 _COLUMN: Final = re.compile(r'"?[^\W\d][\w .%#/-]{0,39}"?')
 _QUOTED: Final = re.compile(r'"[^"]*"')
 
@@ -204,9 +204,14 @@ def sniff_kind(media_type: str, head: str, *, name: str | None = None) -> str:
     return "data"
 
 
+def starts_with_time(head: str) -> bool:
+    """Whether a text begins with a date and time, or a time, as a log does."""
+    return _STAMP.match(head) is not None
+
+
 def _is_log(head: str) -> bool:
     """Whether one of the first two lines begins with a time, or there is a log level. Plain searches come first."""
-    if _STAMP.match(head) or ((end := head.find("\n")) >= 0 and _STAMP.match(head, end + 1)):
+    if starts_with_time(head) or ((end := head.find("\n")) >= 0 and _STAMP.match(head, end + 1)):
         return True
     if _OBJECT_START.match(head):
         return False
