@@ -253,8 +253,10 @@ def read_repr(text: str, start: int = 0) -> tuple[Any, int]:
             stack.append(_Open(written, match.start()))
         elif not stack:
             break
-        elif kind == "keyword" and not has_value:
-            stack[-1].keyword = written[:-1]
+        elif kind == "keyword":
+            if has_value:  # `str` of a model has spaces between its fields
+                stack[-1].take(value, is_key=False)
+            stack[-1].keyword, has_value = written[:-1], False
         elif kind in ("mark", "close"):
             if has_value:
                 stack[-1].take(value, is_key=written == ":")
@@ -270,7 +272,7 @@ def read_repr(text: str, start: int = 0) -> tuple[Any, int]:
         elif has_value and not (kind == "text" and was_text):
             break
         else:
-            one = _string(written) if kind == "text" else _word(written)
+            one = unquoted(written) if kind == "text" else _word(written)
             value, has_value = f"{value}{one}" if has_value else one, True  # `pprint` writes long strings in pieces
         was_text = kind == "text"
     raise ValueError(f"this is not a repr: character {at + 1}")
@@ -317,10 +319,10 @@ class _Open:
         return _word(self.items[0]) if name == "Decimal" and isinstance(self.items[0], str) else self.items[0]
 
 
-def _string(written: str) -> str:
-    if "\\" not in written:
-        return written.removeprefix("b")[1:-1]
-    return _ESCAPE.sub(_unescaped, written.removeprefix("b")[1:-1])
+def unquoted(written: str) -> str:
+    """The text of a string, or of bytes, in Python's notation."""
+    inner = written.removeprefix("b")[1:-1]
+    return _ESCAPE.sub(_unescaped, inner) if "\\" in inner else inner
 
 
 def _unescaped(match: re.Match[str]) -> str:

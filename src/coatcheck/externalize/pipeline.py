@@ -404,6 +404,8 @@ class _Result:
     def _put(self, prepared: Prepared, *, claimed: str | None = None, shown: str | None = None) -> Outcome:
         """Store a value and return its stub, with `shown` as its preview if given."""
         try:
+            if isinstance(prepared.value, str) and (inner := blocks.unwrapped(prepared.value)) is not None:
+                prepared = Prepared(inner, inner)
             if self._policy.redact == "store":
                 value = redacted(prepared.value)
                 prepared = Prepared(value, as_text(value))
