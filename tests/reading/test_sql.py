@@ -296,10 +296,10 @@ def test_an_array_of_arrays_has_numbered_columns() -> None:
 
 
 def test_a_column_with_values_of_several_types_is_text() -> None:
-    given = table(b'[{"a": 1, "b": {"c": 1}}, {"a": "two", "b": [2]}, {"a": null, "b": "x"}]', "application/json")
-    answer = run_sql("SELECT a, b FROM artifact WHERE a = 'two' OR b = 'x'", given)
-    assert answer.text == "a,b\ntwo,[2]\n,x"
-    assert "several types" in answer.note
+    given = table(b'[{"a": 1, "b": {"c": 1}}, {"a": "two", "b": ""}, {"a": null, "b": [3]}]', "application/json")
+    answer = run_sql("SELECT a, b->>'$.c' AS c FROM artifact WHERE a = 'two' OR a = '1' ORDER BY a", given)
+    assert answer.text == "a,c\n1,1\ntwo,"
+    assert answer.note == '"a" with values of several types: as text'
 
 
 def test_nested_values_are_reached_in_the_usual_ways() -> None:

@@ -133,7 +133,9 @@ def rows(content: Content) -> tuple[bytes, str]:
             continue
         value, note = documents if len(documents) > 1 else documents[0], ""
         if not isinstance(value, list) and (found := largest_array(value)) is not None:
-            value, note = follow(value, found.pointer), f"rows of {found.pointer}"
+            inner = follow(value, found.pointer)
+            if found.columns or isinstance(inner[0], list):  # a list of texts is not what the document is about
+                value, note = inner, f"rows of {found.pointer}"
         if isinstance(value, list) and value:
             left = text[: begin.end()].strip().count("\n") + 1 if text[: begin.end()].strip() else 0
             left += text[end:].strip().count("\n") + 1 if text[end:].strip() else 0
