@@ -52,14 +52,17 @@ _MAX_IMAGE_TOKENS: Final = 1_600  # providers scale larger images down
 _HEADER: Final = 64 * 1_024  # characters of base64 that contain an image's dimensions
 _MAX_WRAPPERS: Final = 4  # inside one another
 _WRAPPER: Final = 400  # characters in which a wrapper is recognized
-_KEYS: Final = "type|text|content|_?meta|annotations|isError|structuredContent|resultType|result_type"
-_CLASSES: Final = "TextContent|TextBlock|CallToolResult"
-# Content blocks as JSON; as fields of a model, separated by spaces; as Python's repr.
+_QUOTED_TEXT: Final = r"""type["']\s*+:\s*+["']text["']"""
+# How a wrapper begins: the first key of a block or a result, the fields that a model's `str` prints, or a class.
+_FIRST: Final = rf"""(?:{_QUOTED_TEXT}|(?:text|annotations)["']\s*+:|_?meta["']\s*+:\s*+(?:null|None)
+    |content["']\s*+:\s*+\[\s*+(?:\{{\s*+["'](?:{_QUOTED_TEXT}|(?:text|annotations)["'])|TextContent\()
+    |is_?[eE]rror["']\s*+:\s*+[fF]alse|result_?[tT]ype["']\s*+:)"""
 _WRAPPED: Final = re.compile(
-    rf"""\s*+(?:(?P<json>(?:\[\s*+)?\{{\s*+"(?:{_KEYS})"\s*+:)|(?P<fields>(?:{_KEYS})=)
-    |(?:\[\s*+)?(?:\{{\s*+'(?:{_KEYS})'\s*+:|(?:{_CLASSES})\())""",
+    rf"""\s*+(?:(?:\[\s*+)?\{{\s*+(?:(?P<json>")|'){_FIRST}|(?P<fields>meta=None|content=\[|type='text'|text=['"])
+    |(?:\[\s*+)?(?:TextContent|TextBlock|CallToolResult)\()""",
     re.VERBOSE,
 )
+_TEXT_TYPE: Final = re.compile(r"""type["']?\s*+[:=]\s*+["']text["']""")
 # A wrapper up to the quote that begins the text of its first block, which must be its last if the end is missing.
 _CUT: Final = re.compile(
     r"""\s*+(?:(?P<json>(?:\{\s*+(?:"(?:_meta|isError)"\s*+:\s*+(?:null|false)\s*+,\s*+)*+"content"\s*+:\s*+)?
@@ -352,7 +355,8 @@ def unwrapped(text: str) -> str | None:
 
 def _unwrapped_once(text: str) -> str | None:
     kind = _WRAPPED.match(text[:_WRAPPER])
-    if kind is None or len(text) > CHECKED:
+    ends = (text[:_WRAPPER], text[-_WRAPPER:])
+    if kind is None or len(text) > CHECKED or not any(map(_TEXT_TYPE.search, ends)):
         return None
     try:
         if kind["json"]:
