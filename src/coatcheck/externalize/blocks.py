@@ -51,6 +51,7 @@ _PIXELS_PER_TOKEN: Final = 750
 _MAX_IMAGE_TOKENS: Final = 1_600  # providers scale larger images down
 _HEADER: Final = 64 * 1_024  # characters of base64 that contain an image's dimensions
 _MAX_WRAPPERS: Final = 4  # inside one another
+_MAX_TOKENS: Final = 20_000  # in a repr of blocks
 _WRAPPER: Final = 400  # characters in which a wrapper is recognized
 _QUOTED_TEXT: Final = r"""type["']\s*+:\s*+["']text["']"""
 # How a wrapper begins: the first key of a block or a result, the fields that a model's `str` prints, or a class.
@@ -362,7 +363,7 @@ def _unwrapped_once(text: str) -> str | None:
         if kind["json"]:
             return _only_text(json.loads(text))
         source = f"({text.strip()})" if kind["fields"] else text.strip()
-        value, end = read_repr(source)
+        value, end = read_repr(source, most=_MAX_TOKENS)
         return _only_text(value) if end == len(source) else None
     except (ValueError, RecursionError):
         cut = _CUT.match(text[:_WRAPPER])
