@@ -82,7 +82,7 @@ def search(content: Content, request: Request, position: tuple[int, ...] | None,
     hint = "use a simpler pattern: fewer repetitions, no large ones inside one another"
     arguments = {"request": asdict(request), "position": position, "base": base}
     found = _ask("grep", [content], arguments, seconds=GREP_SECONDS, chars=request.max_chars, hint=hint)
-    return PageDraft(**found | {"position": found["position"] and tuple(found["position"])})
+    return PageDraft(**found | {"position": found["position"] and tuple(found["position"]), "spans": ()})
 
 
 def part(content: Content, fragment: str) -> bytes:
