@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks import (
     crowd,
+    eyes,
     fleet,
     imports,
     large,
@@ -58,6 +59,7 @@ CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "crowd": offload.crowd,
     "demo": offload.demo,
     "walks": walks.walks,
+    "eyes": eyes.eyes,
 }
 
 
