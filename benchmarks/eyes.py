@@ -1,4 +1,4 @@
-"""What the model sees: does the stub lead to the answer, and does one read give it? On recorded runs of data agents.
+"""What the model sees: does the stub lead to the answer, and does one read give it? On recorded runs.
 
 A *used thing* is a name, number or address that the model wrote after it had got a large result, that is in this
 result, and that nothing before the result contains. Each is looked for in the stored result with the tool that a model
@@ -8,9 +8,10 @@ has: by a grep for the thing itself, and by a grep for a word that the run alrea
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import mean, median
 
 from benchmarks.bench import Bench, corpus
@@ -18,24 +19,20 @@ from benchmarks.report import Row
 from benchmarks.runs import Run, runs
 from coatcheck import Policy, Session, tokens, toolkit
 
-LARGE = 1_000
-"""Estimated tokens of a result that is stored: a third of the default, for more cases."""
+LARGE = 3_000
+"""Estimated tokens above which a result is stored: the default."""
 
 _THING = re.compile(r"[A-Za-z0-9][\w.:/@%+-]{4,100}[A-Za-z0-9]")
-_WORD = re.compile(r"[^\W_][\w.:/@-]{3,60}", re.ASCII)
+_WORD = re.compile(r"[^\W_][\w.:/@-]{4,60}", re.ASCII)
 _DISTINCT = re.compile(r"\d|[a-z][A-Z]|[A-Za-z0-9][._/@:-][A-Za-z0-9]")
+_SMALLER = 1_000
 _PER_RESULT = 8
 _TRIED = 12
-_COMMON = frozenset(
-    "about after again also because been before being both could does each first from have here into just like more most "
-    "need next only other over some such than that their them then there these they this those through time used using "
-    "very want were what when where which while will with without would your".split()
-)
 
 
 @dataclass(slots=True)
 class _Found:
-    """What was found in the results of one form: `lines`, or a `single line`."""
+    """What was found in some results."""
 
     things: int = 0
     in_stub: int = 0
@@ -47,77 +44,81 @@ class _Found:
     missed: list[str] = field(default_factory=list)
     sources: Counter[str] = field(default_factory=Counter)
 
+    def __iadd__(self, other: _Found) -> _Found:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        return self
+
 
 def eyes(bench: Bench) -> Iterator[Row]:
     folder = corpus()
     if folder is None:
         print("there is no corpus (COATCHECK_CORPUS names no folder, and there is no ../shared/data)")
         return
-    found: defaultdict[str, _Found] = defaultdict(_Found)
+    by_form = {"lines": _Found(), "a single line": _Found()}
+    smaller = _Found()
     with bench.new_store("process") as store:
         for number, run in enumerate(runs(folder)):
-            if not bench.quick or number % 10 == 0:
-                _look(run, store.session(f"run-{number}"), found)
-    for form, one in sorted(found.items()):
+            if bench.quick and number % 10:
+                continue
+            for result, found in _looked_up(run, store.session(f"run-{number}")):
+                if tokens.estimate(result) <= LARGE:
+                    smaller += found
+                else:
+                    by_form["lines" if result.count("\n") > 2 else "a single line"] += found
+    for form, one in by_form.items():
         print(f"\n{form}: {one.things} used things in {len(one.stubs)} results ({dict(one.sources)})")
         print("\n".join(f"  not found: {each}" for each in one.missed[:20]))
-    least = {"lines": 0.99, "single line": 0.97}
-    for form, one in sorted(found.items()):
-        yield _share(f"{form}: found by one grep for it", one.by_thing, one.things, least[form])
-    together = _Found(
-        things=sum(one.things for one in found.values()),
-        in_stub=sum(one.in_stub for one in found.values()),
-        by_word=sum(one.by_word for one in found.values()),
-        by_first_words=sum(one.by_first_words for one in found.values()),
-        pages=[size for one in found.values() for size in one.pages],
-        stubs=[size for one in found.values() for size in one.stubs],
-    )
-    yield _share("found by one grep for a word that the run knew", together.by_word, together.things, 0.65)
-    yield _share("the same, by one of three words nearest to the call", together.by_first_words, together.things, None)
-    yield _share("in the stub itself", together.in_stub, together.things, None)
-    yield Row("tokens of a page for it, median", None, median(together.pages), 400, "count")
-    yield Row("tokens of a page for it, mean", None, mean(together.pages), None, "count")
-    yield Row("tokens of a stub, most", None, max(together.stubs), 260, "count")
-    yield Row("tokens of a stub, mean", None, mean(together.stubs), None, "count")
+    for form, least in (("lines", 0.99), ("a single line", 0.97)):
+        yield _share(f"{form}: found by one grep for it", by_form[form].by_thing, by_form[form].things, least)
+    found = by_form["lines"]
+    found += by_form["a single line"]
+    yield _share("found by one grep for a word that the run knew", found.by_word, found.things, 0.65)
+    yield _share("the same, with one of the three nearest words", found.by_first_words, found.things, None)
+    yield _share("in the stub itself", found.in_stub, found.things, None)
+    yield Row("tokens of a page for it, median", None, median(found.pages), 400, "count")
+    yield Row("tokens of a page for it, mean", None, mean(found.pages), None, "count")
+    yield Row("tokens of a stub, most", None, max(found.stubs), 260, "count")
+    yield Row("tokens of a stub, mean", None, mean(found.stubs), None, "count")
+    yield _share("results of 1,000 to 3,000 tokens: found by one grep for it", smaller.by_thing, smaller.things, None)
+    yield _share("results of 1,000 to 3,000 tokens: by a word that the run knew", smaller.by_word, smaller.things, None)
 
 
 def _share(case: str, part: int, whole: int, least: float | None) -> Row:
     return Row(case, None, part / max(1, whole), least, "share", at_least=True, note=f"{part} of {whole}")
 
 
-def _look(run: Run, session: Session, found: dict[str, _Found]) -> None:
+def _looked_up(run: Run, session: Session) -> Iterator[tuple[str, _Found]]:
+    """Store the large results of a run of which something was used, and look for that."""
     read = toolkit(session)[0]
-    policy = Policy(max_tokens=LARGE)
+    policy = Policy(max_tokens=_SMALLER)
     for at, step in enumerate(run.steps):
-        if step.role != "result" or tokens.estimate(step.text) <= LARGE:
+        if step.role != "result" or tokens.estimate(step.text) <= _SMALLER:
             continue
         before = "\n".join(one.text for one in run.steps[:at])
         later = "\n".join(one.text for one in run.steps[at + 1 :] if one.role == "model")
         things = _used(step.text, before, later)
-        if not things:
+        stub = session.externalize(step.text, policy=policy) if things else None
+        if stub is None or stub.ref is None:
             continue
-        stub = session.externalize(step.text, policy=policy)
-        if stub.ref is None:
-            continue
-        one = found["lines" if step.text.count("\n") > 2 else "single line"]
-        one.stubs.append(tokens.exact(stub.text))
-        one.sources[run.source] += len(things)
-        pages = {
-            word: read.run(pointer=stub.ref.pointer, grep=re.escape(word))
-            for word in _known(step.text, run, at)[:_TRIED]
-        }
+        ask = partial(read.run, pointer=stub.ref.pointer)
+        found = _Found(stubs=[tokens.exact(stub.text)], sources=Counter({run.source: len(things)}))
+        known = _known(step.text, run, at)[:_TRIED]
+        by_words = [ask(grep=f"(?i){re.escape(word)}").partition("\n")[2] for word in known]
         for thing in things:
-            one.things += 1
-            page = read.run(pointer=stub.ref.pointer, grep=re.escape(thing))
-            one.pages.append(tokens.exact(page))
-            shown = thing in page.partition("\n")[2]
-            one.by_thing += shown
-            one.in_stub += thing in stub.text
-            if not shown:
-                one.missed.append(f"{thing!r} of {run.source}, {stub.ref.pointer}: {page[:160]!r}")
-            holding = [number for number, text in enumerate(pages.values()) if thing in text.partition("\n")[2]]
-            one.by_word += bool(holding)
-            one.by_first_words += any(number < 3 for number in holding)
+            page = ask(grep=re.escape(thing))
+            is_shown = thing in page.partition("\n")[2]
+            holding = [number for number, text in enumerate(by_words) if thing in text]
+            found += _Found(
+                things=1,
+                in_stub=thing in stub.text,
+                by_thing=is_shown,
+                by_word=bool(holding),
+                by_first_words=any(number < 3 for number in holding),
+                pages=[tokens.exact(page)],
+                missed=[] if is_shown else [f"{thing!r} of {run.source}: {page[:160]!r}"],
+            )
+        yield step.text, found
 
 
 def _used(result: str, before: str, later: str) -> list[str]:
@@ -129,10 +130,9 @@ def _used(result: str, before: str, later: str) -> list[str]:
 def _known(result: str, run: Run, at: int) -> list[str]:
     """Words of the steps before that occur in the result, those nearest to the call first, telling ones before others.
     A model knows the words, not how often they occur."""
-    inside = set(_WORD.findall(result))
+    inside = result.lower()
     words: dict[str, None] = {}
-    for step in [*reversed(run.steps[:at])]:
+    for step in reversed(run.steps[:at]):
         if step.role != "result":
-            words |= dict.fromkeys(word for word in _WORD.findall(step.text) if word in inside)
-    telling = [word for word in words if word.lower() not in _COMMON]
-    return sorted(telling, key=lambda word: not _DISTINCT.search(word) and word[0].islower())
+            words |= dict.fromkeys(word for word in _WORD.findall(step.text) if word.lower() in inside)
+    return sorted(words, key=lambda word: not _DISTINCT.search(word) and word[0].islower())

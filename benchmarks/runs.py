@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,12 +34,12 @@ class Run:
 
 
 def runs(corpus: Path) -> Iterator[Run]:
-    """Every recorded run of data agents, in a fixed order."""
-    for path in sorted((corpus / "runs").rglob("*.*")):
-        source = path.relative_to(corpus / "runs").parts[0]
-        for steps in _steps_of(path):
-            if any(step.role == "result" for step in steps):
-                yield Run(source, steps)
+    """Every recorded run of data agents, then every coding session, in a fixed order."""
+    for part in ("runs", "sessions"):
+        for path in sorted((corpus / part).rglob("*.*")):
+            for steps in _steps_of(path):
+                if any(step.role == "result" for step in steps):
+                    yield Run(path.relative_to(corpus / part).parts[0], steps)
 
 
 def _steps_of(path: Path) -> Iterator[list[Step]]:
@@ -64,8 +65,8 @@ def _steps_of(path: Path) -> Iterator[list[Step]]:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    for line in text.splitlines():
-        if line.startswith("{"):
+    for line in text.split("\n"):
+        with suppress(ValueError):  # some hosts mix other lines in
             yield json.loads(line)
 
 
@@ -183,5 +184,3 @@ def _streamed(text: str) -> Iterator[Step]:
     for role, written in pieces.values():
         if joined := "".join(written):
             yield Step(role, joined)
-
-
