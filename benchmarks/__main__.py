@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks import (
     crowd,
+    effect,
     eyes,
     fleet,
     imports,
@@ -60,6 +61,7 @@ CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "demo": offload.demo,
     "walks": walks.walks,
     "eyes": eyes.eyes,
+    "effect": effect.effect,
 }
 
 

@@ -22,9 +22,9 @@ from coatcheck import Policy, Session, tokens, toolkit
 LARGE = 3_000
 """Estimated tokens above which a result is stored: the default."""
 
-_THING = re.compile(r"[A-Za-z0-9][\w.:/@%+-]{4,100}[A-Za-z0-9]")
+THING = re.compile(r"[A-Za-z0-9][\w.:/@%+-]{4,100}[A-Za-z0-9]")
 _WORD = re.compile(r"[^\W_][\w.:/@-]{4,60}", re.ASCII)
-_DISTINCT = re.compile(r"\d|[a-z][A-Z]|[A-Za-z0-9][._/@:-][A-Za-z0-9]")
+DISTINCT = re.compile(r"\d|[a-z][A-Z]|[A-Za-z0-9][._/@:-][A-Za-z0-9]")
 _SMALLER = 1_000
 _PER_RESULT = 8
 _TRIED = 12
@@ -123,7 +123,7 @@ def _looked_up(run: Run, session: Session) -> Iterator[tuple[str, _Found]]:
 
 def _used(result: str, before: str, later: str) -> list[str]:
     """The first things that the model used of a result, in the order of their use."""
-    things = dict.fromkeys(word for word in _THING.findall(later) if _DISTINCT.search(word))
+    things = dict.fromkeys(word for word in THING.findall(later) if DISTINCT.search(word))
     return [word for word in things if word in result and word not in before][:_PER_RESULT]
 
 
@@ -135,4 +135,4 @@ def _known(result: str, run: Run, at: int) -> list[str]:
     for step in reversed(run.steps[:at]):
         if step.role != "result":
             words |= dict.fromkeys(word for word in _WORD.findall(step.text) if word.lower() in inside)
-    return sorted(words, key=lambda word: not _DISTINCT.search(word) and word[0].islower())
+    return sorted(words, key=lambda word: not DISTINCT.search(word) and word[0].islower())
