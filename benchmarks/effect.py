@@ -130,11 +130,11 @@ def _page(read: Tool, stub: _Stub, things: list[str]) -> str:
     return read.run(pointer=stub.pointer, grep="|".join(re.escape(thing[:80]) for thing in things))
 
 
-def at_limit(limit: int, session: Session, text: str) -> tuple[str, str | None]:
-    return by_policy(Policy(max_tokens=limit), session, text)
+def by_limit(limit: int) -> Offload:
+    return partial(_externalized, Policy(max_tokens=limit))
 
 
-def by_policy(policy: Policy, session: Session, text: str) -> tuple[str, str | None]:
+def _externalized(policy: Policy, session: Session, text: str) -> tuple[str, str | None]:
     outcome = session.externalize(text, policy=policy)
     return outcome.text, outcome.ref.pointer if outcome.ref else None
 
@@ -152,10 +152,10 @@ def effect(bench: Bench) -> Iterator[Row]:
     ways: dict[str, Offload | None] = {
         "inline": None,
         "truncated": truncated,
-        **{f"over {limit:,} tokens": partial(at_limit, limit) for limit in _LIMITS},
-        "default policy": partial(by_policy, Policy()),
+        **{f"over {limit:,} tokens": by_limit(limit) for limit in _LIMITS},
+        "default policy": partial(_externalized, Policy()),
     }
-    recorded = [run for number, run in enumerate(runs(folder)) if not bench.quick or number % 10 == 0]
+    recorded = list(runs(folder, quick=bench.quick))
     bills: dict[str, list[Bill]] = {}
     for number, (name, way) in enumerate(ways.items()):
         with coatcheck.open("memory:") as store:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,8 +34,11 @@ class Run:
     steps: list[Step]
 
 
-def runs(corpus: Path) -> Iterator[Run]:
-    """Every recorded run of data agents, then every coding session, in a fixed order."""
+def runs(corpus: Path, *, quick: bool = False) -> Iterator[Run]:
+    """Every recorded run of data agents, then every coding session, in a fixed order; if `quick`, only some runs."""
+    if quick:
+        yield from islice(runs(corpus), 0, 280, 10)
+        return
     for part in ("runs", "sessions"):
         for path in sorted((corpus / part).rglob("*.*")):
             for steps in _steps_of(path):
