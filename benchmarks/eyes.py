@@ -83,7 +83,7 @@ def eyes(bench: Bench) -> Iterator[Row]:
 
 
 def _share(case: str, part: int, whole: int, least: float | None) -> Row:
-    return Row(case, None, part / max(1, whole), least, "share", at_least=True, note=f"{part} of {whole}")
+    return Row(case, None, part / whole if whole else 1.0, least, "share", at_least=True, note=f"{part} of {whole}")
 
 
 def _looked_up(run: Run, session: Session) -> Iterator[tuple[str, _Found]]:
