@@ -77,12 +77,12 @@ def diff(old: Content, new: Content) -> QueryResult:
     return QueryResult(**_ask("diff", [old, new], {}, hint="read both with lines or grep"))
 
 
-def search(content: Content, request: Request, position: tuple[int, ...] | None) -> PageDraft:
-    """Return one page of a grep."""
+def search(content: Content, request: Request, position: tuple[int, ...] | None, base: str = "") -> PageDraft:
+    """Return one page of a grep. `base` is the fragment that the content is a part at."""
     if _is_short(content, request):
-        return grep.search(DecodedText(content), request, position)
+        return grep.search(DecodedText(content), request, position, base)
     hint = "use a simpler pattern: fewer repetitions, no large ones inside one another"
-    arguments = {"request": asdict(request), "position": position}
+    arguments = {"request": asdict(request), "position": position, "base": base}
     found = _ask("grep", [content], arguments, seconds=GREP_SECONDS, chars=request.max_chars, hint=hint)
     return PageDraft(**found | {"position": found["position"] and tuple(found["position"])})
 
@@ -169,9 +169,9 @@ def _calls() -> dict[str, Callable[..., Message]]:
     from coatcheck.reading import diff as compare
     from coatcheck.reading import jsonpath
 
-    def search(content: Content, request: Message, position: list[int] | None) -> Message:
+    def search(content: Content, request: Message, position: list[int] | None, base: str = "") -> Message:
         at = None if position is None else tuple(position)
-        return grep.search(DecodedText(content), Request(**request), at)._asdict()
+        return grep.search(DecodedText(content), Request(**request), at, base)._asdict()
 
     def rows(content: Content) -> Message:
         raw, note = json_content.rows(content)
