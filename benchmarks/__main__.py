@@ -20,6 +20,7 @@ from benchmarks import (
     prompts,
     proxy,
     quality,
+    questions,
     reading,
     replay,
     scale,
@@ -58,6 +59,7 @@ CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "crowd": offload.crowd,
     "demo": offload.demo,
     "walks": walks.walks,
+    "questions": questions.questions,
 }
 
 

@@ -5,12 +5,13 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks import offload, prompts, quality, replay
+from benchmarks import offload, prompts, quality, questions, replay
 from benchmarks.bench import Bench
 from benchmarks.peers import PEERS, compare, environment
 from benchmarks.report import Row, table
@@ -131,3 +132,26 @@ def test_no_artifact_is_lost_or_doubled_among_threads(tmp_path: Path) -> None:
     assert power.ours > 0
     assert process.ours > 0
     assert (lost.ours, doubled.ours) == (0, 0)
+
+
+def test_questions_are_forty_about_twenty_kinds_with_two_each() -> None:
+    kinds = Counter(question.kind for question in questions.QUESTIONS)
+    assert len(kinds) == 20
+    assert set(kinds.values()) == {2}
+
+
+WITHOUT_PROGRAMS = [
+    question
+    for question in questions.QUESTIONS
+    if question.content not in questions.MADE or question.content in ("LICENSE as a PDF", "argparse.py", "dpkg.log")
+]
+
+
+@pytest.mark.parametrize("question", WITHOUT_PROGRAMS, ids=lambda question: question.ask)
+def test_the_answer_to_a_question_is_known_from_its_content(question: questions.Question) -> None:
+    try:
+        text = questions.text_of(question.content)
+    except questions.NotHere as reason:
+        pytest.skip(str(reason))
+    known = re.compile(question.known(text))
+    assert known.search(text) or known.search(str(text.count(question.counted or "\0")))
