@@ -4,7 +4,7 @@ A scripted reader, the same for every system, sees only what a model would: the 
 answers of the tools. Each question has a short list of intents that a careful engineer would derive from the question.
 A name or a word in one must be part of the question or have been shown before. The first call is the one that the stub
 proposes or the first intent, whichever answers with fewer tokens; after that come the other intents, then more pages.
-A question that needs more than eight calls counts as unable.
+A question that needs more than eight calls, or more than 200,000 tokens, counts as unable.
 
 The content comes from the corpus, from files that every Linux machine has, and from programs run here. Each answer is
 computed from the content without Coatcheck (`known`), so it is right on any machine.
@@ -30,11 +30,14 @@ from typing import Any, Final
 
 import coatcheck
 from benchmarks.bench import Bench, corpus
-from benchmarks.peers.tools import Call, Intent, Reader
+from benchmarks.peers import environment
+from benchmarks.peers.compare import Side
+from benchmarks.peers.tools import READERS, Call, Intent, Reader, request
 from benchmarks.report import Row
 from coatcheck import tokens
 
 MOST_CALLS: Final = 8
+WINDOW: Final = 200_000  # tokens; what does not fit into a model's context answers nothing
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _STDLIB: Final = Path(os.__file__).parent
 _WORD: Final = re.compile(r"[A-Za-z_]{3,}")
@@ -211,7 +214,7 @@ def _count(value: int) -> str:
     """A number as the answer to "how many": on its own line, as a total, or before what was counted."""
     things = "match|row|line|occurrence|result|entr|file|time|hit|item"
     before = rf"(?<![-\d.,:]){value} (?:{things})|count\W{{1,4}}{value}\b"
-    return rf"(?m)^\W{{0,3}}{value}\W{{0,3}}$|\bof {value}\b(?![-.:,])|{before}"
+    return rf"(?m)(?:^\W{{0,3}}|: ){value}\W{{0,3}}$|\bof {value}\b(?![-.:,])|{before}"
 
 
 def _found(pattern: str) -> Callable[[str], str]:
@@ -281,7 +284,7 @@ QUESTIONS: Final = (
         ask="How many characters have ALIGN = Good Characters?",
         known=lambda text: _count(sum(row["ALIGN"] == "Good Characters" for row in _rows(text))),
         intents=(Intent(sql="SELECT count(*) FROM artifact WHERE ALIGN = 'Good Characters'"),
-                 Intent(grep="Good Characters")),
+                 Intent(grep="Good Characters", count=True)),
         counted=",Good Characters,",
     ),
     Question(
@@ -321,7 +324,7 @@ QUESTIONS: Final = (
         known=lambda text: next(
             one["response"]["node_id"] for one in json.loads(text) if one["body"] == {"title": "Test issue 7"}),
         intents=(Intent(path="$[?@.body.title=='Test issue 7'].response.node_id"), Intent(grep="Test issue 7"),
-                 Intent(grep='"title": "Test issue 7"', near=(30, 5))),
+                 Intent(grep='"title": "Test issue 7"', near=(10, 20))),
     ),
     Question(
         kind="HTML", content=_ARTICLE,
@@ -377,7 +380,7 @@ QUESTIONS: Final = (
         kind="diff", content=_DIFF,
         ask="How many files does this git diff change?",
         known=lambda text: _count(len(re.findall("(?m)^diff --git ", text))),
-        intents=(Intent(grep="^diff --git"),),
+        intents=(Intent(grep="^diff --git", count=True),),
         counted="diff --git ",
     ),
     Question(
@@ -402,7 +405,7 @@ QUESTIONS: Final = (
         kind="rows of SQL", content=_SIGNINS,
         ask="How many sign-ins came from 177.96.29.181?",
         known=lambda text: _count(sum(row[1] == "177.96.29.181" for row in ast.literal_eval(text))),
-        intents=(Intent(grep=r"177\.96\.29\.181"),),
+        intents=(Intent(grep=r"177\.96\.29\.181", count=True),),
         counted="177.96.29.181",
     ),
     Question(
@@ -458,7 +461,7 @@ QUESTIONS: Final = (
         kind="log", content="dpkg.log",
         ask="How often is there a trigproc of libc-bin?",
         known=lambda text: _count(len(re.findall(" trigproc libc-bin:", text))),
-        intents=(Intent(grep="trigproc libc-bin"),),
+        intents=(Intent(grep="trigproc libc-bin", count=True),),
         counted=" trigproc libc-bin",
     ),
     Question(
@@ -478,7 +481,7 @@ QUESTIONS: Final = (
         ask="How many entries are of type assistant?",
         known=lambda text: _count(sum(json.loads(line)["type"] == "assistant" for line in text.splitlines())),
         intents=(Intent(sql="SELECT count(*) FROM artifact WHERE type = 'assistant'"),
-                 Intent(grep='"type":"assistant"')),
+                 Intent(grep='"type":"assistant"', count=True)),
         counted='"type":"assistant"',
     ),
     Question(
@@ -509,7 +512,7 @@ QUESTIONS: Final = (
         kind="search results", content="sessions/claude-code/21a2e002.jsonl:567#/toolUseResult/content",
         ask="How many matches are in strategy/auto_commit.go?",
         known=lambda text: _count(len(re.findall("(?m)^cmd/entire/cli/strategy/auto_commit.go:", text))),
-        intents=(Intent(grep="strategy/auto_commit.go:"),),
+        intents=(Intent(grep="strategy/auto_commit.go:", count=True),),
         counted="strategy/auto_commit.go:",
     ),
     Question(
@@ -557,11 +560,11 @@ def answered(question: Question, reader: Reader) -> Answer:
     """Look for the answer as a model would: see above."""
     known = re.compile(question.known(text_of(question.content)))
     answer = Answer()
-    shown = reader.offload(content_of(question.content))
+    shown = reader.offload(content_of(question.content), question.ask)
     _see(answer, None, shown, known, question)
     waiting = list(question.intents)
     proposed: Call | None = reader.hint(shown)
-    while not answer.right and len(answer.calls) < MOST_CALLS:
+    while not answer.right and len(answer.calls) < MOST_CALLS and answer.tokens <= WINDOW:
         tried = [
             (call, reader.run(call))
             for call in (proposed, _next(waiting, question, reader, answer.pages))
@@ -601,8 +604,8 @@ def _is_known(intent: Intent, ask: str, pages: Sequence[str]) -> bool:
 
 
 def _see(answer: Answer, call: Call | None, page: str, known: re.Pattern[str], question: Question) -> None:
-    answer.right = _answers(page, known, question, answer.pages)
     answer.tokens += _tokens(call, page)
+    answer.right = answer.tokens <= WINDOW and _answers(page, known, question, answer.pages)
     answer.pages.append(page)
     if call is not None:
         answer.calls.append(call)
@@ -639,7 +642,7 @@ class Ours:
     def schemas(self) -> str:
         return json.dumps([tool.as_anthropic() for tool in self._tools.values()])
 
-    def offload(self, content: str | bytes) -> str:
+    def offload(self, content: str | bytes, ask: str) -> str:
         outcome = self.session.externalize(content, tool="run")
         self._pointer = outcome.ref.pointer if outcome.ref is not None else ""
         return str(outcome.text)
@@ -691,6 +694,61 @@ _ARGUMENT: Final = re.compile(r'(\w+)="([^"]*)"')
 _LINE_OF_GREP: Final = re.compile(r"(?m)^(\d+)[:>]")
 
 
+class Theirs:
+    """A peer in a process of its own: see `benchmarks.peers.tools` for what it shows, and how it is asked.
+
+    A PDF goes to the model as it is, which all of them can: it costs at least the tokens of its text."""
+
+    def __init__(self, side: Side) -> None:
+        self._side = side
+
+    @property
+    def schemas(self) -> str:
+        return str(self._asked("schemas"))
+
+    def offload(self, content: str | bytes, ask: str) -> str:
+        return str(self._asked("offload", content, ask)) if isinstance(content, str) else _printed()
+
+    def hint(self, shown: str) -> Call | None:
+        return self._call("hint", shown)
+
+    def call_for(self, intent: Intent, pages: Sequence[str]) -> Call | None:
+        return self._call("call_for", intent, pages)
+
+    def more(self, call: Call, page: str) -> Call | None:
+        return self._call("more", call, page)
+
+    def run(self, call: Call) -> str:
+        return str(self._asked("run", call))
+
+    def _call(self, method: str, *arguments: object) -> Call | None:
+        call = self._asked(method, *arguments)
+        return Call(*call) if call is not None else None
+
+    def _asked(self, method: str, *arguments: object) -> Any:
+        answer = self._side.exchange(request(method, *arguments))
+        if "answer" not in answer:
+            raise RuntimeError(f"{self._side.name}: {answer.get('missing')}")
+        return answer["answer"]
+
+
+def _peers(bench: Bench) -> Iterator[tuple[str, Side]]:
+    """Each peer, started; or why it cannot be asked, printed."""
+    for name in READERS:
+        side = Side(name, bench.new_folder(name), module="tools")
+        try:
+            python = environment.python()
+            if name == "context-mode":
+                os.environ["CONTEXT_MODE"] = os.pathsep.join(environment.context_mode())
+            side.start(python)
+        except (environment.NoPeers, OSError) as error:
+            side.missing = f"not installed: {error}"
+        if side.missing:
+            print(f"\n{name} is not asked: {side.missing}", flush=True)
+        else:
+            yield name, side
+
+
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
@@ -698,9 +756,13 @@ def questions(bench: Bench) -> Iterator[Row]:
     """Ask every question of every system, print both tables, and judge ours."""
     here = [question for question in QUESTIONS if _is_here(question)]
     with bench.new_store("process") as store:
+        sides = dict(_peers(bench))
         systems: dict[str, Reader] = {"coatcheck": Ours(store.session("questions"))}
+        systems |= {name: Theirs(side) for name, side in sides.items()}
         answers = {name: [answered(question, reader) for question in here] for name, reader in systems.items()}
         print(f"\n{_systems(systems, answers)}\n\n{_misses(here, answers)}", flush=True)
+        for side in sides.values():
+            side.close()
     ours = answers.pop("coatcheck")
     calls = [max(1, len(one.calls)) if one.right else MOST_CALLS + 1 for one in ours]
     of = f"{len(here)} questions"
