@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     known = machine.facts(build)
     print("  ".join(f"{what}: {fact}" for what, fact in known.items()), flush=True)
     rows: list[Row] = []
-    for name in [one for name in asked.names for one in (name, *WITH.get(name, []))] or CASES:
+    for name in [part for one in asked.names for part in (one, *WITH.get(one, []))] or CASES:
         folder = Path(tempfile.mkdtemp(prefix="benchmarks-", dir=build)).absolute()
         try:
             found = list(CASES[name](Bench(folder, asked.quick)))

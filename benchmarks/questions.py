@@ -587,12 +587,12 @@ def answered(question: Question, reader: Reader) -> Answer:
 def _next(waiting: list[Intent], question: Question, reader: Reader, pages: list[str]) -> Call | None:
     """The call for the first intent that this system has a tool for and whose names are known by now."""
     for intent in waiting:
-        if _is_known(intent, question.ask, pages) and (call := reader.call_for(intent, pages)) is not None:
+        if is_known(intent, question.ask, pages) and (call := reader.call_for(intent, pages)) is not None:
             return call
     return None
 
 
-def _is_known(intent: Intent, ask: str, pages: Sequence[str]) -> bool:
+def is_known(intent: Intent, ask: str, pages: Sequence[str]) -> bool:
     """Whether every name in an intent was shown or is part of the question, and the columns of SQL were shown."""
     seen = "\n".join(pages).casefold()
     if intent.sql:
@@ -753,24 +753,31 @@ def _peers(bench: Bench) -> Iterator[tuple[str, Side]]:
 
 
 def questions(bench: Bench) -> Iterator[Row]:
-    """Ask every question of every system, print both tables, and judge ours. A quick run asks only ours."""
+    """Ask every question of every system, and judge ours. A quick run asks only ours.
+
+    Yields a row for each question: the tokens of ours beside the fewest of the others, and a remark that says what is
+    to mend, and how the others did."""
     here = [question for question in QUESTIONS if _is_here(question)]
     with bench.new_store("process") as store:
         sides = {} if bench.quick else dict(_peers(bench))
         systems: dict[str, Reader] = {"coatcheck": Ours(store.session("questions"))}
         systems |= {name: Theirs(side) for name, side in sides.items()}
         answers = {name: [answered(question, reader) for question in here] for name, reader in systems.items()}
-        print(f"\n{_systems(systems, answers)}\n\n{_misses(here, answers)}", flush=True)
+        print(f"\n{_systems(systems, answers)}", flush=True)
         for side in sides.values():
             side.close()
     ours = answers.pop("coatcheck")
+    fewest = 0
+    for number, question in enumerate(here):
+        row = _row(question, ours[number], {name: others[number] for name, others in answers.items()})
+        fewest += ours[number].right and (row.floor is None or row.ours <= row.floor)
+        yield row
     calls = [max(1, len(one.calls)) if one.right else MOST_CALLS + 1 for one in ours]
     of = f"{len(here)} questions"
     yield Row(f"{of}: answered in one call", None, sum(one <= 1 for one in calls), 34, "count", at_least=True)
     yield Row(f"{of}: answered in two calls", None, sum(one <= 2 for one in calls), len(here), "count", at_least=True)
     yield Row(f"{of}: unable", None, sum(not one.right for one in ours), 0, "count")
     if answers:
-        fewest = sum(_is_fewest(number, ours, answers) for number in range(len(here)))
         yield Row(f"{of}: fewest tokens of {len(answers) + 1}", None, fewest, 34, "count", at_least=True)
 
 
@@ -783,9 +790,14 @@ def _is_here(question: Question) -> bool:
     return True
 
 
-def _is_fewest(number: int, ours: list[Answer], others: dict[str, list[Answer]]) -> bool:
-    theirs = [answers[number].tokens for answers in others.values() if answers[number].right]
-    return ours[number].right and all(ours[number].tokens <= one for one in theirs)
+def _row(question: Question, ours: Answer, others: dict[str, Answer]) -> Row:
+    best = min((one.tokens for one in others.values() if one.right), default=None)
+    marks = ["UNABLE" if not ours.right else f"{len(ours.calls)} CALLS" if len(ours.calls) > 1 else ""]
+    marks.append("NOT FEWEST" if best is not None and ours.tokens > best else "")
+    shown = [f"{name} {one.tokens:,} in {len(one.calls)}" if one.right else f"{name} unable"
+             for name, one in others.items()]  # fmt: skip
+    note = "; ".join([*filter(None, marks), ", ".join(shown)])
+    return Row(f"{question.kind}: {question.ask}", best, ours.tokens, None, "count", note=note)
 
 
 def _systems(systems: dict[str, Reader], answers: dict[str, list[Answer]]) -> str:
@@ -799,25 +811,6 @@ def _systems(systems: dict[str, Reader], answers: dict[str, list[Answer]]) -> st
             str(len(answers[name]) - len(calls)), f"{statistics.median(spent):,.0f}", f"{statistics.mean(spent):,.0f}",
             f"{_exact(reader.schemas):,}",
         ))  # fmt: skip
-    return _columns(lines)
-
-
-def _misses(asked: Sequence[Question], answers: dict[str, list[Answer]]) -> str:
-    """A line for each question: the calls and tokens of each system. Ours is marked if it needs a second call, or if
-    another one answers with fewer tokens."""
-    others = {name: answers[name] for name in answers if name != "coatcheck"}
-    lines = [("kind", "question", *(f"{name}: calls, tokens" for name in answers), "")]
-    for number, question in enumerate(asked):
-        ours = answers["coatcheck"][number]
-        marks = ["unable" if not ours.right else f"{len(ours.calls)} calls" if len(ours.calls) > 1 else ""]
-        marks += [] if _is_fewest(number, answers["coatcheck"], others) else ["not fewest"]
-        cells = [f"{len(one[number].calls)}, {one[number].tokens:,}" if one[number].right else "unable"
-                 for one in answers.values()]  # fmt: skip
-        lines.append((question.kind, question.ask, *cells, ", ".join(filter(None, marks))))
-    return _columns(lines)
-
-
-def _columns(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
     return "\n".join(line.rstrip() for line in padded)

@@ -15,6 +15,7 @@ import coatcheck
 from benchmarks import effect, eyes, offload, prompts, quality, questions, replay
 from benchmarks.bench import Bench
 from benchmarks.peers import PEERS, compare, environment
+from benchmarks.peers.tools import Intent
 from benchmarks.provider_rules import BoundThinking
 from benchmarks.report import Row, table
 from benchmarks.runs import Run, Step
@@ -209,3 +210,16 @@ def test_the_answer_to_a_question_is_known_from_its_content(question: questions.
         pytest.skip(str(reason))
     known = re.compile(question.known(text))
     assert known.search(text) or known.search(str(text.count(question.counted or "\0")))
+
+
+def test_a_tool_without_regular_expressions_looks_for_the_longest_plain_text_of_a_pattern() -> None:
+    assert Intent(grep=r"expatbuilder\.py|^\S+:$").literal == "expatbuilder.py"
+    assert Intent(grep="func .*GetTranscript").literal == "GetTranscript"
+    assert Intent(grep="(?i)calling code").literal == "calling code"
+
+
+def test_an_intent_waits_until_the_names_of_its_columns_were_shown() -> None:
+    question = questions.QUESTIONS[0]
+    shown = '{"preview":"name,ALIGN,EYE"}'
+    assert not questions.is_known(question.intents[0], question.ask, ['{"preview":"16376 rows"}'])
+    assert questions.is_known(question.intents[0], question.ask, [shown])
