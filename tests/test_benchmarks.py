@@ -5,15 +5,17 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import coatcheck
-from benchmarks import effect, eyes, offload, prompts, quality, replay
+from benchmarks import effect, eyes, offload, prompts, quality, questions, replay
 from benchmarks.bench import Bench
 from benchmarks.peers import PEERS, compare, environment
+from benchmarks.peers.tools import Intent
 from benchmarks.provider_rules import BoundThinking
 from benchmarks.report import Row, table
 from benchmarks.runs import Run, Step
@@ -185,3 +187,39 @@ def test_thinking_is_bound_to_everything_before_it() -> None:
     third_answer = rules.answered({**request, "messages": third}, answer)
     gap = [*third[:3], {**again, "content": again["content"][1:]}, third[4], third_answer]
     assert rules.refused({**request, "messages": gap}) == ["message 5: a thinking block before it is missing"]
+
+
+def test_questions_are_forty_about_twenty_kinds_with_two_each() -> None:
+    kinds = Counter(question.kind for question in questions.QUESTIONS)
+    assert len(kinds) == 20
+    assert set(kinds.values()) == {2}
+
+
+WITHOUT_PROGRAMS = [
+    question
+    for question in questions.QUESTIONS
+    if question.content not in questions.MADE or question.content in ("LICENSE as a PDF", "argparse.py", "dpkg.log")
+]
+
+
+@pytest.mark.parametrize("question", WITHOUT_PROGRAMS, ids=lambda question: question.ask)
+def test_the_answer_to_a_question_is_known_from_its_content(question: questions.Question) -> None:
+    try:
+        text = questions.text_of(question.content)
+    except questions.NotHere as reason:
+        pytest.skip(str(reason))
+    known = re.compile(question.known(text))
+    assert known.search(text) or known.search(str(text.count(question.counted or "\0")))
+
+
+def test_a_tool_without_regular_expressions_looks_for_the_longest_plain_text_of_a_pattern() -> None:
+    assert Intent(grep=r"expatbuilder\.py|^\S+:$").literal == "expatbuilder.py"
+    assert Intent(grep="func .*GetTranscript").literal == "GetTranscript"
+    assert Intent(grep="(?i)calling code").literal == "calling code"
+
+
+def test_an_intent_waits_until_the_names_of_its_columns_were_shown() -> None:
+    question = questions.QUESTIONS[0]
+    shown = '{"preview":"name,ALIGN,EYE"}'
+    assert not questions.is_known(question.intents[0], question.ask, ['{"preview":"16376 rows"}'])
+    assert questions.is_known(question.intents[0], question.ask, [shown])
