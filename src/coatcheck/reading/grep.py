@@ -404,10 +404,10 @@ class _PageBuilder:
         return left + line.cut(low, high) + right, low, high
 
     def _width(self, number: int) -> int:
-        return min(LINE_CHARS, self._request.max_chars - len(str(number)) - 1)
+        return min(LINE_CHARS, self._request.max_chars - len(self._text.label(number)) - len(str(number)) - 1)
 
     def _entry(self, number: int, mark: str, body: str, *, is_cut: bool = False, is_repaired: bool = False) -> bool:
-        entry = f"{number}{mark}{body}"
+        entry = f"{self._text.label(number)}{number}{mark}{body}"
         if self.out and self._request.context and number > self._floor:
             entry = "--\n" + entry
         room = self._room - len(entry) - bool(self.out)
