@@ -22,6 +22,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -134,11 +135,11 @@ start("[" * 600 + "]" * 600)
 
 
 def _pytest() -> str:
-    folder = _ROOT / "build" / "questions"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "test_modules.py").write_text(_MODULES)
     options = ("-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=", "--rootdir", ".", "--tb=short")
-    return _run(sys.executable, "-m", "pytest", "-v", *options, "test_modules.py", cwd=folder, code=1)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "test_modules.py").write_text(_MODULES)
+        command = (sys.executable, "-m", "pytest", "-v", "--no-header", *options, "test_modules.py")
+        return _run(*command, cwd=Path(folder), code=1)
 
 
 def _dpkg_log() -> str:
