@@ -257,6 +257,15 @@ def test_rows_that_python_printed_are_a_table(text: str, media_type: str) -> Non
     )
 
 
+def test_paths_fragments_and_shapes_read_what_python_printed() -> None:
+    with coatcheck.open("memory:") as store:
+        session = store.session("s")
+        ref = session.put(repr({"rows": PYTHON_ROWS}))
+        assert session.read(ref, query="$.rows[?@[1] == 2][4]").text == '"2026-01-03 00:00:00+00:00"'
+        assert session.read(f"{ref.pointer}#/rows/2").text == '["plum",3]'
+        assert "rows: array of 3 arrays" in session.read(ref, query="shape").text
+
+
 @pytest.mark.parametrize(
     ("text", "note"),
     [

@@ -14,7 +14,7 @@ from typing import Any, Final
 from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument, LimitExceeded, TooLarge
 from coatcheck.ids import clip, follow
-from coatcheck.media import TEXT, decoded, is_jsonl
+from coatcheck.media import REPR, TEXT, decoded, essence, is_jsonl
 from coatcheck.previews.excerpts import count
 from coatcheck.previews.shape import SAMPLED, outline
 from coatcheck.reading.page import MAX_CHARS, QueryResult
@@ -67,8 +67,17 @@ def parse(data: bytes, what: str = "the artifact", max_nodes: int = MAX_NODES) -
 
 
 def load(content: Content) -> Any:
-    """Parse a content that is one JSON document."""
-    return parse(whole(content))
+    """Parse a content that is one JSON document, or Python's `repr` of a value."""
+    if essence(content.ref.media_type) != REPR:
+        return parse(whole(content))
+    text = decoded(whole(content, MAX_ROWS)).strip()
+    try:
+        value, end = read_repr(text)
+    except ValueError:
+        value, end = None, -1
+    if end != len(text):
+        raise InvalidArgument("the artifact is not what Python's repr writes", hint=_AS_TEXT)
+    return json.loads(json.dumps(value, default=str))
 
 
 def part_of(content: Content, fragment: str) -> bytes:
