@@ -88,8 +88,7 @@ def facts(
     size, cut, known = sample.size, sample, tokens
     whole, head = (_JSON_WHOLE, _JSON_HEAD) if media_type == media.JSON else (_WHOLE, _HEAD)
     if size > whole:  # a preview of less is faster; JSON gets more
-        end = sample.head + sample.tail if len(sample.tail) < _TAIL else sample.tail
-        cut = Sample(sample.head[:head], end[-_TAIL:], size, sample.lines)
+        cut = sample.shortened(head, _TAIL)
     lines = total = text = None
     if media_type.startswith("text/") or media.is_text(media_type):
         text = decode(cut)
@@ -100,7 +99,7 @@ def facts(
             lines, ends = decoded.lines, (decoded.head + decoded.tail).encode("utf-8", "replace")
             known = None
         total = round((roughly(ends) if known is None else known) * size / seen)
-    shown = preview(cut, media_type=media_type, limit=limit, text=text)
+    shown = preview(cut, media_type=media_type, limit=limit, text=text, grows=True)
     return Facts(kind, media_type, size, lines, total, shown, _short_summary(summary) if summary else "")
 
 
@@ -143,17 +142,26 @@ def _hint(pointer: str, about: Facts, policy: Policy) -> str:
         if policy.resolves:
             return f'pass "{pointer}" as an argument to a tool, and it gets the stored value; {_REPEATING}'
         return f"ask for less where the preview is not enough; {_REPEATING}"
+    ask, part = about.preview.ask, about.preview.part
     if media_type == media.JSON or media_type.endswith("+json"):
-        ways = ['query="shape"', 'query="$.…"', 'grep="…"']
+        ways = ['query="shape"', 'grep="…"']
     elif media_type in _TABLES:
-        ways = ['query="SELECT … FROM artifact"', 'lines="1:50"']
+        ways = ['lines="1:50"', 'grep="…"']
     elif about.tokens is not None:  # text
         ways = ['lines="1:80"', 'grep="…"']
     else:
-        return f'{tool}(pointer="{pointer}") describes it; {_REPEATING}'
-    first, *others = [way for way in ways if way.partition("=")[0] in takes] or [""]
-    called = f'{tool}(pointer="{pointer}"{", " if first else ""}{first})'
-    return f"{' or '.join([called, *others])} reads it; {_REPEATING}"
+        ways = []
+    ways = [way for way in ([ask] if ask else []) + ways if way.partition("=")[0] in takes]
+    if not ways:
+        return f'{tool}(pointer="{pointer}") {"reads" if about.tokens is not None else "describes"} it; {_REPEATING}'
+    first, *others = ways
+    if first.endswith('="…"'):  # a first call must work as it is
+        first, others = "", ways
+    elif first is not ask:
+        part = ""
+    other = next((way for way in others if way.partition("=")[0] != first.partition("=")[0]), "")
+    called = f'{tool}(pointer="{pointer}{f"#{part}" if part else ""}"{", " if first else ""}{first})'
+    return f"{called}{f' or {other}' if other else ''} reads it; {_REPEATING}"
 
 
 def is_stub(text: str, policy: Policy) -> bool:
