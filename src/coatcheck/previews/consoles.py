@@ -47,6 +47,7 @@ _LOCATION: Final = re.compile(
     r"(?:((?:[A-Za-z]:)?[^\s:()\"'<>|]{1,200}):\d{1,7}(?::\d{1,5})?(?=[:\s]|$)|([^\s:()\"'<>|]{1,200})\(\d{1,7},\d{1,5}\):"
     r"|([^\s:()\"'<>|]{1,200}?\.\w{1,8})-\d{1,7}-)"
 )
+_NUMBERED: Final = re.compile(r"[:(-]\d")
 _SEVERITY: Final = re.compile(r"\b(error|warning)\b", re.IGNORECASE)
 _CODE: Final = re.compile(
     r"\b(?:error|warning)\b:? +([A-Z]{1,5}\d{1,5})\b|\[([a-z][\w-]{2,40})\]\s*$|: ([A-Z]{1,4}\d{3,4})\b"
@@ -298,6 +299,8 @@ def _file_of(row: str) -> str:
 def locations(text: Excerpt, limit: int) -> Preview | None:
     """Preview of lines that begin with a file and a line number: the files with the most, and errors by code."""
     first = _first_lines(text)
+    if not any(_NUMBERED.search(each) for each in first[:8]):
+        return None
     hits = sum(bool(_file_of(each)) for each in first)
     if len(first) < 4 or hits * 2 < len(first):
         return None

@@ -43,8 +43,8 @@ _RESERVED: Final = frozenset(
 )  # fmt: skip
 _CONTEXT: Final = 512  # bytes around a line that are searched for secrets too
 _COUNTED: Final = 512 << 10  # bytes in which every occurrence is counted
-_WINDOWS: Final = 16
-_WINDOW: Final = 4_096
+_WINDOWS: Final = 9
+_WINDOW: Final = 3_072
 _ASK: Final = 90  # characters of an argument
 _CONTINUED: Final = bytes(range(0x80, 0xC0))  # of UTF-8: all bytes of a character but the first
 
@@ -149,8 +149,14 @@ class Body(NamedTuple):
         data = self.data
         if len(data) <= _COUNTED:
             return data.count(word), True
-        windows = [data[at : at + _WINDOW] for at in range(0, len(data), len(data) // _WINDOWS)]
-        return round(sum(one.count(word) for one in windows) * len(data) / sum(map(len, windows))), False
+        windows = self.windows
+        return round(windows.count(word) * len(data) / len(windows)), False
+
+    @property
+    def windows(self) -> bytes:
+        """Parts from all over large content, to estimate from."""
+        step = len(self.data) // _WINDOWS
+        return b"".join(self.data[at : at + _WINDOW] for at in range(0, len(self.data), step))
 
     def number(self, at: int) -> int:
         """The number of the line at an offset."""

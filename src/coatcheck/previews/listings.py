@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -22,15 +23,20 @@ _STAMP: Final = re.compile(
     r"|\b\d\d:\d\d:\d\d(?:[.,]\d{1,6})?\b"
 )
 _WORDS: Final = {
-    "PANIC": ("PANIC", "EMERG"), "FATAL": ("FATAL", "FTL"), "CRITICAL": ("CRITICAL", "CRIT"),
-    "ERROR": ("ERROR", "ERR", "SEVERE"), "WARN": ("WARN", "WARNING", "WRN"), "NOTICE": ("NOTICE",),
-    "INFO": ("INFO", "INF"), "DEBUG": ("DEBUG", "DBG", "FINE"), "TRACE": ("TRACE", "TRC", "VERBOSE"),
+    "PANIC": ("PANIC",), "FATAL": ("FATAL",), "CRITICAL": ("CRITICAL",), "ERROR": ("ERROR",),
+    "WARN": ("WARN", "WARNING"), "NOTICE": ("NOTICE",), "INFO": ("INFO",), "DEBUG": ("DEBUG",), "TRACE": ("TRACE",),
 }  # fmt: skip
 """The levels, worst first, and the words for them. Logs write them in capitals or not, but all in one way."""
+_OTHER_WORDS: Final = {
+    "PANIC": ("EMERG",), "FATAL": ("FTL",), "CRITICAL": ("CRIT",), "ERROR": ("ERR", "SEVERE"), "WARN": ("WRN",),
+    "INFO": ("INF",), "DEBUG": ("DBG", "FINE"), "TRACE": ("TRC", "VERBOSE"),
+}  # fmt: skip
+"""What some logs write instead."""
 _LETTERS: Final = {"FATAL": "F", "ERROR": "E", "WARN": "W", "INFO": "I"}
 _LEFT: Final = r"""((?:["']?(?:level|severity|lvl|levelname|log\.level)["']?\s?[=:]\s?["']?)|[\s\[(|<]|^)"""
 _RIGHT: Final = r"""(?=([\s\])|>:,"'}])|$)"""
-_ALL_WORDS: Final = [word for words in _WORDS.values() for word in words]
+_OTHERS: Final = frozenset(word for words in _OTHER_WORDS.values() for word in words)
+_ALL_WORDS: Final = [*(word for words in _WORDS.values() for word in words), *sorted(_OTHERS)]
 _LEVEL: Final = re.compile(
     rf"{_LEFT}({'|'.join([*_ALL_WORDS, *map(str.lower, _ALL_WORDS), *map(str.title, _ALL_WORDS)])}){_RIGHT}"
 )
@@ -38,10 +44,13 @@ _LEVEL: Final = re.compile(
 _CAPITALS: Final = re.compile(
     "|".join(rf"{word[0]}(?<![\w.-]{word[0]}){word[1:]}(?=[\s\])|>:,])" for word in _ALL_WORDS)
 )
+_MARKED: Final = re.compile(
+    rf"\[(?:{'|'.join(map(str.lower, _ALL_WORDS))})\]|(?:level|severity)\"?[=:] ?\"?[a-zA-Z]"
+    r"|[IWEF][01]\d[0-3]\d \d\d:"
+)
 _KLOG: Final = re.compile(r"(^|\s)([IWEF])[01]\d[0-3]\d \d\d:\d\d:\d\d\.\d{6}()")
-_NAMES: Final = {word: name for name, words in _WORDS.items() for word in words}
 _TROUBLE: Final = LinePattern(r"(?i)\b(?:error|fail(?:ed|ure)?|panic|exception|fatal)\b")
-_A_LEVEL: Final = QuickPattern("(?i)" + "|".join(word for words in _WORDS.values() for word in words))
+_A_LEVEL: Final = QuickPattern("(?i)" + "|".join(_ALL_WORDS))
 _FAILS: Final = QuickPattern(
     r"(?m)^[ \t]{0,8}(?:--- FAIL: |FAILED[ :]|FAIL: |ERROR[ :]|E {3}|error(?:\[|: )|fatal: |panic: |Traceback \("
     r"|[A-Z][\w\x80-\xff]*(?:Error|Exception): |npm ERR! |✖ |✗ |not ok |##\[error\]"
@@ -59,10 +68,8 @@ _NEAR: Final = 120  # characters of a line in which its level is looked for
 _LATEST: Final = 200  # bytes of a line before which a counted level begins
 _SPARSE: Final = 2_000  # a byte that occurs once in so many is rare
 _COUNTED: Final = 2 << 20  # bytes of a log that are searched for frequent levels; beyond, they are estimated
-_SAMPLED: Final = 4_096
+_SAMPLED: Final = 3_072
 _FREQUENT: Final = 4  # times in the sample
-_WINDOWS: Final = 16
-_WINDOW: Final = 4_096
 _MANY: Final = 1_000
 _ROOMY: Final = 160
 _SEPARATORS: Final = (",", "\t", ";", "|")
@@ -75,8 +82,12 @@ def looks_like_log(text: Excerpt) -> bool:
     lines = [each for each in uncoloured(text.head[:16_384]).split("\n", _PEEK)[:_PEEK] if each.strip()]
     if len(lines) < 3 or not may_be_log("\n".join(lines)):
         return False
-    hits = sum(bool(_STAMP.search(each, 0, 60) or _LEVEL.search(each, 0, 60)) for each in lines)
-    return hits * 2 >= len(lines)
+    missing = len(lines) // 2 + 1
+    for each in lines:
+        missing -= not (_STAMP.search(each, 0, 60) or _CAPITALS.search(each, 0, 60) or _MARKED.search(each, 0, 60))
+        if not missing:
+            return False
+    return True
 
 
 def may_be_log(lines: str) -> bool:
@@ -90,11 +101,18 @@ class LevelStyle(NamedTuple):
     left: str
     right: str
     case: Callable[[str], str]
+    has_others: bool = False
 
-    def spellings(self, name: str) -> list[bytes]:
+    @lru_cache(maxsize=32)  # noqa: B019 - styles are few and small
+    def spellings(self) -> dict[str, list[bytes]]:
+        """The words for each level as this log writes them."""
         if self.case is str.strip:  # one letter, as klog writes it
-            return [f"{self.left}{_LETTERS[name]}{self.right}".encode()] if name in _LETTERS else []
-        return [f"{self.left}{self.case(word)}{self.right}".encode() for word in _WORDS[name]]
+            return {name: [f"{self.left}{letter}{self.right}".encode()] for name, letter in _LETTERS.items()}
+        found = {}
+        for name, words in _WORDS.items():
+            used = (*words, *_OTHER_WORDS.get(name, ())) if self.has_others else words
+            found[name] = [f"{self.left}{self.case(word)}{self.right}".encode() for word in used]
+        return found
 
 
 class LevelCount(NamedTuple):
@@ -117,14 +135,13 @@ class LevelCount(NamedTuple):
 def level_style(lines: list[str], *, is_coloured: bool = False) -> LevelStyle | None:
     """How the levels are written in some lines of a log; None if too few have one."""
     styles: Counter[LevelStyle] = Counter()
+    has_others = False
     for each in lines:
         if (match := _CAPITALS.search(each, 0, _NEAR)) is not None:
-            around = (
-                ("m", "\x1b")
-                if is_coloured
-                else (each[match.start() - 1] if match.start() else "\n", each[match.end()])
-            )
+            at = match.start()
+            around = ("m", "\x1b") if is_coloured else (each[at - 1] if at else "\n", each[match.end()])
             styles[LevelStyle(*around, str.upper)] += 1
+            has_others = has_others or match[0] in _OTHERS
         elif (match := _KLOG.search(each, 0, _NEAR)) is not None:
             month = each[match.end(2)]
             styles[LevelStyle(match[1] or "\n", month, str.strip)] += 1
@@ -133,11 +150,12 @@ def level_style(lines: list[str], *, is_coloured: bool = False) -> LevelStyle | 
             case = str.upper if word.isupper() else str.lower if word.islower() else str.title
             around = ("m", "\x1b") if is_coloured else (match[1] or "\n", match[3] or "\n")
             styles[LevelStyle(*around, case)] += 1
+            has_others = has_others or word.upper() in _OTHERS
     if not styles:
         return None
     style, times = styles.most_common(1)[0]
     is_loose = style.case is not str.upper and style.case is not str.strip and len(style.left) < 2
-    return style if times * (2 if is_loose else 5) >= len(lines) else None
+    return style._replace(has_others=has_others) if times * (2 if is_loose else 5) >= len(lines) else None
 
 
 def tally(body: Body, style: LevelStyle, sample: bytes) -> dict[str, LevelCount]:
@@ -146,32 +164,27 @@ def tally(body: Body, style: LevelStyle, sample: bytes) -> dict[str, LevelCount]
     found: dict[str, LevelCount] = {}
     frequent: list[tuple[str, bytes]] = []
     often = _Frequencies(sample)
-    for name in _WORDS:
-        words = style.spellings(name)
+    for name, words in style.spellings().items():
         seen = [word for word in words if word in sample]
         for word in words:
             shown = (word.decode().strip(),)
             if word[:1] == b"\n" and body.data.startswith(word[1:]):
                 found[name] = LevelCount(1, 0, 0, shown)
-            if word not in seen and (seen or (word != words[0] and name != "WARN")):
+            if seen and word not in seen:
                 continue  # a spelling that this log does not use
-            byte = min(word, key=often.__getitem__)
-            is_frequent = word in seen and len(_offsets(sample, word, None) or ()) > _FREQUENT
-            at = (
-                None
-                if is_frequent
-                else _offsets(body.data, word, byte if often[byte] * _SPARSE < len(sample) else None)
-            )
+            at = None
+            if not (seen and sample.count(word) > _FREQUENT and _is_near(sample, sample.find(word))):
+                byte = min(word, key=often.__getitem__)
+                at = _offsets(body.data, word, byte if often[byte] * _SPARSE < len(sample) else None)
             if at is None:
                 frequent.append((name, word))
             elif at:
                 found[name] = LevelCount(len(at), at[0], at[-1], shown).and_(found.get(name))
     data, is_exact = body.data, len(body.data) * len(frequent) <= _COUNTED
-    windows = () if is_exact else [data[at : at + _WINDOW] for at in range(0, len(data), len(data) // _WINDOWS)]
+    windows = data if is_exact else body.windows
     for name, word in frequent:
-        count = data.count(word) if is_exact else sum(one.count(word) for one in windows)
-        if count:
-            total = count if is_exact else round(count * len(data) / sum(map(len, windows)))
+        if count := windows.count(word):
+            total = count if is_exact else round(count * len(data) / len(windows))
             new = LevelCount(total, data.find(word) + 1, data.rfind(word) + 1, (word.decode().strip(),), is_exact)
             found[name] = new.and_(found.get(name))
     return {name: found[name] for name in _WORDS if name in found}
@@ -200,11 +213,14 @@ def _offsets(data: bytes, word: bytes, byte: int | None) -> list[int] | None:
         if not left:
             return None
         start = at - offset
-        if start >= 0 and data.startswith(word, start):
-            begin = data.rfind(b"\n", max(0, start - _LATEST), start + 1)
-            if begin >= 0 or start < _LATEST:
-                found.append(start + 1)
+        if start >= 0 and data.startswith(word, start) and _is_near(data, start):
+            found.append(start + 1)
     return found
+
+
+def _is_near(data: bytes, at: int) -> bool:
+    """Whether an offset is near the beginning of its line."""
+    return at < _LATEST or data.rfind(b"\n", at - _LATEST, at + 1) >= 0
 
 
 def counts_of(levels: dict[str, LevelCount], least: str) -> str:
@@ -221,7 +237,7 @@ def _written(one: LevelCount, least: str) -> str:
 def log(text: Excerpt, limit: int) -> Preview | None:
     """Preview of the number of lines of each level, the first and last time, and the first and last error."""
     head, tail = uncoloured(text.head), uncoloured(text.tail)
-    near = [each for each in (*head[:16_384].split("\n", 16)[:16], *(tail or head)[-512:].split("\n")[1:]) if each]
+    near = [each for each in (*head[:16_384].split("\n", 12)[:12], *(tail or head)[-400:].split("\n")[1:]) if each]
     style = level_style(near, is_coloured="\x1b[" in text.head)
     body = text.body
     levels = tally(body, style, text.head[:_SAMPLED].encode("utf-8", "replace")) if style else {}

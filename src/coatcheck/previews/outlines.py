@@ -195,7 +195,11 @@ def _definitions(body: str) -> list[tuple[int, int, str, str]]:
 def numbered_diff(text: Excerpt, limit: int) -> Preview | None:
     """Preview of an edit that a tool shows with line numbers: how much it changes, and where."""
     first = [each for each in text.head[:4_096].split("\n", 24)[:24] if each.strip(" .")]
-    if len(first) < 4 or sum(bool(_EDITED.match(each)) for each in first) * 10 < len(first) * 9:
+    if (
+        len(first) < 4
+        or not (_EDITED.match(first[0]) or _EDITED.match(first[1]))
+        or sum(bool(_EDITED.match(each)) for each in first) * 10 < len(first) * 9
+    ):
         return None
     edited = [
         match

@@ -205,7 +205,8 @@ KINDS: Final = (
 
 def exception_note(text: Excerpt, body: Body, room: int) -> str:
     """The last exception of a log on a line of its own; empty if there is none in sight, or no room."""
-    if room < 60 or not any(cue in text.head or cue in text.tail for cue in _TRACES):
+    near = text.head[:2_048] + (text.tail or text.head)[-2_048:]
+    if room < 60 or not any(cue in near for cue in _TRACES):
         return ""
     cause = last_cause(body)
     lead = f"\nlast exception, line {body.number(cause.at)}: " if cause else ""
