@@ -33,6 +33,7 @@ from .outlines import (
     numbered,
     numbered_diff,
     restructured,
+    short_history,
     tree,
 )
 
@@ -156,6 +157,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     *webpages.KINDS,
     Kind("diff", ("diff --git ", "\n+++ "), diff),
     Kind("git log", ("commit ",), history, 130),
+    Kind("git log --oneline", (), short_history),
     *reports.KINDS,
     Kind("log", (), _log, 150),
     Kind("locations", (), consoles.locations, 125),

@@ -53,7 +53,7 @@ _CODE: Final = re.compile(
     r"\b(?:error|warning)\b:? +([A-Z]{1,5}\d{1,5})\b|\[([a-z][\w-]{2,40})\]\s*$|: ([A-Z]{1,4}\d{3,4})\b"
 )
 _MODE: Final = re.compile(r"[-dlbcps](?:[r-][w-][xsStT-]){3}")
-_SETTING: Final = re.compile(r"(?:export )?([A-Za-z_][A-Za-z0-9_.]{0,80})=")
+_SETTING: Final = re.compile(r"(?:export )?([A-Za-z_][A-Za-z0-9_.-]{0,80})=")
 _SECTION: Final = LinePattern(r"^([A-Z][\w /-]{1,40}):(?:[ \t]|$)")
 _KEY: Final = LinePattern(r"^([A-Za-z_][\w./-]{0,60}):(?: |$)")
 _YAML: Final = re.compile(r"\s*(?:- )*(?:[\w./\"'-]{1,80}:(?: |$)|- \S|---)")
@@ -86,9 +86,8 @@ def _columns_in(row: str) -> list[str] | None:
     if not row[:1].isascii() or not ("  " in row or "\t" in row or row.upper() == row):
         return None
     cells = [cell for cell in _GAP.split(row.strip()) if cell]
-    if len(cells) < 3:
-        alone = row.split()
-        cells = alone if len(alone) > 3 and row.upper() == row else cells
+    if row.upper() == row and not all(map(_HEADER.fullmatch, cells)):
+        cells = row.split()
     is_header = len(cells) > 1 and all(map(_HEADER.fullmatch, cells)) and len(set(cells)) == len(cells)
     return cells if is_header and (row.upper() == row or len(cells) < 9) else None
 
@@ -96,16 +95,21 @@ def _columns_in(row: str) -> list[str] | None:
 def columns(text: Excerpt, limit: int) -> Preview | None:
     """Preview of aligned columns: their names, the number of rows, and the values of the most telling column."""
     first = uncoloured(text.head[:8_192]).split("\n", _LEAD + 3)[: _LEAD + 3]
-    at = next((index for index, each in enumerate(first[:_LEAD]) if _columns_in(each) is not None), None)
+    ruled = next(
+        (index - 1 for index, each in enumerate(first[:_LEAD]) if index and _RULE.fullmatch(each.strip())), None
+    )
+    at = next((index for index, each in enumerate(first[:_LEAD]) if _columns_in(each) is not None), ruled)
     if at is None or at + 2 >= len(first):
         return None
-    names = _columns_in(first[at]) or []
-    ruled = bool(_RULE.fullmatch(first[at + 1].strip()))
-    if not ruled and (first[at].upper() != first[at] or len(names) < 3):
+    is_ruled = at == ruled
+    names = (_GAP.split(first[at].lstrip("|/ ").rstrip()) if is_ruled else _columns_in(first[at])) or []
+    if is_ruled and len(names) < 2:
+        return None
+    if not is_ruled and (first[at].upper() != first[at] or len(names) < 3):
         return None
     body = text.body
     tables: list[tuple[int, list[str]]] = [(at + 1, [])]
-    for number, row in enumerate(lines_of(body)[at + 1 + ruled :], at + 2 + ruled):
+    for number, row in enumerate(lines_of(body)[at + 1 + is_ruled :], at + 2 + is_ruled):
         if row.upper() == row and _columns_in(row) is not None:
             tables.append((number, []))
         elif row.strip():
@@ -235,7 +239,7 @@ def listing(text: Excerpt, limit: int) -> Preview | None:
     lead = f"listing of {body.least}{some(len(files), 'file')}{where}; largest: "
     largest = [f"{masked_line(name, 70)} {size}" for size, name in sorted(files, reverse=True)[:40]]
     shape, kept = pack(lead, largest, len(files), limit)
-    return Preview(shape, f"{kept} of {len(files)} files", grep(":$") if sections > 1 else 'lines="1:60"')
+    return Preview(shape, f"{kept} of {len(files)} files", 'grep=":$"' if sections > 1 else 'lines="1:60"')
 
 
 def _is_path(row: str) -> bool:
@@ -277,7 +281,7 @@ def drawn_tree(text: Excerpt, limit: int) -> Preview | None:
     """Preview of the output of `tree`: the upper level, and the totals."""
     if text.head[:4_096].count("── ") * 2 < min(text.head[:4_096].count("\n"), 20):
         return None
-    top = [each[4:] for each in text.head.split("\n") if each[:4] in ("├── ", "└── ")]
+    top = [each[4:] for each in text.head.split("\n") if each[:1] in ("├", "└")]
     total = _COMMAND_END.search((text.tail or text.head)[-200:])
     lead = f"tree, {total[0].strip() if total else text.extent}: "
     shape, kept = pack(lead, [masked_line(name, 40) for name in top], len(top), limit)

@@ -49,7 +49,7 @@ _MARKED: Final = re.compile(
     r"|[IWEF][01]\d[0-3]\d \d\d:"
 )
 _KLOG: Final = re.compile(r"(^|\s)([IWEF])[01]\d[0-3]\d \d\d:\d\d:\d\d\.\d{6}()")
-_TROUBLE: Final = LinePattern(r"(?i)\b(?:error|fail(?:ed|ure)?|panic|exception|fatal)\b")
+_TROUBLE: Final = LinePattern(r"(?i)(?:^|[\s\[(:])(error|fail(?:ed|ure)?|panic|exception|fatal)(?:[\s:!\])]|$)")
 _A_LEVEL: Final = QuickPattern("(?i)" + "|".join(_ALL_WORDS))
 _FAILS: Final = QuickPattern(
     r"(?m)^[ \t]{0,8}(?:--- FAIL: |FAILED[ :]|FAIL: |ERROR[ :]|E {3}|error(?:\[|: )|fatal: |panic: |Traceback \("
@@ -254,8 +254,8 @@ def log(text: Excerpt, limit: int) -> Preview | None:
     shape += exception_note(text, body, limit - len(shape))
     ask = ask_for_level(levels)
     if not levels and (match := next(iter(_TROUBLE.found(body.data, 1)), None)) is not None:
-        lead = f"\nfirst “{match[0].decode()}”, line {body.number(match.start())}: "
-        shape += lead + body.line(match.start(), limit - len(shape + lead)) if limit - len(shape + lead) > 20 else ""
+        lead = f"\nfirst “{match[1].decode()}”, line {body.number(match.start(1))}: "
+        shape += lead + body.line(match.start(1), limit - len(shape + lead)) if limit - len(shape + lead) > 20 else ""
         ask = 'grep="(?i)error|fail|panic|exception|fatal"'
     exact = all(one.is_exact for one in levels.values())
     counted = text.extent if body.is_all else f"the first {len(body.data)} of {text.size} bytes"

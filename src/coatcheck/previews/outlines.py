@@ -70,11 +70,12 @@ _MANY: Final = 1_000
 _OUTLINED: Final = 256 << 10  # bytes of a source file that are outlined
 _DIFFED: Final = 8 << 20
 _COMMIT: Final = LinePattern(r"^(?:\x1b\[33m)?commit ([0-9a-f]{7,64})\b")
-_ONE_LINE: Final = re.compile(r"(?:[*|\\/ ]{0,12})([0-9a-f]{7,12}) (?:\([^()\n]{1,200}\) )?(\S[^\n]*)")
+_ONE_LINE: Final = re.compile(r"(?:[*|\\/ ]{0,12})(?=[a-f]*\d)([0-9a-f]{7,12}) (?:\([^()\n]{1,200}\) )?(\S[^\n]*)")
 _FILE_IN_DIFF: Final = LinePattern(
     r"^(?:diff --git a/[^\n]* b/([^\n]+)|Index: ([^\n]+)\n=+)$|^--- (?:a/)?([^\n\t]+)[^\n]*\n\+\+\+ (?:b/)?([^\n\t]+)"
 )
 _EDITED: Final = re.compile(r"([ +-])[ ]{0,6}(\d{1,6})(?: |$)")
+_DAY: Final = re.compile(r"(?:[A-Z][a-z]{2} ([A-Z][a-z]{2} \d{1,2}) [\d:]{8} (\d{4}).{0,10})")
 _AUTHOR: Final = LinePattern(r"^Author:\s+([^<\n]{1,80}?) *<")
 _DATE: Final = LinePattern(r"^(?:Author|Commit)?Date: +([^\n]{8,40})$")
 
@@ -294,10 +295,10 @@ def history(text: Excerpt, limit: int) -> Preview | None:
     files = _changed(data, [match.start() for match in commits])
     least = body.least or ("≥" if len(body.data) > _DIFFED else "")
     lead = f"git log of {least}{some(len(commits), 'commit')}"
-    if dates:
-        lead += f", {dates[-1].strip()} to {dates[0].strip()}" if len(dates) > 1 else f", {dates[0].strip()}"
-    names = [f"{masked_line(name, 30)} {times}" for name, times in authors.most_common(3)]
-    lead += f", by {', '.join(names)}{' …' if len(authors) > 3 else ''}" if names else ""
+    span = dict.fromkeys(_DAY.sub(r"\1 \2", dates[at].strip()) for at in (-1, 0)) if dates else ()
+    lead += f", {' to '.join(span)}" if span else ""
+    names = [f"{masked_line(name, 24)} {times}" for name, times in authors.most_common(2)]
+    lead += f", by {', '.join(names)}{' …' if len(authors) > 2 else ''}" if names else ""
     if files:
         totals, items = _changes(files, least)
         shape, kept = pack(line(f"{lead}; {totals}", limit * 2 // 3) + ": ", items, len(items), limit)
@@ -305,6 +306,16 @@ def history(text: Excerpt, limit: int) -> Preview | None:
     subjects = [f"{match[1][:7].decode()} {_subject(body, match.end())}" for match in commits[:40]]
     shape, kept = pack(line(lead, limit * 2 // 3) + ": ", subjects, len(commits), limit)
     return Preview(shape, f"{kept} of {least}{some(len(commits), 'commit')}", 'grep="^commit |^    [^ ]"')
+
+
+def short_history(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of `git log --oneline`: the number of commits, and the first."""
+    first = [each for each in text.head[:4_096].split("\n", 20)[:20] if each.strip()]
+    if len(first) < 5 or sum(bool(_ONE_LINE.match(each)) for each in first) * 10 < len(first) * 9:
+        return None
+    shown = [masked_line(each, 60) for each in first]
+    shape, kept = pack(f"git log of {text.extent}, one each: ", shown, text.lines or len(shown), limit)
+    return Preview(shape, f"{kept} of {text.extent}", 'lines="1:60"')
 
 
 def _subject(body: Body, at: int) -> str:

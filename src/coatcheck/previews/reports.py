@@ -86,6 +86,8 @@ REPORTS: Final = (
              r"(✖ \d+ problems? \([^\n]*\))", r"\d+:\d+ +error +[^\n]*  ([\w@/-]+)$", " error  ", "errors"),
     Reporter("cargo", ("error[E", "error: could not compile"),
              r"(error: could not compile [^\n]*)", r"error(?:\[E\d+\])?: ([^\n]+)", "^error|^ *-->", "errors"),
+    Reporter("diagnostics", ("--> ",),
+             r"(Found \d+ errors?[^\n]*|\d+ errors? generated[^\n]*)", r"--> ([^\s:]+):\d+", "^ *-->", "findings"),
 )  # fmt: skip
 
 
