@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from coatcheck import media
 from coatcheck.errors import CoatcheckError
 from coatcheck.externalize.policy import MAX_TOKENS, Limit, Policy
-from coatcheck.previews import Preview, Sample, preview
+from coatcheck.previews import LEAST, Preview, Sample, preview
 from coatcheck.previews.excerpts import decode, line
 from coatcheck.redaction import MARK, mask
 from coatcheck.refs import Ref, summarize
@@ -37,8 +37,11 @@ _SUMMARY: Final = 80
 _WHOLE, _HEAD, _TAIL = 16 * 1_024, 5 * 1_024, 2 * 1_024  # bytes that a preview is made from
 _JSON_WHOLE, _JSON_HEAD = 32 * 1_024, 16 * 1_024
 _SUMMARY_TOKENS: Final = 16
+_TOKENS: Final = 45  # of a preview with its description, besides one for every two characters of the limit
 _START: Final = '{"stub":"'
-_TABLES: Final = frozenset({"text/csv", "text/tab-separated-values", media.JSONL, "application/vnd.apache.parquet"})
+_TABLES: Final = frozenset(
+    {"text/csv", "text/tab-separated-values", media.JSONL, media.REPR, "application/vnd.apache.parquet"}
+)
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _RARE: Final = re.compile(
     "[^\u0000-\u06ff\u0900-\u0eff\u1e00-\u1eff\u2000-\u206f\u3000-\u9fff\uac00-\ud7a3\uff00-\uffef]"
@@ -85,7 +88,7 @@ def facts(
     sample: Sample, media_type: str, kind: str, limit: int, *, summary: str = "", tokens: float | None = None
 ) -> Facts:
     """Describe content from its head and tail. `tokens` is the estimate for both together, if it is known."""
-    size, cut, known = sample.size, sample, tokens
+    size, cut, known, room = sample.size, sample, tokens, _TOKENS + limit // 2
     whole, head = (_JSON_WHOLE, _JSON_HEAD) if media_type == media.JSON else (_WHOLE, _HEAD)
     if size > whole:  # a preview of less is faster; JSON gets more
         cut = sample.shortened(head, _TAIL)
@@ -100,7 +103,16 @@ def facts(
             known = None
         total = round((roughly(ends) if known is None else known) * size / seen)
     shown = preview(cut, media_type=media_type, limit=limit, text=text, grows=True)
+    while limit > LEAST and _is_too_much(shown, room):
+        limit = limit * 3 // 4
+        shown = preview(cut, media_type=media_type, limit=limit, text=text, grows=True)
     return Facts(kind, media_type, size, lines, total, shown, _short_summary(summary) if summary else "")
+
+
+def _is_too_much(shown: Preview, room: int) -> bool:
+    """Whether a preview has more tokens than there is room for: `preview_chars` of odd characters have many."""
+    text = f"{shown.text}{shown.shown}{shown.ask}"
+    return len(text.encode("utf-8", "surrogatepass")) > room * 3 // 2 and estimate(text) > room
 
 
 def _short_summary(summary: str) -> str:
@@ -146,9 +158,9 @@ def _hint(pointer: str, about: Facts, policy: Policy) -> str:
     if media_type == media.JSON or media_type.endswith("+json"):
         ways = ['query="shape"', 'grep="…"']
     elif media_type in _TABLES:
-        ways = ['lines="1:50"', 'grep="…"']
+        ways = ['grep="…"', 'lines="1:50"']
     elif about.tokens is not None:  # text
-        ways = ['lines="1:80"', 'grep="…"']
+        ways = ['grep="…"', 'lines="1:80"'] if about.lines in (1, 2) else ['lines="1:80"', 'grep="…"']
     else:
         ways = []
     ways = [way for way in ([ask] if ask else []) + ways if way.partition("=")[0] in takes]

@@ -118,7 +118,7 @@ def columns(text: Excerpt, limit: int) -> Preview | None:
     if len(rows) < 3:
         return None
     starts = [first[at].find(name) for name in names]
-    aligned = sum(len(row) <= starts[1] or row[starts[1] - 1].isspace() for row in rows[:50])
+    aligned = sum(all(row[at - 1 : at].strip() == "" for at in starts[1:]) for row in rows[:50])
     is_aligned = aligned * 5 >= len(rows[:50]) * 4
     cells = [_cells(row, starts, len(names), is_aligned=is_aligned) for row in rows]
     values = {name: Counter(row[index] for row in cells if len(row) > index) for index, name in enumerate(names)}

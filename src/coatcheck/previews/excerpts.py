@@ -210,7 +210,7 @@ class LinePattern:
 class Preview:
     """A preview of content. `shown` describes it in our own words and never quotes the content.
 
-    `ask` is the argument of the first read that a careful engineer would make of this very content, e.g.
+    `ask` is the argument of the first read that a careful engineer would make of this content, e.g.
     `grep="ERROR|FATAL"`, and `part` the path to the part of a JSON document that it is for."""
 
     text: str
@@ -220,7 +220,7 @@ class Preview:
 
 
 Form = Callable[[Excerpt, int], Preview | None]
-"""Previews a text in at most so many characters, or returns None for a text that has not its form."""
+"""Preview a text within a limit of characters; None for a text without this form."""
 
 
 class Kind(NamedTuple):
@@ -291,7 +291,7 @@ def has_sql() -> bool:
     return find_spec("duckdb") is not None
 
 
-def sql(columns: Iterable[str], telling: str = "") -> str:
+def sql(columns: Iterable[str], telling: str = "", *, rows: int = 20) -> str:
     """The argument with the first statement on a table: the numbers of the values of a telling column, else the first
     rows. Only plain names are used; empty if SQL is not installed."""
     if not has_sql():
@@ -299,7 +299,7 @@ def sql(columns: Iterable[str], telling: str = "") -> str:
     if _PLAIN_NAME.fullmatch(telling) and telling.lower() not in _RESERVED:
         return f'query="SELECT {telling}, count(*) FROM artifact GROUP BY 1 ORDER BY 2 DESC"'  # noqa: S608 - plain names
     plain = [name for name in columns if _PLAIN_NAME.fullmatch(name) and name.lower() not in _RESERVED]
-    return f'query="SELECT {", ".join(plain[:4]) or "*"} FROM artifact LIMIT 20"'  # noqa: S608 - plain names
+    return f'query="SELECT {", ".join(plain[:4]) or "*"} FROM artifact LIMIT {rows}"'  # noqa: S608 - plain names
 
 
 def line(text: str, room: int) -> str:

@@ -5,14 +5,14 @@ JSON that was cut is parsed as far as it goes. The containers and the string aro
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Final, NamedTuple, cast
+
+from coatcheck.values import largest_array, read_repr
 
 from .excerpts import Excerpt, Preview, about, ends, grep, line, masked_line, pack, some, sql
 from .listings import ask_for_level, counts_of, level_style, tally
@@ -32,6 +32,9 @@ _TELLING_KEYS: Final = (
     "name", "title", "path", "message", "summary", "body", "text", "login", "key", "url", "status", "type", "id",
 )  # fmt: skip
 _BEGINS: Final = re.compile(r'\s{0,40}(?:\{\s{0,40}"[^"\n]{0,200}"\s{0,4}:|\[\s{0,40}\{\s{0,40}")')
+_STRINGS: Final = re.compile(rb"'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"", re.DOTALL)
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"()[]{}"))
+_REPR_READ: Final = 2 << 20
 _REPR: Final = re.compile(r"(?:^|[\n:=] ?)([\[(][\[({](?=['\"\d({\[N]|[a-zA-Z_]+\())")
 _ESCAPES: Final = 13  # one more than the length of two escapes
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
@@ -56,7 +59,7 @@ def json_document(text: Excerpt, limit: int) -> Preview:
         return ends(inner, limit, " of a JSON string") if text.is_whole else ends(text, limit)
     if isinstance(document, dict) and "cells" in document and "nbformat" in document:
         return _notebook(text, document, limit)
-    found = largest_array(document)
+    found = _largest(document)
     shape, root = describe([document], limit)
     if found is not None and isinstance(found.items, CutList):
         shape = _counted(text, found, shape)
@@ -68,15 +71,18 @@ def broken_json(text: Excerpt, limit: int) -> Preview | None:
     """Preview of text that begins like JSON but is cut off or invalid: the shape of what can be read."""
     if _BEGINS.match(text.head) is None:
         return None
-    try:
-        document = parse_cut(text.head)
-    except (ValueError, RecursionError):
-        return None
+    document: object = None
+    for end in (len(text.head), text.head.rfind("}") + 1, len(text.head) - 100, len(text.head) // 2):
+        try:
+            document = parse_cut(text.head[:end])
+            break
+        except (ValueError, RecursionError):
+            continue
     if not isinstance(document, (dict, list)) or len(document) < 1:
         return None
     what = "invalid" if text.is_whole and text.head.count("{") <= text.head.count("}") else "cut off or invalid"
     shape, root = describe([document], limit - 20)
-    found = largest_array(document)
+    found = _largest(document)
     rows = [row for row in found.items[:1] if isinstance(row, dict)] if found else []
     key = (
         _telling_key(rows[0]).rpartition(".")[2]
@@ -97,25 +103,16 @@ class FoundArray(NamedTuple):
     items: list[object]
 
 
-def largest_array(document: object) -> FoundArray | None:
-    """The array with the most members in the upper levels of a document; one of objects before any other."""
-    best: FoundArray | None = None
-    queue: list[tuple[tuple[str, ...], object]] = [((), document)]
-    while queue:
-        keys, value = queue.pop()
-        if isinstance(value, list) and value:
-            found = FoundArray(keys, value)
-            if best is None or _rank(found) > _rank(best):
-                best = found
-        elif isinstance(value, dict) and len(keys) < _LEVELS:
-            queue += [
-                ((*keys, key), inner) for key, inner in islice(value.items(), _KEYS) if isinstance(inner, (dict, list))
-            ]
-    return best
-
-
-def _rank(found: FoundArray) -> tuple[bool, int, int]:
-    return isinstance(found.items[0], dict), len(found.items), -len(found.keys)
+def _largest(document: object) -> FoundArray | None:
+    """The largest array of a document."""
+    found = largest_array(document)
+    if found is None:
+        return None
+    keys = tuple(key.replace("~1", "/").replace("~0", "~") for key in found.pointer.split("/")[1:])
+    inner: object = document
+    for key in keys:
+        inner = inner[int(key)] if isinstance(inner, list) else cast("dict[str, object]", inner)[key]
+    return FoundArray(keys, cast("list[object]", inner))
 
 
 def _counted(text: Excerpt, found: FoundArray, shape: str) -> str:
@@ -129,7 +126,7 @@ def _counted(text: Excerpt, found: FoundArray, shape: str) -> str:
         try:
             inner = parse(body.data.decode("utf-8", "replace"))
             for key in found.keys:
-                inner = inner[key]  # type: ignore[index]
+                inner = inner[int(key) if isinstance(inner, list) else key]  # type: ignore[index]
             return shape.replace(seen, f"[{len(inner)} × ", 1)  # type: ignore[arg-type]
         except (ValueError, LookupError, TypeError, RecursionError):
             return shape
@@ -148,11 +145,11 @@ def _ask(document: object, found: FoundArray | None) -> tuple[str, str]:
         keys = [key for key in document if _PLAIN.fullmatch(key)] if isinstance(document, dict) else []
         largest = max(keys, key=lambda key: len(str(document[key])), default="")  # type: ignore[index]
         return (f'query="$.{largest}"' if largest and len(keys) < _KEYS else 'query="shape"'), ""
-    is_plain = all(map(_PLAIN.fullmatch, found.keys))
+    is_plain = all(key.isdigit() or _PLAIN.fullmatch(key) for key in found.keys)
     rows = [row for row in found.items[:_SAMPLE] if isinstance(row, dict)]
     if not is_plain:
         return 'query="shape"', ""
-    path = "".join(f".{key}" for key in found.keys)
+    path = "".join(f"[{key}]" if key.isdigit() else f".{key}" for key in found.keys)
     if not rows:
         return f'query="${path}[:20]"', ""
     name = _telling_key(rows[0])
@@ -233,15 +230,14 @@ def python_rows(text: Excerpt, limit: int) -> Preview | None:
     rows: list[object] = []
     for cut in _cuts(source, is_whole=text.is_whole):
         try:
-            value = ast.literal_eval(cut)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            value, _ = read_repr(cut)
+        except (ValueError, RecursionError):
             continue
-        rows = list(value) if isinstance(value, (list, tuple)) else [value]
+        rows = value if isinstance(value, list) else [value]
         break
     if not rows:
         return None
-    is_all = text.is_whole
-    total = f"{'' if is_all else '≥'}{len(rows)}"
+    total = str(len(rows)) if text.is_whole else _number_of_rows(text, lead)
     before = f"{masked_line(lead, 60)} " if lead.strip() else ""
     if all(isinstance(row, dict) for row in rows):
         shape, root = describe(rows, limit - len(before) - 30)
@@ -253,7 +249,27 @@ def python_rows(text: Excerpt, limit: int) -> Preview | None:
     cells = [masked_line(str(cell), 30) or "''" for cell in first]
     shape, kept = pack(head, cells, len(cells), limit)
     values = [cell for cell in first if isinstance(cell, str) and 3 < len(cell) < 40]
-    return Preview(shape, f"{kept} of {len(cells)} columns of the first row{text.scope}", sql(()) or grep(*values[:1]))
+    return Preview(
+        shape,
+        f"{kept} of {len(cells)} columns of the first row{text.scope}",
+        sql((), rows=20 if len(first) < 6 else 2) or grep(*values[:1]),
+    )
+
+
+def _number_of_rows(text: Excerpt, lead: str) -> str:
+    """The number of members of the outer list, without the brackets in strings."""
+    data = text.body.data[len(lead.encode()) : _REPR_READ]
+    outside = _STRINGS.sub(b"", data).translate(None, _NOT_BRACKETS)
+    depth = rows = 0
+    for bracket in outside:
+        if bracket in b"([{":
+            depth += 1
+            rows += depth == 2
+        else:
+            depth -= 1
+            if not depth:
+                return str(rows)
+    return f"≥{rows}"
 
 
 def some_rows(total: str) -> str:
