@@ -68,7 +68,7 @@ def _slice(
 ) -> Page | QueryResult:
     """A page of a text or of the text of a document, or the description of binary content."""
     from coatcheck.previews.binaries import looks_binary
-    from coatcheck.reading import documents
+    from coatcheck.reading import documents, sheets
 
     def paged(text: Content, position: tuple[int, ...] | None) -> Page:
         return read_text(text, request, pointer, key=lambda: session.store.secret, position=position)
@@ -80,7 +80,7 @@ def _slice(
 
     form = documents.form_of(content)
     is_slice = request.lines or request.chars or request.grep
-    if is_slice and form in ("pdf", "office"):
+    if (is_slice and form in ("pdf", "office", "sheets")) or (form == "sheets" and sheets.pool.is_installed):
         return paged_text(position)
     if not (is_slice or is_text(content.ref.media_type)) or looks_binary(content.read(0, documents.HEAD)):
         from coatcheck.reading.describe import describe
