@@ -33,7 +33,7 @@ import coatcheck
 from benchmarks.bench import Bench, corpus
 from benchmarks.peers import environment
 from benchmarks.peers.compare import Side
-from benchmarks.peers.tools import READERS, Call, Intent, Reader, request
+from benchmarks.peers.tools import READERS, Call, Intent, Reader, first_line_number, request
 from benchmarks.report import Row
 from coatcheck import tokens
 
@@ -676,14 +676,13 @@ class Ours:
             return None
         asked: dict[str, str] = {}
         before, after = intent.near
-        if intent.near != (0, 0) and "context" in self._tools["get_artifact"].parameters["properties"]:
-            asked = {"grep": intent.grep, "context": str(max(intent.near))}
-        elif intent.near != (0, 0) and len(pages) > 1:
-            numbers = [int(one[1]) for page in pages[1:] for one in _LINE_OF_GREP.finditer(page)]
-            lines = [number for number in numbers if number]
-            asked = {"lines": f"{max(1, lines[0] - before)}:{lines[0] + after}"} if lines else {}
+        at = first_line_number(r"^(\d+)[:>]", pages) if before or after else None
+        if at is not None:
+            asked = {"lines": f"{max(1, at - before)}:{at + after}"}
         elif intent.grep:
             asked = {"grep": intent.grep}
+            if (before or after) and "context" in self._tools["get_artifact"].parameters["properties"]:
+                asked["context"] = str(max(before, after))
         elif intent.sql or intent.path:
             asked = {"query": intent.sql or intent.path}
         elif intent.lines:
@@ -708,7 +707,6 @@ _STUB_HINT: Final = re.compile(r'"hint":"((?:[^"\\]|\\.)*)"')
 _CALL: Final = re.compile(r"(get_artifact)\(((?:[^()\"]|\"[^\"]*\")*)\)")
 _ARGUMENT: Final = re.compile(r'(\w+)="([^"]*)"')
 _OR: Final = re.compile(r' or (\w+)="([^"]*)"')
-_LINE_OF_GREP: Final = re.compile(r"(?m)^(\d+)[:>]")
 
 
 class Theirs:
