@@ -29,7 +29,7 @@ class Session(CoreSession):
         lines: str | None = None,
         chars: str | None = None,
         grep: str | None = None,
-        context: int = 0,
+        context: int | None = None,
         ignore_case: bool = False,
         invert: bool = False,
         literal: bool = False,
@@ -41,9 +41,10 @@ class Session(CoreSession):
         """Read one page of an artifact, at most `max_chars` characters (by default the setting `page.max_chars`,
         8,000), with a cursor for the next.
 
-        `lines="4100:4160"` or `"-50:"` and `chars="0:2000"` are slices. `grep` is a regular expression in RE2 syntax
-        (or `literal` text), with `context` lines around each match. `query` is `"shape"`, a JSONPath, or SQL on the
-        table `artifact`. `diff` is another artifact to compare with. Raises `NotFound`, `Expired` and
+        `lines="4100:4160"`, `"-50:"` or `"10:40,200:220"` and `chars="0:2000"` are slices. `grep` is a regular
+        expression in RE2 syntax (or `literal` text), with `context` lines around each match; by default 2 in indented
+        JSON and accessibility snapshots, else none. `query` is `"shape"`, a JSONPath, SQL on the table `artifact`, or
+        `"text"` of a document. `diff` is another artifact to compare with. Raises `NotFound`, `Expired` and
         `InvalidArgument`, with messages that a model can act on."""
         from coatcheck.reading import Request, read  # here and below, so that importing coatcheck stays quick
 

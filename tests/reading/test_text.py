@@ -334,3 +334,29 @@ def test_content_without_frames_reads_the_same() -> None:
     whole = content_of(LOG)
     bare = Content(whole.ref, b"", whole.read)
     assert read(bare, Request(lines="-50:")) == read(whole, Request(lines="-50:"))
+
+
+def test_several_slices_of_lines_are_one_page() -> None:
+    content = content_of("".join(f"line {number}\n" for number in range(1, 301)))
+    page = read(content, Request(lines="2:3, 100,-1:"))
+    assert page.text == "line 2\nline 3\n--\nline 100\n--\nline 300\n"
+    assert page.shown == "lines 2-3, line 100, line 300 of 300"
+    assert len(page.spans) == 3
+
+
+def test_pages_of_several_slices_have_all_their_lines() -> None:
+    content = content_of("".join(f"line {number}\n" for number in range(1, 301)))
+    found = list(pages(content, Request(lines="1:80,200:290", max_chars=300)))
+    assert len(found) > 3
+    lines = [line for page in found for line in page.text.split("\n") if line and line != "--"]
+    assert lines == [f"line {number}" for number in (*range(1, 81), *range(200, 291))]
+    assert all(len(page.text) <= 300 for page in found)
+
+
+def test_of_several_slices_those_past_the_end_are_left_out_and_counted() -> None:
+    content = content_of("a\nb\n")
+    assert read(content, Request(lines="2,7:9")).shown == "line 2 of 2; 1 past the end"
+    with pytest.raises(InvalidArgument, match="line 7 is past the end"):
+        read(content, Request(lines="7:9,8"))
+    with pytest.raises(InvalidArgument, match="51 slices"):
+        Request(lines=",".join(["1"] * 51))

@@ -9,9 +9,11 @@ between calls but the process, and not even that if a call took much memory.
 from __future__ import annotations
 
 import gc
+import io
 import mmap
 import os
 import re
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -68,6 +70,11 @@ def shape(content: Content, *, max_chars: int) -> QueryResult:
     return QueryResult(**_ask("shape", [content], {"max_chars": max_chars}, hint="read it as text, with lines or grep"))
 
 
+def document(content: Content, form: str) -> QueryResult:
+    """Extract the text of a web page or an office file, always in the child: it parses hostile content."""
+    return QueryResult(**_ask("document", [content], {"form": form}, hint="use grep on the source, or describe it"))
+
+
 def diff(old: Content, new: Content) -> QueryResult:
     """Compare two texts."""
     from coatcheck.reading import diff as compare
@@ -84,7 +91,7 @@ def search(content: Content, request: Request, position: tuple[int, ...] | None,
     hint = "use a simpler pattern: fewer repetitions, no large ones inside one another"
     arguments = {"request": asdict(request), "position": position, "base": base}
     found = _ask("grep", [content], arguments, seconds=GREP_SECONDS, chars=request.max_chars, hint=hint)
-    return PageDraft(**found | {"position": found["position"] and tuple(found["position"])})
+    return PageDraft(**found | {"position": found["position"] and tuple(found["position"]), "spans": ()})
 
 
 def part(content: Content, fragment: str) -> bytes:
@@ -167,7 +174,7 @@ def main(folder: str) -> None:
 
 def _calls() -> dict[str, Callable[..., Message]]:
     from coatcheck.reading import diff as compare
-    from coatcheck.reading import jsonpath
+    from coatcheck.reading import documents, jsonpath
 
     def search(content: Content, request: Message, position: list[int] | None, base: str = "") -> Message:
         at = None if position is None else tuple(position)
@@ -181,6 +188,7 @@ def _calls() -> dict[str, Callable[..., Message]]:
         "find": lambda content, path: asdict(jsonpath.find(content, path)),
         "shape": lambda content, max_chars: asdict(json_content.shape(content, max_chars=max_chars)),
         "diff": lambda old, new: asdict(compare.diff(old, new)),
+        "document": lambda content, form: asdict(documents.extract(content, form)),
         "grep": search,
         "rows": rows,
         "largest": lambda content: {"found": json_content.largest(content)},
@@ -201,6 +209,12 @@ def _warm(calls: dict[str, Callable[..., Message]]) -> None:
     calls["part"](document, "/a/1")
     calls["rows"](content(b"rows:\n[('a', datetime.datetime(2026, 1, 1))]", TEXT))
     calls["largest"](document)
+    calls["document"](content(b"<p>a &amp; b</p>", "text/html"), "page")
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("content.xml", '<p a="b">text</p>')
+    for data in (archive.getvalue(), archive.getvalue().replace(b".xml", b".xm\xff")):
+        calls["document"](content(data, "application/zip"), "office")
     calls["diff"](content(b"a\nb\n", TEXT), content(b"a\nc\n", TEXT))
     for encoding in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
         for text in ("\ufeffone\ntwo\n", "\ufeffé\n"):

@@ -23,14 +23,16 @@ from typing import Final
 
 from coatcheck.content import Content
 from coatcheck.media import encoding_of, is_json, is_jsonl
-from coatcheck.reading.page import PageDraft, chars_of, lines_of, parse_slice
+from coatcheck.reading.page import MIN_CHARS, PageDraft, chars_of, lines_of, parse_slice
 from coatcheck.storage.frames import FRAME, line_counts
 
 REPLACEMENT: Final = "\ufffd"
 PIECE: Final = 4 * FRAME  # small enough for the processor cache between reading and searching
 _KEPT: Final = 4
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_BETWEEN: Final = "\n--\n"
 _LOST: Final = "\udcff"  # an invalid code unit of UTF-16 or UTF-32; the byte 0xFF in our UTF-8
+MAX_LABELLED: Final = 16 << 20
 COUNTED: Final = 256 << 20  # larger totals are given in bytes: counting characters would take too long
 
 
@@ -52,6 +54,7 @@ class DecodedText:
         self._size = content.ref.size_bytes
         self._kept: dict[int, bytes] = {}  # the last few blocks: no frame of a page is read twice
         self._sources: array[int] | None = None
+        self._pages: list[int] | None = None
         self._starts: Sequence[int]
         if self._unit > 1:
             self.start = 0
@@ -72,6 +75,15 @@ class DecodedText:
         if self._unit > 1:
             return [f"decoded from {self.encoding}"]
         return ["a byte-order mark was left out"] if self.has_mark and at <= self.start else []
+
+    def label(self, number: int) -> str:
+        """`p3:` for a line on page 3 of a document's text, which begins with a form feed in a line of its own, as every
+        page does; empty in other texts."""
+        if self._pages is None:
+            is_paged = self._block(0).startswith(b"\f\n") and self.end <= MAX_LABELLED
+            lines = self.read(0, self.end).split(b"\n") if is_paged else []
+            self._pages = [line for line, text in enumerate(lines, 1) if text == b"\f"]
+        return f"p{bisect_right(self._pages, number)}:" if self._pages else ""
 
     def bytes_of(self, start: int, end: int) -> tuple[int, int]:
         """The stored bytes of a range of the text: exact for UTF-8, proportional for transcoded text."""
@@ -216,10 +228,35 @@ class DecodedText:
 
 
 def by_lines(text: DecodedText, spec: str | None, cap: int, position: tuple[int, ...] | None = None) -> PageDraft:
-    """A page of the lines in a slice (None for all), from the position on."""
+    """A page of the lines in a slice (None for all), from the position on. Several slices are shown with `--` between
+    them, and their positions begin with the number of the slice."""
     if not text.lines:
         return PageDraft("", _shown(["empty: 0 lines"], text, 0, 0))
-    first, last = (1, text.lines) if spec is None else lines_of(spec, text.lines)
+    ranges = [(1, text.lines)] if spec is None else lines_of(spec, text.lines)
+    if spec is None or "," not in spec:
+        return _range(text, *ranges[0], cap, position)
+    index, *rest = position or (0,)
+    body, drafts = "", list[PageDraft]()
+    following: tuple[int, ...] | None = None
+    for number in range(index, len(ranges)):
+        room = cap - len(body) - len(_BETWEEN)
+        if drafts and room < MIN_CHARS // 2:
+            following = (number,)
+            break
+        drafts.append(_range(text, *ranges[number], room, tuple(rest) or None))
+        body += (_BETWEEN[body.endswith("\n") :] if body else "") + drafts[-1].text
+        rest = []
+        if drafts[-1].position is not None:
+            following = (number, *drafts[-1].position)
+            break
+    whole = f" of {text.lines:,}"
+    shown = ", ".join([*(draft.shown.removesuffix(whole) for draft in drafts[:-1]), drafts[-1].shown])
+    past = spec.count(",") + 1 - len(ranges)
+    shown += f"; {past} past the end" if past else ""
+    return PageDraft(body, shown, following, spans=tuple(span for draft in drafts for span in draft.spans))
+
+
+def _range(text: DecodedText, first: int, last: int, cap: int, position: tuple[int, ...] | None = None) -> PageDraft:
     at = position[0] if position else text.line_start(first)
     number = text.line_at(at) if position else first
     got = text.take(at, cap)
@@ -233,7 +270,7 @@ def by_lines(text: DecodedText, spec: str | None, cap: int, position: tuple[int,
         many = body.count("\n") + (not body.endswith("\n"))
         shown = [_lines(number, number + many - 1, text.lines)]
         after = at + width(got[:cut])
-        return PageDraft(body, _shown(shown, text, at, lost), None if whole else (after,), span=(at, after))
+        return PageDraft(body, _shown(shown, text, at, lost), None if whole else (after,), spans=((at, after),))
     return _inside(text, number, at, got[: cut or len(got)], position if inside else None, whole)
 
 
@@ -267,7 +304,7 @@ def by_chars(text: DecodedText, spec: str, cap: int, position: tuple[int, ...] |
     else:
         shown = [f"characters {begin}-{upto}", f"bytes {at}-{end} of {text.end:,}"]
     following = None if whole else (end, end - text.start - upto, counted)
-    return PageDraft(body, _shown(shown, text, at, lost), following, span=(at, end))
+    return PageDraft(body, _shown(shown, text, at, lost), following, spans=((at, end),))
 
 
 def _inside(
@@ -295,7 +332,7 @@ def _inside(
         following = (after,)
     else:
         following = (after, after - begin - start - len(rest), counted)
-    return PageDraft(body, _shown(shown, text, at, lost), following, span=(at, after))
+    return PageDraft(body, _shown(shown, text, at, lost), following, spans=((at, after),))
 
 
 def _lines(first: int, last: int, total: int) -> str:
