@@ -33,7 +33,7 @@ import coatcheck
 from benchmarks.bench import Bench, corpus
 from benchmarks.peers import environment
 from benchmarks.peers.compare import Side
-from benchmarks.peers.tools import READERS, Call, Intent, Reader, first_line_number, request
+from benchmarks.peers.tools import READERS, Call, Intent, Reader, request, shown_line
 from benchmarks.report import Row
 from coatcheck import tokens
 
@@ -336,7 +336,7 @@ QUESTIONS: Final = (
         kind="HTML", content=_ARTICLE,
         ask="What is the calling code of the country?",
         known=lambda text: re.escape(re.findall(r"Calling code.{0,400}?(\+\d+)", text, re.DOTALL)[0]),
-        intents=(Intent(grep="(?i)calling code"), Intent(grep="(?i)calling code", near=(2, 12)), Intent(text="all")),
+        intents=(Intent(grep="(?i)calling code"), Intent(grep="Calling code", near=(2, 12)), Intent(text="all")),
     ),
     Question(
         kind="HTML", content=_ARTICLE,
@@ -480,7 +480,7 @@ QUESTIONS: Final = (
         kind="stack trace", content="traceback",
         ask="Which exception ended the program?",
         known=lambda text: re.escape(text.strip().splitlines()[-1]),
-        intents=(Intent(lines="-10:"),),
+        intents=(Intent(lines="-10:"), Intent(grep="exception", near=(0, 6))),
     ),
     Question(
         kind="stack trace", content="traceback",
@@ -549,7 +549,7 @@ QUESTIONS: Final = (
         kind="directory listing", content="ls -lR",
         ask="In which folder is expatbuilder.py?",
         known=_folder_of("expatbuilder.py"),
-        intents=(Intent(grep=r"expatbuilder\.py|^\S+:$"),),
+        intents=(Intent(grep=r"expatbuilder\.py|^\S+:$"), Intent(grep=r"expatbuilder\.py", near=(20, 0))),
     ),
 )  # fmt: skip
 
@@ -637,8 +637,12 @@ def _answers(page: str, known: re.Pattern[str], question: Question, before: Sequ
         return True
     if not question.counted:
         return False
-    pages = [*before[1:], page]
-    return known.search(str(sum(one.count(question.counted) for one in pages))) is not None
+    shown = 0
+    for one in (page, *reversed(before[1:])):  # the last pages may be all that there is, without those before
+        shown += one.count(question.counted)
+        if known.search(str(shown)):
+            return True
+    return False
 
 
 @functools.lru_cache(maxsize=4_096)
@@ -684,7 +688,7 @@ class Ours:
             return None
         asked: dict[str, str] = {}
         before, after = intent.near
-        at = first_line_number(r"^(\d+)[:>]", pages) if before or after else None
+        at = shown_line(intent, r"(\d+)[:>]", pages)
         if at is not None:
             asked = {"lines": f"{max(1, at - before)}:{at + after}"}
         elif intent.grep:

@@ -79,9 +79,12 @@ class Reader(Protocol):
         """Make a call, and return what the model gets."""
 
 
-def first_line_number(pattern: str, pages: Sequence[str]) -> int | None:
-    """The number of the first matching line that a page has shown."""
-    found = (re.search(pattern, page, re.MULTILINE) for page in pages[1:])
+def shown_line(intent: Intent, before: str, pages: Sequence[str]) -> int | None:
+    """The number of the first line with what an intent is near to, if a page has shown it; `before` is a pattern for
+    the number and what follows it."""
+    if intent.near == (0, 0):
+        return None
+    found = (re.search(rf"(?m)^{before}.*{re.escape(intent.literal)}", page) for page in pages[1:])
     return next((int(match[1]) for match in found if match), None)
 
 
@@ -125,7 +128,7 @@ class Strands:
         if not self._reference or not intent.grep:
             return None
         before, after = intent.near
-        at = first_line_number(r"^> *(\d+)\|", pages) if before or after else None
+        at = shown_line(intent, r"> *(\d+)\|", pages)
         asked: dict[str, Any] = {"pattern": intent.grep}
         if at is not None:
             asked = {"line_range": {"start": max(1, at - before), "end": at + after}}
@@ -188,7 +191,7 @@ class Deepagents:
             last = re.findall(r"(?m)^(\d+)  ", pages[0])
             wanted = int(intent.lines.strip(":-"))
             return self._read(int(last[-1]) - wanted, wanted) if last else None
-        at = first_line_number(rf"^ *(\d+): .*{re.escape(intent.literal)}", pages) if before or after else None
+        at = shown_line(intent, r" *(\d+): ", pages)
         if at is not None:
             return self._read(max(0, at - 1 - before), before + after + 1)
         if not intent.grep:
@@ -253,7 +256,7 @@ class Agno:
         if not intent.grep:
             return None
         before, after = intent.near
-        at = first_line_number(r"^(\d+)(?: \(char \d+\))?: ", pages) if before or after else None
+        at = shown_line(intent, r"(\d+)(?: \(char \d+\))?: ", pages)
         if at is not None:
             lines = {"start_line": max(1, at - before), "end_line": at + after}
             return Call("read_result", {"result_id": self._result, **lines})
