@@ -336,7 +336,8 @@ QUESTIONS: Final = (
         kind="HTML", content=_ARTICLE,
         ask="What is the calling code of the country?",
         known=lambda text: re.escape(re.findall(r"Calling code.{0,400}?(\+\d+)", text, re.DOTALL)[0]),
-        intents=(Intent(grep="(?i)calling code"), Intent(grep="Calling code", near=(2, 12)), Intent(text="all")),
+        intents=(Intent(grep="(?i)calling code", near=(0, 8)), Intent(grep="Calling code", near=(0, 8)),
+                 Intent(text="all")),
     ),
     Question(
         kind="HTML", content=_ARTICLE,
@@ -400,7 +401,8 @@ QUESTIONS: Final = (
         ask="Which commit changed previews/excerpts.py?",
         known=lambda text: rf"(?s)\b{_git('--format=%h', '--', 'src/coatcheck/previews/excerpts.py')}"
                            r"(?:(?!\n(?:\d+:)?commit ).)*?excerpts\.py",
-        intents=(Intent(grep="previews/excerpts.py"), Intent(grep="^commit |previews/excerpts.py")),
+        intents=(Intent(grep="^commit |previews/excerpts.py"), Intent(grep="previews/excerpts.py"),
+                 Intent(grep="previews/excerpts.py", near=(200, 0))),
     ),
     Question(
         kind="git log -p", content="git log -p",
