@@ -22,7 +22,7 @@ from itertools import accumulate
 from typing import Final
 
 from coatcheck.content import Content
-from coatcheck.media import encoding_of, is_json, is_jsonl
+from coatcheck.media import encoding_of, essence, is_json, is_jsonl
 from coatcheck.reading.page import MIN_CHARS, PageDraft, chars_of, lines_of, parse_slice
 from coatcheck.storage.frames import FRAME, line_counts
 
@@ -35,6 +35,8 @@ _LOST: Final = "\udcff"  # an invalid code unit of UTF-16 or UTF-32; the byte 0x
 MAX_LABELLED: Final = 16 << 20
 COUNTED: Final = 256 << 20  # larger totals are given in bytes: counting characters would take too long
 
+_SEPARATED: Final = ("csv", "-separated-values", "/tsv")
+
 
 class DecodedText:
     """Characters by offset. `start` and `end` are the limits of the UTF-8, without the byte-order mark.
@@ -46,6 +48,7 @@ class DecodedText:
         first = content.read(0, FRAME)
         self.is_document = is_json(content.ref.media_type)
         self.is_json = self.is_document or is_jsonl(content.ref.media_type)
+        self.is_table = is_jsonl(content.ref.media_type) or essence(content.ref.media_type).endswith(_SEPARATED)
         self.encoding, self._unit, mark = encoding_of(first[:4])
         self.unit = "byte" if self._unit == 1 else "code unit"
         self.is_scanned = self._unit > 1
