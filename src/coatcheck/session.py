@@ -44,8 +44,8 @@ class Session(CoreSession):
         `lines="4100:4160"`, `"-50:"` or `"10:40,200:220"` and `chars="0:2000"` are slices. `grep` is a regular
         expression in RE2 syntax (or `literal` text), with `context` lines around each match; by default 2 in indented
         JSON and accessibility snapshots, else none, and "auto" adds as many as a short page has room for. `query` is
-        `"shape"`, a JSONPath, or SQL on the table `artifact`. `diff` is another artifact to compare with. Raises
-        `NotFound`, `Expired` and `InvalidArgument`, with messages that a model can act on."""
+        `"shape"`, a JSONPath, SQL on the table `artifact`, or `"text"` of a document. `diff` is another artifact to
+        compare with. Raises `NotFound`, `Expired` and `InvalidArgument`, with messages that a model can act on."""
         from coatcheck.reading import Request, read  # here and below, so that importing coatcheck stays quick
 
         request = Request(

@@ -17,7 +17,7 @@ from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.reading import pdf
 from coatcheck.reading.describe import describe
-from coatcheck.reading.pdf import PdfLimits, pages_in, pdf_text
+from coatcheck.reading.pdf import PdfLimits, pdf_text
 from tests.reading.framed import make_content
 
 pytestmark = pytest.mark.usefixtures("each_source")
@@ -117,29 +117,16 @@ def test_a_pdf_tells_its_pages() -> None:
     assert "3 pages" in describe(make_pdf(*map(text_page, ("one", "two", "three")))).text
 
 
-@pytest.mark.parametrize(
-    ("query", "pages"),
-    [
-        ("page 3", (3, 3)),
-        ("pages 2-5", (2, 5)),
-        ("Pages 2 to 5", (2, 5)),
-        ("text", (1, 10_000_000)),
-        ("shape", None),
-        ("page", None),
-    ],
-)
-def test_a_query_names_pages(query: str, pages: tuple[int, int] | None) -> None:
-    assert pages_in(query) == pages
-
-
 def test_the_text_of_a_pdf_comes_by_page() -> None:
     answer = pdf_text(make_pdf(*map(text_page, ("one", "two", "three"))), 2, 9)
-    assert answer.text == "--- page 2 of 3 ---\ntwo\n\n--- page 3 of 3 ---\nthree"
+    assert answer.text == "--- page 2 ---\ntwo\n\n--- page 3 ---\nthree"
     assert (answer.shown, answer.complete) == ("pages 2-3 of 3", True)
 
 
 def test_a_page_without_text_is_reported() -> None:
-    assert "1 page without text" in pdf_text(make_pdf(b""), 1, 1).note
+    answer = pdf_text(make_pdf(text_page("one"), b"", b"", text_page("four"), b""), 1, 5)
+    assert answer.note == "pages 2-3, 5 have no text; they may be scanned"
+    assert "--- page 2: no text, it may be scanned ---" in answer.text
 
 
 def test_text_over_the_limit_is_cut_and_says_where() -> None:

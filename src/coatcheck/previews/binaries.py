@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import struct
 from collections.abc import Callable
@@ -13,6 +14,9 @@ from coatcheck import media
 
 from .excerpts import Preview, Sample, line, pack, some
 
+_LOOK: Final = 4_096
+_PDF: Final = "application/pdf"
+_CONTROL: Final = bytes([*range(7), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
 _BINARY: Final = ("image/", "audio/", "video/", "font/")
 _PAGES: Final = re.compile(rb"/Type[ \r\n]{0,4}/Pages\b")
 _COUNT: Final = re.compile(rb"/Count (\d{1,7})")
@@ -20,6 +24,13 @@ _LINEAR: Final = re.compile(rb"/Linearized[^<>]{0,200}/N (\d{1,7})")
 _MACHINES: Final = {3: "x86", 40: "ARM", 62: "x86-64", 183: "AArch64", 243: "RISC-V"}
 _OFFICE: Final = {"word/": "Word document", "xl/": "Excel workbook", "ppt/": "PowerPoint presentation",
                   "META-INF/MANIFEST.MF": "Java archive", "AndroidManifest.xml": "Android package"}  # fmt: skip
+_OPEN_DOCUMENT: Final = b"mimetypeapplication/vnd.oasis.opendocument."
+_OPEN_KINDS: Final = {b"text": "OpenDocument text", b"presentation": "OpenDocument presentation",
+                      b"spreadsheet": "OpenDocument spreadsheet"}  # fmt: skip
+WORKBOOKS: Final = ("Excel workbook", "OpenDocument spreadsheet")
+_READABLE: Final = (
+    "Word document", "PowerPoint presentation", "OpenDocument text", "OpenDocument presentation", *WORKBOOKS,
+)  # fmt: skip
 _BRANDS: Final = {"qt": "QuickTime video", "M4A": "M4A audio", "heic": "HEIC image", "avif": "AVIF image"}
 _IMAGES: Final = {  # the name of a format, and the text for an image whose dimensions are not found
     "image/png": ("PNG", ""), "image/gif": ("GIF", ""), "image/webp": ("WebP", "WebP image"),
@@ -30,6 +41,34 @@ _IMAGES: Final = {  # the name of a format, and the text for an image whose dime
 def is_binary(essence: str) -> bool:
     """Whether content of this media type is never text."""
     return essence in _READERS or (essence.startswith(_BINARY) and not essence.endswith("+xml"))
+
+
+def found_type(head: bytes, media_type: str) -> str:
+    """The media type of content by its first bytes, if it was declared as text or unknown and is not text."""
+    essence = media.essence(media_type)
+    if not media.is_text(essence) and essence != media.BINARY:
+        return media_type
+    sniffed = media.sniff_bytes(head[: media.HEAD], b"")
+    if sniffed == media.BINARY or not is_binary(sniffed) or (not any(odd_characters(head)) and sniffed != _PDF):
+        sniffed = media.BINARY if looks_binary(head) else media_type
+    return sniffed
+
+
+def looks_binary(head: bytes) -> bool:
+    """Whether content is not text: one in ten of its first characters is a control character, or one in three
+    invalid."""
+    controls, invalid = odd_characters(head)
+    looked = max(1, len(media.decode_head(head[:_LOOK])))
+    return controls * 10 > looked or invalid * 3 > looked
+
+
+def odd_characters(head: bytes) -> tuple[int, int]:
+    """Count the control characters and the invalid ones at the beginning of a text."""
+    encoding = media.encoding_of(head)
+    look = head[encoding.mark : _LOOK]
+    text = codecs.getincrementaldecoder(encoding.name)("replace").decode(look)
+    data = text.encode("utf-8", "surrogatepass")
+    return len(data) - len(data.translate(None, _CONTROL)), text.count("\ufffd")
 
 
 def binary(sample: Sample, media_type: str, limit: int) -> Preview:
@@ -130,8 +169,21 @@ def _pdf(sample: Sample) -> str:
 
 def _zip(sample: Sample) -> str:
     count, names = _zip_entries(sample)
-    kind = next((kind for mark, kind in _OFFICE.items() if any(name.startswith(mark) for name in names)), "zip archive")
+    kind = _zip_kind(sample, names)
     return f"{kind}, {count} entries" if count else kind
+
+
+def office_kind(sample: Sample) -> str:
+    """Name the kind of a zip archive whose text can be read: a Word document, a presentation; empty for others."""
+    kind = _zip_kind(sample, _zip_entries(sample)[1])
+    return kind if kind in _READABLE else ""
+
+
+def _zip_kind(sample: Sample, names: list[str]) -> str:
+    if sample.head[30:].startswith(_OPEN_DOCUMENT):
+        kind = sample.head[30 + len(_OPEN_DOCUMENT) :][:12]
+        return next((name for mark, name in _OPEN_KINDS.items() if kind.startswith(mark)), "OpenDocument file")
+    return next((kind for mark, kind in _OFFICE.items() if any(name.startswith(mark) for name in names)), "zip archive")
 
 
 def _zip_entries(sample: Sample) -> tuple[int, list[str]]:

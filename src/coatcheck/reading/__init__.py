@@ -35,7 +35,6 @@ __all__ = ["Page", "Request", "preview_of", "read", "read_text", "sample_of"]
 TOOL: Final = "read"
 _HEAD: Final = 4_096
 _SHAPE: Final = "shape"
-_PDF: Final = "application/pdf"
 _NO_TABLE: Final = re.compile(r"there is no table ['\"](.{1,80})['\"]$")
 _OTHER_TABLES: Final = 4
 
@@ -46,23 +45,55 @@ def read(session: CoreSession, target: Ref | str, request: Request, cursor: str 
     with content:
         if cursor is not None:
             request, position = unseal(session.store.secret, content.ref.artifact_id, cursor, request)
-        is_text_read = request.lines or request.chars or request.grep or is_text(content.ref.media_type)
         if request.query is not None:
             result = _query(session, content, request)
         elif request.diff is not None:
             other, _ = _content(session, request.diff)
             with other:
                 result = heavy.diff(other, content)
-        elif not is_text_read:
-            from coatcheck.reading.describe import describe  # on demand: child processes import this module
-
-            result = describe(content, max_chars=request.max_chars)
         else:
-            page = read_text(content, request, pointer, key=lambda: session.store.secret, position=position)
-            if page.spans and "#" not in pointer:
-                session.note_shown(content.ref, page.spans)
-            return page
+            from coatcheck.reading import documents  # on demand: child processes import this module
+
+            found = _slice(session, documents.recognized(content), pointer, request, position)
+            if isinstance(found, Page):
+                if found.spans and "#" not in pointer:
+                    session.note_shown(content.ref, found.spans)
+                return found
+            result = found
     return _fit(session, content, pointer, request, result)
+
+
+def _slice(
+    session: CoreSession, content: Content, pointer: str, request: Request, position: tuple[int, ...] | None
+) -> Page | QueryResult:
+    """A page of a text or of the text of a document, or the description of binary content."""
+    from coatcheck.previews.binaries import looks_binary
+    from coatcheck.reading import documents, sheets
+
+    def paged(text: Content, position: tuple[int, ...] | None) -> Page:
+        return read_text(text, request, pointer, key=lambda: session.store.secret, position=position)
+
+    def paged_text(position: tuple[int, ...] | None) -> Page:
+        text, note = documents.as_text(content, form or "page", is_searched=request.grep is not None)
+        page = paged(text, position)
+        return replace(page, shown=f"{page.shown}, {note}", spans=())
+
+    form = documents.form_of(content)
+    is_slice = request.lines or request.chars or request.grep
+    if (is_slice and form in ("pdf", "office", "sheets")) or (form == "sheets" and sheets.pool.is_installed):
+        return paged_text(position)
+    if not (is_slice or is_text(content.ref.media_type)) or looks_binary(content.read(0, documents.HEAD)):
+        from coatcheck.reading.describe import describe
+
+        described = describe(content, max_chars=request.max_chars)
+        return replace(described, note="binary content has no lines to read or search") if is_slice else described
+    if request.grep is None or form != "page" or request.invert or request.lines:
+        return paged(content, position)
+    page = paged(content, None)
+    if page.matches or not page.matches_exact:
+        return page if position is None else paged(content, position)
+    in_text = paged_text(position)
+    return replace(in_text, shown=f"no match in the source, {in_text.shown}") if in_text.matches else page
 
 
 def read_text(
@@ -104,14 +135,15 @@ def preview_of(content: Content, *, limit: int) -> Preview:
 
 def sample_of(content: Content) -> Sample:
     """Sample a stored artifact and count its lines, with the same result as `Sample.of` for the same bytes."""
-    from coatcheck.previews import EDGE, Sample
+    from coatcheck.previews import EDGE, SCANNED, Sample
 
     size = content.size
     head = content.read(0, EDGE)
     tail = content.read(max(len(head), size - EDGE), EDGE)
     feeds = sum(line_counts(content.frames)) if content.frames else (head + tail).count(b"\n")
     ends = (tail or head)[-1:]
-    return Sample(head, tail, size, feeds + (ends not in (b"", b"\n")))
+    lines = feeds + (ends not in (b"", b"\n"))
+    return Sample(head, tail, size, lines, lambda: content.read(0, SCANNED))
 
 
 def _content(session: CoreSession, target: Ref | str) -> tuple[Content, str]:
@@ -128,14 +160,14 @@ def _content(session: CoreSession, target: Ref | str) -> tuple[Content, str]:
 
 
 def _query(session: CoreSession, content: Content, request: Request) -> QueryResult:
-    from coatcheck.reading.pdf import pages_in, pdf_text
+    from coatcheck.reading import documents
     from coatcheck.reading.sql import TABLE, is_sql, pointers_in
 
     query = (request.query or "").strip()
     if query.lower() == _SHAPE:
         return heavy.shape(content, max_chars=request.max_chars)
-    if content.ref.media_type.startswith(_PDF) and (pages := pages_in(query)) is not None:
-        return pdf_text(content, *pages)
+    if (found := documents.text_query(content, query)) is not None:
+        return found
     if query.startswith("$"):
         return _found(content, query)
     if is_sql(query):

@@ -16,8 +16,8 @@ from coatcheck.content import ArtifactStream, Content
 from coatcheck.errors import CoatcheckError, MissingExtra
 from coatcheck.ids import clip
 from coatcheck.media import TEXT, essence
-from coatcheck.previews.binaries import header, pixels
-from coatcheck.previews.excerpts import Sample
+from coatcheck.previews.binaries import header, office_kind, pixels
+from coatcheck.previews.excerpts import Sample, count
 from coatcheck.reading.page import MAX_CHARS, QueryResult
 from coatcheck.reading.pdf import PdfLimits, ask
 
@@ -48,11 +48,13 @@ def describe(content: Content, *, max_chars: int = MAX_CHARS) -> QueryResult:
         lines.extend(_pdf(content))
     elif media in _NOTES:
         lines.append(_NOTES[media])
+    elif head.startswith(b"PK\x03\x04"):
+        lines.extend(_zip(content, head))
     elif media in _READERS:
         lines.extend(_READERS[media](content, head))
     elif about := header(Sample(head, b"", content.size), media):
         lines.append(about)
-    if not media.startswith("image/") and media != "application/pdf" and content.size:
+    if not media.startswith("image/") and media != "application/pdf" and content.size and not head.startswith(b"PK"):
         lines.extend(_dump(head))
     text = "\n".join(lines)
     cut = len(text) > max_chars
@@ -71,20 +73,20 @@ def _bitmap_size(head: bytes) -> tuple[int, int] | None:
 def _pdf(content: Content) -> Iterator[str]:
     try:
         found = ask(content, 1, 0, 0, PdfLimits(seconds=5))
-    except MissingExtra as error:
-        yield f"Reading its pages needs the extra 'pdf': {error.hint}"
+    except MissingExtra:
+        yield "Its text cannot be read here."
         return
     except CoatcheckError as error:
         yield f"It could not be opened: {error.message}"
         return
     if found["encrypted"]:
-        yield "encrypted"
+        yield "encrypted" if found["pages"] else "It is encrypted and needs a password."
     if found["pages"]:
-        yield f"{found['pages']:,} pages"
+        yield count(found["pages"], "page")
     for key, value in found["about"].items():
         yield f"{key}: {clip(value, 200)}"
     if found["pages"]:
-        yield "query='page 1' gives the text of a page, query='pages 2-5' of several"
+        yield 'query="page 1" gives the text of a page, query="text" of all; grep searches it'
 
 
 def _gzip(content: Content, head: bytes) -> Iterator[str]:
@@ -99,6 +101,9 @@ def _gzip(content: Content, head: bytes) -> Iterator[str]:
 def _zip(content: Content, head: bytes) -> Iterator[str]:
     """Names and sizes according to the archive's directory, if that has a reasonable size."""
     tail = content.read(max(0, content.size - _TAIL), _TAIL)
+    if kind := office_kind(Sample(head, tail, content.size)):
+        yield f'{kind}; query="text" gives its text, grep searches it'
+        return
     at = tail.rfind(b"PK\x05\x06")
     claimed = int.from_bytes(tail[at + 12 : at + 16], "little")
     if (

@@ -603,13 +603,13 @@ class _PageBuilder:
         return left + line.cut(low, high) + right, low, high
 
     def _room_for(self, number: int) -> int:
-        return self._request.max_chars - len(str(number)) - 1
+        return self._request.max_chars - len(self._text.label(number)) - len(str(number)) - 1
 
     def _width(self, number: int) -> int:
         return min(self._wide + _MARKS if self._wide else LINE_CHARS, LINE_CHARS, self._room_for(number))
 
     def _entry(self, number: int, mark: str, body: str, *, cut_from: int = 0, is_repaired: bool = False) -> bool:
-        entry = f"{number}{mark}{body}"
+        entry = f"{self._text.label(number)}{number}{mark}{body}"
         if self.out and self._context and number > self._floor:
             entry = "--\n" + entry
         room = self._room - len(entry) - bool(self.out)

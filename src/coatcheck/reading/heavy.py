@@ -9,9 +9,11 @@ between calls but the process, and not even that if a call took much memory.
 from __future__ import annotations
 
 import gc
+import io
 import mmap
 import os
 import re
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -32,7 +34,7 @@ from coatcheck.values import Array
 SECONDS: Final = 10.0  # CPU time of one read in the child
 MEMORY: Final = 1 << 30
 SMALL_JSON: Final = 256 << 10
-SMALL_ROWS: Final = 64 << 10
+SMALL_ROWS: Final = 16 << 10
 SMALL_PART: Final = 1 << 20
 SMALL_FILTERED: Final = 4 << 10  # if a filter runs patterns
 SMALL_DIFF: Final = 256 << 10
@@ -81,6 +83,11 @@ def shape(content: Content, *, max_chars: int) -> QueryResult:
     if content.size <= SMALL_JSON:
         return json_content.shape(content, max_chars=max_chars)
     return QueryResult(**_ask("shape", [content], {"max_chars": max_chars}, hint="read it as text, with lines or grep"))
+
+
+def document(content: Content, form: str) -> QueryResult:
+    """Extract the text of a web page or an office file, always in the child: it parses hostile content."""
+    return QueryResult(**_ask("document", [content], {"form": form}, hint="use grep on the source, or describe it"))
 
 
 def diff(old: Content, new: Content) -> QueryResult:
@@ -182,7 +189,7 @@ def main(folder: str) -> None:
 
 def _calls() -> dict[str, Callable[..., Message]]:
     from coatcheck.reading import diff as compare
-    from coatcheck.reading import jsonpath
+    from coatcheck.reading import documents, jsonpath
 
     def search(content: Content, request: Message, position: list[int] | None, base: str = "") -> Message:
         at = None if position is None else tuple(position)
@@ -197,6 +204,7 @@ def _calls() -> dict[str, Callable[..., Message]]:
         "nearest": lambda content, query: {"found": jsonpath.nearest(content, query)},
         "shape": lambda content, max_chars: asdict(json_content.shape(content, max_chars=max_chars)),
         "diff": lambda old, new: asdict(compare.diff(old, new)),
+        "document": lambda content, form: asdict(documents.extract(content, form)),
         "grep": search,
         "rows": rows,
         "largest": lambda content: {"found": json_content.largest(content)},
@@ -218,6 +226,12 @@ def _warm(calls: dict[str, Callable[..., Message]]) -> None:
     calls["part"](document, "/a/1")
     calls["rows"](content(b"rows:\n[('a', datetime.datetime(2026, 1, 1))]", TEXT))
     calls["largest"](document)
+    calls["document"](content(b"<p>a &amp; b</p>", "text/html"), "page")
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("content.xml", '<p a="b">text</p>')
+    for data in (archive.getvalue(), archive.getvalue().replace(b".xml", b".xm\xff")):
+        calls["document"](content(data, "application/zip"), "office")
     calls["diff"](content(b"a\nb\n", TEXT), content(b"a\nc\n", TEXT))
     for encoding in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
         for text in ("\ufeffone\ntwo\n", "\ufeffé\n"):

@@ -32,6 +32,7 @@ _KEPT: Final = 4
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _BETWEEN: Final = "\n--\n"
 _LOST: Final = "\udcff"  # an invalid code unit of UTF-16 or UTF-32; the byte 0xFF in our UTF-8
+MAX_LABELLED: Final = 16 << 20
 COUNTED: Final = 256 << 20  # larger totals are given in bytes: counting characters would take too long
 
 
@@ -53,6 +54,7 @@ class DecodedText:
         self._size = content.ref.size_bytes
         self._kept: dict[int, bytes] = {}  # the last few blocks: no frame of a page is read twice
         self._sources: array[int] | None = None
+        self._pages: list[int] | None = None
         self._starts: Sequence[int]
         if self._unit > 1:
             self.start = 0
@@ -73,6 +75,15 @@ class DecodedText:
         if self._unit > 1:
             return [f"decoded from {self.encoding}"]
         return ["a byte-order mark was left out"] if self.has_mark and at <= self.start else []
+
+    def label(self, number: int) -> str:
+        """`p3:` for a line on page 3 of a document's text, which begins with a form feed in a line of its own, as every
+        page does; empty in other texts."""
+        if self._pages is None:
+            is_paged = self._block(0).startswith(b"\f\n") and self.end <= MAX_LABELLED
+            lines = self.read(0, self.end).split(b"\n") if is_paged else []
+            self._pages = [line for line, text in enumerate(lines, 1) if text == b"\f"]
+        return f"p{bisect_right(self._pages, number)}:" if self._pages else ""
 
     def bytes_of(self, start: int, end: int) -> tuple[int, int]:
         """The stored bytes of a range of the text: exact for UTF-8, proportional for transcoded text."""
