@@ -31,8 +31,8 @@ import re2  # type: ignore[import-untyped]  # ships without types
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.ids import clip
 from coatcheck.previews.excerpts import count
-from coatcheck.reading.long_lines import BRIEF, LEVELS, RECORD, SMALL, Decoded, Extract, Structure, decoded_lines
-from coatcheck.reading.page import PageDraft, Request, lines_of
+from coatcheck.reading.long_lines import LEVELS, RECORD, SMALL, Decoded, Extract, Structure, decoded_lines
+from coatcheck.reading.page import AUTO, PageDraft, Request, lines_of
 from coatcheck.reading.text import REPLACEMENT, DecodedText, decode, visible
 
 MAX_PATTERN: Final = 1_000
@@ -70,8 +70,12 @@ COUNT_SECONDS: Final = 1.0
 DENSE_SECONDS: Final = 0.008  # if nearly all lines match, their number says little
 SEARCH_SECONDS: Final = 10.0
 LINE_CHARS: Final = 500
-_AMPLE: Final = 1_500  # the same for one with lines around the matches
 RICH: Final = 2_500  # maximum characters of a page that shows whole records
+_WIDTHS: Final = (600, 300, 160)  # of the matches on a page that shows them in brief
+FULL: Final = 1_400  # characters up to which lines of context are added,
+FILLED: Final = 10  # if there are at most this many matches
+_CONTEXTS: Final = (10, 6, 4, 2)
+_MARKS: Final = 140
 CONTEXT: Final = 2
 TALLY_SECONDS: Final = 0.5
 _TALLY: Final = 200  # characters
@@ -101,15 +105,37 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
     pattern = Pattern(request.grep, ignore_case=request.ignore_case, literal=request.literal, escapes=escapes)
     ranges = _merged([(1, text.lines)] if request.lines is None else lines_of(request.lines, text.lines))
     start, before, due, known, *inside = position or (ranges[0][0], 0, 0, 0)
-    *sparing, last = _forms(text, request)
-    for form in sparing:
-        page = _PageBuilder(text, request, pattern, start, due, *inside, base=base, form=form)
-        finished, stopped = page.fill(ranges, count=False)
-        if page.resume is None:
-            break
-    else:
-        page = _PageBuilder(text, request, pattern, start, due, *inside, base=base, form=last)
-        finished, stopped = page.fill(ranges, count=not known)
+    given = request.context if isinstance(request.context, int) else None
+    usual = _usual_context(text) if given is None else given
+    room = max(RICH, request.max_chars // 2)
+
+    def fill(width: int, room: int, context: int) -> tuple[_PageBuilder, bool, int | None]:
+        page = _PageBuilder(
+            text,
+            request,
+            pattern,
+            start,
+            min(due, context),
+            *inside,
+            base=base,
+            room=room,
+            context=context,
+            width=width,
+        )
+        return page, *page.fill(ranges, count=width == _WIDTHS[-1] and not known)
+
+    page, finished, stopped = fill(0, RICH, usual)
+    if page.resume is not None:
+        for width in _WIDTHS:
+            page, finished, stopped = fill(width, room, given or 0)
+            if page.resume is None:
+                break
+    elif request.context == AUTO and page.found and page.found <= FILLED and text.lines > 1 and stopped is None:
+        for context in _CONTEXTS:
+            fuller = fill(0, FULL, context)
+            if context > usual and fuller[0].resume is None:
+                page, finished, stopped = fuller
+                break
 
     seen = before + page.found
     matches, exact = max(seen + page.more, known >> 1), finished or bool(known & 1)
@@ -153,29 +179,11 @@ def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-class _Form(NamedTuple):
-    """How a page shows matches: its room, the width of a match, and the lines around it."""
-
-    room: int
-    width: int
-    context: int
-
-
-def _forms(text: DecodedText, request: Request) -> Iterator[_Form]:
-    """The forms to be tried in turn until all matches fit. The last is used in any case.
-
-    If the request says nothing, there are lines around matches that leave much room, and always where one line says
-    little. A line of a table says it all."""
-    context = request.context or 0
-    if request.context is None and text.lines > 1:
-        head = text.take(text.start, _LOOK)
-        if (text.is_document and _INDENTED.match(head)) or len(_SNAPSHOT.findall(head)) > _NODES:
-            context = CONTEXT
-        elif not text.is_table:
-            yield _Form(_AMPLE, RECORD, CONTEXT + 1)
-    yield _Form(RICH, RECORD, context)
-    yield _Form(request.max_chars, LINE_CHARS, request.context or 0)
-    yield _Form(request.max_chars, BRIEF, request.context or 0)
+def _usual_context(text: DecodedText) -> int:
+    """Lines around a match if the request says nothing: some where one line says little."""
+    head = text.take(text.start, _LOOK)
+    is_indented = text.is_document and _INDENTED.match(head) is not None
+    return CONTEXT if is_indented or len(_SNAPSHOT.findall(head)) > _NODES else 0
 
 
 def alternatives(pattern: str) -> list[str]:
@@ -347,10 +355,12 @@ class _PageBuilder:
         inside: int = 0,
         *,
         base: str,
-        form: _Form,
+        room: int,
+        context: int,
+        width: int,
     ) -> None:
         self._text, self._request, self._pattern = text, request, pattern
-        self._base, self._usual_width, self._context = base, form.width, form.context
+        self._base, self._wide, self._context = base, width, context
         self.records = 0
         self._last = ("", 0)  # the label of the last record, and its offset
         self._long = LONG if text.lines > 1 else 0
@@ -358,9 +368,9 @@ class _PageBuilder:
         self._began = (start, inside)
         self.out: list[str] = []
         self.found = self.more = self.inside = 0
-        self.due = min(due, form.context)
+        self.due = due
         self.resume: int | None = None
-        self._room = min(request.max_chars, form.room)
+        self._room = min(request.max_chars, room)
         self._floor = start  # the first line that may still be shown
         self._cut = self._fits = self._repaired = self._has_huge = False
 
@@ -563,14 +573,9 @@ class _PageBuilder:
                 return False
         return True
 
-    @property
-    def _record_width(self) -> int:
-        """Characters of the next record or line: the first match is shown whole, all others as the page has room."""
-        return self._usual_width if self.found else RECORD
-
     def _is_shown(self, record: Extract | None) -> bool:
         """Whether a brief page has shown this record already. One that is very large may be shown again further on."""
-        if record is None or self._record_width == RECORD or not record.label:
+        if record is None or not self._wide or not record.label:
             return False
         return record.label == self._last[0] and record.start <= self._last[1] + 2 * RECORD
 
@@ -578,10 +583,9 @@ class _PageBuilder:
         """The record around an occurrence, unless the whole line fits."""
         limit = min(RECORD, self._room_for(number))
         is_only = self._text.lines == 1  # otherwise the line is a record itself
-        width = self._record_width
-        if line.length <= (width if width < RECORD else SMALL if is_only else limit) or span[0] == span[1]:
+        if line.length <= (self._wide or (SMALL if is_only else limit)) or span[0] == span[1]:
             return None
-        found = line.record(span, limit, is_json=is_only and self._text.is_document, width=width)
+        found = line.record(span, limit, is_json=is_only and self._text.is_document, width=self._wide)
         if found is None or len(found.text) + len(found.label) + len(self._base) >= self._room_for(number):
             return None
         label = f"#{self._base}{found.label[1:]}" if self._base and found.label.startswith("#") else found.label
@@ -590,7 +594,7 @@ class _PageBuilder:
     def _excerpt(self, line: _LineView | _HugeLineView, number: int, offset: int) -> tuple[str, int, int]:
         """As much of a line as may be shown, around a byte offset; and where that begins and ends."""
         width = self._width(number)
-        if self._record_width == RECORD and line.length <= min(RECORD, self._room_for(number)):
+        if not self._wide and line.length <= min(RECORD, self._room_for(number)):
             width = line.length
         room = line.length if line.length <= width else width - 2 * _LEFT_OUT
         low = max(0, min(line.measure(offset) - room // 4, line.length - room))
@@ -602,7 +606,7 @@ class _PageBuilder:
         return self._request.max_chars - len(self._text.label(number)) - len(str(number)) - 1
 
     def _width(self, number: int) -> int:
-        return min(self._record_width, LINE_CHARS, self._room_for(number))
+        return min(self._wide + _MARKS if self._wide else LINE_CHARS, LINE_CHARS, self._room_for(number))
 
     def _entry(self, number: int, mark: str, body: str, *, cut_from: int = 0, is_repaired: bool = False) -> bool:
         entry = f"{self._text.label(number)}{number}{mark}{body}"
