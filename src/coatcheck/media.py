@@ -161,7 +161,9 @@ def parses(text: str | bytes) -> bool:
         return False
     if "\0" in text:  # the end of a text for SQLite
         return False
-    return _sqlite("json_valid", _without_rows(text.removeprefix("\ufeff"))) == 1
+    text = text.removeprefix("\ufeff")
+    short = _without_rows(text)
+    return _sqlite("json_valid", short) == 1 or (short is not text and _sqlite("json_valid", text) == 1)
 
 
 class Encoding(NamedTuple):
@@ -277,8 +279,8 @@ def _sqlite(function: Literal["json_valid", "json_array_length"], text: str) -> 
 def _without_rows(text: str) -> str:
     """Replace rows in the middle of a long JSON text by two values, if they parse: in pieces, which need little memory.
 
-    A piece is a sequence of whole rows if it parses between brackets. If it is in a string or an object instead, what
-    replaces it makes the text invalid. A text without such rows is returned as it is."""
+    A piece is a sequence of whole rows if it parses between brackets. If it is inside a string or an object instead,
+    what replaces it makes the text invalid. A text without such rows is returned as it is."""
     first = _BETWEEN_ROWS.search(text, 0, _PIECE)
     if first is None or len(text) < 4 * _PIECE:
         return text
