@@ -407,15 +407,19 @@ def _outside(text: str) -> list[str]:
 
 def _unclosed(outside: str) -> str:
     """The brackets still open at the end. Raises ValueError for one closed but not open, or for too many."""
-    stack = bytearray()
-    for bracket in outside.encode("ascii", "ignore").translate(None, _NO_BRACKETS):
-        if bracket in b"[{":
-            stack.append(bracket)
-            if len(stack) > DEEPEST:
-                raise TooDeep(f"nested deeper than {DEEPEST}")
-        elif not stack or stack.pop() != bracket - 2:  # in ASCII, a bracket is two after the one that it closes
-            raise ValueError("a bracket is closed that was not open")
-    return stack.decode()
+    left = outside.encode("ascii", "ignore").translate(None, _NO_BRACKETS)
+    for _ in range(DEEPEST + 1):
+        inner = left.replace(b"[]", b"").replace(b"{}", b"")  # the innermost pairs, all at once
+        if len(inner) == len(left):
+            break
+        left = inner
+    else:
+        raise TooDeep(f"nested deeper than {DEEPEST}")
+    if b"]" in left or b"}" in left:
+        raise ValueError("a bracket is closed that was not open")
+    if len(left) > DEEPEST:
+        raise TooDeep(f"nested deeper than {DEEPEST}")
+    return left.decode()
 
 
 def parse_cut(text: str) -> object:
