@@ -11,6 +11,8 @@ from pathlib import Path
 
 from benchmarks import (
     crowd,
+    effect,
+    eyes,
     fleet,
     imports,
     large,
@@ -20,6 +22,7 @@ from benchmarks import (
     prompts,
     proxy,
     quality,
+    questions,
     reading,
     replay,
     scale,
@@ -58,7 +61,12 @@ CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "crowd": offload.crowd,
     "demo": offload.demo,
     "walks": walks.walks,
+    "eyes": eyes.eyes,
+    "questions": questions.questions,
+    "effect": effect.effect,
 }
+WITH = {"eyes": ["questions"]}
+"""Cases that run after another one when it is asked for: both are about what the model sees."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -74,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     known = machine.facts(build)
     print("  ".join(f"{what}: {fact}" for what, fact in known.items()), flush=True)
     rows: list[Row] = []
-    for name in asked.names or CASES:
+    for name in [part for one in asked.names for part in (one, *WITH.get(one, []))] or CASES:
         folder = Path(tempfile.mkdtemp(prefix="benchmarks-", dir=build)).absolute()
         try:
             found = list(CASES[name](Bench(folder, asked.quick)))

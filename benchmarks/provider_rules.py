@@ -1,9 +1,11 @@
-"""Rules by which providers refuse a request: pairing, order, roles, empty texts, breakpoints.
+"""Rules by which providers refuse a request: pairing, order, roles, empty texts, breakpoints, bound thinking.
 
 It knows nothing of Coatcheck: requests are judged by what the providers document. Tests and the replay use it."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +20,91 @@ def refused(request: dict[str, Any]) -> list[str]:
     kinds = {one.get("type") for one in blocks}
     is_anthropic = isinstance(request.get("system"), list) or bool(kinds & {"tool_use", "tool_result", "thinking"})
     return list(_anthropic(request) if is_anthropic else _chat(request["messages"]))
+
+
+class BoundThinking:
+    """Signs thinking over everything before it, and finds blocks that come back behind something else: newer Claude
+    models refuse such a request.
+
+    A block is bound to the system text, the set of tools, every earlier message without thinking, and the thinking
+    block before it. Blocks may be dropped from the front or the back of the run, not from between others."""
+
+    def __init__(self) -> None:
+        self._signed: dict[str, tuple[str, str | None]] = {}
+
+    def answered(self, request: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+        """Return an answer to this request with its thinking signed."""
+        content = answer["content"]
+        if not isinstance(content, list):
+            return answer
+        before = [block["signature"] for _, block in _thinking(request["messages"])]
+        last, signed = before[-1] if before else None, []
+        for at, block in enumerate(content):
+            if block.get("type") == "thinking":
+                bound = _prefix(request, [*request["messages"], {**answer, "content": content[:at]}])
+                signature = hashlib.sha256(json.dumps([bound, last, block["thinking"]]).encode()).hexdigest()
+                self._signed[signature] = (bound, last)
+                block, last = {**block, "signature": signature}, signature
+            signed.append(block)
+        return {**answer, "content": signed}
+
+    def refused(self, request: dict[str, Any]) -> list[str]:
+        """The thinking blocks of a request that are not where they were signed. Blocks signed elsewhere are ignored."""
+        found, before = [], None
+        for path, block in _thinking(request["messages"]):
+            if block["signature"] not in self._signed:
+                continue
+            bound, previous = self._signed[block["signature"]]
+            message, at = path
+            up_to = request["messages"][message]
+            prefix = [*request["messages"][:message], {**up_to, "content": up_to["content"][:at]}]
+            if _prefix(request, prefix) != bound:
+                found.append(f"message {message}: thinking is bound to a different conversation")
+            elif before is not None and previous != before:
+                found.append(f"message {message}: a thinking block before it is missing")
+            before = block["signature"]
+        return found
+
+
+def _thinking(messages: list[dict[str, Any]]) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
+    for number, message in enumerate(messages):
+        if isinstance(message.get("content"), list):
+            for at, block in enumerate(message["content"]):
+                if block.get("type") == "thinking":
+                    yield (number, at), block
+
+
+def _prefix(request: dict[str, Any], messages: list[dict[str, Any]]) -> str:
+    """The digest of what a thinking block is bound to, equal for what the provider treats as equal."""
+    tools = sorted(json.dumps(_bare(tool), sort_keys=True) for tool in request.get("tools", ()))
+    turns: list[list[Any]] = []
+    for message in messages:
+        blocks = [block for block in _blocks(message["content"]) if block.get("type") != "thinking"]
+        if turns and turns[-1][0] == message["role"]:
+            turns[-1][1] += blocks
+        else:
+            turns.append([message["role"], blocks])
+    plain = [tools, _blocks(request.get("system", [])), [turn for turn in turns if turn[1]]]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def _blocks(content: Any) -> list[dict[str, Any]]:
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return [_bare(block) for block in blocks]
+
+
+def _bare(value: Any) -> Any:
+    """A part of a request without breakpoints, outer whitespace of texts, and the difference of 1 and 1.0."""
+    if isinstance(value, dict):
+        bare = {key: _bare(one) for key, one in value.items() if key != "cache_control"}
+        if bare.get("type") == "tool_result" and "content" in bare:
+            bare["content"] = _blocks(bare["content"])
+        if bare.get("type") == "text":
+            bare["text"] = bare["text"].strip()
+        return bare
+    if isinstance(value, list):
+        return [_bare(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _anthropic(request: dict[str, Any]) -> Iterator[str]:

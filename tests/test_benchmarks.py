@@ -5,15 +5,21 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks import offload, prompts, quality, replay
+import coatcheck
+from benchmarks import effect, eyes, offload, prompts, quality, questions, replay
 from benchmarks.bench import Bench
 from benchmarks.peers import PEERS, compare, environment
+from benchmarks.peers.tools import Intent
+from benchmarks.provider_rules import BoundThinking
 from benchmarks.report import Row, table
+from benchmarks.runs import Run, Step
+from coatcheck import tokens
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -131,3 +137,89 @@ def test_no_artifact_is_lost_or_doubled_among_threads(tmp_path: Path) -> None:
     assert power.ours > 0
     assert process.ours > 0
     assert (lost.ours, doubled.ours) == (0, 0)
+
+
+def test_what_recorded_runs_used_of_their_large_results_is_found_by_one_grep(corpus: Path, tmp_path: Path) -> None:
+    rows = list(eyes.eyes(Bench(tmp_path, quick=True)))
+    assert [row.case for row in rows if row.ok is False] == []
+
+
+def test_a_stub_costs_its_reads_and_pays_where_nothing_is_read() -> None:
+    rows = "\n".join(f"host-{number:04}.example.org is up" for number in range(2_000))
+    asked = [Step("user", "Is anything down?"), Step("model", "I look."), Step("result", rows)]
+    idle = Run(
+        "made", [*asked, *[Step("model", "All is well."), Step("user", "And now?")] * 5, Step("model", "Still.")]
+    )
+    reading = Run("made", [*asked, Step("model", "host-1234.example.org is up.")])
+    offload = effect.by_limit(3_000)
+    with coatcheck.open("memory:") as store:
+        inline, stubs = (effect.billed(idle, store.session(name), way) for name, way in (("a", None), ("b", offload)))
+        read = effect.billed(reading, store.session("c"), offload)
+    assert stubs.cost < 0.2 * inline.cost
+    assert (stubs.stubs, stubs.reads, read.reads) == (1, 0, 1)
+    assert stubs.largest < tokens.exact(rows) < inline.largest
+    assert read.calls == 3
+
+
+def test_thinking_is_bound_to_everything_before_it() -> None:
+    rules = BoundThinking()
+    request = {"system": [{"type": "text", "text": "Be brief."}], "tools": [{"name": "a"}, {"name": "b"}]}
+    first = [{"role": "user", "content": "Hi"}]
+    answer = {
+        "role": "assistant",
+        "content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Yes"}],
+    }
+    said = rules.answered({**request, "messages": first}, answer)
+    second = [*first, said, {"role": "user", "content": [{"type": "text", "text": "Sure?"}]}]
+    again = rules.answered({**request, "messages": second}, answer)
+    third = [*second, again, {"role": "user", "content": "Really?"}]
+    assert rules.refused({**request, "messages": third}) == []
+    same = [{"role": "user", "content": [{"type": "text", "text": "Hi ", "cache_control": {}}]}, *third[1:]]
+    assert rules.refused({**request, "tools": request["tools"][::-1], "messages": same}) == []
+    without_first = [*first, {**said, "content": said["content"][1:]}, *third[2:]]
+    assert rules.refused({**request, "messages": without_first}) == []
+    for changed in (
+        {**request, "messages": [{"role": "user", "content": "Ho"}, *third[1:]]},
+        {**request, "messages": third, "system": "Be long."},
+        {**request, "messages": third, "tools": [{"name": "a"}]},
+    ):
+        assert len(rules.refused(changed)) == 2
+    third_answer = rules.answered({**request, "messages": third}, answer)
+    gap = [*third[:3], {**again, "content": again["content"][1:]}, third[4], third_answer]
+    assert rules.refused({**request, "messages": gap}) == ["message 5: a thinking block before it is missing"]
+
+
+def test_questions_are_forty_about_twenty_kinds_with_two_each() -> None:
+    kinds = Counter(question.kind for question in questions.QUESTIONS)
+    assert len(kinds) == 20
+    assert set(kinds.values()) == {2}
+
+
+WITHOUT_PROGRAMS = [
+    question
+    for question in questions.QUESTIONS
+    if question.content not in questions.MADE or question.content in ("LICENSE as a PDF", "argparse.py", "dpkg.log")
+]
+
+
+@pytest.mark.parametrize("question", WITHOUT_PROGRAMS, ids=lambda question: question.ask)
+def test_the_answer_to_a_question_is_known_from_its_content(question: questions.Question) -> None:
+    try:
+        text = questions.text_of(question.content)
+    except questions.NotHere as reason:
+        pytest.skip(str(reason))
+    known = re.compile(question.known(text))
+    assert known.search(text) or known.search(str(text.count(question.counted or "\0")))
+
+
+def test_a_tool_without_regular_expressions_looks_for_the_longest_plain_text_of_a_pattern() -> None:
+    assert Intent(grep=r"expatbuilder\.py|^\S+:$").literal == "expatbuilder.py"
+    assert Intent(grep="func .*GetTranscript").literal == "GetTranscript"
+    assert Intent(grep="(?i)calling code").literal == "calling code"
+
+
+def test_an_intent_waits_until_the_names_of_its_columns_were_shown() -> None:
+    question = questions.QUESTIONS[0]
+    shown = '{"preview":"name,ALIGN,EYE"}'
+    assert not questions.is_known(question.intents[0], question.ask, ['{"preview":"16376 rows"}'])
+    assert questions.is_known(question.intents[0], question.ask, [shown])

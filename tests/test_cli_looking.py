@@ -309,7 +309,7 @@ def test_a_terminal_gets_matches_in_colour_and_no_color_is_respected(monkeypatch
     _, seen, note = on_terminal("read", "n", "--grep", "needle")
     assert b"\x1b[1;31mneedle\x1b[0m" in seen
     assert _without_styles(seen.decode()) == plain
-    assert note == b"match 1 of 1 in 1 lines\n"
+    assert note == b"match 1 of 1 in 1 line\n"
     assert b"\x1b[1;31mneedle\x1b[0m" in on_terminal("search", "needle")[1]
     assert b'\x1b[34m"key"\x1b[0m' in on_terminal("read", "n")[1]
     monkeypatch.setenv("NO_COLOR", "1")

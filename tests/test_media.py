@@ -1,14 +1,37 @@
 """What content is, told from its first bytes and its name."""
 
 import codecs
+import io
+import json
+import pprint
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from coatcheck import Store
-from coatcheck.media import HEAD, KINDS, decoded, encoding_of, is_text, sniff_bytes, sniff_kind, sniff_text
+import coatcheck
+from coatcheck import Policy, Store
+from coatcheck.media import (
+    CHECKED,
+    HEAD,
+    JSON,
+    JSONL,
+    KINDS,
+    REPR,
+    TEXT,
+    decoded,
+    encoding_of,
+    is_text,
+    parses,
+    sniff_bytes,
+    sniff_kind,
+    sniff_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +84,7 @@ def test_a_character_cut_by_the_end_of_the_head_is_still_text() -> None:
         ("\ufeffid,name,city\r\n1,Ada,Bonn\r\n2,Ben,Ulm\r\n", "text/csv"),
         ('id,"full name"\n1,"Ada, the first"\n2,Ben\n3,"Caro"\n', "text/csv"),
         ("id\tname\tcity\n1\tAda\tBonn\n2\tBen\tUlm\n", "text/tab-separated-values"),
+        ("id;name;city\n1;Ada;Bonn\n2;Ben;Ulm\n", "text/csv"),
         ("id,name,city\n1,Ada\n2,Ben,Ulm\n", "text/plain"),
         ("Dear Ada,\nI saw Ben,\nand Caro,\nand Dario,\n", "text/plain"),
         ("Ada, Ben, Caro\nDario, Edda, Finn\nGreta, Hugo, Ines\n", "text/plain"),
@@ -188,6 +212,141 @@ def test_real_content_is_detected_without_a_name(corpus: Path, pattern: str, med
         assert sniff_bytes(data[:HEAD], data[-64:]) == media_type
         text = data.decode()
         assert sniff_text(text[:HEAD], text[-64:]) == media_type
+
+
+BROKEN = {
+    "cut off": '{"a": [1, 2, {"b": 3}',
+    "cut off at a bracket": '{"a": [1, 2, {"b": 3}',
+    "a trailing comma": '{"a": 1,}',
+    "a trailing comma in a list": "[1, 2, 3,]",
+    "single quotes": "{'a': null}",
+    "not a number": '[{"a": NaN}]',
+    "infinity": "[1, -Infinity]",
+    "a comment": '{"a": 1 /* one */}',
+    "a name without quotes": '{a: "b"}',
+    "a line break in a string": '{"a": "x\ny"}',
+    "a zero byte at the end": '{"a": 1}\0}',
+    "words after it": '{"a": 1} and more {}',
+    "two documents on a line": '{"a": 1} {"a": 2}',
+    "a number with a leading zero": "[01, 2]",
+    "lines of which one is text": '{"a": 1}\n{"a": 2}\nstarted\n{"a": 3}\n',
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_json_that_does_not_parse_is_text(fault: str) -> None:
+    text = BROKEN[fault]
+    assert not parses(text)
+    assert sniff_text(text[:HEAD], text[-64:], None, text) == TEXT
+    assert sniff_text(text[:HEAD], text[-64:], "answer.json", text) == TEXT
+    assert sniff_bytes(text.encode()[:HEAD], text.encode()[-64:], None, text.encode()) in (
+        TEXT,
+        "application/octet-stream",
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1, "a": 2}',
+        '["\\ud800"]',
+        '["\ud800"]',
+        "[" * 300 + "]" * 300,
+        "[1e999]",
+        f"[{'9' * 5000}]",
+        '\ufeff["ü"]\n',
+        "null",
+    ],
+)
+def test_json_that_is_only_odd_parses(text: str) -> None:
+    assert parses(text)
+    assert parses(text.encode("utf-8", "surrogatepass"))
+
+
+@settings(max_examples=30)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda one: st.lists(one) | st.dictionaries(st.text(), one),
+    )
+)
+def test_what_json_writes_parses(value: Any) -> None:
+    assert parses(json.dumps(value))
+    assert parses(json.dumps(value, ensure_ascii=False, indent=1).encode("utf-8", "surrogatepass"))
+
+
+ROWS: list[tuple[Any, ...]] = [
+    ("a", 1, None, True, 1.5, float("nan"), b"x", datetime(2026, 1, 2, tzinfo=UTC), Decimal("1.10"), UUID(int=7)),
+    ("it's", 'say "x"', [], (), {"k": (1,)}),
+]
+
+
+@pytest.mark.parametrize(
+    "value", [[("a", 1)], {"a": None}, [{"a": [True, {}]}], (1, "b"), {"x"}, ROWS, [ROWS[0]] * 2_000]
+)
+def test_what_repr_and_pprint_write_is_called_so(value: object) -> None:
+    for text in (repr(value), pprint.pformat(value)):
+        assert sniff_text(text[:HEAD], text[-64:], None, text) == REPR
+        assert sniff_bytes(text.encode()[:HEAD], text.encode()[-64:], None, text.encode()) == REPR
+        assert sniff_kind(REPR, text[:HEAD]) == "data"
+    assert sniff_text(text[:HEAD], text[-64:]) == REPR
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["(see below)", "[INFO] 'x' [done]", "(venv) $ ls (x)", "['a', 'b',]", "[a, b, 'c']", "{'a': undefined}",
+     "[link](http://x) and 'more' (so)", "{% if 'x' %}{% endif %}", "('a' 'b') = ('c')", "[main] f('x')"],
+)  # fmt: skip
+def test_text_in_brackets_is_not_a_repr(text: str) -> None:
+    assert sniff_text(text, text[-64:], None, text) == TEXT
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "media_type"),
+    [
+        ("[1, 2]\n[3, 4]\n", None, JSONL),
+        ('{"a": 1}\n{"a": 2}\n{"a": 3', None, JSONL),
+        ('{"a": 1}\n', "one.jsonl", JSONL),
+        ('1\n"two"\n', "values.jsonl", JSONL),
+        ("1\n2\n", None, TEXT),
+        ('{"a": 1}\n{"a": 2}\n', "all.json", JSONL),
+        ('{\n "a": 1\n}\n', "one.jsonl", JSON),
+        ("not at all\n", "one.jsonl", TEXT),
+        ('{"a": "' + "x" * 100_000 + '"}\n{"a": 2}\n', None, JSONL),
+        ('{"a": 1}\n' * 20_000 + "and text\n", None, TEXT),
+    ],
+)
+def test_jsonl_has_lines_that_parse(text: str, name: str | None, media_type: str) -> None:
+    assert sniff_text(text[:HEAD], text[-64:], name, text) == media_type
+
+
+CONTENTS = {
+    "broken JSON": '{"rows": [' + '{"a": 1},' * 400 + "]}",
+    "JSON": json.dumps({"rows": [{"a": "ü"}] * 400}),
+    "JSONL": '{"a": 1}\n' * 400,
+    "rows": repr([("a", None)] * 400),
+    "large broken JSON": "[" + "1, " * 500_000 + "]",
+    "large JSON": "[" + "1, " * 500_000 + "1]",
+}
+
+
+@pytest.mark.parametrize("what", CONTENTS)
+def test_the_media_type_does_not_depend_on_the_way_in(tmp_path: Path, what: str) -> None:
+    text, file = CONTENTS[what], tmp_path / "content"
+    file.write_text(text)
+    with coatcheck.open("memory:") as store:
+        session = store.session("s")
+        ways = [session.put(one) for one in (text, text.encode(), file, io.BytesIO(text.encode()))]
+        for value in (text, text.encode()):
+            ref = session.externalize(value, policy=Policy(max_chars=1_000)).ref
+            assert ref is not None
+            ways.append(ref)
+    assert len({(ref.media_type, ref.kind) for ref in ways}) == 1
+
+
+def test_content_too_long_to_parse_is_judged_by_its_ends() -> None:
+    text = "[" + "1, " * (CHECKED // 3) + "]"
+    assert sniff_text(text[:HEAD], text[-64:], None, text) == JSON
 
 
 @given(st.text(), st.sampled_from(["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]))

@@ -1,10 +1,13 @@
 """Values come back as they were put, in content and in type; what could not is refused by name."""
 
+import collections
 import dataclasses
 import datetime
 import decimal
 import json
 import math
+import pprint
+import uuid
 from typing import Any
 
 import pydantic
@@ -14,7 +17,7 @@ from hypothesis import strategies as st
 
 from coatcheck import approx_byte_size
 from coatcheck.errors import Damaged, UnsupportedValue
-from coatcheck.values import decode, encode
+from coatcheck.values import Array, decode, encode, largest_array, read_repr
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))  # lone surrogates included
 JSON_VALUES = st.recursive(
@@ -201,6 +204,71 @@ def test_approximate_size_of_a_dataclass_with_bytes_is_what_is_stored() -> None:
         data: bytes
 
     assert approx_byte_size(Chunk(b"plain text")) == len(encode(Chunk(b"plain text"))[1])
+
+
+REPRS = [
+    ([("a", 1), ("b", None)], [["a", 1], ["b", None]]),
+    ({"a": [True, {}], "b": ()}, {"a": [True, {}], "b": []}),
+    ({1: "a"}, {"1": "a"}),
+    ([decimal.Decimal("1.5"), decimal.Decimal(7), math.nan, -math.inf, -1.5e-7], [1.5, 7, None, None, -1.5e-7]),
+    ([uuid.UUID(int=1), b"x", {"s"}, set()], ["00000000-0000-0000-0000-000000000001", "x", ["s"], []]),
+    ([collections.Counter("aab"), range(3)], [{"a": 2, "b": 1}, "range(0, 3)"]),
+    (
+        ["it's", "a \"b\" 'c'", "\n\t\\ \x07 \u2028 \U0001f600 ü"],
+        ["it's", "a \"b\" 'c'", "\n\t\\ \x07 \u2028 \U0001f600 ü"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("value", "expected"), REPRS, ids=str)
+def test_what_repr_wrote_is_read_as_the_nearest_json_value(value: object, expected: object) -> None:
+    for text in (repr(value), pprint.pformat(value, width=10)):
+        found, end = read_repr(text)
+        assert (same(found, expected), end) == (True, len(text))
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        datetime.datetime(2026, 1, 2, 3, 4, 5, 600, tzinfo=datetime.UTC),
+        datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone(datetime.timedelta(hours=2))),
+        datetime.date(2026, 1, 2),
+        datetime.timedelta(days=-1, seconds=5),
+    ],
+)
+def test_times_in_a_repr_are_times(time: object) -> None:
+    assert read_repr(repr([(time,)]))[0] == [[time]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "[1 2]", "[1,,2]", "[1, 2", "['a': 1]", "{'a': 1, 'b'}", "{'a':}", "{:1}", "[(]", "[a b]", "'text'",
+     "[" * 1_000 + "]" * 1_000, "[datetime.datetime(1,"],
+)  # fmt: skip
+def test_what_repr_does_not_write_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"repr|dict|key"):
+        read_repr(text)
+
+
+@given(st.lists(st.tuples(ANY_TEXT, st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.none())))
+def test_rows_are_read_from_their_repr_exactly(rows: list[tuple[Any, ...]]) -> None:
+    assert same(read_repr(repr(rows))[0], [list(row) for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ([{"a": 1}, {"b": 2}], Array("", 2, ("a", "b"))),
+        ({"took": 3, "hits": {"total": 2, "a/b": [{"id": 1}, {"id": 2}]}}, Array("/hits/a~1b", 2, ("id",))),
+        ({"ids": [1, 2, 3], "rows": [{"x": [1, 2, 3, 4]}]}, Array("/rows", 1, ("x",))),
+        ({"data": [{"result": [{"v": 1}] * 5}]}, Array("/data/0/result", 5, ("v",))),
+        ({"ids": [1, 2, 3]}, Array("/ids", 3, ())),
+        ({"a": []}, None),
+        ("text", None),
+    ],
+)
+def test_the_largest_array_is_the_one_with_the_most_objects(value: object, expected: Array | None) -> None:
+    assert largest_array(value) == expected
 
 
 def test_an_object_with_bytes_that_are_not_utf8_or_a_cycle_is_refused_by_name() -> None:

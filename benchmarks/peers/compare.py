@@ -34,12 +34,13 @@ class Side:
     version: str = ""
     missing: str = ""
     took: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    module: str = "child"
 
     def start(self, python: Path | str) -> None:
         paths = [str(environment.ROOT)] + ([str(environment.ROOT / "src")] if self.name == OURS else [])
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
-                [str(python), "-m", "benchmarks.peers.child", self.name, str(self.folder)],
+                [str(python), "-m", f"benchmarks.peers.{self.module}", self.name, str(self.folder)],
                 cwd=self.folder,
                 env={**os.environ, **_QUIET, "HOME": str(self.folder.parent), "PYTHONPATH": os.pathsep.join(paths)},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
@@ -50,6 +51,9 @@ class Side:
             self.close()
 
     def ask(self, **request: Any) -> dict[str, Any]:
+        return self.exchange(request)
+
+    def exchange(self, request: Any) -> dict[str, Any]:
         assert self.process is not None
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(request) + "\n")

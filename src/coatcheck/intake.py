@@ -115,7 +115,7 @@ class Intake:
         info = scope.info
 
         def describe() -> Ref:
-            return self._describe(scope, codec, digest, len(data), data[:_HEAD], data[-_TAIL:], about, text)
+            return self._describe(scope, codec, digest, len(data), data[:_HEAD], data[-_TAIL:], about, text, data)
 
         def is_repeat(entry: Entry) -> bool:
             return self._is_repeat(entry, digest, codec, about) and self._holds(entry, data)
@@ -156,14 +156,21 @@ class Intake:
             value = Encoded(codec, head, decode_text(head) if codec == "text" else None)
             return self._put_bytes(scope, value, about, hashlib.sha256(head).hexdigest())
         tail = head[-_TAIL:]
+        parsed = bytearray()  # all of it, if it may be JSON and is not too large
+        is_kept = about.media_type is None and media.may_be_json(head, about.name)
 
         def measured() -> Iterator[bytes]:
-            nonlocal tail
+            nonlocal tail, is_kept
             size, chunk = 0, head
             while chunk:
                 size += len(chunk)
                 self.check_size(size)
                 tail = (tail + chunk)[-_TAIL:]
+                is_kept = is_kept and size <= media.CHECKED
+                if is_kept:
+                    parsed.extend(chunk)
+                else:
+                    parsed.clear()
                 yield chunk
                 chunk = next(chunks, b"")
 
@@ -174,7 +181,8 @@ class Intake:
             ids = self.catalog.near(scope.lineage, [digest])
             codec = _codec_of(stream)
             text = (head[:_HEAD] + tail).decode("utf-8", "ignore") if codec == "text" else None
-            ref = self._describe(scope, codec, digest, staged.size, head[:_HEAD], tail, about, text)
+            whole = bytes(parsed) if is_kept else None
+            ref = self._describe(scope, codec, digest, staged.size, head[:_HEAD], tail, about, text, whole)
             known = self.catalog.blob(digest)
             sound = known and self._is_sound(known)
             if known and sound:
@@ -219,13 +227,14 @@ class Intake:
         tail: bytes,
         about: About,
         text: str | None,
+        whole: bytes | None,
     ) -> Ref:
         if text is not None:
             start = text[: media.HEAD]
-            media_type = about.media_type or media.sniff_text(start, text[-_TAIL:], about.name)
+            media_type = about.media_type or media.sniff_text(start, text[-_TAIL:], about.name, whole)
         else:
             media_type = about.media_type or (
-                media.JSON if codec == "json" else media.sniff_bytes(head[: media.HEAD], tail, about.name)
+                media.JSON if codec == "json" else media.sniff_bytes(head[: media.HEAD], tail, about.name, whole)
             )
             start = media.decode_head(head)[: media.HEAD] if media.is_text(media_type) else ""
         kind = about.kind or media.sniff_kind(media_type, start, name=about.name)

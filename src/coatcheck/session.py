@@ -43,8 +43,8 @@ class Session(CoreSession):
 
         `lines="4100:4160"` or `"-50:"` and `chars="0:2000"` are slices. `grep` is a regular expression in RE2 syntax
         (or `literal` text), with `context` lines around each match. `query` is `"shape"`, a JSONPath, SQL on the
-        table `artifact`, or `"text"` of a document. `diff` is another artifact to compare with. Raises `NotFound`, `Expired` and
-        `InvalidArgument`, with messages that a model can act on."""
+        table `artifact`, or `"text"` of a document. `diff` is another artifact to compare with. Raises `NotFound`,
+        `Expired` and `InvalidArgument`, with messages that a model can act on."""
         from coatcheck.reading import Request, read  # here and below, so that importing coatcheck stays quick
 
         request = Request(

@@ -1,4 +1,5 @@
-"""Python values to bytes and back, exactly: `decode(encode(value)) == value`, in content and in type.
+"""Python values to bytes and back, exactly: `decode(encode(value)) == value`, in content and in type. And the text that
+`repr` wrote back to values, as nearly as that is possible without running it.
 
 Text becomes UTF-8 and JSON values become compact JSON in their own order; bytes stay as they are. Models and
 dataclasses are stored as the JSON they describe. A value that would come back different (a tuple, a key that is not a
@@ -9,8 +10,11 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import datetime
 import json
 import math
+import re
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from coatcheck.errors import Damaged, InvalidArgument, UnsupportedValue
@@ -18,6 +22,8 @@ from coatcheck.ids import clip
 from coatcheck.refs import Codec
 
 MAX_DEPTH = 200
+_MOST_PLACES: Final = 10_000  # values that are looked at for the largest array
+_SAMPLED: Final = 50  # items whose keys are its columns
 
 
 class Encoded(NamedTuple):
@@ -179,3 +185,158 @@ def _printed(value: object) -> str:
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_jsonable, allow_nan=False)
 _LENIENT: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_jsonable)
+
+
+class Array(NamedTuple):
+    """An array inside a JSON value: the JSON Pointer to it, its length, and the keys of its first items in order."""
+
+    pointer: str
+    length: int
+    columns: tuple[str, ...]
+
+
+def largest_array(value: object) -> Array | None:
+    """The array of a JSON value with the most items, or None if it has none. Arrays of objects come before others, and
+    outer ones before those inside their items."""
+    best: tuple[tuple[bool, int], str, list[Any]] | None = None
+    stack: list[tuple[object, str]] = [(value, "")]
+    seen = 0
+    while stack and seen < _MOST_PLACES:
+        at, pointer = stack.pop()
+        seen += 1
+        if isinstance(at, dict):
+            inner = [(item, f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}") for key, item in at.items()]
+            stack.extend(reversed(inner))
+        elif isinstance(at, list):
+            rank = (any(isinstance(item, dict) for item in at[:_SAMPLED]), len(at))
+            if at and (best is None or rank > best[0]):
+                best = rank, pointer, at
+            if len(at) == 1:
+                stack.append((at[0], f"{pointer}/0"))
+    if best is None:
+        return None
+    _, pointer, items = best
+    keys = dict.fromkeys(str(key) for item in items[:_SAMPLED] if isinstance(item, dict) for key in item)
+    return Array(pointer, len(items), tuple(keys))
+
+
+# Python's repr
+
+_TOKEN: Final = re.compile(
+    r"""(?:(?P<text>b?(?:'(?:[^'\\\n]|\\[^\n])*+'|"(?:[^"\\\n]|\\[^\n])*+"))|(?P<mark>[,:])|(?P<close>[\])}])
+    |(?P<number>[-+]?\d[\d_]*+(?:\.\d*+)?+(?:[eE][-+]?\d++)?+)|(?P<open>[^\W\d][\w.]*+\(|[\[({])
+    |(?P<keyword>[^\W\d]\w*+=)|(?P<word>[-+]?[^\W\d][\w.]*+|\.\.\.|<[^<>\n]{1,200}>))\s*+""",
+    re.VERBOSE,
+)
+_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))")
+_ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "0": "\0"}
+_WORDS: Final[dict[str, Any]] = {"None": None, "True": True, "False": False, "nan": None, "inf": None, "-inf": None}
+_CLOSING: Final = {"[": "]", "(": ")", "{": "}"}
+_TIMES: Final[dict[str, Callable[..., Any]]] = {
+    "datetime": datetime.datetime, "date": datetime.date, "time": datetime.time, "timedelta": datetime.timedelta,
+    "timezone": datetime.timezone,
+}  # fmt: skip
+_UTC: Final = ("datetime.timezone.utc", "datetime.UTC")
+
+
+def read_repr(text: str, start: int = 0) -> tuple[Any, int]:
+    """Parse what `repr` or `pprint` wrote of a list, a tuple, a set or a dict, and return it with where it ends.
+
+    Nothing is evaluated. Tuples and sets become lists, keys become strings, a Decimal becomes a number; NaN and
+    infinities become None. Dates and times stay what they are. An object with named fields becomes a dict, one with a
+    single argument becomes that, and any other its text. Raises ValueError if there is something else."""
+    stack: list[_Open] = []
+    at, value, has_value, was_text = start, None, False, False
+    while match := _TOKEN.match(text, at):
+        kind, written, at = str(match.lastgroup), match[match.lastgroup or 0], match.end()
+        if kind == "open" and not has_value and len(stack) < MAX_DEPTH:
+            stack.append(_Open(written, match.start()))
+        elif not stack:
+            break
+        elif kind == "keyword" and not has_value:
+            stack[-1].keyword = written[:-1]
+        elif kind in ("mark", "close"):
+            if has_value:
+                stack[-1].take(value, is_key=written == ":")
+                has_value = False
+            elif kind == "mark":
+                break
+            if kind == "close":
+                if _CLOSING[stack[-1].opening[-1]] != written:
+                    break
+                value, has_value = stack.pop().closed(text, match.end("close")), True
+                if not stack:
+                    return value, match.end("close")
+        elif has_value and not (kind == "text" and was_text):
+            break
+        else:
+            one = _string(written) if kind == "text" else _word(written)
+            value, has_value = f"{value}{one}" if has_value else one, True  # `pprint` writes long strings in pieces
+        was_text = kind == "text"
+    raise ValueError(f"this is not a repr: character {at + 1}")
+
+
+class _Open:
+    """A bracket or a call that is not closed yet."""
+
+    def __init__(self, opening: str, start: int) -> None:
+        self.opening, self.start = opening, start
+        self.items: list[Any] = []
+        self.named: dict[str, Any] = {}
+        self.keyword: str | None = None
+
+    def take(self, value: Any, *, is_key: bool) -> None:
+        """Add a value: as an item, or as the value of the last keyword or key; or remember it as a key."""
+        if is_key:
+            if self.keyword is not None or self.opening != "{":
+                raise ValueError("a colon outside a dict")
+            self.keyword = value if isinstance(value, str) else as_text(value)
+        elif self.keyword is not None:
+            self.named[self.keyword], self.keyword = value, None
+        else:
+            self.items.append(value)
+
+    def closed(self, text: str, end: int) -> Any:
+        if self.keyword is not None or (self.opening == "{" and self.items and self.named):
+            raise ValueError("a key without a value")
+        if self.opening in ("[", "(", "{"):
+            return self.named if self.named or (self.opening == "{" and not self.items) else self.items
+        name = self.opening[:-1].rpartition(".")[2]
+        if name in _TIMES:
+            zone = {"tzinfo": datetime.UTC} if self.named.get("tzinfo") in _UTC else {}
+            try:
+                return _TIMES[name](*self.items, **self.named | zone)
+            except (TypeError, ValueError, OverflowError):
+                return text[self.start : end]
+        if not self.items:
+            return self.named or []
+        if isinstance(self.items[-1], dict):
+            return self.items[-1]  # defaultdict, Counter
+        if len(self.items) > 1 or self.named:
+            return text[self.start : end]
+        return _word(self.items[0]) if name == "Decimal" and isinstance(self.items[0], str) else self.items[0]
+
+
+def _string(written: str) -> str:
+    if "\\" not in written:
+        return written.removeprefix("b")[1:-1]
+    return _ESCAPE.sub(_unescaped, written.removeprefix("b")[1:-1])
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    digits = match[1] or match[2] or match[3]
+    return chr(min(int(digits, 16), 0x10FFFF)) if digits else _ESCAPES.get(match[4], match[4])
+
+
+def _word(written: str) -> Any:
+    """The value of a number or a name; the text itself, if it is neither."""
+    if written in _WORDS:
+        return _WORDS[written]
+    try:
+        return int(written)
+    except ValueError:
+        try:
+            number = float(written)
+        except ValueError:
+            return written
+        return number if math.isfinite(number) else None

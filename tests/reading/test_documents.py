@@ -170,7 +170,7 @@ def test_a_phrase_that_tags_break_is_found_in_the_text(session: Session) -> None
     assert page.text == "1:The quick brown fox"
     assert page.shown == "no match in the source, match 1 of 1 in 2 lines, of its text"
     assert session.read(ref, grep="<b>quick").text.startswith("1:<html>")
-    assert session.read(ref, grep="slow").shown == "no match in 1 lines"
+    assert session.read(ref, grep="slow").shown == "no match in 1 line"
 
 
 def test_a_long_text_of_a_page_is_an_artifact_of_its_own(session: Session) -> None:

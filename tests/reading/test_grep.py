@@ -375,7 +375,9 @@ def test_a_long_line_shows_the_part_around_the_match() -> None:
     left, middle, right = match.groups()
     assert "needle" in middle
     assert int(left.replace(",", "")) + len(middle) + int(right.replace(",", "")) == 20_006
-    assert 'lines="N"' in page.shown
+    assert "shown in part" in page.shown
+    assert 'lines="N"' not in page.shown  # the line is longer than a page
+    assert 'lines="N" reads line N whole' in read(content_of("a\n" + "x" * 4_000 + "b"), Request(grep="b$")).shown
 
 
 def test_lines_too_long_to_hold_are_searched_in_parts() -> None:

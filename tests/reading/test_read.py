@@ -100,7 +100,7 @@ def test_a_fragment_is_read_as_an_artifact_of_its_own(session: Session) -> None:
     assert json.loads(session.read(ref.pointer + "#/rows/3").text) == ROWS[3]
     assert session.read(ref.pointer + "#/rows", query="$[2].id").text == "2"
     found = list(pages(session, ref.pointer + "#/log"))
-    assert json.loads("".join(page.text for page in found)) == LOG
+    assert "".join(page.text for page in found) == LOG
     assert found[0].pointer == ref.pointer + "#/log"
     with pytest.raises(InvalidPointer):
         session.read(ref.pointer + "#/nothing")
@@ -287,3 +287,20 @@ def test_a_page_follows_a_blob_that_was_compressed_meanwhile(tmp_path: Path) -> 
             other.collect(cold_after=-1)
         with content:
             assert content.read(0, 100) == LOG[:100].encode()
+
+
+def test_a_part_that_is_a_string_is_read_as_text(session: Session) -> None:
+    ref = session.put({"log": "first\nsecond é\nthird", "json": json.dumps({"a": [1, 2]})})
+    assert session.read(f"{ref.pointer}#/log").text == "first\nsecond é\nthird"
+    assert session.read(f"{ref.pointer}#/log", lines="2").text == "second é\n"
+    assert session.read(f"{ref.pointer}#/log", grep="second").text == "2:second é"
+    assert session.read(f"{ref.pointer}#/json", query="$.a[1]").text == "2"
+
+
+def test_paths_in_a_part_begin_at_the_artifact(session: Session) -> None:
+    items = [{"id": n, "name": f"item {n}", "tags": ["new", f"tag-{n}"]} for n in range(40)]
+    ref = session.put({"data": {"items": items}})
+    text = session.read(f"{ref.pointer}#/data", grep="tag-5\\b").text
+    assert text.startswith("1:#/data/items/5 {")
+    path = text.split(" ")[0].removeprefix("1:")
+    assert json.loads(session.read(ref.pointer + path).text) == items[5]

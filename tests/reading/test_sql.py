@@ -2,6 +2,7 @@
 
 import json
 import os
+import pprint
 import signal
 import subprocess
 import sys
@@ -9,7 +10,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
+from uuid import UUID
 
 import duckdb
 import pytest
@@ -218,13 +222,118 @@ def test_a_table_is_one_whatever_it_is_called(data: str, media_type: str) -> Non
     assert run_sql("SELECT count(*) AS n FROM artifact", table(data.encode(), media_type)).text == "n\n50"
 
 
+PYTHON_ROWS = [
+    (
+        "apple",
+        1,
+        None,
+        Decimal("1.50"),
+        datetime(2026, 1, 2, 3, 4, 5),  # noqa: DTZ001 - as databases return them
+        UUID(int=7),
+        True,
+    ),
+    ('it\'s "a" pear\n', 2, float("nan"), Decimal("2.25"), datetime(2026, 1, 3, tzinfo=UTC), None, False),
+    ("plum", 3),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "media_type"),
+    [
+        (repr(PYTHON_ROWS), "text/x-python-repr"),
+        (repr(PYTHON_ROWS), "text/plain"),
+        (repr(tuple(PYTHON_ROWS)), "text/x-python-repr"),
+        (pprint.pformat(PYTHON_ROWS, width=20), "text/plain"),
+        ("Retrieved 30 entries. Displaying the first 3.\n" + repr(PYTHON_ROWS) + "\n", "text/plain"),
+        (repr({"rowcount": 3, "rows": PYTHON_ROWS}), "text/x-python-repr"),
+    ],
+)
+def test_rows_that_python_printed_are_a_table(text: str, media_type: str) -> None:
+    given = table(text.encode(), media_type)
+    answer = run_sql("SELECT c1, c2, c3, c4 FROM artifact WHERE c2 < 3 ORDER BY c4 DESC", given)
+    assert answer.text == 'c1,c2,c3,c4\n"it\'s ""a"" pear\n",2,,2.25\napple,1,,1.5'
+    assert run_sql("SELECT count(*) AS n, min(c5)::DATE AS d, max(c6) AS u FROM artifact WHERE c7", given).text == (
+        "n,d,u\n1,2026-01-02,00000000-0000-0000-0000-000000000007"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        (repr([{"id": 1, "name": "apple"}, {"id": 2, "name": None}]), ""),
+        ('12:00:01 INFO started\n[INFO] reading\n[{"id": 1, "name": "apple"},\n {"id": 2}]', "2 lines around"),
+        ('loading…\n{"took": 3, "items": [{"id": 1, "name": "apple"}, {"id": 2}]}\ndone\n', "rows of /items; 2 lines"),
+        ('Output:\n{"id": 1, "name": "apple"}\n{"id": 2, "name": null}\nexit code 0\n', "2 lines around"),
+        ('[{"id": 1, "name": "apple"}, {"id": 2, "name": NaN}]', ""),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 20_000])
+def test_json_after_other_lines_and_python_dicts_are_tables(text: str, note: str, size: int) -> None:
+    given = table(text.replace("apple", "apple" * size).encode(), "text/plain")
+    answer = run_sql("SELECT id, name[:5] AS name FROM artifact ORDER BY id", given)
+    assert answer.text == "id,name\n1,apple\n2,"
+    assert note in answer.note
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"items": [\n    {"id": 1, "tags": [1, 2]},\n    {"id": 2, "ta',
+        '{\n  "items": [\n    {\n      "tags": [1, 2, 3, 4, 5, 6, 7, 8, 9]\n    },\n    {\n',
+        "[('a', 1), ('b', 2), ('c'",
+        "12:00 started\n" * 50 + '[{"id": 1}]\n',
+        "[main] it works\n(see below)\n",
+    ],
+)
+def test_a_document_that_is_cut_or_the_smaller_part_of_a_text_is_not_a_table(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="not a table"):
+        run_sql("SELECT * FROM artifact", table(text.encode(), "text/plain"))
+
+
+def test_an_array_of_arrays_has_numbered_columns() -> None:
+    given = table(b'[["apple", 1.5], ["pear", 2, "x"]]', "application/json")
+    assert run_sql("SELECT c1, c2 + 1 AS c2, c3 FROM artifact", given).text == "c1,c2,c3\napple,2.5,\npear,3.0,x"
+
+
+def test_a_column_with_values_of_several_types_is_text() -> None:
+    given = table(b'[{"a": 1, "b": {"c": 1}}, {"a": "two", "b": [2]}, {"a": null, "b": "x"}]', "application/json")
+    answer = run_sql("SELECT a, b FROM artifact WHERE a = 'two' OR b = 'x'", given)
+    assert answer.text == "a,b\ntwo,[2]\n,x"
+    assert "several types" in answer.note
+
+
+def test_nested_values_are_reached_in_the_usual_ways() -> None:
+    given = table(b'[{"u": {"login": "ada"}, "l": [{"name": "x"}]}, {"u": null, "l": []}]', "application/json")
+    question = (
+        "SELECT u.login AS a, u->>'$.login' AS b, l[1].name AS c, len(l) AS n FROM artifact ORDER BY n DESC LIMIT 1"
+    )
+    assert run_sql(question, given).text == "a,b,c,n\nada,ada,x,1"
+
+
+def test_the_first_line_of_a_log_is_not_a_header_even_if_it_is_called_csv() -> None:
+    log = "".join(f"12:00:{n % 60:02} INFO a,b,c request {n}\n" for n in range(9_000))
+    assert run_sql("SELECT count(*) AS n FROM artifact", table(log.encode())).text == "n\n9000"
+
+
+def test_rows_of_different_lengths_do_not_hide_the_columns() -> None:
+    data = "a,b,c\n" + "".join(f"{n},1\n" if n % 10 == 0 else f"{n},1,2\n" for n in range(100))
+    answer = run_sql("SELECT count(*) AS n, count(c) AS c FROM artifact", table(data.encode()))
+    assert answer.text == "n,c\n100,90"
+
+
+def test_lines_before_the_header_are_left_out_with_a_note() -> None:
+    data = "Report of sales\nMade today\nid,name\n" + "".join(f"{n},x\n" for n in range(50))
+    answer = run_sql("SELECT count(id) AS n FROM artifact", table(data.encode()))
+    assert (answer.text, answer.note) == ("n\n50", "2 lines before the header left out")
+
+
 def test_an_array_inside_a_json_object_is_a_table_by_its_fragment() -> None:
     with coatcheck.open("memory:") as store:
         session = store.session("s")
         ref = session.put({"shop": "north", "orders": [{"id": n} for n in range(7)]})
         with pytest.raises(InvalidArgument) as refused:
             session.read(ref, query="SELECT count(*) FROM artifact")
-        assert "#/items" in refused.value.hint
+        assert "add #/orders to the pointer, for 7 rows of id" in refused.value.hint
         page = session.read(f"{ref.pointer}#/orders", query="SELECT count(*) AS n FROM artifact")
         assert page.text == "n\n7"
 
@@ -439,7 +548,7 @@ def test_an_idle_child_that_was_killed_is_replaced_unseen() -> None:
 
 
 def test_a_child_that_overstays_is_killed_and_the_next_call_is_served() -> None:
-    described, files = sql._describe(table())
+    described, files, _ = sql._describe(table())
     limits = asdict(SqlLimits(seconds=600))
     message = {"sql": WAYS_OUT["an endless recursion"], "tables": described, "limits": limits}
     with pytest.raises(LimitExceeded, match="stopped"):

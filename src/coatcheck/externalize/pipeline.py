@@ -311,16 +311,23 @@ def described(value: Encoded, claimed: str | None = None) -> tuple[str, str]:
     """Return media type and kind of an encoded value. A magic number overrides the claimed type."""
     if (text := value.text) is not None:
         start = text[: media.HEAD]
-        media_type = claimed if claimed and media.is_text(claimed) else media.sniff_text(start, text[-64:])
+        media_type = media.sniff_text(start, text[-64:], None, text)
+        if claimed and media.is_text(claimed) and _may_be(claimed, text):
+            media_type = claimed
         return media_type, media.sniff_kind(media_type, start)
     if value.codec == "json":
         return media.JSON, "data"
     head = value.data[: media.HEAD]
-    media_type = media.sniff_bytes(head, value.data[-64:])
-    if claimed and (media_type == media.BINARY or media.is_text(media_type)):
+    media_type = media.sniff_bytes(head, value.data[-64:], None, value.data)
+    if claimed and (media_type == media.BINARY or media.is_text(media_type)) and _may_be(claimed, value.data):
         media_type = claimed
     start = head.decode("utf-8", "ignore") if media.is_text(media_type) else ""
     return media_type, media.sniff_kind(media_type, start)
+
+
+def _may_be(claimed: str, content: str | bytes) -> bool:
+    """Whether content may be what its source claims: JSON must parse, unless it is too long to tell."""
+    return not media.is_json(claimed) or len(content) > media.CHECKED or media.parses(content)
 
 
 class _Result:

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Final
 from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip, digest_of, is_pointer, parse_pointer
-from coatcheck.media import JSON, is_text
+from coatcheck.media import JSON, is_text, sniff_text
 from coatcheck.reading import heavy
 from coatcheck.reading.page import Page, QueryResult, Request, seal, unseal
 from coatcheck.reading.text import DecodedText, by_chars, by_lines
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.storage.frames import line_counts
+from coatcheck.values import encode_text
 
 if TYPE_CHECKING:
     from coatcheck.core_session import CoreSession
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Page", "Request", "preview_of", "read", "read_text", "sample_of"]
 
 TOOL: Final = "read"
+_HEAD: Final = 4_096
 _SHAPE: Final = "shape"
 _QUERIES: Final = (
     'a query is "shape", a JSONPath like "$.items[0]", SQL like "SELECT * FROM artifact", "text" of a document, or '
@@ -110,7 +112,7 @@ def read_text(
         raise InvalidArgument("a query or a diff cannot be read as text", hint="use lines or grep")
     spans: tuple[tuple[int, int], ...] = ()
     if request.grep is not None:
-        draft = heavy.search(content, request, position)
+        draft = heavy.search(content, request, position, pointer.partition("#")[2])
     else:
         text = DecodedText(content)
         if request.chars is not None:
@@ -148,8 +150,11 @@ def _content(session: CoreSession, target: Ref | str) -> tuple[Content, str]:
     content = session.content(target)
     if isinstance(target, Ref) or not is_pointer(target) or not (fragment := parse_pointer(target).fragment):
         return content, content.ref.pointer
-    data = session.part(content, fragment)
-    part = replace(content.ref, artifact_id=digest_of(data), size_bytes=len(data), media_type=JSON)
+    data, media_type = session.part(content, fragment), JSON
+    if data.startswith(b'"'):  # a string is read as the text that it is
+        text = json.loads(data)
+        data, media_type = encode_text(text), sniff_text(text[:_HEAD], text[-_HEAD:])
+    part = replace(content.ref, artifact_id=digest_of(data), size_bytes=len(data), media_type=media_type)
     return Content.of(part, data), f"{content.ref.pointer}#{fragment}"
 
 

@@ -1,13 +1,14 @@
 """grep over an artifact of any size with RE2: linear time for any pattern, in bounded memory.
 
 A page looks like `grep -n`: `12:` before a line that matches, `11-` before a line of context, `--` between groups. A
-line counts once, however often it matches, if it can be shown whole. On a longer line, and in a text of a single line,
-every occurrence counts and is shown with the characters around it.
+line counts once, however often it matches, if it has at most `LONG` bytes. On a longer line, and in a text of a single
+line, every occurrence counts and is shown: in its record (see `long_lines`), else with the characters around it. If
+that takes more than `RICH` characters, the page shows each match in brief.
 
 The text is searched in pieces of many lines. A pattern sees one line at a time: it is compiled so that it never matches
 a line feed and `^` and `$` match at every line; the few patterns for which that is not enough run line by line. A line
-that spans pieces is joined up to a limit; a longer one is searched in overlapping windows. In JSON a line is searched
-twice: as written, and with the escapes of its strings decoded. Offsets are always those of the written line.
+that spans pieces is joined up to a limit; a longer one is searched in overlapping windows. JSON and long lines are
+searched as written and with the escapes of their strings decoded. Offsets are always those of the written line.
 
 Counting all matches is limited in time: a full page counts for one more second, or for a few milliseconds if nearly
 all lines match, and then says "at least". A position is the next line, the number of matches before it, the lines of
@@ -19,13 +20,9 @@ from __future__ import annotations
 
 import heapq
 import re
-from array import array
-from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from itertools import accumulate
-from operator import add
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -33,6 +30,8 @@ import re2  # type: ignore[import-untyped]  # ships without types
 
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.ids import clip
+from coatcheck.previews.excerpts import count
+from coatcheck.reading.long_lines import LEVELS, RECORD, SMALL, Decoded, Extract, Structure, decoded_lines
 from coatcheck.reading.page import PageDraft, Request, lines_of
 from coatcheck.reading.text import REPLACEMENT, DecodedText, decode, visible
 
@@ -58,9 +57,7 @@ _REJECTIONS: Final = (
     (tuple(f"sequence: \\{name}" for name in "123456789k"),
      "RE2 has no back-references", "spell the text out: (foo|bar)"),
 )  # fmt: skip
-_UNICODE: Final = re.compile(rb"\\u(?:[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|[0-9a-fA-F]{4})")
-_ESCAPE: Final = re.compile(rb"(" + _UNICODE.pattern + rb'|\\["\\/bfnrt])')
-_ESCAPED: Final = {b"b": b"\b", b"f": b"\f", b"n": b" ", b"r": b" ", b"t": b"\t", b"/": b"/", b'"': b'"'}
+_FEED: Final = re.compile(r"(\\[^n])|\\n|\n", re.DOTALL)
 _ESCAPE_HINT: Final = "check the pattern, and put a backslash before special characters that you search for"
 LONG_LINE: Final = 2 << 20
 OVERLAP: Final = 64 << 10
@@ -73,20 +70,31 @@ COUNT_SECONDS: Final = 1.0
 DENSE_SECONDS: Final = 0.008  # if nearly all lines match, their number says little
 SEARCH_SECONDS: Final = 10.0
 LINE_CHARS: Final = 500
+RICH: Final = 2_500  # maximum characters of a page that shows whole records
+_BRIEF: Final = 300
+_NEXT_RECORD: Final = re.compile(rb"[\])}]\s{0,40},\s{0,40}[\[({]")
 _CONTINUATION: Final = bytes(range(0x80, 0xC0))  # the bytes of UTF-8 that do not begin a character
 _LEFT_OUT: Final = len("[999,999,999,999 characters left out]")
 
 
-def search(text: DecodedText, request: Request, position: tuple[int, ...] | None = None) -> PageDraft:
-    """One page of matching lines, from the position on."""
+def search(text: DecodedText, request: Request, position: tuple[int, ...] | None = None, base: str = "") -> PageDraft:
+    """One page of matching lines, from the position on. `base` is the fragment of a text that is part of an artifact.
+
+    Few matches are shown with whole records. If those do not fit in a part of the page, each is shown in brief."""
     assert request.grep is not None
-    pattern = Pattern(request.grep, ignore_case=request.ignore_case, literal=request.literal, escapes=text.is_json)
     if not text.lines:
+        Pattern(request.grep, ignore_case=request.ignore_case, literal=request.literal)
         return PageDraft("", "no match: the artifact is empty", matches=0)
+    escapes = text.is_json or text.end - text.start > LONG * text.lines
+    pattern = Pattern(request.grep, ignore_case=request.ignore_case, literal=request.literal, escapes=escapes)
     first, last = (1, text.lines) if request.lines is None else lines_of(request.lines, text.lines)
     start, before, due, known, *inside = position or (first, 0, 0, 0)
-    page = _PageBuilder(text, request, pattern, start, due, *inside)
-    finished, stopped = page.fill(last, count=not known)
+    page = _PageBuilder(text, request, pattern, start, due, *inside, base=base, room=RICH)
+    finished, stopped = page.fill(last, count=False)
+    if page.resume is not None:
+        room = max(RICH, request.max_chars // 2)
+        page = _PageBuilder(text, request, pattern, start, due, *inside, base=base, room=room, brief=True)
+        finished, stopped = page.fill(last, count=not known)
 
     seen = before + page.found
     matches, exact = max(seen + page.more, known >> 1), finished or bool(known & 1)
@@ -97,13 +105,16 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
     elif stopped is not None:
         following = (stopped, seen, page.due, known)
 
-    where = f"{text.lines:,} lines" if request.lines is None else f"lines {first}-{last} of {text.lines:,}"
-    count = f"{matches:,}" if exact else f"at least {matches:,}"
+    where = f"{text.lines:,} line{'s' * (text.lines != 1)}"
+    where = where if request.lines is None else f"lines {first}-{last} of {text.lines:,}"
+    if page.records:
+        where += f", {count(page.records, 'record')}" + " on this page" * (following is not None or before > 0)
+    total = f"{matches:,}" if exact else f"at least {matches:,}"
     if page.found:
         numbers = f"match {seen}" if page.found == 1 else f"matches {before + 1}-{seen}"
-        shown = f"{numbers} of {count} in {where}"
+        shown = f"{numbers} of {total} in {where}"
     elif page.out:
-        shown = f"context of match {seen} of {count} in {where}"
+        shown = f"context of match {seen} of {total} in {where}"
     else:
         shown = f"no {'further ' if before else ''}match in {where}"
     notes = page.notes()
@@ -121,6 +132,7 @@ class _LineView:
         self._raw, self._pattern = group.data[start:end], pattern
         self._body = self._raw.decode()
         self._near = (0, 0)
+        self._structure: Structure | None = None
         self.length = len(self._body)
         self.is_repaired = group.repaired
 
@@ -140,6 +152,12 @@ class _LineView:
 
     def cut(self, low: int, high: int) -> str:
         return self._body[low:high]
+
+    def record(self, span: tuple[int, int], limit: int, *, is_json: bool, brief: bool) -> Extract | None:
+        """The record around a match. The spans must come in order."""
+        if self._structure is None:
+            self._structure = Structure(self._raw, is_json=is_json)
+        return self._structure.record_at(*span, limit=limit, brief=brief)
 
 
 class _HugeLineView:
@@ -195,6 +213,16 @@ class _HugeLineView:
         data = self._text.read(self._start + low, high - low)
         return visible(decode(data))[0].strip(REPLACEMENT)
 
+    def record(self, span: tuple[int, int], limit: int, *, is_json: bool, brief: bool) -> Extract | None:
+        """The record around a match, if one begins shortly before it: the line is not scanned from its start."""
+        low = max(0, span[0] - 2 * limit)
+        data = self._text.read(self._start + low, min(self.length - low, span[1] - low + limit))
+        begin = _NEXT_RECORD.search(data, 0, span[0] - low)
+        if begin is None or span[1] - span[0] > limit:
+            return None
+        found = Structure(data, at=begin.end() - 1).record_at(span[0] - low, span[1] - low, limit=limit, brief=brief)
+        return found and found._replace(start=found.start + low, end=found.end + low, label="")
+
 
 class _PageBuilder:
     """A page being filled. `resume` is the first line that did not fit, None while there is room; `inside` is the
@@ -202,9 +230,22 @@ class _PageBuilder:
     `more` the matches beyond the page."""
 
     def __init__(
-        self, text: DecodedText, request: Request, pattern: Pattern, start: int, due: int, inside: int = 0
+        self,
+        text: DecodedText,
+        request: Request,
+        pattern: Pattern,
+        start: int,
+        due: int,
+        inside: int = 0,
+        *,
+        base: str,
+        room: int,
+        brief: bool = False,
     ) -> None:
         self._text, self._request, self._pattern = text, request, pattern
+        self._base, self._brief = base, brief
+        self.records = 0
+        self._last = ("", 0)  # the label of the last record, and its offset
         self._long = LONG if text.lines > 1 else 0
         self._deadline = monotonic() + SEARCH_SECONDS
         self._began = (start, inside)
@@ -212,9 +253,9 @@ class _PageBuilder:
         self.found = self.more = self.inside = 0
         self.due = due
         self.resume: int | None = None
-        self._room = request.max_chars
+        self._room = min(request.max_chars, room)
         self._floor = start  # the first line that may still be shown
-        self._cut = self._repaired = self._counted = self._has_huge = False
+        self._cut = self._fits = self._repaired = self._has_huge = False
 
     def fill(self, last: int, *, count: bool) -> tuple[bool, int | None]:
         """Go through the lines once: show until the page is full, then count.
@@ -243,9 +284,8 @@ class _PageBuilder:
         """Notes on the page for its reader."""
         notes = []
         if self._cut:
-            notes.append('long lines are shown in part, lines="N" reads line N whole')
-        if self._counted and self._text.lines > 1:
-            notes.append(f"lines over {LONG} bytes count once for each occurrence")
+            whole = ', lines="N" reads line N whole' if self._fits else ""
+            notes.append(f"long lines are shown in part{whole}")
         if self._repaired:
             notes.append(f"invalid {self._text.unit}s are shown as U+FFFD")
         if self._has_huge:
@@ -359,54 +399,89 @@ class _PageBuilder:
             return self._entry(number, mark, head)
         body = head[: width - _LEFT_OUT]
         left = self._text.line_end(begin) - begin - len(body.encode())
-        return self._entry(number, mark, f"{body}[{left:,} bytes left out]", is_cut=True)
+        return self._entry(number, mark, f"{body}[{left:,} bytes left out]", cut_from=left + width)
 
     def _line(self, group: LineGroup, number: int, mark: str, start: int, end: int, match: int = -1) -> bool:
         line = _LineView(group, start, end, self._pattern)
         body, low, high = self._excerpt(line, number, max(0, match - start))
-        return self._entry(number, mark, body, is_cut=high - low < line.length, is_repaired=line.is_repaired)
+        cut_from = line.length if high - low < line.length else 0
+        return self._entry(number, mark, body, cut_from=cut_from, is_repaired=line.is_repaired)
 
     def _occurrences(self, line: _LineView | _HugeLineView, number: int) -> bool:
-        """Show the occurrences in a line, those near one another in one entry."""
+        """Show the occurrences in a line, those in the same record or near one another in one entry."""
         inside = self._began[1] if number == self._began[0] else 0
         spans = (span for span in line.occurrences(inside) if span is not None)
         span: tuple[int, int] | None = next(spans, (inside, inside))
         if span is not None and span[0] == span[1]:  # an empty match counts only if there is no other
             span = next(spans, span)
         while span is not None:
-            first = span[0]
-            body, low, high = self._excerpt(line, number, first)
-            edge = high if high == line.length else high - (high - low) // 8
+            first, record, edge = span[0], self._record(line, number, span), 0
+            if record is None:
+                body, low, high = self._excerpt(line, number, first)
+                edge = high if high == line.length else high - (high - low) // 8
+                is_cut = high - low < line.length
+            else:
+                body = f"{record.label} {record.text}" if record.label else record.text
+                is_cut = record.is_cut
             count = 0
-            while span is not None and (count == 0 or line.measure(span[1]) <= edge):
+            while span is not None and (
+                count == 0 or (line.measure(span[1]) <= edge if record is None else span[0] < record.end)
+            ):
                 count += 1
                 span = next(spans, None)
                 if monotonic() > self._deadline:
                     break
-            is_cut = high - low < line.length
-            if not self._entry(number, ":", body, is_cut=is_cut, is_repaired=line.is_repaired):
+            cut_from = line.length if is_cut else 0
+            if self._is_shown(record):
+                pass
+            elif not self._entry(number, ":", body, cut_from=cut_from, is_repaired=line.is_repaired):
                 self.inside = first
                 return False
+            elif record is not None:
+                self.records += record.label != self._last[0] if record.label else not record.is_cut
+                self._last = (record.label, record.start)
             self.found += count
-            self._counted |= count > 1 or span is not None
             if span is not None and monotonic() > self._deadline:
                 self.resume, self.inside = number, span[0]
                 return False
         return True
 
+    def _is_shown(self, record: Extract | None) -> bool:
+        """Whether a brief page has shown this record already. One that is very large may be shown again further on."""
+        if record is None or not self._brief or not record.label:
+            return False
+        return record.label == self._last[0] and record.start <= self._last[1] + 2 * RECORD
+
+    def _record(self, line: _LineView | _HugeLineView, number: int, span: tuple[int, int]) -> Extract | None:
+        """The record around an occurrence, unless the whole line fits."""
+        limit = min(RECORD, self._room_for(number))
+        is_only = self._text.lines == 1  # otherwise the line is a record itself
+        if line.length <= (_BRIEF if self._brief else SMALL if is_only else limit) or span[0] == span[1]:
+            return None
+        found = line.record(span, limit, is_json=is_only and self._text.is_document, brief=self._brief)
+        if found is None or len(found.text) + len(found.label) + len(self._base) >= self._room_for(number):
+            return None
+        label = f"#{self._base}{found.label[1:]}" if self._base and found.label.startswith("#") else found.label
+        return found._replace(label=label)
+
     def _excerpt(self, line: _LineView | _HugeLineView, number: int, offset: int) -> tuple[str, int, int]:
         """As much of a line as may be shown, around a byte offset; and where that begins and ends."""
         width = self._width(number)
+        if not self._brief and line.length <= min(RECORD, self._room_for(number)):
+            width = line.length
         room = line.length if line.length <= width else width - 2 * _LEFT_OUT
         low = max(0, min(line.measure(offset) - room // 4, line.length - room))
         high = min(low + room, line.length)
         left, right = (f"[{size:,} {line.unit} left out]" if size else "" for size in (low, line.length - high))
         return left + line.cut(low, high) + right, low, high
 
-    def _width(self, number: int) -> int:
-        return min(LINE_CHARS, self._request.max_chars - len(self._text.label(number)) - len(str(number)) - 1)
+    def _room_for(self, number: int) -> int:
+        return self._request.max_chars - len(self._text.label(number)) - len(str(number)) - 1
 
-    def _entry(self, number: int, mark: str, body: str, *, is_cut: bool = False, is_repaired: bool = False) -> bool:
+    def _width(self, number: int) -> int:
+        return min(_BRIEF if self._brief else LINE_CHARS, self._room_for(number))
+
+    def _entry(self, number: int, mark: str, body: str, *, cut_from: int = 0, is_repaired: bool = False) -> bool:
         entry = f"{self._text.label(number)}{number}{mark}{body}"
         if self.out and self._request.context and number > self._floor:
             entry = "--\n" + entry
@@ -417,7 +492,8 @@ class _PageBuilder:
         self._room = room
         self.out.append(entry)
         self._floor = number + 1
-        self._cut |= is_cut
+        self._cut |= cut_from > 0
+        self._fits |= 0 < cut_from <= self._request.max_chars and self._text.lines > 1
         self._repaired |= is_repaired and REPLACEMENT in body
         return True
 
@@ -471,13 +547,16 @@ class Pattern:
         self, pattern: str, *, ignore_case: bool = False, literal: bool = False, escapes: bool = False
     ) -> None:
         program_size(pattern, ignore_case=ignore_case, literal=literal)  # alone first: its brackets must not close ours
-        source = re2.escape(pattern) if literal else pattern
+        source = _escaped(pattern) if literal else pattern
+        self.has_feed = "\n" in pattern or (not literal and "\\n" in pattern)
+        self._break = b"\f" if self.has_feed else b" "  # replaces a line break in a string; \s matches both
+        if escapes and self.has_feed:
+            source = _FEED.sub(lambda match: match[1] or r"\f", source)
         self._by_line = not literal and _LINE_BY_LINE.search(source) is not None
         self._one: Any = _compile(source if self._by_line else f"(?m:{source})", ignore_case)
         self._run: Any = None if self._by_line else _run(source, ignore_case)
         self._escapes = escapes
         self._matches_nothing = self._one.search(b"") is not None  # then it matches every line, without occurrences
-        self.has_feed = "\n" in pattern or (not literal and "\\n" in pattern)
 
     def search(self, data: bytes, start: int, end: int) -> tuple[int, int] | None:
         """The first match between two offsets. The bytes around them count for `^`, `$` and word boundaries."""
@@ -494,7 +573,8 @@ class Pattern:
             stop = end
             if end - start > _RUN:
                 stop = (lines.rfind(b"\n", start, start + _RUN) + 1 or lines.find(b"\n", start + _RUN, end) + 1) or end
-            for hit in heapq.merge(self._hits(lines, start, stop), self._decoded_hits(lines, start, stop)):
+            decoded = (self._decoded_hits(level, lines, start, stop) for level in self._levels(lines[start:stop]))
+            for hit in heapq.merge(self._hits(lines, start, stop), *decoded):
                 if hit.start != last:
                     yield hit
                 last = hit.start
@@ -509,12 +589,9 @@ class Pattern:
         if not self._has_escapes(data, start, end):
             yield from self._spans(data, start, end)
             return
-        view = _Decoded(data)
-        spans = ((view.written(first), view.written(last)) for first, last in self._spans(view.data, 0, len(view.data)))
-        decoded = ((first, min(last, end)) for first, last in spans if start <= first < end)
         upto = start
         is_first = True
-        for first, last in heapq.merge(self._spans(data, start, end), decoded):
+        for first, last in heapq.merge(self._spans(data, start, end), *self._decoded_spans(data, start, end)):
             if first >= upto and (last > first or is_first):
                 yield first, last
                 upto, is_first = last, False
@@ -578,14 +655,43 @@ class Pattern:
             yield LineHit(begin, stop, match)
             start = stop + 1
 
-    def _decoded_hits(self, lines: bytes, start: int, end: int) -> Iterator[LineHit]:
-        """Yield the lines that match with their escapes decoded. Decoding keeps the number of lines."""
-        decoded, at = _decoded(lines[start:end]), 0
+    def _levels(self, lines: bytes) -> Iterator[bytes]:
+        """Lines with their escapes decoded, then with those of strings in strings. The number of lines is kept."""
+        for _ in range(LEVELS):
+            written, lines = lines, decoded_lines(lines, self._break)
+            if lines == written:
+                return
+            yield lines
+            if lines.find(b"\\") < 0:
+                return
+
+    def _decoded_hits(self, decoded: bytes, lines: bytes, start: int, end: int) -> Iterator[LineHit]:
+        """Yield the lines that match with their escapes decoded."""
+        at = 0
         for hit in self._hits(decoded, 0, len(decoded)):
             for _ in range(decoded.count(b"\n", at, hit.start)):
                 start = lines.index(b"\n", start) + 1
             at = hit.start
             yield LineHit(start, _stop(lines, start, end), start)
+
+    def _decoded_spans(self, data: bytes, start: int, end: int) -> Iterator[Iterator[tuple[int, int]]]:
+        """The matches in each level of the decoded line, at their written offsets."""
+        views: list[Decoded] = []
+        while len(views) < LEVELS and (not views or views[-1].data.find(b"\\") >= 0):
+            written = views[-1].data if views else data
+            view = Decoded(written, self._break)
+            if view.data == written:
+                return
+            views.append(view)
+            yield self._mapped(views[:], start, end)
+
+    def _mapped(self, views: list[Decoded], start: int, end: int) -> Iterator[tuple[int, int]]:
+        data = views[-1].data
+        for first, last in self._spans(data, 0, len(data)):
+            for view in reversed(views):
+                first, last = view.written(first), view.written(last)
+            if start <= first < end:
+                yield first, min(last, end)
 
     def _spans(self, data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
         search, is_first = self._one.search, True
@@ -608,10 +714,8 @@ def program_size(pattern: str, *, ignore_case: bool = False, literal: bool = Fal
         raise InvalidArgument(
             f"the pattern has {len(pattern):,} characters, the limit is {MAX_PATTERN:,}", hint="use a shorter one"
         )
-    if literal and "\n" in pattern:
-        raise InvalidArgument("the text has a line break, but grep sees one line at a time", hint="use one line")
     try:
-        size = int(_compile(re2.escape(pattern) if literal else pattern, ignore_case).programsize)
+        size = int(_compile(_escaped(pattern) if literal else pattern, ignore_case).programsize)
     except UnicodeEncodeError as error:
         raise InvalidArgument("the pattern is not valid Unicode", hint="remove lone surrogates") from error
     if size > MAX_PROGRAM:
@@ -622,43 +726,8 @@ def program_size(pattern: str, *, ignore_case: bool = False, literal: bool = Fal
     return size
 
 
-class _Decoded:
-    """A line of JSON with the escapes of its strings decoded, and the written offset of each character."""
-
-    def __init__(self, written: bytes) -> None:
-        parts = _ESCAPE.split(written)
-        plain, escapes = list(map(len, parts[::2])), parts[1::2]
-        characters = _Characters()
-        parts[1::2] = map(characters.__getitem__, escapes)
-        self.data = b"".join(parts)
-        self._ends: array[int] = array("q", accumulate(map(add, plain, map(len, parts[1::2])), initial=0))
-        self._sources: array[int] = array("q", accumulate(map(add, plain, map(len, escapes)), initial=0))
-
-    def written(self, offset: int) -> int:
-        """Convert the offset of a character in the decoded text to its offset in the written line."""
-        near = bisect_right(self._ends, offset) - 1
-        return self._sources[near] + offset - self._ends[near]
-
-
-class _Characters(dict[bytes, bytes]):
-    """The character of each escape as UTF-8. A line break becomes a space, so that the lines stay the same."""
-
-    def __missing__(self, escape: bytes) -> bytes:
-        units = bytes.fromhex(escape.replace(b"\\u", b"").decode()) if escape[1:2] == b"u" else b""
-        text = units.decode("utf-16-be", "replace").replace("\n", " ").replace("\r", " ")
-        found = self[escape] = text.encode() if units else _ESCAPED.get(escape[1:], b"\\")
-        return found
-
-
-def _decoded(lines: bytes) -> bytes:
-    """Decode the escapes in lines of JSON: like `_Decoded` but faster, without offsets."""
-    lines = lines.replace(b"\\\\", b"\x00")
-    for escape, character in _ESCAPED.items():
-        lines = lines.replace(b"\\" + escape, character)
-    if lines.find(b"\\u") >= 0:
-        characters = _Characters()
-        lines = _UNICODE.sub(lambda match: characters[match[0]], lines)
-    return lines.replace(b"\x00", b"\\")
+def _escaped(text: str) -> str:
+    return r"\n".join(map(re2.escape, text.split("\n")))
 
 
 def _before_long(lines: bytes, start: int, end: int, long: int) -> int:

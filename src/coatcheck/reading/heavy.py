@@ -29,10 +29,12 @@ from coatcheck.reading.page import MAX_RESULT, PageDraft, QueryResult, Request
 from coatcheck.reading.sandbox import Message, Pool, serve
 from coatcheck.reading.text import DecodedText
 from coatcheck.refs import Ref
+from coatcheck.values import Array
 
 SECONDS: Final = 10.0  # CPU time of one read in the child
 MEMORY: Final = 1 << 30
 SMALL_JSON: Final = 256 << 10
+SMALL_ROWS: Final = 64 << 10
 SMALL_PART: Final = 1 << 20
 SMALL_FILTERED: Final = 4 << 10  # if a filter runs patterns
 SMALL_DIFF: Final = 256 << 10
@@ -82,12 +84,12 @@ def diff(old: Content, new: Content) -> QueryResult:
     return QueryResult(**_ask("diff", [old, new], {}, hint="read both with lines or grep"))
 
 
-def search(content: Content, request: Request, position: tuple[int, ...] | None) -> PageDraft:
-    """Return one page of a grep."""
+def search(content: Content, request: Request, position: tuple[int, ...] | None, base: str = "") -> PageDraft:
+    """Return one page of a grep. `base` is the fragment that the content is a part at."""
     if _is_short(content, request):
-        return grep.search(DecodedText(content), request, position)
+        return grep.search(DecodedText(content), request, position, base)
     hint = "use a simpler pattern: fewer repetitions, no large ones inside one another"
-    arguments = {"request": asdict(request), "position": position}
+    arguments = {"request": asdict(request), "position": position, "base": base}
     found = _ask("grep", [content], arguments, seconds=GREP_SECONDS, chars=request.max_chars, hint=hint)
     return PageDraft(**found | {"position": found["position"] and tuple(found["position"])})
 
@@ -99,6 +101,24 @@ def part(content: Content, fragment: str) -> bytes:
         return json_content.part_of(content, fragment)
     hint = "read it with lines or grep; query an array of records with SQL: SELECT … FROM artifact"
     return bytes(_ask("part", [content], {"fragment": fragment}, chars=content.size, hint=hint)["raw"])
+
+
+def rows(content: Content) -> tuple[bytes, str]:
+    """Return the rows in a text as JSON, and a note about what was left out."""
+    check_size(content, json_content.MAX_ROWS)
+    if content.size <= SMALL_ROWS:
+        return json_content.rows(content)
+    reply = _ask("rows", [content], {}, chars=content.size + MAX_RESULT, hint="read it as text, with lines or grep")
+    return bytes(reply["raw"]), str(reply["note"])
+
+
+def largest(content: Content) -> Array | None:
+    """Return the largest array in a JSON document."""
+    check_size(content)
+    if content.size <= SMALL_JSON:
+        return json_content.largest(content)
+    found = _ask("largest", [content], {}, hint="read it as text, with lines or grep")["found"]
+    return found and Array(found[0], found[1], tuple(found[2]))
 
 
 def _is_short(content: Content, request: Request) -> bool:
@@ -156,9 +176,13 @@ def _calls() -> dict[str, Callable[..., Message]]:
     from coatcheck.reading import diff as compare
     from coatcheck.reading import documents, jsonpath
 
-    def search(content: Content, request: Message, position: list[int] | None) -> Message:
+    def search(content: Content, request: Message, position: list[int] | None, base: str = "") -> Message:
         at = None if position is None else tuple(position)
-        return grep.search(DecodedText(content), Request(**request), at)._asdict()
+        return grep.search(DecodedText(content), Request(**request), at, base)._asdict()
+
+    def rows(content: Content) -> Message:
+        raw, note = json_content.rows(content)
+        return {"raw": raw, "note": note}
 
     return {
         "find": lambda content, path: asdict(jsonpath.find(content, path)),
@@ -166,6 +190,8 @@ def _calls() -> dict[str, Callable[..., Message]]:
         "diff": lambda old, new: asdict(compare.diff(old, new)),
         "document": lambda content, form: asdict(documents.extract(content, form)),
         "grep": search,
+        "rows": rows,
+        "largest": lambda content: {"found": json_content.largest(content)},
         "part": lambda content, fragment: {"raw": json_content.part_of(content, fragment)},
     }
 
@@ -187,6 +213,8 @@ def _warm(calls: dict[str, Callable[..., Message]]) -> None:
         file.writestr("content.xml", '<p a="b">text</p>')
     for data in (archive.getvalue(), archive.getvalue().replace(b".xml", b".xm\xff")):
         calls["document"](content(data, "application/zip"), "office")
+    calls["rows"](content(b"rows:\n[('a', datetime.datetime(2026, 1, 1))]", TEXT))
+    calls["largest"](document)
     calls["diff"](content(b"a\nb\n", TEXT), content(b"a\nc\n", TEXT))
     for encoding in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
         for text in ("\ufeffone\ntwo\n", "\ufeffé\n"):

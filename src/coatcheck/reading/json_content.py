@@ -1,4 +1,4 @@
-"""JSON and JSONL from untrusted bytes: parse within limits, follow a fragment, and outline the shape.
+"""JSON and JSONL from untrusted bytes: parse within limits, follow a fragment, outline the shape, find rows in text.
 
 Size, nodes, depth and line length are limited, so time and memory are too. Each error says what to do instead.
 """
@@ -8,23 +8,34 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final
 
 from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument, LimitExceeded, TooLarge
 from coatcheck.ids import clip, follow
-from coatcheck.media import TEXT, is_jsonl
+from coatcheck.media import TEXT, decoded, is_jsonl
 from coatcheck.previews.excerpts import count
 from coatcheck.previews.shape import SAMPLED, outline
 from coatcheck.reading.page import MAX_CHARS, QueryResult
-from coatcheck.values import encode_text
+from coatcheck.values import Array, encode_text, largest_array, read_repr
 
 MAX_BYTES: Final = 64 << 20
 MAX_NODES: Final = 10_000_000
 MAX_LINE: Final = 16 << 20
+MAX_ROWS: Final = 32 << 20  # bytes of a text in which rows are looked for
 _RECORD_BYTES: Final = 16 << 20  # of the records in an outline
 _AS_TEXT: Final = "read it as text, with lines or grep"
 _STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# A line on which rows of JSON or of Python's `repr` may begin. A time or a level in brackets is not one, and nothing
+# that is indented: it may be part of a document that is cut.
+DOCUMENT: Final = re.compile(
+    r"""^(?=\{\s*+["'}]|\[\s*+(?:["'\[({\]]|-?\d[\d.]*+\s*+[,\]]|None|[^\W\d][\w.]*+\()|\(\s*+["'\[({\d])""",
+    re.MULTILINE,
+)
+_GAP: Final = re.compile(r"[ \t\r]*+\n\s*+")
+_DECODER: Final = json.JSONDecoder(parse_constant=lambda _: None)
+_ATTEMPTS: Final = 20  # lines at which a document may begin
 
 
 def check_size(content: Content, max_bytes: int = MAX_BYTES) -> None:
@@ -104,6 +115,59 @@ def shape(content: Content, *, max_chars: int = MAX_CHARS) -> QueryResult:
     return QueryResult(
         text, TEXT, "complete outline" if not left else "outline of the top levels", complete=not left, note=note
     )
+
+
+def largest(content: Content) -> Array | None:
+    """The largest array in a JSON document, for a hint."""
+    return largest_array(load(content))
+
+
+def rows(content: Content) -> tuple[bytes, str]:
+    """The rows in a text as a JSON array of objects, and a note about what was left out. They are in Python's `repr`,
+    or in JSON that is an array of arrays, follows other lines, or has NaN. Raises `InvalidArgument` if there are
+    none."""
+    text = decoded(whole(content, MAX_ROWS))
+    for begin in islice(DOCUMENT.finditer(text), _ATTEMPTS):
+        documents, end = _documents(text, begin.end())
+        if end - begin.end() < len(text) // 2:  # the table is what the text is about
+            continue
+        value, note = documents if len(documents) > 1 else documents[0], ""
+        if not isinstance(value, list) and (found := largest_array(value)) is not None:
+            value, note = follow(value, found.pointer), f"rows of {found.pointer}"
+        if isinstance(value, list) and value:
+            left = text[: begin.end()].strip().count("\n") + 1 if text[: begin.end()].strip() else 0
+            left += text[end:].strip().count("\n") + 1 if text[end:].strip() else 0
+            notes = filter(None, [note, f"{count(left, 'line')} around them left out" if left else ""])
+            return encode_text(json.dumps(_objects(value), ensure_ascii=False, default=str)), "; ".join(notes)
+    raise InvalidArgument("there are no rows in this text")
+
+
+def _documents(text: str, start: int) -> tuple[list[Any], int]:
+    """The values that begin here, each on a new line, and where the last one ends."""
+    found: list[Any] = []
+    end = at = start
+    while at < len(text) and (text[at] in "[{" or not found):
+        try:
+            value, end = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            try:
+                value, end = read_repr(text, at)
+            except ValueError:
+                break
+        found.append(value)
+        gap = _GAP.match(text, end)
+        at = gap.end() if gap else len(text)
+    return found, end
+
+
+def _objects(items: list[Any]) -> list[dict[str, Any]]:
+    """Rows as objects. The columns of arrays are c1, c2, …; other values have one, `value`."""
+    if all(isinstance(item, dict) for item in items):
+        return items
+    if all(isinstance(item, list) for item in items):
+        names = [f"c{number}" for number in range(1, max(map(len, items)) + 1)]
+        return [dict(zip(names, item, strict=False)) for item in items]
+    return [{"value": item} for item in items]
 
 
 def _records(content: Content) -> tuple[list[Any], int, int]:

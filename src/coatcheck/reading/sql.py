@@ -1,7 +1,8 @@
 """SQL on tables (CSV, TSV, JSON arrays, JSONL, Parquet) in a locked-down child process; needs the extra `sql`.
 
-Only tables can be queried: a log, prose or code is an error, since its first line would be taken for a header. The
-statement sees the table `artifact`, and others under names given by the caller, usually `"art:…"`. The result is CSV.
+Only tables can be queried: a log, prose or code is an error, since its first line would be taken for a header. Rows in
+Python's `repr`, and JSON after lines of text, are converted to JSON first (`json_content.rows`). The statement sees the
+table `artifact`, and others under names given by the caller, usually `"art:…"`. The result is CSV.
 No statement can reach a file, the network, a setting or this process.
 
 The child loads the tables, locks the database, and only then looks at the statement. Three walls, each enough by
@@ -20,16 +21,27 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from coatcheck.content import Content
-from coatcheck.errors import InvalidArgument, LimitExceeded, TooLarge
+from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded, TooLarge
 from coatcheck.ids import clip
-from coatcheck.media import JSONL, decode_head, encoding_of, essence, is_json, is_jsonl, is_text, sniff_text
-from coatcheck.previews.excerpts import count
-from coatcheck.reading.json_content import lines
+from coatcheck.media import (
+    JSONL,
+    REPR,
+    decode_head,
+    encoding_of,
+    essence,
+    is_json,
+    is_jsonl,
+    is_text,
+    sniff_text,
+    starts_with_time,
+)
+from coatcheck.previews.excerpts import count, line
+from coatcheck.reading.json_content import DOCUMENT, MAX_ROWS, lines
 from coatcheck.reading.page import MAX_RESULT, QueryResult
 from coatcheck.reading.sandbox import Message, Pool, serve
 
@@ -49,6 +61,7 @@ _CSV: Final = ("text/csv", "application/csv", "text/x-csv", "application/x-csv",
 _TSV: Final = ("text/tab-separated-values", "text/tsv")
 _HEAD: Final = 64 << 10  # bytes used to recognize a table
 _TABULAR: Final = "SQL reads CSV, TSV, JSON arrays of objects, JSONL and Parquet"
+_ROWS: Final = "rows"  # text that is converted to a JSON array first
 _INSTEAD: Final = 'read it with grep="…" or lines="1:80"; ' + _TABULAR
 
 _LOADING: Final = (
@@ -70,6 +83,8 @@ _NESTED: Final = frozenset({"list", "array", "struct", "map", "union", "variant"
 # The part of a node in which its own name is in scope.
 _RECURSIVE: Final = {"RECURSIVE_CTE_NODE": "right", "CTE_NODE": "child"}
 _QUOTED: Final = re.compile(r'[",\r\n]')
+_SEPARATOR: Final = re.compile(r"[,;\t|]")
+_START: Final = 64
 _BATCH: Final = 1_000
 _ONE_SELECT: Final = "write one SELECT statement, e.g. SELECT count(*) FROM artifact"
 
@@ -105,7 +120,7 @@ def run_sql(sql: str, tables: Mapping[str, Content], *, limits: SqlLimits = SqlL
         raise InvalidArgument(f"the statement has {len(sql):,} characters, the limit is {MAX_SQL:,}")
     if (size := sum(content.size for content in tables.values())) > limits.input_bytes:
         raise TooLarge(f"the tables have {size:,} bytes, the limit for SQL is {limits.input_bytes:,}")
-    described, files = _describe(tables)
+    described, files, notes = _describe(tables)
     loaded = hashlib.sha256(json.dumps([described, limits.memory, limits.threads]).encode()).hexdigest()
     reply = pool.ask(
         {"sql": sql, "tables": described, "limits": asdict(limits)},
@@ -116,12 +131,12 @@ def run_sql(sql: str, tables: Mapping[str, Content], *, limits: SqlLimits = SqlL
         memory=limits.memory,
         max_chars=limits.chars,
     )
-    return _result(reply, limits)
+    return _result(reply, limits, notes)
 
 
-def _describe(tables: Mapping[str, Content]) -> tuple[list[dict[str, str]], dict[str, Content]]:
-    """Descriptions of the tables for the child, and the contents by the names of their files."""
-    described = []
+def _describe(tables: Mapping[str, Content]) -> tuple[list[dict[str, str]], dict[str, Content], list[str]]:
+    """Descriptions of the tables for the child, the contents by the names of their files, and notes for the result."""
+    described, notes = [], []
     contents: dict[str, Content] = {}
     first: dict[tuple[str, str], str] = {}
     for name, content in tables.items():
@@ -131,8 +146,26 @@ def _describe(tables: Mapping[str, Content]) -> tuple[list[dict[str, str]], dict
         described.append({"name": name, "format": form, "file": file, "same_as": first.get(key, ""), "id": key[0]})
         if key not in first:
             first[key] = name
+            if form == _ROWS:
+                content, note = _converted(content, name)
+                notes.append(note)
             contents[file] = content
-    return described, contents
+    return described, contents, notes
+
+
+def _converted(content: Content, name: str) -> tuple[Content, str]:
+    """The rows in a text as a content of JSON, and a note about what was left out."""
+    from coatcheck.reading import heavy  # on demand: the child needs none of it
+
+    try:
+        data, note = heavy.rows(content)
+    except InvalidArgument as error:
+        if is_json(content.ref.media_type):
+            raise InvalidArgument(f"the content cannot be read as a table: {error.message}") from error
+        raise InvalidArgument(
+            f"{clip(name)} is {essence(content.ref.media_type)}: not a table", hint=_INSTEAD
+        ) from error
+    return Content.of(replace(content.ref, size_bytes=len(data)), data), note
 
 
 def _format(content: Content, name: str) -> str:
@@ -146,22 +179,23 @@ def _format(content: Content, name: str) -> str:
         return "newline_delimited"
     head = content.read(0, 4_096)
     if is_json(media):
-        if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
-            return "array"
+        start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+        if start[:1] == b"[":
+            return _ROWS if start[1:].lstrip()[:1] == b"[" and content.size <= MAX_ROWS else "array"
         if _is_lines(content):
             return "newline_delimited"
-        raise InvalidArgument(
-            f"{clip(name)} is a JSON object, not an array of rows",
-            hint="query the array inside it by a pointer with a fragment (art:…#/items), "
-            "or select its rows with a JSONPath first ($.items[*]) and query the result",
-        )
+        raise InvalidArgument(f"{clip(name)} is a JSON object, not an array of rows", hint=_inside(content))
     if not is_text(media) and bare not in _CSV:
         raise InvalidArgument(f"{clip(name)} is {bare}: not a table", hint=_TABULAR)
     encoding = encoding_of(head)
     if bare not in _CSV + _TSV:  # not declared as a table: the content decides
-        bare = sniff_text(decode_head(content.read(0, _HEAD)), "")
+        look = decode_head(content.read(0, _HEAD))
+        tail = decode_head(content.read(max(0, content.size - 64), 64)) if content.size > 64 else look
+        bare = sniff_text(look, tail, None, look if content.size <= _HEAD else None)
         if bare == JSONL:
             return "newline_delimited"
+        if bare == REPR or (bare not in _CSV + _TSV and content.size <= MAX_ROWS and DOCUMENT.search(look)):
+            return _ROWS
         if bare not in _CSV + _TSV:
             raise InvalidArgument(f"{clip(name)} is {essence(media)}: not a table", hint=_INSTEAD)
     if encoding.unit > 2:
@@ -169,15 +203,29 @@ def _format(content: Content, name: str) -> str:
     return f"{'tsv' if bare in _TSV else 'csv'} {'utf-16' if encoding.is_wide else ''}".strip()
 
 
+def _inside(content: Content) -> str:
+    """The hint for an object: the pointer of its largest array."""
+    from coatcheck.reading import heavy
+
+    try:
+        found = heavy.largest(content)
+    except CoatcheckError:
+        found = None
+    if found is None:
+        return "it has no rows: read it with a JSONPath ($.key) or grep"
+    rows = count(found.length, "row") + (f" of {line(', '.join(found.columns), 200)}" if found.columns else "")
+    return f"query the array inside it: add #{line(found.pointer, 200)} to the pointer, for {rows}"
+
+
 def _is_lines(content: Content) -> bool:
     """Whether content is JSONL despite its media type: an object on each of the first two lines."""
-    objects = (line is not None and line.strip()[:1] + line.strip()[-1:] == b"{}" for _, line in lines(content))
+    objects = (one is not None and one.strip()[:1] + one.strip()[-1:] == b"{}" for _, one in lines(content))
     return all(next(objects, False) for _ in range(2))
 
 
-def _result(reply: Mapping[str, Any], limits: SqlLimits) -> QueryResult:
+def _result(reply: Mapping[str, Any], limits: SqlLimits, notes: list[str]) -> QueryResult:
     text, rows, columns = str(reply["text"]), int(reply["rows"]), int(reply["columns"])
-    notes = [str(reply.get("note", ""))]
+    notes = [*notes, str(reply.get("note", ""))]
     if reply["more"]:
         if not rows:
             raise LimitExceeded(
@@ -275,29 +323,67 @@ def _load_one(database: duckdb.DuckDBPyConnection, table: Message, folder: str) 
         database.execute(f"CREATE VIEW {name} AS FROM {_name(table['same_as'])}")
         return ""
     path = os.path.join(folder, table["file"])
-    *attempts, last = _readers(table["format"])
+    form = table["format"]
+    is_csv = form.startswith("csv")
     try:
+        *attempts, last = _readers(form, _csv_options(path) if is_csv else "")
         for reader, note in attempts:
             with suppress(duckdb.ConversionException, duckdb.InvalidInputException):
-                database.execute(f"CREATE TABLE {name} AS FROM {reader}", {"path": path})
-                return note
-        database.execute(f"CREATE TABLE {name} AS FROM {last[0]}", {"path": path})
-        return last[1]
+                database.execute(f"CREATE OR REPLACE TABLE {name} AS FROM {reader}", {"path": path})
+                if is_csv and (separator := _one_column(database, name)):
+                    *_, last = _readers(form, f", delim='{separator}'")
+                    break
+                return (_skipped(database, path) if form == "csv" else _as_texts(database, name)) or note
+        database.execute(f"CREATE OR REPLACE TABLE {name} AS FROM {last[0]}", {"path": path})
+        return _as_texts(database, name) or last[1]
     finally:
         os.unlink(path)
 
 
-def _readers(form: str) -> list[tuple[str, str]]:
+def _csv_options(path: str) -> str:
+    """Options for a file that begins with a time: a log with commas, whose first line is not a header."""
+    with open(path, "rb") as file:
+        start = file.read(_START).decode("utf-8", "ignore")  # no other codec can be imported here
+    return ", header=false" if starts_with_time(start) else ""
+
+
+def _one_column(database: duckdb.DuckDBPyConnection, name: str) -> str:
+    """The separator in the name of the only column: rows of different lengths have hidden it."""
+    columns = [column for column, *_ in database.execute(f"DESCRIBE {name}").fetchall()]
+    return max(",;\t|", key=columns[0].count) if len(columns) == 1 and _SEPARATOR.search(columns[0]) else ""
+
+
+def _skipped(database: duckdb.DuckDBPyConnection, path: str) -> str:
+    """A note about lines before the header."""
+    row = database.execute("SELECT SkipRows FROM sniff_csv($path)", {"path": path}).fetchone()
+    return f"{count(row[0], 'line')} before the header left out" if row and row[0] else ""
+
+
+def _as_texts(database: duckdb.DuckDBPyConnection, name: str) -> str:
+    """Make columns of mixed values texts, since `column = 'a'` is an error in a column of the type JSON. Columns of
+    objects or arrays stay. Return a note."""
+    mixed = []
+    for column, kind, *_ in database.execute(f"DESCRIBE {name}").fetchall():
+        at = _name(column)
+        scalar = f"SELECT 1 FROM {name} WHERE json_type({at}) NOT IN ('OBJECT', 'ARRAY', 'NULL') LIMIT 1"  # noqa: S608
+        if kind == "JSON" and database.execute(scalar).fetchone():
+            database.execute(f"ALTER TABLE {name} ALTER {at} TYPE VARCHAR USING {at}->>'$'")
+            mixed.append(at)
+    return f"{', '.join(mixed)[:200]} with values of several types: as text" if mixed else ""
+
+
+def _readers(form: str, options: str = "") -> list[tuple[str, str]]:
     """Ways to read a format, the strictest first, each with a note for the result."""
     kind, _, encoding = form.partition(" ")
     if kind == "parquet":
         return [("read_parquet($path)", "")]
     if kind in ("csv", "tsv"):
         source = "read_csv($path" + ", delim='\t'" * (kind == "tsv") + f", encoding='{encoding}'" * bool(encoding)
+        source += options
         lenient = ", all_varchar=true, strict_mode=false, null_padding=true"
         note = "irregular rows: every column is text, short rows are filled with NULL"
     else:
-        source = f"read_json($path, format='{kind}'"
+        source = f"read_json($path, format='{'array' if kind == _ROWS else kind}'"
         by_line = kind == "newline_delimited"
         lenient = ", ignore_errors=true" if by_line else ", maximum_depth=1"
         note = "records that do not fit are NULL" if by_line else "nested values are JSON text"
@@ -395,12 +481,12 @@ def _gather(result: Any, columns: list[str], limits: Message) -> Message:
     size, rows, more, widest = len(lines[0]), 0, False, 0
     while not more and (batch := result.fetchmany(_BATCH)):
         for row in batch:
-            line = ",".join(map(_cell, row))
-            if rows == limits["rows"] or size + len(line) + 1 > limits["chars"]:
-                more, widest = True, len(line)
+            text = ",".join(map(_cell, row))
+            if rows == limits["rows"] or size + len(text) + 1 > limits["chars"]:
+                more, widest = True, len(text)
                 break
-            lines.append(line)
-            size += len(line) + 1
+            lines.append(text)
+            size += len(text) + 1
             rows += 1
     return {"text": "\n".join(lines), "rows": rows, "columns": len(columns), "more": more, "widest": widest}
 

@@ -43,7 +43,8 @@ class DecodedText:
 
     def __init__(self, content: Content) -> None:
         first = content.read(0, FRAME)
-        self.is_json = is_json(content.ref.media_type) or is_jsonl(content.ref.media_type)
+        self.is_document = is_json(content.ref.media_type)
+        self.is_json = self.is_document or is_jsonl(content.ref.media_type)
         self.encoding, self._unit, mark = encoding_of(first[:4])
         self.unit = "byte" if self._unit == 1 else "code unit"
         self.is_scanned = self._unit > 1
