@@ -22,6 +22,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -134,11 +135,11 @@ start("[" * 600 + "]" * 600)
 
 
 def _pytest() -> str:
-    folder = _ROOT / "build" / "questions"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "test_modules.py").write_text(_MODULES)
     options = ("-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=", "--rootdir", ".", "--tb=short")
-    return _run(sys.executable, "-m", "pytest", "-v", *options, "test_modules.py", cwd=folder, code=1)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "test_modules.py").write_text(_MODULES)
+        command = (sys.executable, "-m", "pytest", "-v", "--no-header", *options, "test_modules.py")
+        return _run(*command, cwd=Path(folder), code=1)
 
 
 def _dpkg_log() -> str:
@@ -250,14 +251,17 @@ def _ruff_line(code: str) -> Callable[[str], str]:
     return known
 
 
-def _git(*arguments: str) -> Callable[[str], str]:
-    return lambda text: re.escape(_run(*_COMMITS, *arguments).split("\n")[0])
+def _git(*arguments: str) -> str:
+    return _run(*_COMMITS, *arguments).split("\n")[0]
 
 
 def _folder_of(name: str) -> Callable[[str], str]:
+    """The folder's line with the file after it and no other folder between, or the path of the file."""
+
     def known(text: str) -> str:
         paths = [path for top in _LISTED for path in (_STDLIB / top).rglob(name)]
-        return rf"(?m)(?<![\w/]){re.escape(str(paths[0].parent.relative_to(_STDLIB)))}:$"
+        folder, file = re.escape(str(paths[0].parent.relative_to(_STDLIB))), re.escape(name)
+        return rf"(?s)(?<![\w/]){folder}(?::(?:(?!\n\S*:\n).)*?|/){file}"
 
     return known
 
@@ -290,7 +294,9 @@ QUESTIONS: Final = (
     Question(
         kind="CSV", content=_MARVEL,
         ask="What is the FIRST APPEARANCE of the name Frank Castle (Earth-616)?",
-        known=lambda text: next(r["FIRST APPEARANCE"] for r in _rows(text) if r["name"] == "Frank Castle (Earth-616)"),
+        known=lambda text: next(
+            rf"(?m)^\W*{r['FIRST APPEARANCE']}\W*$|Frank Castle \(.{{1,200}}{r['FIRST APPEARANCE']}"
+            for r in _rows(text) if r["name"] == "Frank Castle (Earth-616)"),
         intents=(Intent(sql="""SELECT "FIRST APPEARANCE" FROM artifact WHERE name = 'Frank Castle (Earth-616)'"""),
                  Intent(grep="Frank Castle")),
     ),
@@ -392,20 +398,24 @@ QUESTIONS: Final = (
     Question(
         kind="git log -p", content="git log -p",
         ask="Which commit changed previews/excerpts.py?",
-        known=_git("--format=%h", "--", "src/coatcheck/previews/excerpts.py"),
+        known=lambda text: rf"(?s)\b{_git('--format=%h', '--', 'src/coatcheck/previews/excerpts.py')}"
+                           r"(?:(?!\n(?:\d+:)?commit ).)*?excerpts\.py",
         intents=(Intent(grep="previews/excerpts.py"), Intent(grep="^commit |previews/excerpts.py")),
     ),
     Question(
         kind="git log -p", content="git log -p",
         ask="On which date was 'The store in memory may build on the SQLite catalog' committed?",
-        known=_git("--format=%ad", "--grep", "The store in memory may build"),
+        known=lambda text: "|".join(
+            _git("--format=%ad", f"--date=format:{form}", "--grep", "The store in memory may build")
+            for form in ("%a %b %e %H:%M:%S %Y", "%Y-%m-%d[T ]%H:%M")),
         intents=(Intent(grep="The store in memory may build", near=(4, 0)),),
     ),
     Question(
         kind="rows of SQL", content=_SIGNINS,
         ask="How many sign-ins came from 177.96.29.181?",
         known=lambda text: _count(sum(row[1] == "177.96.29.181" for row in ast.literal_eval(text))),
-        intents=(Intent(grep=r"177\.96\.29\.181", count=True),),
+        intents=(Intent(sql="SELECT count(*) FROM artifact WHERE c2 = '177.96.29.181'"),
+                 Intent(grep=r"177\.96\.29\.181", count=True)),
         counted="177.96.29.181",
     ),
     Question(
@@ -418,19 +428,21 @@ QUESTIONS: Final = (
     Question(
         kind="MCP result", content=_MCP + "/15/messages/5/content",
         ask="What does 'Apartment 2/pers' cost for 5 nights?",
-        known=lambda text: re.escape(re.findall(r"Apartment 2/pers.*?([\d,]+) for 5 nights", text, re.DOTALL)[0]),
+        known=lambda text: r"(?s)2/pers(?:(?!for 5 nights).)*?{} for 5 nights".format(
+            re.findall(r"Apartment 2/pers.*?([\d,]+) for 5 nights", text, re.DOTALL)[0]),
         intents=(Intent(grep="Apartment 2/pers", near=(0, 30)), Intent(grep="for 5 nights")),
     ),
     Question(
         kind="MCP result", content=_MCP + "/12/messages/13/content",
         ask="When does train C2001 leave and arrive?",
-        known=lambda text: re.escape(re.findall(r"C2001\(.*?(\d\d:\d\d -> \d\d:\d\d)", text)[0]),
+        known=lambda text: rf"(?s)C2001\(.{{1,120}}{re.findall(r'C2001.*?([0-9:]+ -> [0-9:]+)', text)[0]}",
         intents=(Intent(grep="C2001"),),
     ),
     Question(
         kind="kubectl", content=_KUBECTL,
         ask="Which pod is not Running?",
-        known=_found(r"pod/(\S+)\s+0/1\s+Pending"),
+        known=lambda text: "(?s){0}.{{1,60}}Pending|Pending.{{1,60}}{0}".format(
+            re.escape(re.findall(r"pod/(\S+)\s+0/1\s+Pending", text)[0])),
         intents=(Intent(grep="Pending"), Intent(grep="pod/")),
     ),
     Question(
@@ -597,8 +609,8 @@ def is_known(intent: Intent, ask: str, pages: Sequence[str]) -> bool:
     seen = "\n".join(pages).casefold()
     if intent.sql:
         names = re.sub(r"'[^']*'", "", intent.sql).replace('"', "")
-        words = [word for word in _WORD.findall(names) if word.lower() not in _SQL_WORDS]
-        return all(word.casefold() in seen for word in [*words, *_WORD.findall(intent.at)])
+        words = [word for word in re.findall(r"[A-Za-z_]\w*", f"{names} {intent.at}") if word.lower() not in _SQL_WORDS]
+        return all(re.search(rf"\b{word.casefold()}\b", seen) for word in words)
     looked_for = re.sub(r"\(\?\w\)|\\.", " ", f"{intent.grep} {intent.path}")
     return all(word.casefold() in seen or word.casefold() in ask.casefold() for word in _WORD.findall(looked_for))
 
@@ -648,12 +660,16 @@ class Ours:
         return str(outcome.text)
 
     def hint(self, shown: str) -> Call | None:
-        """The first call in the stub's hint, unless it leaves something to fill in."""
+        """The first call in the stub's hint that leaves nothing to fill in: the one written out, or it with another
+        argument after "or"."""
         proposed = _STUB_HINT.search(shown)
-        called = _CALL.search(json.loads(f'"{proposed[1]}"')) if proposed else None
-        if called is None or "…" in called[2]:
+        written = json.loads(f'"{proposed[1]}"') if proposed else ""
+        called = _CALL.search(written)
+        if called is None:
             return None
-        return Call(called[1], dict(_ARGUMENT.findall(called[2])))
+        arguments = dict(_ARGUMENT.findall(called[2]))
+        others = [{"pointer": arguments["pointer"], one[1]: one[2]} for one in _OR.finditer(written, called.end())]
+        return next((Call(called[1], one) for one in (arguments, *others) if "…" not in "".join(one.values())), None)
 
     def call_for(self, intent: Intent, pages: Sequence[str]) -> Call | None:
         if not self._pointer:
@@ -691,6 +707,7 @@ class Ours:
 _STUB_HINT: Final = re.compile(r'"hint":"((?:[^"\\]|\\.)*)"')
 _CALL: Final = re.compile(r"(get_artifact)\(((?:[^()\"]|\"[^\"]*\")*)\)")
 _ARGUMENT: Final = re.compile(r'(\w+)="([^"]*)"')
+_OR: Final = re.compile(r' or (\w+)="([^"]*)"')
 _LINE_OF_GREP: Final = re.compile(r"(?m)^(\d+)[:>]")
 
 

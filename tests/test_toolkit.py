@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 from typing import Any
 
@@ -46,9 +47,25 @@ def cursor(answer: str) -> str | None:
 # What a model is told
 
 
-def test_all_three_schemas_together_have_400_tokens_at_most(session: Session) -> None:
+def test_all_three_schemas_together_have_fewer_than_420_tokens_and_one_alone_than_190(session: Session) -> None:
     for form in ("as_openai", "as_openai_responses", "as_anthropic"):
-        assert tokens.exact(json.dumps([getattr(tool, form)() for tool in toolkit(session)])) <= 400
+        assert tokens.exact(json.dumps([getattr(tool, form)() for tool in toolkit(session)])) < 420
+    alone = toolkit(session, only=("get",))[0]
+    assert tokens.exact(json.dumps([alone.as_anthropic()])) < 190
+
+
+def test_a_model_may_have_some_of_the_tools_only(session: Session) -> None:
+    assert [tool.name for tool in toolkit(session, only=["store", "get"])] == ["get_artifact", "store_artifact"]
+    alone = toolkit(session, only=("get",))[0]
+    assert "there are no artifacts yet" in alone.run(pointer="nothing")
+    ref = session.put(LOG, name="weather")
+    assert f'newest: {ref.pointer} "weather"' in alone.run(pointer="nothing")
+
+
+def test_sql_is_described_only_if_it_is_installed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "SQL" in toolkit(session)[0].parameters["properties"]["query"]["description"]
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    assert "SQL" not in toolkit(session)[0].parameters["properties"]["query"]["description"]
 
 
 def test_the_names_follow_the_style_of_the_host(session: Session) -> None:
@@ -67,14 +84,27 @@ def test_each_form_is_what_its_provider_wants(session: Session) -> None:
     assert tool.as_openai()["type"] == "function"
     assert schema["additionalProperties"] is False
     assert schema["required"] == ["pointer"]
-    assert list(schema["properties"]) == ["pointer", "lines", "grep", "query", "cursor"]
+    assert list(schema["properties"]) == [
+        "pointer", "lines", "grep", "context", "ignore_case", "query", "cursor",
+    ]  # fmt: skip
     assert tool.as_openai_responses()["name"] == tool.as_anthropic()["name"] == tool.as_mcp()["name"] == "get_artifact"
     assert tool.as_anthropic()["input_schema"] == tool.as_mcp()["inputSchema"] == schema
     tool.as_anthropic()["input_schema"]["properties"].clear()
     assert tool.as_anthropic()["input_schema"] == schema
 
 
-@pytest.mark.parametrize("wrong", [{"style": "kebab"}, {"prefix": "a b"}, {"max_chars": 100}, {"max_store_bytes": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"style": "kebab"},
+        {"prefix": "a b"},
+        {"max_chars": 100},
+        {"max_store_bytes": 0},
+        {"only": ()},
+        {"only": "get"},
+        {"only": ("read",)},
+    ],
+)
 def test_options_that_cannot_be_meant_are_errors(session: Session, wrong: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidArgument):
         toolkit(session, **wrong)
@@ -112,6 +142,21 @@ def test_lines_grep_and_query_look_inside(session: Session) -> None:
     assert "1000:" in body(get(session, pointer="run", grep="request 999 "))
     assert body(get(session, pointer="rows", query="$.rows[0].id")).strip() == "7"
     assert body(get(session, pointer=f"{session.list(name='rows')[0].pointer}#/rows/0/id")) == "7"
+
+
+def test_context_and_case_may_come_as_text(session: Session) -> None:
+    session.put(LOG, name="run")
+    for context, ignore_case in ((1, True), ("1", "true"), (1.0, "True")):
+        answer = body(get(session, pointer="run", grep="REQUEST 999 ", context=context, ignore_case=ignore_case))
+        assert [line.split("2026")[0] for line in answer.split("\n")] == ["999-", "1000:", "1001-"]
+    assert "context must be an integer (write context=2)" in get(session, pointer="run", grep="x", context="two")
+    assert "ignore_case must be a boolean" in get(session, pointer="run", grep="x", ignore_case=[1])
+
+
+def test_several_slices_of_lines_come_in_one_answer(session: Session) -> None:
+    session.put(LOG, name="run")
+    lines = LOG.splitlines(keepends=True)
+    assert body(get(session, pointer="run", lines="3:4,-1:")) == "".join([*lines[2:4], "--\n", lines[-1]])
 
 
 def test_a_large_result_of_a_query_says_where_the_whole_is(session: Session) -> None:
@@ -189,7 +234,7 @@ def test_what_was_wrong_is_reported_in_words(session: Session, arguments: dict[s
     assert answer.startswith("[error: ")
     assert says in answer
     assert len(answer) <= 1_100
-    assert not re.search(r"\b(?:chars|diff|literal|context|ignore_case|max_chars)\b", answer)  # it has none of these
+    assert not re.search(r"\b(?:chars|diff|literal|invert|max_chars)\b", answer)  # it has none of these
 
 
 def test_what_a_model_leaves_empty_counts_as_left_out(session: Session) -> None:

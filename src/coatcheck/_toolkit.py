@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import copy
 import difflib
+import functools
 import json
 import logging
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
@@ -34,6 +35,7 @@ from coatcheck.externalize.stub import LENGTH, mark, media_type_of
 from coatcheck.ids import SCHEME, clip, is_encodable, is_pointer
 from coatcheck.intake import About
 from coatcheck.previews.excerpts import line
+from coatcheck.reading import sql
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.session import Session
@@ -52,7 +54,7 @@ _TYPES: Final[dict[type, str]] = {
     bool: "a boolean", int: "a number", float: "a number", list: "an array", dict: "an object",
 }  # fmt: skip
 DESCRIPTIONS: Final = (
-    "Read a stored artifact, a page per call. Large results come as a stub with a pointer (art:...).",
+    "Read a stored artifact, a page per call. A stub has its pointer (art:...).",
     "List stored artifacts, or search their names and content.",
     "Store a text or JSON under a name for later. Answers its pointer.",
     "Get the result of a call that is still running, waiting for it if need be.",
@@ -60,30 +62,45 @@ DESCRIPTIONS: Final = (
 _PURPOSES: Final[tuple[Purpose, ...]] = ("get", "list", "store", "wait")
 
 
+_SQL: Final = ", SQL SELECT ... FROM artifact"
+
+
 def _schema(required: list[str], **properties: str) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {
-            name: {"type": "string", **({"description": about} if about else {})} for name, about in properties.items()
+            name: {"type": _NOT_STRINGS.get(name, "string"), **({"description": about} if about else {})}
+            for name, about in properties.items()
         },
         **({"required": required} if required else {}),
         "additionalProperties": False,
     }
 
 
-_SCHEMAS: Final = (
-    _schema(
-        ["pointer"],
-        pointer="or a name",
-        lines="e.g. 4100:4160 or -50:",
-        grep="RE2 regex",
-        query="shape, JSONPath ($.a[0]) or SQL (SELECT ... FROM artifact)",
-        cursor="given by the last page",
-    ),
-    _schema([], query="words to search for", cursor="given by the last page"),
-    _schema(["name", "value"], name="", value="", content_type="e.g. application/json"),
-    _schema(["handle"], handle="", seconds="to wait, at most 60; 10 if left out, 0 only looks"),
-)
+@functools.cache
+def _schemas(*, has_sql: bool) -> tuple[dict[str, Any], ...]:
+    """The schemas of the tools. They describe only what is installed."""
+    return (
+        _schema(
+            ["pointer"],
+            pointer="or name",
+            lines="10:40,200:220 or -50:",
+            grep="RE2 regex, A|B",
+            context="",
+            ignore_case="",
+            query="text, shape, JSONPath $.a[0]" + _SQL * has_sql,
+            cursor="of last page",
+        ),
+        _schema([], query="words to search for", cursor="of last page"),
+        _schema(["name", "value"], name="", value="", content_type="e.g. application/json"),
+        _schema(["handle"], handle="", seconds="to wait, at most 60; 10 if left out, 0 only looks"),
+    )
+
+
+_NOT_STRINGS: Final = {"context": "integer", "ignore_case": "boolean"}
+_ARTICLES: Final = {"integer": "an integer", "boolean": "a boolean"}
+_DIGITS: Final = 10
+_BOOLEANS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _PREFIX: Final = re.compile(r"[\w.:/-]{0,40}", re.ASCII)
 _LOG: Final = logging.getLogger("coatcheck")
 RESERVED: Final = 1_000  # characters for the first line of a page
@@ -95,6 +112,7 @@ _SUMMARY: Final = 120
 _ROWS: Final = 40
 _HITS: Final = 10
 _NEAREST: Final = 3
+_NEWEST: Final = 5
 _LOOKED_AT: Final = 500  # newest artifacts to look for similar names in
 _WRAPPED: Final = {'"': '"', "'": "'", "`": "`", "<": ">", "“": "”", "‘": "’"}
 _POINTER: Final = re.compile(r"(?:art:)?([0-9a-f]{12,64})(#(?:/.*)?)?", re.IGNORECASE | re.DOTALL)
@@ -196,7 +214,9 @@ class Tool(Description):
             if name not in given:
                 raise InvalidArgument(f"{name} is missing", hint=f"call {self.name}({name}=…)")
         for name, value in given.items():
-            if name in ("lines", "seconds") and isinstance(value, int | float) and not isinstance(value, bool):
+            if name in _NOT_STRINGS:
+                given[name] = _typed(name, value)
+            elif name in ("lines", "seconds") and isinstance(value, int | float) and not isinstance(value, bool):
                 given[name] = str(value)
             elif not isinstance(value, str) and not (name == "value" and isinstance(value, dict | list)):
                 what = _TYPES.get(type(value), f"a {type(value).__name__}")
@@ -213,9 +233,10 @@ def toolkit(
     max_store_bytes: int | None = None,
     redact: Literal["store"] | None = None,
     handles: Handles | None = None,
+    only: Iterable[Purpose] | None = None,
 ) -> list[Tool]:
-    """Return the three tools of a session: get, list, store. With `handles`, the executor whose calls the host starts,
-    a fourth lets the model wait for them.
+    """Return the three tools of a session: get, list, store; or `only` some of them, e.g. `only=("get",)`. With
+    `handles`, the executor whose calls the host starts, a fourth lets the model wait for them.
 
     `style` names them `get_artifact`, `getArtifact` or `artifacts.get`, and `prefix` is put before the name. An answer
     has at most `max_chars` characters, and a model can store at most `max_store_bytes` in one call. The defaults come
@@ -234,12 +255,22 @@ def toolkit(
     whole(max_chars, "max_chars", least=LEAST_CHARS)
     whole(max_store_bytes, "max_store_bytes", least=1)
     one_of(redact, "redact", ("store",), optional=True)
+    wanted = set(_PURPOSES[:3] if only is None else only)
+    if isinstance(only, str) or not wanted or not wanted.issubset(_PURPOSES):
+        raise InvalidArgument(f"only must be some of get, list and store, got {only!r}", hint='write only=("get",)')
+    wanted.discard("wait")
+    if handles is not None:
+        wanted.add("wait")
     names = [prefix + name for name in _STYLES[style]]
     policy = configured(session.store.settings, redact)
-    run = _Answers(session, max_chars, max_store_bytes, names[1], policy, handles)
-    answers = zip(names, DESCRIPTIONS, _SCHEMAS, (run.get, run.list, run.store, run.wait), strict=True)
-    tools = [Tool(name, words, form, answer != run.store, answer, run.failed) for name, words, form, answer in answers]
-    return tools if handles is not None else tools[:3]
+    run = _Answers(session, max_chars, max_store_bytes, names[1] if "list" in wanted else "", policy, handles)
+    schemas = _schemas(has_sql=sql.pool.is_installed)
+    answers = zip(_PURPOSES, names, DESCRIPTIONS, schemas, (run.get, run.list, run.store, run.wait), strict=True)
+    return [
+        Tool(name, words, form, purpose != "store", answer, run.failed)
+        for purpose, name, words, form, answer in answers
+        if purpose in wanted
+    ]
 
 
 def purpose_of(description: object) -> Purpose | None:
@@ -262,8 +293,8 @@ def known_as(described: object) -> tuple[Purpose, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """What the tools of one session do. `list_tool` is the name under which the model knows that tool, and `policy`
-    applies to what a model stores."""
+    """What the tools of one session do. `list_tool` is the name under which the model knows that tool, empty if it has
+    none, and `policy` applies to what a model stores."""
 
     session: Session
     max_chars: int
@@ -334,7 +365,10 @@ class _Answers:
         nearest = self._nearest(asked)
         if nearest:
             return self._marked(f"{first} nearest: {', '.join(nearest)}")
-        return self._marked(f"{first} {self.list_tool}() lists all artifacts")
+        if self.list_tool:
+            return self._marked(f"{first} {self.list_tool}() lists all artifacts")
+        newest = ", ".join(map(_named, self.session.list(limit=_NEWEST)))
+        return self._marked(f"{first} " + (f"newest: {newest}" if newest else "there are no artifacts yet"))
 
     def _nearest(self, asked: str) -> list[str]:
         refs = self.session.list(limit=_LOOKED_AT)
@@ -345,7 +379,7 @@ class _Answers:
                 known.setdefault(ref.name.lower()[:_MAX_NAME], ref)
         close = difflib.get_close_matches(asked.strip().lower()[:_MAX_NAME], known, n=2 * _NEAREST, cutoff=0.6)
         found = {known[one].artifact_id: known[one] for one in close}
-        return [f"{ref.pointer} {_quoted(ref.name)}" if ref.name else ref.pointer for ref in found.values()][:_NEAREST]
+        return [_named(ref) for ref in found.values()][:_NEAREST]
 
     def list(self, arguments: dict[str, Any]) -> str:
         skip, last = _opened(arguments.get("cursor"))
@@ -413,9 +447,25 @@ class _Answers:
         return mark(self.session.store.secret, first if len(first) <= room else first[: room - 1] + "…", rest)
 
 
+def _typed(name: str, value: object) -> int | bool:
+    """An integer or a boolean that a model may have sent as text."""
+    text = str(value).strip().lower() if isinstance(value, str | int | float) else ""
+    if _NOT_STRINGS[name] == "boolean" and text in _BOOLEANS:
+        return _BOOLEANS[text]
+    number = text.removesuffix(".0")
+    if _NOT_STRINGS[name] == "integer" and number.isascii() and number.isdigit() and len(number) < _DIGITS:
+        return int(number)
+    example = "true" if _NOT_STRINGS[name] == "boolean" else "2"
+    raise InvalidArgument(f"{name} must be {_ARTICLES[_NOT_STRINGS[name]]}", hint=f"write {name}={example}")
+
+
 def _about(ref: Ref) -> list[str]:
     name = [_quoted(ref.name)] if ref.name else []
     return [*name, ref.kind, line(ref.media_type, _NAME), f"{ref.size_bytes:,} bytes"]
+
+
+def _named(ref: Ref) -> str:
+    return f"{ref.pointer} {_quoted(ref.name)}" if ref.name else ref.pointer
 
 
 def _row(ref: Ref, where: str, text: str) -> str:

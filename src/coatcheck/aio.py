@@ -17,14 +17,23 @@ import functools
 import inspect
 import io
 import os
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar
 
 import coatcheck
-from coatcheck._toolkit import Description, Style, Tool
+from coatcheck._toolkit import Description, Purpose, Style, Tool
 from coatcheck.collect import Progress
 from coatcheck.executor import Handle, ToolCall, ToolExecutor, ToolOutcome, Turn
 from coatcheck.executor.run import WORKERS
@@ -194,12 +203,13 @@ def toolkit(
     max_store_bytes: int | None = None,
     redact: Literal["store"] | None = None,
     handles: AsyncToolExecutor | ToolExecutor | None = None,
+    only: Iterable[Purpose] | None = None,
 ) -> list[AsyncTool]:
     """Return the tools of a session, as `coatcheck.toolkit` does."""
     executor = handles._wrapped if isinstance(handles, AsyncToolExecutor) else handles
     tools = coatcheck.toolkit(
         _plain(session), style=style, prefix=prefix, max_chars=max_chars, max_store_bytes=max_store_bytes,
-        redact=redact, handles=executor,
+        redact=redact, handles=executor, only=only,
     )  # fmt: skip
     described = ((tool.name, tool.description, tool.parameters, tool.read_only, tool) for tool in tools)
     return [AsyncTool(*one, _plain(session)) for one in described]

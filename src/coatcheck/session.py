@@ -29,27 +29,30 @@ class Session(CoreSession):
         lines: str | None = None,
         chars: str | None = None,
         grep: str | None = None,
-        context: int = 0,
+        context: int | None = None,
         ignore_case: bool = False,
         invert: bool = False,
         literal: bool = False,
         query: str | None = None,
         diff: str | None = None,
+        exact: bool = False,
         cursor: str | None = None,
         max_chars: int | None = None,
     ) -> Page:
         """Read one page of an artifact, at most `max_chars` characters (by default the setting `page.max_chars`,
         8,000), with a cursor for the next.
 
-        `lines="4100:4160"` or `"-50:"` and `chars="0:2000"` are slices. `grep` is a regular expression in RE2 syntax
-        (or `literal` text), with `context` lines around each match. `query` is `"shape"`, a JSONPath, SQL on the
-        table `artifact`, or `"text"` of a document. `diff` is another artifact to compare with. Raises `NotFound`,
-        `Expired` and `InvalidArgument`, with messages that a model can act on."""
+        `lines="4100:4160"`, `"-50:"` or `"10:40,200:220"` and `chars="0:2000"` are slices. `grep` is a regular
+        expression in RE2 syntax (or `literal` text), with `context` lines around each match; by default 2 in indented
+        JSON and accessibility snapshots, else none. `query` is `"shape"`, a JSONPath, SQL on the table `artifact`, or
+        `"text"` of a document. `diff` is another artifact to compare with. Lines are shown as on a
+        terminal, without colours and with progress bars as they ended, unless `exact`. Raises `NotFound`, `Expired` and
+        `InvalidArgument`, with messages that a model can act on."""
         from coatcheck.reading import Request, read  # here and below, so that importing coatcheck stays quick
 
         request = Request(
             lines=lines, chars=chars, grep=grep, context=context, ignore_case=ignore_case, invert=invert,
-            literal=literal, query=query, diff=diff,
+            literal=literal, query=query, diff=diff, exact=exact,
             max_chars=self._store.settings["page.max_chars"] if max_chars is None else max_chars,
         )  # fmt: skip
         return read(self, target, request, cursor)

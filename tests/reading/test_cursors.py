@@ -21,19 +21,21 @@ SPECS = st.one_of(
     NUMBERS.map(lambda n: f"-{n}:"),
     st.tuples(NUMBERS, NUMBERS).map(lambda ends: f"{min(ends)}:{max(ends)}"),
 )
+SEVERAL = st.lists(SPECS, min_size=1, max_size=4).map(",".join)
 PATTERNS = st.text(st.characters(), min_size=1, max_size=300)
 REQUESTS = st.one_of(
     st.just(Request()),
-    st.builds(Request, lines=SPECS),
+    st.builds(Request, lines=SEVERAL),
     st.builds(Request, chars=SPECS.filter(lambda spec: ":" in spec)),
     st.builds(
         Request,
-        lines=st.none() | SPECS,
+        lines=st.none() | SEVERAL,
         grep=PATTERNS,
-        context=st.integers(0, 100),
+        context=st.none() | st.integers(0, 100),
         ignore_case=st.booleans(),
         invert=st.booleans(),
         literal=st.booleans(),
+        exact=st.booleans(),
     ),
     st.builds(Request, query=PATTERNS),
     st.builds(Request, diff=PATTERNS),

@@ -127,7 +127,7 @@ def test_all_pages_have_every_line_that_matches_once_with_its_context(text: str,
     around = {
         near
         for number in wanted
-        for near in range(number - request.context, number + request.context + 1)
+        for near in range(number - (request.context or 0), number + (request.context or 0) + 1)
         if 1 <= near <= total
     }
     assert numbers(found, "-") == sorted(around.difference(wanted))
@@ -496,3 +496,63 @@ def test_others_are_served_while_a_pattern_is_searched() -> None:
         steps += 1
     searching.join()
     assert steps > 100
+
+
+def test_a_grep_of_several_slices_looks_at_those_alone() -> None:
+    page = read(content_of(LOG), Request(grep="ERROR", lines="950:1001,90:110, 95:120,-31:", context=2))
+    assert numbers([page], ":") == [100, 1_000]
+    assert page.shown == "matches 1-2 of 2 in lines 90-120, 950-1001, 12001-12031 of 12,031"
+    assert "--" in page.text
+    found = list(pages(content_of(LOG), Request(grep="line", lines="1:50,500:560,900:903", max_chars=300)))
+    assert numbers(found, ":") == [*range(1, 51), *range(500, 561), *range(900, 904)]
+    assert {page.matches for page in found} == {50 + 61 + 4}
+
+
+def test_lines_of_context_are_usual_where_one_line_says_little() -> None:
+    rows = [{"id": number, "name": f"item {number}", "size": number * 7} for number in range(200)]
+    indented = json.dumps(rows, indent=2).encode()
+    assert '"id": 7,' in read(make_content(indented, "application/json"), Request(grep='"item 7"')).text
+    assert '"id"' not in read(make_content(indented, "application/json"), Request(grep='"item 7"', context=0)).text
+    snapshot = "- main [ref=e1]:\n" + "".join(
+        f'  - link "Item {n}" [ref=e{n}]:\n    - /url: /items/{n}\n    - text: Price {n}\n' for n in range(2, 60)
+    )
+    assert "/url: /items/7\n" in read(content_of(snapshot), Request(grep="Item 7")).text + "\n"
+    assert "3-" not in read(content_of(LOG), Request(grep="line 4$")).text
+
+
+def test_context_that_nobody_asked_for_is_left_out_where_many_match() -> None:
+    rows = [{"id": number, "name": f"item {number}", "size": number * 7} for number in range(500)]
+    page = read(make_content(json.dumps(rows, indent=2).encode(), "application/json"), Request(grep="name"))
+    assert page.matches == 500
+    assert numbers([page], "-") == []
+
+
+def test_each_alternative_of_a_pattern_is_counted_and_one_without_a_match_named() -> None:
+    text = "".join(f"{word} {number}\n" for number in range(20) for word in ("error", "warning", "info"))
+    for pattern in ("error|warn|panic", "(error|warn|panic)", "(?:error|warn|panic)"):
+        assert read(content_of(text), Request(grep=pattern)).shown == (
+            "matches 1-40 of 40 in 60 lines; error: 20, warn: 20, panic: none"
+        )
+    assert "(?i)ERROR: 20" in read(content_of(text), Request(grep="(?i)ERROR|PANIC")).shown
+    assert read(content_of(text), Request(grep="error 1$|info 2$")).shown == "matches 1-2 of 2 in 60 lines"
+    one_line = ("needle-" * 9 + "pin " * 4) * 100
+    assert "needle: 900, pin: 400, hay: none" in read(content_of(one_line), Request(grep="needle|pin|hay")).shown
+
+
+@pytest.mark.parametrize(
+    ("pattern", "parts"),
+    [
+        ("a|b", ["a", "b"]),
+        (r"a\|b", []),
+        ("[|]", []),
+        ("[]|]x|y", ["[]|]x", "y"]),
+        ("(a|b)c", []),
+        ("(a|b)|c", ["(a|b)", "c"]),
+        ("(?i)a|b", ["(?i)a", "(?i)b"]),
+        ("a|", []),
+        (r"\Qa|b\E", []),
+        ("(a)|(b)", ["(a)", "(b)"]),
+    ],
+)
+def test_a_pattern_is_split_only_where_it_has_alternatives(pattern: str, parts: list[str]) -> None:
+    assert grep.alternatives(pattern) == parts

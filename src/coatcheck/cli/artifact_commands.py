@@ -78,10 +78,10 @@ def get(target: str, output: str, raw: bool, session_id: str, url: str | None) -
 
 @click.command()
 @click.argument("target")
-@click.option("--lines", metavar="A:B", help="Lines, counted from 1: 4100:4160, :100, or -50: for the last 50.")
+@click.option("--lines", metavar="A:B", help="Lines, counted from 1: 4100:4160, 10:40,200:220, or -50:.")
 @click.option("--chars", metavar="A:B", help="Characters, counted from 0: 0:2000, or -2000: for the last 2000.")
 @click.option("--grep", metavar="PATTERN", help="Matching lines, in RE2 syntax; with --lines, only within those.")
-@click.option("-C", "--context", type=int, default=0, metavar="N", help="With --grep: lines around each match.")
+@click.option("-C", "--context", type=int, metavar="N", help="With --grep: lines around each match.")
 @click.option("-i", "--ignore-case", is_flag=True, help="With --grep: ignore case.")
 @click.option("-v", "--invert", is_flag=True, help="With --grep: lines that do not match.")
 @click.option("-F", "--literal", is_flag=True, help="With --grep: treat the pattern as plain text.")
@@ -97,7 +97,7 @@ def read(target: str, raw: bool, session_id: str, url: str | None, as_json: bool
     TARGET is a pointer, an id or a name. A line on stderr says which part the page shows. Without options it reads
     from the start. Exits with 1 if --grep matches nothing."""
     with open_session(url, session_id, target) as session:
-        page = session.read(target, **request)
+        page = session.read(target, **request, exact=True)
         if as_json:
             terminal.print_json({name: getattr(page, name) for name in _PAGE})
         else:

@@ -23,6 +23,7 @@ from coatcheck.cli.terminal import diff_lines, print_error, print_note, print_re
 from coatcheck.install.clients import CLIENTS, SCOPES, Scope, find_config
 
 if TYPE_CHECKING:
+    from coatcheck._toolkit import Purpose
     from coatcheck.install.plan import Plan
     from coatcheck.mcp.savings import Counts
     from coatcheck.mcp.wire import Upstream
@@ -56,11 +57,18 @@ ttl_option = click.option("--ttl", type=_SECONDS, metavar="SECONDS", default=_DA
 @click.option("--http", is_flag=True, help="Serve over HTTP on 127.0.0.1, with a token, instead of stdio.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=8974, show_default=True, help="0 for any free port.")
 @click.option("--allow-origin", metavar="ORIGIN", multiple=True, help="Origin of an allowed web page. Repeatable.")
+@click.option("--only", type=click.Choice(["get", "list", "store"]), multiple=True, help="Tool to offer. Repeatable.")
 @session_option
 @ttl_option
 @store_option
 def mcp(
-    http: bool, port: int, allow_origin: tuple[str, ...], session_id: str | None, ttl: float, url: str | None
+    http: bool,
+    port: int,
+    allow_origin: tuple[str, ...],
+    only: tuple[Purpose, ...],
+    session_id: str | None,
+    ttl: float,
+    url: str | None,
 ) -> None:
     """Serve the store over MCP.
 
@@ -76,7 +84,7 @@ def mcp(
         raise errors.MissingExtra("mcp") from error
     with ending(), coatcheck.open(url) as store:
         name = session_id or f"mcp-{secrets.token_hex(8)}"
-        sessions = Sessions(store, name, named=session_id is not None, ttl=ttl)
+        sessions = Sessions(store, name, named=session_id is not None, ttl=ttl, only=only)
         try:
             if http:
                 serve_http(sessions, port=port, token=os.environ.get(TOKEN), origins=allow_origin, say=print_error)

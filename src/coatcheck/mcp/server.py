@@ -12,7 +12,7 @@ import functools
 import hashlib
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
@@ -25,6 +25,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from coatcheck import Ref, Session, Store, __version__, toolkit
+from coatcheck._toolkit import Purpose
 from coatcheck.errors import CODES, CoatcheckError, InvalidArgument, NotFound
 from coatcheck.ids import clip
 from coatcheck.lanes import in_reading_thread, in_thread
@@ -40,8 +41,9 @@ Context = ServerRequestContext[Any, Any]
 
 INSTRUCTIONS: Final = (
     "Stored artifacts: results that are too large for the context. A pointer (art:…) names one. "
-    "get_artifact reads a page, a part or the answer to a query; list_artifacts lists what is stored."
+    "get_artifact reads a page, a part or the answer to a query"
 )
+_LISTING: Final = "; list_artifacts lists what is stored."
 MAX_CONNECTIONS: Final = 1_000
 PAGE: Final = 50
 PART_CHARS: Final = 8_000
@@ -83,8 +85,11 @@ class Sessions:
 
     Since 2026-07-28, HTTP has no connections: those requests share a session."""
 
-    def __init__(self, store: Store, session_id: str, *, named: bool, ttl: float) -> None:
+    def __init__(
+        self, store: Store, session_id: str, *, named: bool, ttl: float, only: Collection[Purpose] | None = None
+    ) -> None:
         self.counts = Counts()
+        self.only = only or None  # the tools to offer
         self._session_id = session_id
         self._named = named
         self._open = functools.lru_cache(MAX_CONNECTIONS)(functools.partial(store.session, ttl=ttl))
@@ -113,7 +118,7 @@ def make_server(sessions: Sessions) -> Server[Any]:
         "coatcheck",
         version=__version__,
         title="Coatcheck",
-        instructions=INSTRUCTIONS,
+        instructions=INSTRUCTIONS + (_LISTING if sessions.only is None or "list" in sessions.only else "."),
         on_list_tools=handlers.list_tools,
         on_call_tool=handlers.call_tool,
         on_list_resources=handlers.list_resources,
@@ -138,13 +143,15 @@ class _Handlers:
     # Tools
 
     async def list_tools(self, context: Context, params: Any) -> types.ListToolsResult:
-        tools = [tool.as_mcp() for tool in toolkit(self._sessions.of(context))]
-        tools[2]["outputSchema"] = _POINTER_SCHEMA  # programs use the pointer
-        return types.ListToolsResult(tools=[types.Tool.model_validate(tool) for tool in tools])
+        tools = toolkit(self._sessions.of(context), only=self._sessions.only)
+        output = {"outputSchema": _POINTER_SCHEMA}  # programs use the pointer
+        described = [tool.as_mcp() | ({} if tool.read_only else output) for tool in tools]
+        return types.ListToolsResult(tools=[types.Tool.model_validate(tool) for tool in described])
 
     async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
         session = self._sessions.of(context)
-        tool = next((one for one in toolkit(session) if one.name == params.name), None)
+        tools = toolkit(session, only=self._sessions.only)
+        tool = next((one for one in tools if one.name == params.name), None)
         if tool is None:
             raise MCPError(code=types.INVALID_PARAMS, message=f"unknown tool {clip(params.name)}")
         began, arguments = time.monotonic(), params.arguments or {}
@@ -317,7 +324,7 @@ def read(session: Session, uri: str) -> list[dict[str, Any]]:
     if is_text(ref.media_type):
         if offset:
             raise InvalidArgument(f"offset cannot be used with {ref.pointer}: it is text", hint="use lines or cursor")
-        page = session.read(ref, lines=lines, cursor=cursor, max_chars=PART_CHARS)
+        page = session.read(ref, lines=lines, cursor=cursor, exact=True, max_chars=PART_CHARS)
         if page.cursor is not None or lines is not None or cursor is not None:
             part["mimeType"] = "text/plain"
         part["text"] = page.text

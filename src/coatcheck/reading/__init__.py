@@ -114,12 +114,12 @@ def read_text(
     if request.grep is not None:
         draft = heavy.search(content, request, position, pointer.partition("#")[2])
     else:
-        text = DecodedText(content)
+        text = DecodedText(content, exact=request.exact)
         if request.chars is not None:
             draft = by_chars(text, request.chars, request.max_chars, position)
         else:
             draft = by_lines(text, request.lines, request.max_chars, position)
-        spans = () if draft.span is None else (text.bytes_of(*draft.span),)
+        spans = tuple(text.bytes_of(*span) for span in draft.spans)
     artifact_id = content.ref.artifact_id
     cursor = None if draft.position is None else seal(key(), artifact_id, request, draft.position)
     return Page(draft.text, draft.shown, pointer, cursor, None, draft.matches, draft.matches_exact, spans)

@@ -30,7 +30,7 @@ import re2  # type: ignore[import-untyped]  # ships without types
 
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.ids import clip
-from coatcheck.previews.excerpts import count
+from coatcheck.previews.excerpts import count, folded, plain
 from coatcheck.reading.long_lines import LEVELS, RECORD, SMALL, Decoded, Extract, Structure, decoded_lines
 from coatcheck.reading.page import PageDraft, Request, lines_of
 from coatcheck.reading.text import REPLACEMENT, DecodedText, decode, visible
@@ -72,6 +72,18 @@ SEARCH_SECONDS: Final = 10.0
 LINE_CHARS: Final = 500
 RICH: Final = 2_500  # maximum characters of a page that shows whole records
 _BRIEF: Final = 300
+CONTEXT: Final = 2
+TALLY_SECONDS: Final = 0.5
+_TALLY: Final = 200  # characters
+_ALTERNATIVES: Final = 12
+_FEW: Final = 5  # matches
+_LOOK: Final = 8_192  # characters
+_NODES: Final = 4
+_INDENTED: Final = re.compile(r"\s*[\[{]\s*\n[ \t]")
+_SNAPSHOT: Final = re.compile(r"^\s*- .*\[ref=\w+\]", re.MULTILINE)
+_FLAGS: Final = re.compile(r"\(\?[a-zA-Z-]+\)")
+_GROUP: Final = re.compile(r"\((?:\?:)?([^()]*)\)")
+_PARTS: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|]", re.DOTALL)
 _NEXT_RECORD: Final = re.compile(rb"[\])}]\s{0,40},\s{0,40}[\[({]")
 _CONTINUATION: Final = bytes(range(0x80, 0xC0))  # the bytes of UTF-8 that do not begin a character
 _LEFT_OUT: Final = len("[999,999,999,999 characters left out]")
@@ -87,14 +99,17 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
         return PageDraft("", "no match: the artifact is empty", matches=0)
     escapes = text.is_json or text.end - text.start > LONG * text.lines
     pattern = Pattern(request.grep, ignore_case=request.ignore_case, literal=request.literal, escapes=escapes)
-    first, last = (1, text.lines) if request.lines is None else lines_of(request.lines, text.lines)
-    start, before, due, known, *inside = position or (first, 0, 0, 0)
-    page = _PageBuilder(text, request, pattern, start, due, *inside, base=base, room=RICH)
-    finished, stopped = page.fill(last, count=False)
+    ranges = _merged([(1, text.lines)] if request.lines is None else lines_of(request.lines, text.lines))
+    start, before, due, known, *inside = position or (ranges[0][0], 0, 0, 0)
+    usual = _usual_context(text) if request.context is None else request.context
+    page = _PageBuilder(text, request, pattern, start, due, *inside, base=base, room=RICH, context=usual)
+    finished, stopped = page.fill(ranges, count=False)
     if page.resume is not None:
-        room = max(RICH, request.max_chars // 2)
-        page = _PageBuilder(text, request, pattern, start, due, *inside, base=base, room=room, brief=True)
-        finished, stopped = page.fill(last, count=not known)
+        room, context = max(RICH, request.max_chars // 2), request.context or 0
+        page = _PageBuilder(
+            text, request, pattern, start, min(due, context), *inside, base=base, room=room, context=context, brief=True
+        )
+        finished, stopped = page.fill(ranges, count=not known)
 
     seen = before + page.found
     matches, exact = max(seen + page.more, known >> 1), finished or bool(known & 1)
@@ -106,7 +121,9 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
         following = (stopped, seen, page.due, known)
 
     where = f"{text.lines:,} line{'s' * (text.lines != 1)}"
-    where = where if request.lines is None else f"lines {first}-{last} of {text.lines:,}"
+    if request.lines is not None:
+        slices = ", ".join(f"{first}-{last}" for first, last in ranges)
+        where = f"lines {slices} of {text.lines:,}"
     if page.records:
         where += f", {count(page.records, 'record')}" + " on this page" * (following is not None or before > 0)
     total = f"{matches:,}" if exact else f"at least {matches:,}"
@@ -118,9 +135,82 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
     else:
         shown = f"no {'further ' if before else ''}match in {where}"
     notes = page.notes()
+    if matches and position is None and stopped is None and not request.literal and not request.invert:
+        notes[:0] = _tallies(text, request, ranges, escapes)
     if stopped is not None:
         notes.insert(0, f"searched up to line {stopped - 1} so far, the cursor continues from there")
     return PageDraft("\n".join(page.out), "; ".join([shown, *notes]), following, matches, exact)
+
+
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges in order, and those that touch as one."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return merged
+
+
+def _usual_context(text: DecodedText) -> int:
+    """Lines around a match if the request says nothing: some where one line says little."""
+    head = text.take(text.start, _LOOK)
+    is_indented = text.is_document and _INDENTED.match(head) is not None
+    return CONTEXT if is_indented or len(_SNAPSHOT.findall(head)) > _NODES else 0
+
+
+def alternatives(pattern: str) -> list[str]:
+    """The alternatives of a pattern like `A|B|C` or `(A|B)`, if it has some; flags at its start apply to each."""
+    flags = _FLAGS.match(pattern)
+    lead, body = (flags[0], pattern[flags.end() :]) if flags else ("", pattern)
+    parts = _split(body)
+    if len(parts) == 1 and (group := _GROUP.fullmatch(body)) and len(inner := _split(group[1])) > 1:
+        parts = inner
+    return [lead + part for part in parts] if 1 < len(parts) <= _ALTERNATIVES and all(parts) else []
+
+
+def _split(pattern: str) -> list[str]:
+    """Split a pattern at each `|` outside of brackets. An unbalanced one, or one with `\\Q`, stays whole."""
+    parts, start, depth = [], 0, 0
+    for token in _PARTS.finditer(pattern):
+        sign = token[0]
+        depth += (sign == "(") - (sign == ")")
+        if depth < 0 or sign == "\\Q":
+            return [pattern]
+        if sign == "|" and not depth:
+            parts.append(pattern[start : token.start()])
+            start = token.end()
+    return [*parts, pattern[start:]]
+
+
+def _tallies(text: DecodedText, request: Request, ranges: list[tuple[int, int]], escapes: bool) -> list[str]:
+    """A note on how often each alternative of the pattern matches, unless the few matches show it, or it takes long."""
+    parts = alternatives(request.grep or "")
+    deadline = monotonic() + TALLY_SECONDS
+    try:
+        patterns = [Pattern(part, ignore_case=request.ignore_case, escapes=escapes) for part in parts]
+    except InvalidArgument:
+        return []
+    counts = [0] * len(parts)
+    long = LONG if text.lines > 1 else 0
+    for first, last in ranges if parts else ():
+        with closing(groups(text, first, last)) as lines:
+            for group in lines:
+                for index, pattern in enumerate(patterns):
+                    if isinstance(group, HugeLine):
+                        spans = _HugeLineView(text, group, pattern).occurrences(0)
+                        found, is_whole = _tally(spans, deadline, is_hit=False)
+                    else:
+                        found, upto = pattern.count(group.data, group.start, group.end, deadline, long=long)
+                        is_whole = upto == group.end
+                    counts[index] += found
+                    if not is_whole or monotonic() > deadline:
+                        return []
+    named = zip(parts, counts, strict=True)
+    note = ", ".join(f"{part if len(part) <= 40 else part[:39] + '…'}: {number or 'none'}" for part, number in named)
+    is_plain = all(counts) and sum(counts) <= _FEW
+    return [note] if note and len(note) <= _TALLY and not is_plain else []
 
 
 class _LineView:
@@ -211,7 +301,7 @@ class _HugeLineView:
 
     def cut(self, low: int, high: int) -> str:
         data = self._text.read(self._start + low, high - low)
-        return visible(decode(data))[0].strip(REPLACEMENT)
+        return visible(plain(decode(data)))[0].strip(REPLACEMENT)
 
     def record(self, span: tuple[int, int], limit: int, *, is_json: bool, brief: bool) -> Extract | None:
         """The record around a match, if one begins shortly before it: the line is not scanned from its start."""
@@ -240,10 +330,11 @@ class _PageBuilder:
         *,
         base: str,
         room: int,
+        context: int,
         brief: bool = False,
     ) -> None:
         self._text, self._request, self._pattern = text, request, pattern
-        self._base, self._brief = base, brief
+        self._base, self._brief, self._context = base, brief, context
         self.records = 0
         self._last = ("", 0)  # the label of the last record, and its offset
         self._long = LONG if text.lines > 1 else 0
@@ -257,12 +348,12 @@ class _PageBuilder:
         self._floor = start  # the first line that may still be shown
         self._cut = self._fits = self._repaired = self._has_huge = False
 
-    def fill(self, last: int, *, count: bool) -> tuple[bool, int | None]:
+    def fill(self, ranges: list[tuple[int, int]], *, count: bool) -> tuple[bool, int | None]:
         """Go through the lines once: show until the page is full, then count.
 
         Returns whether the end was reached, and the line at which time ran out before the page was full."""
         full_at, inside = None, 0
-        with closing(groups(self._text, self._began[0], last)) as lines:
+        with closing(self._groups(ranges)) as lines:
             for group in lines:
                 at: int | None = group.start
                 if full_at is None:
@@ -279,6 +370,16 @@ class _PageBuilder:
                     return False, None
                 inside = 0
         return True, None
+
+    def _groups(self, ranges: list[tuple[int, int]]) -> Generator[LineGroup | HugeLine, None, None]:
+        """Yield the lines of the ranges. No context reaches from one range to another."""
+        for first, last in ranges:
+            start = max(first, self._began[0])
+            if start > last:
+                continue
+            if start > self._floor:
+                self._floor, self.due = start, 0
+            yield from groups(self._text, start, last)
 
     def notes(self) -> list[str]:
         """Notes on the page for its reader."""
@@ -329,7 +430,7 @@ class _PageBuilder:
                 return hit.start
             else:
                 self.found += 1
-            self.due = self._request.context
+            self.due = self._context
             at, number = min(hit.end + 1, group.end), number + 1
         return None if self._show_due(group, at, number, group.end) else group.end
 
@@ -353,7 +454,7 @@ class _PageBuilder:
             self.found += 1
         elif not self._occurrences(line, huge.number):
             return 0
-        self.due = self._request.context
+        self.due = self._context
         return None
 
     def _hits(self, group: LineGroup) -> Iterator[LineHit]:
@@ -378,7 +479,7 @@ class _PageBuilder:
 
     def _before(self, group: LineGroup | HugeLine, at: int, number: int) -> bool:
         """Show the context before a match, back to the last line shown."""
-        first = max(self._floor, number - self._request.context)
+        first = max(self._floor, number - self._context)
         if not all(map(self._distant, range(first, min(number, group.number)))):
             return False
         begins = []
@@ -394,7 +495,7 @@ class _PageBuilder:
     def _distant(self, number: int, mark: str = "-") -> bool:
         """Show a line that is not in the current group."""
         begin, width = self._text.line_start(number), self._width(number)
-        head = visible(self._text.take(begin, width + 1))[0].partition("\n")[0].rstrip("\r")
+        head = visible(plain(self._text.take(begin, width + 1)))[0].partition("\n")[0].rstrip("\r")
         if len(head) <= width:
             return self._entry(number, mark, head)
         body = head[: width - _LEFT_OUT]
@@ -483,7 +584,7 @@ class _PageBuilder:
 
     def _entry(self, number: int, mark: str, body: str, *, cut_from: int = 0, is_repaired: bool = False) -> bool:
         entry = f"{self._text.label(number)}{number}{mark}{body}"
-        if self.out and self._request.context and number > self._floor:
+        if self.out and self._context and number > self._floor:
             entry = "--\n" + entry
         room = self._room - len(entry) - bool(self.out)
         if room < 0:
@@ -808,15 +909,15 @@ def groups(text: DecodedText, first: int, last: int) -> Generator[LineGroup | Hu
                 break
             begin = 0
             if waiting:
-                yield _cleaned(number, b"".join([*waiting, piece[:head]]))
+                yield _cleaned(text, number, b"".join([*waiting, piece[:head]]))
                 begin, number, feeds = head, number + 1, feeds - 1
             if begin < tail:
-                yield _cleaned(number, piece, begin, tail)
+                yield _cleaned(text, number, piece, begin, tail)
             number += feeds
             began, waiting = at - len(piece) + tail, [piece[tail:]] if tail < len(piece) else []
         else:
             if waiting:
-                yield _cleaned(number, b"".join(waiting))
+                yield _cleaned(text, number, b"".join(waiting))
 
 
 def _ahead(text: DecodedText, at: int, end: int) -> Iterator[tuple[bytes, int]]:
@@ -838,8 +939,9 @@ def _ahead(text: DecodedText, at: int, end: int) -> Iterator[tuple[bytes, int]]:
             yield piece
 
 
-def _cleaned(number: int, data: bytes, start: int = 0, end: int | None = None) -> LineGroup:
-    """Remove carriage returns at line ends, and replace invalid bytes with U+FFFD."""
+def _cleaned(text: DecodedText, number: int, data: bytes, start: int = 0, end: int | None = None) -> LineGroup:
+    """Make lines fit to search: as a terminal shows them, without carriage returns at their ends, and with U+FFFD for
+    invalid bytes."""
     end, repaired = len(data) if end is None else end, False
     if not data.isascii():
         lines = data[start:end]
@@ -848,7 +950,12 @@ def _cleaned(number: int, data: bytes, start: int = 0, end: int | None = None) -
         except UnicodeDecodeError:
             data, repaired = visible(decode(lines))[0].encode(), True
             start, end = 0, len(data)
-    if data.find(b"\r", start, end) >= 0:
+    returns = data.count(b"\r", start, end)
+    is_drawn = data.find(b"\x1b", start, end) >= 0 or (returns and returns != data.count(b"\r\n", start, end))
+    if is_drawn and not text.exact:
+        data = folded(data[start:end].decode())[0].encode()
+        start, end = 0, len(data)
+    if returns:
         data = data[start:end].replace(b"\r\n", b"\n")
         start, end = 0, len(data)
     return LineGroup(number, data, start, end, repaired)

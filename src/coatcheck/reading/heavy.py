@@ -87,11 +87,11 @@ def diff(old: Content, new: Content) -> QueryResult:
 def search(content: Content, request: Request, position: tuple[int, ...] | None, base: str = "") -> PageDraft:
     """Return one page of a grep. `base` is the fragment that the content is a part at."""
     if _is_short(content, request):
-        return grep.search(DecodedText(content), request, position, base)
+        return grep.search(DecodedText(content, exact=request.exact), request, position, base)
     hint = "use a simpler pattern: fewer repetitions, no large ones inside one another"
     arguments = {"request": asdict(request), "position": position, "base": base}
     found = _ask("grep", [content], arguments, seconds=GREP_SECONDS, chars=request.max_chars, hint=hint)
-    return PageDraft(**found | {"position": found["position"] and tuple(found["position"])})
+    return PageDraft(**found | {"position": found["position"] and tuple(found["position"]), "spans": ()})
 
 
 def part(content: Content, fragment: str) -> bytes:
@@ -178,7 +178,8 @@ def _calls() -> dict[str, Callable[..., Message]]:
 
     def search(content: Content, request: Message, position: list[int] | None, base: str = "") -> Message:
         at = None if position is None else tuple(position)
-        return grep.search(DecodedText(content), Request(**request), at, base)._asdict()
+        asked = Request(**request)
+        return grep.search(DecodedText(content, exact=asked.exact), asked, at, base)._asdict()
 
     def rows(content: Content) -> Message:
         raw, note = json_content.rows(content)
@@ -207,14 +208,14 @@ def _warm(calls: dict[str, Callable[..., Message]]) -> None:
     calls["find"](document, "$..a[?search(@, 'b')]")
     calls["shape"](document, 1_000)
     calls["part"](document, "/a/1")
+    calls["rows"](content(b"rows:\n[('a', datetime.datetime(2026, 1, 1))]", TEXT))
+    calls["largest"](document)
     calls["document"](content(b"<p>a &amp; b</p>", "text/html"), "page")
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("content.xml", '<p a="b">text</p>')
     for data in (archive.getvalue(), archive.getvalue().replace(b".xml", b".xm\xff")):
         calls["document"](content(data, "application/zip"), "office")
-    calls["rows"](content(b"rows:\n[('a', datetime.datetime(2026, 1, 1))]", TEXT))
-    calls["largest"](document)
     calls["diff"](content(b"a\nb\n", TEXT), content(b"a\nc\n", TEXT))
     for encoding in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
         for text in ("\ufeffone\ntwo\n", "\ufeffé\n"):

@@ -2,7 +2,7 @@
 
 Lines count from 1 and both ends are included: `lines="4100:4160"` is 61 lines. Characters count from 0 and the end is
 excluded, as in Python: `chars="0:2000"` is 2,000 characters. Negative numbers count from the end, and an end may be
-left open: `lines="-50:"` is the last 50 lines.
+left open: `lines="-50:"` is the last 50 lines. Several slices of lines are separated by commas.
 
 A cursor contains the position where a page stopped and the request that it continues, then a keyed tag over both and
 the artifact's id. So the pointer and the cursor are enough to read on, also after a restart; if the request is repeated
@@ -32,11 +32,12 @@ from coatcheck.media import TEXT
 MAX_CHARS: Final = 8_000
 MIN_CHARS: Final = 200
 MAX_CONTEXT: Final = 100
+_MAX_SLICES: Final = 50
 MAX_RESULT: Final = 4_000_000  # characters of a query's result
 
 _SPAN: Final = re.compile(r"\s*(-?\d{1,18})?\s*(?:(:|(?<=\d)\s*-)\s*(-?\d{1,18})?)?\s*")
 _HINTS: Final = {
-    "lines": 'write lines="4100:4160", "7", ":100" or "-50:" for the last 50; lines count from 1',
+    "lines": 'write lines="4100:4160", "7", ":100", "10:40,200:220" or "-50:" for the last 50; lines count from 1',
     "chars": 'write chars="0:2000", "8000:" or "-2000:" for the last 2,000; characters count from 0',
 }
 
@@ -48,7 +49,7 @@ _LONGEST: Final = 512
 _PERSON: Final = b"coatcheck.cursor"
 _CURSOR: Final = re.compile(r"[A-Za-z0-9_-]{8,}")
 _AGAIN: Final = "leave the cursor out to read from the start"
-_MEMBERS: Final = ("lines", "chars", "grep", "context", "ignore_case", "invert", "literal", "query", "diff")
+_MEMBERS: Final = ("lines", "chars", "grep", "context", "ignore_case", "invert", "literal", "query", "diff", "exact")
 _REPEAT: Final = 1 << len(_MEMBERS)
 _SLICES: Final = 0b11  # the bits of `lines` and `chars`
 
@@ -73,15 +74,15 @@ class Page:
 
 
 class PageDraft(NamedTuple):
-    """A page before its cursor is sealed. `position` is the start of the next page, None at the end; `span` is the
-    range of the text that a slice covers."""
+    """A page before its cursor is sealed. `position` is the start of the next page, None at the end; `spans` are the
+    ranges of the text that slices cover."""
 
     text: str
     shown: str
     position: tuple[int, ...] | None = None
     matches: int | None = None
     matches_exact: bool = True
-    span: tuple[int, int] | None = None
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 class Slice(NamedTuple):
@@ -93,20 +94,21 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to read of an artifact: a slice, a grep (also within a slice of lines), a query, a diff, or all of it.
+    """What to read of an artifact: slices, a grep (also within slices of lines), a query, a diff, or all of it.
 
-    Raises `InvalidArgument` if the arguments cannot be combined. `max_chars` limits one page and may differ from page
-    to page."""
+    Raises `InvalidArgument` if the arguments cannot be combined. `context` None leaves the number of lines around a
+    match to the content. `max_chars` limits one page and may differ from page to page."""
 
     lines: str | None = None
     chars: str | None = None
     grep: str | None = None
-    context: int = 0
+    context: int | None = None
     ignore_case: bool = False
     invert: bool = False
     literal: bool = False
     query: str | None = None
     diff: str | None = None
+    exact: bool = False
     max_chars: int = MAX_CHARS
 
     def __post_init__(self) -> None:
@@ -125,11 +127,11 @@ class Request:
                 f"max_chars must be an integer of at least {MIN_CHARS}, got {self.max_chars!r}",
                 hint=f"a page has {MAX_CHARS:,} characters by default",
             )
-        if not is_whole(self.context) or self.context > MAX_CONTEXT:
+        if self.context is not None and (not is_whole(self.context) or self.context > MAX_CONTEXT):
             text = f"context must be 0 to {MAX_CONTEXT} lines, got {clip(str(self.context), 40)}"
             raise InvalidArgument(text, hint="use lines to read more")
         for name in _HINTS.keys() & given.keys():
-            parse_slice(name, given[name])
+            _member(self, name)
         if self.grep == "":
             raise InvalidArgument("grep is empty", hint='write grep="pattern", or lines="1:50" to read from the start')
 
@@ -183,16 +185,20 @@ class BoundedLines:
         return False
 
 
-def lines_of(spec: str, total: int) -> tuple[int, int]:
-    """The first and the last line of a slice of `total` lines, both 1-based and included."""
-    first, last = _bounds("lines", spec, total, 1)
-    if first > total:
+def lines_of(spec: str, total: int) -> list[tuple[int, int]]:
+    """The first and the last line of each slice of `total` lines, both 1-based and included, in the given order.
+
+    Of several, those past the end are left out; if all are, that is an error."""
+    found = [(*_bounds("lines", one, total, 1), one) for one in spec.split(",")]
+    inside = [(first, last) for first, last, _ in found if first <= total]
+    if not inside:
         raise InvalidArgument(
-            f"line {first} is past the end: there are {total:,} lines", hint='lines="-50:" reads the last 50'
+            f"line {found[0][0]} is past the end: there are {total:,} lines", hint='lines="-50:" reads the last 50'
         )
-    if last < first:
-        raise _backwards("lines", spec)
-    return first, last
+    for first, last, one in found:
+        if last < first <= total:
+            raise _backwards("lines", one)
+    return inside
 
 
 def chars_of(spec: str, total: int) -> tuple[int, int]:
@@ -272,7 +278,7 @@ def unseal(
                 hint="repeat the arguments of the first call exactly, and add the cursor",
             )
         raise foreign
-    for member in _MEMBERS:
+    for member in _MEMBERS[:-1]:  # the cursor decides whether lines are exact
         value = _member(given, member)
         if value and value != _member(meant, member):
             values = (getattr(one, member) for one in (meant, given))
@@ -318,7 +324,16 @@ def _tag(key: bytes, artifact_id: str, wanted: bytes, body: bytes) -> bytes:
 def _member(request: Request, name: str) -> Any:
     """A member in normal form: two ways to write the same slice are equal."""
     value = getattr(request, name)
-    return parse_slice(name, value) if value is not None and name in _HINTS else value
+    if value is None:
+        return None
+    if name == "lines":
+        slices = value.split(",")
+        if len(slices) > _MAX_SLICES:
+            raise InvalidArgument(f"lines has {len(slices)} slices, the limit is {_MAX_SLICES}", hint="use two calls")
+        return tuple(parse_slice(name, one) for one in slices)
+    if name == "context":
+        return value + 1  # 0 lines are not the default
+    return parse_slice(name, value) if name == "chars" else value
 
 
 def _encode(request: Request) -> bytes:
@@ -329,8 +344,10 @@ def _encode(request: Request) -> bytes:
         if not value:
             continue
         bits |= 1 << bit
-        if isinstance(value, Slice):  # an open end is 0, others follow in zigzag order
-            ends = (0 if end is None else 1 + (end << 1 if end >= 0 else ~(end << 1)) for end in value)
+        if isinstance(value, tuple):  # an open end is 0, others follow in zigzag order
+            slices = (value,) if isinstance(value, Slice) else value
+            values += b"" if name == "chars" else _varint(len(slices))
+            ends = (0 if end is None else 1 + (end << 1 if end >= 0 else ~(end << 1)) for one in slices for end in one)
             values += b"".join(map(_varint, ends))
         elif isinstance(value, str):
             written = value.encode("utf-8", "surrogatepass")
@@ -346,12 +363,16 @@ def _decode(bits: int, data: Iterator[int]) -> Request:
     members: dict[str, Any] = {}
     for name in (name for bit, name in enumerate(_MEMBERS) if bits >> bit & 1):
         if name in _HINTS:
-            ends = [_number(data) - 1, _number(data) - 1]
-            members[name] = ":".join("" if end < 0 else str(end >> 1 ^ -(end & 1)) for end in ends)
+            many = _number(data) if name == "lines" else 1
+            if many > _MAX_SLICES:
+                raise ValueError("too many slices")
+            pairs = [(_number(data) - 1, _number(data) - 1) for _ in range(many)]
+            written = (":".join("" if end < 0 else str(end >> 1 ^ -(end & 1)) for end in pair) for pair in pairs)
+            members[name] = ",".join(written)
         elif name in ("grep", "query", "diff"):
             members[name] = bytes(islice(data, _number(data))).decode("utf-8", "surrogatepass")
         else:
-            members[name] = _number(data) if name == "context" else True
+            members[name] = _number(data) - 1 if name == "context" else True
     return Request(**members)
 
 

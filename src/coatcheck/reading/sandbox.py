@@ -269,6 +269,11 @@ class Pool:
         self._owner = os.getpid()
         atexit.register(self.close)
 
+    @property
+    def is_installed(self) -> bool:
+        """Whether the package that the child needs is there."""
+        return not self._package or find_spec(self._package) is not None
+
     def ask(
         self,
         arguments: Message,
@@ -285,7 +290,7 @@ class Pool:
     ) -> Message:
         """Return the answer to one call. The child may read the contents piece by piece. It gets the `files` unless it
         has `loaded` them before. `limit` and `hint` are for the error of a call that exceeds a limit."""
-        if self._package and find_spec(self._package) is None:
+        if not self.is_installed:
             raise MissingExtra(self._extra)
         message = {
             "arguments": arguments,
