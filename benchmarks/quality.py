@@ -42,7 +42,7 @@ def search(bench: Bench) -> Iterator[Row]:
 
 
 def estimates(bench: Bench) -> Iterator[Row]:
-    """Estimates of tokens against exact counts, for every text of the corpus that is not small."""
+    """Estimates of tokens against exact counts, for each file of the corpus and each text inside that is not small."""
     folder = corpus()
     if folder is None:
         print(f"\ntokens is skipped: {_NO_CORPUS}")
@@ -50,8 +50,15 @@ def estimates(bench: Bench) -> Iterator[Row]:
     if find_spec("splintr") is None:
         print("\ntokens is skipped: splintr is not installed (the extra `tokens`)")
         return
-    texts = [text for _, text in corpus_texts(folder) if len(text.encode()) > _SMALL]
-    errors = [tokens.estimate(text) / tokens.exact(text) - 1 for text in (texts[::10] if bench.quick else texts)]
-    title = f"tokens of {len(errors)} texts"
-    yield Row(f"{title}: mean error", None, sum(map(abs, errors)) / len(errors), 0.15, "share")
-    yield Row(f"{title}: the lowest estimate is low by", None, max(0.0, -min(errors)), 0.05, "share")
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    inside = ((name, text) for name, text in corpus_texts(folder) if name not in files)
+    whole = ((name, path.read_bytes().decode()) for name, path in files.items())
+    for title, texts in (("files", whole), ("texts inside them", inside)):
+        large = [(name, text) for name, text in texts if len(text.encode()) > _SMALL]
+        seen = large[::10] if bench.quick else large
+        errors = {name: tokens.estimate(text) / tokens.exact(text) - 1 for name, text in seen}
+        high, low = max(errors, key=errors.__getitem__), min(errors, key=errors.__getitem__)
+        title = f"tokens of {len(errors)} {title}"
+        yield Row(f"{title}: mean error", None, sum(map(abs, errors.values())) / len(errors), 0.15, "share")
+        yield Row(f"{title}: the highest estimate is high by ({high})", None, max(0.0, errors[high]), 0.25, "share")
+        yield Row(f"{title}: the lowest estimate is low by ({low})", None, max(0.0, -errors[low]), 0.05, "share")

@@ -32,22 +32,34 @@ def test_an_estimate_is_not_more_than_5_percent_low_on(kind: str) -> None:
 
 
 # Not the other languages: their samples are made of the commonest words alone, which cost far less than real prose.
-@pytest.mark.parametrize("kind", ["english", "log", "code", "csv", "indented json", "base64"])
-def test_an_estimate_is_not_more_than_half_high_on(kind: str) -> None:
-    assert error(SAMPLES[kind]) < 0.5
+@pytest.mark.parametrize("kind", [kind for kind, text in SAMPLES.items() if text.isascii()])
+def test_an_estimate_is_not_more_than_a_quarter_high_on(kind: str) -> None:
+    assert error(SAMPLES[kind]) < 0.25
+
+
+SIGNS = {
+    "banners": f"// {'=' * 74}\n// Type guards\n// {'=' * 74}\n\n" * 20,
+    "events": '{"type":"block_delta","index":0,"delta":{"type":"text_delta","text":"word"}}\n' * 20,
+}
+
+
+@pytest.mark.parametrize("kind", SIGNS)
+def test_signs_beside_signs_cost_as_little_as_they_do(kind: str) -> None:
+    assert -0.05 < error(SIGNS[kind]) < 0.25
 
 
 @pytest.mark.slow
-def test_on_the_corpus_an_estimate_is_within_15_percent_in_the_mean_and_never_5_percent_low(corpus: Path) -> None:
+def test_on_the_corpus_an_estimate_is_near_in_the_mean_and_never_low_or_a_quarter_high(corpus: Path) -> None:
     errors = {name: error(text) for name, text in corpus_texts(corpus) if len(text.encode()) > 2_048}
     assert sum(map(abs, errors.values())) / len(errors) < 0.15
-    assert {name: low for name, low in errors.items() if low < -0.05} == {}
+    assert {name: off for name, off in errors.items() if not -0.05 <= off <= 0.25} == {}
 
 
 @pytest.mark.slow
-def test_on_whole_files_of_the_corpus_an_estimate_is_within_15_percent_in_the_mean(corpus: Path) -> None:
-    errors = [error(path.read_bytes().decode()) for path in corpus_files(corpus)]
-    assert sum(map(abs, errors)) / len(errors) < 0.15
+def test_on_whole_files_of_the_corpus_an_estimate_is_never_a_quarter_high(corpus: Path) -> None:
+    errors = {path.name: error(path.read_bytes().decode()) for path in corpus_files(corpus)}
+    assert sum(map(abs, errors.values())) / len(errors) < 0.15
+    assert {name: high for name, high in errors.items() if high > 0.25} == {}
 
 
 @given(ANY_TEXT)
@@ -65,12 +77,16 @@ def test_two_texts_together_cost_little_more_than_apart(one: str, other: str) ->
 DEAR_TEXT = st.lists(st.text("xqZ1A ,\n\t\u2603\U0001f600\ud800\x00", min_size=1, max_size=8), max_size=30).map("".join)
 
 
-@given(ANY_TEXT | DEAR_TEXT, st.sampled_from([1, 3, 40_000]), st.sampled_from([None, "application/xml"]))
-def test_an_estimate_is_never_above_the_bytes_of_the_text(text: str, times: int, media_type: str | None) -> None:
+@given(ANY_TEXT | DEAR_TEXT, st.sampled_from([1, 3, 40_000]))
+def test_an_estimate_is_never_above_the_bytes_of_the_text(text: str, times: int) -> None:
     whole = text * times
-    assert tokens.estimate(whole, media_type=media_type) <= size(whole)
+    assert tokens.estimate(whole) <= size(whole)
     written = whole.encode("utf-8", "surrogatepass")
     assert tokens.roughly(written) <= len(written)
+
+
+def test_twenty_times_one_letter_cost_less_than_a_token_each() -> None:
+    assert tokens.exact("x" * 20) <= tokens.estimate("x" * 20) < 15
 
 
 @pytest.mark.parametrize("text", ["x" * 20, "x" * 193_891, "\u2603" * 300_000 + "a" * 100_000])
@@ -95,14 +111,6 @@ def test_a_long_text_is_sampled_close_to_what_all_of_it_would_give() -> None:
     assert len(mixed) > 262_144
     parts = [mixed[start : start + 100_000] for start in range(0, len(mixed), 100_000)]
     assert tokens.estimate(mixed) == pytest.approx(sum(map(tokens.estimate, parts)), rel=0.02)
-
-
-def test_a_media_type_that_runs_low_is_corrected_and_any_other_changes_nothing() -> None:
-    text = SAMPLES["xml"]
-    assert tokens.estimate(text, media_type="Application/XML; charset=utf-8") > tokens.estimate(text)
-    assert (
-        tokens.estimate(text, media_type="x/unknown") == tokens.estimate(text, media_type="") == tokens.estimate(text)
-    )
 
 
 def test_an_exact_count_reads_special_tokens_as_plain_text() -> None:

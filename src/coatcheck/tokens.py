@@ -1,10 +1,10 @@
 """Count the tokens of a text: an estimate without dependencies, and an exact count with the extra `[tokens]`.
 
-The estimate never splits a text into tokens. It maps every character to a class (letter, digit, a script, …) and counts
-where classes meet, since tokenizers such as o200k cut there. It errs on the high side: about a tenth too high on tool
-results, code, JSON, logs and prose. It never exceeds the number of bytes in UTF-8, which bounds the tokens of every
-byte-level tokenizer. It is not an upper bound: of the files that it was not calibrated on, one in forty came out more
-than 5% low, mostly lists of rare words, names or characters.
+The estimate never splits a text into tokens. It adds up what each character costs beside its neighbours, as measured
+with the tokenizer o200k. It errs on the high side: 6 or 7% too high on tool results, code, JSON, logs and prose, and
+hardly ever more than 25%. It never exceeds the number of bytes in UTF-8, which bounds the tokens of every byte-level
+tokenizer. It is not an upper bound: of the files that it was not calibrated on, one in fifty came out more than 5% low,
+mostly lists of rare words, names or characters.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
 from operator import index
 from typing import Any, Final
+from zlib import adler32
 
 from coatcheck.errors import MissingExtra
 
@@ -33,96 +34,116 @@ _CACHED_CHARS: Final = 16_384  # longest text whose sample is cached: hosts ofte
 CLEARLY: Final = 1.5
 """How far an estimate from samples must be from a limit to count."""
 
-# Upper bounds: tokens per byte of any text, and additional tokens for each rare letter or control character.
-_MOST_PER_BYTE: Final = 1.6
-_MOST_PER_RARE: Final = 2.0
-_RARE: Final = b"jkqwxz" + bytes(code for code in range(32) if code not in b"\t\n\r") + b"\x7f"
-_ENDS: Final = 16
-
-# One class per character: by its byte where it is ASCII, else by the first byte of its UTF-8 (the others are dropped).
-_ASCII: Final = {
-    "l": "abcdefghijklmnopqrstuvwxyz", "U": "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "d": "0123456789",
-    "s": " ", "t": "\t", "n": "\r\n", "p": "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~",
-}  # fmt: skip
-_LETTERS: Final = {"v": "aeiouy", "z": "jkqwxz", "c": "bcdfghlmnprstv", "V": "AEIOUY", "C": "BCDFGHJKLMNPQRSTVWXZ"}
+# Three tables of costs in parts of a token, looked up for every character.
+#
+# 1. The class of a character between those of its neighbours. Tokenizers such as o200k first cut a text by classes: a
+#    space joins the word after it, signs beside signs are one piece, digits go by three.
+# 2. A character after the one before it, both in 16 groups. Pairs that are frequent inside a word or between signs
+#    (`th`, `":`, `--`) are mostly inside a token, others (`qz`, `Xp`) rarely.
+# 3. The script of a character that is not ASCII.
+#
+# The groups come from clustering the pairs by how often o200k cuts there. The costs began as the share of characters at
+# which a token starts, and were then fitted to whole texts: the corpus of `tests/conftest.py` and the texts inside it,
+# generated samples, files of a Linux machine, user-interface strings in 140 languages. Low estimates weighed more than
+# high ones. `python -m benchmarks.calibrate_tokens --fit` fits them to other texts.
+_CLASSES: Final = ("\n\r", "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789", " \t")
+_SIGN: Final = len(_CLASSES)  # every other ASCII character
+_LETTER: Final = 1  # as are characters of most scripts
+_SIGNS: Final = (0xC2, 0xE2, *range(0xEE, 0x100))  # first bytes of characters that are signs
+_CONTROL: Final = "".join(chr(code) for code in (*range(9), *range(14, 27), *range(28, 32), 127))
+_AFTER: Final = (
+    "0123456789Sefinoru", '\x0b!"$):>X]{', "#,CGKTWq}", "\x0c(=AEIOU", "%&*<@QYZ`|" + _CONTROL, "'+;\\^", "Hjmpy",
+    "Dbdghlw", "\t", "\x1b-._", "\r ", "JLMNRVkvz", "\n?a", "stx", "BFPc", "/[~",
+)  # fmt: skip
+_THEN: Final = (
+    "\t\n\x0c\r %+,0123456789>", "ckx", "!$&(*?@Y`|", "dln", "hrt", "fgj", "/X", "'s", "AHIKiuy", "Qqvwz~" + _CONTROL,
+    "\x0b:[]^}", "JZbmp", '"#)-.;<=_', "\x1bEOUeo", "\\{", "BCDFGLMNPRSTVWa",
+)  # fmt: skip
+_PARTS: Final = 128  # of a token, in the first two tables
+_WINDOW_COST: Final = bytes.fromhex(
+    "0000000000006c9c6b767573668d57795f734e6f5050625a51174d6f3638317e805b773d01c1ef4d68890203000000006b3d4f617185817d"
+    "5e5560687e020d857d555a42776e634e6173736b6ba203000800ab030057002c0000806477aa6e813a4a0060536d7466853c638276626170"
+    "8b89726b607e93826d5866807d90030916280000656a688e67678c514f687367612c0e1d1d090f00001586431e000000000090776a6fc270"
+    "2d30488602750045212e000a0016040000114f12220517280528201f1b547977776f5a8a883e62918668004a1e000702"
+)
+_PAIR_COST: Final = bytes.fromhex(
+    "03022e0001094400081519000e0009180b3d27870247002f6c51005600524946007607070087365d0c89434a0000724415210c000f3e0019"
+    "2c24350001130b00009f1344485d00d26d5e5359403b550b00576f2839523e0c475d1c99298740353a89000000be08004bc5000f0a0b2200"
+    "17d51019208a0b2229c400830510003e0a129d0900006a0b07087e00551e7b4631004f00000d0c010f18880000211e000000007b2623001c"
+    "356c0235004c002138a90093ae4f436b69b20057130e0d045412250a001b00041625000000634e2c0a2d00470f9209000072001900000005"
+    "00000200006700000066197422000b04185c00002f1200161a000000068f5d4a"
+)
+# Tokens for each character of a script, besides the costs above, from this code point to the next. Those of symbols,
+# ideographs, private use and the planes beyond were set by hand.
 _SCRIPTS: Final = {
-    "y": (0xC2, 0xC2),  # Latin-1 signs
-    "e": (0xC3, 0xC3),  # Latin-1 letters
-    "f": (0xC4, 0xC9),  # other Latin letters
-    "g": (0xCA, 0xCD),  # phonetic letters, combining marks
-    "G": (0xCE, 0xCF),  # Greek
-    "K": (0xD0, 0xD1),  # Cyrillic
-    "k": (0xD2, 0xD3),  # Cyrillic beyond the Slavic languages
-    "A": (0xD4, 0xD5),  # Armenian
-    "H": (0xD6, 0xD7),  # Hebrew
-    "R": (0xD8, 0xDB),  # Arabic
-    "S": (0xDC, 0xDF),  # Syriac, N'Ko, …
-    "I": (0xE0, 0xE0),  # Indic scripts, Thai
-    "i": (0xE1, 0xE1),  # Georgian, Khmer, …, and the Latin of Vietnamese
-    "o": (0xE2, 0xE2),  # punctuation, arrows, box drawing, symbols
-    "J": (0xE3, 0xE3),  # kana, CJK punctuation
-    "Z": (0xE4, 0xE9),  # CJK ideographs
-    "h": (0xEA, 0xED),  # Hangul
-    "P": (0xEE, 0xEE),  # private use
-    "X": (0xEF, 0xEF),  # full-width and presentation forms, selectors
-    "E": (0xF0, 0xF0),  # emoji
-    "F": (0xF1, 0xFF),  # the planes beyond
-}
-
-# Tokens per occurrence of a run of classes (without overlap, as bytes.count counts). They solve a linear programme: the
-# least total over-estimate of o200k such that no text comes out more than 3.3% low. The texts were the corpus of
-# `tests/conftest.py` with the tool results and documents inside it, and generated samples; files of a Linux machine and
-# user-interface strings in 85 languages were added, most without a limit for each. The rates of private use, the planes
-# beyond, symbols, `n` and `ss` were set by hand. `python -m benchmarks.calibrate_tokens` measures the rates, and with
-# `--fit` solves the programme for the corpus and `tests/token_samples.py`, which gives similar rates, not the same
-# ones.
-_BY_CLASS: Final = {
-    "d": 0.32, "p": 0.65, "n": 0.07, "ss": 0.03, "lU": 0.57, "ln": 0.28, "lt": 1.17, "Ul": 0.47, "Us": 0.41, "Up": 0.70,
-    "dl": 1.61, "dU": 2.00, "dn": 1.55, "dp": 0.22, "dt": 1.80, "sl": 0.87, "sU": 0.55, "sd": 1.75, "sn": 1.95,
-    "nl": 1.34, "nU": 2.00, "pl": 0.50, "pd": 0.74, "pn": 0.71, "pt": 1.34,
-    "l" * 4: 0.28, "l" * 10: 0.93, "l" * 24: 3.81,
+    0x80: 0.39, 0xC0: 0.66, 0x100: 0.91, 0x280: 2.00,  # Latin-1 signs and letters, other Latin, combining marks
+    0x380: 0.28, 0x400: 0.17, 0x450: 1.88, 0x460: 1.46,  # Greek, Cyrillic, letters of it that Russian lacks
+    0x500: 0.27, 0x580: 0.36, 0x600: 0.27, 0x680: 0.59, 0x700: 1.90,  # Armenian, Hebrew, Arabic, more of it, Syriac
+    0x900: 0.29, 0x980: 0.35, 0xA00: 0.54, 0xA80: 0.35, 0xB00: 1.04,  # Devanagari, Bengali, Gurmukhi, Gujarati, Oriya
+    0xB80: 0.33, 0xC00: 0.39, 0xC80: 0.35, 0xD00: 0.24, 0xD80: 0.50,  # Tamil, Telugu, Kannada, Malayalam, Sinhala
+    0xE00: 0.36, 0xE80: 1.56, 0x1000: 0.48, 0x1080: 0.28,  # Thai, Lao and Tibetan, Burmese, Georgian
+    0x1100: 1.66, 0x1780: 0.20, 0x1800: 2.06, 0x1E00: 0.05, 0x1F00: 1.20,  # Ethiopic, Khmer, …, Vietnamese, old Greek
+    0x2000: 1.50, 0x2080: 2.00, 0x2180: 0.57, 0x2200: 2.09, 0x2500: 0.24, 0x2580: 2.00,  # dashes, …, arrows, boxes
+    0x3000: 0.80, 0x3080: 0.50, 0x3100: 1.60, 0x3400: 0.68, 0xA000: 2.00, 0xAC00: 0.49,  # kana, ideographs, Yi, Hangul
+    0xE000: 2.89, 0xF900: 1.87, 0xFF00: 1.80,  # private use, presentation forms, full width
+    0x10000: 3.98, 0x1E000: 1.69, 0x20000: 3.98,  # old scripts, emoji, the planes beyond
 }  # fmt: skip
-_BY_LETTER: Final = {"z": 0.99, "zz": 2.00, "vv": 0.26, "CC": 1.55, "VV": 0.92}
-_CONTROL: Final = 1.60
-_BY_SCRIPT: Final = {
-    "y": 1.30, "e": 1.20, "f": 0.86, "g": 2.00, "G": 0.43, "K": 0.16, "KKKK": 1.11, "k": 0.81, "A": 0.46, "H": 0.53,
-    "R": 0.12, "RRRR": 1.70, "S": 2.00, "I": 0.48, "i": 0.34, "o": 2.20, "os": 0.51, "do": 0.82, "ol": 1.68,
-    "J": 0.70, "Z": 0.93, "h": 0.67, "P": 3.00, "X": 2.00, "E": 2.31, "F": 4.00,
-}  # fmt: skip
-# Typographic punctuation, arrows and box drawing cost less than other symbols: two bytes of UTF-8, and the discount.
-_BY_BYTES: Final = {b"\xe2\x80": -1.70, b"\xe2\x86": -1.70, b"\xe2\x94": -1.70, b"\xe2\x95": -1.70}
-# Corrections for a media type: tags make XML come out low. No other type had a safe correction.
-_BY_MEDIA: Final = {"application/xml": 1.06, "text/xml": 1.06}
+_SCRIPT_PARTS: Final = 64
 
 
-def _table(groups: dict[str, str]) -> bytes:
-    table = bytearray(b"\x00" * 256)
-    for name, members in groups.items():
-        for member in members:
-            table[ord(member)] = ord(name)
-    for name, (first, last) in _SCRIPTS.items():
-        table[first : last + 1] = name.encode() * (last + 1 - first)
+def _grouped(groups: tuple[str, ...], other: int = 0) -> bytes:
+    """A table from each byte to the number of its group."""
+    table = bytearray([other]) * 256
+    for number, members in enumerate(groups):
+        for member in members.encode():
+            table[member] = number
     return bytes(table)
 
 
-_CLASS_OF: Final = _table(_ASCII)
-_LETTER_OF: Final = _table(_LETTERS)
+def _classes() -> bytes:
+    table = bytearray(_grouped(_CLASSES, _SIGN))
+    for first in range(0xC2, 0x100):
+        table[first] = _SIGN if first in _SIGNS else _LETTER
+    return bytes(table)
+
+
+def _script_cost(code_point: int) -> int:
+    rate = [rate for start, rate in _SCRIPTS.items() if start <= max(code_point, 0x80)][-1]
+    return min(255, round(rate * _SCRIPT_PARTS))
+
+
+# The first byte of UTF-8 says which script it is, except for these: there half of the second byte's values are a block.
+_BLOCKED: Final = (0xD1, 0xE0, 0xE1, 0xE2, 0xE3, 0xEF, 0xF0)
+
+
+def _code_point(lead: int, second: int = 0x80) -> int:
+    """The first code point whose UTF-8 begins with these bytes."""
+    if lead < 0xE0:
+        return (lead & 31) << 6 | second & 63
+    return (lead & 15) << 12 | (second & 63) << 6 if lead < 0xF0 else (lead & 7) << 18 | (second & 63) << 12
+
+
+def _block_costs() -> bytes:
+    costs = [_script_cost(_code_point(lead, 0x80 + second)) for lead in _BLOCKED for second in range(0, 64, 2)]
+    return bytes(32) + bytes(costs)
+
+
+_CLASS_OF: Final = _classes()
+_WINDOW_TABLE: Final = _WINDOW_COST.ljust(256, b"\x00")
+_AFTER_OF: Final = _grouped(_AFTER)
+_THEN_OF: Final = _grouped(_THEN)
+_LEAD_COST: Final = bytes(
+    _script_cost(_code_point(lead)) if lead >= 0xC2 and lead not in _BLOCKED else 0 for lead in range(256)
+)
+_BLOCK_COST: Final = _block_costs()
+_BLOCK_OF: Final = bytes((_BLOCKED.index(lead) + 1) * 32 if lead in _BLOCKED else 0 for lead in range(256))
+_HALF_OF: Final = bytes((byte & 63) >> 1 if 0x80 <= byte < 0xC0 else 0 for byte in range(256))
 _CONTINUATION: Final = bytes(range(0x80, 0xC0))
-_CLASS_RATES: Final = [(run.encode(), rate) for run, rate in _BY_CLASS.items()] + [(b"\x00", _CONTROL)]
-
-# Two adjacent characters of different classes are counted as one byte: twice three bits, for seven classes and "other".
-_OTHERS: Final = len(_ASCII)
-_NUMBER_OF: Final = bytes("".join(_ASCII).find(chr(code)) % (_OTHERS + 1) for code in range(256))
-_FIRST_OF: Final = bytes(number << 3 for number in _NUMBER_OF)
-_CLASSES: Final = [
-    (bytes([_FIRST_OF[run[0]] | _NUMBER_OF[run[1]]]) if len(run) == 2 and run[0] != run[1] else None, run, rate)
-    for run, rate in _CLASS_RATES
-]
-_LETTER_RATES: Final = [(run.encode(), rate) for run, rate in _BY_LETTER.items()]
-_SCRIPT_RATES: Final = [(run.encode(), rate) for run, rate in _BY_SCRIPT.items()]
+_ASCII: Final = bytes(range(0x80))
+_SUMMED: Final = 256  # as many bytes as `adler32` certainly adds up
 
 
-def estimate(text: str, *, media_type: str | None = None) -> int:
+def estimate(text: str) -> int:
     """Estimate the tokens of a text, rounded up; 0 only for the empty text. Pure: the same answer everywhere.
 
     Never more than the bytes of the text in UTF-8. Up to 262,144 characters are all looked at. A longer text is
@@ -135,8 +156,6 @@ def estimate(text: str, *, media_type: str | None = None) -> int:
         starts = (number * (len(text) - _PIECE) // (_PIECES - 1) for number in range(_PIECES))
         seen = "".join([text[start : start + _PIECE] for start in starts])
     tokens = _weigh(seen) * len(text) / len(seen)
-    if media_type is not None:
-        tokens *= _BY_MEDIA.get(media_type.partition(";")[0].strip().lower(), 1.0)
     return max(1, _at_most_bytes(math.ceil(tokens), text))
 
 
@@ -167,18 +186,15 @@ _cached_sample = lru_cache(256)(_sample)
 
 
 def at_most(data: bytes, tokens: int) -> bool:
-    """Whether a text certainly has at most this many tokens, decided by a bound from its UTF-8 bytes, or those of the
-    JSON around it. False means that it has to be counted."""
-    size = len(data)
-    if size * _MOST_PER_BYTE > tokens:
-        return False
-    return size * _MOST_PER_BYTE + (size - len(data.translate(None, _RARE))) * _MOST_PER_RARE + _ENDS <= tokens
+    """Whether a text certainly has at most this many tokens, decided by its UTF-8 bytes, or those of the JSON around
+    it. False means that it has to be counted."""
+    return len(data) <= tokens
 
 
 def probably_exceeds(text: str, tokens: int) -> bool:
     """Whether a text has more than this many tokens. A bound or a few samples decide, and more samples near the limit:
     counting all of a text costs more than everything else that is done to a line of a transcript."""
-    if len(text) * _MOST_PER_BYTE <= tokens and at_most(text.encode("utf-8", "surrogatepass"), tokens):
+    if len(text) <= tokens and at_most(text.encode("utf-8", "surrogatepass"), tokens):
         return False
     about = sampled(text)
     return (sampled(text, 64) if tokens / CLEARLY <= about <= tokens * CLEARLY else about) > tokens
@@ -202,23 +218,41 @@ def _weigh(text: str) -> float:
 
 def _weigh_bytes(data: bytes) -> float:
     plain = data.isascii()
-    dropped = b"" if plain else _CONTINUATION
-    classes, letters = data.translate(_CLASS_OF, dropped), data.translate(_LETTER_OF, dropped)
-    pairs = _pairs(classes)
-    tokens = 0.0
-    for pair, run, rate in _CLASSES:
-        tokens += rate * (classes.count(run) if pair is None else pairs.count(pair))
-    tokens += sum(rate * letters.count(run) for run, rate in _LETTER_RATES)
-    if not plain:
-        tokens += sum(rate * classes.count(run) for run, rate in _SCRIPT_RATES)
-        tokens += sum(rate * data.count(run) for run, rate in _BY_BYTES.items())
-    return tokens
+    seen = data if plain else data.translate(None, _CONTINUATION)
+    parts = _total(_windows(seen).translate(_WINDOW_TABLE)) + _total(_pairs(seen).translate(_PAIR_COST))
+    if plain:
+        return parts / _PARTS
+    other = data.translate(None, _ASCII)
+    scripts = _total(other.translate(_LEAD_COST)) + _total(_blocks(other).translate(_BLOCK_COST))
+    return parts / _PARTS + scripts / _SCRIPT_PARTS
 
 
-def _pairs(classes: bytes) -> bytes:
-    """One byte for each two adjacent classes. Long integers are added quickly, and no sum of two bytes carries."""
-    first, second = classes.translate(_FIRST_OF)[:-1], classes.translate(_NUMBER_OF)[1:]
-    return (int.from_bytes(first, "big") + int.from_bytes(second, "big")).to_bytes(len(first), "big")
+# Long integers are added and shifted quickly: one byte for each character, and no sum of them carries.
+
+
+def _windows(data: bytes) -> bytes:
+    """The classes of each character and its neighbours as a number in base 6. Class 0, a line end, is at both ends."""
+    classes = int.from_bytes(data.translate(_CLASS_OF), "little")
+    return ((classes << 8) * 36 + classes * 6 + (classes >> 8)).to_bytes(len(data) + 1, "little")[:-1]
+
+
+def _pairs(data: bytes) -> bytes:
+    """The groups of each character and the one before it."""
+    before = int.from_bytes(data.translate(_AFTER_OF), "little")
+    then = int.from_bytes(data.translate(_THEN_OF), "little")
+    return ((before << 12) + then).to_bytes(len(data) + 1, "little")[:-1]
+
+
+def _blocks(data: bytes) -> bytes:
+    """The block of each character whose first byte is in `_BLOCKED`, and less than 32 for every other byte."""
+    first = int.from_bytes(data.translate(_BLOCK_OF), "little")
+    second = int.from_bytes(data.translate(_HALF_OF), "little")
+    return (first + (second >> 8)).to_bytes(len(data), "little")
+
+
+def _total(costs: bytes) -> int:
+    """The sum of the bytes: `adler32` has it in its lower half, several times as fast as `sum`."""
+    return sum([adler32(costs[start : start + _SUMMED], 0) & 0xFFFF for start in range(0, len(costs), _SUMMED)])
 
 
 def _encoded(text: str) -> bytes:

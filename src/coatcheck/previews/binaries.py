@@ -27,7 +27,10 @@ _OFFICE: Final = {"word/": "Word document", "xl/": "Excel workbook", "ppt/": "Po
 _OPEN_DOCUMENT: Final = b"mimetypeapplication/vnd.oasis.opendocument."
 _OPEN_KINDS: Final = {b"text": "OpenDocument text", b"presentation": "OpenDocument presentation",
                       b"spreadsheet": "OpenDocument spreadsheet"}  # fmt: skip
-_READABLE: Final = ("Word document", "PowerPoint presentation", "OpenDocument text", "OpenDocument presentation")
+WORKBOOKS: Final = ("Excel workbook", "OpenDocument spreadsheet")
+_READABLE: Final = (
+    "Word document", "PowerPoint presentation", "OpenDocument text", "OpenDocument presentation", *WORKBOOKS,
+)  # fmt: skip
 _BRANDS: Final = {"qt": "QuickTime video", "M4A": "M4A audio", "heic": "HEIC image", "avif": "AVIF image"}
 _IMAGES: Final = {  # the name of a format, and the text for an image whose dimensions are not found
     "image/png": ("PNG", ""), "image/gif": ("GIF", ""), "image/webp": ("WebP", "WebP image"),

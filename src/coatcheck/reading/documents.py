@@ -26,13 +26,13 @@ from coatcheck.content import ArtifactStream, Content
 from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded, TooLarge
 from coatcheck.ids import clip
 from coatcheck.media import TEXT, decoded, essence, is_text
-from coatcheck.previews.binaries import found_type, office_kind
+from coatcheck.previews.binaries import WORKBOOKS, found_type, office_kind
 from coatcheck.previews.excerpts import Sample, count
-from coatcheck.reading import heavy, pdf
+from coatcheck.reading import heavy, pdf, sheets
 from coatcheck.reading.page import MAX_RESULT, BoundedLines, QueryResult
 from coatcheck.storage.frames import FRAME
 
-Form = Literal["pdf", "page", "office"]
+Form = Literal["pdf", "page", "office", "sheets"]
 MAX_HTML: Final = 16 << 20
 MAX_UNPACKED: Final = 64 << 20  # bytes of XML in an office file
 MAX_KEPT: Final = 2 * MAX_RESULT  # characters of all texts
@@ -61,7 +61,7 @@ def recognized(content: Content) -> Content:
 
 
 def form_of(content: Content) -> Form | None:
-    """Whether a content is a PDF, a web page or an office file."""
+    """Whether a content is a PDF, a web page, an office file or a workbook."""
     media_type = essence(content.ref.media_type)
     if media_type == "application/pdf":
         return "pdf"
@@ -70,8 +70,9 @@ def form_of(content: Content) -> Form | None:
     if media_type == "application/zip" or media_type.startswith("application/vnd.o"):
         head = content.read(0, _EDGE)
         tail = content.read(max(len(head), content.size - _EDGE), _EDGE)
-        return "office" if office_kind(Sample(head, tail, content.size)) else None
-    return None
+        kind = office_kind(Sample(head, tail, content.size))
+        return None if not kind else "sheets" if kind in WORKBOOKS else "office"
+    return "sheets" if sheets.is_old_workbook(content) else None
 
 
 def text_of(content: Content, form: Form) -> QueryResult:
@@ -82,7 +83,7 @@ def text_of(content: Content, form: Form) -> QueryResult:
     with _lock:
         kept = _kept.get(key)
     if kept is None:
-        kept = heavy.document(content, form)
+        kept = sheets.cells(content) if form == "sheets" else heavy.document(content, form)
         with _lock:
             _kept[key] = kept
             while len(_kept) > 1 and sum(len(one.text) for one in _kept.values()) > MAX_KEPT:
@@ -123,9 +124,17 @@ def as_text(content: Content, form: Form, *, is_searched: bool) -> tuple[Content
     """Return the text of a document as a content that can be sliced or searched, and a note for its pages. In a text to
     search, the lines between pages are form feeds: they match nothing, and tell the page of a match."""
     result = text_of(content, form)
-    text = _BETWEEN.sub("\f", result.text) if is_searched else result.text
+    text = result.text
+    if is_searched:
+        text = sheets.searched(text) if form == "sheets" else _BETWEEN.sub("\f", text)
     data = text.encode()
-    note = f"of the text of {result.shown}" if form == "pdf" else "of its text"
+    note = (
+        f"of the text of {result.shown}"
+        if form == "pdf"
+        else f"of {result.shown}"
+        if form == "sheets"
+        else "of its text"
+    )
     ref = replace(content.ref, size_bytes=len(data), media_type=TEXT)
     return Content.of(ref, data), "; ".join(filter(None, (note, result.note)))
 

@@ -30,7 +30,7 @@ import re2  # type: ignore[import-untyped]  # ships without types
 
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.ids import clip
-from coatcheck.previews.excerpts import count, folded, plain
+from coatcheck.previews.excerpts import count, folded, uncoloured
 from coatcheck.reading.long_lines import LEVELS, RECORD, SMALL, Decoded, Extract, Structure, decoded_lines
 from coatcheck.reading.page import PageDraft, Request, lines_of
 from coatcheck.reading.text import REPLACEMENT, DecodedText, decode, visible
@@ -301,7 +301,7 @@ class _HugeLineView:
 
     def cut(self, low: int, high: int) -> str:
         data = self._text.read(self._start + low, high - low)
-        return visible(plain(decode(data)))[0].strip(REPLACEMENT)
+        return visible(uncoloured(decode(data)))[0].strip(REPLACEMENT)
 
     def record(self, span: tuple[int, int], limit: int, *, is_json: bool, brief: bool) -> Extract | None:
         """The record around a match, if one begins shortly before it: the line is not scanned from its start."""
@@ -495,7 +495,7 @@ class _PageBuilder:
     def _distant(self, number: int, mark: str = "-") -> bool:
         """Show a line that is not in the current group."""
         begin, width = self._text.line_start(number), self._width(number)
-        head = visible(plain(self._text.take(begin, width + 1)))[0].partition("\n")[0].rstrip("\r")
+        head = visible(uncoloured(self._text.take(begin, width + 1)))[0].partition("\n")[0].rstrip("\r")
         if len(head) <= width:
             return self._entry(number, mark, head)
         body = head[: width - _LEFT_OUT]

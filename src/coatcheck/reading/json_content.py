@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import islice
 from typing import Any, Final
 
 from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument, LimitExceeded, TooLarge
 from coatcheck.ids import clip, follow
-from coatcheck.media import TEXT, decoded, is_jsonl
+from coatcheck.media import REPR, TEXT, decoded, essence, is_jsonl
 from coatcheck.previews.excerpts import count
 from coatcheck.previews.shape import SAMPLED, outline
 from coatcheck.reading.page import MAX_CHARS, QueryResult
@@ -25,6 +26,8 @@ MAX_NODES: Final = 10_000_000
 MAX_LINE: Final = 16 << 20
 MAX_ROWS: Final = 32 << 20  # bytes of a text in which rows are looked for
 _RECORD_BYTES: Final = 16 << 20  # of the records in an outline
+BY_SQL: Final = "; query an array of records with SQL: SELECT … FROM artifact" if find_spec("duckdb") else ""
+NOTHING: Final = "nothing matches; query='shape' shows the keys"
 _AS_TEXT: Final = "read it as text, with lines or grep"
 _STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 # A line on which rows of JSON or of Python's `repr` may begin. A time or a level in brackets is not one, and nothing
@@ -42,7 +45,7 @@ def check_size(content: Content, max_bytes: int = MAX_BYTES) -> None:
     if content.size > max_bytes:
         raise TooLarge(
             f"the artifact has {content.size:,} bytes, the limit here is {max_bytes:,}",
-            hint="read it with lines or grep; query a large table or array with SQL: SELECT … FROM artifact",
+            hint="read it with lines or grep" + BY_SQL,
         )
 
 
@@ -67,8 +70,17 @@ def parse(data: bytes, what: str = "the artifact", max_nodes: int = MAX_NODES) -
 
 
 def load(content: Content) -> Any:
-    """Parse a content that is one JSON document."""
-    return parse(whole(content))
+    """Parse a content that is one JSON document, or Python's `repr` of a value."""
+    if essence(content.ref.media_type) != REPR:
+        return parse(whole(content))
+    text = decoded(whole(content, MAX_ROWS)).strip()
+    try:
+        value, end = read_repr(text)
+    except ValueError:
+        value, end = None, -1
+    if end != len(text):
+        raise InvalidArgument("the artifact is not what Python's repr writes", hint=_AS_TEXT)
+    return json.loads(json.dumps(value, default=str))
 
 
 def part_of(content: Content, fragment: str) -> bytes:
@@ -133,7 +145,9 @@ def rows(content: Content) -> tuple[bytes, str]:
             continue
         value, note = documents if len(documents) > 1 else documents[0], ""
         if not isinstance(value, list) and (found := largest_array(value)) is not None:
-            value, note = follow(value, found.pointer), f"rows of {found.pointer}"
+            inner = follow(value, found.pointer)
+            if found.columns or isinstance(inner[0], list):  # a list of texts is not what the document is about
+                value, note = inner, f"rows of {found.pointer}"
         if isinstance(value, list) and value:
             left = text[: begin.end()].strip().count("\n") + 1 if text[: begin.end()].strip() else 0
             left += text[end:].strip().count("\n") + 1 if text[end:].strip() else 0
@@ -195,7 +209,7 @@ def _check_nodes(data: bytes, what: str, max_nodes: int) -> None:
     if (nodes := _marks(_STRINGS.sub(b"", data))) > max_nodes:
         raise LimitExceeded(
             f"{what} is JSON of about {nodes:,} values, the limit here is {max_nodes:,}",
-            hint="query an array of records with SQL: SELECT … FROM artifact",
+            hint=_AS_TEXT + BY_SQL,
         )
 
 

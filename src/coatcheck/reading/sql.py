@@ -1,4 +1,4 @@
-"""SQL on tables (CSV, TSV, JSON arrays, JSONL, Parquet) in a locked-down child process; needs the extra `sql`.
+"""SQL on tables (CSV, TSV, JSON arrays, JSONL, Parquet, sheets) in a locked-down child process; needs the extra `sql`.
 
 Only tables can be queried: a log, prose or code is an error, since its first line would be taken for a header. Rows in
 Python's `repr`, and JSON after lines of text, are converted to JSON first (`json_content.rows`). The statement sees the
@@ -60,7 +60,7 @@ _PARQUET: Final = ("application/vnd.apache.parquet", "application/x-parquet", "a
 _CSV: Final = ("text/csv", "application/csv", "text/x-csv", "application/x-csv", "text/comma-separated-values")
 _TSV: Final = ("text/tab-separated-values", "text/tsv")
 _HEAD: Final = 64 << 10  # bytes used to recognize a table
-_TABULAR: Final = "SQL reads CSV, TSV, JSON arrays of objects, JSONL and Parquet"
+_TABULAR: Final = "SQL reads CSV, TSV, JSON arrays of objects, JSONL, Parquet and workbooks"
 _ROWS: Final = "rows"  # text that is converted to a JSON array first
 _INSTEAD: Final = 'read it with grep="…" or lines="1:80"; ' + _TABULAR
 
@@ -120,7 +120,9 @@ def run_sql(sql: str, tables: Mapping[str, Content], *, limits: SqlLimits = SqlL
         raise InvalidArgument(f"the statement has {len(sql):,} characters, the limit is {MAX_SQL:,}")
     if (size := sum(content.size for content in tables.values())) > limits.input_bytes:
         raise TooLarge(f"the tables have {size:,} bytes, the limit for SQL is {limits.input_bytes:,}")
-    described, files, notes = _describe(tables)
+    tables, notes = _with_sheets(tables)
+    described, files, more = _describe(tables)
+    notes += more
     loaded = hashlib.sha256(json.dumps([described, limits.memory, limits.threads]).encode()).hexdigest()
     reply = pool.ask(
         {"sql": sql, "tables": described, "limits": asdict(limits)},
@@ -132,6 +134,22 @@ def run_sql(sql: str, tables: Mapping[str, Content], *, limits: SqlLimits = SqlL
         max_chars=limits.chars,
     )
     return _result(reply, limits, notes)
+
+
+def _with_sheets(tables: Mapping[str, Content]) -> tuple[dict[str, Content], list[str]]:
+    """The tables, with the sheets of each workbook in its place: its first under its name, all under theirs."""
+    from coatcheck.reading import documents, sheets  # on demand: the child needs none of it
+
+    found: dict[str, Content] = {}
+    notes = []
+    for name, content in tables.items():
+        if documents.form_of(content) != "sheets":
+            found[name] = content
+            continue
+        inside, note = sheets.tables(content, name)
+        notes.append(note)
+        found |= {sheet: table for sheet, table in inside.items() if sheet == name or sheet not in {*tables, *found}}
+    return found, notes
 
 
 def _describe(tables: Mapping[str, Content]) -> tuple[list[dict[str, str]], dict[str, Content], list[str]]:
@@ -360,13 +378,13 @@ def _skipped(database: duckdb.DuckDBPyConnection, path: str) -> str:
 
 
 def _as_texts(database: duckdb.DuckDBPyConnection, name: str) -> str:
-    """Make columns of mixed values texts, since `column = 'a'` is an error in a column of the type JSON. Columns of
-    objects or arrays stay. Return a note."""
+    """Make columns of texts and numbers texts, since `column = 'a'` is an error in a column of the type JSON. Columns
+    with objects or arrays stay, for `column->>'$.key'`. Return a note."""
     mixed = []
     for column, kind, *_ in database.execute(f"DESCRIBE {name}").fetchall():
         at = _name(column)
-        scalar = f"SELECT 1 FROM {name} WHERE json_type({at}) NOT IN ('OBJECT', 'ARRAY', 'NULL') LIMIT 1"  # noqa: S608
-        if kind == "JSON" and database.execute(scalar).fetchone():
+        nested = f"SELECT 1 FROM {name} WHERE json_type({at}) IN ('OBJECT', 'ARRAY') LIMIT 1"  # noqa: S608
+        if kind == "JSON" and not database.execute(nested).fetchone():
             database.execute(f"ALTER TABLE {name} ALTER {at} TYPE VARCHAR USING {at}->>'$'")
             mixed.append(at)
     return f"{', '.join(mixed)[:200]} with values of several types: as text" if mixed else ""

@@ -24,7 +24,7 @@ from typing import Final
 
 from coatcheck.content import Content
 from coatcheck.media import encoding_of, is_json, is_jsonl
-from coatcheck.previews.excerpts import count, folded, plain
+from coatcheck.previews.excerpts import count, folded, uncoloured
 from coatcheck.reading.page import MIN_CHARS, PageDraft, chars_of, lines_of, parse_slice
 from coatcheck.storage.frames import FRAME, line_counts
 
@@ -349,7 +349,7 @@ def _inside(
         shown[0] += f" of {text.lines:,}"
     if others:
         shown.append(_lines(number + 1, number + others.count("\n") + (not others.endswith("\n")), text.lines))
-    body, lost = visible(got if text.exact else plain(got))
+    body, lost = visible(got if text.exact else uncoloured(got))
     after = at + width(got)
     following: tuple[int, ...] | None
     if whole:

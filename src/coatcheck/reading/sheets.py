@@ -1,0 +1,251 @@
+"""Cells of a workbook (xlsx, xlsb, xls, ods) as text and as tables, read in a child process; needs the extra `sheets`.
+
+The text has a line for each sheet with its range, then a line for each row that has a value: the address of its first
+cell and the values as CSV. As a table, a sheet has the columns of its header: the first row that is about as wide as
+the sheet, if it has names. Rows above it, such as a title, are left out, and so are empty rows and columns. A formula
+is its last value. In a range that is merged over several rows, every cell has its value.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from contextlib import suppress
+from dataclasses import replace
+from datetime import date, datetime, time, timedelta
+from typing import Any, Final, NamedTuple
+
+from coatcheck.content import Content
+from coatcheck.errors import InvalidArgument, TooLarge
+from coatcheck.ids import clip, digest_of
+from coatcheck.media import BINARY, JSON, essence
+from coatcheck.previews.excerpts import count, line
+from coatcheck.reading.page import MAX_RESULT, BoundedLines, QueryResult
+from coatcheck.reading.sandbox import Message, Pool, serve
+
+MAX_BYTES: Final = 64 << 20  # of a workbook, which is compressed
+_MAX_JSON: Final = 64 << 20  # characters of all its tables
+_LIMITS: Final[dict[str, Any]] = {
+    "seconds": 20.0,
+    "memory": 1 << 30,
+    "hint": "read it without a query to see what it is",
+}
+_OLD: Final = "application/vnd.ms-excel"
+_OLD_MAGIC: Final = b"\xd0\xcf\x11\xe0"
+_OLD_STREAM: Final = "Workbook".encode("utf-16-le")
+_EDGE: Final = 64 << 10
+_NAMES: Final = 300  # characters of the names of sheets
+_SEARCHED_ROWS: Final = 200  # rows in which the header and the width are looked for
+_WIDE: Final = 0.6  # of the widest row: a row that may be a header
+_QUOTED: Final = re.compile(r'[",]')
+_ROW: Final = re.compile(r"[A-Z]+\d+: ")
+_SHEET: Final = re.compile(r'--- sheet "(.*)": .* ---')
+
+pool: Final = Pool("coatcheck.reading.sheets", margin=1 << 30, extra="sheets", package="python_calamine")
+
+Cell = str | int | float | bool
+
+
+def is_old_workbook(content: Content) -> bool:
+    """Whether a content is a workbook in the format before xlsx. CSV is often declared as its media type."""
+    if essence(content.ref.media_type) not in (_OLD, BINARY) or content.read(0, 4) != _OLD_MAGIC:
+        return False
+    ends = content.read(0, _EDGE), content.read(max(0, content.size - _EDGE), _EDGE)
+    return any(_OLD_STREAM in end for end in ends)
+
+
+def cells(content: Content) -> QueryResult:
+    """Return the cells of every sheet as text."""
+    found = _ask(content, "text", MAX_RESULT)
+    note = f"only the first {MAX_RESULT:,} characters" if found["more"] else ""
+    return QueryResult(str(found["text"]), shown=str(found["shown"]), complete=not found["more"], note=note)
+
+
+def searched(text: str) -> str:
+    """Begin every row in a text of `cells` with the name of its sheet, so that a match shows where it is."""
+    lines, sheet = [], ""
+    for row in text.split("\n"):
+        if match := _SHEET.fullmatch(row):
+            sheet = match[1]
+        lines.append(f"{sheet}!{row}" if _ROW.match(row) else row)
+    return "\n".join(lines)
+
+
+def tables(content: Content, name: str) -> tuple[dict[str, Content], str]:
+    """Return the sheets that have rows as JSON: the first as `name`, then every one by its own name. And a note."""
+    found = _ask(content, "tables", _MAX_JSON)
+    if not found["sheets"]:
+        raise InvalidArgument(f"{clip(name)} is a workbook without a table")
+    named: dict[str, Content] = {}
+    taken, at = {name.casefold()}, 0
+    for sheet, size in found["sheets"]:
+        data = found["raw"][at : at + size]
+        at += size
+        ref = replace(content.ref, artifact_id=digest_of(data), size_bytes=len(data), media_type=JSON)
+        one = Content.of(ref, data)
+        named.setdefault(name, one)
+        if sheet.casefold() not in taken:
+            named[sheet] = one
+            taken.add(sheet.casefold())
+    return named, str(found["note"])
+
+
+def _ask(content: Content, wanted: str, chars: int) -> Message:
+    if content.size > MAX_BYTES:
+        raise TooLarge(f"{clip(content.ref.pointer)} has {content.size:,} bytes, the limit is {MAX_BYTES:,}")
+    return pool.ask({"wanted": wanted, "chars": chars}, contents=[content], max_chars=chars, **_LIMITS)
+
+
+# The child process
+
+
+class _Sheet(NamedTuple):
+    name: str
+    top: int  # row and column of the first cell, from 0
+    left: int
+    rows: list[list[Cell]]  # as wide as the widest; an empty cell is an empty text
+
+
+def main(folder: str) -> None:
+    import python_calamine
+
+    with suppress(python_calamine.CalamineError):
+        python_calamine.load_workbook(io.BytesIO(b"PK"))
+    serve(folder, _answer)
+
+
+def _answer(message: Message, contents: list[Content]) -> Message:
+    import python_calamine
+
+    wanted, chars = (message["arguments"][key] for key in ("wanted", "chars"))
+    file = io.BytesIO(b"".join(contents[0].chunks()))
+    try:
+        workbook = python_calamine.load_workbook(file)
+        sheets = [_read(workbook.get_sheet_by_name(name), name) for name in workbook.sheet_names]
+    except (python_calamine.CalamineError, OSError, ValueError) as error:
+        raise InvalidArgument(f"the workbook cannot be read: {clip(str(error), 200)}") from error
+    return _as_text(sheets, chars) if wanted == "text" else _as_tables(sheets, chars)
+
+
+def _read(sheet: Any, name: str) -> _Sheet:
+    if sheet.start is None:
+        return _Sheet(name, 0, 0, [])
+    top, left = sheet.start
+    rows = [[_value(cell) for cell in row] for row in sheet.to_python()]
+    for (first, start), (last, end) in sheet.merged_cell_ranges or ():
+        if last == first:  # a title or a group of columns: its text belongs to one cell
+            continue
+        with suppress(IndexError):
+            value = rows[first - top][start - left]
+            for row in rows[first - top : last - top + 1]:
+                row[start - left : end - left + 1] = [value] * len(row[start - left : end - left + 1])
+    return _Sheet(name, top, left, rows)
+
+
+def _value(cell: object) -> Cell:
+    if isinstance(cell, bool | str | int):
+        return cell
+    if isinstance(cell, float):
+        if not math.isfinite(cell):
+            return str(cell)
+        return int(cell) if cell.is_integer() and abs(cell) < 1 << 53 else cell
+    if isinstance(cell, datetime):
+        return cell.isoformat(" ")
+    return cell.isoformat() if isinstance(cell, date | time) else str(cell) if isinstance(cell, timedelta) else ""
+
+
+def _as_text(sheets: list[_Sheet], chars: int) -> Message:
+    lines, names = BoundedLines(chars), []
+    for name, top, left, rows in sheets:
+        end = _address(top + len(rows) - 1, left + len(rows[0]) - 1) if rows else ""
+        span = f"{_address(top, left)}:{end}" if rows else "empty"
+        title = " ".join(name.split())
+        names.append(f'"{title}" {span}')
+        lines.add(f'--- sheet "{title}": {span} ---')
+        for number, row in enumerate(rows, top):
+            if values := _trimmed(row):
+                lines.add(f"{_address(number, left)}: {','.join(map(_csv, values))}")
+    shown = f"the cells of {count(len(sheets), 'sheet')}: {line(', '.join(names), _NAMES)}"
+    return {"text": lines.text, "more": lines.full, "shown": shown}
+
+
+def _as_tables(sheets: list[_Sheet], chars: int) -> Message:
+    found, notes, parts = [], [], []
+    for sheet in sheets:
+        above, columns, rows = _table(sheet)
+        if not rows:
+            continue
+        records = (json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) for row in rows)
+        data = ("[" + ",\n".join(records) + "]").encode("utf-8", "replace")
+        chars -= len(data)
+        if chars < 0:
+            raise TooLarge("the tables of the workbook have too many characters", hint='read them with query="text"')
+        found.append((sheet.name, len(data)))
+        parts.append(data)
+        if above:
+            notes.append(
+                f"{count(above, 'row')} above the header of {json.dumps(sheet.name, ensure_ascii=False)} left out"
+            )
+    return {"raw": b"".join(parts), "sheets": found, "note": "; ".join(notes[:5])}
+
+
+def _table(sheet: _Sheet) -> tuple[int, list[str], list[list[Cell | None]]]:
+    """The number of rows with values above the header, the names of the columns, and the rows below."""
+    filled = [(number, row) for number, row in enumerate(sheet.rows) if _trimmed(row)]
+    widths = [sum(cell != "" for cell in row) for _, row in filled[:_SEARCHED_ROWS]]
+    if not filled:
+        return 0, [], []
+    first = next(at for at, width in enumerate(widths) if width >= _WIDE * max(widths))
+    header = filled[first][1]
+    has_names = len(filled) > first + 1 and _is_header(header)
+    below = filled[first + has_names :]
+    used = [
+        at for at in range(len(header)) if (has_names and header[at] != "") or any(row[at] != "" for _, row in below)
+    ]
+    columns: list[str] = []
+    taken: set[str] = set()
+    for at in used:
+        name = " ".join(str(header[at]).split()) if has_names else ""
+        name = base = name or _letters(sheet.left + at)
+        number = 1
+        while name.casefold() in taken:
+            name, number = f"{base}_{number}", number + 1
+        taken.add(name.casefold())
+        columns.append(name)
+    return first, columns, [[None if row[at] == "" else row[at] for at in used] for _, row in below]
+
+
+def _is_header(row: list[Cell]) -> bool:
+    """Whether a row has names: texts, or years among them."""
+    named = [cell for cell in row if cell != ""]
+    texts = sum(isinstance(cell, str) for cell in named)
+    years = sum(type(cell) is int and 1800 <= cell <= 2200 for cell in named)
+    return texts > 0 and texts + years == len(named)
+
+
+def _trimmed(row: list[Cell]) -> list[Cell]:
+    """A row without the empty cells at its end."""
+    end = len(row)
+    while end and row[end - 1] == "":
+        end -= 1
+    return row[:end]
+
+
+def _csv(cell: Cell) -> str:
+    text = " ".join(str(cell).split()) if isinstance(cell, str) else str(cell)
+    return '"' + text.replace('"', '""') + '"' if _QUOTED.search(text) else text
+
+
+def _address(row: int, column: int) -> str:
+    return f"{_letters(column)}{row + 1}"
+
+
+def _letters(column: int) -> str:
+    letters = ""
+    column += 1
+    while column:
+        column, rest = divmod(column - 1, 26)
+        letters = chr(ord("A") + rest) + letters
+    return letters

@@ -1,0 +1,124 @@
+"""Workbooks: cells as text, sheets as tables, and files that are not what they seem."""
+
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import coatcheck
+from coatcheck import Session
+from coatcheck.errors import CoatcheckError, InvalidArgument
+from coatcheck.reading import sheets, sql
+
+SALES = (Path(__file__).parent / "office" / "sales.xlsx").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with coatcheck.open("memory:") as store:
+        session = store.session("s")
+        session.put(SALES, name="sales")
+        yield session
+    sheets.pool.close()
+    sql.pool.close()
+
+
+def table(*rows: list[sheets.Cell]) -> tuple[int, list[str], list[list[sheets.Cell | None]]]:
+    return sheets._table(sheets._Sheet("s", 0, 0, list(rows)))
+
+
+def rezipped(**replaced: bytes) -> bytes:
+    """The workbook with other bytes in some of its files."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(SALES)) as old, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, replaced.get(Path(name).stem, old.read(name)))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("query", [None, "text"])
+def test_a_workbook_is_read_as_cells_with_addresses(session: Session, query: str | None) -> None:
+    page = session.read("sales", query=query)
+    assert page.text.split("\n")[:4] == [
+        '--- sheet "Q3 figures": B2:G10 ---',
+        'B2: "Sales by region, third quarter"',
+        "B4: Region,City,Units,Price,Sold on,Order no",
+        "B5: North,Oslo,12,9.5,2025-07-01,00041",
+    ]
+    assert '4 sheets: "Q3 figures" B2:G10, "Staff" A1:D3, "Empty" empty, "numbers" A1:C2' in page.shown
+
+
+def test_a_match_names_its_sheet_and_address(session: Session) -> None:
+    assert session.read("sales", grep="Gödel").text == "12:Staff!A3: Kurt G.,False,Gödel,2.5"
+
+
+def test_the_first_sheet_is_the_table_below_its_title(session: Session) -> None:
+    page = session.read("sales", query="SELECT * FROM artifact WHERE Region = 'South'")
+    assert page.text == (
+        "Region,City,Units,Price,Sold on,Order no\n"
+        "South,Rome,30,8.0,2025-08-02,00043\n"
+        'South,"Naples, old town",4,11.0,2025-09-30,00044'
+    )
+    assert '1 row above the header of "Q3 figures" left out' in page.shown
+
+
+def test_a_date_is_a_date_and_a_number_stored_as_text_stays_text(session: Session) -> None:
+    types = session.read("sales", query="DESCRIBE artifact").text
+    assert "Sold on,DATE" in types
+    assert "Order no,VARCHAR" in types
+
+
+def test_every_sheet_is_a_table_under_its_name(session: Session) -> None:
+    both = 'SELECT (SELECT sum("Units") FROM "Q3 figures" WHERE City IS NOT NULL) AS units, name_1 FROM staff'
+    assert session.read("sales", query=both).text == "units,name_1\n53,Lovelace\n53,Gödel"
+
+
+def test_a_sheet_without_names_has_letters_for_columns(session: Session) -> None:
+    assert session.read("sales", query="SELECT C FROM numbers").text == "C\n3\n6"
+
+
+def test_a_missing_sheet_is_answered_with_those_that_are_there(session: Session) -> None:
+    with pytest.raises(InvalidArgument, match=r'no table .Nope. .*"q3 figures", staff'):
+        session.read("sales", query="SELECT * FROM Nope")
+
+
+def test_a_header_may_have_years_empty_and_repeated_names() -> None:
+    assert table(["Report", "", "", ""], ["", 2023, 2024, "2024"], ["a", 1, 2, 3]) == (
+        1,
+        ["A", "2023", "2024", "2024_1"],
+        [["a", 1, 2, 3]],
+    )
+
+
+def test_empty_rows_and_columns_are_left_out() -> None:
+    assert table(["k", "", "v"], ["", "", ""], ["a", "", 1]) == (0, ["k", "v"], [["a", 1]])
+
+
+def test_a_single_row_is_data_and_an_empty_sheet_is_no_table() -> None:
+    assert table(["a", "b"]) == (0, ["A", "B"], [["a", "b"]])
+    assert table() == (0, [], [])
+
+
+@pytest.mark.parametrize(
+    "broken", [SALES[:3_000], rezipped(sheet1=b"<worksheet><sheetData><row"), rezipped(workbook=b"")]
+)
+def test_a_damaged_workbook_is_an_error(session: Session, broken: bytes) -> None:
+    ref = session.put(broken, media_type="application/vnd.openxmlformats-officedocument.spreadsheetml.sheet")
+    with pytest.raises(CoatcheckError):
+        session.read(ref, query="SELECT * FROM artifact")
+
+
+def test_a_cell_far_away_does_not_exhaust_memory(session: Session) -> None:
+    far = (
+        b'<worksheet><sheetData><row r="1"><c r="A1"><v>1</v></c></row><row r="1048576"><c r="XFD1048576"><v>2</v></c>'
+    )
+    ref = session.put(rezipped(sheet1=far + b"</row></sheetData></worksheet>"))
+    with pytest.raises(CoatcheckError, match=r"memory|limit|read"):
+        session.read(ref, query="text")
+    assert session.read("sales", query="text").text
+
+
+def test_letters_of_columns_are_those_of_a_spreadsheet() -> None:
+    assert [sheets._letters(column) for column in (0, 25, 26, 701, 702, 16_383)] == ["A", "Z", "AA", "ZZ", "AAA", "XFD"]
