@@ -16,7 +16,7 @@ import coatcheck
 from coatcheck import Session, aio, toolkit
 from coatcheck.externalize.blocks import ContentPart
 from coatcheck.mcp.server import Sessions, make_server
-from coatcheck.reading import pictures
+from coatcheck.reading import pdf, pictures
 from coatcheck.reading.sandbox import Pool
 
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.MCPDeprecationWarning")
@@ -141,3 +141,11 @@ def test_an_async_tool_has_parts_too(session: Session) -> None:
     pointer = session.put(encoded("PNG", (160, 90))).pointer
     parts = asyncio.run(aio.toolkit(session)[0].parts(pointer=pointer))
     assert [part.media_type for part in parts] == ["", "image/png"]
+
+
+def test_a_model_is_not_told_to_install_anything(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pdf, "pool", Pool("x", extra="pdf", package="no_such_package"))
+    pointer = session.put(b"%PDF-1.4\n").pointer
+    get = toolkit(session)[0]
+    answers = [get.run(pointer=pointer), get.run(pointer=pointer, query="text"), get.run(pointer=pointer, grep="x")]
+    assert all("install" not in answer and "extra" not in answer for answer in answers)
