@@ -30,6 +30,7 @@ from coatcheck.errors import (
     StoreError,
     TooLarge,
 )
+from coatcheck.externalize.blocks import ContentPart
 from coatcheck.externalize.pipeline import masked, put
 from coatcheck.externalize.policy import Policy, configured
 from coatcheck.externalize.stub import LENGTH, mark, media_type_of
@@ -184,6 +185,7 @@ class Tool(Description):
 
     _answer: Callable[[dict[str, Any]], str] = field(repr=False)
     _failed: Callable[[str], str] = field(repr=False)
+    _picture: Callable[[dict[str, Any]], ContentPart | None] = field(repr=False)
 
     def run(self, /, **arguments: object) -> str:
         """Run the tool with the arguments that a model sent, and return its answer."""
@@ -197,6 +199,13 @@ class Tool(Description):
         except Exception as error:  # noqa: BLE001 - a tool never raises
             _LOG.error("%s failed: %s", self.name, mask("".join(traceback.format_exception(error))))
             return self._failed(f"{self.name} failed. The arguments are not the cause; continue without it.")
+
+    def parts(self, /, **arguments: object) -> list[ContentPart]:
+        """Run the tool like `run`, for models that see: the answer, and the image itself if the artifact is one."""
+        text = self.run(**arguments)
+        given = {name: value for name, value in arguments.items() if value not in (None, "")}
+        picture = self._picture(given) if given.keys() == {"pointer"} else None
+        return [ContentPart(text), picture] if picture is not None else [ContentPart(text)]
 
     def as_mcp(self) -> dict[str, Any]:
         """For MCP's list of tools. All three are idempotent, and reach only the store."""
@@ -277,7 +286,7 @@ def toolkit(
     schemas = _schemas(has_sql=sql.pool.is_installed)
     answers = zip(_PURPOSES, names, DESCRIPTIONS, schemas, (run.get, run.list, run.store, run.wait), strict=True)
     return [
-        Tool(name, words, form, purpose != "store", answer, run.failed)
+        Tool(name, words, form, purpose != "store", answer, run.failed, run.picture)
         for purpose, name, words, form, answer in answers
         if purpose in wanted
     ]
@@ -350,6 +359,18 @@ class _Answers:
         elif page.derived is not None:
             parts.append(f'more: pointer="{page.derived}"')
         return self._marked(f"[{'; '.join(parts)}]", page.text)
+
+    def picture(self, arguments: dict[str, Any]) -> ContentPart | None:
+        """Return the image that a model asked for, or None if it is not one that can be shown."""
+        from coatcheck.reading.pictures import picture_of
+
+        try:
+            with self.session.content(self._target(str(arguments["pointer"]))) as content:
+                found = picture_of(content)
+        except Exception as error:  # noqa: BLE001 - the answer beside it says what is wrong
+            _LOG.debug("no picture: %s", type(error).__name__)
+            return None
+        return None if found is None else ContentPart(media_type=found.media_type, data=found.data)
 
     def _read(self, target: str, arguments: dict[str, Any]) -> tuple[Page, list[str]]:
         """Read what the model asked for. If that has no answer but another way to write it has, return that page, and

@@ -35,6 +35,7 @@ class Session(CoreSession):
         literal: bool = False,
         query: str | None = None,
         diff: str | None = None,
+        exact: bool = False,
         cursor: str | None = None,
         max_chars: int | None = None,
     ) -> Page:
@@ -45,12 +46,13 @@ class Session(CoreSession):
         expression in RE2 syntax (or `literal` text), with `context` lines around each match; by default 2 in indented
         JSON and accessibility snapshots, else none, and "auto" adds as many as a short page has room for. `query` is
         `"shape"`, a JSONPath, SQL on the table `artifact`, or `"text"` of a document. `diff` is another artifact to
-        compare with. Raises `NotFound`, `Expired` and `InvalidArgument`, with messages that a model can act on."""
+        compare with. Lines are shown as on a terminal, without colours and with progress bars as they ended, unless
+        `exact`. Raises `NotFound`, `Expired` and `InvalidArgument`, with messages that a model can act on."""
         from coatcheck.reading import Request, read  # here and below, so that importing coatcheck stays quick
 
         request = Request(
             lines=lines, chars=chars, grep=grep, context=context, ignore_case=ignore_case, invert=invert,
-            literal=literal, query=query, diff=diff,
+            literal=literal, query=query, diff=diff, exact=exact,
             max_chars=self._store.settings["page.max_chars"] if max_chars is None else max_chars,
         )  # fmt: skip
         return read(self, target, request, cursor)

@@ -30,7 +30,7 @@ import re2  # type: ignore[import-untyped]  # ships without types
 
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.ids import clip
-from coatcheck.previews.excerpts import count
+from coatcheck.previews.excerpts import count, folded, uncoloured
 from coatcheck.reading.long_lines import LEVELS, RECORD, SMALL, Decoded, Extract, Structure, decoded_lines
 from coatcheck.reading.page import AUTO, PageDraft, Request, lines_of
 from coatcheck.reading.text import REPLACEMENT, DecodedText, decode, visible
@@ -327,7 +327,7 @@ class _HugeLineView:
 
     def cut(self, low: int, high: int) -> str:
         data = self._text.read(self._start + low, high - low)
-        return visible(decode(data))[0].strip(REPLACEMENT)
+        return visible(uncoloured(decode(data)))[0].strip(REPLACEMENT)
 
     def record(self, span: tuple[int, int], limit: int, *, is_json: bool, width: int) -> Extract | None:
         """The record around a match, if one begins shortly before it: the line is not scanned from its start."""
@@ -521,7 +521,7 @@ class _PageBuilder:
     def _distant(self, number: int, mark: str = "-") -> bool:
         """Show a line that is not in the current group."""
         begin, width = self._text.line_start(number), self._width(number)
-        head = visible(self._text.take(begin, width + 1))[0].partition("\n")[0].rstrip("\r")
+        head = visible(uncoloured(self._text.take(begin, width + 1)))[0].partition("\n")[0].rstrip("\r")
         if len(head) <= width:
             return self._entry(number, mark, head)
         body = head[: width - _LEFT_OUT]
@@ -935,15 +935,15 @@ def groups(text: DecodedText, first: int, last: int) -> Generator[LineGroup | Hu
                 break
             begin = 0
             if waiting:
-                yield _cleaned(number, b"".join([*waiting, piece[:head]]))
+                yield _cleaned(text, number, b"".join([*waiting, piece[:head]]))
                 begin, number, feeds = head, number + 1, feeds - 1
             if begin < tail:
-                yield _cleaned(number, piece, begin, tail)
+                yield _cleaned(text, number, piece, begin, tail)
             number += feeds
             began, waiting = at - len(piece) + tail, [piece[tail:]] if tail < len(piece) else []
         else:
             if waiting:
-                yield _cleaned(number, b"".join(waiting))
+                yield _cleaned(text, number, b"".join(waiting))
 
 
 def _ahead(text: DecodedText, at: int, end: int) -> Iterator[tuple[bytes, int]]:
@@ -965,8 +965,9 @@ def _ahead(text: DecodedText, at: int, end: int) -> Iterator[tuple[bytes, int]]:
             yield piece
 
 
-def _cleaned(number: int, data: bytes, start: int = 0, end: int | None = None) -> LineGroup:
-    """Remove carriage returns at line ends, and replace invalid bytes with U+FFFD."""
+def _cleaned(text: DecodedText, number: int, data: bytes, start: int = 0, end: int | None = None) -> LineGroup:
+    """Make lines fit to search: as a terminal shows them, without carriage returns at their ends, and with U+FFFD for
+    invalid bytes."""
     end, repaired = len(data) if end is None else end, False
     if not data.isascii():
         lines = data[start:end]
@@ -975,7 +976,12 @@ def _cleaned(number: int, data: bytes, start: int = 0, end: int | None = None) -
         except UnicodeDecodeError:
             data, repaired = visible(decode(lines))[0].encode(), True
             start, end = 0, len(data)
-    if data.find(b"\r", start, end) >= 0:
+    returns = data.count(b"\r", start, end)
+    is_drawn = data.find(b"\x1b", start, end) >= 0 or (returns and returns != data.count(b"\r\n", start, end))
+    if is_drawn and not text.exact:
+        data = folded(data[start:end].decode())[0].encode()
+        start, end = 0, len(data)
+    if returns:
         data = data[start:end].replace(b"\r\n", b"\n")
         start, end = 0, len(data)
     return LineGroup(number, data, start, end, repaired)

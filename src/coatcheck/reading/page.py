@@ -50,7 +50,7 @@ _LONGEST: Final = 512
 _PERSON: Final = b"coatcheck.cursor"
 _CURSOR: Final = re.compile(r"[A-Za-z0-9_-]{8,}")
 _AGAIN: Final = "leave the cursor out to read from the start"
-_MEMBERS: Final = ("lines", "chars", "grep", "context", "ignore_case", "invert", "literal", "query", "diff")
+_MEMBERS: Final = ("lines", "chars", "grep", "context", "ignore_case", "invert", "literal", "query", "diff", "exact")
 _REPEAT: Final = 1 << len(_MEMBERS)
 _SLICES: Final = 0b11  # the bits of `lines` and `chars`
 
@@ -120,6 +120,7 @@ class Request:
     literal: bool = False
     query: str | None = None
     diff: str | None = None
+    exact: bool = False
     max_chars: int = MAX_CHARS
 
     def __post_init__(self) -> None:
@@ -291,7 +292,7 @@ def unseal(
                 hint="repeat the arguments of the first call exactly, and add the cursor",
             )
         raise foreign
-    for member in _MEMBERS:
+    for member in _MEMBERS[:-1]:  # the cursor decides whether lines are exact
         value = _member(given, member)
         if value and value != _member(meant, member):
             values = (getattr(one, member) for one in (meant, given))
