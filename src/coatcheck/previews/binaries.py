@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import html
 import re
 import struct
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
@@ -31,6 +33,12 @@ WORKBOOKS: Final = ("Excel workbook", "OpenDocument spreadsheet")
 _READABLE: Final = (
     "Word document", "PowerPoint presentation", "OpenDocument text", "OpenDocument presentation", *WORKBOOKS,
 )  # fmt: skip
+_SHEET_FILE: Final = "xl/worksheets/"
+_SHEET: Final = re.compile(rb'<(?:\w+:)?sheet [^<>]*?name="([^"<>]*)"[^<>]*? r:id="([^"<>]*)"')
+_RELATION: Final = re.compile(rb'Target="([^"<>]*)"[^<>]*? Id="([^"<>]*)"')
+_RELATION_BACK: Final = re.compile(rb'Id="([^"<>]*)"[^<>]*? Target="([^"<>]*)"')
+_DIMENSION: Final = re.compile(rb'<(?:\w+:)?dimension ref="([A-Z]{1,3}\d{1,7}:[A-Z]{1,3}\d{1,7})"')
+_UNPACKED: Final = 16 << 10
 _BRANDS: Final = {"qt": "QuickTime video", "M4A": "M4A audio", "heic": "HEIC image", "avif": "AVIF image"}
 _IMAGES: Final = {  # the name of a format, and the text for an image whose dimensions are not found
     "image/png": ("PNG", ""), "image/gif": ("GIF", ""), "image/webp": ("WebP", "WebP image"),
@@ -81,6 +89,8 @@ def binary(sample: Sample, media_type: str, limit: int) -> Preview:
     )
     shape = f"{name}, {some(sample.size, 'byte')}"
     total, names = _zip_entries(sample) if essence == "application/zip" else (0, [])
+    if name.startswith(WORKBOOKS) and (sheets := _sheets(sample)):
+        total, names = len(sheets), sheets
     if names and len(shape) + 2 < limit:
         shape, _ = pack(shape + ": ", [line(each, 60) for each in names], max(total, len(names)), limit)
     if len(shape) > limit:
@@ -170,6 +180,8 @@ def _pdf(sample: Sample) -> str:
 def _zip(sample: Sample) -> str:
     count, names = _zip_entries(sample)
     kind = _zip_kind(sample, names)
+    if kind in WORKBOOKS and (sheets := len(_sheets(sample)) or sum(name.startswith(_SHEET_FILE) for name in names)):
+        return f"{kind}, {some(sheets, 'sheet')}"
     return f"{kind}, {count} entries" if count else kind
 
 
@@ -200,6 +212,34 @@ def _zip_entries(sample: Sample) -> tuple[int, list[str]]:
         names.append(end[at + 46 : at + 46 + length].decode("utf-8", "replace"))
         at += 46 + length + extra + comment
     return count, names
+
+
+def _sheets(sample: Sample) -> list[str]:
+    """Names of the sheets of an Excel workbook with their ranges, if they are in its first or last bytes."""
+    files = {match[2]: match[1] for match in _RELATION.finditer(_unpacked(sample, b"xl/_rels/workbook.xml.rels"))}
+    files |= {match[1]: match[2] for match in _RELATION_BACK.finditer(_unpacked(sample, b"xl/_rels/workbook.xml.rels"))}
+    found = []
+    for name, relation in _SHEET.findall(_unpacked(sample, b"xl/workbook.xml")):
+        file = files.get(relation, b"").rpartition(b"/")[2]
+        span = _DIMENSION.search(_unpacked(sample, _SHEET_FILE.encode() + file)) if file else None
+        title = line(html.unescape(name.decode("utf-8", "replace")), 40)
+        found.append(f'"{title}"' + (f" {span[1].decode()}" if span else ""))
+    return found
+
+
+def _unpacked(sample: Sample, name: bytes) -> bytes:
+    """The beginning of a file in a zip archive, if it is in the first or last bytes."""
+    for part in (sample.head, sample.tail):
+        at = part.find(name)
+        while at >= 0 and part[max(0, at - 30) : at - 26] != b"PK\x03\x04":
+            at = part.find(name, at + 1)
+        if at >= 30:
+            method, length, extra = struct.unpack_from("<H16xHH", part, at - 22)
+            start = at + length + extra
+            with suppress(zlib.error):
+                inflate = zlib.decompressobj(-15)
+                return inflate.decompress(part[start:], _UNPACKED) if method else part[start : start + _UNPACKED]
+    return b""
 
 
 def _gzip(sample: Sample) -> str:
