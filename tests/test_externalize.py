@@ -122,7 +122,7 @@ def test_what_is_structured_stays_structured_in_the_store(session: Session) -> N
     assert outcome.ref is not None
     assert session.get(outcome.ref) == ROWS
     assert session.get(outcome.ref.pointer + "#/3/name") == "user 3"
-    assert 'query="shape"' in json.loads(outcome.text)["hint"]
+    assert 'query="SELECT name, id FROM artifact LIMIT 20"' in json.loads(outcome.text)["hint"]
 
 
 @dataclass

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
+import coatcheck
 from coatcheck import Policy, Session, Store, errors
 from coatcheck.externalize import Outcome
 
@@ -436,3 +438,82 @@ def test_structured_content_that_differs_from_the_text_is_kept_too(session: Sess
     assert session.get(stub_in(outcome.content["content"][0]["text"])["artifact"]) == text
     kept = outcome.content["structuredContent"]
     assert (session.get(kept["artifact"]) if "artifact" in kept else kept) == structured
+
+
+# Blocks that were written as text
+
+
+@pytest.fixture
+def kept() -> Iterator[Session]:
+    with coatcheck.open("memory:") as store:
+        yield store.session("s")
+
+
+INNER = 'first line\nsecond "line" it\'s \\ ü 😀\n' * 300
+BLOCK = {"type": "text", "text": INNER}
+WRAPPED = {
+    "a block": json.dumps(BLOCK),
+    "keys in another order": json.dumps(dict(reversed(BLOCK.items()))),
+    "a list": json.dumps([BLOCK]),
+    "a result": json.dumps({"_meta": None, "content": [{**BLOCK, "annotations": None}], "isError": False}, indent=2),
+    "a result that repeats its text": json.dumps({"content": [BLOCK], "structuredContent": {"result": INNER}}),
+    "a repr of a list": repr([BLOCK]),
+    "a repr of a result": repr({"content": [BLOCK], "isError": False}),
+    "a repr of objects": f"[TextContent(type='text', text={INNER!r}, annotations=None)]",
+    "the str of a result": f"meta=None content=[TextContent(type='text', text={INNER!r}, meta=None)] isError=False",
+    "the repr of a result": f"CallToolResult(content=[TextContent(type='text', text={INNER!r})], is_error=False)",
+    "a wrapper in a wrapper": str([{"type": "text", "text": json.dumps({"content": [BLOCK]})}]),
+}
+
+
+@pytest.mark.parametrize("form", WRAPPED)
+def test_blocks_written_as_text_are_stored_as_the_text_inside(kept: Session, form: str) -> None:
+    outcome = kept.externalize(WRAPPED[form])
+    assert outcome.ref is not None
+    assert kept.get(outcome.ref) == INNER
+    assert stub_in(outcome.text)["lines"] == 600
+    inside = kept.externalize([{"type": "text", "text": WRAPPED[form]}])
+    assert inside.ref is not None
+    assert inside.ref.artifact_id == outcome.ref.artifact_id
+
+
+def test_several_blocks_written_as_text_are_stored_line_by_line(kept: Session) -> None:
+    outcome = kept.externalize(json.dumps([{"type": "text", "text": json.dumps(row)} for row in ROWS]))
+    assert outcome.ref is not None
+    assert outcome.ref.media_type == "application/x-ndjson"
+    assert kept.get(outcome.ref) == "\n".join(map(json.dumps, ROWS))
+
+
+@pytest.mark.parametrize("cut", [5, 400, 401, 402, 403, 404, 405, 406, 407, 408, 409, 410])
+@pytest.mark.parametrize("form", ["a result", "the str of a result"])
+def test_a_wrapper_whose_end_is_cut_off_is_removed_too(kept: Session, form: str, cut: int) -> None:
+    outcome = kept.externalize(WRAPPED[form][: -cut - 100], policy=Policy(max_chars=1_000))
+    assert outcome.ref is not None
+    text = kept.get(outcome.ref)
+    assert text.startswith(INNER[:5_000])
+    assert "type" not in text
+
+
+UNCHANGED = {
+    "an error": json.dumps({"content": [BLOCK], "isError": True}),
+    "annotations": json.dumps([{**BLOCK, "annotations": {"priority": 1}}]),
+    "an image beside it": json.dumps([BLOCK, {"type": "image", "data": "aGk=", "mimeType": "image/png"}]),
+    "other structured content": json.dumps({"content": [BLOCK], "structuredContent": {"rows": [1]}}),
+    "another key": json.dumps({"content": [BLOCK], "nextCursor": "abc"}),
+    "words after it": json.dumps([BLOCK]) + " and more",
+    "words after its repr": repr([BLOCK]) + " and more",
+    "a block that is not of text": json.dumps({"type": "paragraph", "text": INNER}),
+    "a text without a type": json.dumps({"text": INNER}),
+    "content that is a text": json.dumps({"content": INNER}),
+}
+
+
+@pytest.mark.parametrize("form", UNCHANGED)
+def test_a_wrapper_with_anything_else_in_it_is_stored_as_it_is(kept: Session, form: str) -> None:
+    outcome = kept.externalize(UNCHANGED[form])
+    assert outcome.ref is not None
+    assert kept.get(outcome.ref) == UNCHANGED[form]
+
+
+def test_what_is_put_is_never_unwrapped(kept: Session) -> None:
+    assert kept.get(kept.put(WRAPPED["a list"])) == WRAPPED["a list"]

@@ -79,14 +79,20 @@ def test_the_heaviest_part_and_the_type_come_before_addresses() -> None:
 
 def test_json_that_continues_beyond_the_sample_says_at_least() -> None:
     rows = [{"id": n, "text": "word " * 10} for n in range(5_000)]
-    found = look(json.dumps({"rows": rows, "after": 1}), JSON)
-    count = int(re.search(r"rows: \[≥(\d+) × \{id: int, text: str\}\], …", found.text.replace(
-        '"word word word word word word word word …"', "str"))[1])  # type: ignore[index]  # fmt: skip
-    assert 0 < count < 5_000
-    assert (
-        found.shown
-        == f"shape: the first 1 key, in the first {EDGE} of {len(json.dumps({'rows': rows, 'after': 1}))} bytes"
-    )
+    text = json.dumps({"rows": rows, "after": 1})
+    found = preview(Sample(text[:EDGE].encode(), b"", len(text)), media_type=JSON)
+    assert re.search(r"rows: \[≥\d+ × \{id: int, text: ", found.text)
+    assert found.shown == f"shape: the first 1 key, in the first {EDGE} of {len(text)} bytes"
+
+
+def test_rows_beyond_the_sample_are_counted_exactly() -> None:
+    rows = [{"id": n, "text": "word " * 10} for n in range(2_500)]
+    assert "rows: [2500 × {id: int, text: " in look(json.dumps({"rows": rows, "after": 1}), JSON).text
+
+
+def test_rows_of_a_very_large_document_are_counted_by_their_first_key_and_it_says_about() -> None:
+    rows = [{"id": n, "text": "word " * 10} for n in range(5_000)]
+    assert "rows: [~5000 × {id: int, text: " in look(json.dumps({"rows": rows, "after": 1}), JSON).text
 
 
 def test_a_row_cut_in_the_middle_does_not_make_keys_look_optional() -> None:
@@ -169,14 +175,14 @@ def test_half_of_a_surrogate_pair_in_json_is_escaped() -> None:
 def test_json_lines_are_counted_and_their_shape_shown() -> None:
     lines = "".join(json.dumps({"level": "info" if n % 2 else "error", "n": n}) + "\n" for n in range(300))
     found = look(lines, JSONL)
-    assert found.text == '300 records × {level: "error"|"info", n: int}'
+    assert found.text == '300 records × ERROR 150 INFO 150 · {level: "error"|"info", n: int}'
     assert found.shown == "shape of all 300 records"
 
 
 def test_json_lines_of_any_size_are_counted_by_their_lines() -> None:
     found = look(large('{"level":"info","n":1}\n'), JSONL)
     total = len(large('{"level":"info","n":1}\n')) // 23
-    assert found.text.startswith(f"{total} records × {{level: ")
+    assert found.text == f'{total} records × INFO {total} · {{level: "info", n: 1}}'
     assert re.fullmatch(rf"shape of the first \d+ of {total} records", found.shown)
 
 
@@ -244,21 +250,63 @@ def test_a_log_shows_levels_times_and_its_first_error() -> None:
     assert found.shown == "levels and times of all 600 lines"
 
 
-def test_levels_of_a_large_log_are_at_least_and_its_last_time_is_the_real_one() -> None:
+def test_levels_of_a_log_are_those_of_the_whole() -> None:
     text = (
         "2031-05-06T10:00:00Z INFO start\n"
         + large("2031-05-06T10:00:01Z DEBUG tick\n")
         + "2031-05-07T00:00:00Z INFO end\n"
     )
     found = look(text)
-    assert "DEBUG ≥" in found.text
+    assert f"INFO 2 DEBUG {text.count('DEBUG')} ·" in found.text
     assert "2031-05-06T10:00:00Z to 2031-05-07T00:00:00Z" in found.text
-    assert f"the first and last {EDGE} of {len(text)} bytes" in found.shown
+    assert found.shown == f"levels and times of all {len(text.splitlines())} lines"
 
 
-def test_an_error_behind_the_part_that_was_not_seen_is_not_called_the_first() -> None:
-    text = large("2031-05-06T10:00:01Z DEBUG tick\n") + "2031-05-07T00:00:00Z ERROR gone\n"
-    assert "an error near the end: 2031-05-07T00:00:00Z ERROR gone" in look(text).text
+def test_levels_of_what_cannot_be_read_whole_are_at_least() -> None:
+    data = large("2031-05-06T10:00:01Z DEBUG tick\n").encode()
+    found = preview(Sample(data[:EDGE], data[-EDGE:], len(data)), media_type=TEXT)
+    assert "DEBUG ≥" in found.text
+    assert f"the first {EDGE} of {len(data)} bytes" in found.shown
+
+
+def test_the_first_and_the_last_error_of_a_log_are_shown_with_their_lines() -> None:
+    tick = large("2031-05-06T10:00:01Z DEBUG tick\n")
+    text = f"{tick}2031-05-07T00:00:00Z ERROR gone\n{tick}2031-05-08T00:00:00Z FATAL over\n{tick}"
+    lines = text.split("\n")
+    found = look(text, limit=300)
+    assert f"first error, line {lines.index('2031-05-07T00:00:00Z ERROR gone') + 1}: 2031" in found.text
+    assert f"last, line {lines.index('2031-05-08T00:00:00Z FATAL over') + 1}: 2031" in found.text
+    assert found.ask == 'grep="FATAL|ERROR"'
+
+
+@pytest.mark.parametrize(
+    ("prefix", "bad", "good"),
+    [
+        ("web-1  | 2026-11-17T03:00:00Z ", "error: x", "info: x"),
+        ("Nov 17 03:00:01 host app[12]: ", "ERROR x", "INFO x"),
+        ("2026-11-17T03:00:00.0Z stdout F ", "level=error msg=x", "level=info msg=x"),
+        ("", "E1117 03:00:01.123456      12 file.go:3] x", "I1117 03:00:01.123456      12 file.go:3] x"),
+        ("10:00:00 ", "[ERR] x", "[INF] x"),
+        ("", "2026-11-17 03:00:00,123 - app - ERROR - x", "2026-11-17 03:00:00,123 - app - INFO - x"),
+    ],
+)
+def test_levels_are_found_behind_any_prefix(prefix: str, bad: str, good: str) -> None:
+    text = "".join(f"{prefix}{bad if n in (70, 75) else good} {n}\n" for n in range(100))
+    found = look(text)
+    assert "ERROR 2 INFO 98" in found.text
+    assert "first error, line 71: " in found.text
+
+
+def test_a_level_in_the_middle_of_a_message_does_not_count() -> None:
+    text = "".join(f"2031-05-06 10:00:00 INFO {'y' * 200} no ERROR here\n" for _ in range(100))
+    assert "ERROR" not in look(text).text.split("·")[1]
+
+
+def test_frequent_levels_of_a_very_large_log_are_estimated_and_say_so() -> None:
+    text = "".join(f"2031-05-06 10:00:00 {'INFO' if n % 3 else 'WARN'} message {n}\n" for n in range(40_000))
+    found = look(text + "2031-05-06 10:00:01 ERROR at last\n")
+    assert re.search(r"ERROR 1 WARN ~13,000 INFO ~2[67],000", found.text)
+    assert "~ is an estimate" in found.shown
 
 
 def test_colours_of_a_log_do_not_hide_its_levels() -> None:
@@ -267,9 +315,10 @@ def test_colours_of_a_log_do_not_hide_its_levels() -> None:
 
 def test_the_first_failure_in_a_long_output_is_shown() -> None:
     output = "running tests\n" + "ok  some/package\n" * 200 + "--- FAIL: TestLogin (0.02s)\n" + "ok  other\n" * 200
-    found = look(output + "exit code 1")
-    assert "--- FAIL: TestLogin" in found.text
+    found = look(output.replace("--- FAIL: TestLogin", "fatal: no such login") + "exit code 1")
+    assert "fatal: no such login" in found.text
     assert found.shown.endswith("; 1 failure line, first at 202")
+    assert found.ask == 'lines="197:232"'
 
 
 # Code, diffs and documents
@@ -324,7 +373,9 @@ def test_a_diff_shows_its_files_and_how_much_each_changes() -> None:
 
 def test_markdown_shows_its_headings_and_not_comments_in_code() -> None:
     text = "# Title\n\ntext\n\n```sh\n# no heading\n```\n\n## Part\n\n" + "words " * 100
-    assert look(text, "text/markdown") == Preview("# Title\n## Part", "2 of 2 headings of 11 lines")
+    found = look(text, "text/markdown")
+    assert found.text == "1:# Title\n9:## Part"
+    assert found.shown == "2 of 2 headings with their lines of 11 lines"
 
 
 def test_html_shows_title_and_headings_without_scripts() -> None:

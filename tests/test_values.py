@@ -250,6 +250,12 @@ def test_what_repr_does_not_write_is_refused(text: str) -> None:
         read_repr(text)
 
 
+def test_a_repr_of_more_tokens_than_allowed_is_refused() -> None:
+    assert read_repr("[1, 2]", most=6)[0] == [1, 2]
+    with pytest.raises(ValueError, match="repr"):
+        read_repr("[1, 2]", most=5)
+
+
 @given(st.lists(st.tuples(ANY_TEXT, st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.none())))
 def test_rows_are_read_from_their_repr_exactly(rows: list[tuple[Any, ...]]) -> None:
     assert same(read_repr(repr(rows))[0], [list(row) for row in rows])

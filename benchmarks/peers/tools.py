@@ -79,17 +79,21 @@ class Reader(Protocol):
         """Make a call, and return what the model gets."""
 
 
-def _first_line_number(pattern: str, pages: Sequence[str]) -> int | None:
-    """The number of the first matching line that a page has shown."""
-    found = (re.search(pattern, page, re.MULTILINE) for page in pages[1:])
+def shown_line(intent: Intent, before: str, pages: Sequence[str]) -> int | None:
+    """The number of the first line with what an intent is near to, if a page has shown it; `before` is a pattern for
+    the number and what follows it."""
+    if intent.near == (0, 0):
+        return None
+    found = (re.search(rf"(?m)^{before}.*{re.escape(intent.literal)}", page) for page in pages[1:])
     return next((int(match[1]) for match in found if match), None)
 
 
 class Strands:
     """strands-agents: `ContextOffloader` with its defaults, over 2,500 tokens; `retrieve_offloaded_content`.
 
-    grep → `pattern`, with its five lines of context; near → `context_lines`. The end of a result has no call, since the
-    number of lines is not shown before a search; the whole (no pattern) is the last resort, as its text says."""
+    grep → `pattern`, with its five lines of context, or none for a count; near → `line_range` if a search has shown the
+    line, else `context_lines`. The end of a result has no call, since the number of lines is not shown before a search;
+    the whole (no pattern) is the last resort, as its text says."""
 
     def __init__(self, folder: Path) -> None:
         from strands import Agent
@@ -123,12 +127,17 @@ class Strands:
     def call_for(self, intent: Intent, pages: Sequence[str]) -> Call | None:
         if not self._reference or not intent.grep:
             return None
-        asked = {"reference": self._reference, "pattern": intent.grep}
-        context = {"context_lines": max(intent.near)} if max(intent.near) else {}
-        return Call("retrieve_offloaded_content", {**asked, **context})
+        before, after = intent.near
+        at = shown_line(intent, r"> *(\d+)\|", pages)
+        asked: dict[str, Any] = {"pattern": intent.grep}
+        if at is not None:
+            asked = {"line_range": {"start": max(1, at - before), "end": at + after}}
+        elif before or after or intent.count:
+            asked["context_lines"] = max(before, after)
+        return Call("retrieve_offloaded_content", {"reference": self._reference, **asked})
 
     def more(self, call: Call, page: str) -> Call | None:
-        return Call(call.tool, {"reference": self._reference}) if "pattern" in call.arguments else None
+        return Call(call.tool, {"reference": self._reference}) if len(call.arguments) > 1 else None
 
     def run(self, call: Call) -> str:
         result = self._agent.tool.retrieve_offloaded_content(**call.arguments)
@@ -182,7 +191,7 @@ class Deepagents:
             last = re.findall(r"(?m)^(\d+)  ", pages[0])
             wanted = int(intent.lines.strip(":-"))
             return self._read(int(last[-1]) - wanted, wanted) if last else None
-        at = _first_line_number(rf"^ *(\d+): .*{re.escape(intent.literal)}", pages) if before or after else None
+        at = shown_line(intent, r" *(\d+): ", pages)
         if at is not None:
             return self._read(max(0, at - 1 - before), before + after + 1)
         if not intent.grep:
@@ -206,8 +215,9 @@ class Deepagents:
 class Agno:
     """agno: `ResultStore` with its defaults, over 16,000 characters; `search_result` and `read_result`.
 
-    grep → `search_result`, near → with `context_lines` (at most 20); the end → `read_result` from a line counted from
-    the number of lines in the envelope."""
+    grep → `search_result`; near → `read_result` if a search has shown the line, else `search_result` with
+    `context_lines` (at most 20); the end → `read_result` from a line counted from the number of lines in the
+    envelope."""
 
     def __init__(self, folder: Path) -> None:
         from agno.db.sqlite import SqliteDb
@@ -245,7 +255,12 @@ class Agno:
             return Call("read_result", {"result_id": self._result, "start_line": first})
         if not intent.grep:
             return None
-        context = {"context_lines": min(20, max(intent.near))} if max(intent.near) else {}
+        before, after = intent.near
+        at = shown_line(intent, r"(\d+)(?: \(char \d+\))?: ", pages)
+        if at is not None:
+            lines = {"start_line": max(1, at - before), "end_line": at + after}
+            return Call("read_result", {"result_id": self._result, **lines})
+        context = {"context_lines": min(20, max(before, after))} if before or after else {}
         return Call("search_result", {"result_id": self._result, "pattern": intent.grep, **context})
 
     def more(self, call: Call, page: str) -> Call | None:

@@ -21,7 +21,7 @@ JSONL: Final = "application/x-ndjson"
 BINARY: Final = "application/octet-stream"
 REPR: Final = "text/x-python-repr"
 """Python's `repr` of rows, dicts or lists, as tools print them."""
-CHECKED: Final = 16 << 20
+CHECKED: Final = 8 << 20
 """Maximum length of content that is parsed before it is called JSON. What is longer is judged by its ends."""
 
 _MAGIC: Final = {

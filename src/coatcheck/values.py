@@ -239,23 +239,20 @@ _TIMES: Final[dict[str, Callable[..., Any]]] = {
 _UTC: Final = ("datetime.timezone.utc", "datetime.UTC")
 
 
-def read_repr(text: str, start: int = 0) -> tuple[Any, int]:
+def read_repr(text: str, start: int = 0, *, most: int = 1 << 62) -> tuple[Any, int]:
     """Parse what `repr` or `pprint` wrote of a list, a tuple, a set or a dict, and return it with where it ends.
 
     Nothing is evaluated. Tuples and sets become lists, keys become strings, a Decimal becomes a number; NaN and
     infinities become None. Dates and times stay what they are. An object with named fields becomes a dict, one with a
-    single argument becomes that, and any other its text. Raises ValueError if there is something else."""
+    single argument becomes that, and any other its text. Raises ValueError if there is something else, or more than
+    `most` tokens."""
     stack: list[_Open] = []
-    at, value, has_value, was_text = start, None, False, False
-    while match := _TOKEN.match(text, at):
+    at, value, has_value = start, None, False
+    while (match := _TOKEN.match(text, at)) and (most := most - 1):
         kind, written, at = str(match.lastgroup), match[match.lastgroup or 0], match.end()
-        if kind == "open" and not has_value and len(stack) < MAX_DEPTH:
-            stack.append(_Open(written, match.start()))
-        elif not stack:
+        if not stack and (kind != "open" or has_value):
             break
-        elif kind == "keyword" and not has_value:
-            stack[-1].keyword = written[:-1]
-        elif kind in ("mark", "close"):
+        if kind in ("mark", "close"):
             if has_value:
                 stack[-1].take(value, is_key=written == ":")
                 has_value = False
@@ -267,12 +264,22 @@ def read_repr(text: str, start: int = 0) -> tuple[Any, int]:
                 value, has_value = stack.pop().closed(text, match.end("close")), True
                 if not stack:
                     return value, match.end("close")
-        elif has_value and not (kind == "text" and was_text):
+        elif kind == "keyword":
+            if has_value:  # `str` of a model has spaces between its fields
+                stack[-1].take(value, is_key=False)
+            stack[-1].keyword, has_value = written[:-1], False
+        elif has_value or len(stack) == MAX_DEPTH:
             break
+        elif kind == "open":
+            stack.append(_Open(written, match.start()))
+        elif kind == "text":
+            pieces = [unquoted(written)]  # `pprint` writes long strings in pieces
+            while (more := _TOKEN.match(text, at)) and more.lastgroup == "text" and (most := most - 1):
+                pieces.append(unquoted(more["text"]))
+                at = more.end()
+            value, has_value = "".join(pieces), True
         else:
-            one = _string(written) if kind == "text" else _word(written)
-            value, has_value = f"{value}{one}" if has_value else one, True  # `pprint` writes long strings in pieces
-        was_text = kind == "text"
+            value, has_value = _word(written), True
     raise ValueError(f"this is not a repr: character {at + 1}")
 
 
@@ -317,10 +324,10 @@ class _Open:
         return _word(self.items[0]) if name == "Decimal" and isinstance(self.items[0], str) else self.items[0]
 
 
-def _string(written: str) -> str:
-    if "\\" not in written:
-        return written.removeprefix("b")[1:-1]
-    return _ESCAPE.sub(_unescaped, written.removeprefix("b")[1:-1])
+def unquoted(written: str) -> str:
+    """The text of a string, or of bytes, in Python's notation."""
+    inner = written.removeprefix("b")[1:-1]
+    return _ESCAPE.sub(_unescaped, inner) if "\\" in inner else inner
 
 
 def _unescaped(match: re.Match[str]) -> str:

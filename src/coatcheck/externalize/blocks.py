@@ -17,13 +17,16 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from coatcheck.externalize.stub import media_type_of
+from coatcheck.media import CHECKED
 from coatcheck.previews.binaries import pixels
+from coatcheck.values import read_repr, unquoted
 
 Block = Mapping[str, Any]
 
@@ -47,6 +50,30 @@ _LARGEST_IMAGE: Final = 256 * 1_024
 _PIXELS_PER_TOKEN: Final = 750
 _MAX_IMAGE_TOKENS: Final = 1_600  # providers scale larger images down
 _HEADER: Final = 64 * 1_024  # characters of base64 that contain an image's dimensions
+_MAX_WRAPPERS: Final = 4  # inside one another
+_MAX_TOKENS: Final = 20_000  # in a repr of blocks
+_WRAPPER: Final = 400  # characters in which a wrapper is recognized
+_QUOTED_TEXT: Final = r"""type["']\s*+:\s*+["']text["']"""
+# How a wrapper begins: the first key of a block or a result, the fields that a model's `str` prints, or a class.
+_FIRST: Final = rf"""(?:{_QUOTED_TEXT}|(?:text|annotations)["']\s*+:|_?meta["']\s*+:\s*+(?:null|None)
+    |content["']\s*+:\s*+\[\s*+(?:\{{\s*+["'](?:{_QUOTED_TEXT}|(?:text|annotations)["'])|TextContent\()
+    |is_?[eE]rror["']\s*+:\s*+[fF]alse|result_?[tT]ype["']\s*+:)"""
+_WRAPPED: Final = re.compile(
+    rf"""\s*+(?:(?:\[\s*+)?\{{\s*+(?:(?P<json>")|'){_FIRST}|(?P<fields>meta=None|content=\[|type='text'|text=['"])
+    |(?:\[\s*+)?(?:TextContent|TextBlock|CallToolResult)\()""",
+    re.VERBOSE,
+)
+_TEXT_TYPE: Final = re.compile(r"""type["']?\s*+[:=]\s*+["']text["']""")
+# A wrapper up to the quote that begins the text of its first block, which must be its last if the end is missing.
+_CUT: Final = re.compile(
+    r"""\s*+(?:(?P<json>(?:\{\s*+(?:"(?:_meta|isError)"\s*+:\s*+(?:null|false)\s*+,\s*+)*+"content"\s*+:\s*+)?
+    \[?\s*+\{\s*+"type"\s*+:\s*+"text"\s*+,\s*+"text"\s*+:\s*+)"
+    |(?:CallToolResult\()?(?:meta=None,?\s*+)?(?:content=)?\[?TextContent\(type='text',\ text=['"])""",
+    re.VERBOSE,
+)
+_CUT_ESCAPE: Final = re.compile(
+    r"(?<!\\)(?:\\\\)*((?:\\u[dD][89abAB]..)?\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7})?|\\u[dD][89abAB]..)\Z"
+)
 _RESULT_FIELDS: Final = frozenset({"content", "structuredContent", "isError", "_meta", "resultType"})
 
 
@@ -297,8 +324,7 @@ def repeated(content: Iterable[Any], structured: object) -> object | None:
     """Return the value that a result's text and its structured content share, or None if they differ.
 
     Servers send structured content as text too, for older clients. Some wrap a value that is not an object as
-    `{"result": …}`, and write a list as one text per item. A wrapped text is returned as that text, anything else as
-    `structured`."""
+    `{"result": …}`, and write a list as one text per item. A wrapped value is returned without its wrapping."""
     texts = [one.get("text") for one in content if is_text_block(one)]
     if not texts or not all(isinstance(one, str) for one in texts):
         return None
@@ -307,10 +333,74 @@ def repeated(content: Iterable[Any], structured: object) -> object | None:
         return wrapped
     for value in (structured, wrapped):
         if len(texts) == 1 and _is_same(texts[0], value):
-            return structured
+            return value
         if isinstance(value, list) and len(texts) == len(value) and all(map(_is_same, texts, value)):
-            return structured
+            return value
     return None
+
+
+def unwrapped(text: str) -> str | None:
+    """Return the text inside content blocks that were written as text, or None if it is anything else.
+
+    That is JSON, Python's `repr` or pydantic's `str` of a text block, of a list of them, or of an MCP result that has
+    only them. Nothing else may be in it: a block with annotations, an image or an error stays as it is. Wrappers in
+    wrappers are removed, and so is one whose end is cut off in the text of its only block."""
+    found = None
+    for _ in range(_MAX_WRAPPERS):
+        inner = _unwrapped_once(text if found is None else found)
+        if inner is None:
+            break
+        found = inner
+    return found
+
+
+def _unwrapped_once(text: str) -> str | None:
+    kind = _WRAPPED.match(text[:_WRAPPER])
+    ends = (text[:_WRAPPER], text[-_WRAPPER:])
+    if kind is None or len(text) > CHECKED or not any(map(_TEXT_TYPE.search, ends)):
+        return None
+    try:
+        if kind["json"]:
+            return _only_text(json.loads(text))
+        source = f"({text.strip()})" if kind["fields"] else text.strip()
+        value, end = read_repr(source, most=_MAX_TOKENS)
+        return _only_text(value) if end == len(source) else None
+    except (ValueError, RecursionError):
+        cut = _CUT.match(text[:_WRAPPER])
+        return None if cut is None else _cut_text(text[cut.end() - 1 :], is_json=bool(cut["json"]))
+
+
+def _only_text(value: object) -> str | None:
+    """Return the text in a block, a list of blocks or a result, if it is all there is in it."""
+    if isinstance(value, dict) and isinstance(content := value.get("content"), list):
+        structured = value.get("structuredContent", value.get("structured_content"))
+        differs = structured is not None and repeated(content, structured) is None
+        if differs or _has_more(value, ("content", "structuredContent", "structured_content")):
+            return None
+        value = content
+    known: list[Any] = value if isinstance(value, list) else [value]
+    texts = [text_part(one) for one in known if is_text_block(one) and not _has_more(one, ("type", "text"))]
+    return "\n".join(filter(None, texts)) if texts and len(texts) == len(known) and None not in texts else None
+
+
+def _has_more(value: Block, besides: tuple[str, ...]) -> bool:
+    """Whether a block or result has a field with information besides these."""
+    return any(one for key, one in value.items() if key not in besides and one != "complete")  # a result's type
+
+
+def _cut_text(rest: str, *, is_json: bool) -> str | None:
+    """Return the text of a string whose end is missing, or None if the string ends before the content does. An escape
+    that is cut stays as it is."""
+    quote = rest[0]
+    ends = re.compile(rf"{quote}(?:[^{quote}\\]|\\.)*+\\?", re.DOTALL).match(rest)
+    if ends is None or ends.end() < len(rest):
+        return None
+    escape = _CUT_ESCAPE.search(rest)
+    written, left = (rest[: escape.start(1)], escape[1]) if escape else (rest, "")
+    try:
+        return (str(json.loads(f"{written}{quote}", strict=False)) if is_json else unquoted(written + quote)) + left
+    except ValueError:
+        return None
 
 
 def is_text_block(value: object) -> bool:

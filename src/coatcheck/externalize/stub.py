@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from coatcheck import media
 from coatcheck.errors import CoatcheckError
 from coatcheck.externalize.policy import MAX_TOKENS, Limit, Policy
-from coatcheck.previews import Preview, Sample, preview
+from coatcheck.previews import LEAST, Preview, Sample, preview
 from coatcheck.previews.excerpts import decode, line
 from coatcheck.redaction import MARK, mask
 from coatcheck.refs import Ref, summarize
@@ -34,11 +34,14 @@ LEAD: Final = "the result is stored whole, not shown here; preview is only a gla
 SHORTENED: Final = "the result was shortened for you; the whole is stored"
 _REPEATING: Final = "repeating the call gives this stub again"
 _SUMMARY: Final = 80
-_WHOLE, _HEAD, _TAIL = 16 * 1_024, 8 * 1_024, 2 * 1_024  # bytes that a preview is made from
+_WHOLE, _HEAD, _TAIL = 16 * 1_024, 5 * 1_024, 2 * 1_024  # bytes that a preview is made from
 _JSON_WHOLE, _JSON_HEAD = 32 * 1_024, 16 * 1_024
 _SUMMARY_TOKENS: Final = 16
+_TOKENS: Final = 45  # of a preview with its description, besides one for every two characters of the limit
 _START: Final = '{"stub":"'
-_TABLES: Final = frozenset({"text/csv", "text/tab-separated-values", media.JSONL, "application/vnd.apache.parquet"})
+_TABLES: Final = frozenset(
+    {"text/csv", "text/tab-separated-values", media.JSONL, media.REPR, "application/vnd.apache.parquet"}
+)
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _RARE: Final = re.compile(
     "[^\u0000-\u06ff\u0900-\u0eff\u1e00-\u1eff\u2000-\u206f\u3000-\u9fff\uac00-\ud7a3\uff00-\uffef]"
@@ -85,11 +88,10 @@ def facts(
     sample: Sample, media_type: str, kind: str, limit: int, *, summary: str = "", tokens: float | None = None
 ) -> Facts:
     """Describe content from its head and tail. `tokens` is the estimate for both together, if it is known."""
-    size, cut, known = sample.size, sample, tokens
+    size, cut, known, room = sample.size, sample, tokens, _TOKENS + limit // 2
     whole, head = (_JSON_WHOLE, _JSON_HEAD) if media_type == media.JSON else (_WHOLE, _HEAD)
     if size > whole:  # a preview of less is faster; JSON gets more
-        end = sample.head + sample.tail if len(sample.tail) < _TAIL else sample.tail
-        cut = Sample(sample.head[:head], end[-_TAIL:], size, sample.lines)
+        cut = sample.shortened(head, _TAIL)
     lines = total = text = None
     if media_type.startswith("text/") or media.is_text(media_type):
         text = decode(cut)
@@ -100,8 +102,17 @@ def facts(
             lines, ends = decoded.lines, (decoded.head + decoded.tail).encode("utf-8", "replace")
             known = None
         total = round((roughly(ends) if known is None else known) * size / seen)
-    shown = preview(cut, media_type=media_type, limit=limit, text=text)
+    shown = preview(cut, media_type=media_type, limit=limit, text=text, grows=True)
+    while limit > LEAST and _is_too_much(shown, room):
+        limit = limit * 3 // 4
+        shown = preview(cut, media_type=media_type, limit=limit, text=text, grows=True)
     return Facts(kind, media_type, size, lines, total, shown, _short_summary(summary) if summary else "")
+
+
+def _is_too_much(shown: Preview, room: int) -> bool:
+    """Whether a preview has more tokens than there is room for: `preview_chars` of odd characters have many."""
+    text = f"{shown.text}{shown.shown}{shown.ask}"
+    return len(text.encode("utf-8", "surrogatepass")) > room * 3 // 2 and estimate(text) > room
 
 
 def _short_summary(summary: str) -> str:
@@ -143,17 +154,26 @@ def _hint(pointer: str, about: Facts, policy: Policy) -> str:
         if policy.resolves:
             return f'pass "{pointer}" as an argument to a tool, and it gets the stored value; {_REPEATING}'
         return f"ask for less where the preview is not enough; {_REPEATING}"
+    ask, part = about.preview.ask, about.preview.part
     if media_type == media.JSON or media_type.endswith("+json"):
-        ways = ['query="shape"', 'query="$.…"', 'grep="…"']
+        ways = ['query="shape"', 'grep="…"']
     elif media_type in _TABLES:
-        ways = ['query="SELECT … FROM artifact"', 'lines="1:50"']
+        ways = ['grep="…"', 'lines="1:50"']
     elif about.tokens is not None:  # text
-        ways = ['lines="1:80"', 'grep="…"']
+        ways = ['grep="…"', 'lines="1:80"'] if about.lines in (1, 2) else ['lines="1:80"', 'grep="…"']
     else:
-        return f'{tool}(pointer="{pointer}") describes it; {_REPEATING}'
-    first, *others = [way for way in ways if way.partition("=")[0] in takes] or [""]
-    called = f'{tool}(pointer="{pointer}"{", " if first else ""}{first})'
-    return f"{' or '.join([called, *others])} reads it; {_REPEATING}"
+        ways = []
+    ways = [way for way in ([ask] if ask else []) + ways if way.partition("=")[0] in takes]
+    if not ways:
+        return f'{tool}(pointer="{pointer}") {"reads" if about.tokens is not None else "describes"} it; {_REPEATING}'
+    first, *others = ways
+    if first.endswith('="…"'):  # a first call must work as it is
+        first, others = "", ways
+    elif first is not ask:
+        part = ""
+    other = next((way for way in others if way.partition("=")[0] != first.partition("=")[0]), "")
+    called = f'{tool}(pointer="{pointer}{f"#{part}" if part else ""}"{", " if first else ""}{first})'
+    return f"{called}{f' or {other}' if other else ''} reads it; {_REPEATING}"
 
 
 def is_stub(text: str, policy: Policy) -> bool:

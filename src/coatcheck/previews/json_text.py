@@ -7,16 +7,35 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple, cast
 
-from .excerpts import Excerpt, Preview, ends, some
-from .shape import CutDict, CutList, CutText, ShapeNode, describe
+from coatcheck.values import largest_array, read_repr
+
+from .excerpts import Excerpt, Preview, about, ends, grep, line, masked_line, pack, some, sql
+from .listings import ask_for_level, counts_of, level_style, tally
+from .shape import TELLING, CutDict, CutList, CutText, ShapeNode, describe, keys_of
 
 DEEPEST: Final = 200
 """Deeper nesting is not parsed, so that a preview never depends on how deep the caller's stack is."""
 
 _MOST: Final = 2_000
+_LEVELS: Final = 4  # of a document in which its largest array is looked for
+_KEYS: Final = 200
+_SAMPLE: Final = 200
+_FEW_ROWS: Final = 20
+_PARSED: Final = 256 << 10  # bytes of a document that is parsed to count its rows
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}", re.ASCII)
+_TELLING_KEYS: Final = (
+    "name", "title", "path", "message", "summary", "body", "text", "login", "key", "url", "status", "type", "id",
+)  # fmt: skip
+_BEGINS: Final = re.compile(r'\s{0,40}(?:\{\s{0,40}"[^"\n]{0,200}"\s{0,4}:|\[\s{0,40}\{\s{0,40}")')
+_STRINGS: Final = re.compile(rb"'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"", re.DOTALL)
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"()[]{}"))
+_REPR_READ: Final = 2 << 20
+_REPR: Final = re.compile(r"(?:^|[\n:=] ?)([\[(][\[({](?=['\"\d({\[N]|[a-zA-Z_]+\())")
 _ESCAPES: Final = 13  # one more than the length of two escapes
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _CLOSING: Final = str.maketrans("[{", "]}")
@@ -38,19 +57,254 @@ def json_document(text: Excerpt, limit: int) -> Preview:
     if isinstance(document, str):
         inner = replace(text, head=document, lines=None, is_exact=True)
         return ends(inner, limit, " of a JSON string") if text.is_whole else ends(text, limit)
+    if isinstance(document, dict) and "cells" in document and "nbformat" in document:
+        return _notebook(text, document, limit)
+    found = _largest(document)
     shape, root = describe([document], limit)
-    return Preview(shape, _shown(document, root) + text.scope)
+    if found is not None and isinstance(found.items, CutList):
+        shape = _counted(text, found, shape)
+    ask, part = _ask(document, found)
+    return Preview(shape, _shown(document, root) + text.scope, ask, part)
+
+
+def broken_json(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of text that begins like JSON but is cut off or invalid: the shape of what can be read."""
+    if _BEGINS.match(text.head) is None:
+        return None
+    document: object = None
+    for end in (len(text.head), text.head.rfind("}") + 1, len(text.head) - 100, len(text.head) // 2):
+        try:
+            document = parse_cut(text.head[:end])
+            break
+        except (ValueError, RecursionError):
+            continue
+    if not isinstance(document, (dict, list)) or len(document) < 1:
+        return None
+    what = "invalid" if text.is_whole and text.head.count("{") <= text.head.count("}") else "cut off or invalid"
+    shape, root = describe([document], limit - 20)
+    found = _largest(document)
+    rows = [row for row in found.items[:1] if isinstance(row, dict)] if found else []
+    key = (
+        _telling_key(rows[0]).rpartition(".")[2]
+        if rows
+        else next(iter(document), "")
+        if isinstance(document, dict)
+        else ""
+    )
+    return Preview(
+        f"JSON, {what}: {shape}", f"{_shown(document, root)} that can be read", grep(f'"{key}"') if key else ""
+    )
+
+
+class FoundArray(NamedTuple):
+    """An array in a document, and the keys that lead to it."""
+
+    keys: tuple[str, ...]
+    items: list[object]
+
+
+def _largest(document: object) -> FoundArray | None:
+    """The largest array of a document."""
+    found = largest_array(document)
+    if found is None:
+        return None
+    keys = tuple(key.replace("~1", "/").replace("~0", "~") for key in found.pointer.split("/")[1:])
+    inner: object = document
+    for key in keys:
+        inner = inner[int(key)] if isinstance(inner, list) else cast("dict[str, object]", inner)[key]
+    return FoundArray(keys, cast("list[object]", inner))
+
+
+def _counted(text: Excerpt, found: FoundArray, shape: str) -> str:
+    """Replace the number of rows that were seen by that of the whole: exact if it is parsed, else counted by the first
+    key of a row, where that tells rows apart."""
+    seen = f"[≥{len(found.items)} × "
+    body = text.body
+    if seen not in shape or not body.is_all:
+        return shape
+    if len(body.data) <= _PARSED:
+        try:
+            inner = parse(body.data.decode("utf-8", "replace"))
+            for key in found.keys:
+                inner = inner[int(key) if isinstance(inner, list) else key]  # type: ignore[index]
+            return shape.replace(seen, f"[{len(inner)} × ", 1)  # type: ignore[arg-type]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return shape
+    rows = [row for row in found.items if isinstance(row, dict) and row]
+    first = next(iter(rows[0]), "") if len(rows) >= _FEW_ROWS // 2 else ""
+    begin = re.search(r"\{\s{0,40}" + re.escape(json.dumps(first)) + r"\s{0,4}:", text.head) if first else None
+    if begin is None or not 0 <= text.head.count(begin[0]) - len(rows) <= 1 or len(rows) < len(found.items) - 1:
+        return shape
+    total, is_exact = body.occurrences(begin[0].encode())
+    return shape.replace(seen, f"[{f'~{total}' if is_exact else about(total)} × ", 1)
+
+
+def _ask(document: object, found: FoundArray | None) -> tuple[str, str]:
+    """The first read of a document, and the path to its part if that is SQL on an array in it."""
+    if found is None:
+        keys = [key for key in document if _PLAIN.fullmatch(key)] if isinstance(document, dict) else []
+        largest = max(keys, key=lambda key: len(str(document[key])), default="")  # type: ignore[index]
+        return (f'query="$.{largest}"' if largest and len(keys) < _KEYS else 'query="shape"'), ""
+    is_plain = all(key.isdigit() or _PLAIN.fullmatch(key) for key in found.keys)
+    rows = [row for row in found.items[:_SAMPLE] if isinstance(row, dict)]
+    if not is_plain:
+        return 'query="shape"', ""
+    path = "".join(f"[{key}]" if key.isdigit() else f".{key}" for key in found.keys)
+    if not rows:
+        return f'query="${path}[:20]"', ""
+    name = _telling_key(rows[0])
+    if name and "." in name:  # what names a row is inside an object
+        return f'query="${path}[*].{name}"', ""
+    flat = [key for key, value in rows[0].items() if not isinstance(value, (dict, list))]
+    flat.sort(key=lambda key: _TELLING_KEYS.index(key) if key in _TELLING_KEYS else len(_TELLING_KEYS))
+    is_large = len(found.items) > _FEW_ROWS
+    grouped = telling_column({key: [row.get(key) for row in rows] for key in flat}) if is_large else ""
+    ask = sql(flat, grouped) if flat and is_large else ""
+    if ask:
+        return ask, "".join(f"/{key}" for key in found.keys)
+    return f'query="${path}[*]{f".{name}" if name else ""}"', ""
+
+
+def telling_column(columns: Mapping[str, Sequence[object]]) -> str:
+    """The column with few but several values, all short: one with a telling name first. Empty if there is none."""
+
+    def few(key: str) -> bool:
+        values = columns[key]
+        distinct = {value for value in values if isinstance(value, (str, bool))}
+        most = min(12, len(values) // 3)
+        return 1 < len(distinct) <= most and all(len(str(value)) <= 40 for value in distinct)
+
+    found = [key for key in columns if few(key)]
+    named = [key for key in found if key.lower() in TELLING]
+    return min(named or found, key=lambda key: len({str(value) for value in columns[key]}), default="")
+
+
+def _telling_key(row: Mapping[str, object]) -> str:
+    """The key, or the path of two, whose value names a row; the first plain key otherwise."""
+    plain = {key: value for key, value in row.items() if _PLAIN.fullmatch(key)}
+    for key in _TELLING_KEYS:
+        if isinstance(plain.get(key), (str, int)):
+            return key
+    for outer, value in plain.items():
+        if isinstance(value, dict):
+            for key in _TELLING_KEYS:
+                if isinstance(value.get(key), (str, int)):
+                    return f"{outer}.{key}"
+    return next(iter(plain), "")
+
+
+def _notebook(text: Excerpt, document: Mapping[str, object], limit: int) -> Preview:
+    """Preview of a Jupyter notebook: its cells by type, its headings and errors."""
+    cells = [cell for cell in cast("list[object]", document["cells"]) if isinstance(cell, dict)]
+    types = Counter(str(cell.get("cell_type")) for cell in cells)
+    least = "" if text.is_whole else "≥"
+    sources = [
+        "".join(map(str, source)) if isinstance(source := cell.get("source"), list) else str(source or "")
+        for cell in cells
+    ]
+    titles = [
+        each.lstrip("# ")
+        for source in sources
+        for each in source.split("\n")
+        if each.startswith("#") and each.lstrip("#")[:1] == " "
+    ]
+    errors = [
+        str(one.get("ename"))
+        for cell in cells
+        for one in cell.get("outputs") or ()
+        if isinstance(one, dict) and one.get("output_type") == "error"
+    ]
+    lead = f"notebook of {', '.join(f'{least}{times} {name}' for name, times in types.most_common())} cells"
+    lead += f"; errors: {', '.join(errors[:3])}" if errors else ""
+    items = [line(title, 50) for title in titles]
+    shape, kept = pack(f"{line(lead, limit * 2 // 3)}; headings: ", items, len(items), limit) if items else (lead, 0)
+    return Preview(shape, f"cells by type and {kept} of {len(items)} headings{text.scope}", 'query="$.cells[*].source"')
+
+
+def python_rows(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of the repr of Python rows: how many, with how many columns, and the first. A lead before them stays."""
+    lead, start, rest = _repr_start(text.head)
+    if not start:
+        return None
+    source = start + rest
+    rows: list[object] = []
+    for cut in _cuts(source, is_whole=text.is_whole):
+        try:
+            value, _ = read_repr(cut)
+        except (ValueError, RecursionError):
+            continue
+        rows = value if isinstance(value, list) else [value]
+        break
+    if not rows:
+        return None
+    total = str(len(rows)) if text.is_whole else _number_of_rows(text, lead)
+    before = f"{masked_line(lead, 60)} " if lead.strip() else ""
+    if all(isinstance(row, dict) for row in rows):
+        shape, root = describe(rows, limit - len(before) - 30)
+        keys = [str(key) for key in cast("dict[object, object]", rows[0])]
+        shown = f"{before}{total} rows (Python repr) × {shape}"
+        return Preview(shown, f"shape of {total} rows{_keys(root)}{text.scope}", sql(keys) or grep(keys[0]))
+    first = rows[0] if isinstance(rows[0], (tuple, list)) else (rows[0],)
+    head = f"{before}{some_rows(total)} × {some(len(first), 'column')} (Python repr); first: "
+    cells = [masked_line(str(cell), 30) or "''" for cell in first]
+    shape, kept = pack(head, cells, len(cells), limit)
+    values = [cell for cell in first if isinstance(cell, str) and 3 < len(cell) < 40]
+    return Preview(
+        shape,
+        f"{kept} of {len(cells)} columns of the first row{text.scope}",
+        sql((), rows=20 if len(first) < 6 else 2) or grep(*values[:1]),
+    )
+
+
+def _number_of_rows(text: Excerpt, lead: str) -> str:
+    """The number of members of the outer list, without the brackets in strings."""
+    data = text.body.data[len(lead.encode()) : _REPR_READ]
+    outside = _STRINGS.sub(b"", data).translate(None, _NOT_BRACKETS)
+    depth = rows = 0
+    for bracket in outside:
+        if bracket in b"([{":
+            depth += 1
+            rows += depth == 2
+        else:
+            depth -= 1
+            if not depth:
+                return str(rows)
+    return f"≥{rows}"
+
+
+def some_rows(total: str) -> str:
+    return "1 row" if total == "1" else f"{total} rows"
+
+
+def _repr_start(head: str) -> tuple[str, str, str]:
+    """Split a text into what precedes the rows, the opening brackets, and the rest."""
+    match = _REPR.search(head, 0, 2_000)
+    return (head[: match.start(1)], match[1], head[match.end(1) :]) if match else ("", "", "")
+
+
+def _cuts(source: str, *, is_whole: bool) -> Iterator[str]:
+    """Texts to try: the whole, then up to the last complete rows."""
+    source = source.rstrip()
+    if is_whole:
+        yield source
+    close = "]" if source[0] == "[" else ")"
+    end = len(source)
+    for _ in range(12):
+        end = max(source.rfind("), (", 0, end), source.rfind("}, {", 0, end), source.rfind("], [", 0, end))
+        if end < 0:
+            return
+        yield source[: end + 1] + close
 
 
 def json_lines(text: Excerpt, limit: int) -> Preview:
     lines = text.head.split("\n")
     partial = "" if text.is_whole else lines.pop()
-    lines = [line for line in lines if line and not line.isspace()]
+    lines = [each for each in lines if each and not each.isspace()]
     records: list[object] = []
     broken = 0
-    for line in lines[:_MOST]:
+    for each in lines[:_MOST]:
         try:
-            records.append(parse(line))
+            records.append(parse(each))
         except (ValueError, RecursionError):
             broken += 1
     if not records:
@@ -68,7 +322,24 @@ def json_lines(text: Excerpt, limit: int) -> Preview:
     of = f"all {total}" if str(len(records)) == total else f"the first {len(records)} of {total}"
     shown = "the only record" if total == "1" else f"{of} records"
     note = f"; {some(broken, 'line')} not JSON" if broken else ""
-    return Preview(lead + shape, f"shape of {shown}{_keys(root)}{note}")
+    levels = _level_counts(text, records)
+    if levels is not None and limit - len(lead + shape) > 30:
+        counts, ask = levels
+        lead += f"{counts} · "[: max(0, limit - len(lead + shape))]
+    else:
+        flat = keys_of(records)
+        grouped = telling_column({key: values for key, values in flat.items() if len(values) == len(records)})
+        ask = sql(flat, grouped) or (grep(next(iter(flat))) if flat else "")
+    return Preview(lead + shape, f"shape of {shown}{_keys(root)}{note}", ask)
+
+
+def _level_counts(text: Excerpt, records: list[object]) -> tuple[str, str] | None:
+    """The lines of each level of a log in JSON, and the read that shows the worst."""
+    style = level_style(text.head.split("\n", 20)[:20])
+    if style is None or len(style.left) < 5 or not all(isinstance(one, dict) for one in records[:20]):
+        return None
+    levels = tally(text.body, style, text.head[:8_192].encode("utf-8", "replace"))
+    return (counts_of(levels, text.body.least), ask_for_level(levels)) if levels else None
 
 
 def _several_values(text: Excerpt, limit: int) -> Preview:
@@ -87,9 +358,9 @@ def _several_values(text: Excerpt, limit: int) -> Preview:
         lead = f"{'' if is_all else 'at least '}{len(found)} JSON values × "
         shape, root = describe(found, limit - len(lead))
         if len(lead + shape) <= limit:
-            return Preview(
-                lead + shape, f"shape of {'all' if is_all else 'the first'} {len(found)} values{_keys(root)}"
-            )
+            keys = list(keys_of(found))
+            shown = f"shape of {'all' if is_all else 'the first'} {len(found)} values{_keys(root)}"
+            return Preview(lead + shape, shown, grep(f'"{_telling_key(dict.fromkeys(keys, ""))}"') if keys else "")
     return ends(text, limit, ", not valid JSON" if text.is_whole else "")
 
 

@@ -5,30 +5,52 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from coatcheck.redaction import QuickPattern
 
-from .excerpts import Excerpt, Preview, ends, line, pack, some
+from .excerpts import Body, Excerpt, LinePattern, Preview, about, ends, grep, line, pack, some, sql, uncoloured
+from .reports import exception_note
 
-_COLOUR: Final = re.compile("\x1b\\[[0-9;]{0,20}m")
 _STAMP: Final = re.compile(
     r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,]\d{1,9})?)?(?:Z|[+-]\d\d:?\d\d)?"
     r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d"
     r"|\d\d/(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)/\d{4}:\d\d:\d\d:\d\d"
     r"|\b\d\d:\d\d:\d\d(?:[.,]\d{1,6})?\b"
 )
-# Each branch begins with a literal letter, so `re` can skip ahead: ten times faster than a leading `\\b`.
-_ANY_LEVEL: Final = (
-    r"T(?<!\wT)RACE\b|D(?<!\wD)EBUG\b|I(?<!\wI)NFO\b|N(?<!\wN)OTICE\b|W(?<!\wW)ARN(?:ING)?\b|E(?<!\wE)RROR\b"
-    r"|F(?<!\wF)ATAL\b|C(?<!\wC)RITICAL\b|P(?<!\wP)ANIC\b"
-    r"|\[(?:trace|debug|info|notice|warn(?:ing)?|error|fatal|critical|crit)(?=\])"
-    r"|level=\"?(?:trace|debug|info|notice|warn(?:ing)?|error|fatal|critical|panic)\b"
+_WORDS: Final = {
+    "PANIC": ("PANIC",), "FATAL": ("FATAL",), "CRITICAL": ("CRITICAL",), "ERROR": ("ERROR",),
+    "WARN": ("WARN", "WARNING"), "NOTICE": ("NOTICE",), "INFO": ("INFO",), "DEBUG": ("DEBUG",), "TRACE": ("TRACE",),
+}  # fmt: skip
+"""The levels, worst first, and the words for them. Logs write them in capitals or not, but all in one way."""
+_OTHER_WORDS: Final = {
+    "PANIC": ("EMERG",), "FATAL": ("FTL",), "CRITICAL": ("CRIT",), "ERROR": ("ERR", "SEVERE"), "WARN": ("WRN",),
+    "INFO": ("INF",), "DEBUG": ("DBG", "FINE"), "TRACE": ("TRC", "VERBOSE"),
+}  # fmt: skip
+"""What some logs write instead."""
+_LETTERS: Final = {"FATAL": "F", "ERROR": "E", "WARN": "W", "INFO": "I"}
+_LEFT: Final = r"""((?:["']?(?:level|severity|lvl|levelname|log\.level)["']?\s?[=:]\s?["']?)|[\s\[(|<]|^)"""
+_RIGHT: Final = r"""(?=([\s\])|>:,"'}])|$)"""
+_OTHERS: Final = frozenset(word for words in _OTHER_WORDS.values() for word in words)
+_ALL_WORDS: Final = [*(word for words in _WORDS.values() for word in words), *sorted(_OTHERS)]
+_LEVEL: Final = re.compile(
+    rf"{_LEFT}({'|'.join([*_ALL_WORDS, *map(str.lower, _ALL_WORDS), *map(str.title, _ALL_WORDS)])}){_RIGHT}"
 )
-_LEVEL: Final = re.compile(_ANY_LEVEL)
-_LEVEL_OF_LINE: Final = re.compile(rf"({_ANY_LEVEL})[^\n]*+")
-_WORDS: Final = ("INFO", "ERROR", "WARN", "DEBUG", "TRACE", "NOTICE", "FATAL", "CRITICAL", "PANIC", "level=", "[")
+# Each branch begins with a literal letter, so `re` can skip ahead: ten times faster than a leading `\\b`.
+_CAPITALS: Final = re.compile(
+    "|".join(rf"{word[0]}(?<![\w.-]{word[0]}){word[1:]}(?=[\s\])|>:,])" for word in _ALL_WORDS)
+)
+_MARKED: Final = re.compile(
+    rf"\[(?:{'|'.join(map(str.lower, _ALL_WORDS))})\]|(?:level|severity)\"?[=:] ?\"?[a-zA-Z]"
+    r"|[IWEF][01]\d[0-3]\d \d\d:"
+)
+_KLOG: Final = re.compile(r"(^|\s)([IWEF])[01]\d[0-3]\d \d\d:\d\d:\d\d\.\d{6}()")
+_TROUBLE: Final = LinePattern(r"(?i)(?:^|[\s\[(:])(error|fail(?:ed|ure)?|panic|exception|fatal)(?:[\s:!\])]|$)")
+_A_LEVEL: Final = QuickPattern("(?i)" + "|".join(_ALL_WORDS))
 _FAILS: Final = QuickPattern(
     r"(?m)^[ \t]{0,8}(?:--- FAIL: |FAILED[ :]|FAIL: |ERROR[ :]|E {3}|error(?:\[|: )|fatal: |panic: |Traceback \("
     r"|[A-Z][\w\x80-\xff]*(?:Error|Exception): |npm ERR! |✖ |✗ |not ok |##\[error\]"
@@ -40,11 +62,14 @@ _FAILURE: Final = re.compile(
     r"|[\w./\-]{1,120}[:(]\d{1,6}[:,)][^\n]{0,12}\berror\b)[^\n]{0,300}"
 )
 _FOLDERS: Final = re.compile(r"^[\w.\-]{0,60}(?:/[\w.\-]{1,60}){1,12}/")
-_RANK: Final = ("PANIC", "FATAL", "CRITICAL", "ERROR", "WARN", "NOTICE", "INFO", "DEBUG", "TRACE")
-_BAD: Final = frozenset(_RANK[:4])
-_SHORTER: Final = {"WARNING": "WARN", "CRIT": "CRITICAL"}
+_BAD: Final = ("PANIC", "FATAL", "CRITICAL", "ERROR")
 _PEEK: Final = 24  # lines that decide what a text is
-_NEAR: Final = 200
+_NEAR: Final = 120  # characters of a line in which its level is looked for
+_LATEST: Final = 200  # bytes of a line before which a counted level begins
+_SPARSE: Final = 2_000  # bytes per occurrence from which a byte is rare
+_COUNTED: Final = 2 << 20  # bytes of a log that are searched for frequent levels; beyond, they are estimated
+_SAMPLED: Final = 3_072
+_FREQUENT: Final = 4  # times in the sample
 _MANY: Final = 1_000
 _ROOMY: Final = 160
 _SEPARATORS: Final = (",", "\t", ";", "|")
@@ -52,75 +77,228 @@ _ROWS: Final = 30  # rows of a large table that are parsed
 _CELL: Final = 24
 
 
-def _uncolour(text: str) -> str:
-    """Remove terminal colours."""
-    return _COLOUR.sub("", text) if "\x1b" in text else text
-
-
 def looks_like_log(text: Excerpt) -> bool:
     """Whether half of the first lines have a time or a level near their beginning."""
-    lines = [each for each in _uncolour(text.head[:16_384]).split("\n", _PEEK)[:_PEEK] if each.strip()]
-    if not may_be_log("\n".join(lines)):
+    lines = [each for each in uncoloured(text.head[:16_384]).split("\n", _PEEK)[:_PEEK] if each.strip()]
+    if len(lines) < 3 or not may_be_log("\n".join(lines)):
         return False
-    hits = sum(bool(_STAMP.search(each, 0, 48) or _LEVEL.search(each, 0, 60)) for each in lines)
-    return len(lines) >= 3 and hits * 2 >= len(lines)
+    missing = len(lines) // 2 + 1
+    for each in lines:
+        missing -= not (_STAMP.search(each, 0, 60) or _CAPITALS.search(each, 0, 60) or _MARKED.search(each, 0, 60))
+        if not missing:
+            return False
+    return True
 
 
 def may_be_log(lines: str) -> bool:
     """Fast check: False if no line can have a level or a time."""
-    return ":" in lines or any(word in lines for word in _WORDS)
+    return ":" in lines or _A_LEVEL(lines)
+
+
+class LevelStyle(NamedTuple):
+    """How a log writes its levels: what is around the word, and its case. `find` returns the level of a line."""
+
+    left: str
+    right: str
+    case: Callable[[str], str]
+    has_others: bool = False
+
+    @lru_cache(maxsize=32)  # noqa: B019 - styles are few and small
+    def spellings(self) -> dict[str, list[bytes]]:
+        """The words for each level as this log writes them."""
+        if self.case is str.strip:  # one letter, as klog writes it
+            return {name: [f"{self.left}{letter}{self.right}".encode()] for name, letter in _LETTERS.items()}
+        found = {}
+        for name, words in _WORDS.items():
+            used = (*words, *_OTHER_WORDS.get(name, ())) if self.has_others else words
+            found[name] = [f"{self.left}{self.case(word)}{self.right}".encode() for word in used]
+        return found
+
+
+class LevelCount(NamedTuple):
+    """The lines of one level: their number, the offsets of the first and the last, and the words for it."""
+
+    lines: int
+    first: int
+    last: int
+    words: tuple[str, ...]
+    is_exact: bool = True
+
+    def and_(self, other: LevelCount | None) -> LevelCount:
+        if other is None:
+            return self
+        first, last = min(self.first, other.first), max(self.last, other.last)
+        exact = self.is_exact and other.is_exact
+        return LevelCount(self.lines + other.lines, first, last, other.words + self.words, exact)
+
+
+def level_style(lines: list[str], *, is_coloured: bool = False) -> LevelStyle | None:
+    """How the levels are written in some lines of a log; None if too few have one."""
+    styles: Counter[LevelStyle] = Counter()
+    has_others = False
+    for each in lines:
+        if (match := _CAPITALS.search(each, 0, _NEAR)) is not None:
+            at = match.start()
+            around = ("m", "\x1b") if is_coloured else (each[at - 1] if at else "\n", each[match.end()])
+            styles[LevelStyle(*around, str.upper)] += 1
+            has_others = has_others or match[0] in _OTHERS
+        elif (match := _KLOG.search(each, 0, _NEAR)) is not None:
+            month = each[match.end(2)]
+            styles[LevelStyle(match[1] or "\n", month, str.strip)] += 1
+        elif (match := _LEVEL.search(each, 0, _NEAR)) is not None:
+            word = match[2]
+            case = str.upper if word.isupper() else str.lower if word.islower() else str.title
+            around = ("m", "\x1b") if is_coloured else (match[1] or "\n", match[3] or "\n")
+            styles[LevelStyle(*around, case)] += 1
+            has_others = has_others or word.upper() in _OTHERS
+    if not styles:
+        return None
+    style, times = styles.most_common(1)[0]
+    is_loose = style.case is not str.upper and style.case is not str.strip and len(style.left) < 2
+    return style._replace(has_others=has_others) if times * (2 if is_loose else 5) >= len(lines) else None
+
+
+def tally(body: Body, style: LevelStyle, sample: bytes) -> dict[str, LevelCount]:
+    """Count the lines of each level in the whole, the worst level first. Levels that are rare in the sample are counted
+    exactly, and only near the beginning of a line; frequent ones are estimated in large content."""
+    found: dict[str, LevelCount] = {}
+    frequent: list[tuple[str, bytes]] = []
+    often = _Frequencies(sample)
+    for name, words in style.spellings().items():
+        seen = [word for word in words if word in sample]
+        for word in words:
+            shown = (word.decode().strip(),)
+            if word[:1] == b"\n" and body.data.startswith(word[1:]):
+                found[name] = LevelCount(1, 0, 0, shown)
+            if seen and word not in seen:
+                continue  # a spelling that this log does not use
+            at = None
+            if not (seen and sample.count(word) > _FREQUENT and _is_near(sample, sample.find(word))):
+                byte = min(word, key=often.__getitem__)
+                at = _offsets(body.data, word, byte if often[byte] * _SPARSE < len(sample) else None)
+            if at is None:
+                frequent.append((name, word))
+            elif at:
+                found[name] = LevelCount(len(at), at[0], at[-1], shown).and_(found.get(name))
+    data, is_exact = body.data, len(body.data) * len(frequent) <= _COUNTED
+    windows = data if is_exact else body.windows
+    for name, word in frequent:
+        if count := windows.count(word):
+            total = count if is_exact else round(count * len(data) / len(windows))
+            new = LevelCount(total, data.find(word) + 1, data.rfind(word) + 1, (word.decode().strip(),), is_exact)
+            found[name] = new.and_(found.get(name))
+    return {name: found[name] for name in _WORDS if name in found}
+
+
+class _Frequencies(dict[int, int]):
+    """How often a byte occurs in a sample."""
+
+    def __init__(self, sample: bytes) -> None:
+        super().__init__()
+        self._sample = sample
+
+    def __missing__(self, byte: int) -> int:
+        self[byte] = times = self._sample.count(byte)
+        return times
+
+
+def _offsets(data: bytes, word: bytes, byte: int | None) -> list[int] | None:
+    """The offsets of a word near the beginning of a line, or None if there are many. If it has a rare byte, hopping
+    from one of these to the next is many times as fast."""
+    offset = 0 if byte is None else word.index(byte)
+    key, at, left = word if byte is None else bytes([byte]), -1, 2 * _MANY + len(data) // _SPARSE
+    found: list[int] = []
+    while (at := data.find(key, at + 1)) >= 0:
+        left -= 1
+        if not left:
+            return None
+        start = at - offset
+        if start >= 0 and data.startswith(word, start) and _is_near(data, start):
+            found.append(start + 1)
+    return found
+
+
+def _is_near(data: bytes, at: int) -> bool:
+    """Whether an offset is near the beginning of its line."""
+    return at < _LATEST or data.rfind(b"\n", at - _LATEST, at + 1) >= 0
+
+
+def counts_of(levels: dict[str, LevelCount], least: str) -> str:
+    """`ERROR 3 INFO ~8,900`: an estimate has two digits."""
+    return " ".join(f"{name} {_written(one, least)}" for name, one in levels.items())
+
+
+def _written(one: LevelCount, least: str) -> str:
+    if one.is_exact:
+        return f"{least}{one.lines}"
+    return about(one.lines)
 
 
 def log(text: Excerpt, limit: int) -> Preview | None:
-    """Preview of the number of lines of each level, the first and last time, and the first error."""
-    head, tail = _uncolour(text.head), _uncolour(text.tail)
-    levels, first_bad = _levels(head)
-    if tail:
-        in_tail, bad_in_tail = _levels(tail)
-        levels += in_tail
-        first_bad = first_bad or (bad_in_tail and (0, bad_in_tail[1]))
-    least = "" if text.is_whole else "≥"
-    counts = " ".join(f"{name} {least}{levels[name]}" for name in _RANK if levels[name])
+    """Preview of the number of lines of each level, the first and last time, and the first and last error."""
+    head, tail = uncoloured(text.head), uncoloured(text.tail)
+    near = [each for each in (*head[:16_384].split("\n", 12)[:12], *(tail or head)[-400:].split("\n")[1:]) if each]
+    style = level_style(near, is_coloured="\x1b[" in text.head)
+    body = text.body
+    levels = tally(body, style, text.head[:_SAMPLED].encode("utf-8", "replace")) if style else {}
     first = _STAMP.search(head, 0, 16_384)
     last_lines = reversed((tail or head)[-16_384:].split("\n")) if first else ()
-    last = next(filter(None, (_STAMP.search(each, 0, _NEAR) for each in last_lines)), None)
+    last = next(filter(None, (_STAMP.search(each, 0, _LATEST) for each in last_lines)), None)
     span = " to ".join(dict.fromkeys((first.group(), last.group()))) if first and last else ""
-    if not counts and not span:
+    if not levels and not span:
         return None
-    total = f"{text.lines} lines" if text.lines is not None else f"{text.size} bytes"
-    parts = [part for part in (total, counts, span) if part]
+    parts = [part for part in (text.extent, counts_of(levels, body.least), span) if part]
     while len(shape := " · ".join(parts)) > limit:
         parts.pop()
-    if first_bad is not None and limit - len(shape) > 40:
-        number, content = first_bad
-        lead = f"\nfirst error, line {number}: " if number else "\nan error near the end: "
-        shape += lead + line(content, limit - len(shape) - len(lead))
-    return Preview(shape, f"levels and times of {text.scope_of_both.removeprefix(', in ') or f'all {total}'}")
+    shape += errors_of(body, levels, text.lines, limit - len(shape))
+    shape += exception_note(text, body, limit - len(shape))
+    ask = ask_for_level(levels)
+    if not levels and (match := next(iter(_TROUBLE.found(body.data, 1)), None)) is not None:
+        lead = f"\nfirst “{match[1].decode()}”, line {body.number(match.start(1))}: "
+        shape += lead + body.line(match.start(1), limit - len(shape + lead)) if limit - len(shape + lead) > 20 else ""
+        ask = 'grep="(?i)error|fail|panic|exception|fatal"'
+    exact = all(one.is_exact for one in levels.values())
+    counted = text.extent if body.is_all else f"the first {len(body.data)} of {text.size} bytes"
+    shown = f"levels and times of {'all ' if body.is_all else ''}{counted}{'' if exact else ', ~ is an estimate'}"
+    return Preview(shape, shown, ask)
 
 
-def _levels(text: str) -> tuple[Counter[str], tuple[int, str] | None]:
-    """Count one level per line that has one near its beginning; also the first error line with its number."""
-    lines = text.split("\n")
-    if max(map(len, lines)) > _NEAR:
-        text = "\n".join(each[:_NEAR] for each in lines)
-    counts: Counter[str] = Counter()
-    for found, times in Counter(_LEVEL_OF_LINE.findall(text)).items():
-        counts[_name(found)] += times
-    if _BAD.isdisjoint(counts):
-        return counts, None
-    match = next(each for each in _LEVEL_OF_LINE.finditer(text) if _name(each.group(1)) in _BAD)
-    start = text.rfind("\n", 0, match.start()) + 1
-    return counts, (text.count("\n", 0, start) + 1, text[start : match.end()])
+def ask_for_level(levels: dict[str, LevelCount]) -> str:
+    """The read that shows the worst lines, or else the last ones."""
+    names = [name for name in levels if name in _BAD] or [name for name in levels if name == "WARN"]
+    return grep(*(word for name in names for word in levels[name].words)) if names else 'lines="-40:"'
 
 
-def _name(found: str) -> str:
-    name = found.removeprefix("level=").strip('["').upper()
-    return _SHORTER.get(name, name)
+def errors_of(body: Body, levels: dict[str, LevelCount], lines: int | None, room: int) -> str:
+    """The first and the last line of the bad levels, each on a line of its own with its number."""
+    bad = [levels[name] for name in _BAD if name in levels]
+    if not bad or room < 50:
+        return ""
+    first, last = min(one.first for one in bad), max(one.last for one in bad)
+    start = data_start(body.data, first)
+    shown = f"\nfirst error, line {body.number(first)}: "
+    is_last = room > 150 and data_start(body.data, last) != start and body.is_all
+    shown += body.line(first, (room // 2 if is_last else room) - len(shown))
+    if is_last:
+        lead = f"\nlast, line {_number_from_end(body.data, last, lines)}: "
+        shown += lead + body.line(last, room - len(shown) - len(lead))
+    return shown
+
+
+def data_start(data: bytes, at: int) -> int:
+    return data.rfind(b"\n", 0, at) + 1
+
+
+def _number_from_end(data: bytes, at: int, lines: int | None) -> int:
+    """The number of the line at an offset near the end."""
+    if lines is None:
+        return data.count(b"\n", 0, at) + 1
+    return lines + data.endswith(b"\n") - data.count(b"\n", at)
 
 
 def output(text: Excerpt, limit: int) -> Preview | None:
     """Preview of program output: its ends, and between them the first line that reports a failure."""
-    plain = _uncolour(text.head)
+    plain = uncoloured(text.head)
     is_suspect = limit >= _ROOMY and _FAILS(plain)
     failures = list(islice(_FAILURE.finditer(f"\n{plain}"), _MANY)) if is_suspect else []
     if not failures:
@@ -130,7 +308,8 @@ def output(text: Excerpt, limit: int) -> Preview | None:
     number = plain.count("\n", 0, first.start()) + 1
     found = f"; {least}{some(len(failures), 'failure line')}, first at {number}"
     failure = line(_FOLDERS.sub("…/", first.group().strip(), count=1), limit // 3)
-    return ends(text, limit, found, mark=found, middle=failure if first.end() >= limit // 4 else "")
+    shown = ends(text, limit, found, mark=found, middle=failure if first.end() >= limit // 4 else "")
+    return replace(shown, ask=f'lines="{max(1, number - 5)}:{number + 30}"')
 
 
 def table(text: Excerpt, limit: int, *, separator: str | None = None) -> Preview | None:
@@ -166,7 +345,20 @@ def table(text: Excerpt, limit: int, *, separator: str | None = None) -> Preview
             break
     of_columns = f"{named} of {len(columns)} columns and " if named < len(columns) else ""
     by = "" if complete else " (rows by line count)" if text.lines is not None else text.scope
-    return Preview(shape, f"{of_columns}{shown} of {total} rows{part}{by}")
+    names_ = columns if header else []
+    ask = sql(names_, _grouped(names_, rows[header:])) if header else 'lines="1:30"'
+    return Preview(shape, f"{of_columns}{shown} of {total} rows{part}{by}", ask or 'lines="1:30"')
+
+
+def _grouped(names: list[str], rows: list[list[str]]) -> str:
+    """The column with the fewest values, but several, in some rows; empty if there is none."""
+    best, fewest = "", 8
+    for index, name in enumerate(names[:60]):
+        values = {row[index] for row in rows[:200] if len(row) > index}
+        is_text = not any(map(_is_number, values - {""}))
+        if 1 < len(values) < min(fewest, len(rows[:200]) // 3 + 1) and is_text and max(map(len, values)) <= 40:
+            best, fewest = name, len(values)
+    return best
 
 
 def separator_of(text: Excerpt) -> str | None:
@@ -208,7 +400,7 @@ def _parsed(lines: list[str], separator: str) -> tuple[list[list[str]], bool]:
 def _is_header(rows: list[list[str]]) -> bool:
     """Whether the first row has the column names: all different, no numbers."""
     named = [cell for cell in rows[0] if cell.strip()]
-    if len(rows) < 2 or not named or len(set(named)) < len(named):
+    if len(rows) < 2 or len(named) < len(rows[0]) - (len(named) > 2) or len(set(named)) < len(named):
         return False
     return not any(_is_number(cell) or len(cell) > 80 for cell in islice(named, 200))
 

@@ -6,16 +6,17 @@ is bounded, or cannot match what follows it.
 
 from __future__ import annotations
 
-import html
 import re
+from bisect import bisect_right
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from os.path import commonprefix
 from typing import Final, NamedTuple
 
 from coatcheck.redaction import QuickPattern
 
-from .excerpts import Excerpt, Preview, ends, line, pack, some, visible
+from .excerpts import Body, Excerpt, LinePattern, Preview, ends, grep, line, masked_line, pack, some, visible
 
 _NUMBERED: Final = re.compile(r"[ \t]{0,8}(\d{1,7})(?:→|\t|[:|] ?|-)")
 # These begin with the line feed before the line instead of "^": `re` skips ahead to it, many times faster.
@@ -61,15 +62,22 @@ _LANGUAGES: Final = tuple(
     )
 )
 _HEADING_OR_FENCE: Final = re.compile(r"\n(?:(#{1,6})[ \t]{1,4}(\S[^\n]{0,300})|[ ]{0,3}(?:```|~~~))")
+_TITLES: Final = re.compile(r"(?:^|\n\n)# \S[^\n]{0,100}\n(?=\n)")
 _UNDERLINED: Final = re.compile(r"^(\S[^\n]{0,200})\n([=\-~^\"'*+#])\2{2,200}$", re.MULTILINE)
-_HUNK: Final = re.compile(r"@@ -\d{1,9}(?:,(\d{1,9}))? \+\d{1,9}(?:,(\d{1,9}))? @@")
-_TAG: Final = re.compile(r"<(title|p|h[1-6])\b[^<>]{0,500}>", re.IGNORECASE)
-_ANY_TAG: Final = re.compile(r"<[^<>]{0,500}>")
 _ELEMENT: Final = re.compile(r"<([A-Za-z_][\w.:-]{0,60})([^<>]{0,1000})>")
-_SILENT: Final = re.compile(r"<(script|style)[^<]*+(?:<(?!/\1)[^<]*+)*+|<!--[^-]*+(?:-(?!->)[^-]*+)*+", re.IGNORECASE)
 _LOOK: Final = 16_384
-_SOME: Final = 20
 _MANY: Final = 1_000
+_OUTLINED: Final = 256 << 10  # bytes of a source file that are outlined
+_DIFFED: Final = 8 << 20
+_COMMIT: Final = LinePattern(r"^(?:\x1b\[33m)?commit ([0-9a-f]{7,64})\b")
+_ONE_LINE: Final = re.compile(r"(?:[*|\\/ ]{0,12})(?=[a-f]*\d)([0-9a-f]{7,12}) (?:\([^()\n]{1,200}\) )?(\S[^\n]*)")
+_FILE_IN_DIFF: Final = LinePattern(
+    r"^(?:diff --git a/[^\n]* b/([^\n]+)|Index: ([^\n]+)\n=+)$|^--- (?:a/)?([^\n\t]+)[^\n]*\n\+\+\+ (?:b/)?([^\n\t]+)"
+)
+_EDITED: Final = re.compile(r"([ +-])[ ]{0,6}(\d{1,6})(?: |$)")
+_DAY: Final = re.compile(r"(?:[A-Z][a-z]{2} ([A-Z][a-z]{2} \d{1,2}) [\d:]{8} (\d{4}).{0,10})")
+_AUTHOR: Final = LinePattern(r"^Author:\s+([^<\n]{1,80}?) *<")
+_DATE: Final = LinePattern(r"^(?:Author|Commit)?Date: +([^\n]{8,40})$")
 
 
 class OutlineEntry(NamedTuple):
@@ -106,39 +114,67 @@ def _join(lead: str, entries: list[OutlineEntry], chosen: list[int], sep: str) -
     return lead + sep.join(parts)
 
 
-def unnumber(text: Excerpt) -> tuple[str, int] | None:
-    """Strip line numbers that a tool put before each line; also return the first number. None if there are none."""
+def unnumber(text: Excerpt, read: str | None = None) -> tuple[str, int] | None:
+    """Strip line numbers that a tool put before each line; also return the first number. None if there are none. `read`
+    is more of the text, if it is at hand."""
     first = text.head[:4_096].split("\n", 9)[:8]
     found = [int(match.group(1)) for each in first if (match := _NUMBERED.match(each)) is not None]
     if len(found) < 3 or len(found) < len(first) - 2 or found != list(range(found[0], found[0] + len(found))):
         return None
-    lines = text.head.split("\n")
+    lines = (text.head if read is None else read).split("\n")
     while _NUMBERED.match(lines[0]) is None:
         del lines[0]
     return "\n".join(each[match.end() :] if (match := _NUMBERED.match(each)) else each for each in lines), found[0]
 
 
+def numbered(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of a source file or document whose lines a tool has numbered."""
+    found = unnumber(text)
+    if found is None:
+        return None
+    body, start = found
+    if (shown := code(text, limit, body=body, start=start)) is not None:
+        return shown
+    return markdown(text, limit, body=body) if looks_like_markdown(body) else None
+
+
 def code(text: Excerpt, limit: int, *, language: str = "", body: str | None = None, start: int = 1) -> Preview | None:
     """Preview of the definitions in a source file, with line numbers from `start` on. `body` is the text without those
     that a tool added. Without a language, returns None for text that does not look like code."""
-    body = text.head if body is None else body
-    definitions = _definitions(body)
+    source = text.head if body is None else body
+    definitions = _definitions(source)
     if not language:
-        early = sum(each[0] < _LOOK for each in definitions)
-        if early < 2 or (early < 6 and _IMPORT.search(body, 0, _LOOK) is None):
+        if not definitions:
             return None
-        language = next((name for name, pattern in _LANGUAGES if pattern.search(body, 0, _LOOK)), "code")
+        early = sum(each[0] < _LOOK for each in definitions)
+        language = next((name for name, pattern in _LANGUAGES if pattern.search(source, 0, _LOOK)), "")
+        is_known = bool(language) and (body is not None or _IMPORT.search(source, 0, _LOOK) is not None)
+        if not (is_known or early >= 6):
+            return None
+        language = language or "code"
+    scope, numbers = text.scope, start
+    if not text.is_whole:
+        read = text.body.data[:_OUTLINED].decode("utf-8", "replace")
+        scope = "" if len(read) and text.size <= _OUTLINED else f", in the first {_OUTLINED} of {text.size} bytes"
+        found = unnumber(text, read) if body is not None else None
+        source = found[0] if found is not None else read
+        definitions = _definitions(source)
     entries: list[OutlineEntry] = []
     at = 0
     for offset, level, keyword, name in definitions:
-        start += body.count("\n", at, offset)
+        numbers += source.count("\n", at, offset)
         at = offset
-        entries.append(OutlineEntry(level, f"{visible(name)}:{start}", keyword))
-    size = f"{text.lines} lines" if text.lines is not None else f"{text.size} bytes"
-    shape, kept = outline(f"{language}, {size}: ", entries, limit, sep=", ")
+        entries.append(OutlineEntry(level, f"{visible(name)}:{numbers}", keyword))
+    shape, kept = outline(f"{language}, {text.extent}: ", entries, limit, sep=", ")
     if not kept:
         return ends(text, limit)
-    return Preview(shape, f"{kept} of {_at_least(entries)} definitions with their lines{text.scope}")
+    words = [word for word, _ in Counter(entry.word for entry in entries if entry.word).most_common(3)]
+    if kept == len(entries) or not words:
+        first = 1 + source.count("\n", 0, definitions[0][0])
+        ask = f'lines="{first}:{first + 79}"'
+    else:
+        ask = grep(*(f"{word} " for word in words), start="" if body is not None else "^[a-z ]*")
+    return Preview(shape, f"{kept} of {_at_least(entries)} definitions with their lines{scope}", ask)
 
 
 def _definitions(body: str) -> list[tuple[int, int, str, str]]:
@@ -157,61 +193,166 @@ def _definitions(body: str) -> list[tuple[int, int, str, str]]:
     return [(at, *found[at]) for at in sorted(found)[:_MANY]]
 
 
+def numbered_diff(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of an edit that a tool shows with line numbers: how much it changes, and where."""
+    first = [each for each in text.head[:4_096].split("\n", 24)[:24] if each.strip(" .")]
+    if (
+        len(first) < 4
+        or not (_EDITED.match(first[0]) or _EDITED.match(first[1]))
+        or sum(bool(_EDITED.match(each)) for each in first) * 10 < len(first) * 9
+    ):
+        return None
+    edited = [
+        match
+        for each in text.body.data[:_OUTLINED].decode("utf-8", "replace").split("\n")
+        if (match := _EDITED.match(each))
+    ]
+    added, removed = (sum(match[1] == mark for match in edited) for mark in "+-")
+    if not added + removed:
+        return None
+    changed = [int(match[2]) for match in edited if match[1] != " "]
+    sample = next(match for match in edited if match[1] != " ")
+    lead = f"edit of lines {min(changed)}-{max(changed)}: +{added} -{removed}; first: "
+    return Preview(lead + masked_line(sample.string, limit - len(lead)), "the number of changed lines", 'grep="^[+-]"')
+
+
+class ChangedFile(NamedTuple):
+    """One file of a diff: its lines added and removed, and where its part begins and ends."""
+
+    name: str
+    added: int
+    removed: int
+    start: int
+    end: int
+
+
+def _changed(data: bytes, commits: list[int]) -> list[ChangedFile]:
+    """The files of a diff in order. A part ends where the next file or commit begins."""
+    starts: list[tuple[int, str]] = []
+    for match in _FILE_IN_DIFF.found(data, 20_000):
+        named = match[1] or match[2] or (match[4] if match[4] and match[4] != b"/dev/null" else match[3]) or b""
+        is_header = not (match[1] or match[2])
+        if is_header and starts and data.find(b"\n@@ ", starts[-1][0], match.start()) < 0:
+            continue  # the header of the file that has just begun
+        starts.append((match.start(), named.decode("utf-8", "replace")))
+    ends_ = sorted({*(at for at, _ in starts), *commits, len(data)})
+    files = []
+    for at, name in starts:
+        end = ends_[bisect_right(ends_, at)]
+        first = data.find(b"\n@@ ", at, end)
+        plus, minus = (data.count(mark, first, end) if first >= 0 else 0 for mark in (b"\n+", b"\n-"))
+        files.append(ChangedFile(name, plus, minus, at, end))
+    return files
+
+
 def diff(text: Excerpt, limit: int) -> Preview | None:
     """Preview of the files in a diff, with the lines added and removed in each."""
-    files: dict[str, list[int]] = {}
-    name = ""
-    old = new = 0
-    for each in text.head.split("\n"):
-        if not each:
-            old, new = max(0, old - 1), max(0, new - 1)
-        elif old > 0 or new > 0:
-            mark = each[:1]
-            new -= mark in "+ "
-            old -= mark in "- "
-            if mark in ("+", "-"):
-                files.setdefault(name, [0, 0])["+-".index(mark)] += 1
-        elif each[0] not in "@d+-":
-            continue
-        elif (hunk := _HUNK.match(each)) is not None:
-            old, new = int(hunk.group(1) or 1), int(hunk.group(2) or 1)
-        elif each.startswith("diff --git "):
-            name = each.rpartition(" b/")[2]
-            files.setdefault(name, [0, 0])
-        elif each.startswith(("+++ ", "--- ")) and not each.startswith("/dev/null", 4):
-            name = each[4:].split("\t")[0].removeprefix("b/" if each[0] == "+" else "a/")
-            if each[0] == "+":
-                files.setdefault(name, [0, 0])
+    if _COMMIT.is_in(text.head[:2_000]):
+        return history(text, limit)
+    body = text.body
+    files = _changed(body.data[:_DIFFED], [])
     if not files:
         return None
-    added, removed = (sum(counts[side] for counts in files.values()) for side in (0, 1))
-    shared = commonprefix(list(files)) if len(files) > 1 else ""  # noqa: RUF071 - of characters, cut at a folder
+    least = body.least or ("≥" if len(body.data) > _DIFFED else "")
+    lead, items = _changes(files, least)
+    shape, kept = pack(f"diff of {lead}: ", items, len(items), limit)
+    return Preview(shape, f"{kept} of {least}{some(len(items), 'file')}", _ask_for_file(body, files))
+
+
+def _changes(files: list[ChangedFile], least: str) -> tuple[str, list[str]]:
+    """The totals of a diff, and its files by the number of changed lines."""
+    merged: dict[str, list[int]] = {}
+    for one in files:
+        counts = merged.setdefault(one.name, [0, 0])
+        counts[0] += one.added
+        counts[1] += one.removed
+    shared = commonprefix(list(merged)) if len(merged) > 1 else ""  # noqa: RUF071 - of characters, cut at a folder
     folder = shared[: shared.rfind("/") + 1]
-    largest = sorted(files.items(), key=lambda file: -sum(file[1]))
-    items = [f"{line(path.removeprefix(folder), 80)} +{plus} -{minus}" for path, (plus, minus) in largest]
-    least = "" if text.is_whole else "at least "
-    total = f"{least}{some(len(files), 'file')}"
-    lead = f"diff of {total}, +{added} -{removed}{f', in {line(folder, 60)}' if folder else ''}: "
-    shape, kept = pack(lead, items, len(items), limit)
-    return Preview(shape, f"{kept} of {total}{text.scope}")
+    largest = sorted(merged.items(), key=lambda file: -sum(file[1]))
+    items = [f"{masked_line(path.removeprefix(folder), 80)} +{plus} -{minus}" for path, (plus, minus) in largest[:200]]
+    items += [""] * (len(largest) - len(items))
+    added, removed = (sum(counts[side] for counts in merged.values()) for side in (0, 1))
+    where = f", in {masked_line(folder, 60)}" if folder else ""
+    return f"{least}{some(len(merged), 'file')}, +{added} -{removed}{where}", items
+
+
+def _ask_for_file(body: Body, files: list[ChangedFile]) -> str:
+    """The read of the file that changes most."""
+    one = max(files, key=lambda file: file.added + file.removed)
+    start = body.number(one.start)
+    return f'lines="{start}:{min(start + 120, body.number(max(one.end - 1, one.start)))}"'
+
+
+def history(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of `git log`, with or without the changes: commits, authors, dates, files."""
+    body = text.body
+    data = body.data[:_DIFFED]
+    commits = _COMMIT.found(data, 20_000)
+    if not commits or commits[0].start() > 200:
+        return None
+    dates = [match[1].decode("utf-8", "replace") for match in _DATE.found(data, 20_000)]
+    authors = Counter(match[1].decode("utf-8", "replace") for match in _AUTHOR.found(data, 20_000))
+    files = _changed(data, [match.start() for match in commits])
+    least = body.least or ("≥" if len(body.data) > _DIFFED else "")
+    lead = f"git log of {least}{some(len(commits), 'commit')}"
+    span = dict.fromkeys(_DAY.sub(r"\1 \2", dates[at].strip()) for at in (-1, 0)) if dates else ()
+    lead += f", {' to '.join(span)}" if span else ""
+    names = [f"{masked_line(name, 24)} {times}" for name, times in authors.most_common(2)]
+    lead += f", by {', '.join(names)}{' …' if len(authors) > 2 else ''}" if names else ""
+    if files:
+        totals, items = _changes(files, least)
+        shape, kept = pack(line(f"{lead}; {totals}", limit * 2 // 3) + ": ", items, len(items), limit)
+        return Preview(shape, f"{kept} of {least}{some(len(items), 'file')}", grep("commit ", "diff --git", start="^"))
+    subjects = [f"{match[1][:7].decode()} {_subject(body, match.end())}" for match in commits[:40]]
+    shape, kept = pack(line(lead, limit * 2 // 3) + ": ", subjects, len(commits), limit)
+    return Preview(shape, f"{kept} of {least}{some(len(commits), 'commit')}", 'grep="^commit |^    [^ ]"')
+
+
+def short_history(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of `git log --oneline`: the number of commits, and the first."""
+    first = [each for each in text.head[:4_096].split("\n", 20)[:20] if each.strip()]
+    if len(first) < 5 or sum(bool(_ONE_LINE.match(each)) for each in first) * 10 < len(first) * 9:
+        return None
+    shown = [masked_line(each, 60) for each in first]
+    shape, kept = pack(f"git log of {text.extent}, one each: ", shown, text.lines or len(shown), limit)
+    return Preview(shape, f"{kept} of {text.extent}", 'lines="1:60"')
+
+
+def _subject(body: Body, at: int) -> str:
+    """The first line of the message of a commit."""
+    start = body.data.find(b"\n    ", at, at + 2_000)
+    return masked_line(body.line(start + 1, 100), 60) if start >= 0 else ""
 
 
 def markdown(text: Excerpt, limit: int, *, body: str | None = None) -> Preview | None:
-    return _headings(text, _markdown_headings(text.head if body is None else body), limit)
+    """Preview of the headings of a document with their lines. `body` is the text without the numbers of a tool."""
+    is_numbered = body is not None
+    if body is None and not text.is_whole:
+        body = text.body.data[:_OUTLINED].decode("utf-8", "replace")
+    found = _headings(text, _markdown_headings(text.head if body is None else body), limit)
+    return replace(found, ask='grep="^ *[0-9]+.{1,2}#"') if found and is_numbered and "^#" in found.ask else found
 
 
 def restructured(text: Excerpt, limit: int) -> Preview | None:
     levels: dict[str, int] = {}
     entries = []
+    number, at = 1, 0
     for match in islice(_UNDERLINED.finditer(text.head), _MANY):
         level = levels.setdefault(match.group(2), len(levels))
-        entries.append(OutlineEntry(level, line(match.group(1), 60)))
+        number += text.head.count("\n", at, match.start())
+        at = match.start()
+        entries.append(OutlineEntry(level, f"{number}:{line(match.group(1), 60)}"))
     return _headings(text, entries, limit)
+
+
+def begins_as_markdown(text: Excerpt) -> bool:
+    """Whether a text begins with a heading or front matter, so that what looks like code is in its examples."""
+    return text.head.startswith(("# ", "---\n")) and looks_like_markdown(text.head)
 
 
 def looks_like_markdown(body: str) -> bool:
     levels = [entry.level for entry in _markdown_headings(body[:16_384])]
-    return len(levels) >= 2 and max(levels) >= 2
+    return len(levels) >= 2 and (max(levels) >= 2 or len(_TITLES.findall(body[:16_384])) > 2)
 
 
 def _markdown_headings(body: str) -> list[OutlineEntry]:
@@ -219,56 +360,28 @@ def _markdown_headings(body: str) -> list[OutlineEntry]:
         return []
     entries: list[OutlineEntry] = []
     is_code = False
+    number, at = 1, 0
     for match in _HEADING_OR_FENCE.finditer(f"\n{body}"):
         marks, title = match.groups()
         if marks is None:
             is_code = not is_code
         elif not is_code and len(entries) < _MANY:
-            title = line(title.rstrip("# \t\r"), 60)
-            entries.append(OutlineEntry(len(marks), f"{marks} {title}"))
+            number += body.count("\n", at, match.start())
+            at = match.start()
+            shown = masked_line(title.rstrip("# \t\r"), 60)
+            entries.append(OutlineEntry(len(marks), f"{number}:{marks} {shown}"))
     return entries
 
 
 def _headings(text: Excerpt, entries: list[OutlineEntry], limit: int) -> Preview | None:
+    """Preview of headings, each with the number of its line. The first read is the longest part between two of them."""
     shape, kept = outline("", entries, limit, sep="\n")
-    size = f" of {text.lines} lines" if text.lines is not None and text.is_whole else ""
-    return Preview(shape, f"{kept} of {_at_least(entries)} headings{size}{text.scope}") if kept else None
-
-
-def page(text: Excerpt, limit: int) -> Preview | None:
-    """Preview of the title and headings of an HTML page."""
-    title, first, entries = _titles(text.head)
-    if text.tail:
-        entries += _titles(text.tail)[2]
-    lead = f"HTML “{title}”" if title else "HTML"
-    shape, kept = outline(lead + "\n", entries, limit, sep="; ") if entries else (lead, 0)
-    if not kept and not title:
+    if not kept:
         return None
-    if first and kept == len(entries) and limit - len(shape) > 40:
-        shape += "\n" + line(first, limit - len(shape) - 1)
-    return Preview(shape, f"{'title and ' if title else ''}{kept} of {_at_least(entries)} headings{text.scope_of_both}")
-
-
-def _titles(source: str) -> tuple[str, str, list[OutlineEntry]]:
-    """The title, the first long paragraph, and the headings, without those in scripts."""
-    source, title, first = _SILENT.sub("", source), "", ""
-    entries: list[OutlineEntry] = []
-    paragraphs = 0
-    for match in _TAG.finditer(source):
-        tag = match.group(1).lower()
-        paragraphs += tag == "p"
-        if (tag == "p" and (first or paragraphs > _SOME)) or len(entries) == _MANY:
-            continue
-        end = re.compile(f"</{tag}", re.IGNORECASE | re.ASCII).search(source, match.end(), match.end() + 400)
-        inner = source[match.end() : end.start()] if end else ""
-        content = line(html.unescape(_ANY_TAG.sub("", inner)), 400)
-        if tag == "title":
-            title = title or line(content, 80)
-        elif tag == "p":
-            first = content if len(content) >= 100 else ""
-        else:
-            entries.append(OutlineEntry(int(tag[1]), f"{tag} {line(content, 60)}".rstrip()))
-    return title, first, entries
+    size = f" of {text.lines} lines" if text.lines is not None else ""
+    is_all = kept == len(entries) or any(not entry.text[:1].isdigit() for entry in entries)
+    ask = 'lines="1:60"' if is_all else 'grep="^#"'
+    return Preview(shape, f"{kept} of {_at_least(entries)} headings with their lines{size}", ask)
 
 
 def tree(text: Excerpt, limit: int) -> Preview | None:
@@ -284,4 +397,5 @@ def tree(text: Excerpt, limit: int) -> Preview | None:
         return Preview(start, f"the root element{text.scope}")
     items = [f"{name} ×{count}" if count > 1 else name for name, count in names.most_common()]
     shape, kept = pack(f"XML {start}: ", items, len(items), limit)
-    return Preview(shape, f"the root and {kept} of {len(items)} names of elements{text.scope}")
+    often = names.most_common(1)[0][0]
+    return Preview(shape, f"the root and {kept} of {len(items)} names of elements{text.scope}", grep(f"<{often}"))

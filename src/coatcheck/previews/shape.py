@@ -24,7 +24,7 @@ SAMPLED: Final = 1_000
 
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z_$@][\w$.\-/]{0,60}", re.ASCII)
 _DULL_KEY: Final = re.compile(r"(?:.{0,60}_)?(?:url|href|node_id|etag)\Z")
-_TELLING: Final = frozenset({"type", "kind", "role", "level", "status", "state", "event", "error"})
+TELLING: Final = frozenset({"type", "kind", "role", "level", "status", "state", "event", "error"})
 _FEW: Final = 4
 _MANY: Final = 16
 _SHORT: Final = 40
@@ -192,7 +192,7 @@ def _open(node: ShapeNode, room: int) -> list[ShapeNode]:
     heaviest = max(weights, key=lambda key: weights[key])
     ranks = {key: 3 if _DULL_KEY.match(key) else 2 for key in found}
     ranks |= {heaviest: 1} if weights[heaviest] else {}
-    ranks |= {key: 0 for key in found if key in _TELLING}
+    ranks |= {key: 0 for key in found if key in TELLING}
     ranked = sorted(found, key=lambda key: ranks[key])
     members = [_member(node, key, found[key], complete) for key in ranked[: room // 3 + 1]]
     for child in members:
@@ -210,7 +210,7 @@ def _open(node: ShapeNode, room: int) -> list[ShapeNode]:
 def _member(node: ShapeNode, key: str, values: Sequence[object], complete: int) -> ShapeNode:
     label = key if _PLAIN_KEY.fullmatch(key) else _quoted(key, 60)
     child = ShapeNode(values, node.depth + 1, label + ("?" if len(values) < complete else ""))
-    child.is_telling = key in _TELLING
+    child.is_telling = key in TELLING
     return child
 
 

@@ -135,14 +135,15 @@ def preview_of(content: Content, *, limit: int) -> Preview:
 
 def sample_of(content: Content) -> Sample:
     """Sample a stored artifact and count its lines, with the same result as `Sample.of` for the same bytes."""
-    from coatcheck.previews import EDGE, Sample
+    from coatcheck.previews import EDGE, SCANNED, Sample
 
     size = content.size
     head = content.read(0, EDGE)
     tail = content.read(max(len(head), size - EDGE), EDGE)
     feeds = sum(line_counts(content.frames)) if content.frames else (head + tail).count(b"\n")
     ends = (tail or head)[-1:]
-    return Sample(head, tail, size, feeds + (ends not in (b"", b"\n")))
+    lines = feeds + (ends not in (b"", b"\n"))
+    return Sample(head, tail, size, lines, lambda: content.read(0, SCANNED))
 
 
 def _content(session: CoreSession, target: Ref | str) -> tuple[Content, str]:

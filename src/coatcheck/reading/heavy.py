@@ -34,7 +34,7 @@ from coatcheck.values import Array
 SECONDS: Final = 10.0  # CPU time of one read in the child
 MEMORY: Final = 1 << 30
 SMALL_JSON: Final = 256 << 10
-SMALL_ROWS: Final = 64 << 10
+SMALL_ROWS: Final = 16 << 10
 SMALL_PART: Final = 1 << 20
 SMALL_FILTERED: Final = 4 << 10  # if a filter runs patterns
 SMALL_DIFF: Final = 256 << 10

@@ -14,7 +14,7 @@ from typing import Any, Final
 from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument, LimitExceeded, TooLarge
 from coatcheck.ids import clip, follow
-from coatcheck.media import TEXT, decoded, is_jsonl
+from coatcheck.media import REPR, TEXT, decoded, essence, is_jsonl
 from coatcheck.previews.excerpts import count
 from coatcheck.previews.shape import SAMPLED, outline
 from coatcheck.reading.page import MAX_CHARS, QueryResult
@@ -67,8 +67,17 @@ def parse(data: bytes, what: str = "the artifact", max_nodes: int = MAX_NODES) -
 
 
 def load(content: Content) -> Any:
-    """Parse a content that is one JSON document."""
-    return parse(whole(content))
+    """Parse a content that is one JSON document, or Python's `repr` of a value."""
+    if essence(content.ref.media_type) != REPR:
+        return parse(whole(content))
+    text = decoded(whole(content, MAX_ROWS)).strip()
+    try:
+        value, end = read_repr(text)
+    except ValueError:
+        value, end = None, -1
+    if end != len(text):
+        raise InvalidArgument("the artifact is not what Python's repr writes", hint=_AS_TEXT)
+    return json.loads(json.dumps(value, default=str))
 
 
 def part_of(content: Content, fragment: str) -> bytes:
@@ -133,7 +142,9 @@ def rows(content: Content) -> tuple[bytes, str]:
             continue
         value, note = documents if len(documents) > 1 else documents[0], ""
         if not isinstance(value, list) and (found := largest_array(value)) is not None:
-            value, note = follow(value, found.pointer), f"rows of {found.pointer}"
+            inner = follow(value, found.pointer)
+            if found.columns or isinstance(inner[0], list):  # a list of texts is not what the document is about
+                value, note = inner, f"rows of {found.pointer}"
         if isinstance(value, list) and value:
             left = text[: begin.end()].strip().count("\n") + 1 if text[: begin.end()].strip() else 0
             left += text[end:].strip().count("\n") + 1 if text[end:].strip() else 0

@@ -378,13 +378,13 @@ def _skipped(database: duckdb.DuckDBPyConnection, path: str) -> str:
 
 
 def _as_texts(database: duckdb.DuckDBPyConnection, name: str) -> str:
-    """Make columns of mixed values texts, since `column = 'a'` is an error in a column of the type JSON. Columns of
-    objects or arrays stay. Return a note."""
+    """Make columns of texts and numbers texts, since `column = 'a'` is an error in a column of the type JSON. Columns
+    with objects or arrays stay, for `column->>'$.key'`. Return a note."""
     mixed = []
     for column, kind, *_ in database.execute(f"DESCRIBE {name}").fetchall():
         at = _name(column)
-        scalar = f"SELECT 1 FROM {name} WHERE json_type({at}) NOT IN ('OBJECT', 'ARRAY', 'NULL') LIMIT 1"  # noqa: S608
-        if kind == "JSON" and database.execute(scalar).fetchone():
+        nested = f"SELECT 1 FROM {name} WHERE json_type({at}) IN ('OBJECT', 'ARRAY') LIMIT 1"  # noqa: S608
+        if kind == "JSON" and not database.execute(nested).fetchone():
             database.execute(f"ALTER TABLE {name} ALTER {at} TYPE VARCHAR USING {at}->>'$'")
             mixed.append(at)
     return f"{', '.join(mixed)[:200]} with values of several types: as text" if mixed else ""

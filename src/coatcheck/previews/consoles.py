@@ -1,0 +1,430 @@
+"""What command-line tools print: aligned columns, listings of files, found lines, settings, descriptions.
+
+Each kind recognises its form from the first lines and then counts over the whole, so that a preview names what can be
+asked for: the columns and the values of the telling one, the folders, the files with the most hits, the keys.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice
+from os.path import commonprefix
+from typing import Final
+
+from .excerpts import Body, Excerpt, Kind, LinePattern, Preview, grep, masked_line, pack, some, uncoloured
+
+_READ: Final = 4 << 20  # bytes that are split into lines
+_PEEK: Final = 24
+_LEAD: Final = 12  # lines that may precede a table
+_GAP: Final = re.compile(r"\s{2,}|\t")
+_HEADER: Final = re.compile(r"[A-Z%#][A-Za-z0-9%#_()/.:'-]*(?: [A-Z(][A-Za-z0-9%_()/.-]*)?")
+_RULE: Final = re.compile(r"[-=+|─ ]{6,}")
+_TELLING: Final = (
+    "STATUS",
+    "STATE",
+    "PHASE",
+    "READY",
+    "TYPE",
+    "REASON",
+    "SEVERITY",
+    "CONCLUSION",
+    "USER",
+    "NAMESPACE",
+    "KIND",
+)
+_FINE: Final = frozenset(
+    {"running", "active", "completed", "ready", "normal", "succeeded", "bound", "up", "ok", "true", "success", "<none>"}
+)
+_FEW: Final = 12
+_LONG: Final = 50
+_PATH: Final = re.compile(
+    r"(?:\.{0,2}/|[A-Za-z]:\\)?[\w.@+~%=,\[\]() -]{1,120}(?:[/\\][\w.@+~%=,\[\]() -]{0,200}){0,40}"
+)
+_LOCATION: Final = re.compile(
+    r"(?:((?:[A-Za-z]:)?[^\s:()\"'<>|]{1,200}):\d{1,7}(?::\d{1,5})?(?=[:\s]|$)|([^\s:()\"'<>|]{1,200})\(\d{1,7},\d{1,5}\):"
+    r"|([^\s:()\"'<>|]{1,200}?\.\w{1,8})-\d{1,7}-)"
+)
+_NUMBERED: Final = re.compile(r"[:(-]\d")
+_SEVERITY: Final = re.compile(r"\b(error|warning)\b", re.IGNORECASE)
+_CODE: Final = re.compile(
+    r"\b(?:error|warning)\b:? +([A-Z]{1,5}\d{1,5})\b|\[([a-z][\w-]{2,40})\]\s*$|: ([A-Z]{1,4}\d{3,4})\b"
+)
+_MODE: Final = re.compile(r"[-dlbcps](?:[r-][w-][xsStT-]){3}")
+_SETTING: Final = re.compile(r"(?:export )?([A-Za-z_][A-Za-z0-9_.-]{0,80})=")
+_SECTION: Final = LinePattern(r"^([A-Z][\w /-]{1,40}):(?:[ \t]|$)")
+_KEY: Final = LinePattern(r"^([A-Za-z_][\w./-]{0,60}):(?: |$)")
+_YAML: Final = re.compile(r"\s*(?:- )*(?:[\w./\"'-]{1,80}:(?: |$)|- \S|---)")
+_YAML_KINDS: Final = LinePattern(r"^(?:- |  )*kind: (\w{1,60})$")
+_COMMAND_END: Final = re.compile(r"\d+ director(?:y|ies), \d+ files?\s*\Z")
+
+
+def lines_of(body: Body) -> list[str]:
+    """The lines of the whole, or of its beginning if it is very large."""
+    found = body.data[:_READ].decode("utf-8", "replace").split("\n")
+    if found and not found[-1]:
+        found.pop()
+    return found
+
+
+def _first_lines(text: Excerpt) -> list[str]:
+    return _some_lines(text.head)
+
+
+@lru_cache(maxsize=4)  # several kinds look at them
+def _some_lines(head: str) -> list[str]:
+    return [each for each in uncoloured(head[:8_192]).split("\n", _PEEK)[:_PEEK] if each.strip()]
+
+
+# Aligned columns: kubectl get, docker ps, pip list, ps, df, dpkg -l, gh run list, systemctl
+
+
+def _columns_in(row: str) -> list[str] | None:
+    """The names of columns if a line is a header of aligned columns."""
+    if not row[:1].isascii() or not ("  " in row or "\t" in row or row.upper() == row):
+        return None
+    cells = [cell for cell in _GAP.split(row.strip()) if cell]
+    if row.upper() == row and not all(map(_HEADER.fullmatch, cells)):
+        cells = row.split()
+    is_header = len(cells) > 1 and all(map(_HEADER.fullmatch, cells)) and len(set(cells)) == len(cells)
+    return cells if is_header and (row.upper() == row or len(cells) < 9) else None
+
+
+def columns(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of aligned columns: their names, the number of rows, and the values of the most telling column."""
+    first = uncoloured(text.head[:8_192]).split("\n", _LEAD + 3)[: _LEAD + 3]
+    ruled = next(
+        (index - 1 for index, each in enumerate(first[:_LEAD]) if index and _RULE.fullmatch(each.strip())), None
+    )
+    at = next((index for index, each in enumerate(first[:_LEAD]) if _columns_in(each) is not None), ruled)
+    if at is None or at + 2 >= len(first):
+        return None
+    is_ruled = at == ruled
+    names = (_GAP.split(first[at].lstrip("|/ ").rstrip()) if is_ruled else _columns_in(first[at])) or []
+    if is_ruled and len(names) < 2:
+        return None
+    if not is_ruled and (first[at].upper() != first[at] or len(names) < 3):
+        return None
+    body = text.body
+    tables: list[tuple[int, list[str]]] = [(at + 1, [])]
+    for number, row in enumerate(lines_of(body)[at + 1 + is_ruled :], at + 2 + is_ruled):
+        if row.upper() == row and _columns_in(row) is not None:
+            tables.append((number, []))
+        elif row.strip():
+            tables[-1][1].append(uncoloured(row))
+    rows = tables[0][1]
+    if len(rows) < 3:
+        return None
+    starts = [first[at].find(name) for name in names]
+    aligned = sum(all(row[at - 1 : at].strip() == "" for at in starts[1:]) for row in rows[:50])
+    is_aligned = aligned * 5 >= len(rows[:50]) * 4
+    cells = [_cells(row, starts, len(names), is_aligned=is_aligned) for row in rows]
+    values = {name: Counter(row[index] for row in cells if len(row) > index) for index, name in enumerate(names)}
+    telling = _telling(values, len(rows))
+    lead = f"{body.least}{some(len(rows), 'row')} of {', '.join(masked_line(name, 30) for name in names)}"
+    after = ""
+    if len(tables) > 1:
+        others = [f"{len(inner)} {_prefix(inner)}from line {number}" for number, inner in tables[1:] if inner]
+        after = masked_line(f"; then {', '.join(others)}", limit // 2)
+    if telling is None:
+        sample, kept = pack(
+            f"{lead[: limit // 2]}; first: ",
+            [masked_line(row[0], 40) for row in cells[:40]],
+            len(rows),
+            limit - len(after),
+        )
+        asked = grep(cells[0][0]) if len(cells[0][0]) > 3 else 'lines="1:40"'
+        return Preview(sample + after, f"the columns and {kept} of {len(rows)} rows by name", asked)
+    counts = values[telling].most_common()
+    items = [f"{masked_line(value, 40) or '(none)'} {times}" for value, times in counts[:40]]
+    shape, kept = pack(f"{lead[: limit // 2]}; {telling}: ", items, len(counts), limit - len(after))
+    odd = _odd(counts)
+    shown = f"the columns and {kept} of {len(counts)} values of {masked_line(telling, 30)}"
+    return Preview(shape + after, shown, grep(*odd) or 'lines="1:40"')
+
+
+def bare_columns(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of aligned columns without a header: the values of the most telling one."""
+    first = _first_lines(text)
+    widths = Counter(len(_GAP.split(each.strip())) for each in first)
+    width, times = widths.most_common(1)[0] if widths else (0, 0)
+    if width < 3 or times < 5 or times * 10 < len(first) * 6:
+        return None
+    body = text.body
+    rows = [row for each in lines_of(body) if len(row := _GAP.split(each.strip())) == width]
+    values = {str(index): Counter(row[index] for row in rows) for index in range(width)}
+    few = min(_FEW, len(rows) // 3)
+    several = [name for name, counts in values.items() if 1 < len(counts) <= few and not max(counts).isdigit()]
+    if not several:
+        return None
+    telling = min(several, key=lambda name: len(values[name]))
+    counts = values[telling].most_common()
+    items = [f"{masked_line(value, 40)} {count}" for value, count in counts]
+    shape, kept = pack(
+        f"{body.least}{some(len(rows), 'row')} × {width} columns, no header; column {int(telling) + 1}: ",
+        items,
+        len(counts),
+        limit,
+    )
+    example = masked_line("; first: " + ", ".join(rows[0]), limit - len(shape)) if limit - len(shape) > 40 else ""
+    return Preview(
+        shape + example, f"{kept} of {len(counts)} values of one column", grep(*_odd(counts)) or grep(counts[-1][0])
+    )
+
+
+def _odd(counts: list[tuple[str, int]]) -> list[str]:
+    """The values that an operator would look at: rare ones first, without those that mean that all is well."""
+    usual = counts[0][0] if len(counts) > 1 else ""
+    return [
+        value
+        for value, _ in reversed(counts)
+        if len(value) > 2 and value != usual and value.lower() not in _FINE and not _is_full(value)
+    ][:4]
+
+
+def _prefix(rows: list[str]) -> str:
+    """What the names of all rows begin with: `service/ ` of `kubectl get all`."""
+    first = {row.partition("/")[0] for row in rows}
+    return f"{first.pop()}/ " if len(first) == 1 and "/" in rows[0].split(None, 1)[0] else ""
+
+
+def _is_full(value: str) -> bool:
+    """Whether a value is `3/3`."""
+    done, _, of = value.partition("/")
+    return bool(of) and done == of
+
+
+def _cells(row: str, starts: list[int], count: int, *, is_aligned: bool) -> list[str]:
+    if not is_aligned:
+        return row.split(None, count - 1)
+    ends = [*starts[1:], len(row)]
+    return [row[start:end].strip() for start, end in zip(starts, ends, strict=True)]
+
+
+def _telling(values: dict[str, Counter[str]], rows: int) -> str | None:
+    """The column whose values say most: one with a telling name, else the one with the fewest values but several."""
+    several = {name: len(counts) for name, counts in values.items() if 1 < len(counts) <= min(_FEW, rows // 2)}
+    named = [name for name in _TELLING if name in several]
+    named += [name for name in _TELLING if name in values and len(values[name]) == 1][:1]
+    return named[0] if named else min(several, key=lambda name: several[name], default=None)
+
+
+# Listings of files
+
+
+def listing(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of `ls -l`: the number of files and folders, and the largest."""
+    first = _first_lines(text)
+    if sum(bool(_MODE.match(each)) for each in first) * 2 < len(first) or len(first) < 3:
+        return None
+    body = text.body
+    files: list[tuple[int, str]] = []
+    folders = sections = 0
+    folder = ""
+    for each in lines_of(body):
+        if each.endswith(":") and not _MODE.match(each):
+            folder, sections = each[:-1], sections + 1
+        elif _MODE.match(each):
+            parts = each.split(None, 8)
+            if len(parts) < 9 or parts[8] in (".", ".."):
+                continue
+            folders += each[0] == "d"
+            if each[0] != "d":
+                files.append(
+                    (int(parts[4]) if parts[4].isdigit() else 0, f"{folder}/{parts[8]}" if folder else parts[8])
+                )
+    where = f" in {some(sections, 'folder')}" if sections else f", {some(folders, 'folder')}"
+    lead = f"listing of {body.least}{some(len(files), 'file')}{where}; largest: "
+    largest = [f"{masked_line(name, 70)} {size}" for size, name in sorted(files, reverse=True)[:40]]
+    shape, kept = pack(lead, largest, len(files), limit)
+    return Preview(shape, f"{kept} of {len(files)} files", 'grep=":$"' if sections > 1 else 'lines="1:60"')
+
+
+def _is_path(row: str) -> bool:
+    is_rooted = row.startswith(("/", "./", "../")) or row[1:3] == ":\\"
+    return ("/" in row or "\\" in row) and (is_rooted or " " not in row) and _PATH.fullmatch(row) is not None
+
+
+def paths(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of a list of paths: how many lie in which folder, and their suffixes."""
+    first = _first_lines(text)
+    if len(first) < 5 or sum(map(_is_path, first)) * 5 < len(first) * 4:
+        return None
+    body = text.body
+    lines = lines_of(body)
+    found = [each for each in lines if "/" in each or "\\" in each]
+    if len(found) * 5 < len(lines) * 4:
+        return None
+    shared = commonprefix(found[:2_000])  # noqa: RUF071 - of characters, cut at a folder
+    shared = shared[: shared.rfind("/") + 1]
+    folders: Counter[str] = Counter()
+    suffixes: Counter[str] = Counter()
+    for each in found:
+        rest = each.removeprefix(shared)
+        folders[f"{rest.partition('/')[0]}/" if "/" in rest else "(files)"] += 1
+        name = rest.rpartition("/")[2]
+        if "." in name[1:] and len(suffix := name.rpartition(".")[2]) < 8 and suffix.isalnum():
+            suffixes[f".{suffix}"] += 1
+    lead = f"{body.least}{some(len(found), 'path')}{f' in {masked_line(shared, 60)}' if shared else ''}: "
+    common = suffixes.most_common(5)
+    kinds = f"; {', '.join(f'{suffix} {times}' for suffix, times in common)}" if common else ""
+    items = [f"{masked_line(name, 40)} {times}" for name, times in folders.most_common(40)]
+    shape, kept = pack(lead, items, len(folders), limit - len(kinds))
+    largest = [name for name, _ in folders.most_common(2) if name != "(files)"]
+    ask = f'grep="[.]{common[0][0][1:]}$"' if common else grep(*largest[:1]) or 'lines="1:60"'
+    return Preview(shape + kinds, f"{kept} of {some(len(folders), 'folder')} with the number of paths", ask)
+
+
+def drawn_tree(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of the output of `tree`: the upper level, and the totals."""
+    if text.head[:4_096].count("── ") * 2 < min(text.head[:4_096].count("\n"), 20):
+        return None
+    top = [each[4:] for each in text.head.split("\n") if each[:1] in ("├", "└")]
+    total = _COMMAND_END.search((text.tail or text.head)[-200:])
+    lead = f"tree, {total[0].strip() if total else text.extent}: "
+    shape, kept = pack(lead, [masked_line(name, 40) for name in top], len(top), limit)
+    return Preview(shape, f"{kept} names of the upper level", 'grep="^[├└]"')
+
+
+# Lines with a file and a number: grep, rg, compilers, linters
+
+
+def _file_of(row: str) -> str:
+    """The file that a line begins with, followed by a number; empty if there is none. Times and addresses are not
+    files."""
+    match = _LOCATION.match(row)
+    name = next(one for one in match.groups() if one) if match else ""
+    is_file = ("." in name or "/" in name) and any(map(str.isalpha, name)) and not name.startswith(("http", "["))
+    return name if is_file else ""
+
+
+def locations(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of lines that begin with a file and a line number: the files with the most, and errors by code."""
+    first = _first_lines(text)
+    if not any(_NUMBERED.search(each) for each in first[:8]):
+        return None
+    hits = sum(bool(_file_of(each)) for each in first)
+    if len(first) < 4 or hits * 2 < len(first):
+        return None
+    body = text.body
+    files: Counter[str] = Counter()
+    codes: Counter[str] = Counter()
+    severities: Counter[str] = Counter()
+    for each in lines_of(body):
+        name = _file_of(each)
+        if not name:
+            continue
+        files[name] += 1
+        found = _SEVERITY.search(each, len(name), len(name) + 40)
+        code = _CODE.search(each, len(name))
+        severities[found[1].lower() if found else ""] += 1
+        if code is not None:
+            codes[next(one for one in code.groups() if one)] += 1
+    total = files.total()
+    shared = commonprefix(list(files)) if len(files) > 1 else ""  # noqa: RUF071 - of characters, cut at a folder
+    folder = shared[: shared.rfind("/") + 1]
+    if not folder and any(len(name) > _LONG for name in files):  # the same files, with and without the folder
+        short: Counter[str] = Counter()
+        for name, times in files.items():
+            short["/".join(name.rsplit("/", 2)[-2:])] += times
+        files = short
+    where = f" in {masked_line(folder, 60)}" if folder else ""
+    errors, warnings = severities["error"], severities["warning"]
+    if errors + warnings + sum(codes.values()) > total // 2:
+        parts = [some(severities[name], name) for name in ("error", "warning") if severities[name]]
+        most = ", ".join(f"{code} ×{times}" for code, times in codes.most_common(4))
+        counted = (
+            f"{', '.join(parts) or some(total, 'finding')} in {some(len(files), 'file')}{f'; {most}' if most else ''}"
+        )
+        ask = grep(" error") if errors and warnings else grep(codes.most_common(1)[0][0]) if codes else ""
+    else:
+        counted, ask = f"{some(total, 'line')} from {some(len(files), 'file')}", ""
+    items = [f"{masked_line(name.removeprefix(folder), 70)} {times}" for name, times in files.most_common(60)]
+    shape, kept = pack(f"{body.least}{counted}{where}: ", items, len(files), limit)
+    ask = ask or grep(files.most_common(1)[0][0].removeprefix(folder)[-60:])
+    return Preview(shape, f"{kept} of {some(len(files), 'file')} with the number of lines", ask)
+
+
+# Settings, descriptions and YAML
+
+
+def settings(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of lines `NAME=value`: the names."""
+    first = _first_lines(text)
+    if len(first) < 5 or sum(bool(_SETTING.match(each)) for each in first) * 10 < len(first) * 9:
+        return None
+    names = [match[1] for each in lines_of(text.body) if (match := _SETTING.match(each))]
+    shape, kept = pack(f"{some(len(names), 'setting')}: ", [masked_line(name, 40) for name in names], len(names), limit)
+    return Preview(shape, f"{kept} of {len(names)} names", grep(f"{names[0]}=", start="^"))
+
+
+def _outlined(body: Body, pattern: LinePattern) -> Iterator[tuple[str, int]]:
+    """The names that a pattern finds, with their lines."""
+    number, at = 1, 0
+    for match in islice(pattern.found(body.data), 400):
+        number += body.data.count(b"\n", at, match.start())
+        at = match.start()
+        yield match[1].decode("utf-8", "replace"), number
+
+
+def described(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of `kubectl describe` and the like: the sections with their lines, and the warnings."""
+    if re.search(r"^Name:[ \t]{2,}\S", text.head, re.MULTILINE) is None:
+        return None
+    body = text.body
+    sections = list(_outlined(body, _SECTION))
+    if len(sections) < 4:
+        return None
+    objects = sum(name == "Name" for name, _ in sections)
+    name = re.search(r"^Name:[ \t]+(\S[^\n]{0,80})", text.head, re.MULTILINE)
+    warnings = body.data.count(b"  Warning ")
+    lead = (
+        f"description of {masked_line(name[1], 60) if name else ''}{f' and {objects - 1} more' if objects > 1 else ''}"
+    )
+    lead += f", {some(warnings, 'warning event')}; sections: " if warnings else "; sections: "
+    items = [f"{masked_line(title, 30)}:{number}" for title, number in sections if title != "Name"]
+    shape, kept = pack(lead, items, len(items), limit)
+    events = [number for title, number in sections if title == "Events"]
+    ask = (
+        grep("  Warning ")
+        if warnings and objects > 1
+        else f'lines="{events[-1]}:{events[-1] + 60}"'
+        if events
+        else grep("Conditions:|State:|Reason:")
+    )
+    return Preview(shape, f"{kept} of {len(items)} sections with their lines", ask or 'grep="State:|Reason:"')
+
+
+def yaml(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of YAML: the upper keys with their lines, and the kinds of Kubernetes objects."""
+    first = [
+        each for each in text.head[:4_096].split("\n", 40)[:40] if each.strip() and not each.lstrip().startswith("#")
+    ]
+    if len(first) < 5:
+        return None
+    formed = sum(bool(_YAML.match(each)) for each in first)
+    nested = sum(each.startswith((" ", "- ")) for each in first)
+    if formed * 10 < len(first) * 8 or not nested:
+        return None
+    body = text.body
+    kinds = Counter(match[1].decode() for match in _YAML_KINDS.found(body.data) if match[1] not in (b"List",))
+    keys = list(_outlined(body, _KEY))
+    items = [f"{masked_line(name, 40)}:{number}" for name, number in keys]
+    objects = ", ".join(f"{kind} ×{times}" if times > 1 else kind for kind, times in kinds.most_common(8))
+    lead = f"YAML, {text.extent}{f'; objects: {objects}' if objects else ''}; keys: "
+    shape, kept = pack(masked_line(lead, limit - 20) + " ", items, len(items), limit)
+    ask = 'grep="^(- |  )*kind:|^ {2,4}name:"' if kinds else grep(*(name for name, _ in keys[:3]), start="^")
+    return Preview(shape, f"{kept} of {len(items)} upper keys with their lines", ask) if items else None
+
+
+KINDS: Final = (
+    Kind("aligned columns", (), columns, 130),
+    Kind("file listing", ("rwx", "r--"), listing),
+    Kind("tree", ("── ",), drawn_tree),
+    Kind("description", ("Name:  ",), described, 130),
+    Kind("paths", (), paths),
+    Kind("settings", ("=",), settings),
+    Kind("columns without a header", ("  ",), bare_columns),
+)

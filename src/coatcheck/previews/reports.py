@@ -1,0 +1,215 @@
+"""What test runners, compilers, package managers and crashing programs report: totals, what failed, the last cause.
+
+Each program is one row of `REPORTS`. To add one: its name, some text that its output always has, a pattern for the line
+of totals, a pattern for what failed with its name as the first group, and the pattern to search for. Patterns are in
+RE2 syntax and see the whole content, so that a failure in the middle of a megabyte counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import partial
+from typing import Final, NamedTuple
+
+from .excerpts import Body, Excerpt, Kind, LinePattern, Preview, masked_line, pack, uncoloured
+
+_AT: Final = (
+    r"^(?:\d{4}-\d\d-\d\dT[\d:.]+Z |[\w.-]{1,40} +\| |\x1b\[[0-9;]*m)?\s*"  # after a time or a container's name
+)
+_ITEMS: Final = 1_000
+_NAME: Final = 90
+_NEAR_END: Final = 1 << 18
+
+
+class Reporter(NamedTuple):
+    """How to read the output of one program. `ask` is the pattern that finds what failed."""
+
+    name: str
+    cues: tuple[str, ...]
+    totals: str
+    failed: str
+    ask: str
+    noun: str = "failed"
+
+
+REPORTS: Final = (
+    Reporter("pytest", (" passed", " failed", "= test session starts =", "short test summary"),
+             r"=* ?((?:\d+ (?:failed|passed|skipped|errors?|xfailed|xpassed|deselected|warnings?|rerun)(?:, )?)+"
+             r" in [\d.]+s)",
+             r"(?:FAILED|ERROR) ([\w./\\-]+(?:::[^\n]+?|\.py))(?: - [^\n]*)?$",
+             "^(FAILED|ERROR|E) "),
+    Reporter("unittest", ("\nRan ",),
+             r"(FAILED \([^)\n]*\)|OK(?: \([^)\n]*\))?)\s*$|^(Ran \d+ tests? in [\d.]+s)",
+             r"(?:FAIL|ERROR): (\S+ \([^)\n]*\))",
+             "^(FAIL|ERROR|[A-Za-z.]*(Error|Exception)): "),
+    Reporter("jest", ("Test Suites: ",), r"(Tests: +[^\n]*total)", r"● ([^\n]* › [^\n]*)", "● |^FAIL "),
+    Reporter("vitest", (" Test Files ",),
+             r"(Tests +[^\n]*\(\d+\))", r"(?:FAIL|×) +([^\n]+? > [^\n]+)", "FAIL |Error: "),
+    Reporter("go test", ("--- FAIL: ", "--- PASS: ", "\nok  \t", "\nFAIL\t"),
+             r"(FAIL|ok)\s+\S+\s+[\d.(]", r"--- FAIL: (\S+)", "--- FAIL|_test.go:|^FAIL|^panic"),
+    Reporter("cargo test", ("test result: ",),
+             r"(test result: [^\n]*)", r"test (\S+) \.\.\. FAILED", "FAILED|panicked at|^error"),
+    Reporter("maven", ("Tests run: ",),
+             r"(?:\[\w+\] +)?(Tests run: \d+, Failures: \d+, Errors: \d+(?:, Skipped: \d+)?)",
+             r"\[ERROR\] +(?:Failures: |Errors: )?([\w.$]+(?:[.#:]\w+)+(?::\d+)?)",
+             "FAILURE!|ERROR!|^.ERROR. "),
+    Reporter("gradle", ("BUILD FAILED", "BUILD SUCCESSFUL"),
+             r"(BUILD (?:FAILED|SUCCESSFUL) in [^\n]*|\d+ tests completed[^\n]*)",
+             r"([\w.$]+ > [^\n]+?) FAILED", " FAILED|went wrong|error:"),
+    Reporter("mocha", (" passing (",), r"(\d+ (?:passing|failing)[^\n]*)", r"\d+\) ([^\n]+)$", "failing|Error: "),
+    Reporter("rspec", (" examples, ",),
+             r"(\d+ examples?, \d+ failures?[^\n]*)", r"(rspec \./[^\n]+)", "^rspec |Failure/Error"),
+    Reporter("phpunit", ("PHPUnit ",),
+             r"(Tests: \d+, [^\n]*|OK \([^\n]*\))", r"\d+\) ([\w\\]+::\w+)", "^[0-9]+. |Failed asserting"),
+    Reporter("dotnet test", ("!  - Failed:",),
+             r"((?:Failed|Passed)!  - [^\n]*)", r"Failed ([\w.]+[^\n]*?) \[", "^ *Failed |Error Message"),
+    Reporter("TAP", ("TAP version ", "\nnot ok ", "\n# fail "),
+             r"# ((?:tests|pass|fail) \d+)", r"not ok \d+ (?:- )?([^\n]+)", "not ok"),
+    Reporter("terraform", ("\nPlan: ", "Terraform will perform", "Apply complete!", "No changes."),
+             r"((?:Plan: |Apply complete! |No changes\.|Destroy complete! )[^\n]*)",
+             r"# ([^\n]+? (?:will be|must be|has been|has changed)[^\n]*)",
+             "^ *# |^Plan:|Error:", "changes"),
+    Reporter("docker build", ("#1 [internal]", "\nStep 1/", "naming to "),
+             r"(Successfully \w+ \S+|#\d+ naming to \S+|ERROR: [^\n]*)",
+             r"(#\d+ ERROR[^\n]*|#\d+ \[[^\n]*)", "ERROR|error:|failed to|^#[0-9]+ .", "steps"),
+    Reporter("npm audit", ("# npm audit report", " vulnerabilities ("),
+             r"(\d+ vulnerabilit(?:y|ies) \([^\n]*)", r"([@\w./-]+  [<>=*][^\n]*)$",
+             "Severity|fix available|vulnerabilit", "vulnerable"),
+    Reporter("npm", ("npm ERR! ", "npm error ", "added "),
+             r"(added \d+ packages?[^\n]*|up to date[^\n]*|found \d+ [^\n]*)",
+             r"npm (?:ERR!|error) ([^\n]+)", "npm (ERR!|error)|^added|vulnerab", "errors"),
+    Reporter("pip install", ("Successfully installed ", "Requirement already satisfied", "Collecting "),
+             r"(Successfully installed [^\n]*|ERROR: [^\n]*)", r"ERROR: ([^\n]*)",
+             "^ERROR|Successfully|conflict", "errors"),
+    Reporter("eslint", (" problems (", " problem ("),
+             r"(✖ \d+ problems? \([^\n]*\))", r"\d+:\d+ +error +[^\n]*  ([\w@/-]+)$", " error  ", "errors"),
+    Reporter("cargo", ("error[E", "error: could not compile"),
+             r"(error: could not compile [^\n]*)", r"error(?:\[E\d+\])?: ([^\n]+)", "^error|^ *-->", "errors"),
+    Reporter("diagnostics", ("--> ",),
+             r"(Found \d+ errors?[^\n]*|\d+ errors? generated[^\n]*)", r"--> ([^\s:]+):\d+", "^ *-->", "findings"),
+)  # fmt: skip
+
+
+def report(text: Excerpt, limit: int, *, of: Reporter) -> Preview | None:
+    """Preview of the totals and the names of what failed. None if there is neither."""
+    body = text.body
+    totals, failed = _compiled(of)
+    last = totals.last(body.data, _NEAR_END)
+    found = failed.found(body.data, _ITEMS)
+    if last is None and not found:
+        return None
+    names: Counter[str] = Counter(_text(match) for match in found)
+    whole = _text(last) if last is not None else ""
+    least = body.least or ("≥" if len(found) == _ITEMS else "")
+    if whole in ("FAIL", "ok", ""):
+        whole = f"{least}{len(names)} {of.noun}" if names else "no failures"
+    lead = f"{of.name}, {text.extent}: {masked_line(whole, 120)}"
+    if not names:
+        return Preview(lead, "the totals", 'lines="-30:"')
+    shape = f"{lead}\n{of.noun}: "
+    items = [f"{name} ×{times}" if times > 1 else name for name, times in names.items()]
+    packed, kept = pack(shape, items, len(items), limit)
+    return Preview(packed, f"the totals and {kept} of {least}{len(items)} {of.noun}", f'grep="{of.ask}"')
+
+
+_PATTERNS: Final[dict[str, tuple[LinePattern, LinePattern]]] = {}
+
+
+def _compiled(of: Reporter) -> tuple[LinePattern, LinePattern]:
+    if of.name not in _PATTERNS:
+        _PATTERNS[of.name] = LinePattern(_AT + f"(?:{of.totals})"), LinePattern(_AT + of.failed)
+    return _PATTERNS[of.name]
+
+
+def _text(match: re.Match[bytes]) -> str:
+    """The first group that took part in a match, on one line."""
+    found = next((one for one in match.groups() if one), b"")
+    return masked_line(uncoloured(found[:400].decode("utf-8", "replace")).strip(), _NAME)
+
+
+# Stack traces
+
+_FRAMES: Final = LinePattern(
+    r"^\s*(?:File \"([^\"\n]+)\", line (\d+)|at (?:[^\n(]{1,200} )?\(?([^\s()]+:\d+)(?::\d+)?\)?"
+    r"|at ([\w.$<>/]+\([^)\n]*\))|(\S+\.go:\d+)|at (\S+\.rs:\d+))"
+)
+_FOREIGN: Final = re.compile(
+    rb"site-packages|dist-packages|/lib/python|<frozen |<string>|node_modules|node:|/usr/local/go/|/go/pkg/mod/|/rustc/"
+    rb"|^(?:java|javax|jdk|sun|kotlin|scala|org\.(?:springframework|apache|junit|hibernate|eclipse|gradle))\b"
+)
+_CAUSE: Final = LinePattern(
+    r"^[^\n]{0,80}?((?:Caused by: |Uncaught |Unhandled |Exception in thread \"[^\"\n]*\" |panic: |fatal error: "
+    r"|thread '[^'\n]*' (?:\(\d+\) )?panicked at )[^\n]+"
+    r"|(?:[\w$]+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure)(?: \[\w+\])?(?::[^\n]*)?)$"
+)
+
+
+_TRACES: Final = ("Traceback (most", "\tat ", "Caused by: ", "\npanic: ")
+
+
+class Cause(NamedTuple):
+    """An exception: the offset of its line, the line, and the innermost frame of the program's own code."""
+
+    at: int
+    text: str
+    frame: str
+
+
+def last_cause(body: Body) -> Cause | None:
+    """The last exception in a text: the cause in Java, the last one raised in Python."""
+    data = body.data[-_NEAR_END:]
+    base = len(body.data) - len(data)
+    found = _CAUSE.found(data, 2_000)
+    if not found:
+        return None
+    causes = [match for match in found if match[1].startswith(b"Caused by")]
+    match = causes[-1] if causes and causes[-1].start() > found[-1].start() - 20_000 else found[-1]
+    at = match.start(1)
+    is_python = data.rfind(b'\n  File "', max(0, at - 4_000), at) >= 0
+    around = data[max(0, at - 8_000) : at] if is_python else data[at : at + 8_000]
+    frames = [_text(one) + (f":{one[2].decode()}" if one[2] else "") for one in _FRAMES.found(around, 200)
+              if not _FOREIGN.search(next(part for part in one.groups() if part))]  # fmt: skip
+    return Cause(base + at, body.line(base + at, 200), (frames[-1] if is_python else frames[0]) if frames else "")
+
+
+def trace(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of a stack trace: its last cause, and where in the program's own code it came from."""
+    body = text.body
+    cause = last_cause(body)
+    if cause is None:
+        return None
+    number = body.number(cause.at)
+    frame = f"\nat {masked_line(cause.frame, limit // 3)}" if cause.frame else ""
+    lead = f"stack trace, {text.extent}; last cause, line {number}: "
+    shape = lead + masked_line(cause.text, limit - len(lead) - len(frame)) + frame
+    return Preview(shape, "the last cause and its frame", f'lines="{max(1, number - 15)}:{number + 15}"')
+
+
+def is_trace(text: Excerpt) -> bool:
+    """Whether many of the first or of the last lines are frames."""
+    for part in (text.head[:4_096], (text.tail or text.head)[-2_048:]):
+        lines = part.count("\n") + 1
+        if len(_FRAMES.found(part.encode("utf-8", "replace"), 200)) * 6 >= lines > 2:
+            return True
+    return False
+
+
+def _trace(text: Excerpt, limit: int) -> Preview | None:
+    return trace(text, limit) if is_trace(text) else None
+
+
+KINDS: Final = (
+    *(Kind(one.name, one.cues, partial(report, of=one), 160) for one in REPORTS),
+    Kind("stack trace", (*_TRACES, "    at ", "goroutine ", "panicked at "), _trace, 140),
+)
+
+
+def exception_note(text: Excerpt, body: Body, room: int) -> str:
+    """The last exception of a log on a line of its own; empty if there is none in sight, or no room."""
+    near = text.head[:2_048] + (text.tail or text.head)[-2_048:]
+    if room < 60 or not any(cue in near for cue in _TRACES):
+        return ""
+    cause = last_cause(body)
+    lead = f"\nlast exception, line {body.number(cause.at)}: " if cause else ""
+    return lead + masked_line(cause.text, room - len(lead)) if cause else ""
