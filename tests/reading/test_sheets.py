@@ -85,9 +85,10 @@ def test_a_missing_sheet_is_answered_with_those_that_are_there(session: Session)
         session.read("sales", query="SELECT * FROM Nope")
 
 
-def test_the_preview_names_the_sheets_and_their_ranges() -> None:
-    shown = preview(Sample.of(SALES), media_type="application/zip", limit=200).text
-    assert shown == (
+def test_the_preview_names_the_sheets_and_their_ranges_and_asks_for_rows() -> None:
+    shown = preview(Sample.of(SALES), media_type="application/zip", limit=200)
+    assert shown.ask == 'query="SELECT * FROM artifact LIMIT 20"'
+    assert shown.text == (
         'Excel workbook, 4 sheets, 7206 bytes: "Q3 figures" B2:G10, "Staff" A1:D3, "Empty", "numbers" A1:C2'
     )
 

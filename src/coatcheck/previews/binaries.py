@@ -14,7 +14,7 @@ from typing import Final
 
 from coatcheck import media
 
-from .excerpts import Preview, Sample, line, pack, some
+from .excerpts import Preview, Sample, has_sheets, has_sql, line, pack, some, sql
 
 _LOOK: Final = 4_096
 _PDF: Final = "application/pdf"
@@ -89,13 +89,18 @@ def binary(sample: Sample, media_type: str, limit: int) -> Preview:
     )
     shape = f"{name}, {some(sample.size, 'byte')}"
     total, names = _zip_entries(sample) if essence == "application/zip" else (0, [])
-    if name.startswith(WORKBOOKS) and (sheets := _sheets(sample)):
-        total, names = len(sheets), sheets
+    shown, ask = f"what the header tells of {some(sample.size, 'byte')}", ""
+    if name.startswith(WORKBOOKS):
+        if sheets := _sheets(sample):
+            total, names = len(sheets), sheets
+        if has_sheets():
+            ask = sql(()) or 'query="text"'
+            shown += "; in SQL, artifact is the first sheet, each is a table by its name" if has_sql() else ""
     if names and len(shape) + 2 < limit:
         shape, _ = pack(shape + ": ", [line(each, 60) for each in names], max(total, len(names)), limit)
     if len(shape) > limit:
         shape = line(name, limit)
-    return Preview(shape, f"what the header tells of {some(sample.size, 'byte')}")
+    return Preview(shape, shown, ask)
 
 
 def header(sample: Sample, essence: str) -> str:
