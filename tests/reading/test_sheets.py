@@ -10,6 +10,7 @@ import pytest
 import coatcheck
 from coatcheck import Session
 from coatcheck.errors import CoatcheckError, InvalidArgument
+from coatcheck.previews import Sample, preview
 from coatcheck.reading import sheets, sql
 
 SALES = (Path(__file__).parent / "office" / "sales.xlsx").read_bytes()
@@ -82,6 +83,19 @@ def test_a_sheet_without_names_has_letters_for_columns(session: Session) -> None
 def test_a_missing_sheet_is_answered_with_those_that_are_there(session: Session) -> None:
     with pytest.raises(InvalidArgument, match=r'no table .Nope. .*"q3 figures", staff'):
         session.read("sales", query="SELECT * FROM Nope")
+
+
+def test_the_preview_names_the_sheets_and_their_ranges_and_asks_for_rows() -> None:
+    shown = preview(Sample.of(SALES), media_type="application/zip", limit=200)
+    assert shown.ask == 'query="SELECT * FROM artifact LIMIT 20"'
+    assert shown.text == (
+        'Excel workbook, 4 sheets, 7206 bytes: "Q3 figures" B2:G10, "Staff" A1:D3, "Empty", "numbers" A1:C2'
+    )
+
+
+def test_a_preview_of_a_damaged_workbook_counts_its_sheets() -> None:
+    shown = preview(Sample.of(rezipped(workbook=b"\xff<sheet name=")), media_type="application/zip", limit=200).text
+    assert shown.startswith("Excel workbook, 4 sheets")
 
 
 def test_a_header_may_have_years_empty_and_repeated_names() -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import codecs
+import html
 import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
-from importlib.util import find_spec
 from itertools import islice
 from typing import Final
 
 from coatcheck import media
 
-from .excerpts import Preview, Sample, line, pack, some
+from .excerpts import Preview, Sample, has_pdf, has_sheets, has_sql, line, pack, some, sql
 
 _LOOK: Final = 4_096
 _PDF: Final = "application/pdf"
@@ -31,7 +30,8 @@ _TITLE: Final = re.compile(
 )
 _ESCAPED: Final = re.compile(rb"\\([()\\])")
 _STREAMS: Final = 40
-_PACKED, _UNPACKED = 64 << 10, 256 << 10
+_PACKED: Final = 64 << 10
+_STREAM: Final = 256 << 10
 _MACHINES: Final = {3: "x86", 40: "ARM", 62: "x86-64", 183: "AArch64", 243: "RISC-V"}
 _OFFICE: Final = {"word/": "Word document", "xl/": "Excel workbook", "ppt/": "PowerPoint presentation",
                   "META-INF/MANIFEST.MF": "Java archive", "AndroidManifest.xml": "Android package"}  # fmt: skip
@@ -42,6 +42,12 @@ WORKBOOKS: Final = ("Excel workbook", "OpenDocument spreadsheet")
 _READABLE: Final = (
     "Word document", "PowerPoint presentation", "OpenDocument text", "OpenDocument presentation", *WORKBOOKS,
 )  # fmt: skip
+_SHEET_FILE: Final = "xl/worksheets/"
+_SHEET: Final = re.compile(rb'<(?:\w+:)?sheet [^<>]*?name="([^"<>]*)"[^<>]*? r:id="([^"<>]*)"')
+_RELATION: Final = re.compile(rb'Target="([^"<>]*)"[^<>]*? Id="([^"<>]*)"')
+_RELATION_BACK: Final = re.compile(rb'Id="([^"<>]*)"[^<>]*? Target="([^"<>]*)"')
+_DIMENSION: Final = re.compile(rb'<(?:\w+:)?dimension ref="([A-Z]{1,3}\d{1,7}:[A-Z]{1,3}\d{1,7})"')
+_UNPACKED: Final = 16 << 10
 _BRANDS: Final = {"qt": "QuickTime video", "M4A": "M4A audio", "heic": "HEIC image", "avif": "AVIF image"}
 _IMAGES: Final = {  # the name of a format, and the text for an image whose dimensions are not found
     "image/png": ("PNG", ""), "image/gif": ("GIF", ""), "image/webp": ("WebP", "WebP image"),
@@ -92,22 +98,22 @@ def binary(sample: Sample, media_type: str, limit: int) -> Preview:
     )
     shape = f"{name}, {some(sample.size, 'byte')}"
     total, names = _zip_entries(sample) if essence == "application/zip" else (0, [])
+    shown, ask = f"what the header tells of {some(sample.size, 'byte')}", ""
+    if name.startswith(WORKBOOKS):
+        if sheets := _sheets(sample):
+            total, names = len(sheets), sheets
+        if has_sheets():
+            ask = sql(()) or 'query="text"'
+            shown += "; in SQL, artifact is the first sheet, each is a table by its name" if has_sql() else ""
     if names and len(shape) + 2 < limit:
         shape, _ = pack(shape + ": ", [line(each, 60) for each in names], max(total, len(names)), limit)
     if len(shape) > limit:
         shape = line(name, limit)
-    ask = ""
-    if essence == _PDF and has_pdf():
+    if not ask and essence == _PDF and has_pdf():
         ask = 'query="text"' if re.search(r", [1-3] pages?\b", name) else 'query="page 1"'
-    elif sample.head.startswith(b"PK") and office_kind(sample):
+    elif not ask and sample.head.startswith(b"PK") and office_kind(sample):
         ask = 'query="text"'
-    return Preview(shape, f"what the header tells of {some(sample.size, 'byte')}", ask)
-
-
-@cache
-def has_pdf() -> bool:
-    """Whether the text of a PDF can be read here. No hint names what is not installed."""
-    return find_spec("pypdf") is not None
+    return Preview(shape, shown, ask)
 
 
 def header(sample: Sample, essence: str) -> str:
@@ -201,7 +207,7 @@ def _object_streams(data: bytes) -> Iterator[bytes]:
         begin = data.find(b"stream", match.end(), match.end() + 400)
         packed = data[begin + 6 : begin + 6 + _PACKED].lstrip(b"\r\n") if begin >= 0 else b""
         with suppress(zlib.error):
-            yield zlib.decompressobj().decompress(packed, _UNPACKED)
+            yield zlib.decompressobj().decompress(packed, _STREAM)
 
 
 def _pdf_title(data: bytes) -> str:
@@ -222,6 +228,8 @@ def _pdf_title(data: bytes) -> str:
 def _zip(sample: Sample) -> str:
     count, names = _zip_entries(sample)
     kind = _zip_kind(sample, names)
+    if kind in WORKBOOKS and (sheets := len(_sheets(sample)) or sum(name.startswith(_SHEET_FILE) for name in names)):
+        return f"{kind}, {some(sheets, 'sheet')}"
     return f"{kind}, {count} entries" if count else kind
 
 
@@ -252,6 +260,34 @@ def _zip_entries(sample: Sample) -> tuple[int, list[str]]:
         names.append(end[at + 46 : at + 46 + length].decode("utf-8", "replace"))
         at += 46 + length + extra + comment
     return count, names
+
+
+def _sheets(sample: Sample) -> list[str]:
+    """Names of the sheets of an Excel workbook with their ranges, if they are in its first or last bytes."""
+    files = {match[2]: match[1] for match in _RELATION.finditer(_unpacked(sample, b"xl/_rels/workbook.xml.rels"))}
+    files |= {match[1]: match[2] for match in _RELATION_BACK.finditer(_unpacked(sample, b"xl/_rels/workbook.xml.rels"))}
+    found = []
+    for name, relation in _SHEET.findall(_unpacked(sample, b"xl/workbook.xml")):
+        file = files.get(relation, b"").rpartition(b"/")[2]
+        span = _DIMENSION.search(_unpacked(sample, _SHEET_FILE.encode() + file)) if file else None
+        title = line(html.unescape(name.decode("utf-8", "replace")), 40)
+        found.append(f'"{title}"' + (f" {span[1].decode()}" if span else ""))
+    return found
+
+
+def _unpacked(sample: Sample, name: bytes) -> bytes:
+    """The beginning of a file in a zip archive, if it is in the first or last bytes."""
+    for part in (sample.head, sample.tail):
+        at = part.find(name)
+        while at >= 0 and part[max(0, at - 30) : at - 26] != b"PK\x03\x04":
+            at = part.find(name, at + 1)
+        if at >= 30:
+            method, length, extra = struct.unpack_from("<H16xHH", part, at - 22)
+            start = at + length + extra
+            with suppress(zlib.error):
+                inflate = zlib.decompressobj(-15)
+                return inflate.decompress(part[start:], _UNPACKED) if method else part[start : start + _UNPACKED]
+    return b""
 
 
 def _gzip(sample: Sample) -> str:

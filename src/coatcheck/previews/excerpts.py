@@ -299,6 +299,18 @@ def has_sql() -> bool:
     return find_spec("duckdb") is not None
 
 
+@cache
+def has_pdf() -> bool:
+    """Whether the text of a PDF can be read here."""
+    return find_spec("pypdf") is not None
+
+
+@cache
+def has_sheets() -> bool:
+    """Whether the cells of a workbook can be read here."""
+    return find_spec("python_calamine") is not None
+
+
 def sql(columns: Iterable[str], telling: str = "", *, rows: int = 20) -> str:
     """The argument with the first statement on a table: the numbers of the values of a telling column, else the first
     rows. Only plain names are used; empty if SQL is not installed."""

@@ -16,7 +16,7 @@ from coatcheck.content import ArtifactStream, Content
 from coatcheck.errors import CoatcheckError, MissingExtra
 from coatcheck.ids import clip
 from coatcheck.media import TEXT, essence
-from coatcheck.previews.binaries import header, office_kind, pixels
+from coatcheck.previews.binaries import WORKBOOKS, header, office_kind, pixels
 from coatcheck.previews.excerpts import Sample, count
 from coatcheck.reading.page import MAX_CHARS, QueryResult
 from coatcheck.reading.pdf import PdfLimits, ask
@@ -101,7 +101,8 @@ def _gzip(content: Content, head: bytes) -> Iterator[str]:
 def _zip(content: Content, head: bytes) -> Iterator[str]:
     """Names and sizes according to the archive's directory, if that has a reasonable size."""
     tail = content.read(max(0, content.size - _TAIL), _TAIL)
-    if kind := office_kind(Sample(head, tail, content.size)):
+    kind = office_kind(Sample(head, tail, content.size))
+    if kind and kind not in WORKBOOKS:  # those are described only where their cells cannot be read
         yield f'{kind}; query="text" gives its text, grep searches it'
         return
     at = tail.rfind(b"PK\x05\x06")

@@ -60,7 +60,7 @@ _PARQUET: Final = ("application/vnd.apache.parquet", "application/x-parquet", "a
 _CSV: Final = ("text/csv", "application/csv", "text/x-csv", "application/x-csv", "text/comma-separated-values")
 _TSV: Final = ("text/tab-separated-values", "text/tsv")
 _HEAD: Final = 64 << 10  # bytes used to recognize a table
-_TABULAR: Final = "SQL reads CSV, TSV, JSON arrays of objects, JSONL, Parquet and workbooks"
+_TABULAR: Final = "SQL reads CSV, TSV, JSON arrays of objects, JSONL and Parquet"
 _ROWS: Final = "rows"  # text that is converted to a JSON array first
 _INSTEAD: Final = 'read it with grep="…" or lines="1:80"; ' + _TABULAR
 
