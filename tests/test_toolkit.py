@@ -159,6 +159,72 @@ def test_several_slices_of_lines_come_in_one_answer(session: Session) -> None:
     assert body(get(session, pointer="run", lines="3:4,-1:")) == "".join([*lines[2:4], "--\n", lines[-1]])
 
 
+ORDERS = {"total": 300, "items": [{"id": n, "title": f"Item {n}"} for n in range(300)], "pages": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("query", "first", "text"),
+    [
+        ("$.items[?@.name == 'Item 7'].id", "nothing matches; this is $.items[?@.title == 'Item 7'].id; 1 result", "7"),
+        ("$.Items.id-", "read as $.items[*].id; 300 results", "0\n1"),
+        (".items[3].title", "read as $.items[3].title; 1 result", '"Item 3"'),
+        ("items[3].title", "read as $.items[3].title; 1 result", '"Item 3"'),
+        ("item 299", 'read as grep="item 299"; match 1 of 1', '1:#/items/299 {"id":299,'),
+        ("titles of item 299", 'read as grep="titles|item|299"; matches 1-', "1:"),
+        ("SELECT max(id) AS m FROM artifact", "1 row, 1 column; artifact is #/items", "m\n299"),
+        ("SELECT max(id) AS m FROM orders", "artifact is #/items; orders is artifact", "m\n299"),
+        ('SELECT max(id) AS m FROM "{}#/items"', "1 row, 1 column", "m\n299"),
+        ("$.nothing", "0 results; nothing matches: $ has total, items, pages", ""),
+    ],
+)
+def test_a_query_that_almost_fits_is_answered_and_the_first_line_says_how(
+    session: Session, query: str, first: str, text: str
+) -> None:
+    pointer = session.put(ORDERS).pointer
+    answer = get(session, pointer=pointer, query=query.replace("{}", pointer))
+    assert first in answer.partition("\n")[0]
+    assert body(answer).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "first"),
+    [
+        ("foo(", "not a valid pattern, searched as plain text; match 1 of 1"),
+        ("C++", "not a valid pattern, searched as plain text; match 1 of 1"),
+        ("$5.00", "no match as written, as plain text; match 1 of 1"),
+        ("DISK FULL", "no match as written, ignoring case; match 1 of 1"),
+        ("nothing", "no match in 4 lines"),
+    ],
+)
+def test_a_pattern_that_was_meant_as_text_is_searched_as_text(session: Session, pattern: str, first: str) -> None:
+    session.put("call foo(bar)\nC++ code\nit costs $5.00\nDisk full\n", name="run")
+    assert first in get(session, pointer="run", grep=pattern)
+
+
+def test_a_pattern_that_is_neither_valid_nor_there_is_an_error(session: Session) -> None:
+    session.put(LOG, name="run")
+    assert "[error: RE2 rejects the pattern" in get(session, pointer="run", grep="foo(")
+
+
+@pytest.mark.parametrize("written", ["ORDERS", "art:Orders", "see {} here", "[{}; data]", "pointer={}"])
+def test_a_name_or_pointer_is_found_however_it_is_written(session: Session, written: str) -> None:
+    ref = session.put("hello", name="Orders")
+    assert body(get(session, pointer=written.format(ref.pointer))) == "hello"
+
+
+def test_a_name_may_have_a_fragment(session: Session) -> None:
+    session.put(ORDERS, name="orders")
+    assert body(get(session, pointer="orders#/items/3/title")) == "Item 3"
+
+
+def test_a_model_is_never_asked_to_install_something(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    pointer = session.put(ORDERS).pointer
+    answers = [get(session, pointer=pointer, query=query) for query in ("SELECT 1 FROM artifact", "zzz qqq")]
+    assert "not available here" in answers[0]
+    assert not re.search(r"SQL|pip|install|extra", " ".join(answers))
+
+
 def test_a_large_result_of_a_query_says_where_the_whole_is(session: Session) -> None:
     session.put([{"id": i, "text": "x" * 50} for i in range(2_000)], name="rows")
     answer = get(session, pointer="rows", query="$[*].text")

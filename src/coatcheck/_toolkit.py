@@ -25,6 +25,7 @@ from coatcheck.errors import (
     Expired,
     InvalidArgument,
     InvalidPointer,
+    MissingExtra,
     NotFound,
     StoreError,
     TooLarge,
@@ -35,7 +36,8 @@ from coatcheck.externalize.stub import LENGTH, mark, media_type_of
 from coatcheck.ids import SCHEME, clip, is_encodable, is_pointer
 from coatcheck.intake import About
 from coatcheck.previews.excerpts import line
-from coatcheck.reading import sql
+from coatcheck.reading import Page, sql
+from coatcheck.reading.page import Misfit
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.session import Session
@@ -116,6 +118,14 @@ _NEWEST: Final = 5
 _LOOKED_AT: Final = 500  # newest artifacts to look for similar names in
 _WRAPPED: Final = {'"': '"', "'": "'", "`": "`", "<": ">", "“": "”", "‘": "’"}
 _POINTER: Final = re.compile(r"(?:art:)?([0-9a-f]{12,64})(#(?:/.*)?)?", re.IGNORECASE | re.DOTALL)
+_INSIDE: Final = re.compile(r"\bart:[0-9a-f]{12,64}(?:#/[^\s\"',;\])]*)?")
+_SPECIAL: Final = re.compile(r"[^\w\s]")
+_OTHER_WAYS: Final[tuple[tuple[dict[str, Any], str], ...]] = (
+    ({"literal": True}, "as plain text"),
+    ({"ignore_case": True}, "ignoring case"),
+    ({"literal": True, "ignore_case": True}, "as plain text ignoring case"),
+)
+_WORDS: Final = 6
 _CURSOR: Final = re.compile(r"(\d{1,9})-([0-9a-f]{12})")
 
 
@@ -325,20 +335,65 @@ class _Answers:
         asked = arguments.pop("pointer")
         target = self._target(asked)
         try:
-            page = self.session.read(target, max_chars=self.max_chars - RESERVED, **arguments)
+            page, meant = self._read(target, arguments)
             ref = self.session.ref(target)
         except (NotFound, InvalidPointer) as error:
             return self._missing(asked, error)
-        parts = [line(page.pointer, 160), *(_about(ref) if ref else ()), line(page.shown, _SHOWN)]
+        except MissingExtra as error:  # a model cannot install it
+            raise InvalidArgument("that is not available here", hint="use grep, lines or a JSONPath") from error
+        parts = [line(page.pointer, 160), *(_about(ref) if ref else ()), *meant, line(page.shown, _SHOWN)]
         if page.cursor is not None:
             parts.append(f'more: cursor="{page.cursor}"')
         elif page.derived is not None:
             parts.append(f'more: pointer="{page.derived}"')
         return self._marked(f"[{'; '.join(parts)}]", page.text)
 
+    def _read(self, target: str, arguments: dict[str, Any]) -> tuple[Page, list[str]]:
+        """Read what the model asked for. If that has no answer but another way to write it has, return that page, and
+        what it answers."""
+
+        def read(**changed: Any) -> Page:
+            return self.session.read(target, max_chars=self.max_chars - RESERVED, **changed)
+
+        try:
+            page = read(**arguments)
+        except Misfit as error:
+            return self._instead(error, read)
+        except InvalidArgument:
+            if "grep" not in arguments or not (page := read(**arguments, literal=True)).matches:
+                raise
+            return page, ["not a valid pattern, searched as plain text"]
+        if page.instead is not None:
+            return read(query=page.instead), [line(f"nothing matches; this is {page.instead}", _SHOWN)]
+        if page.matches != 0 or page.cursor is not None or "cursor" in arguments or "ignore_case" in arguments:
+            return page, []
+        for change, how in _OTHER_WAYS:
+            if change != {"literal": True} or _SPECIAL.search(arguments["grep"]):
+                other = read(**arguments, **change)
+                if other.matches:
+                    return other, [f"no match as written, {how}"]
+        return page, []
+
+    def _instead(self, error: Misfit, read: Callable[..., Page]) -> tuple[Page, list[str]]:
+        changed = error.instead
+        if "query" in changed:
+            return read(**changed), [line(f"read as {changed['query']}", _SHOWN)]
+        pattern = changed["grep"]
+        words = [re.escape(word) for word in pattern.split() if len(word) > 2][:_WORDS]
+        try:
+            page = read(**changed)
+            if not page.matches and len(words) > 1:
+                pattern = "|".join(words)
+                page = read(grep=pattern, ignore_case=True)
+        except CoatcheckError:
+            raise error from None
+        if not page.matches:
+            raise error
+        return page, [line(f"read as grep={json.dumps(pattern, ensure_ascii=False)}", _SHOWN)]
+
     def _target(self, asked: str) -> str:
         """Return the target that a model meant: a name as it is written, else a pointer, even in quotes, in upper case
-        or without `art:`."""
+        or without `art:`, or the only one in a text; else a name with a fragment, after `art:` or in another case."""
         bare = asked.strip()
         while len(bare) > 1 and _WRAPPED.get(bare[0]) == bare[-1]:
             bare = bare[1:-1].strip()
@@ -347,7 +402,19 @@ class _Answers:
             if is_encodable(name) and not is_pointer(name) and self._named(name):
                 return name
         match = _POINTER.fullmatch(bare)
-        return f"{SCHEME}{match[1].lower()}{match[2] or ''}" if match else bare
+        if match:
+            return f"{SCHEME}{match[1].lower()}{match[2] or ''}"
+        name, sign, fragment = bare.removeprefix(SCHEME).partition("#/")
+        if is_encodable(name) and name and not is_pointer(name) and self._named(name):
+            return f"{self.session.content(name).ref.pointer}#/{fragment}" if sign else name
+        inside = set(_INSIDE.findall(bare))
+        if len(inside) == 1:
+            return str(inside.pop())
+        wanted = bare.casefold()
+        same = {
+            one.pointer for one in self.session.list(limit=_LOOKED_AT) if one.name and one.name.casefold() == wanted
+        }
+        return same.pop() if len(same) == 1 else bare
 
     def _named(self, name: str) -> bool:
         try:

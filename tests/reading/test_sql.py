@@ -340,11 +340,14 @@ def test_an_array_inside_a_json_object_is_a_table_by_its_fragment() -> None:
     with coatcheck.open("memory:") as store:
         session = store.session("s")
         ref = session.put({"shop": "north", "orders": [{"id": n} for n in range(7)]})
-        with pytest.raises(InvalidArgument) as refused:
-            session.read(ref, query="SELECT count(*) FROM artifact")
-        assert "add #/orders to the pointer, for 7 rows of id" in refused.value.hint
         page = session.read(f"{ref.pointer}#/orders", query="SELECT count(*) AS n FROM artifact")
         assert page.text == "n\n7"
+        page = session.read(ref, query="SELECT count(*) AS n FROM artifact")
+        assert (page.text, page.shown) == ("n\n7", "1 row, 1 column; artifact is #/orders")
+        scalars = session.put({"shop": "north", "numbers": [1, 2, 3]})
+        with pytest.raises(InvalidArgument) as refused:
+            session.read(scalars, query="SELECT count(*) FROM artifact")
+        assert "add #/numbers to the pointer, for 3 rows" in refused.value.hint
 
 
 @of_each_source

@@ -7,17 +7,19 @@ the page points to it. The session notes which bytes of an artifact were shown.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from coatcheck.content import Content
-from coatcheck.errors import InvalidArgument
+from coatcheck.errors import CoatcheckError, InvalidArgument
 from coatcheck.ids import clip, digest_of, is_pointer, parse_pointer
-from coatcheck.media import JSON, is_text, sniff_text
+from coatcheck.media import JSON, is_json, is_jsonl, is_text, sniff_text
 from coatcheck.reading import heavy
-from coatcheck.reading.page import Page, QueryResult, Request, seal, unseal
+from coatcheck.reading.json_content import NOTHING
+from coatcheck.reading.page import Misfit, Page, QueryResult, Request, seal, unseal
 from coatcheck.reading.text import DecodedText, by_chars, by_lines
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
@@ -33,10 +35,8 @@ __all__ = ["Page", "Request", "preview_of", "read", "read_text", "sample_of"]
 TOOL: Final = "read"
 _HEAD: Final = 4_096
 _SHAPE: Final = "shape"
-_QUERIES: Final = (
-    'a query is "shape", a JSONPath like "$.items[0]", SQL like "SELECT * FROM artifact", "text" of a document, or '
-    '"page 3" of a PDF'
-)
+_NO_TABLE: Final = re.compile(r"there is no table ['\"](.{1,80})['\"]$")
+_OTHER_TABLES: Final = 4
 
 
 def read(session: CoreSession, target: Ref | str, request: Request, cursor: str | None = None) -> Page:
@@ -154,14 +154,14 @@ def _content(session: CoreSession, target: Ref | str) -> tuple[Content, str]:
     data, media_type = session.part(content, fragment), JSON
     if data.startswith(b'"'):  # a string is read as the text that it is
         text = json.loads(data)
-        data, media_type = encode_text(text), sniff_text(text[:_HEAD], text[-_HEAD:])
+        data, media_type = encode_text(text), sniff_text(text[:_HEAD], text[-_HEAD:], None, text)
     part = replace(content.ref, artifact_id=digest_of(data), size_bytes=len(data), media_type=media_type)
     return Content.of(part, data), f"{content.ref.pointer}#{fragment}"
 
 
 def _query(session: CoreSession, content: Content, request: Request) -> QueryResult:
     from coatcheck.reading import documents
-    from coatcheck.reading.sql import TABLE, is_sql, pointers_in, run_sql
+    from coatcheck.reading.sql import TABLE, is_sql, pointers_in
 
     query = (request.query or "").strip()
     if query.lower() == _SHAPE:
@@ -169,21 +169,96 @@ def _query(session: CoreSession, content: Content, request: Request) -> QueryRes
     if (found := documents.text_query(content, query)) is not None:
         return found
     if query.startswith("$"):
-        return heavy.find(content, query)
+        return _found(content, query)
     if is_sql(query):
         others = {pointer: session.content(pointer) for pointer in pointers_in(query)}
+        table, note = _table(session, content)
         with ExitStack() as stack:
             for one in others.values():
                 stack.enter_context(one)
-            return run_sql(query, {TABLE: content, **others})
-    raise InvalidArgument(f"unknown query: {clip(query)}", hint=_QUERIES)
+            result = _rows(session, query, {TABLE: table, **others})
+        return replace(result, note="; ".join(filter(None, (note, result.note))))
+    media_type = content.ref.media_type
+    if is_json(media_type) or is_jsonl(media_type):
+        path, there = heavy.nearest(content, query)
+        if path or there:
+            text, hint = f"{clip(query)} is not a JSONPath", f"write {path}" if path else there
+            raise Misfit(text, hint=hint, instead={"query": path}) if path else InvalidArgument(text, hint=hint)
+    words = {"grep": query, "literal": True, "ignore_case": True}
+    raise Misfit(f"unknown query: {clip(query)}", hint=_queries(), instead=words)
+
+
+def _queries() -> str:
+    """What a query may be, of what is installed."""
+    from coatcheck.reading import pdf, sql
+
+    kinds = ['"text"', '"shape"', 'a JSONPath like "$.items[0]"']
+    kinds += ['SQL like "SELECT * FROM artifact"'] * sql.pool.is_installed + [
+        '"page 3" of a PDF'
+    ] * pdf.pool.is_installed
+    return f"a query is {', '.join(kinds[:-1])} or {kinds[-1]}"
+
+
+def _found(content: Content, path: str) -> QueryResult:
+    """The values that a JSONPath selects. If there are none, the note says which path has some."""
+    try:
+        result = heavy.find(content, path)
+    except InvalidArgument as error:
+        nearest, _ = heavy.nearest(content, path)
+        if not nearest:
+            raise
+        raise Misfit(error.message, hint=f"write {nearest}", instead={"query": nearest}) from error
+    if result.text or not result.shown.startswith("0 "):
+        return result
+    nearest, there = heavy.nearest(content, path)
+    if nearest == path or not (nearest or there):
+        return result
+    note = f"nothing matches, but {nearest} does" if nearest else f"nothing matches: {there}"
+    return replace(result, note=result.note.replace(NOTHING, note), instead=nearest)
+
+
+def _table(session: CoreSession, content: Content) -> tuple[Content, str]:
+    """The content that SQL reads, and a note: of a JSON object, the largest array of objects in it."""
+    if is_json(content.ref.media_type) and content.read(0, 64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{":
+        with suppress(CoatcheckError):
+            found = heavy.largest(content)
+            if found is not None and found.columns:
+                data = session.part(content, found.pointer)
+                part = replace(content.ref, artifact_id=digest_of(data), size_bytes=len(data))
+                return Content.of(part, data), f"artifact is #{found.pointer}"
+    return content, ""
+
+
+def _rows(session: CoreSession, query: str, tables: dict[str, Content]) -> QueryResult:
+    """Run a statement. Another table that it names is the artifact of that name, else the one that is read."""
+    from coatcheck.reading.sql import TABLE, run_sql
+
+    named: list[str] = []
+    while True:
+        try:
+            result = run_sql(query, tables)
+        except InvalidArgument as error:
+            missing = _NO_TABLE.search(error.message)
+            if missing is None or len(named) == _OTHER_TABLES or missing[1] in tables:
+                raise
+            try:
+                tables[missing[1]] = _content(session, missing[1])[0]
+            except CoatcheckError:
+                if TABLE in query:
+                    raise error from None
+                tables[missing[1]] = tables[TABLE]
+                named.append(f"{missing[1]} is artifact")
+            else:
+                named.append("")
+        else:
+            return replace(result, note="; ".join(filter(None, (*named, result.note))))
 
 
 def _fit(session: CoreSession, content: Content, pointer: str, request: Request, result: QueryResult) -> Page:
     """Make a page of a result: all of it, or its beginning and the pointer of an artifact with all of it."""
     shown = "; ".join(filter(None, (result.shown, result.note)))
     if len(result.text) <= request.max_chars:
-        return Page(result.text, shown, pointer, None)
+        return Page(result.text, shown, pointer, None, instead=result.instead or None)
     from coatcheck.intake import About
 
     asked = {name: getattr(request, name) for name in ("query", "diff") if getattr(request, name) is not None}

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from coatcheck.content import Content
-from coatcheck.errors import LimitExceeded
+from coatcheck.errors import CoatcheckError, LimitExceeded
 from coatcheck.ids import digest_of
 from coatcheck.media import JSON, TEXT, is_jsonl
 from coatcheck.reading import grep, json_content
@@ -62,6 +62,21 @@ def find(content: Content, path: str) -> QueryResult:
     return QueryResult(**_ask("find", [content], {"path": path}, hint=hint))
 
 
+def nearest(content: Content, query: str) -> tuple[str, str]:
+    """Return the path with results that a query was meant to be, or "" and what there is where it ends; two empty texts
+    if neither is known."""
+    from coatcheck.reading import jsonpath
+
+    try:
+        _check_document(content)
+        if content.size <= SMALL_FILTERED:
+            return jsonpath.nearest(content, query, seconds=QUICK)
+        path, there = _ask("nearest", [content], {"query": query}, hint="")["found"]
+        return str(path), str(there)
+    except CoatcheckError:
+        return "", ""
+
+
 def shape(content: Content, *, max_chars: int) -> QueryResult:
     """Outline a JSON document."""
     _check_document(content)
@@ -99,7 +114,7 @@ def part(content: Content, fragment: str) -> bytes:
     check_size(content)
     if content.size <= SMALL_PART:
         return json_content.part_of(content, fragment)
-    hint = "read it with lines or grep; query an array of records with SQL: SELECT … FROM artifact"
+    hint = "read it with lines or grep" + json_content.BY_SQL
     return bytes(_ask("part", [content], {"fragment": fragment}, chars=content.size, hint=hint)["raw"])
 
 
@@ -186,6 +201,7 @@ def _calls() -> dict[str, Callable[..., Message]]:
 
     return {
         "find": lambda content, path: asdict(jsonpath.find(content, path)),
+        "nearest": lambda content, query: {"found": jsonpath.nearest(content, query)},
         "shape": lambda content, max_chars: asdict(json_content.shape(content, max_chars=max_chars)),
         "diff": lambda old, new: asdict(compare.diff(old, new)),
         "document": lambda content, form: asdict(documents.extract(content, form)),
@@ -205,6 +221,7 @@ def _warm(calls: dict[str, Callable[..., Message]]) -> None:
 
     document = content(b'{"a": [1, "b"]}\n', JSON)
     calls["find"](document, "$..a[?search(@, 'b')]")
+    calls["nearest"](document, "$.b[?@.a == 'b']")
     calls["shape"](document, 1_000)
     calls["part"](document, "/a/1")
     calls["rows"](content(b"rows:\n[('a', datetime.datetime(2026, 1, 1))]", TEXT))

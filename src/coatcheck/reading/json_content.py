@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import islice
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ MAX_NODES: Final = 10_000_000
 MAX_LINE: Final = 16 << 20
 MAX_ROWS: Final = 32 << 20  # bytes of a text in which rows are looked for
 _RECORD_BYTES: Final = 16 << 20  # of the records in an outline
+BY_SQL: Final = "; query an array of records with SQL: SELECT … FROM artifact" if find_spec("duckdb") else ""
+NOTHING: Final = "nothing matches; query='shape' shows the keys"
 _AS_TEXT: Final = "read it as text, with lines or grep"
 _STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 # A line on which rows of JSON or of Python's `repr` may begin. A time or a level in brackets is not one, and nothing
@@ -42,7 +45,7 @@ def check_size(content: Content, max_bytes: int = MAX_BYTES) -> None:
     if content.size > max_bytes:
         raise TooLarge(
             f"the artifact has {content.size:,} bytes, the limit here is {max_bytes:,}",
-            hint="read it with lines or grep; query a large table or array with SQL: SELECT … FROM artifact",
+            hint="read it with lines or grep" + BY_SQL,
         )
 
 
@@ -206,7 +209,7 @@ def _check_nodes(data: bytes, what: str, max_nodes: int) -> None:
     if (nodes := _marks(_STRINGS.sub(b"", data))) > max_nodes:
         raise LimitExceeded(
             f"{what} is JSON of about {nodes:,} values, the limit here is {max_nodes:,}",
-            hint="query an array of records with SQL: SELECT … FROM artifact",
+            hint=_AS_TEXT + BY_SQL,
         )
 
 

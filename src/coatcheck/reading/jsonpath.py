@@ -11,6 +11,7 @@ import functools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, Final
 
 import re2  # type: ignore[import-untyped]  # ships without types
@@ -21,7 +22,7 @@ from jsonpath_rfc9535.filter_expressions import FilterContext, FilterExpression,
 from jsonpath_rfc9535.function_extensions import ExpressionType, FilterFunction
 from jsonpath_rfc9535.parse import Parser
 from jsonpath_rfc9535.segments import JSONPathChildSegment, JSONPathRecursiveDescentSegment, JSONPathSegment
-from jsonpath_rfc9535.selectors import FilterSelector
+from jsonpath_rfc9535.selectors import FilterSelector, IndexSelector, NameSelector
 from jsonpath_rfc9535.tokens import Token, TokenStream
 
 from coatcheck.content import Content
@@ -30,7 +31,8 @@ from coatcheck.ids import clip
 from coatcheck.media import JSON, JSONL, TEXT, is_jsonl
 from coatcheck.previews.excerpts import count
 from coatcheck.reading.grep import MAX_PATTERN, MAX_PROGRAM
-from coatcheck.reading.json_content import lines, load, parse
+from coatcheck.reading.json_content import NOTHING, lines, load, parse
+from coatcheck.reading.near_paths import Step, fitted, lenient
 from coatcheck.reading.page import MAX_RESULT, BoundedLines, QueryResult
 from coatcheck.values import MAX_DEPTH
 
@@ -38,6 +40,7 @@ SECONDS: Final = 10.0
 MAX_PATH: Final = 4_000
 _EXAMPLE: Final = "a path is like $.items[0].name, $..id or $.items[?@.price < 10]"
 _LISTED_LINES: Final = 20
+_SAMPLED: Final = 200  # documents of JSONL
 _INVALID: Final = object()
 
 
@@ -78,7 +81,7 @@ def find(content: Content, path: str, *, limit: int = MAX_RESULT, seconds: float
         raise LimitExceeded("the path or its result is nested too deeply", hint="use a shorter path") from error
     notes = []
     if not matches:
-        notes.append("nothing matches; query='shape' shows the keys")
+        notes.append(NOTHING)
     if results.cut:
         notes.append(f"the first result is cut: it has {results.cut:,} characters; select less of it")
     elif results.full:
@@ -96,6 +99,45 @@ def find(content: Content, path: str, *, limit: int = MAX_RESULT, seconds: float
         complete=not results.full and not skipped,
         note="; ".join(notes),
     )
+
+
+def nearest(content: Content, query: str, *, seconds: float = SECONDS) -> tuple[str, str]:
+    """The path with results that a query without any was meant to be, or "" and what there is where it ends.
+
+    The query may be a path with mistakes, or one as for jq, in code, or a JSON Pointer."""
+    try:
+        compiled = _compile(query, seconds)
+        steps, is_path = [_step(segment) for segment in compiled.segments], True
+    except InvalidArgument:
+        found = lenient(query)
+        if found is None:
+            return "", ""
+        steps, is_path = found
+    environment = _Environment(seconds)
+
+    def select(path: str, value: Any) -> Iterator[Any]:
+        try:
+            return (node.value for node in environment.compile(path).finditer(value))
+        except JSONPathError as error:
+            raise ValueError(path) from error
+
+    values = [document for _, document in islice(_documents(content, environment), _SAMPLED)]
+    values = [value for value in values if value is not _INVALID]
+    if not is_path and not any(isinstance(value, dict) and steps[0].key in value for value in values):
+        return "", ""  # words
+    try:
+        return fitted(steps, values, select)
+    except (_OutOfTime, JSONPathError, RecursionError, ValueError):
+        return "", ""
+
+
+def _step(segment: JSONPathSegment) -> Step:
+    selector = segment.selectors[0] if len(segment.selectors) == 1 else None
+    if isinstance(segment, JSONPathRecursiveDescentSegment):
+        return Step(written=str(segment))
+    if isinstance(selector, NameSelector):
+        return Step(key=selector.name)
+    return Step(place=selector.index) if isinstance(selector, IndexSelector) else Step(written=str(segment))
 
 
 def _documents(content: Content, clock: JSONPathEnvironment) -> Iterator[tuple[int, Any]]:

@@ -61,7 +61,8 @@ class Page:
     `shown` describes which part of the whole the text is, and what was left out. `cursor` reads the next page; it is
     None at the end. `derived` is the pointer of the whole result if that was too large for a page. `matches` counts the
     lines that a grep found, shown or not, and on long lines each occurrence; it is a minimum if `matches_exact` is
-    False. `spans` are the byte ranges of the artifact that a slice has shown."""
+    False. `spans` are the byte ranges of the artifact that a slice has shown. `instead` is a query that has results,
+    if this one has none."""
 
     text: str
     shown: str
@@ -71,6 +72,15 @@ class Page:
     matches: int | None = None
     matches_exact: bool = True
     spans: tuple[tuple[int, int], ...] = ()
+    instead: str | None = None
+
+
+class Misfit(InvalidArgument):
+    """A request that cannot be answered as it is written, and the arguments of a read that would answer it."""
+
+    def __init__(self, message: str, *, hint: str, instead: dict[str, Any]) -> None:
+        super().__init__(message, hint=hint)
+        self.instead = instead
 
 
 class PageDraft(NamedTuple):
@@ -140,13 +150,15 @@ class QueryResult:
     """The result of a query or a diff, complete up to its limit.
 
     `shown` describes the text ("12 of 30 results"), `complete` is False if anything is missing, and `note` says what
-    was left out, skipped or assumed. The same query on the same content gives the same text."""
+    was left out, skipped or assumed. `instead` is a query that has results, if this one has none. The same query on the
+    same content gives the same text."""
 
     text: str
     media_type: str = TEXT
     shown: str = ""
     complete: bool = True
     note: str = ""
+    instead: str = ""
 
 
 class BoundedLines:
