@@ -313,7 +313,7 @@ QUESTIONS: Final = (
         known=lambda text: _number(
             json.loads(text)["components"]["schemas"]["CreateSpeechRequest"]["properties"]["input"]["maxLength"]),
         intents=(Intent(path="$.components.schemas.CreateSpeechRequest.properties.input.maxLength"),
-                 Intent(path="$..CreateSpeechRequest..maxLength"),
+                 Intent(path="$..CreateSpeechRequest..input.maxLength"),
                  Intent(grep='"CreateSpeechRequest"'), Intent(grep='"CreateSpeechRequest":', near=(0, 60))),
     ),
     Question(
