@@ -275,6 +275,28 @@ def test_what_json_writes_parses(value: Any) -> None:
     assert parses(json.dumps(value, ensure_ascii=False, indent=1).encode("utf-8", "surrogatepass"))
 
 
+LONG = json.dumps({"rows": [{"id": n, "text": "a}, {b", "more": {"x": [n]}} for n in range(4_000)]})
+
+
+@pytest.mark.parametrize("at", [30, 80_000, 120_001, len(LONG) - 3])
+@pytest.mark.parametrize("fault", ['"', "{", "}", "[", ",", "x"])
+def test_one_wrong_character_in_a_long_document_is_noticed(at: int, fault: str) -> None:
+    assert parses(LONG)
+    assert parses(json.dumps(json.loads(LONG), indent=1))
+    broken = LONG[:at] + fault + LONG[at:]
+    try:
+        json.loads(broken)
+    except ValueError:
+        assert not parses(broken)
+    else:
+        assert parses(broken)
+
+
+def test_a_string_around_what_looks_like_rows_is_not_taken_for_them() -> None:
+    assert not parses('["x},' + '{"a": 1},' * 30_000 + '{y"]')
+    assert parses(json.dumps(["}, {" * 50_000]))
+
+
 ROWS: list[tuple[Any, ...]] = [
     ("a", 1, None, True, 1.5, float("nan"), b"x", datetime(2026, 1, 2, tzinfo=UTC), Decimal("1.10"), UUID(int=7)),
     ("it's", 'say "x"', [], (), {"k": (1,)}),
@@ -345,7 +367,7 @@ def test_the_media_type_does_not_depend_on_the_way_in(tmp_path: Path, what: str)
 
 
 def test_content_too_long_to_parse_is_judged_by_its_ends() -> None:
-    text = "[" + "1, " * (CHECKED // 3) + "]"
+    text = "[" + "1, " * (CHECKED // 3 + 1) + "]"
     assert sniff_text(text[:HEAD], text[-64:], None, text) == JSON
 
 

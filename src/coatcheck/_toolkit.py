@@ -38,7 +38,7 @@ from coatcheck.ids import SCHEME, clip, is_encodable, is_pointer
 from coatcheck.intake import About
 from coatcheck.previews.excerpts import line
 from coatcheck.reading import Page, sql
-from coatcheck.reading.page import Misfit
+from coatcheck.reading.page import AUTO, Misfit
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.session import Session
@@ -350,7 +350,10 @@ class _Answers:
             return self._missing(asked, error)
         except MissingExtra as error:  # a model cannot install it
             raise InvalidArgument("that is not available here", hint="use grep, lines or a JSONPath") from error
-        parts = [line(page.pointer, 160), *(_about(ref) if ref else ()), *meant, line(page.shown, _SHOWN)]
+        about = _about(ref) if ref else []
+        if page.matches is not None:  # the rest is known from the stub
+            about = about[: bool(ref and ref.name)]
+        parts = [line(page.pointer, 160), *about, *meant, line(page.shown, _SHOWN)]
         if page.cursor is not None:
             parts.append(f'more: cursor="{page.cursor}"')
         elif page.derived is not None:
@@ -376,6 +379,8 @@ class _Answers:
         def read(**changed: Any) -> Page:
             return self.session.read(target, max_chars=self.max_chars - RESERVED, **changed)
 
+        if "grep" in arguments:
+            arguments = {"context": AUTO, **arguments}
         try:
             page = read(**arguments)
         except Misfit as error:
@@ -402,10 +407,10 @@ class _Answers:
         pattern = changed["grep"]
         words = [re.escape(word) for word in pattern.split() if len(word) > 2][:_WORDS]
         try:
-            page = read(**changed)
+            page = read(**changed, context=AUTO)
             if not page.matches and len(words) > 1:
                 pattern = "|".join(words)
-                page = read(grep=pattern, ignore_case=True)
+                page = read(grep=pattern, ignore_case=True, context=AUTO)
         except CoatcheckError:
             raise error from None
         if not page.matches:

@@ -59,6 +59,8 @@ _JSON_START: Final = re.compile(
 )
 _OBJECT_START: Final = re.compile(r'[\s\ufeff]*+\[?\s*+\{\s*+"')
 _LINES: Final = 32 << 10  # characters at each end of JSONL in which every line must parse
+_PIECE: Final = 32 << 10  # characters of JSON that are parsed at once
+_BETWEEN_ROWS: Final = re.compile(r"\}(\s*+,\s*+)\{")
 _REPR_HEAD: Final = 64 << 10  # characters that must be Python; of shorter content, all
 # What `repr` and `pprint` write. Possessive, so that the time is proportional to the length.
 _NAME: Final = r"[^\W\d]\w*+(?:\.[^\W\d]\w*+)"
@@ -157,7 +159,11 @@ def parses(text: str | bytes) -> bool:
         text = text if isinstance(text, str) else text.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return False
-    return "\0" not in text and _sqlite("json_valid", text.removeprefix("\ufeff")) == 1  # \0 ends a text of SQLite
+    if "\0" in text:  # the end of a text for SQLite
+        return False
+    text = text.removeprefix("\ufeff")
+    short = _without_rows(text)
+    return _sqlite("json_valid", short) == 1 or (short is not text and _sqlite("json_valid", text) == 1)
 
 
 class Encoding(NamedTuple):
@@ -268,6 +274,22 @@ def _sqlite(function: Literal["json_valid", "json_array_length"], text: str) -> 
         data = text.encode("utf-8", "surrogatepass")
         (found,) = database.execute(f"SELECT {function}(CAST(? AS TEXT))", (data,)).fetchone()
     return int(found)
+
+
+def _without_rows(text: str) -> str:
+    """Replace rows in the middle of a long JSON text by two values, if they parse: in pieces, which need little memory.
+
+    A piece is a sequence of whole rows if it parses between brackets. If it is inside a string or an object instead,
+    what replaces it makes the text invalid. A text without such rows is returned as it is."""
+    first = _BETWEEN_ROWS.search(text, 0, _PIECE)
+    if first is None or len(text) < 4 * _PIECE:
+        return text
+    at = first.end(1)
+    while last := _BETWEEN_ROWS.search(text, at + _PIECE, at + 3 * _PIECE):
+        if _sqlite("json_valid", f"[{text[at : last.start(1)]}]") != 1:
+            return text
+        at = last.end(1)
+    return f'{text[: first.start(1)]},"a",0,{text[at:]}'
 
 
 def _is_repr(head: str, tail: str, whole: str | bytes | None) -> bool:

@@ -10,7 +10,6 @@ masks and stores, `put_prepared` stores what is masked already, and `stub_for` w
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import json
@@ -55,7 +54,6 @@ from coatcheck.tokens import estimate, roughly
 from coatcheck.values import Encoded, as_text, decode_text
 
 _FRAMED: Final = 128 * 1024  # bytes from which a store wants frames
-_PARSED_BESIDE: Final = 256 * 1024  # characters of JSON from which a thread of its own pays
 _IN_MEMORY: Final = 1 << 20  # an artifact up to this size is read and judged like its value
 _TOGETHER: Final = 4  # what stays inline of a list may have this many times the limit
 _MAX_STUBS: Final = 50  # in one list
@@ -327,23 +325,6 @@ def described(value: Encoded, claimed: str | None = None) -> tuple[str, str]:
     return media_type, media.sniff_kind(media_type, start)
 
 
-def _about(prepared: Prepared, claimed: str | None, limit: int) -> Facts:
-    """Describe a value. Long text that looks like JSON is parsed in another thread meanwhile: SQLite does that without
-    the interpreter's lock, and it takes as long as the rest."""
-    value = prepared.value
-    is_long = isinstance(value, str) and claimed is None and _PARSED_BESIDE < len(value) <= media.CHECKED
-    if is_long and media.sniff_text(prepared.text[: media.HEAD], prepared.text[-64:]) == media.JSON:
-        parsed: list[bool] = []
-        thread = threading.Thread(target=lambda: parsed.append(media.parses(prepared.text)), daemon=True)
-        with contextlib.suppress(RuntimeError):  # no more threads: it is parsed here
-            thread.start()
-            facts = prepared.facts(media.JSON, "data", limit)
-            thread.join()
-            if parsed == [True]:
-                return facts
-    return prepared.facts(*described(prepared.encoded, claimed), limit)
-
-
 def _may_be(claimed: str, content: str | bytes) -> bool:
     """Whether content may be what its source claims: JSON must parse, unless it is too long to tell."""
     return not media.is_json(claimed) or len(content) > media.CHECKED or media.parses(content)
@@ -428,8 +409,8 @@ class _Result:
             if self._policy.redact == "store":
                 value = redacted(prepared.value)
                 prepared = Prepared(value, as_text(value))
-            about = _about(prepared, claimed, self._policy.preview_chars)
-            media_type, kind = about.media_type, about.kind
+            media_type, kind = described(prepared.encoded, claimed)
+            about = prepared.facts(media_type, kind, self._policy.preview_chars)
             entry = replace(self._about, media_type=media_type, kind=kind)
             ref = self._session.put_encoded(prepared.encoded, entry)
             if shown is not None:
@@ -500,10 +481,9 @@ class _Result:
                     return Outcome(text, text)
                 prepared = Prepared(None, text)
             sample = sample_of(content)
-        summary = own_summary(ref, sample.head)
-        return self._stub(
-            ref, facts(sample, media_type, ref.kind, self._policy.preview_chars, summary=summary), prepared
-        )
+            summary = own_summary(ref, sample.head)
+            about = facts(sample, media_type, ref.kind, self._policy.preview_chars, summary=summary)
+        return self._stub(ref, about, prepared)
 
     def _may_fit(self, size: int) -> bool:
         """Whether a text of this size may be within the limit."""

@@ -34,7 +34,7 @@ _TELLING_KEYS: Final = (
 _BEGINS: Final = re.compile(r'\s{0,40}(?:\{\s{0,40}"[^"\n]{0,200}"\s{0,4}:|\[\s{0,40}\{\s{0,40}")')
 _STRINGS: Final = re.compile(rb"'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"", re.DOTALL)
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"()[]{}"))
-_REPR_READ: Final = 2 << 20
+_REPR_READ: Final = 512 << 10
 _REPR: Final = re.compile(r"(?:^|[\n:=] ?)([\[(][\[({](?=['\"\d({\[N]|[a-zA-Z_]+\())")
 _ESCAPES: Final = 13  # one more than the length of two escapes
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
@@ -407,15 +407,19 @@ def _outside(text: str) -> list[str]:
 
 def _unclosed(outside: str) -> str:
     """The brackets still open at the end. Raises ValueError for one closed but not open, or for too many."""
-    stack = bytearray()
-    for bracket in outside.encode("ascii", "ignore").translate(None, _NO_BRACKETS):
-        if bracket in b"[{":
-            stack.append(bracket)
-            if len(stack) > DEEPEST:
-                raise TooDeep(f"nested deeper than {DEEPEST}")
-        elif not stack or stack.pop() != bracket - 2:  # in ASCII, a bracket is two after the one that it closes
-            raise ValueError("a bracket is closed that was not open")
-    return stack.decode()
+    left = outside.encode("ascii", "ignore").translate(None, _NO_BRACKETS)
+    for _ in range(DEEPEST + 1):
+        inner = left.replace(b"[]", b"").replace(b"{}", b"")  # the innermost pairs, all at once
+        if len(inner) == len(left):
+            break
+        left = inner
+    else:
+        raise TooDeep(f"nested deeper than {DEEPEST}")
+    if b"]" in left or b"}" in left:
+        raise ValueError("a bracket is closed that was not open")
+    if len(left) > DEEPEST:
+        raise TooDeep(f"nested deeper than {DEEPEST}")
+    return left.decode()
 
 
 def parse_cut(text: str) -> object:
