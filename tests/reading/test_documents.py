@@ -1,7 +1,6 @@
 """Readable text of PDFs, web pages and office files, and what is not text at all."""
 
 import io
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,9 +157,8 @@ def test_a_web_page_is_readable_text(source: str, text: str) -> None:
     "piece", ["<", "<!--", "<a ", '<a x="', "<!", "</", "<div>", "<p hidden>", "<a href=/x>y", "<ul><li>", "&", "<td>x"]
 )
 def test_a_hostile_page_takes_linear_time(piece: str) -> None:
-    began = time.process_time()
-    page_text(piece * (200_000 // len(piece)))
-    assert time.process_time() - began < 5  # the parser of the standard library takes a minute for some of these
+    source = piece * (200_000 // len(piece))  # the parser of the standard library takes a minute for some of these,
+    assert heavy.document(make_content(source.encode(), "text/html"), "page").complete  # and the child has ten seconds
 
 
 def test_a_phrase_that_tags_break_is_found_in_the_text(session: Session) -> None:
