@@ -25,6 +25,7 @@ LARGE = 3_000
 THING = re.compile(r"[A-Za-z0-9][\w.:/@%+-]{4,100}[A-Za-z0-9]")
 _WORD = re.compile(r"[^\W_][\w.:/@-]{4,60}", re.ASCII)
 DISTINCT = re.compile(r"\d|[a-z][A-Z]|[A-Za-z0-9][._/@:-][A-Za-z0-9]")
+_ESCAPE = re.compile(r"\\+[nrt]")
 _SMALLER = 1_000
 _PER_RESULT = 8
 _TRIED = 12
@@ -121,7 +122,7 @@ def _looked_up(run: Run, session: Session) -> Iterator[tuple[str, _Found]]:
 
 def _used(result: str, before: str, later: str) -> list[str]:
     """The first things that the model used of a result, in the order of their use."""
-    things = dict.fromkeys(word for word in THING.findall(later) if DISTINCT.search(word))
+    things = dict.fromkeys(word for word in THING.findall(_ESCAPE.sub(" ", later)) if DISTINCT.search(word))
     return [word for word in things if word in result and word not in before][:_PER_RESULT]
 
 

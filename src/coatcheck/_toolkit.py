@@ -30,6 +30,7 @@ from coatcheck.errors import (
     StoreError,
     TooLarge,
 )
+from coatcheck.externalize.blocks import ContentPart
 from coatcheck.externalize.pipeline import masked, put
 from coatcheck.externalize.policy import Policy, configured
 from coatcheck.externalize.stub import LENGTH, mark, media_type_of
@@ -37,7 +38,7 @@ from coatcheck.ids import SCHEME, clip, is_encodable, is_pointer
 from coatcheck.intake import About
 from coatcheck.previews.excerpts import line
 from coatcheck.reading import Page, sql
-from coatcheck.reading.page import Misfit
+from coatcheck.reading.page import AUTO, Misfit
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.session import Session
@@ -184,6 +185,7 @@ class Tool(Description):
 
     _answer: Callable[[dict[str, Any]], str] = field(repr=False)
     _failed: Callable[[str], str] = field(repr=False)
+    _picture: Callable[[dict[str, Any]], ContentPart | None] = field(repr=False)
 
     def run(self, /, **arguments: object) -> str:
         """Run the tool with the arguments that a model sent, and return its answer."""
@@ -197,6 +199,13 @@ class Tool(Description):
         except Exception as error:  # noqa: BLE001 - a tool never raises
             _LOG.error("%s failed: %s", self.name, mask("".join(traceback.format_exception(error))))
             return self._failed(f"{self.name} failed. The arguments are not the cause; continue without it.")
+
+    def parts(self, /, **arguments: object) -> list[ContentPart]:
+        """Run the tool like `run`, for models that see: the answer, and the image itself if the artifact is one."""
+        text = self.run(**arguments)
+        given = {name: value for name, value in arguments.items() if value not in (None, "")}
+        picture = self._picture(given) if given.keys() == {"pointer"} else None
+        return [ContentPart(text), picture] if picture is not None else [ContentPart(text)]
 
     def as_mcp(self) -> dict[str, Any]:
         """For MCP's list of tools. All three are idempotent, and reach only the store."""
@@ -277,7 +286,7 @@ def toolkit(
     schemas = _schemas(has_sql=sql.pool.is_installed)
     answers = zip(_PURPOSES, names, DESCRIPTIONS, schemas, (run.get, run.list, run.store, run.wait), strict=True)
     return [
-        Tool(name, words, form, purpose != "store", answer, run.failed)
+        Tool(name, words, form, purpose != "store", answer, run.failed, run.picture)
         for purpose, name, words, form, answer in answers
         if purpose in wanted
     ]
@@ -341,12 +350,27 @@ class _Answers:
             return self._missing(asked, error)
         except MissingExtra as error:  # a model cannot install it
             raise InvalidArgument("that is not available here", hint="use grep, lines or a JSONPath") from error
-        parts = [line(page.pointer, 160), *(_about(ref) if ref else ()), *meant, line(page.shown, _SHOWN)]
+        about = _about(ref) if ref else []
+        if page.matches is not None:  # the rest is known from the stub
+            about = about[: bool(ref and ref.name)]
+        parts = [line(page.pointer, 160), *about, *meant, line(page.shown, _SHOWN)]
         if page.cursor is not None:
             parts.append(f'more: cursor="{page.cursor}"')
         elif page.derived is not None:
             parts.append(f'more: pointer="{page.derived}"')
         return self._marked(f"[{'; '.join(parts)}]", page.text)
+
+    def picture(self, arguments: dict[str, Any]) -> ContentPart | None:
+        """Return the image that a model asked for, or None if it is not one that can be shown."""
+        from coatcheck.reading.pictures import picture_of
+
+        try:
+            with self.session.content(self._target(str(arguments["pointer"]))) as content:
+                found = picture_of(content)
+        except Exception as error:  # noqa: BLE001 - the answer beside it says what is wrong
+            _LOG.debug("no picture: %s", type(error).__name__)
+            return None
+        return None if found is None else ContentPart(media_type=found.media_type, data=found.data)
 
     def _read(self, target: str, arguments: dict[str, Any]) -> tuple[Page, list[str]]:
         """Read what the model asked for. If that has no answer but another way to write it has, return that page, and
@@ -355,6 +379,8 @@ class _Answers:
         def read(**changed: Any) -> Page:
             return self.session.read(target, max_chars=self.max_chars - RESERVED, **changed)
 
+        if "grep" in arguments:
+            arguments = {"context": AUTO, **arguments}
         try:
             page = read(**arguments)
         except Misfit as error:
@@ -381,10 +407,10 @@ class _Answers:
         pattern = changed["grep"]
         words = [re.escape(word) for word in pattern.split() if len(word) > 2][:_WORDS]
         try:
-            page = read(**changed)
+            page = read(**changed, context=AUTO)
             if not page.matches and len(words) > 1:
                 pattern = "|".join(words)
-                page = read(grep=pattern, ignore_case=True)
+                page = read(grep=pattern, ignore_case=True, context=AUTO)
         except CoatcheckError:
             raise error from None
         if not page.matches:

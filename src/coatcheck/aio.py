@@ -186,12 +186,13 @@ class AsyncSession(_Wrapper[Session]):
 
 @dataclass(frozen=True, slots=True)
 class AsyncTool(Description):
-    """A tool of `coatcheck.toolkit` whose `run` is awaited."""
+    """A tool of `coatcheck.toolkit` whose `run` and `parts` are awaited."""
 
     _wrapped: Tool = field(repr=False)
     _session: Session = field(repr=False)
 
     run = _hop(Tool.run, _same, long=None)
+    parts = _hop(Tool.parts, _same, long=None)
 
 
 def toolkit(

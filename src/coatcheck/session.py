@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from coatcheck.content import Content
 from coatcheck.core_session import CoreSession
@@ -29,12 +29,13 @@ class Session(CoreSession):
         lines: str | None = None,
         chars: str | None = None,
         grep: str | None = None,
-        context: int | None = None,
+        context: int | Literal["auto"] | None = None,
         ignore_case: bool = False,
         invert: bool = False,
         literal: bool = False,
         query: str | None = None,
         diff: str | None = None,
+        exact: bool = False,
         cursor: str | None = None,
         max_chars: int | None = None,
     ) -> Page:
@@ -43,14 +44,15 @@ class Session(CoreSession):
 
         `lines="4100:4160"`, `"-50:"` or `"10:40,200:220"` and `chars="0:2000"` are slices. `grep` is a regular
         expression in RE2 syntax (or `literal` text), with `context` lines around each match; by default 2 in indented
-        JSON and accessibility snapshots, else none. `query` is `"shape"`, a JSONPath, SQL on the table `artifact`, or
-        `"text"` of a document. `diff` is another artifact to compare with. Raises `NotFound`, `Expired` and
-        `InvalidArgument`, with messages that a model can act on."""
+        JSON and accessibility snapshots, else none, and "auto" adds as many as a short page has room for. `query` is
+        `"shape"`, a JSONPath, SQL on the table `artifact`, or `"text"` of a document. `diff` is another artifact to
+        compare with. Lines are shown as on a terminal, without colours and with progress bars as they ended, unless
+        `exact`. Raises `NotFound`, `Expired` and `InvalidArgument`, with messages that a model can act on."""
         from coatcheck.reading import Request, read  # here and below, so that importing coatcheck stays quick
 
         request = Request(
             lines=lines, chars=chars, grep=grep, context=context, ignore_case=ignore_case, invert=invert,
-            literal=literal, query=query, diff=diff,
+            literal=literal, query=query, diff=diff, exact=exact,
             max_chars=self._store.settings["page.max_chars"] if max_chars is None else max_chars,
         )  # fmt: skip
         return read(self, target, request, cursor)

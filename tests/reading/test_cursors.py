@@ -35,6 +35,7 @@ REQUESTS = st.one_of(
         ignore_case=st.booleans(),
         invert=st.booleans(),
         literal=st.booleans(),
+        exact=st.booleans(),
     ),
     st.builds(Request, query=PATTERNS),
     st.builds(Request, diff=PATTERNS),

@@ -170,7 +170,7 @@ def test_a_phrase_that_tags_break_is_found_in_the_text(session: Session) -> None
     assert page.text == "1:The quick brown fox"
     assert page.shown == "no match in the source, match 1 of 1 in 2 lines, of its text"
     assert session.read(ref, grep="<b>quick").text.startswith("1:<html>")
-    assert session.read(ref, grep="slow").shown == "no match in 1 lines"
+    assert session.read(ref, grep="slow").shown == "no match in 1 line"
 
 
 def test_a_long_text_of_a_page_is_an_artifact_of_its_own(session: Session) -> None:
@@ -261,3 +261,21 @@ def test_text_of_what_has_none_is_an_error_that_says_what_to_do(session: Session
         session.read(session.put("a\nb\n"), query="text")
     with pytest.raises(InvalidArgument, match="no text to read"):
         session.read(session.put(bytes(range(256))), query="text")
+
+
+@pytest.mark.parametrize(
+    ("file", "header", "ask"),
+    [
+        (PDFS / "chromium.pdf", "PDF 1.4 “Größe”, 1 page", 'query="text"'),
+        (PDFS / "columns.pdf", "PDF 1.5, 2 pages", 'query="text"'),  # its pages are in a packed stream
+        (PDFS / "libreoffice.pdf", "PDF 1.6, 1 page", 'query="text"'),
+        (OFFICE / "report.docx", "Word document", 'query="text"'),
+        (OFFICE / "report.odt", "OpenDocument text", 'query="text"'),
+    ],
+)
+def test_the_preview_of_a_document_tells_its_pages_and_how_to_read_it(
+    session: Session, file: Path, header: str, ask: str
+) -> None:
+    preview = session.preview(session.put(file.read_bytes()))
+    assert preview.text.startswith(header)
+    assert preview.ask == ask

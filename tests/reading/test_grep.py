@@ -124,12 +124,8 @@ def test_all_pages_have_every_line_that_matches_once_with_its_context(text: str,
     wanted = found_by_hand(text, request)
     assert list(dict.fromkeys(numbers(found, ":"))) == wanted
     total = len(text.split("\n")) - (text.endswith("\n") or not text)
-    around = {
-        near
-        for number in wanted
-        for near in range(number - (request.context or 0), number + (request.context or 0) + 1)
-        if 1 <= near <= total
-    }
+    context = request.context if isinstance(request.context, int) else 0
+    around = {near for number in wanted for near in range(number - context, number + context + 1) if 1 <= near <= total}
     assert numbers(found, "-") == sorted(around.difference(wanted))
     matches = sum(weight for _, weight in weighed_by_hand(text, request))
     assert all(page.matches == matches and page.matches_exact for page in found)
@@ -556,3 +552,15 @@ def test_each_alternative_of_a_pattern_is_counted_and_one_without_a_match_named(
 )
 def test_a_pattern_is_split_only_where_it_has_alternatives(pattern: str, parts: list[str]) -> None:
     assert grep.alternatives(pattern) == parts
+
+
+def test_context_on_demand_fills_a_short_page_around_few_matches() -> None:
+    page = read(content_of(LOG), Request(grep="line 500 ", context="auto"))
+    assert numbers([page], ":") == [500]
+    assert numbers([page], "-") == [*range(490, 500), *range(501, 511)]
+    assert len(page.text) <= grep.FULL
+    many = read(content_of(LOG), Request(grep="ERROR", context="auto"))
+    assert numbers([many], "-") == []
+    assert numbers([read(content_of(LOG), Request(grep="line 500 "))], "-") == []
+    found = list(pages(content_of(LOG), Request(grep="ERROR", context="auto", max_chars=1_000)))
+    assert numbers(found, ":") == list(range(100, 12_001, 100))

@@ -360,3 +360,43 @@ def test_of_several_slices_those_past_the_end_are_left_out_and_counted() -> None
         read(content, Request(lines="7:9,8"))
     with pytest.raises(InvalidArgument, match="51 slices"):
         Request(lines=",".join(["1"] * 51))
+
+
+BAR = "\r".join(f"Downloading {percent}% {'#' * percent}" for percent in range(101))
+
+
+def test_a_progress_bar_is_shown_as_it_ended() -> None:
+    content = content_of(f"begin\n{BAR}\nend\n")
+    page = read(content, Request(lines="1:3", max_chars=300))
+    assert page.text == f"begin\nDownloading 100% {'#' * 100}\nend\n"
+    assert page.shown == "lines 1-3 of 3, 1 line folded to the end of a progress bar"
+    assert page.spans == ((0, content.size),)
+
+
+def test_exact_lines_and_characters_keep_what_was_overwritten() -> None:
+    content = content_of(f"\x1b[1m{BAR}\n")
+    assert read(content, Request(lines="1", exact=True, max_chars=20_000)).text == f"\x1b[1m{BAR}\n"
+    assert read(content, Request(chars="0:", max_chars=20_000)).text == f"\x1b[1m{BAR}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("50 %\r99 %\r\n", "99 %\r\n"),
+        ("\x1b[31mred\x1b[0m\n", "red\n"),
+        ("Loading...\r\x1b[KDone\n", "Done\n"),
+        ("long status 1\rshort 2\rshort 3\n", "short 3atus 1\n"),
+        ('1,"first\rsecond",x\n', '1,"first\rsecond",x\n'),
+        ("1,2\r3,4\r5,6", "1,2\r3,4\r5,6"),
+    ],
+)
+def test_lines_are_shown_as_on_a_terminal(text: str, shown: str) -> None:
+    assert read(content_of(text)).text == shown
+
+
+def test_a_grep_matches_what_a_terminal_shows() -> None:
+    content = content_of(f"\x1b[31mERROR\x1b[0m: disk\n{BAR}\n")
+    page = read(content, Request(grep="ERROR: disk|100%"))
+    assert page.text == f"1:ERROR: disk\n2:Downloading 100% {'#' * 100}"
+    assert read(content, Request(grep=" 50%")).matches == 0
+    assert read(content, Request(grep=" 50%", exact=True)).matches == 1

@@ -97,7 +97,7 @@ def read(target: str, raw: bool, session_id: str, url: str | None, as_json: bool
     TARGET is a pointer, an id or a name. A line on stderr says which part the page shows. Without options it reads
     from the start. Exits with 1 if --grep matches nothing."""
     with open_session(url, session_id, target) as session:
-        page = session.read(target, **request)
+        page = session.read(target, **request, exact=True)
         if as_json:
             terminal.print_json({name: getattr(page, name) for name in _PAGE})
         else:

@@ -26,6 +26,7 @@ from typing import Any, Final
 from coatcheck.externalize.stub import media_type_of
 from coatcheck.media import CHECKED
 from coatcheck.previews.binaries import pixels
+from coatcheck.tokens import estimate
 from coatcheck.values import read_repr, unquoted
 
 Block = Mapping[str, Any]
@@ -75,6 +76,54 @@ _CUT_ESCAPE: Final = re.compile(
     r"(?<!\\)(?:\\\\)*((?:\\u[dD][89abAB]..)?\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7})?|\\u[dD][89abAB]..)\Z"
 )
 _RESULT_FIELDS: Final = frozenset({"content", "structuredContent", "isError", "_meta", "resultType"})
+
+
+@dataclass(frozen=True, slots=True)
+class ContentPart:
+    """One part of an answer to a model: a text, or an image. The `as_…` methods return it in the form of each
+    provider. OpenAI's chat accepts images only in messages of the user."""
+
+    text: str = ""
+    media_type: str = ""
+    data: bytes = b""
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of a text by our estimate, or those that providers bill for an image."""
+        if not self.media_type:
+            return estimate(self.text)
+        width, height = pixels(self.data) or (_MAX_IMAGE_TOKENS, _PIXELS_PER_TOKEN)
+        return min(math.ceil(width * height / _PIXELS_PER_TOKEN), _MAX_IMAGE_TOKENS)
+
+    def as_openai(self) -> dict[str, Any]:
+        """For chat completions."""
+        if not self.media_type:
+            return {"type": "text", "text": self.text}
+        return {"type": "image_url", "image_url": {"url": self._url}}
+
+    def as_openai_responses(self) -> dict[str, Any]:
+        """For the Responses API."""
+        if not self.media_type:
+            return {"type": "input_text", "text": self.text}
+        return {"type": "input_image", "image_url": self._url}
+
+    def as_anthropic(self) -> dict[str, Any]:
+        if not self.media_type:
+            return {"type": "text", "text": self.text}
+        return {"type": "image", "source": {"type": "base64", "media_type": self.media_type, "data": self._base64}}
+
+    def as_mcp(self) -> dict[str, Any]:
+        if not self.media_type:
+            return {"type": "text", "text": self.text}
+        return {"type": "image", "data": self._base64, "mimeType": self.media_type}
+
+    @property
+    def _base64(self) -> str:
+        return base64.b64encode(self.data).decode()
+
+    @property
+    def _url(self) -> str:
+        return f"data:{self.media_type};base64,{self._base64}"
 
 
 @dataclass(frozen=True, slots=True)

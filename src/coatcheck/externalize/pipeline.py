@@ -481,10 +481,9 @@ class _Result:
                     return Outcome(text, text)
                 prepared = Prepared(None, text)
             sample = sample_of(content)
-        summary = own_summary(ref, sample.head)
-        return self._stub(
-            ref, facts(sample, media_type, ref.kind, self._policy.preview_chars, summary=summary), prepared
-        )
+            summary = own_summary(ref, sample.head)
+            about = facts(sample, media_type, ref.kind, self._policy.preview_chars, summary=summary)
+        return self._stub(ref, about, prepared)
 
     def _may_fit(self, size: int) -> bool:
         """Whether a text of this size may be within the limit."""

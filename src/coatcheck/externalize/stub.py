@@ -162,7 +162,7 @@ def _hint(pointer: str, about: Facts, policy: Policy) -> str:
     elif about.tokens is not None:  # text
         ways = ['grep="…"', 'lines="1:80"'] if about.lines in (1, 2) else ['lines="1:80"', 'grep="…"']
     else:
-        ways = []
+        ways = ['grep="…"'] if ask else []  # of a document; other binary content has no text
     ways = [way for way in ([ask] if ask else []) + ways if way.partition("=")[0] in takes]
     if not ways:
         return f'{tool}(pointer="{pointer}") {"reads" if about.tokens is not None else "describes"} it; {_REPEATING}'

@@ -20,7 +20,6 @@ from coatcheck.executor import resolve_arguments
 from coatcheck.externalize import blocks
 from coatcheck.mcp.savings import Counts
 from coatcheck.mcp.wire import FAILED, MAX_MESSAGE
-from coatcheck.tokens import estimate
 from coatcheck.values import as_text
 
 LIMIT_KEY: Final = "anthropic/maxResultSizeChars"
@@ -91,10 +90,12 @@ class Rewriter:
             return text_result(f"[error: {name} was renamed; list the tools again]", meta)
         if arguments is not None and not isinstance(arguments, dict):
             return text_result(f"[error: the arguments of {name} must be an object]", meta)
-        text = tool.run(**{str(key): value for key, value in (arguments or {}).items()})
+        parts = tool.parts(**{str(key): value for key, value in (arguments or {}).items()})
         if tool.read_only:
-            self._counts.read_back(estimate(text))
-        return text_result(text, meta)
+            self._counts.read_back(sum(part.tokens for part in parts))
+        result = text_result(parts[0].text, meta)
+        result["content"] += [picture.as_mcp() for picture in parts[1:]]
+        return result
 
     def only_ours(self, meta: dict[str, Any]) -> dict[str, Any]:
         """Return the list of tools for a server that has none."""

@@ -34,7 +34,6 @@ from coatcheck.mcp.wire import FAILED
 from coatcheck.media import is_text
 from coatcheck.previews.excerpts import line
 from coatcheck.refs import iso_time
-from coatcheck.tokens import estimate
 
 T = TypeVar("T")
 Context = ServerRequestContext[Any, Any]
@@ -155,17 +154,19 @@ class _Handlers:
         if tool is None:
             raise MCPError(code=types.INVALID_PARAMS, message=f"unknown tool {clip(params.name)}")
         began, arguments = time.monotonic(), params.arguments or {}
-        work = functools.partial(tool.run, **arguments)
+        work = functools.partial(tool.parts, **arguments)
         reading = in_reading_thread(session, arguments.get("pointer"), arguments, work)
-        text = await self._with_progress(context, reading)
+        answer, *pictures = await self._with_progress(context, reading)
+        text = answer.text
         failed, match = text.startswith(FAILED), _ABOUT.match(text)
         ref = await in_thread(session.ref, match[1]) if match else None
         content: list[types.ContentBlock] = [types.TextContent(text=text)]
+        content += [types.ImageContent.model_validate(picture.as_mcp()) for picture in pictures]
         structured: dict[str, Any] | None = None if tool.read_only else {}
         if ref is not None:
             content.append(types.ResourceLink(**_labels(ref), size=ref.size_bytes))
         if tool.read_only:
-            self._sessions.counts.read_back(estimate(text))
+            self._sessions.counts.read_back(sum(part.tokens for part in (answer, *pictures)))
         elif ref is not None:
             structured = {
                 "pointer": ref.pointer, "artifact_id": ref.artifact_id, "name": _short(ref.name or ""),
@@ -176,7 +177,7 @@ class _Handlers:
         await self._log(context, "warning" if failed else "debug", summary)
         return types.CallToolResult(content=content, is_error=failed, structured_content=structured)
 
-    async def _with_progress(self, context: Context, call: Awaitable[str]) -> str:
+    async def _with_progress(self, context: Context, call: Awaitable[T]) -> T:
         """Wait for a call, and report progress each second if the client asked for it."""
         task, seconds = asyncio.ensure_future(call), 0.0
         try:
@@ -324,7 +325,7 @@ def read(session: Session, uri: str) -> list[dict[str, Any]]:
     if is_text(ref.media_type):
         if offset:
             raise InvalidArgument(f"offset cannot be used with {ref.pointer}: it is text", hint="use lines or cursor")
-        page = session.read(ref, lines=lines, cursor=cursor, max_chars=PART_CHARS)
+        page = session.read(ref, lines=lines, cursor=cursor, exact=True, max_chars=PART_CHARS)
         if page.cursor is not None or lines is not None or cursor is not None:
             part["mimeType"] = "text/plain"
         part["text"] = page.text

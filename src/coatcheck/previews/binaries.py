@@ -5,8 +5,11 @@ from __future__ import annotations
 import codecs
 import re
 import struct
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
+from importlib.util import find_spec
 from itertools import islice
 from typing import Final
 
@@ -19,8 +22,16 @@ _PDF: Final = "application/pdf"
 _CONTROL: Final = bytes([*range(7), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
 _BINARY: Final = ("image/", "audio/", "video/", "font/")
 _PAGES: Final = re.compile(rb"/Type[ \r\n]{0,4}/Pages\b")
-_COUNT: Final = re.compile(rb"/Count (\d{1,7})")
+_COUNT: Final = re.compile(rb"/Count[ \r\n]{0,4}(\d{1,7})")
 _LINEAR: Final = re.compile(rb"/Linearized[^<>]{0,200}/N (\d{1,7})")
+_OBJECTS: Final = re.compile(rb"/Type[ \r\n]{0,4}/ObjStm\b")
+_PRODUCER: Final = re.compile(rb"/(?:Producer|Creator)[ \r\n]{0,4}[(<]")
+_TITLE: Final = re.compile(
+    rb"/Title[ \r\n]{0,4}(?:\(((?:[^\\()]|\\.){1,400})\)|<((?:[0-9A-Fa-f]{2}){1,400})>)", re.DOTALL
+)
+_ESCAPED: Final = re.compile(rb"\\([()\\])")
+_STREAMS: Final = 40
+_PACKED, _UNPACKED = 64 << 10, 256 << 10
 _MACHINES: Final = {3: "x86", 40: "ARM", 62: "x86-64", 183: "AArch64", 243: "RISC-V"}
 _OFFICE: Final = {"word/": "Word document", "xl/": "Excel workbook", "ppt/": "PowerPoint presentation",
                   "META-INF/MANIFEST.MF": "Java archive", "AndroidManifest.xml": "Android package"}  # fmt: skip
@@ -85,7 +96,18 @@ def binary(sample: Sample, media_type: str, limit: int) -> Preview:
         shape, _ = pack(shape + ": ", [line(each, 60) for each in names], max(total, len(names)), limit)
     if len(shape) > limit:
         shape = line(name, limit)
-    return Preview(shape, f"what the header tells of {some(sample.size, 'byte')}")
+    ask = ""
+    if essence == _PDF and has_pdf():
+        ask = 'query="text"' if re.search(r", [1-3] pages?\b", name) else 'query="page 1"'
+    elif sample.head.startswith(b"PK") and office_kind(sample):
+        ask = 'query="text"'
+    return Preview(shape, f"what the header tells of {some(sample.size, 'byte')}", ask)
+
+
+@cache
+def has_pdf() -> bool:
+    """Whether the text of a PDF can be read here. No hint names what is not installed."""
+    return find_spec("pypdf") is not None
 
 
 def header(sample: Sample, essence: str) -> str:
@@ -154,17 +176,47 @@ def _wav(sample: Sample) -> str:
 
 
 def _pdf(sample: Sample) -> str:
+    """Version, title and number of pages, as far as they can be read from the bytes without a parser."""
     version = re.match(rb"%PDF-(\d\.\d)", sample.head)
-    both = sample.head + sample.tail
-    counts = []
-    for match in islice(_PAGES.finditer(both), 200):
-        before = both[max(0, match.start() - 400) : match.start()].rpartition(b"<<")[2]
-        behind = both[match.end() : match.end() + 400].partition(b">>")[0]
-        counts += [int(count) for count in _COUNT.findall(before + b" " + behind)]
+    start = sample.read() if sample.read is not None else sample.head
+    data = start if len(start) == sample.size else start + sample.tail
+    data += b"\n".join(islice(_object_streams(data), _STREAMS))
+    counts = set()
+    for match in islice(_PAGES.finditer(data), 2_000):
+        before = data[max(0, match.start() - 4_000) : match.start()].rpartition(b"<<")[2]
+        about = before + b" " + data[match.end() : match.end() + 4_000].partition(b">>")[0]
+        if b"/Parent" not in about:  # the root of the tree, whose count is that of all pages
+            counts |= {int(count) for count in _COUNT.findall(about)}
     linear = _LINEAR.search(sample.head, 0, 1_024)
-    pages = int(linear.group(1)) if linear else max(counts, default=0)
-    least = "" if linear or sample.is_whole else "at least "
-    return f"PDF {version.group(1).decode() if version else ''}".rstrip() + (f", {least}{pages} pages" if pages else "")
+    pages = int(linear.group(1)) if linear else counts.pop() if len(counts) == 1 else 0
+    title = "" if b"/Encrypt" in data else _pdf_title(data)
+    named = f" “{title}”" if title else ""
+    counted = f", {some(pages, 'page')}" if pages else ""
+    return f"PDF {version.group(1).decode() if version else ''}".rstrip() + named + counted
+
+
+def _object_streams(data: bytes) -> Iterator[bytes]:
+    """The objects that are packed in streams, the last ones first, each up to a size."""
+    for match in reversed(list(_OBJECTS.finditer(data))):
+        begin = data.find(b"stream", match.end(), match.end() + 400)
+        packed = data[begin + 6 : begin + 6 + _PACKED].lstrip(b"\r\n") if begin >= 0 else b""
+        with suppress(zlib.error):
+            yield zlib.decompressobj().decompress(packed, _UNPACKED)
+
+
+def _pdf_title(data: bytes) -> str:
+    """The title in the dictionary that names the program; outlines have titles too."""
+    program = _PRODUCER.search(data)
+    if program is None:
+        return ""
+    low = max(0, program.start() - 1_000)
+    around = data[low : program.start()].rpartition(b"<<")[2] + data[program.start() : program.end() + 1_000]
+    match = _TITLE.search(around.partition(b">>")[0])
+    if match is None:
+        return ""
+    raw = bytes.fromhex(match[2].decode()) if match[2] is not None else _ESCAPED.sub(rb"\1", match[1])
+    is_wide = raw.startswith(codecs.BOM_UTF16_BE)
+    return line(raw.decode("utf-16", "ignore") if is_wide else raw.decode("latin-1"), 80)
 
 
 def _zip(sample: Sample) -> str:

@@ -16,7 +16,7 @@ from typing import Final
 
 from .excerpts import Body, Excerpt, Kind, LinePattern, Preview, grep, masked_line, pack, some, uncoloured
 
-_READ: Final = 4 << 20  # bytes that are split into lines
+_READ: Final = 512 << 10  # bytes that are split into lines; counts of more say "≥"
 _PEEK: Final = 24
 _LEAD: Final = 12  # lines that may precede a table
 _GAP: Final = re.compile(r"\s{2,}|\t")
@@ -61,9 +61,15 @@ _YAML_KINDS: Final = LinePattern(r"^(?:- |  )*kind: (\w{1,60})$")
 _COMMAND_END: Final = re.compile(r"\d+ director(?:y|ies), \d+ files?\s*\Z")
 
 
+def _read(text: Excerpt) -> Body:
+    """The content, or its beginning if it is very large."""
+    body = text.body
+    return body if len(body.data) <= _READ else Body(body.data[:_READ], is_all=False)
+
+
 def lines_of(body: Body) -> list[str]:
-    """The lines of the whole, or of its beginning if it is very large."""
-    found = body.data[:_READ].decode("utf-8", "replace").split("\n")
+    """The lines of a text that was read."""
+    found = body.data.decode("utf-8", "replace").split("\n")
     if found and not found[-1]:
         found.pop()
     return found
@@ -107,7 +113,7 @@ def columns(text: Excerpt, limit: int) -> Preview | None:
         return None
     if not is_ruled and (first[at].upper() != first[at] or len(names) < 3):
         return None
-    body = text.body
+    body = _read(text)
     tables: list[tuple[int, list[str]]] = [(at + 1, [])]
     for number, row in enumerate(lines_of(body)[at + 1 + is_ruled :], at + 2 + is_ruled):
         if row.upper() == row and _columns_in(row) is not None:
@@ -152,7 +158,7 @@ def bare_columns(text: Excerpt, limit: int) -> Preview | None:
     width, times = widths.most_common(1)[0] if widths else (0, 0)
     if width < 3 or times < 5 or times * 10 < len(first) * 6:
         return None
-    body = text.body
+    body = _read(text)
     rows = [row for each in lines_of(body) if len(row := _GAP.split(each.strip())) == width]
     values = {str(index): Counter(row[index] for row in rows) for index in range(width)}
     few = min(_FEW, len(rows) // 3)
@@ -219,7 +225,7 @@ def listing(text: Excerpt, limit: int) -> Preview | None:
     first = _first_lines(text)
     if sum(bool(_MODE.match(each)) for each in first) * 2 < len(first) or len(first) < 3:
         return None
-    body = text.body
+    body = _read(text)
     files: list[tuple[int, str]] = []
     folders = sections = 0
     folder = ""
@@ -252,7 +258,7 @@ def paths(text: Excerpt, limit: int) -> Preview | None:
     first = _first_lines(text)
     if len(first) < 5 or sum(map(_is_path, first)) * 5 < len(first) * 4:
         return None
-    body = text.body
+    body = _read(text)
     lines = lines_of(body)
     found = [each for each in lines if "/" in each or "\\" in each]
     if len(found) * 5 < len(lines) * 4:
@@ -308,7 +314,7 @@ def locations(text: Excerpt, limit: int) -> Preview | None:
     hits = sum(bool(_file_of(each)) for each in first)
     if len(first) < 4 or hits * 2 < len(first):
         return None
-    body = text.body
+    body = _read(text)
     files: Counter[str] = Counter()
     codes: Counter[str] = Counter()
     severities: Counter[str] = Counter()
@@ -355,7 +361,7 @@ def settings(text: Excerpt, limit: int) -> Preview | None:
     first = _first_lines(text)
     if len(first) < 5 or sum(bool(_SETTING.match(each)) for each in first) * 10 < len(first) * 9:
         return None
-    names = [match[1] for each in lines_of(text.body) if (match := _SETTING.match(each))]
+    names = [match[1] for each in lines_of(_read(text)) if (match := _SETTING.match(each))]
     shape, kept = pack(f"{some(len(names), 'setting')}: ", [masked_line(name, 40) for name in names], len(names), limit)
     return Preview(shape, f"{kept} of {len(names)} names", grep(f"{names[0]}=", start="^"))
 
@@ -373,7 +379,7 @@ def described(text: Excerpt, limit: int) -> Preview | None:
     """Preview of `kubectl describe` and the like: the sections with their lines, and the warnings."""
     if re.search(r"^Name:[ \t]{2,}\S", text.head, re.MULTILINE) is None:
         return None
-    body = text.body
+    body = _read(text)
     sections = list(_outlined(body, _SECTION))
     if len(sections) < 4:
         return None
@@ -408,7 +414,7 @@ def yaml(text: Excerpt, limit: int) -> Preview | None:
     nested = sum(each.startswith((" ", "- ")) for each in first)
     if formed * 10 < len(first) * 8 or not nested:
         return None
-    body = text.body
+    body = _read(text)
     kinds = Counter(match[1].decode() for match in _YAML_KINDS.found(body.data) if match[1] not in (b"List",))
     keys = list(_outlined(body, _KEY))
     items = [f"{masked_line(name, 40)}:{number}" for name, number in keys]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.util import find_spec
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple
 
 from coatcheck.media import decoded, encoding_of
@@ -29,7 +29,11 @@ _UNSEEN: Final = re.compile(
     "\r\n|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
-_COLOUR: Final = re.compile("\x1b\\[[0-9;]{0,20}m")
+_ANSI: Final = re.compile(
+    "\x1b(?:\\[[0-?]{0,32}[ -/]{0,4}[@-~]|\\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\\\)|[()][0-9A-Za-z]|[@-Z\\\\^_])"
+)
+_ERASED: Final = re.compile("\x1b\\[[0-2]?K")
+_WORDLESS: Final = re.compile(r"[\W\d_]+")
 _NOT_LITERAL: Final = re.compile(r"[^\w /=<>,;@#%&!~:'-]")
 _ROOMY: Final = 80
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}", re.ASCII)
@@ -253,7 +257,11 @@ def decode(sample: Sample) -> Excerpt:
     lines = sample.lines if unit == 1 else None
     if whole and lines is None:
         lines = head.count("\n") + (not head.endswith("\n") if head else 0)
-    exact = "\ufffd" not in head and "\ufffd" not in tail
+    bars = 0
+    if "\r" in head or "\r" in tail:
+        (head, bars), (tail, others) = folded(head), folded(tail)
+        bars += others
+    exact = "\ufffd" not in head and "\ufffd" not in tail and not bars
     seen, last = len(sample.head), len(sample.tail)
     return Excerpt(head, tail, whole, sample.size, seen, lines, exact, encoding, last, sample.read)
 
@@ -264,8 +272,8 @@ def visible(text: str) -> str:
 
 
 def uncoloured(text: str) -> str:
-    """Remove terminal colours."""
-    return _COLOUR.sub("", text) if "\x1b" in text else text
+    """Remove colours and other sequences that a terminal does not show."""
+    return _ANSI.sub("", text) if "\x1b" in text else text
 
 
 def pattern_of(words: Iterable[str], *, start: str = "", room: int = _ASK) -> str:
@@ -300,6 +308,43 @@ def sql(columns: Iterable[str], telling: str = "", *, rows: int = 20) -> str:
         return f'query="SELECT {telling}, count(*) FROM artifact GROUP BY 1 ORDER BY 2 DESC"'  # noqa: S608 - plain names
     plain = [name for name in columns if _PLAIN_NAME.fullmatch(name) and name.lower() not in _RESERVED]
     return f'query="SELECT {", ".join(plain[:4]) or "*"} FROM artifact LIMIT {rows}"'  # noqa: S608 - plain names
+
+
+def folded(text: str) -> tuple[str, int]:
+    """Return a text as a terminal shows it, without colours, and the number of lines of which only the end is left.
+
+    A line that was drawn again and again after carriage returns, such as a progress bar, is what it was at its end. A
+    carriage return between different texts stays."""
+    if "\r" not in text or text.count("\r") == text.count("\r\n"):
+        return uncoloured(text), 0
+    lines, count = text.split("\n"), 0
+    for index, each in enumerate(lines):
+        *drawn, last = each.removesuffix("\r").split("\r")
+        is_ended = index + 1 < len(lines)
+        if drawn and _is_redrawn(shown := [one for one in (*drawn, last) if one], is_ended):
+            lines[index] = _overwritten(shown) + "\r" * each.endswith("\r")
+            count += 1
+    return uncoloured("\n".join(lines)), count
+
+
+def _is_redrawn(drawn: Sequence[str], is_ended: bool) -> bool:
+    """Whether texts are states of one line: at least half begin with the same letters as the one before. Numbers are
+    alike only in a line that ends: in some files, lines end with carriage returns."""
+    words = [_WORDLESS.sub("", uncoloured(each[:80]))[:6] for each in drawn]
+    alike = sum(old == new and (is_ended or bool(new)) for old, new in pairwise(words))
+    return 2 * alike >= len(drawn) - 1 or any(_ERASED.match(each) for each in drawn[1:])
+
+
+def _overwritten(drawn: Sequence[str]) -> str:
+    """What is left of texts that were written over one another, the last on top."""
+    left = ""
+    for each in reversed(drawn):
+        text = uncoloured(each)
+        if len(text) > len(left):
+            left += text[len(left) :]
+        if _ERASED.search(each):
+            break
+    return left.rstrip(" ")
 
 
 def line(text: str, room: int) -> str:

@@ -34,7 +34,7 @@ _TELLING_KEYS: Final = (
 _BEGINS: Final = re.compile(r'\s{0,40}(?:\{\s{0,40}"[^"\n]{0,200}"\s{0,4}:|\[\s{0,40}\{\s{0,40}")')
 _STRINGS: Final = re.compile(rb"'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"", re.DOTALL)
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"()[]{}"))
-_REPR_READ: Final = 2 << 20
+_REPR_READ: Final = 512 << 10
 _REPR: Final = re.compile(r"(?:^|[\n:=] ?)([\[(][\[({](?=['\"\d({\[N]|[a-zA-Z_]+\())")
 _ESCAPES: Final = 13  # one more than the length of two escapes
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))

@@ -68,7 +68,8 @@ _ELEMENT: Final = re.compile(r"<([A-Za-z_][\w.:-]{0,60})([^<>]{0,1000})>")
 _LOOK: Final = 16_384
 _MANY: Final = 1_000
 _OUTLINED: Final = 256 << 10  # bytes of a source file that are outlined
-_DIFFED: Final = 8 << 20
+_DIFFED: Final = 4 << 20
+_PARTS: Final = 5_000  # commits or files that are counted
 _COMMIT: Final = LinePattern(r"^(?:\x1b\[33m)?commit ([0-9a-f]{7,64})\b")
 _ONE_LINE: Final = re.compile(r"(?:[*|\\/ ]{0,12})(?=[a-f]*\d)([0-9a-f]{7,12}) (?:\([^()\n]{1,200}\) )?(\S[^\n]*)")
 _FILE_IN_DIFF: Final = LinePattern(
@@ -229,7 +230,7 @@ class ChangedFile(NamedTuple):
 def _changed(data: bytes, commits: list[int]) -> list[ChangedFile]:
     """The files of a diff in order. A part ends where the next file or commit begins."""
     starts: list[tuple[int, str]] = []
-    for match in _FILE_IN_DIFF.found(data, 20_000):
+    for match in _FILE_IN_DIFF.found(data, _PARTS):
         named = match[1] or match[2] or (match[4] if match[4] and match[4] != b"/dev/null" else match[3]) or b""
         is_header = not (match[1] or match[2])
         if is_header and starts and data.find(b"\n@@ ", starts[-1][0], match.start()) < 0:
@@ -253,10 +254,15 @@ def diff(text: Excerpt, limit: int) -> Preview | None:
     files = _changed(body.data[:_DIFFED], [])
     if not files:
         return None
-    least = body.least or ("≥" if len(body.data) > _DIFFED else "")
+    least = _least(body, len(files))
     lead, items = _changes(files, least)
     shape, kept = pack(f"diff of {lead}: ", items, len(items), limit)
     return Preview(shape, f"{kept} of {least}{some(len(items), 'file')}", _ask_for_file(body, files))
+
+
+def _least(body: Body, found: int) -> str:
+    """Prefix for a count of commits or files: empty if it is exact."""
+    return "≥" if not body.is_all or len(body.data) > _DIFFED or found >= _PARTS else ""
 
 
 def _changes(files: list[ChangedFile], least: str) -> tuple[str, list[str]]:
@@ -287,13 +293,13 @@ def history(text: Excerpt, limit: int) -> Preview | None:
     """Preview of `git log`, with or without the changes: commits, authors, dates, files."""
     body = text.body
     data = body.data[:_DIFFED]
-    commits = _COMMIT.found(data, 20_000)
+    commits = _COMMIT.found(data, _PARTS)
     if not commits or commits[0].start() > 200:
         return None
-    dates = [match[1].decode("utf-8", "replace") for match in _DATE.found(data, 20_000)]
-    authors = Counter(match[1].decode("utf-8", "replace") for match in _AUTHOR.found(data, 20_000))
+    dates = [match[1].decode("utf-8", "replace") for match in _DATE.found(data, _PARTS)]
+    authors = Counter(match[1].decode("utf-8", "replace") for match in _AUTHOR.found(data, _PARTS))
     files = _changed(data, [match.start() for match in commits])
-    least = body.least or ("≥" if len(body.data) > _DIFFED else "")
+    least = _least(body, max(len(commits), len(files)))
     lead = f"git log of {least}{some(len(commits), 'commit')}"
     span = dict.fromkeys(_DAY.sub(r"\1 \2", dates[at].strip()) for at in (-1, 0)) if dates else ()
     lead += f", {' to '.join(span)}" if span else ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import re
-from collections import Counter, deque
+from bisect import bisect_left
+from collections import Counter
 from typing import Final
 
 from .excerpts import Body, Excerpt, Kind, LinePattern, Preview, grep, masked_line, pack, some
@@ -14,10 +15,10 @@ _TAG: Final = re.compile(r"<(title|p|h[1-6])\b[^<>]{0,500}>", re.IGNORECASE)
 _ANY_TAG: Final = re.compile(r"<[^<>]{0,500}>")
 _TITLE: Final = re.compile(rb"<title\b[^<>]{0,500}>([^<]{0,400})", re.IGNORECASE)
 _HEADING: Final = LinePattern(r"(?i)<(h[1-6])(?:\s[^<>]{0,500})?>")
-_SILENT: Final = re.compile(rb"<(script|style|template)\b|</(script|style|template)|<!--|-->", re.IGNORECASE)
+_SILENT: Final = LinePattern(r"(?i)<(script|style|template)\b|</(?:script|style|template)|<!--|-->")
 _SCRIPT: Final = re.compile(r"<(script|style)[^<]*+(?:<(?!/\1)[^<]*+)*+|<!--[^-]*+(?:-(?!->)[^-]*+)*+", re.IGNORECASE)
 _MANY: Final = 1_000
-_HIDDEN: Final = 40_000  # bytes before a heading in which a script that hides it is looked for
+_MARKS: Final = 20_000
 
 _ROLE: Final = LinePattern(
     r"^\s*(?:- |\* )?(?:'|\")?"
@@ -42,9 +43,12 @@ def page(text: Excerpt, limit: int) -> Preview | None:
     found = _TITLE.search(data, 0, 1 << 20)
     title = _plain(found[1], 80) if found else ""
     entries = []
+    silent = _SILENT.found(data, _MARKS)  # where scripts, styles and comments begin and end
+    begins = [match.start() for match in silent]
     for match in _HEADING.found(data, _MANY):
+        last = silent[at - 1] if (at := bisect_left(begins, match.start())) else None
         content = _plain(data[match.end() : _end_of(data, match.end(), match[1])], 60)
-        if content and not _is_hidden(data, match.start()):
+        if content and not (last is not None and (last[1] or last[0] == b"<!--")):
             entries.append(OutlineEntry(int(match[1][1:]), f"{match[1].decode().lower()} {content}"))
     lead = f"HTML “{title}”" if title else "HTML"
     shape, kept = outline(lead + "\n", entries, limit, sep="; ") if entries else (lead, 0)
@@ -71,12 +75,6 @@ def _end_of(data: bytes, start: int, tag: bytes) -> int:
     return end if end >= 0 else start
 
 
-def _is_hidden(data: bytes, at: int) -> bool:
-    """Whether an offset is inside a script, a style or a comment."""
-    last = next(iter(deque(_SILENT.finditer(data, max(0, at - _HIDDEN), at), maxlen=1)), None)
-    return last is not None and (last[1] is not None or last[0] == b"<!--")
-
-
 def _first_paragraph(source: str) -> str:
     for match in _TAG.finditer(source):
         if match[1].lower() == "p":
@@ -92,7 +90,7 @@ def snapshot(text: Excerpt, limit: int) -> Preview | None:
     body = text.body
     roles: Counter[str] = Counter()
     for pattern in (_ROLE, _UID):
-        for match in pattern.found(body.data, 20_000):
+        for match in pattern.found(body.data, _MARKS):
             role = match[1].decode()
             roles[_PLURAL.get(role, role)] += 1
         if roles:
@@ -103,7 +101,8 @@ def snapshot(text: Excerpt, limit: int) -> Preview | None:
     title = next((one for one in name.groups() if one), "") if name else ""
     lead = f"page “{masked_line(title, 70)}”" if title else "page"
     lead += f" {masked_line(url[1], 90)}" if url else ""
-    counts = ", ".join(some(roles[role], role) for role in _SHOWN if roles[role])
+    least = body.least or ("≥" if roles.total() >= _MARKS else "")
+    counts = ", ".join(f"{least}{some(roles[role], role)}" for role in _SHOWN if roles[role])
     shape = masked_line(f"{lead}: {counts}", limit)
     headings = _names(body, rb'heading "')
     shown = "address, title and the number of elements"

@@ -114,7 +114,7 @@ def read_text(
     if request.grep is not None:
         draft = heavy.search(content, request, position, pointer.partition("#")[2])
     else:
-        text = DecodedText(content)
+        text = DecodedText(content, exact=request.exact)
         if request.chars is not None:
             draft = by_chars(text, request.chars, request.max_chars, position)
         else:

@@ -30,9 +30,9 @@ import re2  # type: ignore[import-untyped]  # ships without types
 
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.ids import clip
-from coatcheck.previews.excerpts import count
+from coatcheck.previews.excerpts import count, folded, uncoloured
 from coatcheck.reading.long_lines import LEVELS, RECORD, SMALL, Decoded, Extract, Structure, decoded_lines
-from coatcheck.reading.page import PageDraft, Request, lines_of
+from coatcheck.reading.page import AUTO, PageDraft, Request, lines_of
 from coatcheck.reading.text import REPLACEMENT, DecodedText, decode, visible
 
 MAX_PATTERN: Final = 1_000
@@ -71,7 +71,11 @@ DENSE_SECONDS: Final = 0.008  # if nearly all lines match, their number says lit
 SEARCH_SECONDS: Final = 10.0
 LINE_CHARS: Final = 500
 RICH: Final = 2_500  # maximum characters of a page that shows whole records
-_BRIEF: Final = 300
+_WIDTHS: Final = (600, 300, 160)  # of the matches on a page that shows them in brief
+FULL: Final = 1_400  # characters up to which lines of context are added,
+FILLED: Final = 10  # if there are at most this many matches
+_CONTEXTS: Final = (10, 6, 4, 2)
+_MARKS: Final = 140
 CONTEXT: Final = 2
 TALLY_SECONDS: Final = 0.5
 _TALLY: Final = 200  # characters
@@ -101,15 +105,37 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
     pattern = Pattern(request.grep, ignore_case=request.ignore_case, literal=request.literal, escapes=escapes)
     ranges = _merged([(1, text.lines)] if request.lines is None else lines_of(request.lines, text.lines))
     start, before, due, known, *inside = position or (ranges[0][0], 0, 0, 0)
-    usual = _usual_context(text) if request.context is None else request.context
-    page = _PageBuilder(text, request, pattern, start, due, *inside, base=base, room=RICH, context=usual)
-    finished, stopped = page.fill(ranges, count=False)
-    if page.resume is not None:
-        room, context = max(RICH, request.max_chars // 2), request.context or 0
+    given = request.context if isinstance(request.context, int) else None
+    usual = _usual_context(text) if given is None else given
+    room = max(RICH, request.max_chars // 2)
+
+    def fill(width: int, room: int, context: int) -> tuple[_PageBuilder, bool, int | None]:
         page = _PageBuilder(
-            text, request, pattern, start, min(due, context), *inside, base=base, room=room, context=context, brief=True
+            text,
+            request,
+            pattern,
+            start,
+            min(due, context),
+            *inside,
+            base=base,
+            room=room,
+            context=context,
+            width=width,
         )
-        finished, stopped = page.fill(ranges, count=not known)
+        return page, *page.fill(ranges, count=width == _WIDTHS[-1] and not known)
+
+    page, finished, stopped = fill(0, RICH, usual)
+    if page.resume is not None:
+        for width in _WIDTHS:
+            page, finished, stopped = fill(width, room, given or 0)
+            if page.resume is None:
+                break
+    elif request.context == AUTO and page.found and page.found <= FILLED and text.lines > 1 and stopped is None:
+        for context in _CONTEXTS:
+            fuller = fill(0, FULL, context)
+            if context > usual and fuller[0].resume is None:
+                page, finished, stopped = fuller
+                break
 
     seen = before + page.found
     matches, exact = max(seen + page.more, known >> 1), finished or bool(known & 1)
@@ -243,11 +269,11 @@ class _LineView:
     def cut(self, low: int, high: int) -> str:
         return self._body[low:high]
 
-    def record(self, span: tuple[int, int], limit: int, *, is_json: bool, brief: bool) -> Extract | None:
+    def record(self, span: tuple[int, int], limit: int, *, is_json: bool, width: int) -> Extract | None:
         """The record around a match. The spans must come in order."""
         if self._structure is None:
             self._structure = Structure(self._raw, is_json=is_json)
-        return self._structure.record_at(*span, limit=limit, brief=brief)
+        return self._structure.record_at(*span, limit=limit, width=width)
 
 
 class _HugeLineView:
@@ -301,16 +327,16 @@ class _HugeLineView:
 
     def cut(self, low: int, high: int) -> str:
         data = self._text.read(self._start + low, high - low)
-        return visible(decode(data))[0].strip(REPLACEMENT)
+        return visible(uncoloured(decode(data)))[0].strip(REPLACEMENT)
 
-    def record(self, span: tuple[int, int], limit: int, *, is_json: bool, brief: bool) -> Extract | None:
+    def record(self, span: tuple[int, int], limit: int, *, is_json: bool, width: int) -> Extract | None:
         """The record around a match, if one begins shortly before it: the line is not scanned from its start."""
         low = max(0, span[0] - 2 * limit)
         data = self._text.read(self._start + low, min(self.length - low, span[1] - low + limit))
         begin = _NEXT_RECORD.search(data, 0, span[0] - low)
         if begin is None or span[1] - span[0] > limit:
             return None
-        found = Structure(data, at=begin.end() - 1).record_at(span[0] - low, span[1] - low, limit=limit, brief=brief)
+        found = Structure(data, at=begin.end() - 1).record_at(span[0] - low, span[1] - low, limit=limit, width=width)
         return found and found._replace(start=found.start + low, end=found.end + low, label="")
 
 
@@ -331,10 +357,10 @@ class _PageBuilder:
         base: str,
         room: int,
         context: int,
-        brief: bool = False,
+        width: int,
     ) -> None:
         self._text, self._request, self._pattern = text, request, pattern
-        self._base, self._brief, self._context = base, brief, context
+        self._base, self._wide, self._context = base, width, context
         self.records = 0
         self._last = ("", 0)  # the label of the last record, and its offset
         self._long = LONG if text.lines > 1 else 0
@@ -495,7 +521,7 @@ class _PageBuilder:
     def _distant(self, number: int, mark: str = "-") -> bool:
         """Show a line that is not in the current group."""
         begin, width = self._text.line_start(number), self._width(number)
-        head = visible(self._text.take(begin, width + 1))[0].partition("\n")[0].rstrip("\r")
+        head = visible(uncoloured(self._text.take(begin, width + 1)))[0].partition("\n")[0].rstrip("\r")
         if len(head) <= width:
             return self._entry(number, mark, head)
         body = head[: width - _LEFT_OUT]
@@ -549,7 +575,7 @@ class _PageBuilder:
 
     def _is_shown(self, record: Extract | None) -> bool:
         """Whether a brief page has shown this record already. One that is very large may be shown again further on."""
-        if record is None or not self._brief or not record.label:
+        if record is None or not self._wide or not record.label:
             return False
         return record.label == self._last[0] and record.start <= self._last[1] + 2 * RECORD
 
@@ -557,9 +583,9 @@ class _PageBuilder:
         """The record around an occurrence, unless the whole line fits."""
         limit = min(RECORD, self._room_for(number))
         is_only = self._text.lines == 1  # otherwise the line is a record itself
-        if line.length <= (_BRIEF if self._brief else SMALL if is_only else limit) or span[0] == span[1]:
+        if line.length <= (self._wide or (SMALL if is_only else limit)) or span[0] == span[1]:
             return None
-        found = line.record(span, limit, is_json=is_only and self._text.is_document, brief=self._brief)
+        found = line.record(span, limit, is_json=is_only and self._text.is_document, width=self._wide)
         if found is None or len(found.text) + len(found.label) + len(self._base) >= self._room_for(number):
             return None
         label = f"#{self._base}{found.label[1:]}" if self._base and found.label.startswith("#") else found.label
@@ -568,7 +594,7 @@ class _PageBuilder:
     def _excerpt(self, line: _LineView | _HugeLineView, number: int, offset: int) -> tuple[str, int, int]:
         """As much of a line as may be shown, around a byte offset; and where that begins and ends."""
         width = self._width(number)
-        if not self._brief and line.length <= min(RECORD, self._room_for(number)):
+        if not self._wide and line.length <= min(RECORD, self._room_for(number)):
             width = line.length
         room = line.length if line.length <= width else width - 2 * _LEFT_OUT
         low = max(0, min(line.measure(offset) - room // 4, line.length - room))
@@ -580,7 +606,7 @@ class _PageBuilder:
         return self._request.max_chars - len(self._text.label(number)) - len(str(number)) - 1
 
     def _width(self, number: int) -> int:
-        return min(_BRIEF if self._brief else LINE_CHARS, self._room_for(number))
+        return min(self._wide + _MARKS if self._wide else LINE_CHARS, LINE_CHARS, self._room_for(number))
 
     def _entry(self, number: int, mark: str, body: str, *, cut_from: int = 0, is_repaired: bool = False) -> bool:
         entry = f"{self._text.label(number)}{number}{mark}{body}"
@@ -909,15 +935,15 @@ def groups(text: DecodedText, first: int, last: int) -> Generator[LineGroup | Hu
                 break
             begin = 0
             if waiting:
-                yield _cleaned(number, b"".join([*waiting, piece[:head]]))
+                yield _cleaned(text, number, b"".join([*waiting, piece[:head]]))
                 begin, number, feeds = head, number + 1, feeds - 1
             if begin < tail:
-                yield _cleaned(number, piece, begin, tail)
+                yield _cleaned(text, number, piece, begin, tail)
             number += feeds
             began, waiting = at - len(piece) + tail, [piece[tail:]] if tail < len(piece) else []
         else:
             if waiting:
-                yield _cleaned(number, b"".join(waiting))
+                yield _cleaned(text, number, b"".join(waiting))
 
 
 def _ahead(text: DecodedText, at: int, end: int) -> Iterator[tuple[bytes, int]]:
@@ -939,8 +965,9 @@ def _ahead(text: DecodedText, at: int, end: int) -> Iterator[tuple[bytes, int]]:
             yield piece
 
 
-def _cleaned(number: int, data: bytes, start: int = 0, end: int | None = None) -> LineGroup:
-    """Remove carriage returns at line ends, and replace invalid bytes with U+FFFD."""
+def _cleaned(text: DecodedText, number: int, data: bytes, start: int = 0, end: int | None = None) -> LineGroup:
+    """Make lines fit to search: as a terminal shows them, without carriage returns at their ends, and with U+FFFD for
+    invalid bytes."""
     end, repaired = len(data) if end is None else end, False
     if not data.isascii():
         lines = data[start:end]
@@ -949,7 +976,12 @@ def _cleaned(number: int, data: bytes, start: int = 0, end: int | None = None) -
         except UnicodeDecodeError:
             data, repaired = visible(decode(lines))[0].encode(), True
             start, end = 0, len(data)
-    if data.find(b"\r", start, end) >= 0:
+    returns = data.count(b"\r", start, end)
+    is_drawn = data.find(b"\x1b", start, end) >= 0 or (returns and returns != data.count(b"\r\n", start, end))
+    if is_drawn and not text.exact:
+        data = folded(data[start:end].decode())[0].encode()
+        start, end = 0, len(data)
+    if returns:
         data = data[start:end].replace(b"\r\n", b"\n")
         start, end = 0, len(data)
     return LineGroup(number, data, start, end, repaired)

@@ -102,7 +102,7 @@ def diff(old: Content, new: Content) -> QueryResult:
 def search(content: Content, request: Request, position: tuple[int, ...] | None, base: str = "") -> PageDraft:
     """Return one page of a grep. `base` is the fragment that the content is a part at."""
     if _is_short(content, request):
-        return grep.search(DecodedText(content), request, position, base)
+        return grep.search(DecodedText(content, exact=request.exact), request, position, base)
     hint = "use a simpler pattern: fewer repetitions, no large ones inside one another"
     arguments = {"request": asdict(request), "position": position, "base": base}
     found = _ask("grep", [content], arguments, seconds=GREP_SECONDS, chars=request.max_chars, hint=hint)
@@ -193,7 +193,8 @@ def _calls() -> dict[str, Callable[..., Message]]:
 
     def search(content: Content, request: Message, position: list[int] | None, base: str = "") -> Message:
         at = None if position is None else tuple(position)
-        return grep.search(DecodedText(content), Request(**request), at, base)._asdict()
+        asked = Request(**request)
+        return grep.search(DecodedText(content, exact=asked.exact), asked, at, base)._asdict()
 
     def rows(content: Content) -> Message:
         raw, note = json_content.rows(content)

@@ -21,7 +21,6 @@ RECORD: Final = 1_500  # maximum bytes of a record that is shown whole
 SMALL: Final = 700  # a record is extended to the one around it up to this size,
 _SCANT: Final = 200  # and beyond that if it has fewer bytes than this
 _EXCERPT: Final = 500
-_BRIEF: Final = 160
 _MAX_DEPTH: Final = 500
 LEVELS: Final = 3  # of strings in strings that are decoded
 _SEPARATORS: Final = 12  # remembered for each open bracket
@@ -34,6 +33,7 @@ _TOKENS: Final = re.compile(
 _LIST, _TUPLE, _OBJECT, _CALL, _COMMA, _BACKSLASH = b"[({f,\\"
 _CLOSERS: Final = dict(zip(b"[({f", b"])})", strict=True))
 _ENDS: Final = frozenset(b"])}")
+_DATA: Final = (b"[", b"(", b"{")
 _MAX_BRACKETS: Final = 300_000
 _BEFORE_STRING: Final = b"[({,:="
 _BREAK: Final = re.compile(r"\n\s*")
@@ -133,16 +133,16 @@ class Structure:
         self._tokens = 0
         self._lost = False
 
-    def record_at(self, first: int, last: int, *, limit: int = RECORD, brief: bool = False) -> Extract | None:
-        """The record around a match, or a part of it, of about `limit` bytes at most; None if there is none. `brief`
-        asks for few characters around the match."""
+    def record_at(self, first: int, last: int, *, limit: int = RECORD, width: int = 0) -> Extract | None:
+        """The record around a match, or a part of it, of about `limit` bytes at most; None if there is none. A `width`
+        other than 0 is a lower limit, and then records are not extended."""
         self._advance(first)
         if self._lost or not (self._open or self._string[1] > first):
             return None
-        whole, ample, scant = (limit, min(limit, SMALL), _SCANT) if not brief else (_BRIEF, _BRIEF, 0)
+        whole, ample, scant = (width, width, 0) if width else (limit, min(limit, SMALL), _SCANT)
         begin, end = self._string
         if begin < first < end and end - begin > SMALL:
-            return self._inside(first, last, limit, brief)
+            return self._inside(first, last, limit, width)
         ends, parts = self._ahead(first + limit)
         best, around = None, None
         for depth in range(len(self._open) - 1, -1, -1):
@@ -165,7 +165,7 @@ class Structure:
             return Extract(best[0], best[1], self._text(best[0], best[1]), self._label(best[2]), is_cut=False)
         if around is None:
             return None
-        return self._excerpt(first, last, around, parts, min(limit, _BRIEF if brief else _EXCERPT))
+        return self._excerpt(first, last, around, parts, min(limit, width or _EXCERPT))
 
     def _advance(self, upto: int) -> None:
         """Pass the tokens before an offset, and a bracket that opens there."""
@@ -247,7 +247,7 @@ class Structure:
         text = self._text(begin, end).strip()
         return Extract(begin, max(end, first + 1), f"…{text}…", self._label(depth), is_cut=True)
 
-    def _inside(self, first: int, last: int, limit: int, brief: bool) -> Extract:
+    def _inside(self, first: int, last: int, limit: int, width: int) -> Extract:
         """A record in a long string, or the lines around the match in it. The text is decoded."""
         begin, end = self._string
         if self._inner is None or self._inner[0] != self._string:
@@ -256,9 +256,10 @@ class Structure:
         _, decoded, structure = self._inner
         base = begin + 1
         low, high = decoded.decoded(first - base), decoded.decoded(max(first, last - 1) - base) + 1
-        found = structure.record_at(low, high, limit=limit, brief=brief) if self._level < LEVELS else None
+        is_data = decoded.data[:64].lstrip()[:1] in _DATA and self._level < LEVELS
+        found = structure.record_at(low, high, limit=limit, width=width) if is_data else None
         if found is None:
-            found = _lines_around(decoded.data, low, high, min(limit, _BRIEF if brief else _EXCERPT))
+            found = _lines_around(decoded.data, low, high, min(limit, width or _EXCERPT))
         label = self._label(len(self._open))
         start, stop = base + decoded.written(found.start), base + decoded.written(found.end)
         return Extract(start, max(stop, first + 1), found.text, label, found.is_cut)

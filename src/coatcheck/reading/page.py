@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import islice
 from operator import length_hint
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from coatcheck.checks import is_whole
 from coatcheck.errors import InvalidArgument
@@ -32,6 +32,7 @@ from coatcheck.media import TEXT
 MAX_CHARS: Final = 8_000
 MIN_CHARS: Final = 200
 MAX_CONTEXT: Final = 100
+AUTO: Final = "auto"
 _MAX_SLICES: Final = 50
 MAX_RESULT: Final = 4_000_000  # characters of a query's result
 
@@ -49,7 +50,7 @@ _LONGEST: Final = 512
 _PERSON: Final = b"coatcheck.cursor"
 _CURSOR: Final = re.compile(r"[A-Za-z0-9_-]{8,}")
 _AGAIN: Final = "leave the cursor out to read from the start"
-_MEMBERS: Final = ("lines", "chars", "grep", "context", "ignore_case", "invert", "literal", "query", "diff")
+_MEMBERS: Final = ("lines", "chars", "grep", "context", "ignore_case", "invert", "literal", "query", "diff", "exact")
 _REPEAT: Final = 1 << len(_MEMBERS)
 _SLICES: Final = 0b11  # the bits of `lines` and `chars`
 
@@ -107,17 +108,19 @@ class Request:
     """What to read of an artifact: slices, a grep (also within slices of lines), a query, a diff, or all of it.
 
     Raises `InvalidArgument` if the arguments cannot be combined. `context` None leaves the number of lines around a
-    match to the content. `max_chars` limits one page and may differ from page to page."""
+    match to the kind of content, and "auto" adds as many as a short page has room for. `max_chars` limits one page and
+    may differ from page to page."""
 
     lines: str | None = None
     chars: str | None = None
     grep: str | None = None
-    context: int | None = None
+    context: int | Literal["auto"] | None = None
     ignore_case: bool = False
     invert: bool = False
     literal: bool = False
     query: str | None = None
     diff: str | None = None
+    exact: bool = False
     max_chars: int = MAX_CHARS
 
     def __post_init__(self) -> None:
@@ -136,7 +139,7 @@ class Request:
                 f"max_chars must be an integer of at least {MIN_CHARS}, got {self.max_chars!r}",
                 hint=f"a page has {MAX_CHARS:,} characters by default",
             )
-        if self.context is not None and (not is_whole(self.context) or self.context > MAX_CONTEXT):
+        if self.context not in (None, AUTO) and (not is_whole(self.context) or self.context > MAX_CONTEXT):
             text = f"context must be 0 to {MAX_CONTEXT} lines, got {clip(str(self.context), 40)}"
             raise InvalidArgument(text, hint="use lines to read more")
         for name in _HINTS.keys() & given.keys():
@@ -289,7 +292,7 @@ def unseal(
                 hint="repeat the arguments of the first call exactly, and add the cursor",
             )
         raise foreign
-    for member in _MEMBERS:
+    for member in _MEMBERS[:-1]:  # the cursor decides whether lines are exact
         value = _member(given, member)
         if value and value != _member(meant, member):
             values = (getattr(one, member) for one in (meant, given))
@@ -343,7 +346,7 @@ def _member(request: Request, name: str) -> Any:
             raise InvalidArgument(f"lines has {len(slices)} slices, the limit is {_MAX_SLICES}", hint="use two calls")
         return tuple(parse_slice(name, one) for one in slices)
     if name == "context":
-        return value + 1  # 0 lines are not the default
+        return MAX_CONTEXT + 2 if value == AUTO else value + 1  # 0 lines are not the default
     return parse_slice(name, value) if name == "chars" else value
 
 
@@ -384,6 +387,8 @@ def _decode(bits: int, data: Iterator[int]) -> Request:
             members[name] = bytes(islice(data, _number(data))).decode("utf-8", "surrogatepass")
         else:
             members[name] = _number(data) - 1 if name == "context" else True
+            if members[name] == MAX_CONTEXT + 1:
+                members[name] = AUTO
     return Request(**members)
 
 

@@ -3,10 +3,11 @@
 `DecodedText` is UTF-8 by offset, with the number of line feeds of each block. UTF-8 content is read as it is stored, a
 block per frame. UTF-16 and UTF-32, detected by their byte-order mark, are scanned once for an index of blocks and
 transcoded a block at a time. Invalid bytes (or code units) are shown as U+FFFD, one for each, and counted. A line ends
-with a line feed; the carriage return before it stays in the text.
+with a line feed; the carriage return before it stays in the text. Lines are shown as a terminal shows them: without
+colours, and a progress bar as it was at its end. Characters are shown as they are.
 
 A page ends after a line feed if there is one within the limit, and never inside a character; a line longer than the
-limit is paged by characters. All pages of a slice together are exactly its text. A position is the offset where the
+limit is paged by characters. All pages of a slice together are its text. A position is the offset where the
 next page begins and, inside a long line or a slice by characters, two small numbers: the excess of bytes over
 characters so far, and in the whole (plus one; 0 for not counted).
 """
@@ -23,6 +24,7 @@ from typing import Final
 
 from coatcheck.content import Content
 from coatcheck.media import encoding_of, is_json, is_jsonl
+from coatcheck.previews.excerpts import count, folded, uncoloured
 from coatcheck.reading.page import MIN_CHARS, PageDraft, chars_of, lines_of, parse_slice
 from coatcheck.storage.frames import FRAME, line_counts
 
@@ -33,6 +35,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _BETWEEN: Final = "\n--\n"
 _LOST: Final = "\udcff"  # an invalid code unit of UTF-16 or UTF-32; the byte 0xFF in our UTF-8
 MAX_LABELLED: Final = 16 << 20
+_BARS: Final = 64  # times the characters of a page, to look for the end of progress bars
 COUNTED: Final = 256 << 20  # larger totals are given in bytes: counting characters would take too long
 
 
@@ -40,9 +43,10 @@ class DecodedText:
     """Characters by offset. `start` and `end` are the limits of the UTF-8, without the byte-order mark.
 
     Strings from `take` have a lone surrogate for each invalid byte, so that they can be measured. `visible` makes them
-    fit to show."""
+    fit to show. Without `exact`, lines are shown as on a terminal."""
 
-    def __init__(self, content: Content) -> None:
+    def __init__(self, content: Content, *, exact: bool = False) -> None:
+        self.exact = exact
         first = content.read(0, FRAME)
         self.is_document = is_json(content.ref.media_type)
         self.is_json = self.is_document or is_jsonl(content.ref.media_type)
@@ -259,19 +263,41 @@ def by_lines(text: DecodedText, spec: str | None, cap: int, position: tuple[int,
 def _range(text: DecodedText, first: int, last: int, cap: int, position: tuple[int, ...] | None = None) -> PageDraft:
     at = position[0] if position else text.line_start(first)
     number = text.line_at(at) if position else first
-    got = text.take(at, cap)
+    inside = position is not None and len(position) > 1
+    got = text.take(at, cap) if inside or text.exact else _as_shown(text, at, cap)
     *lines, rest = got.split("\n", last - number + 1)
     ends = len(lines) == last - number + 1  # the last line of the slice is complete
     whole = ends or at + width(got) == text.end
     cut = len(got) - len(rest) if ends or not whole else len(got)
-    inside = position is not None and len(position) > 1
     if cut and not inside:
-        body, lost = visible(got[:cut])
+        screen, bars = (got[:cut], 0) if text.exact else folded(got[:cut])
+        body, lost = visible(screen)
         many = body.count("\n") + (not body.endswith("\n"))
         shown = [_lines(number, number + many - 1, text.lines)]
+        if bars:
+            shown.append(f"{count(bars, 'line')} folded to the end of a progress bar")
         after = at + width(got[:cut])
         return PageDraft(body, _shown(shown, text, at, lost), None if whole else (after,), spans=((at, after),))
     return _inside(text, number, at, got[: cut or len(got)], position if inside else None, whole)
+
+
+def _as_shown(text: DecodedText, at: int, cap: int) -> str:
+    """Return text from an offset on that takes at most `cap` characters when it is shown. Of a progress bar, fewer are
+    shown than there are."""
+    got = text.take(at, cap)
+    if got.count("\r") == got.count("\r\n"):
+        return got
+    *lines, rest = text.take(at, _BARS * cap).split("\n")
+    room, whole = cap, 0
+    for each in lines:
+        room -= len(folded(each + "\n")[0])
+        if room < 0:
+            break
+        whole += len(each) + 1
+    longer = "\n".join((*lines, rest))
+    if whole == len(longer) - len(rest) and len(folded(rest)[0]) <= room and at + width(longer) == text.end:
+        whole += len(rest)
+    return longer[:whole] or got
 
 
 def by_chars(text: DecodedText, spec: str, cap: int, position: tuple[int, ...] | None = None) -> PageDraft:
@@ -323,7 +349,7 @@ def _inside(
         shown[0] += f" of {text.lines:,}"
     if others:
         shown.append(_lines(number + 1, number + others.count("\n") + (not others.endswith("\n")), text.lines))
-    body, lost = visible(got)
+    body, lost = visible(got if text.exact else uncoloured(got))
     after = at + width(got)
     following: tuple[int, ...] | None
     if whole:
