@@ -291,6 +291,7 @@ def test_json_after_other_lines_and_python_dicts_are_tables(text: str, note: str
         '{\n  "items": [\n    {\n      "tags": [1, 2, 3, 4, 5, 6, 7, 8, 9]\n    },\n    {\n',
         "[('a', 1), ('b', 2), ('c'",
         "12:00 started\n" * 50 + '[{"id": 1}]\n',
+        "# Example\n" * 50 + json.dumps([{"id": "x" * 1_000}]),
         "[main] it works\n(see below)\n",
     ],
 )

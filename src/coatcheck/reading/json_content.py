@@ -38,6 +38,7 @@ DOCUMENT: Final = re.compile(
 )
 _GAP: Final = re.compile(r"[ \t\r]*+\n\s*+")
 _DECODER: Final = json.JSONDecoder(parse_constant=lambda _: None)
+_FEW_LINES: Final = 30  # around a document; a text with more is about something else
 _ATTEMPTS: Final = 20  # lines at which a document may begin
 
 
@@ -151,6 +152,8 @@ def rows(content: Content) -> tuple[bytes, str]:
         if isinstance(value, list) and value:
             left = text[: begin.end()].strip().count("\n") + 1 if text[: begin.end()].strip() else 0
             left += text[end:].strip().count("\n") + 1 if text[end:].strip() else 0
+            if left > _FEW_LINES:
+                break
             notes = filter(None, [note, f"{count(left, 'line')} around them left out" if left else ""])
             return encode_text(json.dumps(_objects(value), ensure_ascii=False, default=str)), "; ".join(notes)
     raise InvalidArgument("there are no rows in this text")
