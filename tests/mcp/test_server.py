@@ -146,6 +146,17 @@ def test_the_tools_are_the_toolkits_with_what_they_may_do(opened: Open) -> None:
     assert store.output_schema is not None
 
 
+def test_a_server_may_offer_the_reading_tool_alone(tmp_path: Path) -> None:
+    async def look() -> list[str]:
+        arguments = [*SERVE[1:], "--only", "get"]
+        with silence() as quiet:
+            wire = StdioServerParameters(command=SERVE[0], args=arguments, env=environment(tmp_path))
+            async with Client(stdio_client(wire, errlog=quiet)) as client:
+                return [tool.name for tool in (await client.list_tools()).tools]
+
+    assert run(look()) == ["get_artifact"]
+
+
 def test_storing_answers_a_pointer_a_link_and_what_the_schema_says(opened: Open) -> None:
     async def store() -> tuple[types.CallToolResult, types.ReadResourceResult, types.CallToolResult]:
         async with opened() as client:
