@@ -321,7 +321,8 @@ def test_real_conversations_of_pi_are_accepted_by_every_provider(corpus: Path, p
     for lines in real(corpus, "pi"):
         bare = [one for one in (FORMATS["pi"].message(line) for line in lines) if one is not None]
         for messages in (lines, bare):
-            builder = PromptBuilder(session, provider=provider, budget=Budget(max_prompt_tokens=150_000))
+            budget = Budget(max_prompt_tokens=150_000)
+            builder = PromptBuilder(session, provider=provider, budget=budget, rewrite=True)
             prompt = builder.build(messages)
             accepted(provider, prompt.request())
             assert unpaired(prompt.messages, FORMATS[known]) == []
