@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from coatcheck.session import Session
     from coatcheck.store import Store
 
-__all__ = ["LEADS", "Additions", "Kind", "TurnParts", "key_of", "kind_of", "last_of_each", "own_texts"]
+__all__ = ["LEADS", "STARTS", "Additions", "Kind", "TurnParts", "key_of", "kind_of", "last_of_each", "own_texts"]
 
 Kind = Literal["hot_state", "chunks", "recall", "results"]
 LEADS: Final[Mapping[Kind, str]] = {
@@ -38,6 +38,7 @@ LEADS: Final[Mapping[Kind, str]] = {
     "results": "Pointers of the results above, should they be cleared",
 }
 """How the first line of each kind begins."""
+STARTS: Final = tuple(LEADS.values())
 _SOURCE: Final = 200
 _SHARES: Final = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3)
 
@@ -58,10 +59,9 @@ def kind_of(key: bytes, text: str) -> Kind | None:
 
 def own_texts(key: bytes, messages: Iterable[Message]) -> Iterator[tuple[Kind, str]]:
     """Yield the texts in the user's role that a builder appended, each with its kind."""
-    for message in messages:
-        author, texts = spoken(message)
+    for author, texts in map(spoken, messages):
         for text in texts if author == "user" else ():
-            if (kind := kind_of(key, text)) is not None:
+            if text.startswith(STARTS) and (kind := kind_of(key, text)) is not None:
                 yield kind, text
 
 

@@ -29,7 +29,7 @@ from pydantic import Field, PlainValidator, TypeAdapter
 from coatcheck import __version__
 from coatcheck._toolkit import known_as
 from coatcheck.checks import is_whole
-from coatcheck.context.appended import LEADS
+from coatcheck.context.appended import STARTS
 from coatcheck.context.budget import Budget, rendered
 from coatcheck.errors import BudgetExceeded, CoatcheckError, InvalidArgument
 from coatcheck.externalize.stub import LEAD, SHORTENED, is_ours
@@ -84,7 +84,9 @@ _RELEASES: Final = "coatcheck:releases"  # the session that contains the figures
 _LABELS: Final = "releases"
 _KEPT_CALLS: Final = 500
 _KEPT_LABELS: Final = 100
-_BUILT: Final = ("hs_tokens", "hs_bytes", "artifacts", "sys_chars", "user_chars", "est_tokens", "ref_files")
+_BUILT: Final = (
+    "hs_tokens", "hs_bytes", "artifacts", "sys_chars", "user_chars", "est_tokens", "ref_files", "budget_tokens",
+)  # fmt: skip
 _CACHED: Final = 65_536
 _DEEPEST: Final = 12
 _STUB: Final = re.compile(r'^\{"stub":"', re.MULTILINE)
@@ -515,7 +517,7 @@ class _Scale:
     def _was_read(self, text: str) -> bool:
         """Whether our tools wrote a text. A `PromptBuilder` marks what it appends too."""
         try:
-            return is_ours(self._session.store.secret, text) and not text.startswith(tuple(LEADS.values()))
+            return is_ours(self._session.store.secret, text) and not text.startswith(STARTS)
         except CoatcheckError:
             return False
 

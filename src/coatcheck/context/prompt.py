@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from coatcheck._toolkit import function_of, known_as
 from coatcheck.context._bootstrap import Bootstrapped, bootstrap
 from coatcheck.context._recall import Recalled
-from coatcheck.context.appended import Additions, TurnParts, key_of, kind_of, last_of_each
+from coatcheck.context.appended import STARTS, Additions, TurnParts, key_of, kind_of, last_of_each
 from coatcheck.context.budget import Budget, Violation, listed, log_violations, refusal
 from coatcheck.context.conversation import Clearing, Conversation, SentMessages
 from coatcheck.errors import BudgetExceeded, InvalidArgument, LimitExceeded
@@ -86,6 +86,7 @@ class Prompt:
     tools: tuple[Any, ...]
     appended: tuple[str, ...]
     est_tokens: int
+    budget_tokens: int
     appended_tokens: int
     stable_prefix: StablePrefix
     rewritten_tokens: int
@@ -366,6 +367,7 @@ class PromptBuilder:
             tools=self._tools,
             appended=more.texts,
             est_tokens=sum(one.tokens for one in now.parts) + _REQUEST_TOKENS - cleared,
+            budget_tokens=self._budget.max_prompt_tokens,
             appended_tokens=more.tokens,
             stable_prefix=comparison.stable,
             rewritten_tokens=comparison.rewritten,
@@ -419,11 +421,11 @@ class PromptBuilder:
 
     def _question(self, key: bytes, messages: Sequence[Message]) -> str:
         """Return the last message of the user, without texts of ours."""
-        for message in reversed(messages):
-            author, texts = spoken(message)
-            found = "\n".join(text for text in texts if kind_of(key, text) is None) if author == "user" else ""
-            if found.strip():
-                return found
+        for author, texts in map(spoken, reversed(messages)):
+            if author == "user" and texts:
+                found = "\n".join(text for text in texts if not (text.startswith(STARTS) and kind_of(key, text)))
+                if found.strip():
+                    return found
         return ""
 
 

@@ -257,7 +257,7 @@ class Dialect:
 
     def is_answer(self, message: Message) -> bool:
         """Whether a message is the model's, or a part of its answer."""
-        return self.format.role(message) == "assistant"
+        return message.get("role") == "assistant"
 
     def takes_text(self, messages: Sequence[Message]) -> bool:
         """Whether a text of ours can be appended: not behind an answer that the provider paused."""

@@ -161,6 +161,9 @@ class ResponsesDialect(Dialect):
     def _prompt(self, system: str, messages: list[Message], marks: Sequence[Breakpoint]) -> Message:
         return {"instructions": system, "input": messages} if system else {"input": messages}
 
+    def is_answer(self, message: Message) -> bool:
+        return self.format.role(message) == "assistant"
+
     def with_texts(self, messages: Sequence[Message], texts: Sequence[str]) -> list[Message]:
         contents = ([{"type": "input_text", "text": text}] for text in texts)
         return [*messages, *({"role": "user", "content": content} for content in contents)]
