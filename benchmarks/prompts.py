@@ -41,7 +41,8 @@ def prompt(bench: Bench) -> Iterator[Row]:
 
 
 def _side(session: coatcheck.Session, question: str) -> Side[None]:
-    builder = PromptBuilder(session, provider="anthropic", system="You are a careful agent.", tools=toolkit(session))
+    system, tools = "You are a careful agent.", toolkit(session)
+    builder = PromptBuilder(session, provider="anthropic", system=system, tools=tools, recall=True)
     messages = [{"role": "user", "content": question}]
 
     def build(_: None) -> object:

@@ -1,4 +1,6 @@
-"""The conversations of the corpus, replayed call by call through a `PromptBuilder`: what is sent, what is cached."""
+"""The conversations of the corpus, replayed call by call through a `PromptBuilder`: what is sent, what is cached.
+
+The host keeps `prompt.history`. With a budget of 50,000 tokens, long conversations need pruning, so it is allowed."""
 
 from __future__ import annotations
 
@@ -14,10 +16,12 @@ from benchmarks.report import Row
 from coatcheck import tokens, toolkit
 from coatcheck.context import Budget, HotState, PromptBuilder
 from coatcheck.context.prompt import Prompt
+from coatcheck.messages import Message
 from coatcheck.messages.cost import Tally
 
 BUDGET = 50_000
 CACHED, WRITTEN = 0.1, 1.25
+_STEP = 10  # calls after which the hot state changes
 _SYSTEM = "You are a careful agent. Work step by step, use the tools, and say what you did."
 _NO_CORPUS = "there is no corpus (COATCHECK_CORPUS names no folder, and there is no ../shared/data)"
 
@@ -38,25 +42,26 @@ class Replayed:
 
 
 def replayed(
-    found: Iterable[Conversation], store: coatcheck.Store, *, budget: int = BUDGET, recall: bool = True
+    found: Iterable[Conversation], store: coatcheck.Store, *, budget: int = BUDGET, recall: bool = False
 ) -> Replayed:
     """Every call of every conversation. `without` is the same prompt with the conversation as it is: no stubs, no
-    pruning, no tail, no tools of ours."""
+    pruning, nothing appended, no tools of ours."""
     done = Replayed()
     exact = Tally(tokens.exact) if find_spec("splintr") is not None else None
     for number, one in enumerate(found):
         session = store.session(f"replay-{number}")
         builder = PromptBuilder(
-            session, provider=one.provider, system=_SYSTEM, tools=toolkit(session), recall=recall,
+            session, provider=one.provider, system=_SYSTEM, tools=toolkit(session), recall=recall, rewrite=True,
             budget=Budget(max_prompt_tokens=budget),
         )  # fmt: skip
         plain = Tally()
-        before = 0
+        before = start = 0
+        history: list[Message] = []
         for turn, at in enumerate(one.turns):
-            state = HotState(
-                session_id=session.session_id, objective="the user's task", last_successful_step=f"call {turn}"
-            )
-            prompt = builder.build(one.messages[:at], hot_state=state)
+            step = f"call {turn - turn % _STEP}"
+            state = HotState(session_id=session.session_id, objective="the user's task", last_successful_step=step)
+            prompt = builder.build([*history, *one.messages[start:at]], hot_state=state)
+            history, start = prompt.history, at
             done.turns += 1
             done.rewritten += prompt.rewritten_tokens > 0
             done.most = max(done.most, prompt.est_tokens)
@@ -64,9 +69,9 @@ def replayed(
             done.refused += [f"{one.file}, message {at}: {each}" for each in refused(request)]
             if exact is not None:
                 done.most_exact = max(done.most_exact, _weight(exact, prompt, request))
-            new = prompt.est_tokens - prompt.tail_tokens - prompt.stable_prefix.tokens
+            new = prompt.est_tokens - prompt.stable_prefix.tokens
             done.sent += prompt.est_tokens
-            done.sent_cost += CACHED * prompt.stable_prefix.tokens + WRITTEN * new + prompt.tail_tokens
+            done.sent_cost += CACHED * prompt.stable_prefix.tokens + WRITTEN * new
             whole = sum(cost.tokens for message in one.messages[:at] if (cost := plain.weighed(message)))
             done.without += whole
             done.without_cost += CACHED * before + WRITTEN * (whole - before)

@@ -32,10 +32,11 @@ def walks(bench: Bench) -> Iterator[Row]:
     yield _row("a page of grep", 40, lambda: session.read(log, grep="ERROR"))
     for number in range(30):
         session.put(f"the result of build {number}", name=f"build-{number}", tool="make")
-    builder = PromptBuilder(session, provider="anthropic", system="You are a careful agent.", tools=toolkit(session))
+    given: dict[str, Any] = {"provider": "anthropic", "system": "You are a careful agent.", "recall": True}
+    builder = PromptBuilder(session, tools=toolkit(session), **given)
     messages = _messages()
-    yield _row("build a prompt of 12 messages", 250, lambda: builder.build(messages))
-    fresh = PromptBuilder(session, provider="anthropic", system="You are a careful agent.", tools=toolkit(session))
+    yield _row("build a prompt of 12 messages", 300, lambda: builder.build(messages))
+    fresh = PromptBuilder(session, tools=toolkit(session), **given)
     yield Row(
         "queries of that build to the catalog, among 30 artifacts",
         None,

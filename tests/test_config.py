@@ -316,7 +316,7 @@ def test_recall_settings_are_accepted_in_camel_case(tmp_path: Path) -> None:
     )
     settings = load(file=tmp_path / "coatcheck.toml")
     assert settings.section("memory.artifacts") == {
-        "enabled": True, "max_items": 3, "max_chars": 900, "narrative_max_chars": 100,
+        "enabled": False, "max_items": 3, "max_chars": 900, "narrative_max_chars": 100,
     }  # fmt: skip
     (tmp_path / "coatcheck.toml").write_text("[memory.artifacts]\nmaxItem = 3\n")
     with pytest.raises(InvalidArgument, match="max_item"):

@@ -339,6 +339,7 @@ def test_a_built_prompt_is_measured_by_its_own_figures(session: Session) -> None
         ]
         state = HotState(session_id="s", objective=f"turn {turn}", artifact_index=artifact_index(session))
         prompt = builder.build(messages, hot_state=state)
+        messages = list(prompt.history)
         found = meter.call(prompt)
         assert found is not None
         assert (found.est_tokens, found.hs_tokens, found.hs_bytes) == (

@@ -55,7 +55,7 @@ def bootstrap_file(session: Session, folder: Path, tool: str) -> str:
 
 
 def prompt(session: Session, folder: Path, tool: str) -> str:
-    return str(PromptBuilder(session, provider="openai", recall=False).build(conversation(tool)).messages)
+    return str(PromptBuilder(session, provider="openai").build(conversation(tool)[:3]).messages)
 
 
 def prune(session: Session, folder: Path, tool: str) -> str:

@@ -157,13 +157,13 @@ def prompting(way: Way) -> None:
     file.write_text(DUMP)
     (way.folder / "latin.txt").write_bytes(DUMP.encode() + b"\xe9")
     builder = PromptBuilder(
-        way.session, provider="openai", recall=False, files=["AGENTS.md", "latin.txt"], root=way.folder, **way.given
+        way.session, provider="openai", files=["AGENTS.md", "latin.txt"], root=way.folder, **way.given
     )
-    prompt = builder.build(chat(DUMP), chunks=[DUMP, *(f"{n} {LINE}" for n in range(40))])
+    prompt = builder.build(chat(DUMP)[:3], chunks=[DUMP, *(f"{n} {LINE}" for n in range(40))])
     assert len(prompt.refs) > 20
     small = coatcheck.context.Budget(max_prompt_tokens=3_000)
     quiet: dict[str, Any] = {} if way.policy is None else {"policy": Policy(enabled=False, redact="store")}
-    builder = PromptBuilder(way.session, provider="openai", recall=False, budget=small, **quiet)
+    builder = PromptBuilder(way.session, provider="openai", budget=small, rewrite=True, **quiet)
     assert builder.build(chat(DUMP[:12_000])).messages
 
 

@@ -256,6 +256,43 @@ def test_a_conversation_that_grows_keeps_its_beginning(turns: list[Any]) -> None
             assert whole[: len(sent)] == sent
 
 
+ROLES = st.sampled_from(["user", "assistant", "both"])
+DAMAGED = st.lists(st.tuples(ROLES, st.lists(IDS, max_size=3), st.lists(IDS, max_size=3)), max_size=8)
+
+
+def damaged(provider: str, parts: list[Any]) -> list[Message]:
+    """Calls and results in any order: lost, doubled, late, and before their calls."""
+    found: list[Message] = []
+    for number, (role, asked, answered) in enumerate(parts):
+        if provider == "anthropic":
+            found += [use(*asked, words=f"answer {number}")] if role != "user" else []
+            found += [user(*map(result, answered), f"words {number}")] if role != "assistant" else []
+        elif provider == "openai":
+            found += [call(*dict.fromkeys(asked)) | {"content": f"answer {number}"}] if role != "user" else []
+            found += [*map(tool, answered), {"role": "user", "content": "go on"}] if role != "assistant" else []
+        else:
+            found += [item(one) for one in asked] if role != "user" else []
+            found += [output(one) for one in answered] if role != "assistant" else []
+    return found
+
+
+@pytest.mark.parametrize("provider", FIELDS)
+@given(DAMAGED, DAMAGED)
+def test_what_was_mended_is_kept_as_it_is_when_more_follows(provider: str, parts: list[Any], more: list[Any]) -> None:
+    sent = mended(damaged(provider, parts), provider)
+    assert mended(sent, provider) == sent
+    grown = mended([*sent, *damaged(provider, more)], provider)
+    assert grown[: len(sent)] == sent
+    assert accepted(grown, provider) or not grown or "twice in a row" in str(refused({"system": [], "messages": grown}))
+
+
+def test_a_result_that_comes_after_its_placeholder_becomes_text_and_is_not_lost() -> None:
+    sent = mended([user("go"), use("a")], "anthropic")
+    done = mended([*sent, user(result("a", "the late answer"))], "anthropic")
+    assert done[: len(sent)] == sent
+    assert "the late answer" in done[-1]["content"][0]["text"]
+
+
 @given(TURNS)
 def test_the_messages_given_are_not_changed(turns: list[Any]) -> None:
     messages = conversation(turns)

@@ -1,5 +1,6 @@
 """Real conversations in every dialect, cut and damaged as hosts do: at each step a new builder gives the prompt of the
-running one, and the strict stand-ins accept it. The short form samples; `COATCHECK_FAULTS=long` takes everything."""
+running one, it begins with the previous one, and the strict stand-ins accept it. The short form samples;
+`COATCHECK_FAULTS=long` takes everything."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ import pytest
 import coatcheck
 from benchmarks.conversations import Conversation, conversations
 from coatcheck import Session, toolkit
-from coatcheck.context import Budget, PromptBuilder
+from coatcheck.context import Budget, Prompt, PromptBuilder
 from coatcheck.errors import BudgetExceeded
+from coatcheck.messages.paths import blocks_of
 from examples.standins import anthropic, openai_chat, openai_responses
 from examples.standins.checks import Refused
 
@@ -120,40 +122,56 @@ def damaged(messages: list[Message], rng: random.Random) -> Iterator[tuple[str, 
         )
 
 
-def request(builder: PromptBuilder, messages: list[Message]) -> tuple[Any, Any]:
-    """What is sent without and with cache breakpoints, which depend on the prompt before; None where it is refused."""
+def built(builder: PromptBuilder, history: list[Message]) -> Prompt | None:
+    """The prompt, or None where it is refused."""
     try:
-        prompt = builder.build(messages)
+        return builder.build(history)
     except BudgetExceeded:
-        return None, None
-    return prompt.request(cache_control=False), prompt.request()
+        return None
 
 
 def wrong_steps(
-    session: Session, provider: str, messages: list[Message], budget: int, rng: random.Random
+    session: Session, provider: str, messages: list[Message], budget: int | None, rng: random.Random
 ) -> Iterator[str | None]:
-    """At each step, what is wrong with its prompt; None where nothing is."""
+    """At each step, what is wrong with its prompt; None where nothing is. Without a budget, nothing is rewritten."""
     api = DIALECTS[provider][1]
 
     def builder() -> PromptBuilder:
+        limits = Budget.for_model() if budget is None else Budget(max_prompt_tokens=budget)
         return PromptBuilder(
-            session, provider=provider, system="Be kind.", tools=toolkit(session), recall=False,
-            budget=Budget(max_prompt_tokens=budget),
+            session, provider=provider, system="Be kind.", tools=toolkit(session), budget=limits,
+            rewrite=budget is not None,
         )  # fmt: skip
 
-    running, end = builder(), 0
+    running, end, history = builder(), 0, list[Message]()
     while end < len(messages):
-        end = min(len(messages), end + rng.choice((1, 1, 2, 3)))
-        sent, marked = request(running, messages[:end])
-        if request(builder(), messages[:end])[0] != sent:
+        start, end = end, min(len(messages), end + rng.choice((1, 1, 2, 3)))
+        given = [*history, *messages[start:end]]
+        prompt, other = built(running, given), built(builder(), given)
+        if prompt is None or other is None:
+            history = given
+            if prompt is not other:
+                yield f"{end}: a new builder differs"
+            continue
+        if prompt.request() != other.request():
             yield f"{end}: a new builder differs"
-        elif sent is not None:
-            try:
-                api.check(HEADERS, {"model": "m", **marked, **({"max_tokens": 9} if api is anthropic else {})})
-            except Refused as error:
-                yield f"{end}: {error.message}"
-            else:
-                yield None
+        try:
+            more = {"max_tokens": 9} if api is anthropic else {}
+            api.check(HEADERS, {"model": "m", **prompt.request(), **more})
+        except Refused as error:
+            yield f"{end}: {error.message}"
+        else:
+            is_kept = budget is not None or begins_with(prompt.history, history)
+            yield None if is_kept else f"{end}: does not begin with the previous prompt"
+        history = prompt.history
+
+
+def begins_with(messages: list[Message], before: list[Message]) -> bool:
+    """Whether messages begin with others. The last of those may have got more blocks."""
+    *others, last = before or [{}]
+    if messages[: len(others)] != others or len(messages) < len(before):
+        return False
+    return not before or blocks_of(messages[len(others)])[: len(blocks_of(last))] == blocks_of(last)
 
 
 @pytest.mark.faults
@@ -165,14 +183,14 @@ def test_a_new_builder_gives_the_prompt_of_the_running_one_and_the_provider_acce
     found = list(conversations(corpus))
     short = [one for one in found if one.provider == "openai"]
     chosen = found if long_faults else [one for one in found if one.provider != "openai"] + rng.sample(short, 3)
-    most, budgets = (70, (1_500, 4_000, 15_000)) if long_faults else (16, (2_500,))
+    most, budgets = (70, (None, 1_500, 4_000, 15_000)) if long_faults else (16, (None, 2_500))
     steps, wrong = 0, []
     for one in chosen:
         messages = DIALECTS[provider][0](one)
         starts = range(0, len(messages), most) if long_faults else [rng.randrange(max(1, len(messages) - most))]
         for start in starts:
             for how, history in damaged(messages[start : start + most], rng):
-                for budget in budgets:
+                for budget in budgets if long_faults else [rng.choice(budgets)]:
                     with coatcheck.open("memory:", ttl=None) as store:
                         for problem in wrong_steps(store.session("s"), provider, history, budget, rng):
                             steps += 1
@@ -192,7 +210,7 @@ def test_a_message_after_a_note_is_joined_to_it_by_new_and_running_builders_alik
     def builder() -> PromptBuilder:
         budget = Budget(max_prompt_tokens=3_000)
         return PromptBuilder(
-            session, provider=provider, recall=False, budget=budget, keep_turns=keep_turns, policy=None
+            session, provider=provider, budget=budget, keep_turns=keep_turns, policy=None, rewrite=True
         )
 
     running = builder()
@@ -203,5 +221,8 @@ def test_a_message_after_a_note_is_joined_to_it_by_new_and_running_builders_alik
         {"role": "assistant", "content": "well"},
         {"role": "user", "content": "and then"},
     ]
-    for end in range(1, len(messages) + 1):
-        assert request(running, messages[:end])[0] == request(builder(), messages[:end])[0], end
+    history: list[Message] = []
+    for message in messages:
+        prompt, other = built(running, [*history, message]), built(builder(), [*history, message])
+        assert (prompt and prompt.request()) == (other and other.request())
+        history = prompt.history if prompt else [*history, message]

@@ -219,6 +219,23 @@ def test_a_prompt_of_pi_messages_only_grows(session: Session) -> None:
                 before = sent
 
 
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_what_a_host_adds_to_the_history_of_a_prompt_is_converted_and_the_rest_stays(
+    provider: str, session: Session
+) -> None:
+    texts = [f"result {number}" for number in range(6)]
+    hosts = [pi(*texts), pi_lines(pi(*texts)), *([claude_lines(*texts)] if provider == "anthropic" else [])]
+    for host in hosts:
+        history: list[dict[str, Any]] = []
+        for start in range(0, len(host), 2):
+            given = [*history, *host[start : start + 2]]
+            prompt = PromptBuilder(session, provider=provider).build(given, hot_state={"step": start})
+            accepted(provider, prompt.request())
+            assert prompt.history[: len(history)] == history or len(prompt.history) == len(history)
+            history = prompt.history
+        assert all(json.dumps(history).count(text) == 1 for text in texts)
+
+
 def test_lines_of_claude_code_go_to_anthropic_alone(session: Session) -> None:
     prompt = PromptBuilder(session, provider="anthropic", budget=Budget(max_prompt_tokens=50_000)).build(
         claude_lines("one", "two")
@@ -321,7 +338,8 @@ def test_real_conversations_of_pi_are_accepted_by_every_provider(corpus: Path, p
     for lines in real(corpus, "pi"):
         bare = [one for one in (FORMATS["pi"].message(line) for line in lines) if one is not None]
         for messages in (lines, bare):
-            builder = PromptBuilder(session, provider=provider, budget=Budget(max_prompt_tokens=150_000))
+            budget = Budget(max_prompt_tokens=150_000)
+            builder = PromptBuilder(session, provider=provider, budget=budget, rewrite=True)
             prompt = builder.build(messages)
             accepted(provider, prompt.request())
             assert unpaired(prompt.messages, FORMATS[known]) == []

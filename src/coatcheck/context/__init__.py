@@ -7,14 +7,15 @@ if TYPE_CHECKING:
     from coatcheck.context._recall import Recalled, recall
     from coatcheck.context.budget import Budget, Enforced, Violation
     from coatcheck.context.claims import Claim, Snapshot, claim, current, history
+    from coatcheck.context.conversation import Clearing
     from coatcheck.context.hot_state import Change, HotState, IndexEntry, Rendered, artifact_index, changes_between
     from coatcheck.context.metrics import Meter, PromptMetrics
     from coatcheck.context.prompt import Prompt, PromptBuilder
 
 __all__ = [
-    "BootstrapFile", "Bootstrapped", "Budget", "Change", "Claim", "Enforced", "HotState", "IndexEntry", "Meter",
-    "Prompt", "PromptBuilder", "PromptMetrics", "Recalled", "Rendered", "Snapshot", "Violation", "artifact_index",
-    "bootstrap", "changes_between", "claim", "current", "history", "recall",
+    "BootstrapFile", "Bootstrapped", "Budget", "Change", "Claim", "Clearing", "Enforced", "HotState", "IndexEntry",
+    "Meter", "Prompt", "PromptBuilder", "PromptMetrics", "Recalled", "Rendered", "Snapshot", "Violation",
+    "artifact_index", "bootstrap", "changes_between", "claim", "current", "history", "recall",
 ]  # fmt: skip
 
 _NAMES = {
@@ -22,6 +23,7 @@ _NAMES = {
     "_recall": ("Recalled", "recall"),
     "budget": ("Budget", "Enforced", "Violation"),
     "claims": ("Claim", "Snapshot", "claim", "current", "history"),
+    "conversation": ("Clearing",),
     "hot_state": ("Change", "HotState", "IndexEntry", "Rendered", "artifact_index", "changes_between"),
     "metrics": ("Meter", "PromptMetrics"),
     "prompt": ("Prompt", "PromptBuilder"),

@@ -30,6 +30,14 @@ _LOG: Final = logging.getLogger("coatcheck")
 _AT_LEAST_ONE: Final = frozenset({"max_hot_state_tokens", "max_prompt_tokens", "max_inline_artifact_chars"})
 _PREVIEWS: Final = (200, 80, 0)
 _TOOL: Final = "context"
+_WINDOW: Final = 200_000  # of an unknown model
+_WINDOWS: Final = {
+    "claude-fable": 1_000_000, "claude-mythos": 1_000_000, "claude-opus-5": 1_000_000, "claude-sonnet-5": 1_000_000,
+    "gpt-5": 272_000, "gpt-4.1": 1_000_000, "gpt-4o": 128_000,
+}  # fmt: skip
+"""Tokens that a model takes, by the beginning of its name, as its provider documented in November 2026. Those from
+GPT-5.4 on take more than 272,000, at twice the price."""
+_ANSWER: Final = 10  # the part (1/10) of a window that is left for the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,16 @@ class Budget:
     def __post_init__(self) -> None:
         for one in fields(self):
             whole(getattr(self, one.name), one.name, least=1 if one.name in _AT_LEAST_ONE else 0)
+
+    @classmethod
+    def for_model(cls, name: str | None = None, *, window: int | None = None, **limits: int) -> Budget:
+        """Return the budget for the context window of a model, by its name: nine tenths of it, so that an answer fits.
+        An unknown model has 200,000 tokens; `window` replaces what is known. `limits` are the other limits."""
+        known = str(name or "").rpartition("/")[2].lower()
+        found = next((tokens for start, tokens in _WINDOWS.items() if known.startswith(start)), _WINDOW)
+        whole(window, "window", least=1, optional=True)
+        tokens = found if window is None else window
+        return cls(**{"max_prompt_tokens": tokens - tokens // _ANSWER} | limits)
 
     def check(
         self,
@@ -239,12 +257,14 @@ def log_violations(violations: Iterable[Violation], session_id: str | None = Non
         _LOG.warning("%s%s", where, one.message)
 
 
-def refusal(violations: Iterable[Violation]) -> BudgetExceeded:
-    """Return the error for these violations: the message of the first, and the number of others."""
+def refusal(violations: Iterable[Violation], *, hint: str | None = None) -> BudgetExceeded:
+    """Return the error for these violations: the message of the first, and the number of others. `hint` says what helps
+    if everything could be counted."""
     found = tuple(violations)
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-    hint = "check the token counter: a budget that cannot be counted is violated"
-    return BudgetExceeded(found[0].message + more, found, hint=hint if any(one.ambiguous for one in found) else None)
+    if any(one.ambiguous for one in found):
+        hint = "check the token counter: a budget that cannot be counted is violated"
+    return BudgetExceeded(found[0].message + more, found, hint=hint)
 
 
 def rendered(hot_state: object) -> tuple[str | None, list[str] | None]:

@@ -1,66 +1,93 @@
-"""The messages of a prompt: calls and results paired, large results replaced by stubs, old ones pruned to fit.
+"""The messages of a prompt: calls and results paired, large results replaced by stubs as they arrive.
 
-A large result is externalized when it is first sent; its stub is the same in every later prompt. What was done to a
-message is cached by its digest, so that each message is processed once and not once per turn.
+What a provider was sent is never changed: only results behind the model's last answer are judged, and what becomes of
+them is kept by the host as part of the history. So the history is the record, and nothing is remembered here.
 
-Between two pruning steps a conversation only grows. The result of a step is kept and new messages are appended to it.
-That gives the same messages as pruning the whole history again, without going through it each turn.
+Where the caller allows rewriting, a history over its budget is pruned in one large step. Thinking behind the first
+changed message then goes too: models that bind thinking to what is before it would refuse it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from coatcheck.errors import LimitExceeded
+from coatcheck.checks import whole
+from coatcheck.context.appended import LEADS, own_texts
+from coatcheck.errors import CoatcheckError, LimitExceeded
 from coatcheck.externalize import Outcome, Policy
+from coatcheck.externalize.pipeline import put
+from coatcheck.externalize.stub import mark
 from coatcheck.ids import clip
+from coatcheck.intake import About
 from coatcheck.messages import Dialect, Message
 from coatcheck.messages.cache import with_marks_of, without_marks
-from coatcheck.messages.cost import BoundedCache, Cost, Tally
-from coatcheck.messages.formats import ToolResult, text_paths
-from coatcheck.messages.paths import Path, at, replaced
+from coatcheck.messages.cost import Cost, Tally
+from coatcheck.messages.formats import plain_text, text_of, text_paths
+from coatcheck.messages.pairing import pair
+from coatcheck.messages.paths import at, replaced
+from coatcheck.previews.excerpts import line as one_line
 from coatcheck.refs import Ref
-from coatcheck.transcript.prune import Pruned, counted_by, prune
+from coatcheck.transcript.placeholders import pointer_in_stub
+from coatcheck.transcript.prune import Pruned, prune
 
 if TYPE_CHECKING:
     from coatcheck.session import Session
 
-__all__ = ["Conversation", "SentMessages"]
+__all__ = ["Clearing", "Conversation", "SentMessages"]
 
 _NO_COSTS: Final[Mapping[int, Cost]] = MappingProxyType({})
-_CACHED: Final = 16_384
+_LEAST_CHARS: Final = 400  # a shorter result gets no pointer: repeating its call costs less
+_CLEARED: Final = 20  # tokens that the provider leaves of a result
+_TOOL: Final = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clearing:
+    """Old tool results are cleared by the provider itself (Anthropic's `clear_tool_uses_20250919`): beyond
+    `trigger_tokens`, all but those of the newest `keep` calls, if that clears `clear_at_least` tokens."""
+
+    trigger_tokens: int = 100_000
+    keep: int = 3
+    clear_at_least: int = 20_000
+
+    def __post_init__(self) -> None:
+        whole(self.trigger_tokens, "trigger_tokens", least=1)
+        whole(self.keep, "keep")
+        whole(self.clear_at_least, "clear_at_least")
+
+    def edit(self, excluded: Sequence[str]) -> dict[str, Any]:
+        """Return the provider's form of it. Results of the `excluded` tools are never cleared."""
+        found: dict[str, Any] = {
+            "type": "clear_tool_uses_20250919",
+            "trigger": {"type": "input_tokens", "value": self.trigger_tokens},
+            "keep": {"type": "tool_uses", "value": self.keep},
+        }
+        if self.clear_at_least:
+            found["clear_at_least"] = {"type": "input_tokens", "value": self.clear_at_least}
+        return found | ({"exclude_tools": list(excluded)} if excluded else {})
 
 
 @dataclass(frozen=True, slots=True)
 class SentMessages:
-    """Messages as they are sent, with their costs and the refs of externalized results. `pruned` is the newest pruning
-    step that applies."""
+    """Messages as they are sent, with their costs, the refs of externalized results, and what was changed now."""
 
     messages: list[Message]
     costs: list[Cost]
     refs: tuple[Ref, ...] = ()
+    changes: tuple[str, ...] = ()
     pruned: Pruned | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A pruning step: the digests of its input, the room it had, and its result.
-
-    `left` are the messages without breakpoints, each with the index of the message it was made from; a note about
-    folded messages has None. `costs` are the costs of the messages as sent."""
-
-    digests: tuple[bytes, ...]
-    room: int
-    left: tuple[tuple[Message, int | None], ...]
-    costs: tuple[Cost, ...]
-    pruned: Pruned
+    @property
+    def tokens(self) -> int:
+        return sum(one.tokens for one in self.costs)
 
 
 class Conversation:
-    """The conversation of one session with one provider, with its newest pruning step."""
+    """How the conversations of one session with one provider are sent."""
 
     def __init__(
         self,
@@ -72,6 +99,8 @@ class Conversation:
         keep_turns: int,
         read_tool: str | None,
         redact: Literal["store"] | None = None,
+        clearing: Clearing | None = None,
+        own_tools: Sequence[str] = (),
     ) -> None:
         self._session = session
         self._dialect = dialect
@@ -80,34 +109,49 @@ class Conversation:
         self._keep_turns = keep_turns
         self._read_tool = read_tool
         self._redact = redact
-        self._step: _Step | None = None
-        self._changes: list[str] = []
-        self._parts: BoundedCache[bytes, tuple[dict[str, str], tuple[ToolResult, ...]]] = BoundedCache(_CACHED)
-        self._replacements: BoundedCache[tuple[bytes, str], list[tuple[Path, Outcome]]] = BoundedCache(_CACHED)
+        self._clearing = clearing
+        self._own_tools = own_tools
 
-    def fitted(self, messages: Sequence[Message], costs: Sequence[Cost | None], room: int) -> SentMessages:
-        """Return the messages within `room` tokens. Raises `LimitExceeded` if they do not fit or cannot be counted."""
+    def grown(self, messages: Sequence[Message], costs: Sequence[Cost | None], key: bytes) -> SentMessages:
+        """Return the messages as they are sent: paired, and with the new results judged. Raises `LimitExceeded` if a
+        message cannot be counted."""
         known = {id(one): cost for one, cost in zip(messages, costs, strict=True) if cost is not None}
         paired = list(self._dialect.mended(messages))
-        whole = self._costs(paired, known)
-        done = self._externalized(paired, whole)
-        known.update(zip(map(id, paired), whole, strict=True))
-        slim = [message for message, _ in done]
-        left = self._costs(slim, known)
-        if sum(one.tokens for one in left) <= room:
-            sent = SentMessages(slim, left)
-        else:
-            sent = self._grown(slim, left, room) or self._pruned(slim, left, room)
-        return replace(sent, refs=tuple(ref for _, refs in done for ref in refs))
+        return self._judged(paired, self._dialect.unanswered(paired), known, key)
 
-    def take_changes(self) -> tuple[str, ...]:
-        """Return and clear the list of changes made to the messages, one line each."""
-        found, self._changes = tuple(self._changes), []
-        return found
+    def rewritten(self, sent: SentMessages, room: int, key: bytes) -> SentMessages:
+        """Return the messages within `room` tokens: old results judged too, then pruned. Raises `LimitExceeded` if they
+        do not fit."""
+        known = dict(zip(map(id, sent.messages), sent.costs, strict=True))
+        slim = self._judged(sent.messages, range(len(sent.messages)), known, key)
+        done = self._pruned(slim, room) if slim.tokens > room else slim
+        pairs = zip(done.messages, sent.messages, strict=False)
+        first = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1] or pair[0] == pair[1], pairs))
+        whole = [*done.messages[:first], *map(self._dialect.without_thinking, done.messages[first:])]
+        lost = sum(new is not old for new, old in zip(whole, done.messages, strict=True))
+        notes = [f"{lost} messages: thinking behind the first change was removed"] if lost else []
+        known.update(zip(map(id, done.messages), done.costs, strict=True))
+        refs, changes = (*sent.refs, *done.refs), (*sent.changes, *done.changes, *notes)
+        return SentMessages(whole, self._costs(whole, known), refs, changes, done.pruned)
 
-    def _pruned(self, slim: list[Message], costs: list[Cost], room: int) -> SentMessages:
+    def clearable(self, sent: SentMessages) -> int:
+        """Estimate the tokens that the provider clears of these messages, if it clears now."""
+        clearing = self._clearing
+        if clearing is None or sent.tokens <= clearing.trigger_tokens:
+            return 0
+        calls = pair(sent.messages, self._dialect.format).call_of
+        old = sorted(calls)[: max(0, len(calls) - clearing.keep)]
+        tokens = 0
+        for number, place in old:
+            if calls[number, place][1].name not in self._own_tools:
+                result = self._dialect.format.results(sent.messages[number])[place]
+                found = self._tally.tokens(text_of(at(sent.messages[number], result.content_path)))
+                tokens += max(0, (found or 0) - _CLEARED)
+        return tokens if tokens >= clearing.clear_at_least else 0
+
+    def _pruned(self, slim: SentMessages, room: int) -> SentMessages:
         done = prune(
-            [without_marks(one) for one in slim],
+            [without_marks(one) for one in slim.messages],
             max_tokens=max(1, room),
             format=self._dialect.format,
             keep_turns=self._keep_turns,
@@ -116,38 +160,11 @@ class Conversation:
             read_tool=self._read_tool,
             redact=self._redact,
         )
-        left = tuple(zip(done.messages, _origins(done, len(slim)), strict=True))
-        messages = self._alternating(left, slim)
-        sent = SentMessages(messages, self._costs(messages), pruned=done)
+        left = list(zip(done.messages, _origins(done, len(slim.messages)), strict=True))
+        messages = self._alternating(left, slim.messages)
         failures = (f"an old result could not be stored: {one}" for one in done.failures)
-        self._changes += [*done.steps, *failures]
-        self._step = _Step(tuple(one.digest for one in costs), room, left, tuple(sent.costs), done)
-        return sent
-
-    def _grown(self, slim: list[Message], costs: list[Cost], room: int) -> SentMessages | None:
-        """Append the messages since the newest step to its result; None if that step does not apply to them."""
-        step = self._step
-        if step is None or step.room != room or len(slim) < len(step.digests):
-            return None
-        if any(one.digest != old for one, old in zip(costs, step.digests, strict=False)):
-            return None
-        since, new = slim[len(step.digests) :], costs[len(step.digests) :]
-        if counted_by(step.pruned) + sum(one.tokens for one in new) > room:
-            return None
-        origins = range(len(step.digests), len(slim))
-        messages = self._alternating([*step.left, *zip(since, origins, strict=True)], slim)
-        if not self._are_paired(messages, since):
-            return None
-        added = [*step.costs, *new]
-        return SentMessages(
-            messages, added if len(messages) == len(added) else self._costs(messages), pruned=step.pruned
-        )
-
-    def _are_paired(self, messages: list[Message], since: list[Message]) -> bool:
-        """Whether the calls of all results in `since` are still present."""
-        known = self._dialect.format
-        wanted = {result.call_id for message in since for result in known.results(message)}
-        return wanted <= {call.id for message in messages for call in known.calls(message)}
+        changes = (*slim.changes, *done.steps, *failures)
+        return SentMessages(messages, self._costs(messages), slim.refs, changes, done)
 
     def _alternating(self, left: Sequence[tuple[Message, int | None]], slim: list[Message]) -> list[Message]:
         """Return the messages of a step with the host's current breakpoints. For Anthropic, user messages that became
@@ -175,62 +192,80 @@ class Conversation:
             found.append(one)
         return found
 
-    def _externalized(
-        self, messages: Sequence[Message], costs: Sequence[Cost]
-    ) -> list[tuple[Message, tuple[Ref, ...]]]:
-        """Return the messages with stubs in place of results that the policy finds too large, and their refs. Messages
-        without such results are returned as the same objects."""
-        if self._policy is None:
-            return [(message, ()) for message in messages]
-        tools: dict[str, str] = {}
-        done = []
-        for message, cost in zip(messages, costs, strict=True):
-            parts = self._parts.get(cost.digest)
-            if parts is None:
-                known = self._dialect.format
-                calls = {call.id: call.name for call in known.calls(message)}
-                parts = self._parts.keep(cost.digest, (calls, known.results(message)))
-            tools.update(parts[0])
-            done.append(
-                self._replaced(message, cost.digest, parts[1], tools, self._policy) if parts[1] else (message, ())
-            )
-        return done
+    def _judged(self, messages: list[Message], numbers: range, known: Mapping[int, Cost], key: bytes) -> SentMessages:
+        """Return the messages with stubs in place of those results in `numbers` that the policy finds too large.
+        Messages without such results are the same objects."""
+        fmt, refs, changes = self._dialect.format, list[Ref](), list[str]()
+        new = list(messages)
+        tools = self._tools_of(messages, numbers)
+        for number in numbers:
+            message = messages[number]
+            if self._dialect.is_answer(message):
+                continue
+            pointers: list[tuple[str, list[str]]] = []
+            for result in fmt.results(message):
+                tool = result.name or tools.get(result.call_id)
+                for path in text_paths(message, result):
+                    content = at(message, path)
+                    outcome = self._outcome(content, tool, result.call_id)
+                    if outcome is not None:
+                        new[number] = dict(replaced(new[number], path, with_marks_of(outcome.content, content)))
+                        refs += outcome.refs
+                        changes.append(_change(tool, content, outcome))
+                    if self._clearing and self._read_tool and tool not in self._own_tools:
+                        pointers.append((tool or "", self._kept(content, tool, result.call_id, outcome, refs)))
+            note = self._note(pointers, key)
+            if note is not None and not any(kind == "results" for kind, _ in own_texts(key, [message])):
+                (new[number],) = self._dialect.with_texts([new[number]], [note])
+        return SentMessages(new, self._costs(new, known), tuple(refs), tuple(changes))
 
-    def _replaced(
-        self,
-        message: Message,
-        digest: bytes,
-        results: Sequence[ToolResult],
-        tools: Mapping[str, str],
-        policy: Policy,
-    ) -> tuple[Message, tuple[Ref, ...]]:
-        names = [result.name or tools.get(result.call_id) for result in results]
-        key = (digest, "\0".join(map(str, names)))
-        found = self._replacements.get(key)
-        if found is None:
-            found = [
-                (path, outcome)
-                for result, name in zip(results, names, strict=True)
-                for path in text_paths(message, result)
-                if (outcome := self._outcome(at(message, path), name, result.call_id, policy)) is not None
-            ]
-            if all(outcome.failure is None for _, outcome in found):  # else the next prompt tries again
-                self._replacements.keep(key, found)
-        new = message
-        for path, outcome in found:
-            new = dict(replaced(new, path, with_marks_of(outcome.content, at(message, path))))
-        return new, tuple(ref for _, outcome in found for ref in outcome.refs)
+    def _tools_of(self, messages: Sequence[Message], numbers: range) -> dict[str, str]:
+        """Return the tools of the calls that the results in `numbers` answer, by the ids of the calls."""
+        fmt = self._dialect.format
+        wanted = {result.call_id for number in numbers for result in fmt.results(messages[number])}
+        found: dict[str, str] = {}
+        for message in reversed(messages):
+            if len(found) == len(wanted):
+                break
+            for call in fmt.calls(message):
+                if call.id in wanted:
+                    found.setdefault(call.id, call.name)
+        return found
 
-    def _outcome(self, content: Any, tool: str | None, call_id: str, policy: Policy) -> Outcome | None:
+    def _outcome(self, content: Any, tool: str | None, call_id: str) -> Outcome | None:
         """Externalize content without the host's breakpoints, which belong to the turn; None if it stays as it is."""
         plain = without_marks(content)
-        if not isinstance(plain, str | list):
+        if self._policy is None or not isinstance(plain, str | list):
             return None
-        outcome = self._session.externalize(plain, tool=tool, call_id=call_id or None, policy=policy)
-        if outcome.content is plain:
+        outcome = self._session.externalize(plain, tool=tool, call_id=call_id or None, policy=self._policy)
+        return None if outcome.content is plain else outcome
+
+    def _kept(
+        self, content: Any, tool: str | None, call_id: str, outcome: Outcome | None, refs: list[Ref]
+    ) -> list[str]:
+        """Store a result that the provider may clear, if it is not stored yet, and return its pointers."""
+        if outcome is not None and outcome.refs and plain_text(outcome.content) is not None:
+            return [ref.pointer for ref in outcome.refs]
+        plain = without_marks(content)
+        text = plain_text(plain)
+        if text is not None and (pointer := pointer_in_stub(text)) is not None:
+            return [pointer]
+        if not isinstance(plain, str | list) or len(text_of(plain)) < _LEAST_CHARS:
+            return []
+        about = About(tool=(tool or "")[:1_000] or None, call_id=call_id[:1_000] or None)
+        try:
+            ref = put(self._session, plain if text is None else text, about, self._policy)
+        except CoatcheckError:  # it is shown, and may be cleared like any other
+            return []
+        refs.append(ref)
+        return [ref.pointer]
+
+    def _note(self, pointers: Sequence[tuple[str, list[str]]], key: bytes) -> str | None:
+        """Return our text with the pointers of the results in one message, in their order."""
+        lines = [f"{one_line(tool, _TOOL)} {' '.join(each)}".strip() for tool, each in pointers if each]
+        if not lines:
             return None
-        self._changes.append(_change(tool, content, outcome))
-        return outcome
+        return mark(key, f"{LEADS['results']}; {self._read_tool}(pointer=…) reads one.", "\n".join(lines))
 
 
 def _change(tool: str | None, content: Any, outcome: Outcome) -> str:

@@ -29,6 +29,7 @@ from pydantic import Field, PlainValidator, TypeAdapter
 from coatcheck import __version__
 from coatcheck._toolkit import known_as
 from coatcheck.checks import is_whole
+from coatcheck.context.appended import STARTS
 from coatcheck.context.budget import Budget, rendered
 from coatcheck.errors import BudgetExceeded, CoatcheckError, InvalidArgument
 from coatcheck.externalize.stub import LEAD, SHORTENED, is_ours
@@ -83,7 +84,9 @@ _RELEASES: Final = "coatcheck:releases"  # the session that contains the figures
 _LABELS: Final = "releases"
 _KEPT_CALLS: Final = 500
 _KEPT_LABELS: Final = 100
-_BUILT: Final = ("hs_tokens", "hs_bytes", "artifacts", "sys_chars", "user_chars", "est_tokens", "ref_files")
+_BUILT: Final = (
+    "hs_tokens", "hs_bytes", "artifacts", "sys_chars", "user_chars", "est_tokens", "ref_files", "budget_tokens",
+)  # fmt: skip
 _CACHED: Final = 65_536
 _DEEPEST: Final = 12
 _STUB: Final = re.compile(r'^\{"stub":"', re.MULTILINE)
@@ -449,9 +452,9 @@ class _Scale:
         self._tally = Tally(count, document_tokens=0)
         self._cached: BoundedCache[tuple[bytes, frozenset[str]], _Part] = BoundedCache(_CACHED)
 
-    def measure(self, messages: Iterable[Any], system: object, tools: Sequence[Any], tail: str) -> list[_Part]:
-        """Return the parts of a prompt in the order in which a provider reads them; `tail` is the last. `tools` are in
-        a provider's format, or the toolkit's."""
+    def measure(self, messages: Iterable[Any], system: object, tools: Sequence[Any]) -> list[_Part]:
+        """Return the parts of a prompt in the order in which a provider reads them. `tools` are in a provider's format,
+        or the toolkit's."""
         described = [tool.as_openai() if callable(getattr(tool, "as_openai", None)) else tool for tool in tools]
         ours = [(tool, known[1]) for tool in described if (known := known_as(tool)) is not None]
         names = frozenset(name for _, name in ours)
@@ -462,10 +465,7 @@ class _Scale:
         if system:  # a text, or Anthropic's blocks
             text = system if isinstance(system, str) else "\n".join(filter(_is_text, _contents(system)))
             parts.append(self._part({"role": "system", "content": text}, names))
-        parts += [self._part(message, names) for message in messages]
-        if tail:
-            parts.append(self._part({"role": "user", "content": tail}, names))
-        return parts
+        return parts + [self._part(message, names) for message in messages]
 
     def _part(self, message: Any, names: frozenset[str]) -> _Part:
         message, digest, tokens = self._weighed(message)
@@ -515,8 +515,9 @@ class _Scale:
             return None
 
     def _was_read(self, text: str) -> bool:
+        """Whether our tools wrote a text. A `PromptBuilder` marks what it appends too."""
         try:
-            return is_ours(self._session.store.secret, text)
+            return is_ours(self._session.store.secret, text) and not text.startswith(STARTS)
         except CoatcheckError:
             return False
 
@@ -572,15 +573,12 @@ def _object(value: Any) -> Any:
     return dump(mode="json", exclude_none=True) if callable(dump) else str(value)
 
 
-def _cost(parts: Sequence[_Part], stable: int, has_tail: bool, prices: tuple[float, float], name: str) -> int | None:
-    """Return the price of a prompt in uncached tokens, if the first `stable` parts are read from a cache, the others
-    are written to it, and the tail is neither. `name` is "tokens", or "tokens_without"."""
+def _cost(parts: Sequence[_Part], stable: int, prices: tuple[float, float], name: str) -> int | None:
+    """Return the price of a prompt in uncached tokens, if the first `stable` parts are read from a cache and the others
+    are written to it. `name` is "tokens", or "tokens_without"."""
     if any(part.tokens is None for part in parts):
         return None
-    rates = [prices[0] if at < stable else prices[1] for at in range(len(parts))]
-    if has_tail:
-        rates[-1] = 1.0
-    total: float = sum(getattr(part, name) * rate for part, rate in zip(parts, rates, strict=True))
+    total: float = sum(getattr(part, name) * prices[at >= stable] for at, part in enumerate(parts))
     return round(total)
 
 
@@ -655,11 +653,11 @@ class Meter:
                 if isinstance(prompt, BudgetExceeded):
                     call = _refused(call, prompt)
                 elif prompt is not None:
-                    parts = self._scale.measure(prompt.messages, prompt.system, prompt.tools, prompt.tail)
-                    call = _built(self._with_parts(call, parts, bool(prompt.tail), used), prompt)
+                    parts = self._scale.measure(prompt.messages, prompt.system, prompt.tools)
+                    call = _built(self._with_parts(call, parts, used), prompt)
                 else:
-                    parts = self._scale.measure(messages, system, self._tools if tools is None else tools, "")
-                    call = self._with_state(self._with_parts(call, parts, False, used), hot_state)
+                    parts = self._scale.measure(messages, system, self._tools if tools is None else tools)
+                    call = self._with_state(self._with_parts(call, parts, used), hot_state)
                 spent = [outcome.duration for outcome in outcomes]
                 call = replace(call, tool_calls=len(spent), tool_seconds=round(sum(spent), 3))
             except Exception as error:  # noqa: BLE001 - figures must never stop a run
@@ -669,10 +667,9 @@ class Meter:
                 return replace(call, warnings=tuple(_notices(call, self._settings)))
             return self._kept(self._judged(call, was_logged=isinstance(prompt, BudgetExceeded)))
 
-    def _with_parts(self, call: PromptMetrics, parts: list[_Part], has_tail: bool, used: Usage) -> PromptMetrics:
+    def _with_parts(self, call: PromptMetrics, parts: list[_Part], used: Usage) -> PromptMetrics:
         """Return the call with the contents of its prompt, compared with the previous call."""
-        compared_parts = parts[:-1] if has_tail else parts
-        sent = Sent(tuple(Cost(part.digest, part.tokens or 0) for part in compared_parts), 0)
+        sent = Sent(tuple(Cost(part.digest, part.tokens or 0) for part in parts), 0)
         comparison = compared(self._before, sent)
         self._before = sent
         prices = (self._settings["metrics.price_cached"], self._settings["metrics.price_cache_write"])
@@ -683,8 +680,8 @@ class Meter:
             call,
             est_tokens=sum(tokens) if len(tokens) == len(parts) else None,
             tokens_rewritten=comparison.rewritten,
-            cost=_cost(parts, stable, has_tail, prices, "tokens") if exact is None else exact,
-            cost_without=_cost(parts, stable, has_tail, prices, "tokens_without"),
+            cost=_cost(parts, stable, prices, "tokens") if exact is None else exact,
+            cost_without=_cost(parts, stable, prices, "tokens_without"),
             **sums,
         )
 

@@ -1,14 +1,16 @@
-"""`PromptBuilder`: the parts of a prompt, within a budget, in the order that keeps a provider's cache warm.
+"""`PromptBuilder`: the parts of a prompt, within a budget, as a conversation that only grows.
 
-Stable parts come first (tools, system text, bootstrap files), then the conversation, which only grows, and last the
-tail, which changes every turn. Large results are replaced by stubs when they first appear; old ones are pruned in rare,
-large steps. A prompt that does not fit the budget, or cannot be counted, is refused.
+Tools, system text and bootstrap files come first, then the conversation. Large results are replaced by stubs when they
+first appear; the hot state, retrieved chunks and recall are appended when they changed. What is sent is what the host
+keeps (`Prompt.history`), so the next prompt begins with this one, also after a restart: providers charge for anything
+else, and newer models refuse it. Old results are pruned only where the caller allows rewriting. A prompt that does not
+fit the budget, or cannot be counted, is refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,17 +18,27 @@ from typing import TYPE_CHECKING, Any, Final
 from coatcheck._toolkit import function_of, known_as
 from coatcheck.context._bootstrap import Bootstrapped, bootstrap
 from coatcheck.context._recall import Recalled
+from coatcheck.context.appended import STARTS, Additions, TurnParts, key_of, kind_of, last_of_each
 from coatcheck.context.budget import Budget, Violation, listed, log_violations, refusal
-from coatcheck.context.conversation import Conversation, SentMessages
-from coatcheck.context.tail import Tail, TailParts
+from coatcheck.context.conversation import Clearing, Conversation, SentMessages
 from coatcheck.errors import BudgetExceeded, InvalidArgument, LimitExceeded
 from coatcheck.externalize import Policy, configured
 from coatcheck.externalize.policy import READ_TOOL
 from coatcheck.ids import clip
 from coatcheck.messages import Dialect, Message, dialect, for_provider
-from coatcheck.messages.cache import SMALLEST, Breakpoint, Sent, StablePrefix, breakpoints, compared
+from coatcheck.messages.cache import (
+    SMALLEST,
+    Breakpoint,
+    Comparison,
+    Sent,
+    StablePrefix,
+    breakpoints,
+    compared,
+    without_marks,
+)
 from coatcheck.messages.cost import Cost, Tally, referenced_documents
 from coatcheck.messages.formats import spoken
+from coatcheck.messages.paths import blocks_of
 from coatcheck.refs import Ref
 from coatcheck.tokens import TokenCounter, estimate
 from coatcheck.transcript.prune import Pruned
@@ -39,11 +51,19 @@ __all__ = ["Prompt", "PromptBuilder"]
 _UNSET: Final[Any] = object()
 _REQUEST_TOKENS: Final = 3
 _TOOLS_TOKENS: Final = 12
-_RECALL_CHARS_PER_TOKEN: Final = 2
+_PARTS_SHARE: Final = 4  # the part (1/4) of a budget that pruning leaves for what is appended
 _LIST_TOOL: Final = "list_artifacts"
 _PROBE: Final = "A counter that cannot count this can count nothing."
+_CLEARS: Final = "context-management-2025-06-27"
 _UNCOUNTABLE: Final = (
     "a document that is only referenced, by URL or id, cannot be counted: send its content, or set document_tokens"
+)
+_WAYS_OUT: Final = (
+    "use a larger budget (Budget.for_model), allow pruning (rewrite=True), or let the provider clear old results "
+    "(clearing=Clearing())"
+)
+_NOT_KEPT: Final = (
+    "{:,} tokens of the previous prompt are not sent again as they were: pass prompt.history with what is new"
 )
 
 
@@ -51,21 +71,27 @@ _UNCOUNTABLE: Final = (
 class Prompt:
     """A prompt within its budget, with its figures.
 
-    `messages` are the messages of the conversation as sent, without `tail` and cache breakpoints; `request()` returns
-    everything together. `stable_prefix` is the beginning that it shares with the previous prompt, `rewritten_tokens`
-    the tokens of the previous prompt, without its tail, that were not sent again in the same form. `changes` has one
-    line for each thing that was shortened, stored or left out for the first time in this prompt."""
+    `history` are the messages as sent, for the host to keep: the next call of `build` takes them with the answer and
+    what came after it. `messages` are the same with the host's own cache breakpoints. `request()` returns everything
+    together. `appended` are the texts that were appended now: hot state, chunks, recall.
+
+    `stable_prefix` is the beginning that it shares with the builder's previous prompt, `rewritten_tokens` the tokens of
+    that prompt that were not sent again in the same form, and `cleared_tokens` an estimate of what the provider clears;
+    `est_tokens` is without them. `changes` has one line for each thing that was shortened, stored or left out now."""
 
     provider: str
     system: str
     messages: list[Message]
+    history: list[Message]
     tools: tuple[Any, ...]
-    tail: str
+    appended: tuple[str, ...]
     est_tokens: int
-    tail_tokens: int
+    budget_tokens: int
+    appended_tokens: int
     stable_prefix: StablePrefix
     rewritten_tokens: int
     breakpoints: tuple[Breakpoint, ...]
+    cleared_tokens: int = 0
     hs_tokens: int = 0
     hs_bytes: int = 0
     hs_truncated: tuple[str, ...] = ()
@@ -80,23 +106,31 @@ class Prompt:
     recalled: Recalled | None = None
     refs: tuple[Ref, ...] = ()
     changes: tuple[str, ...] = ()
+    context_management: Mapping[str, Any] | None = None
 
     def request(self, *, cache_control: bool = True) -> dict[str, Any]:
         """Return the arguments of the provider's call that contain this prompt: `tools`, `system` or `instructions`,
-        and `messages` or `input`. For Anthropic, blocks at a breakpoint have `cache_control`."""
+        and `messages` or `input`. For Anthropic, blocks at a breakpoint have `cache_control`; with a `Clearing` there
+        are `context_management` and the `betas` that it needs, as `client.beta.messages.create` takes them."""
         marks = self.breakpoints if cache_control else ()
-        return dialect(self.provider).request(self.system, self.messages, self.tail, self.tools, marks)
+        found = dialect(self.provider).request(self.system, self.messages, self.tools, marks)
+        if self.context_management is not None:
+            found |= {"context_management": dict(self.context_management), "betas": [_CLEARS]}
+        return found
 
 
 class PromptBuilder:
-    """Builds the prompts of one conversation in a session, and compares each with the previous one.
+    """Builds the prompts of one conversation in a session. It needs no memory: another builder with the same arguments
+    makes the same prompt from the same history.
 
-    `system` and `files` (see `bootstrap`) come first. `tools` are the toolkit's, or in the provider's format. `budget`
-    sets the limits, and `policy` which results are externalized (None: none are); both default to the settings.
-    `reserve_tokens` are kept free for the tail, so that the conversation is pruned at the same places whatever a turn
-    adds: by default the most that hot state and recall can need, up to a quarter of the budget. `document_tokens` is
-    the count of a document that a message only references by URL or id; without it such a message cannot be counted,
-    and there is no prompt."""
+    `system` and `files` (see `bootstrap`, read once) come first. `tools` are the toolkit's, or in the provider's
+    format; they must stay the same for a conversation. `budget` sets the limits; by default those of the settings, with
+    the prompt's from the window of `model` or `window` (see `Budget.for_model`). `policy` says which results are
+    externalized (None: none are). `recall` appends artifacts that fit the last message, by default if the settings say
+    so. `rewrite` allows pruning where a conversation exceeds the budget, and `keep_turns` are the newest turns that it
+    spares; without it, such a prompt is refused. `clearing` lets Anthropic clear old results. `document_tokens` is the
+    count of a document that a message only references by URL or id; without it such a message cannot be counted, and
+    there is no prompt."""
 
     def __init__(
         self,
@@ -108,18 +142,25 @@ class PromptBuilder:
         root: str | Path | None = None,
         tools: Sequence[Any] = (),
         budget: Budget | None = None,
+        model: str | None = None,
+        window: int | None = None,
         policy: Policy | None = _UNSET,
         recall: bool | None = None,
         count: TokenCounter = estimate,
         document_tokens: int | None = None,
+        rewrite: bool = False,
         keep_turns: int = 3,
-        reserve_tokens: int | None = None,
+        clearing: Clearing | None = None,
         smallest_cache: int = SMALLEST,
         read_tool: str | None = _UNSET,
     ) -> None:
         settings = session.store.settings
         self._session = session
         self._dialect: Dialect = dialect(provider)
+        if clearing is not None and self._dialect.name != "anthropic":
+            raise InvalidArgument(
+                f"clearing is Anthropic's, but the provider is {self._dialect.name}", hint="use rewrite=True"
+            )
         self._system = system
         self._files = tuple(files)
         self._root = root
@@ -137,7 +178,7 @@ class PromptBuilder:
         ):
             policy = replace(policy, read_tool=read_tool)
         self._policy = policy or replace(configured(settings), read_tool=read_tool)
-        self._budget = Budget(**settings.section("budget")) if budget is None else budget
+        self._budget = _default_budget(settings, model, window) if budget is None else budget
         self._recalls = settings["memory.artifacts.enabled"] if recall is None else recall
         self._count = count
         self._tally = Tally(count, document_tokens=document_tokens)
@@ -149,16 +190,21 @@ class PromptBuilder:
             keep_turns=keep_turns,
             read_tool=read_tool,
             redact=self._policy.redact,
+            clearing=clearing,
+            own_tools=tuple(known.values()),
         )
+        self._rewrites = rewrite
+        self._management = None if clearing is None else {"edits": [clearing.edit(sorted(known.values()))]}
         self._smallest = smallest_cache
         self._read_tool = read_tool
-        self._reserve = self._default_reserve(settings) if reserve_tokens is None else reserve_tokens
-        self._sent: Sent | None = None
-        self._shown_files: tuple[Ref, ...] = ()
+        self._bootstrapped: Bootstrapped | None = None
+        self._file_changes: tuple[str, ...] = ()
+        self._sent: Sent | None = None  # for the figures alone
+        self._last: Message | None = None
 
     def build(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        history: Sequence[Mapping[str, Any]],
         *,
         hot_state: Any = None,
         chunks: Iterable[object] = (),
@@ -167,54 +213,66 @@ class PromptBuilder:
         """Build the prompt for the next model call. Raises `BudgetExceeded` with every violation if it does not fit the
         budget, or if a part cannot be counted.
 
-        `messages` are the whole conversation in the provider's format, as the host keeps it, without earlier tails.
+        `history` is the conversation in the provider's format: `history` of the previous prompt, the answer, and what
+        came after it. Only what is behind the last answer is judged or appended to; the rest was sent and stays.
         Messages of pi and OpenClaw, and lines of their session files, are converted; lines of Claude Code are accepted
         for Anthropic. `hot_state` is a `HotState`, `chunks` are retrieved texts, search hits, or mappings with a
         `text`. `message` is the query for recall, by default the last message of the user. The given messages are not
         changed."""
-        given, costs = self._weighed(for_provider(messages, self._dialect.name))
-        files = None
-        if self._files:
-            redact, read_tool = self._policy.redact, self._read_tool
-            files = bootstrap(self._session, self._files, root=self._root, read_tool=read_tool, redact=redact)
+        given, costs = self._weighed(for_provider(history, self._dialect.name))
+        files = self._read_files()
         system = "\n\n".join(part for part in (self._system, files.text if files else "") if part)
+        key, limit = key_of(self._session.store), self._budget.max_prompt_tokens
         violations: list[Violation] = []
         lead = self._lead(system)
         if lead is None:
             violations += self._budget.prompt_tokens(None)
         fixed = sum(one.tokens for one in lead or ()) + _REQUEST_TOKENS
-        sent = self._fitted(given, costs, fixed, violations)
-        parts = TailParts(
+        sent = self._grown(given, costs, key, violations)
+        parts = TurnParts(
             session=self._session,
             budget=self._budget,
             count=self._count,
-            weigh=self._tail_tokens,
+            weigh=self._text_tokens,
+            key=key,
+            last=last_of_each(key, sent.messages),
             hot_state=hot_state,
             chunks=listed(chunks),
-            message=next(filter(str.strip, reversed(_user_texts(given))), "") if message is None else message,
+            message=self._question(key, given) if message is None else message,
             policy=self._policy,
             recalls=self._recalls,
             read_tool=self._read_tool,
             list_tool=self._list_tool,
         )
-        used = fixed + sum(one.tokens for one in sent.costs)
-        tail = self._tail(parts, self._budget.max_prompt_tokens - (0 if violations else used), violations)
+        takes_text, cleared = self._dialect.takes_text(sent.messages), self._conversation.clearable(sent)
+        if self._rewrites and not violations:
+            sent, parts = self._within(sent, parts, limit - fixed + cleared, key, violations)
+            cleared = self._conversation.clearable(sent) if cleared else 0
+        used = fixed + sent.tokens - cleared
+        room = limit - (0 if violations else used)
+        more = self._fitted(parts, room, violations) if takes_text and (violations or room >= 0) else Additions()
         if not violations:
-            violations += self._budget.prompt_tokens(used + tail.tokens)
+            sent = self._with_texts(sent, more.texts, violations)
+            violations += () if violations else self._budget.prompt_tokens(fixed + sent.tokens - cleared)
         checked = self._budget.check(hot_state=hot_state, chunks=parts.chunks, count=self._count)
         found = tuple(dict.fromkeys(violations))
         log_violations(dict.fromkeys((*checked, *found)), self._session.session_id)  # those that were mended too
         if found or lead is None:
-            raise refusal(found)
-        return self._prompt(system, sent, tail, used + tail.tokens, lead, files)
+            raise refusal(found, hint=None if self._rewrites else _WAYS_OUT)
+        return self._prompt(system, sent, more, cleared, lead, files)
 
-    def _file_changes(self, files: Bootstrapped | None) -> Iterator[str]:
-        """Yield a line for each file that became a reference and was not the same one in the previous prompt."""
-        before, self._shown_files = self._shown_files, files.refs if files else ()
-        known = {ref.artifact_id for ref in before}
-        for one in files.files if files else ():
-            if one.status == "reference" and one.ref is not None and one.ref.artifact_id not in known:
-                yield f"bootstrap file {clip(one.name)} of {one.ref.size_bytes:,} bytes became {one.ref.pointer}"
+    def _read_files(self) -> Bootstrapped | None:
+        """Return the bootstrap files as the first prompt had them: a changed one would change the whole prefix."""
+        if self._files and self._bootstrapped is None:
+            redact, read_tool = self._policy.redact, self._read_tool
+            done = bootstrap(self._session, self._files, root=self._root, read_tool=read_tool, redact=redact)
+            self._bootstrapped = done
+            self._file_changes = tuple(
+                f"bootstrap file {clip(one.name)} of {one.ref.size_bytes:,} bytes became {one.ref.pointer}"
+                for one in done.files
+                if one.status == "reference" and one.ref is not None
+            )
+        return self._bootstrapped
 
     def _weighed(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Message], list[Cost | None]]:
         """Return the messages as JSON objects, and their costs."""
@@ -231,75 +289,120 @@ class PromptBuilder:
             costs.append(cost)
         return given, costs
 
-    def _fitted(
-        self, given: list[Message], costs: list[Cost | None], fixed: int, violations: list[Violation]
+    def _grown(
+        self, given: list[Message], costs: list[Cost | None], key: bytes, violations: list[Violation]
     ) -> SentMessages:
-        """Fit the conversation into its own room, which does not depend on this turn's tail."""
-        limit = self._budget.max_prompt_tokens
+        """Return the conversation as it is sent. A message that cannot be counted is a violation."""
         try:
-            return self._conversation.fitted(given, costs, limit - fixed - self._reserve)
-        except BudgetExceeded as error:
-            violations += error.violations
-        except LimitExceeded as error:
-            if None in costs:
-                unknown = self._budget.prompt_tokens(None)
-                is_document = any(map(referenced_documents, given))  # else the counter failed
-                violations += (replace(one, message=_UNCOUNTABLE) if is_document else one for one in unknown)
-            else:
-                actual = fixed + sum(one.tokens for one in costs if one) + self._reserve
-                message = f"the conversation does not fit: {error.message}"
-                violations.append(Violation("max_prompt_tokens", limit, actual, message))
-        return SentMessages([], [])
+            return self._conversation.grown(given, costs, key)
+        except LimitExceeded:
+            is_document = any(map(referenced_documents, given))  # else the counter failed
+            unknown = self._budget.prompt_tokens(None)
+            violations += (replace(one, message=_UNCOUNTABLE) if is_document else one for one in unknown)
+            return SentMessages([], [])
 
-    def _tail(self, parts: TailParts, room: int, violations: list[Violation]) -> Tail:
+    def _within(
+        self, sent: SentMessages, parts: TurnParts, room: int, key: bytes, violations: list[Violation]
+    ) -> tuple[SentMessages, TurnParts]:
+        """Prune the conversation if it and the parts do not fit into the room. Then the parts may have to be appended
+        again, because the pruned conversation does not have them."""
         try:
-            tail = parts.fitted(room)
+            if sent.tokens + parts.whole().tokens <= room:
+                return sent, parts
+            reserve = min(replace(parts, last={}).whole().tokens, room // _PARTS_SHARE)
+            smaller = self._conversation.rewritten(sent, room - reserve, key)
+        except BudgetExceeded:
+            return sent, parts  # fitting the parts reports it
+        except LimitExceeded as error:
+            limit, message = self._budget.max_prompt_tokens, f"the conversation does not fit: {error.message}"
+            violations.append(Violation("max_prompt_tokens", limit, limit - room + sent.tokens, message))
+            return sent, parts
+        return smaller, replace(parts, last=last_of_each(key, smaller.messages))
+
+    def _fitted(self, parts: TurnParts, room: int, violations: list[Violation]) -> Additions:
+        try:
+            found = parts.fitted(room)
         except BudgetExceeded as error:
             violations += error.violations
-            return Tail()
-        if tail is None:
+            return Additions()
+        if found is None:
             limit = self._budget.max_prompt_tokens
-            message = f"the tail of the prompt does not fit: {max(0, room):,} of {limit:,} tokens are left"
-            violations.append(Violation("max_prompt_tokens", limit, limit - room, message))
-            return Tail()
-        return tail
+            message = f"what is appended does not fit: {max(0, room):,} of {limit:,} tokens are left"
+            violations.append(Violation("max_prompt_tokens", limit, limit - room + parts.whole().tokens, message))
+            return Additions()
+        return found
+
+    def _with_texts(self, sent: SentMessages, texts: Sequence[str], violations: list[Violation]) -> SentMessages:
+        """Return the messages with these texts appended, and their costs."""
+        if not texts:
+            return sent
+        messages = self._dialect.with_texts(sent.messages, texts)
+        known = dict(zip(map(id, sent.messages), sent.costs, strict=True))
+        costs = [cost for one in messages if (cost := known.get(id(one)) or self._tally.weighed(one)) is not None]
+        if len(costs) < len(messages):
+            violations += self._budget.prompt_tokens(None)
+        return replace(sent, messages=messages, costs=costs)
 
     def _prompt(
-        self, system: str, sent: SentMessages, tail: Tail, total: int, lead: list[Cost], files: Bootstrapped | None
+        self,
+        system: str,
+        sent: SentMessages,
+        more: Additions,
+        cleared: int,
+        lead: list[Cost],
+        files: Bootstrapped | None,
     ) -> Prompt:
         messages = sent.messages
-        before_tail = self._dialect.before_tail(messages) if tail.text else len(messages)
-        now = Sent((*lead, *sent.costs[:before_tail]), len(lead))
-        comparison = compared(self._sent, now)
+        now = Sent((*lead, *sent.costs), len(lead))
+        comparison = self._compared(now, messages)
         own = self._dialect.own_marks(messages, self._tools)
-        marks = breakpoints(self._dialect, system, messages[:before_tail], now, comparison.stable, own, self._smallest)
-        self._sent = now
-        state = tail.hot_state
+        state, file_changes = more.hot_state, self._file_changes
+        self._sent, self._last, self._file_changes = now, messages[-1] if messages else None, ()
+        lost = comparison.rewritten and not self._rewrites
         return Prompt(
             provider=self._dialect.name,
             system=system,
             messages=messages,
+            history=list(map(without_marks, messages)) if own else list(messages),
             tools=self._tools,
-            tail=tail.text,
-            est_tokens=total,
-            tail_tokens=tail.tokens,
+            appended=more.texts,
+            est_tokens=sum(one.tokens for one in now.parts) + _REQUEST_TOKENS - cleared,
+            budget_tokens=self._budget.max_prompt_tokens,
+            appended_tokens=more.tokens,
             stable_prefix=comparison.stable,
             rewritten_tokens=comparison.rewritten,
-            breakpoints=marks,
+            breakpoints=breakpoints(self._dialect, system, messages, now, own, self._smallest),
+            cleared_tokens=cleared,
             hs_tokens=state.tokens if state else 0,
             hs_bytes=state.bytes if state else 0,
             hs_truncated=state.steps if state else (),
             artifacts=state.entries if state else 0,
             artifact_types=state.types if state else (),
             sys_chars=len(system),
-            user_chars=sum(map(len, _user_texts(messages))) + len(tail.text),
+            user_chars=_user_chars(messages),
             ref_files=len(files.refs) if files else 0,
             bootstrapped=files,
             pruned=sent.pruned,
-            recalled=tail.recalled,
-            refs=(*sent.refs, *tail.refs, *(files.refs if files else ())),
-            changes=(*self._file_changes(files), *self._conversation.take_changes(), *tail.changes),
+            recalled=more.recalled,
+            refs=(*sent.refs, *more.refs, *(files.refs if files else ())),
+            changes=(
+                *file_changes,
+                *sent.changes,
+                *more.changes,
+                *([_NOT_KEPT.format(comparison.rewritten)] if lost else []),
+            ),
+            context_management=self._management,
         )
+
+    def _compared(self, now: Sent, messages: Sequence[Message]) -> Comparison:
+        """Compare a prompt with the previous one. Blocks behind those of its last message only add to it."""
+        found, before = compared(self._sent, now), self._sent
+        at, last = found.stable.messages, self._last
+        if found.rewritten and before is not None and last is not None and at == len(before.parts) - before.lead - 1:
+            blocks = blocks_of(last)
+            if at < len(messages) and without_marks(blocks_of(messages[at])[: len(blocks)]) == without_marks(blocks):
+                return replace(found, rewritten=0)
+        return found
 
     def _lead(self, system: str) -> list[Cost] | None:
         """Return the costs of tools and system text; None if they cannot be counted."""
@@ -312,13 +415,28 @@ class PromptBuilder:
                 parts.append(found._replace(tokens=found.tokens + more))
         return parts if self._tally.tokens(_PROBE) is not None else None
 
-    def _tail_tokens(self, text: str) -> int | None:
+    def _text_tokens(self, text: str) -> int | None:
         found = self._tally.weighed({"role": "user", "content": [{"type": "text", "text": text}]})
         return None if found is None else found.tokens
 
-    def _default_reserve(self, settings: Any) -> int:
-        recalled = settings["memory.artifacts.max_chars"] // _RECALL_CHARS_PER_TOKEN if self._recalls else 0
-        return min(self._budget.max_prompt_tokens // 4, self._budget.max_hot_state_tokens + recalled)
+    def _question(self, key: bytes, messages: Sequence[Message]) -> str:
+        """Return the last message of the user, without texts of ours."""
+        for author, texts in map(spoken, reversed(messages)):
+            if author == "user" and texts:
+                found = "\n".join(text for text in texts if not (text.startswith(STARTS) and kind_of(key, text)))
+                if found.strip():
+                    return found
+        return ""
+
+
+def _default_budget(settings: Any, model: str | None, window: int | None) -> Budget:
+    """Return the limits of the settings. That of the prompt is the window's, unless the settings have one."""
+    limits = settings.section("budget")
+    is_set = settings.origin("budget.max_prompt_tokens").source != "default"
+    if is_set and model is None and window is None:
+        return Budget(**limits)
+    del limits["max_prompt_tokens"]
+    return Budget.for_model(model, window=window, **limits)
 
 
 def _plain(value: Any, what: str) -> Message:
@@ -339,6 +457,6 @@ def _dumped(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
 
 
-def _user_texts(messages: Sequence[Message]) -> list[str]:
-    """Return what the user wrote in each message, without results of tools."""
-    return ["\n".join(texts) if author == "user" else "" for author, texts in map(spoken, messages)]
+def _user_chars(messages: Sequence[Message]) -> int:
+    """Count the characters that are in the user's role, without results of tools."""
+    return sum(len(text) for author, texts in map(spoken, messages) if author == "user" for text in texts)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, takewhile
 from typing import Any, Final
 
 from coatcheck.messages.cache import KEY, Breakpoint, marks_in
@@ -112,15 +112,15 @@ class ClaudeCode(SessionLines, AnthropicMessages):
 
 
 class AnthropicDialect(Dialect):
-    """Prompts for the Messages API. Roles alternate and results come first, so the tail is a block after the last user
-    message."""
+    """Prompts for the Messages API. Roles alternate and results come first, so a text of ours is a block at the end of
+    the last user message."""
 
     name = "anthropic"
     format = AnthropicMessages()
     describes_tools = "as_anthropic"
     writes_marks = True
 
-    def _prompt(self, system: str, messages: list[Message], tail: str, marks: Sequence[Breakpoint]) -> Message:
+    def _prompt(self, system: str, messages: list[Message], marks: Sequence[Breakpoint]) -> Message:
         prompt: Message = {"system": [{"type": "text", "text": system}]} if system else {}
         prompt["messages"] = messages
         # The provider refuses a breakpoint of five minutes before one of an hour.
@@ -129,17 +129,29 @@ class AnthropicDialect(Dialect):
         for one in marks:
             mark = _MARK if _position(one.path) > last_hour else {**_MARK, "ttl": "1h"}
             prompt = _marked(prompt, one.path, dict(mark))
-        if tail:
-            sent, number = prompt["messages"], self.before_tail(messages) - 1
-            user = sent.pop(number) if number >= 0 else {"role": "user"}
-            end = {**user, "content": [*blocks_of(user), {"type": "text", "text": tail}]}
-            sent.insert(max(0, number), end)
         return prompt
 
-    def before_tail(self, messages: Sequence[Message]) -> int:
-        """Count up to the last user message: an answer that the host began for the model stays last."""
-        users = (number for number in range(len(messages) - 1, -1, -1) if messages[number].get("role") == "user")
-        return next(users, -1) + 1
+    def begun(self, messages: Sequence[Message]) -> int:
+        """Count answers of text alone at the end. One with thinking or calls is the model's own, which it paused."""
+        run = takewhile(lambda one: one.get("role") == "assistant" and _is_text_alone(one), reversed(messages))
+        return sum(1 for _ in run)
+
+    def takes_text(self, messages: Sequence[Message]) -> bool:
+        before = messages[: len(messages) - self.begun(messages)]
+        return not before or before[-1].get("role") != "assistant"
+
+    def with_texts(self, messages: Sequence[Message], texts: Sequence[str]) -> list[Message]:
+        end = len(messages) - self.begun(messages)
+        before, last = list(messages[:end]), {"role": "user", "content": list(map(_text, texts))}
+        if before and before[-1].get("role") == "user":
+            last = self.joined(before.pop(), last)
+        return [*before, last, *messages[end:]]
+
+    def without_thinking(self, message: Message) -> Message:
+        """Newer models bind thinking to everything before it, and refuse it behind something else."""
+        blocks = blocks_of(message)
+        kept = [one for one in blocks if not (isinstance(one, dict) and text(one.get("type")) in _THINKING)]
+        return message if len(kept) == len(blocks) else {**message, "content": kept or [_text(_EMPTY)]}
 
     def must_join(self, before: Message, message: Message) -> bool:
         return before.get("role") == message.get("role") == "user"
@@ -214,6 +226,15 @@ def _has_results(message: Message) -> bool:
     return message["role"] == "user" and any(_is_result(one) for _, one in members(message))
 
 
+def _text(words: str) -> Message:
+    return {"type": "text", "text": words}
+
+
+def _is_text_alone(message: Message) -> bool:
+    blocks = blocks_of(message)
+    return all(isinstance(one, dict) and one.get("type") == "text" for one in blocks)
+
+
 def _is_result(block: Any) -> bool:
     return isinstance(block, dict) and block.get("type") == "tool_result"
 
@@ -230,7 +251,7 @@ def _without_blanks(message: Message, blocks: list[Any]) -> _Blocks:
     kept = [one for one in blocks if not _is_blank(one)]
     if kept and len(kept) == len(blocks):
         return message, blocks
-    kept = kept or [{"type": "text", "text": _EMPTY}]
+    kept = kept or [_text(_EMPTY)]
     return {**message, "content": kept}, kept
 
 
@@ -272,14 +293,15 @@ def _call_ids(blocks: list[Any]) -> list[str]:
 
 def _answered(run: Sequence[_Blocks], asked: Sequence[str]) -> Iterator[Message]:
     """Yield a run of user messages with the results of these calls first, in the first message. The first result of
-    each call counts. Results that answer none of the calls become text."""
+    each call counts: one that a placeholder has replaced becomes text, and so does one that answers none of them."""
     given: dict[str, Message] = {}
     for one in (block for _, blocks in run for block in blocks):
         if _answers(one, asked):
             given.setdefault(one["tool_use_id"], one)
     content: list[Any] = [*given.values(), *(_missing(one) for one in asked if one not in given)]
     for message, blocks in run or ([({"role": "user", "content": []}, [])] if asked else []):
-        content += [_late(one) if _is_result(one) else one for one in blocks if not _answers(one, asked)]
+        rest = (one for one in blocks if not _answers(one, asked) or given[one["tool_use_id"]] != one)
+        content += [_late(one) if _is_result(one) else one for one in rest]
         if content or not blocks:
             yield message if content == blocks else {**message, "content": content}
         content = []

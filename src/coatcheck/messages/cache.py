@@ -4,8 +4,7 @@ Breakpoints move from turn to turn and are not content: messages are compared an
 current turn are put back. They occur on blocks, tools and messages. Elsewhere, for example in the arguments of a call,
 a key of this name is ordinary data.
 
-Prompts are compared part by part: the tools, the system text, each message. The tail of a prompt is not compared: it
-changes every turn and comes after everything that can be cached.
+Prompts are compared part by part: the tools, the system text, each message.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class StablePrefix:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The parts of a prompt before its tail. The first `lead` of them are tools and system text."""
+    """The parts of a prompt. The first `lead` of them are tools and system text."""
 
     parts: tuple[Cost, ...]
     lead: int
@@ -114,14 +113,13 @@ def breakpoints(
     system: str,
     messages: Sequence[dict[str, Any]],
     sent: Sent,
-    stable: StablePrefix,
     own: int,
     smallest: int,
 ) -> tuple[Breakpoint, ...]:
-    """Choose where the cache should end: before the tail, at the end of the previous prompt (a provider looks back only
-    a few blocks), and after the system text. Prefixes below `smallest` tokens are skipped, and the `own` breakpoints of
-    the host count toward the provider's limit."""
-    ends = (len(messages), stable.messages, 0)
+    """Choose where the cache should end: at the end, where the previous prompt ended (before the model's last answer; a
+    provider looks back only a few blocks), and after the system text. Prefixes below `smallest` tokens are skipped, and
+    the `own` breakpoints of the host count toward the provider's limit."""
+    ends = (len(messages), dialect.previous_end(messages), 0)
     found: dict[tuple[str | int, ...], Breakpoint] = {}
     for number in ends[: None if dialect.writes_marks else 1]:
         path = dialect.end(system, messages[:number])

@@ -205,8 +205,8 @@ class SessionLines(Format):
 
 
 class Dialect:
-    """How a provider takes a prompt: where the system text, the tail and cache breakpoints go, and how calls and
-    results are paired. The tail changes every turn and comes last."""
+    """How a provider takes a prompt: where the system text, texts of ours and cache breakpoints go, and how calls and
+    results are paired."""
 
     name: ClassVar[str]
     format: ClassVar[Format]
@@ -216,17 +216,17 @@ class Dialect:
     """Whether breakpoints are written into the request. OpenAI caches prefixes automatically."""
 
     def request(
-        self, system: str, messages: Sequence[Message], tail: str, tools: Sequence[Any], marks: Sequence[Breakpoint]
+        self, system: str, messages: Sequence[Message], tools: Sequence[Any], marks: Sequence[Breakpoint]
     ) -> dict[str, Any]:
         """Return the arguments of the provider's call that contain the prompt."""
-        prompt = self._prompt(system, list(messages), tail, marks)
+        prompt = self._prompt(system, list(messages), marks)
         return {"tools": list(tools), **prompt} if tools else prompt
 
-    def _prompt(self, system: str, messages: list[Message], tail: str, marks: Sequence[Breakpoint]) -> Message:
+    def _prompt(self, system: str, messages: list[Message], marks: Sequence[Breakpoint]) -> Message:
         raise NotImplementedError
 
     def end(self, system: str, messages: Sequence[Message]) -> Path | None:
-        """Return the path of the last part before the tail, if these are all messages before it."""
+        """Return the path of the last part of a prompt with these messages."""
         raise NotImplementedError
 
     def mended(self, messages: Sequence[Message]) -> Iterator[Message]:
@@ -234,13 +234,42 @@ class Dialect:
 
         Interrupted conversations contain calls without a result, and late results; cut or merged ones begin with an
         answer, or repeat a call. Providers refuse all of these. A missing result gets a placeholder; a late result or a
-        repeated call becomes text where it occurs. Nothing that was sent moves, so a growing conversation keeps its
-        beginning."""
+        repeated call becomes text where it occurs. Nothing that was sent moves: with more messages after them, messages
+        that were yielded are yielded again."""
         raise NotImplementedError
 
-    def before_tail(self, messages: Sequence[Message]) -> int:
-        """Return the number of messages before the tail."""
-        return len(messages)
+    def unanswered(self, messages: Sequence[Message]) -> range:
+        """Return the numbers of the messages behind the model's last answer: the only ones that no provider was sent.
+        An answer that the host began for the model (a prefill) is not among them."""
+        end = len(messages) - self.begun(messages)
+        answers = (number for number in range(end - 1, -1, -1) if self.is_answer(messages[number]))
+        return range(next(answers, -1) + 1, end)
+
+    def previous_end(self, messages: Sequence[Message]) -> int:
+        """Return the number of messages that the previous prompt had: those before the model's last answer."""
+        start = self.unanswered(messages).start
+        before = (number for number in range(start - 1, -1, -1) if not self.is_answer(messages[number]))
+        return next(before, -1) + 1
+
+    def begun(self, messages: Sequence[Message]) -> int:
+        """Return the number of messages at the end that the host began for the model."""
+        return 0
+
+    def is_answer(self, message: Message) -> bool:
+        """Whether a message is the model's, or a part of its answer."""
+        return message.get("role") == "assistant"
+
+    def takes_text(self, messages: Sequence[Message]) -> bool:
+        """Whether a text of ours can be appended: not behind an answer that the provider paused."""
+        return True
+
+    def with_texts(self, messages: Sequence[Message], texts: Sequence[str]) -> list[Message]:
+        """Return the messages with texts of ours appended, in the user's role."""
+        return [*messages, *({"role": "user", "content": text} for text in texts)]
+
+    def without_thinking(self, message: Message) -> Message:
+        """Return an answer without thinking that the provider would find in another place than it was made in."""
+        return message
 
     def own_marks(self, messages: Sequence[Message], tools: Sequence[Any]) -> int:
         """Count the breakpoints that the host has set."""

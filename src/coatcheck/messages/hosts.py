@@ -17,6 +17,7 @@ from coatcheck.checks import LARGEST, is_whole
 from coatcheck.errors import InvalidArgument
 from coatcheck.messages.anthropic import ClaudeCode
 from coatcheck.messages.formats import Call, Format, SessionLines, ToolResult, in_line, without_refs
+from coatcheck.messages.openai import OpenAIResponses
 from coatcheck.messages.paths import Message, Path, at, blocks_of, members, replaced, text
 
 _LANGCHAIN_TYPES: Final = frozenset({"human", "ai", "system", "tool", "function", "chat", "remove"})
@@ -271,27 +272,33 @@ def _rpc_id(message: Message) -> str:
 
 _PI: Final = Pi()
 _CLAUDE_CODE: Final = ClaudeCode()
+_ITEMS: Final = OpenAIResponses()
 
 
 def for_provider(messages: Sequence[Any], provider: str) -> list[Any]:
     """Convert messages of a host to the provider's format. Other messages are returned as the same objects. Lines of a
-    session file give what the host would send.
+    session file give what the host would send; messages may come before them.
 
     Raises `InvalidArgument` for lines of Claude Code with a provider other than Anthropic."""
-    given = list(messages)
-    lines = [one for one in messages if isinstance(one, dict) and "role" not in one]
+    first = next((at for at, one in enumerate(messages) if _is_line(one)), len(messages))
+    given, lines = list(messages), [one for one in messages[first:] if isinstance(one, dict) and "role" not in one]
     if any(map(_PI.message, lines)):
-        given = _PI.for_model(messages)
+        given = [*messages[:first], *_PI.for_model(messages[first:])]
     elif any(map(_CLAUDE_CODE.message, lines)):
         if provider != "anthropic":
             raise InvalidArgument(
                 f"lines of Claude Code are in Anthropic's format, but the provider is {provider}",
                 hint='use provider="anthropic", or convert the messages first',
             )
-        given = _CLAUDE_CODE.for_model(messages)
+        given = [*messages[:first], *_CLAUDE_CODE.for_model(messages[first:])]
     elif provider == "anthropic":  # which refuses the other fields of its own answers
         given = [{"role": one["role"], "content": one.get("content")} if _is_answer(one) else one for one in messages]
     return list(_converted(given, provider)) if any(_is_pi(one, provider) for one in given) else given
+
+
+def _is_line(value: Any) -> bool:
+    """Whether this may be a line of a session file, and is not a provider's message or item."""
+    return isinstance(value, dict) and "role" not in value and not _ITEMS.fits(value)
 
 
 def _is_answer(message: Any) -> bool:

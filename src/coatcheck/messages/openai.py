@@ -119,15 +119,14 @@ class OpenAIResponses(Format):
 
 
 class ChatDialect(Dialect):
-    """Prompts for chat completions. The tail is a user message of its own."""
+    """Prompts for chat completions. A text of ours is a user message of its own."""
 
     name = "openai"
     format = OpenAIChat()
 
-    def _prompt(self, system: str, messages: list[Message], tail: str, marks: Sequence[Breakpoint]) -> Message:
+    def _prompt(self, system: str, messages: list[Message], marks: Sequence[Breakpoint]) -> Message:
         lead = [{"role": "system", "content": system}] if system else []
-        end = [{"role": "user", "content": tail}] if tail else []
-        return {"messages": [*lead, *messages, *end]}
+        return {"messages": [*lead, *messages]}
 
     def end(self, system: str, messages: Sequence[Message]) -> Path | None:
         number = len(messages) + bool(system) - 1
@@ -154,15 +153,20 @@ class ChatDialect(Dialect):
 
 
 class ResponsesDialect(Dialect):
-    """Prompts for the Responses API. The tail is a user message of its own."""
+    """Prompts for the Responses API. A text of ours is a user message of its own."""
 
     name = "openai-responses"
     format = OpenAIResponses()
 
-    def _prompt(self, system: str, messages: list[Message], tail: str, marks: Sequence[Breakpoint]) -> Message:
-        end = [{"role": "user", "content": [{"type": "input_text", "text": tail}]}] if tail else []
-        prompt = {"input": [*messages, *end]}
-        return {"instructions": system, **prompt} if system else prompt
+    def _prompt(self, system: str, messages: list[Message], marks: Sequence[Breakpoint]) -> Message:
+        return {"instructions": system, "input": messages} if system else {"input": messages}
+
+    def is_answer(self, message: Message) -> bool:
+        return self.format.role(message) == "assistant"
+
+    def with_texts(self, messages: Sequence[Message], texts: Sequence[str]) -> list[Message]:
+        contents = ([{"type": "input_text", "text": text}] for text in texts)
+        return [*messages, *({"role": "user", "content": content} for content in contents)]
 
     def end(self, system: str, messages: Sequence[Message]) -> Path | None:
         return ("input", len(messages) - 1) if messages else ("instructions",) if system else None
