@@ -37,7 +37,8 @@ _SUMMARY: Final = 80
 _WHOLE, _HEAD, _TAIL = 16 * 1_024, 5 * 1_024, 2 * 1_024  # bytes that a preview is made from
 _JSON_WHOLE, _JSON_HEAD = 32 * 1_024, 16 * 1_024
 _SUMMARY_TOKENS: Final = 16
-_TOKENS: Final = 45  # of a preview with its description, besides one for every two characters of the limit
+_LOOK: Final = 256  # characters whose tokens are estimated
+_TOKENS: Final = 52  # of a preview with its description, besides one for every two characters of the limit
 _START: Final = '{"stub":"'
 _TABLES: Final = frozenset(
     {"text/csv", "text/tab-separated-values", media.JSONL, media.REPR, "application/vnd.apache.parquet"}
@@ -102,16 +103,18 @@ def facts(
             lines, ends = decoded.lines, (decoded.head + decoded.tail).encode("utf-8", "replace")
             known = None
         total = round((roughly(ends) if known is None else known) * size / seen)
+    if text is not None and limit > LEAST and not (start := text.head[:_LOOK]).isascii():
+        limit = max(LEAST, min(limit, limit * _LOOK * 3 // (4 * estimate(start) or 1)))  # each character is a token
     shown = preview(cut, media_type=media_type, limit=limit, text=text, grows=True)
     while limit > LEAST and _is_too_much(shown, room):
-        limit = limit * 3 // 4
+        limit = limit * 2 // 3
         shown = preview(cut, media_type=media_type, limit=limit, text=text, grows=True)
     return Facts(kind, media_type, size, lines, total, shown, _short_summary(summary) if summary else "")
 
 
 def _is_too_much(shown: Preview, room: int) -> bool:
     """Whether a preview has more tokens than there is room for: `preview_chars` of odd characters have many."""
-    text = f"{shown.text}{shown.shown}{shown.ask}"
+    text = _ENCODER.encode(f"{shown.text}{shown.shown}{shown.ask}")
     return len(text.encode("utf-8", "surrogatepass")) > room * 3 // 2 and estimate(text) > room
 
 

@@ -159,7 +159,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("git log", ("commit ",), history, 130),
     Kind("git log --oneline", (), short_history),
     *reports.KINDS,
-    Kind("log", (), _log, 150),
+    Kind("log", (), _log, 125),
     Kind("locations", (), consoles.locations, 125),
     Kind("separated values", (), _table),
     *consoles.KINDS,
