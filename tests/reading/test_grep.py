@@ -53,7 +53,7 @@ PATTERNS = st.sampled_from(
 def unhurried() -> Iterator[None]:
     """Counts are exact here, however busy the machine is."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("COUNT_SECONDS", "DENSE_SECONDS", "SEARCH_SECONDS"):
+        for name in ("COUNT_SECONDS", "DENSE_SECONDS", "SEARCH_SECONDS", "SLOW_SECONDS"):
             patch.setattr(grep, name, 300.0)
         yield
 
@@ -570,3 +570,11 @@ def test_context_on_demand_fills_a_short_page_around_few_matches() -> None:
     assert numbers([read(content_of(LOG), Request(grep="line 500 "))], "-") == []
     found = list(pages(content_of(LOG), Request(grep="ERROR", context="auto", max_chars=1_000)))
     assert numbers(found, ":") == list(range(100, 12_001, 100))
+
+
+def test_a_slow_search_is_not_repeated_for_a_better_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grep, "SLOW_SECONDS", -1.0)
+    found = list(pages(content_of(LOG), Request(grep="ERROR|panic", context="auto")))
+    assert numbers(found, ":") == list(range(100, 12_001, 100))
+    assert not found[0].matches_exact
+    assert found[-1].matches == 120

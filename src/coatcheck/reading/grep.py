@@ -76,6 +76,7 @@ FULL: Final = 1_400  # characters up to which lines of context are added,
 FILLED: Final = 10  # if there are at most this many matches
 _CONTEXTS: Final = (10, 6, 4, 2)
 _MARKS: Final = 140
+SLOW_SECONDS: Final = 2.0  # a page that took longer is not filled a second time
 CONTEXT: Final = 2
 TALLY_SECONDS: Final = 0.5
 _TALLY: Final = 200  # characters
@@ -124,9 +125,13 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
         )
         return page, *page.fill(ranges, count=width == _WIDTHS[-1] and not known)
 
+    began = monotonic()
     page, finished, stopped = fill(0, RICH, usual)
-    if page.resume is not None:
-        for width in _WIDTHS:
+    spent = monotonic() - began
+    if spent > SLOW_SECONDS:
+        pass  # once is enough
+    elif page.resume is not None:
+        for width in _WIDTHS if spent < SLOW_SECONDS / 10 else _WIDTHS[-1:]:
             page, finished, stopped = fill(width, room, given or 0)
             if page.resume is None:
                 break
@@ -161,7 +166,14 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
     else:
         shown = f"no {'further ' if before else ''}match in {where}"
     notes = page.notes()
-    if matches and position is None and stopped is None and not request.literal and not request.invert:
+    if (
+        matches
+        and position is None
+        and spent < SLOW_SECONDS
+        and stopped is None
+        and not request.literal
+        and not request.invert
+    ):
         notes[:0] = _tallies(text, request, ranges, escapes)
     if stopped is not None:
         notes.insert(0, f"searched up to line {stopped - 1} so far, the cursor continues from there")

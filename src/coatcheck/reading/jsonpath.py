@@ -32,7 +32,7 @@ from coatcheck.media import JSON, JSONL, TEXT, is_jsonl
 from coatcheck.previews.excerpts import count
 from coatcheck.reading.grep import MAX_PATTERN, MAX_PROGRAM
 from coatcheck.reading.json_content import NOTHING, lines, load, parse
-from coatcheck.reading.near_paths import Step, fitted, lenient
+from coatcheck.reading.near_paths import PathStep, fitted, lenient
 from coatcheck.reading.page import MAX_RESULT, BoundedLines, QueryResult
 from coatcheck.values import MAX_DEPTH
 
@@ -131,13 +131,13 @@ def nearest(content: Content, query: str, *, seconds: float = SECONDS) -> tuple[
         return "", ""
 
 
-def _step(segment: JSONPathSegment) -> Step:
+def _step(segment: JSONPathSegment) -> PathStep:
     selector = segment.selectors[0] if len(segment.selectors) == 1 else None
     if isinstance(segment, JSONPathRecursiveDescentSegment):
-        return Step(written=str(segment))
+        return PathStep(written=str(segment))
     if isinstance(selector, NameSelector):
-        return Step(key=selector.name)
-    return Step(place=selector.index) if isinstance(selector, IndexSelector) else Step(written=str(segment))
+        return PathStep(key=selector.name)
+    return PathStep(place=selector.index) if isinstance(selector, IndexSelector) else PathStep(written=str(segment))
 
 
 def _documents(content: Content, clock: JSONPathEnvironment) -> Iterator[tuple[int, Any]]:

@@ -32,7 +32,7 @@ _USED: Final = re.compile(r"@\.([^\W\d]\w*)|@\['((?:[^'\\]|\\.)*)'\]")
 _COMPARED: Final = re.compile(r"@(?:\.([^\W\d]\w*)|\['([^'\\]*)'\])\s*==\s*(?:'([^'\\]*)'|\"([^\"\\]*)\")")
 
 
-class Step(NamedTuple):
+class PathStep(NamedTuple):
     """A step of a path: a key, an index, or else any segment as it is written."""
 
     key: str | None = None
@@ -50,10 +50,10 @@ class Step(NamedTuple):
 Select = Callable[[str, Any], Iterator[Any]]
 """Yields what a path selects in a value; raises `ValueError` if it is not a path."""
 
-EVERY: Final = Step()
+EVERY: Final = PathStep()
 
 
-def lenient(query: str) -> tuple[list[Step], bool] | None:
+def lenient(query: str) -> tuple[list[PathStep], bool] | None:
     """The steps of a query that is not a JSONPath, and whether it can only be a path. None if it is something else."""
     text = query.strip().strip("`")
     if len(text) > _LONGEST:
@@ -63,25 +63,25 @@ def lenient(query: str) -> tuple[list[Step], bool] | None:
         return [_token(token.replace("~1", "/").replace("~0", "~")) for token in tokens if token], True
     is_path = text.startswith(("$", ".", "["))
     text = _SELECT.sub(_as_filter, _PIPE.sub("", text.removeprefix("$")))
-    steps: list[Step] = []
+    steps: list[PathStep] = []
     at = 0
     while at < len(text) and (match := _STEP.match(text, at)) is not None and match.end() > at:
         at = match.end()
         if match["name"] is not None:
-            steps.append(_token(match["name"]) if steps or is_path else Step(key=match["name"]))
+            steps.append(_token(match["name"]) if steps or is_path else PathStep(key=match["name"]))
         elif match["index"] is not None:
-            steps.append(Step(place=int(match["index"])))
+            steps.append(PathStep(place=int(match["index"])))
         elif match["filter"] is not None:
-            steps.append(Step(written=match["filter"]))
+            steps.append(PathStep(written=match["filter"]))
         else:
             named = match["quoted"] or match["key"]
-            steps.append(EVERY if named is None else Step(key=named[1:-1]))
+            steps.append(EVERY if named is None else PathStep(key=named[1:-1]))
     return (steps, is_path) if steps and at == len(text) else None
 
 
-def fitted(steps: list[Step], values: list[Any], select: Select) -> tuple[str, str]:
+def fitted(steps: list[PathStep], values: list[Any], select: Select) -> tuple[str, str]:
     """The path with results that is nearest to these steps, or "" and what there is where they end."""
-    done: list[Step] = []
+    done: list[PathStep] = []
     repairs = 0
     while steps:
         after = _after(values, steps[0], select)
@@ -96,8 +96,8 @@ def fitted(steps: list[Step], values: list[Any], select: Select) -> tuple[str, s
     return "$" + "".join(map(str, done)), ""
 
 
-def _token(token: str) -> Step:
-    return Step(place=int(token)) if re.fullmatch(r"\d{1,9}", token) else Step(key=token)
+def _token(token: str) -> PathStep:
+    return PathStep(place=int(token)) if re.fullmatch(r"\d{1,9}", token) else PathStep(key=token)
 
 
 def _as_filter(match: re.Match[str]) -> str:
@@ -105,7 +105,7 @@ def _as_filter(match: re.Match[str]) -> str:
     return f"[?@.{match[1]} {match[2]} {literal}]"
 
 
-def _after(values: list[Any], step: Step, select: Select) -> list[Any]:
+def _after(values: list[Any], step: PathStep, select: Select) -> list[Any]:
     if step.key is not None:
         return [value[step.key] for value in values if isinstance(value, dict) and step.key in value]
     if step.place is not None:
@@ -134,33 +134,37 @@ def _keys(values: Iterable[Any]) -> list[str]:
     return list(dict.fromkeys(key for value in values if isinstance(value, dict) for key in value))
 
 
-def _instead(values: list[Any], steps: list[Step], select: Select) -> list[Step] | None:
+def _instead(values: list[Any], steps: list[PathStep], select: Select) -> list[PathStep] | None:
     """Other steps to go on with; the first of them leads somewhere."""
     step, *rest = steps
     if (below := _BELOW.fullmatch(step.written)) is not None:
         keys = _keys(_all_below(values))
         same = [known for known in keys if _normal(known) == _normal(below[1])]
         close = difflib.get_close_matches(below[1][:80], [known for known in keys if len(known) <= 80], 1, _CLOSE)
-        return [Step(written=f"..{str(Step(key=(same or close)[0])).lstrip('.')}"), *rest] if same or close else None
+        return (
+            [PathStep(written=f"..{str(PathStep(key=(same or close)[0])).lstrip('.')}"), *rest]
+            if same or close
+            else None
+        )
     objects = [value for value in values if isinstance(value, dict)]
     items = [item for value in values if isinstance(value, list) for item in value[:_MOST]]
     if step.key is not None:
         return _instead_of_key(step.key, rest, objects, items, select)
     if step.place is not None or step == EVERY:
         inner = _arrays(objects)
-        return [Step(key=inner), *steps] if inner is not None else None
+        return [PathStep(key=inner), *steps] if inner is not None else None
     repaired = _other_filter(
-        step.written, _children(values), lambda written: _after(values, Step(written=written), select)
+        step.written, _children(values), lambda written: _after(values, PathStep(written=written), select)
     )
     if repaired is not None:
-        return [Step(written=repaired), *rest]
+        return [PathStep(written=repaired), *rest]
     inner = _arrays(objects)
-    return [Step(key=inner), *steps] if inner is not None else None
+    return [PathStep(key=inner), *steps] if inner is not None else None
 
 
 def _instead_of_key(
-    key: str, rest: list[Step], objects: list[Any], items: list[Any], select: Select
-) -> list[Step] | None:
+    key: str, rest: list[PathStep], objects: list[Any], items: list[Any], select: Select
+) -> list[PathStep] | None:
     keys = _keys(objects)
     joined = key
     for number, step in enumerate(rest, 1):  # a key with dots in it
@@ -168,26 +172,26 @@ def _instead_of_key(
             break
         joined += f".{step.key}"
         if joined in keys:
-            return [Step(key=joined), *rest[number:]]
+            return [PathStep(key=joined), *rest[number:]]
     same = [known for known in keys if _normal(known) == _normal(key)]
     if same:
-        return [Step(key=same[0]), *rest]
+        return [PathStep(key=same[0]), *rest]
     arrays = [known for known in keys if any(isinstance(value.get(known), list) for value in objects)]
     if rest and rest[0].key is None and len(arrays) == 1:  # the only array has another name
-        return [Step(key=arrays[0]), *rest]
+        return [PathStep(key=arrays[0]), *rest]
     if any(isinstance(item, dict) for item in items):
-        return [EVERY, Step(key=key), *rest]
+        return [EVERY, PathStep(key=key), *rest]
     for known in keys:  # one level deeper
         inner = [value[known] for value in objects if known in value]
         if any(isinstance(one, dict) and key in one for one in inner):
-            return [Step(key=known), Step(key=key), *rest]
+            return [PathStep(key=known), PathStep(key=key), *rest]
         if any(isinstance(one, dict) and key in one for one in _children(x for x in inner if isinstance(x, list))):
-            return [Step(key=known), EVERY, Step(key=key), *rest]
-    anywhere = Step(written=f"..['{key}']") if "'" not in key and "\\" not in key else None
+            return [PathStep(key=known), EVERY, PathStep(key=key), *rest]
+    anywhere = PathStep(written=f"..['{key}']") if "'" not in key and "\\" not in key else None
     if anywhere is not None and _after([*objects, *items], anywhere, select):
         return [anywhere, *rest]
     close = difflib.get_close_matches(key[:80], [known for known in keys if len(known) <= 80], 1, _CLOSE)
-    return [Step(key=close[0]), *rest] if close else None
+    return [PathStep(key=close[0]), *rest] if close else None
 
 
 def _arrays(objects: list[Any]) -> str | None:
@@ -211,7 +215,7 @@ def _other_filter(written: str, items: list[Any], run: Callable[[str], list[Any]
         same = [known for known in keys if _normal(known) == _normal(used)]
         close = difflib.get_close_matches(used[:80], [known for known in keys if len(known) <= 80], 1, _CLOSE)
         for known in (*same, *having, *close):
-            changed = written.replace(match[0], f"@{Step(key=known)}")
+            changed = written.replace(match[0], f"@{PathStep(key=known)}")
             if _has(run, changed):
                 return changed
             if (further := _by_value(changed, run)) is not None:
@@ -225,7 +229,10 @@ def _by_value(written: str, run: Callable[[str], list[Any]]) -> str | None:
         key, value = match[1] or match[2], match[3] or match[4] or ""
         number = re.fullmatch(r"-?\d{1,15}(?:\.\d{1,15})?", value)
         pattern = re.sub(r"([^\w\s])", r"\\\\\1", value)
-        for other in (f"@{Step(key=key)} == {value}" if number else "", f"search(@{Step(key=key)}, '(?i){pattern}')"):
+        for other in (
+            f"@{PathStep(key=key)} == {value}" if number else "",
+            f"search(@{PathStep(key=key)}, '(?i){pattern}')",
+        ):
             changed = written.replace(match[0], other)
             if other and value and _has(run, changed):
                 return changed
