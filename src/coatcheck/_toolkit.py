@@ -38,7 +38,7 @@ from coatcheck.ids import SCHEME, clip, is_encodable, is_pointer
 from coatcheck.intake import About
 from coatcheck.previews.excerpts import line
 from coatcheck.reading import Page, sql
-from coatcheck.reading.page import AUTO, Misfit
+from coatcheck.reading.page import AUTO
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.session import Session
@@ -383,9 +383,9 @@ class _Answers:
             arguments = {"context": AUTO, **arguments}
         try:
             page = read(**arguments)
-        except Misfit as error:
-            return self._instead(error, read)
-        except InvalidArgument:
+        except InvalidArgument as error:
+            if error.instead:
+                return self._instead(error, read)
             if "grep" not in arguments or not (page := read(**arguments, literal=True)).matches:
                 raise
             return page, ["not a valid pattern, searched as plain text"]
@@ -400,7 +400,7 @@ class _Answers:
                     return other, [f"no match as written, {how}"]
         return page, []
 
-    def _instead(self, error: Misfit, read: Callable[..., Page]) -> tuple[Page, list[str]]:
+    def _instead(self, error: InvalidArgument, read: Callable[..., Page]) -> tuple[Page, list[str]]:
         changed = error.instead
         if "query" in changed:
             return read(**changed), [line(f"read as {changed['query']}", _SHOWN)]

@@ -28,8 +28,9 @@ may change between releases; classes and codes do not.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 
@@ -49,7 +50,10 @@ class CoatcheckError(Exception):
 
 
 class InvalidArgument(CoatcheckError, ValueError):
+    """`instead` has the arguments of a read that would be answered, if there are any."""
+
     code = "invalid_argument"
+    instead: Mapping[str, Any] = MappingProxyType({})
 
 
 class InvalidPointer(InvalidArgument):

@@ -19,7 +19,7 @@ from coatcheck.ids import clip, digest_of, is_pointer, parse_pointer
 from coatcheck.media import JSON, is_json, is_jsonl, is_text, sniff_text
 from coatcheck.reading import heavy
 from coatcheck.reading.json_content import NOTHING
-from coatcheck.reading.page import Misfit, Page, QueryResult, Request, seal, unseal
+from coatcheck.reading.page import Page, QueryResult, Request, misfit, seal, unseal
 from coatcheck.reading.text import DecodedText, by_chars, by_lines
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
@@ -183,9 +183,9 @@ def _query(session: CoreSession, content: Content, request: Request) -> QueryRes
         path, there = heavy.nearest(content, query)
         if path or there:
             text, hint = f"{clip(query)} is not a JSONPath", f"write {path}" if path else there
-            raise Misfit(text, hint=hint, instead={"query": path}) if path else InvalidArgument(text, hint=hint)
+            raise misfit(text, hint=hint, instead={"query": path}) if path else InvalidArgument(text, hint=hint)
     words = {"grep": query, "literal": True, "ignore_case": True}
-    raise Misfit(f"unknown query: {clip(query)}", hint=_queries(), instead=words)
+    raise misfit(f"unknown query: {clip(query)}", hint=_queries(), instead=words)
 
 
 def _queries() -> str:
@@ -207,7 +207,7 @@ def _found(content: Content, path: str) -> QueryResult:
         nearest, _ = heavy.nearest(content, path)
         if not nearest:
             raise
-        raise Misfit(error.message, hint=f"write {nearest}", instead={"query": nearest}) from error
+        raise misfit(error.message, hint=f"write {nearest}", instead={"query": nearest}) from error
     if result.text or not result.shown.startswith("0 "):
         return result
     nearest, there = heavy.nearest(content, path)
@@ -230,7 +230,9 @@ def _table(session: CoreSession, content: Content) -> tuple[Content, str]:
 
 
 def _rows(session: CoreSession, query: str, tables: dict[str, Content]) -> QueryResult:
-    """Run a statement. Another table that it names is the artifact of that name, else the one that is read."""
+    """Run a statement. Another table that it names is the artifact of that name, else the one that is read; in a
+    workbook it can only be one of its sheets."""
+    from coatcheck.reading.documents import form_of
     from coatcheck.reading.sql import TABLE, run_sql
 
     named: list[str] = []
@@ -244,7 +246,7 @@ def _rows(session: CoreSession, query: str, tables: dict[str, Content]) -> Query
             try:
                 tables[missing[1]] = _content(session, missing[1])[0]
             except CoatcheckError:
-                if TABLE in query:
+                if TABLE in query or form_of(tables[TABLE]) == "sheets":
                     raise error from None
                 tables[missing[1]] = tables[TABLE]
                 named.append(f"{missing[1]} is artifact")

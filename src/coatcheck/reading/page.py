@@ -16,7 +16,7 @@ import base64
 import binascii
 import hmac
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -76,12 +76,11 @@ class Page:
     instead: str | None = None
 
 
-class Misfit(InvalidArgument):
-    """A request that cannot be answered as it is written, and the arguments of a read that would answer it."""
-
-    def __init__(self, message: str, *, hint: str, instead: dict[str, Any]) -> None:
-        super().__init__(message, hint=hint)
-        self.instead = instead
+def misfit(message: str, *, hint: str, instead: Mapping[str, Any]) -> InvalidArgument:
+    """Return the error for a request that cannot be answered as it is written, with one that can."""
+    error = InvalidArgument(message, hint=hint)
+    error.instead = instead
+    return error
 
 
 class PageDraft(NamedTuple):
