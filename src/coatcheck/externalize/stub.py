@@ -163,7 +163,9 @@ def _hint(pointer: str, about: Facts, policy: Policy) -> str:
     elif media_type in _TABLES:
         ways = ['grep="…"', 'lines="1:50"']
     elif about.tokens is not None:  # text
-        ways = ['grep="…"', 'lines="1:80"'] if about.lines in (1, 2) else ['lines="1:80"', 'grep="…"']
+        ways = ['lines="1:80"', 'grep="…"']
+        if about.lines in (1, 2) or media_type == "text/html":  # where the first lines say little
+            ways.reverse()
     else:
         ways = ['grep="…"'] if ask else []  # of a document; other binary content has no text
     ways = [way for way in ([ask] if ask else []) + ways if way.partition("=")[0] in takes]

@@ -245,7 +245,8 @@ def python_rows(text: Excerpt, limit: int) -> Preview | None:
         shown = f"{before}{total} rows (Python repr) × {shape}"
         return Preview(shown, f"shape of {total} rows{_keys(root)}{text.scope}", sql(keys) or grep(keys[0]))
     first = rows[0] if isinstance(rows[0], (tuple, list)) else (rows[0],)
-    head = f"{before}{some_rows(total)} × {some(len(first), 'column')} (Python repr); first: "
+    named = f"c1-c{len(first)}" if len(first) > 1 else "c1" if first is rows[0] else "value"
+    head = f"{before}{some_rows(total)} × {some(len(first), 'column')} {named} (Python repr); first: "
     cells = [masked_line(str(cell), 30) or "''" for cell in first]
     shape, kept = pack(head, cells, len(cells), limit)
     values = [cell for cell in first if isinstance(cell, str) and 3 < len(cell) < 40]

@@ -252,14 +252,19 @@ def log(text: Excerpt, limit: int) -> Preview | None:
         parts.pop()
     shape += errors_of(body, levels, text.lines, limit - len(shape))
     shape += exception_note(text, body, limit - len(shape))
-    ask = ask_for_level(levels)
+    ask, what = ask_for_level(levels), "levels and times"
     if not levels and (match := next(iter(_TROUBLE.found(body.data, 1)), None)) is not None:
         lead = f"\nfirst “{match[1].decode()}”, line {body.number(match.start(1))}: "
         shape += lead + body.line(match.start(1), limit - len(shape + lead)) if limit - len(shape + lead) > 20 else ""
         ask = 'grep="(?i)error|fail|panic|exception|fatal"'
+    elif not levels and limit - len(shape) > 100:
+        first_line, last_line = head.lstrip().partition("\n")[0], (tail or head).rstrip().rpartition("\n")[2]
+        shape += "\n" + line(first_line, (limit - len(shape)) // 2 - 1)
+        shape += "\n" + line(last_line, limit - len(shape) - 1)
+        what = "times, first and last line"
     exact = all(one.is_exact for one in levels.values())
     counted = text.extent if body.is_all else f"the first {len(body.data)} of {text.size} bytes"
-    shown = f"levels and times of {'all ' if body.is_all else ''}{counted}{'' if exact else ', ~ is an estimate'}"
+    shown = f"{what} of {'all ' if body.is_all else ''}{counted}{'' if exact else ', ~ is an estimate'}"
     return Preview(shape, shown, ask)
 
 

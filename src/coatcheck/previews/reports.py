@@ -145,6 +145,7 @@ _CAUSE: Final = LinePattern(
 )
 
 
+_DIRECT_CAUSE: Final = b"\nThe above exception was the direct cause of the following exception:"
 _TRACES: Final = ("Traceback (most", "\tat ", "Caused by: ", "\npanic: ")
 
 
@@ -154,6 +155,7 @@ class Cause(NamedTuple):
     at: int
     text: str
     frame: str
+    before: str = ""  # the exception that Python calls its direct cause
 
 
 def last_cause(body: Body) -> Cause | None:
@@ -170,7 +172,14 @@ def last_cause(body: Body) -> Cause | None:
     around = data[max(0, at - 8_000) : at] if is_python else data[at : at + 8_000]
     frames = [_text(one) + (f":{one[2].decode()}" if one[2] else "") for one in _FRAMES.found(around, 200)
               if not _FOREIGN.search(next(part for part in one.groups() if part))]  # fmt: skip
-    return Cause(base + at, body.line(base + at, 200), (frames[-1] if is_python else frames[0]) if frames else "")
+    linked = data.rfind(_DIRECT_CAUSE, 0, at) if is_python else -1
+    before = next((one for one in reversed(found) if one.start(1) < linked), None)
+    return Cause(
+        base + at,
+        body.line(base + at, 200),
+        (frames[-1] if is_python else frames[0]) if frames else "",
+        body.line(base + before.start(1), 200) if before else "",
+    )
 
 
 def trace(text: Excerpt, limit: int) -> Preview | None:
@@ -181,18 +190,21 @@ def trace(text: Excerpt, limit: int) -> Preview | None:
         return None
     number = body.number(cause.at)
     frame = f"\nat {masked_line(cause.frame, limit // 3)}" if cause.frame else ""
+    frame += f"\ndirect cause: {masked_line(cause.before, limit // 3)}" if cause.before else ""
     lead = f"stack trace, {text.extent}; last cause, line {number}: "
     shape = lead + masked_line(cause.text, limit - len(lead) - len(frame)) + frame
     return Preview(shape, "the last cause and its frame", f'lines="{max(1, number - 15)}:{number + 15}"')
 
 
 def is_trace(text: Excerpt) -> bool:
-    """Whether many of the first or of the last lines are frames."""
+    """Whether many of the first or of the last lines are frames, or a trace is the end of it all."""
     for part in (text.head[:4_096], (text.tail or text.head)[-2_048:]):
         lines = part.count("\n") + 1
         if len(_FRAMES.found(part.encode("utf-8", "replace"), 200)) * 6 >= lines > 2:
             return True
-    return False
+    end = (text.tail or text.head)[-2_048:].rstrip()
+    last = end.rpartition("\n")[2].encode("utf-8", "replace")
+    return any(cue in end for cue in _TRACES) and bool(_CAUSE.found(last, 1))
 
 
 def _trace(text: Excerpt, limit: int) -> Preview | None:
