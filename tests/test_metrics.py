@@ -92,7 +92,7 @@ def test_a_stub_saves_its_result_in_every_prompt_that_carries_it(session: Sessio
     assert second.tokens_rewritten == 0
     plain = Meter(session).call(messages=START + answered(type("Whole", (), {"text": RESULT})))
     assert plain is not None
-    assert first.tokens_without == pytest.approx(plain.est_tokens, rel=0.1)
+    assert first.tokens_without == pytest.approx(plain.est_tokens, rel=0.2)
 
 
 def test_pages_that_a_model_read_back_and_its_calls_for_them_are_spent(session: Session) -> None:
@@ -378,7 +378,7 @@ def test_warnings_begin_at_their_thresholds(session: Session) -> None:
             "artifact_id": "art:" + sha256(bytes([number])).hexdigest()[:12],
             "type": "log",
             "label": "x",
-            "summary": "word " * 16,
+            "summary": "words " * 20,
         }
         for number in range(16)
     ]

@@ -129,7 +129,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("policy.max_tokens", "whole", None, "limit for a tool result in tokens; 3000 if no limit is set"),
     Setting("policy.max_chars", "whole", None, "limit for a tool result in characters"),
     Setting("policy.max_bytes", "whole", None, "limit for a tool result in bytes"),
-    Setting("policy.preview_chars", "whole", 200, "maximum characters of content in a stub", least=0),
+    Setting("policy.preview_chars", "whole", 200, "maximum characters of content in a stub; some kinds of content get up to 60% more", least=0),
     Setting("policy.redact", "text", None, "mask secrets in results, transcripts and prompts before they are stored",
             choices=("store",)),
     Setting("policy.read_tool", "text", "get_artifact", "name of the agent's tool for reading artifacts",

@@ -563,7 +563,7 @@ def test_a_pattern_is_split_only_where_it_has_alternatives(pattern: str, parts: 
 def test_context_on_demand_fills_a_short_page_around_few_matches() -> None:
     page = read(content_of(LOG), Request(grep="line 500 ", context="auto"))
     assert numbers([page], ":") == [500]
-    assert numbers([page], "-") == [*range(490, 500), *range(501, 511)]
+    assert numbers([page], "-") == [497, 498, 499, 501, 502, 503]
     assert len(page.text) <= grep.FULL
     many = read(content_of(LOG), Request(grep="ERROR", context="auto"))
     assert numbers([many], "-") == []

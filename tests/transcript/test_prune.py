@@ -190,7 +190,7 @@ def test_old_pictures_become_placeholders_and_cost_what_a_picture_costs(session:
             {"role": "assistant", "content": [{"type": "text", "text": f"{number} {BIG}"}]},
             {"role": "user", "content": [{"type": "text", "text": "more"}]},
         ]
-    done = prune(messages, max_tokens=7_000, format="anthropic", session=session, low_water=0.9)
+    done = prune(messages, max_tokens=8_000, format="anthropic", session=session, low_water=0.9)
     assert replaced_by(done, "media") == [0]
     assert done.messages[0]["content"][0]["type"] == "text"
     assert done.messages[0]["content"][1] == picture["content"][1]

@@ -9,6 +9,7 @@ changed message then goes too: models that bind thinking to what is before it wo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -141,12 +142,14 @@ class Conversation:
             return 0
         calls = pair(sent.messages, self._dialect.format).call_of
         old = sorted(calls)[: max(0, len(calls) - clearing.keep)]
-        tokens = 0
+        of_message: Counter[int] = Counter()
         for number, place in old:
             if calls[number, place][1].name not in self._own_tools:
                 result = self._dialect.format.results(sent.messages[number])[place]
                 found = self._tally.tokens(text_of(at(sent.messages[number], result.content_path)))
-                tokens += max(0, (found or 0) - _CLEARED)
+                of_message[number] += max(0, (found or 0) - _CLEARED)
+        # A text by itself may be estimated higher than in its message.
+        tokens = sum(min(tokens, sent.costs[number].tokens - _CLEARED) for number, tokens in of_message.items())
         return tokens if tokens >= clearing.clear_at_least else 0
 
     def _pruned(self, slim: SentMessages, room: int) -> SentMessages:

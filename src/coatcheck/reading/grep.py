@@ -71,10 +71,10 @@ DENSE_SECONDS: Final = 0.008  # if nearly all lines match, their number says lit
 SEARCH_SECONDS: Final = 10.0
 LINE_CHARS: Final = 500
 RICH: Final = 2_500  # maximum characters of a page that shows whole records
-_WIDTHS: Final = (600, 300, 160)  # of the matches on a page that shows them in brief
-FULL: Final = 1_400  # characters up to which lines of context are added,
+_WIDTHS: Final = (500, 300, 160)  # of the matches on a page that shows them in brief
+FULL: Final = 1_500  # characters up to which lines of context are added,
 FILLED: Final = 10  # if there are at most this many matches
-_CONTEXTS: Final = (10, 6, 4, 2)
+_CONTEXTS: Final = (3, 2)
 _MARKS: Final = 140
 SLOW_SECONDS: Final = 2.0  # a page that took longer is not filled a second time
 CONTEXT: Final = 2
@@ -108,7 +108,6 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
     start, before, due, known, *inside = position or (ranges[0][0], 0, 0, 0)
     given = request.context if isinstance(request.context, int) else None
     usual = _usual_context(text) if given is None else given
-    room = max(RICH, request.max_chars // 2)
 
     def fill(width: int, room: int, context: int) -> tuple[_PageBuilder, bool, int | None]:
         page = _PageBuilder(
@@ -132,7 +131,7 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
         pass  # once is enough
     elif page.resume is not None:
         for width in _WIDTHS if spent < SLOW_SECONDS / 10 else _WIDTHS[-1:]:
-            page, finished, stopped = fill(width, room, given or 0)
+            page, finished, stopped = fill(width, request.max_chars, given or 0)
             if page.resume is None:
                 break
     elif request.context == AUTO and page.found and page.found <= FILLED and text.lines > 1 and stopped is None:
@@ -372,7 +371,7 @@ class _PageBuilder:
         width: int,
     ) -> None:
         self._text, self._request, self._pattern = text, request, pattern
-        self._base, self._wide, self._context = base, width, context
+        self._base, self._width_of_most, self._context = base, width, context
         self.records = 0
         self._last = ("", 0)  # the label of the last record, and its offset
         self._long = LONG if text.lines > 1 else 0
@@ -584,6 +583,11 @@ class _PageBuilder:
                 self.resume, self.inside = number, span[0]
                 return False
         return True
+
+    @property
+    def _wide(self) -> int:
+        """The width of the next match; 0 for a whole record, as the first match always is."""
+        return self._width_of_most if self.found else 0
 
     def _is_shown(self, record: Extract | None) -> bool:
         """Whether a brief page has shown this record already. One that is very large may be shown again further on."""
