@@ -62,13 +62,15 @@ def test_a_small_part_of_a_large_record_is_shown_with_what_is_around_it() -> Non
     assert len(text) < 700
 
 
-def test_many_matches_are_shown_in_brief_with_an_exact_count() -> None:
+def test_the_first_of_many_matches_is_shown_whole_the_others_in_brief_with_an_exact_count() -> None:
     value = [{"id": n, "text": "needle " + "x" * 400, "more": "y" * 200} for n in range(300)]
     content = make_content(json.dumps(value).encode(), "application/json")
     page = read(content, Request(grep="needle"))
     assert page.matches == 300
     assert page.text.count("\n") >= 15
-    assert max(map(len, page.text.split("\n"))) < 400
+    first, *others = page.text.split("\n")
+    assert first == f"1:#/0 {json.dumps(value[0])}"
+    assert max(map(len, others)) < 400
     assert "1:#/7 …" in page.text
 
 
