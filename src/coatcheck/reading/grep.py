@@ -76,6 +76,10 @@ FULL: Final = 1_500  # characters up to which lines of context are added,
 FILLED: Final = 10  # if there are at most this many matches
 _CONTEXTS: Final = (3, 2)
 _MARKS: Final = 140
+_COMPLETE: Final = re.compile(
+    r"(?:p\d+:)?\d+:\s*(?:\S{0,3}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d|\[?\d\d:\d\d:\d\d|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d"
+    r"|[-bcdlps][-rwxsStT]{9}\s)"
+)  # the number of a line, then a time, or the mode of a file
 SLOW_SECONDS: Final = 2.0  # a page that took longer is not filled a second time
 CONTEXT: Final = 2
 TALLY_SECONDS: Final = 0.5
@@ -134,7 +138,7 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
             page, finished, stopped = fill(width, request.max_chars, given or 0)
             if page.resume is None:
                 break
-    elif request.context == AUTO and page.found and page.found <= FILLED and text.lines > 1 and stopped is None:
+    elif request.context == AUTO and 0 < page.found <= FILLED and text.lines > 1 and not (stopped or page.is_complete):
         for context in _CONTEXTS:
             fuller = fill(0, FULL, context)
             if context > usual and fuller[0].resume is None:
@@ -417,6 +421,11 @@ class _PageBuilder:
             if start > self._floor:
                 self._floor, self.due = start, 0
             yield from groups(self._text, start, last)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every line of the page says it all: lines of a log or of a listing do."""
+        return all(map(_COMPLETE.match, self.out))
 
     def notes(self) -> list[str]:
         """Notes on the page for its reader."""
