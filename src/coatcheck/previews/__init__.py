@@ -178,7 +178,7 @@ def _cues() -> QuickPattern:
     return QuickPattern("|".join("".join(f"\\x{byte:02x}" for byte in cue.encode()) for cue in sorted(cues)))
 
 
-_JSON_LINES: Final = Kind("JSON lines", (), json_lines, 125)
+_JSON_LINES: Final = Kind("JSON lines", (), json_lines, 150)
 _HTML: Final = Kind("HTML", (), webpages.page, 130)
 _BY_TYPE: Final[dict[str, Kind]] = {
     media.JSON: Kind("JSON", (), json_document), media.JSONL: _JSON_LINES, "application/jsonl": _JSON_LINES,
