@@ -344,7 +344,7 @@ def test_a_secret_is_in_no_preview_and_in_no_hint(session: Session) -> None:
 
 def test_sql_is_hinted_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     content = EXAMPLES["CSV"].content
-    monkeypatch.setattr(excerpts, "has_sql", lambda: False)
+    monkeypatch.setattr(excerpts, "is_installed", lambda package: False)
     found = preview(Sample.of(content.encode()), media_type="text/csv")
     assert found.ask == 'lines="1:30"'
 

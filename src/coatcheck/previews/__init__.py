@@ -19,7 +19,7 @@ from coatcheck import media
 from coatcheck.redaction import MARK, QuickPattern, is_suspect, mask
 
 from . import consoles, reports, webpages
-from .binaries import binary, is_binary
+from .binaries import binary, is_binary, looks_binary, odd_characters
 from .excerpts import EDGE, EMPTY, SCANNED, Excerpt, Kind, Preview, Sample, decode, ends, some, whole
 from .json_text import broken_json, json_document, json_lines, python_rows
 from .listings import log, looks_like_log, output, separator_of, table
@@ -43,8 +43,6 @@ LEAST: Final = 20
 """Minimum limit for a preview with any text."""
 
 _RUN: Final = "".join((string.ascii_letters, string.digits, "_.+/=~-"))
-_CONTROL: Final = bytes([*range(7), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
-_LOOK: Final = 4_096
 
 
 def preview(
@@ -59,7 +57,7 @@ def preview(
     essence = media_type.partition(";")[0].strip().lower()
     is_never_text = not essence.startswith("text/") and is_binary(essence)
     text = None if is_never_text else text or decode(content)
-    if text is None or not _is_text(text, content, essence):
+    if text is None or not _is_text(content, essence):
         return binary(content, essence, limit)
     text, secrets = _masked(text)
     found = (whole(text, limit) if text.is_whole else None) or _fitting(text, essence, limit, grows=grows)
@@ -72,17 +70,13 @@ def preview(
     return replace(found, shown=f"{found.shown}; counted with {some(secrets, 'secret')} masked") if secrets else found
 
 
-def _is_text(text: Excerpt, content: Sample, essence: str) -> bool:
-    """Whether content is text. In binary data, one in ten characters is a control character, or one in three invalid.
-    Content of an unknown type must look like text and have none of them."""
-    look = text.head[:_LOOK]
-    data = look.encode("utf-8", "surrogatepass")
-    controls, invalid = len(data) - len(data.translate(None, _CONTROL)), look.count("\ufffd")
-    if controls * 10 > len(look) or invalid * 3 > len(look):
+def _is_text(content: Sample, essence: str) -> bool:
+    """Whether content is text. That of an unknown type must look like text, without a control or invalid character."""
+    if looks_binary(content.head):
         return False
     if essence.startswith("text/") or media.is_text(essence):
         return True
-    return not controls and not invalid and media.is_text(media.sniff_bytes(content.head[: media.HEAD], b""))
+    return not any(odd_characters(content.head)) and media.is_text(media.sniff_bytes(content.head[: media.HEAD], b""))
 
 
 def _masked(text: Excerpt) -> tuple[Excerpt, int]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from coatcheck import media
 
-from .excerpts import Preview, Sample, has_pdf, has_sheets, has_sql, line, pack, some, sql
+from .excerpts import Preview, Sample, is_installed, line, pack, some, sql
 
 _LOOK: Final = 4_096
 _PDF: Final = "application/pdf"
@@ -102,14 +102,16 @@ def binary(sample: Sample, media_type: str, limit: int) -> Preview:
     if name.startswith(WORKBOOKS):
         if sheets := _sheets(sample):
             total, names = len(sheets), sheets
-        if has_sheets():
+        if is_installed("python_calamine"):
             ask = sql(()) or 'query="text"'
-            shown += "; in SQL, artifact is the first sheet, each is a table by its name" if has_sql() else ""
+            shown += (
+                "; in SQL, artifact is the first sheet, each is a table by its name" if is_installed("duckdb") else ""
+            )
     if names and len(shape) + 2 < limit:
         shape, _ = pack(shape + ": ", [line(each, 60) for each in names], max(total, len(names)), limit)
     if len(shape) > limit:
         shape = line(name, limit)
-    if not ask and essence == _PDF and has_pdf():
+    if not ask and essence == _PDF and is_installed("pypdf"):
         ask = 'query="text"' if re.search(r", [1-3] pages?\b", name) else 'query="page 1"'
     elif not ask and sample.head.startswith(b"PK") and office_kind(sample):
         ask = 'query="text"'

@@ -294,27 +294,15 @@ def grep(*words: str, start: str = "") -> str:
 
 
 @cache
-def has_sql() -> bool:
-    """Whether SQL can be run here. No hint names what is not installed."""
-    return find_spec("duckdb") is not None
-
-
-@cache
-def has_pdf() -> bool:
-    """Whether the text of a PDF can be read here."""
-    return find_spec("pypdf") is not None
-
-
-@cache
-def has_sheets() -> bool:
-    """Whether the cells of a workbook can be read here."""
-    return find_spec("python_calamine") is not None
+def is_installed(package: str) -> bool:
+    """Whether an optional package is there. No hint names what is not."""
+    return find_spec(package) is not None
 
 
 def sql(columns: Iterable[str], telling: str = "", *, rows: int = 20) -> str:
     """The argument with the first statement on a table: the numbers of the values of a telling column, else the first
     rows. Only plain names are used; empty if SQL is not installed."""
-    if not has_sql():
+    if not is_installed("duckdb"):
         return ""
     if _PLAIN_NAME.fullmatch(telling) and telling.lower() not in _RESERVED:
         return f'query="SELECT {telling}, count(*) FROM artifact GROUP BY 1 ORDER BY 2 DESC"'  # noqa: S608 - plain names

@@ -621,6 +621,34 @@ _REMOVED: Final = frozenset(("del", "moveFrom", "Fallback"))  # the last: the sa
 _FURNITURE: Final = frozenset(("dt", "ftr", "hdr", "sldImg", "sldNum"))
 
 
+class _Tables:
+    """The open tables of a document, one inside the other. For each: whether the next cell is the first of its row."""
+
+    def __init__(self) -> None:
+        self._firsts: list[bool] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._firsts)
+
+    def begin_table(self, lines: _Writer) -> None:
+        lines.end(gap=not self._firsts)
+        self._firsts.append(True)
+
+    def begin_row(self) -> None:
+        if self._firsts:
+            self._firsts[-1] = True
+
+    def begin_cell(self, lines: _Writer) -> None:
+        if self._firsts:
+            lines.cell(is_first=self._firsts[-1])
+            self._firsts[-1] = False
+
+    def end_table(self, lines: _Writer) -> None:
+        lines.end(gap=len(self._firsts) == 1)
+        if self._firsts:
+            self._firsts.pop()
+
+
 class _OfficeXml(_Elements):
     """Writes the paragraphs, lists and tables of Word and PowerPoint."""
 
@@ -628,7 +656,7 @@ class _OfficeXml(_Elements):
         self._lines, self._relations, self._levels = lines, relations, levels
         self._is_text = self._is_muted = False
         self._depth = 0  # of elements that are left out
-        self._rows: list[bool] = []  # of open tables: whether the next cell is the first of its row
+        self._tables = _Tables()
 
     def start(self, tag: str, given: Mapping[str, str]) -> None:
         lines = self._lines
@@ -658,13 +686,11 @@ class _OfficeXml(_Elements):
         elif tag == "comment":
             lines.mark = f"- {given.get('author', '')[:100]}: "
         elif tag == "tbl":
-            lines.end(gap=not self._rows)
-            self._rows.append(True)
-        elif tag == "tr" and self._rows:
-            self._rows[-1] = True
-        elif tag == "tc" and self._rows:
-            lines.cell(is_first=self._rows[-1])
-            self._rows[-1] = False
+            self._tables.begin_table(lines)
+        elif tag == "tr":
+            self._tables.begin_row()
+        elif tag == "tc":
+            self._tables.begin_cell(lines)
 
     def end(self, tag: str) -> None:
         lines = self._lines
@@ -679,22 +705,22 @@ class _OfficeXml(_Elements):
             lines.mark = lines.mark if lines.mark.startswith("[^") else ""
         elif tag == "sp":
             self._is_muted = False
-        elif tag in ("tr", "tbl"):
-            lines.end(gap=tag == "tbl" and len(self._rows) == 1)
-            if tag == "tbl" and self._rows:
-                self._rows.pop()
+        elif tag == "tr":
+            lines.end()
+        elif tag == "tbl":
+            self._tables.end_table(lines)
 
     def data(self, text: str) -> None:
         if self._is_text and not self._is_muted:
             self._lines.add(text)
 
     def _heading(self, level: int) -> None:
-        if level and not self._rows:
+        if level and not self._tables:
             self._lines.end(gap=True)
             self._lines.mark = "#" * level + " "
 
     def _break(self) -> None:
-        if self._rows:
+        if self._tables:
             self._lines.add(" ")
         else:
             self._lines.end()
@@ -736,7 +762,7 @@ class _OpenDocument(_Elements):
     def __init__(self, lines: _Writer) -> None:
         self._lines = lines
         self._depth = self._paragraphs = self._lists = self._notes = self._slides = 0
-        self._rows: list[bool] = []
+        self._tables = _Tables()
 
     def start(self, tag: str, given: Mapping[str, str]) -> None:
         lines = self._lines
@@ -744,7 +770,7 @@ class _OpenDocument(_Elements):
             self._depth += 1
         elif tag in ("p", "h"):
             self._paragraphs += 1
-            if tag == "h" and not self._rows:
+            if tag == "h" and not self._tables:
                 level = given.get("outline-level", "1")
                 lines.end(gap=True)
                 lines.mark = "#" * min(max(1, int(level)) if level in _DEPTHS else 1, 6) + " "
@@ -767,13 +793,11 @@ class _OpenDocument(_Elements):
             self._slides += 1
             lines.slide(self._slides)
         elif tag == "table":
-            lines.end(gap=not self._rows)
-            self._rows.append(True)
-        elif tag == "table-row" and self._rows:
-            self._rows[-1] = True
-        elif tag == "table-cell" and self._rows:
-            lines.cell(is_first=self._rows[-1])
-            self._rows[-1] = False
+            self._tables.begin_table(lines)
+        elif tag == "table-row":
+            self._tables.begin_row()
+        elif tag == "table-cell":
+            self._tables.begin_cell(lines)
 
     def end(self, tag: str) -> None:
         lines = self._lines
@@ -789,17 +813,17 @@ class _OpenDocument(_Elements):
         elif tag in ("note-body", "annotation"):
             self._notes -= 1
             lines.add(")")
-        elif tag in ("table-row", "table"):
-            lines.end(gap=tag == "table" and len(self._rows) == 1)
-            if tag == "table" and self._rows:
-                self._rows.pop()
+        elif tag == "table-row":
+            lines.end()
+        elif tag == "table":
+            self._tables.end_table(lines)
 
     def data(self, text: str) -> None:
         if self._paragraphs and not self._depth:
             self._lines.add(text)
 
     def _break(self) -> None:
-        if self._rows or self._notes:
+        if self._tables or self._notes:
             self._lines.add(" ")
         else:
             self._lines.end()

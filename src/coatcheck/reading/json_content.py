@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from importlib.util import find_spec
 from itertools import islice
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument, LimitExceeded, TooLarge
 from coatcheck.ids import clip, follow
 from coatcheck.media import REPR, TEXT, decoded, essence, is_jsonl
-from coatcheck.previews.excerpts import count
+from coatcheck.previews.excerpts import count, is_installed
 from coatcheck.previews.shape import SAMPLED, outline
 from coatcheck.reading.page import MAX_CHARS, QueryResult
 from coatcheck.values import Array, encode_text, largest_array, read_repr
@@ -26,7 +25,7 @@ MAX_NODES: Final = 10_000_000
 MAX_LINE: Final = 16 << 20
 MAX_ROWS: Final = 32 << 20  # bytes of a text in which rows are looked for
 _RECORD_BYTES: Final = 16 << 20  # of the records in an outline
-BY_SQL: Final = "; query an array of records with SQL: SELECT … FROM artifact" if find_spec("duckdb") else ""
+BY_SQL: Final = "; query an array of records with SQL: SELECT … FROM artifact" if is_installed("duckdb") else ""
 NOTHING: Final = "nothing matches; query='shape' shows the keys"
 _AS_TEXT: Final = "read it as text, with lines or grep"
 _STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
