@@ -35,7 +35,7 @@ def walks(bench: Bench) -> Iterator[Row]:
     given: dict[str, Any] = {"provider": "anthropic", "system": "You are a careful agent.", "recall": True}
     builder = PromptBuilder(session, tools=toolkit(session), **given)
     messages = _messages()
-    yield _row("build a prompt of 12 messages", 300, lambda: builder.build(messages))
+    yield _row("build a prompt of 12 messages", 250, lambda: builder.build(messages))
     fresh = PromptBuilder(session, tools=toolkit(session), **given)
     yield Row(
         "queries of that build to the catalog, among 30 artifacts",
