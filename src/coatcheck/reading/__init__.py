@@ -176,7 +176,7 @@ def _query(session: CoreSession, content: Content, request: Request) -> QueryRes
         with ExitStack() as stack:
             for one in others.values():
                 stack.enter_context(one)
-            result = _rows(session, query, {TABLE: table, **others})
+            result = _rows(session, query, {TABLE: table, **others}, stack)
         return replace(result, note="; ".join(filter(None, (note, result.note))))
     media_type = content.ref.media_type
     if is_json(media_type) or is_jsonl(media_type):
@@ -229,7 +229,7 @@ def _table(session: CoreSession, content: Content) -> tuple[Content, str]:
     return content, ""
 
 
-def _rows(session: CoreSession, query: str, tables: dict[str, Content]) -> QueryResult:
+def _rows(session: CoreSession, query: str, tables: dict[str, Content], opened: ExitStack) -> QueryResult:
     """Run a statement. Another table that it names is the artifact of that name, else the one that is read; in a
     workbook it can only be one of its sheets."""
     from coatcheck.reading.documents import form_of
@@ -244,7 +244,7 @@ def _rows(session: CoreSession, query: str, tables: dict[str, Content]) -> Query
             if missing is None or len(named) == _OTHER_TABLES or missing[1] in tables:
                 raise
             try:
-                tables[missing[1]] = _content(session, missing[1])[0]
+                tables[missing[1]] = opened.enter_context(_content(session, missing[1])[0])
             except CoatcheckError:
                 if TABLE in query or form_of(tables[TABLE]) == "sheets":
                     raise error from None
