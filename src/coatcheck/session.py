@@ -10,7 +10,7 @@ from coatcheck.core_session import CoreSession
 from coatcheck.refs import Ref
 
 if TYPE_CHECKING:
-    from coatcheck.externalize import Outcome, Policy
+    from coatcheck.externalize import Outcome, Policy, Situation
     from coatcheck.previews import Preview
     from coatcheck.reading import Page
 
@@ -64,17 +64,23 @@ class Session(CoreSession):
         return preview_of(self.content(target), limit=limit)
 
     def externalize(
-        self, value: object, *, tool: str | None = None, call_id: str | None = None, policy: Policy | None = None
+        self,
+        value: object,
+        *,
+        tool: str | None = None,
+        call_id: str | None = None,
+        policy: Policy | None = None,
+        situation: Situation | None = None,
     ) -> Outcome:
-        """Return what a model should get for a tool's result: the value itself if the policy allows its size, else a
-        stub.
+        """Return what a model should get for a tool's result: the value itself if the policy lets it stay, else a stub.
+        Without a limit, a policy decides by expected cost; `situation` is what the host knows of the conversation.
 
         Mixed content (lists of text, image and document blocks, as dicts, SDK objects or MCP results) is decided block
         by block, images by their pixels. A `Ref` or a binary stream counts as the value behind it. If the store fails,
         the outcome is a bounded head and tail that says so, and no error is raised."""
         from coatcheck.externalize import externalize
 
-        return externalize(self, value, tool=tool, call_id=call_id, policy=policy)
+        return externalize(self, value, tool=tool, call_id=call_id, policy=policy, situation=situation)
 
     def offload(
         self, call: Callable[..., Any] | None = None, *, tool: str | None = None, policy: Policy | None = None

@@ -17,6 +17,7 @@ from coatcheck.errors import BudgetExceeded, CoatcheckError
 from coatcheck.externalize import Policy, configured
 from coatcheck.externalize.pipeline import put
 from coatcheck.intake import About
+from coatcheck.models import model
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.tokens import LARGEST, TokenCounter, counted, estimate
@@ -30,13 +31,6 @@ _LOG: Final = logging.getLogger("coatcheck")
 _AT_LEAST_ONE: Final = frozenset({"max_hot_state_tokens", "max_prompt_tokens", "max_inline_artifact_chars"})
 _PREVIEWS: Final = (200, 80, 0)
 _TOOL: Final = "context"
-_WINDOW: Final = 200_000  # of an unknown model
-_WINDOWS: Final = {
-    "claude-fable": 1_000_000, "claude-mythos": 1_000_000, "claude-opus-5": 1_000_000, "claude-sonnet-5": 1_000_000,
-    "gpt-5": 272_000, "gpt-4.1": 1_000_000, "gpt-4o": 128_000,
-}  # fmt: skip
-"""Tokens that a model takes, by the beginning of its name, as its provider documented in November 2026. Those from
-GPT-5.4 on take more than 272,000, at twice the price."""
 _ANSWER: Final = 10  # the part (1/10) of a window that is left for the answer
 
 
@@ -86,10 +80,8 @@ class Budget:
     def for_model(cls, name: str | None = None, *, window: int | None = None, **limits: int) -> Budget:
         """Return the budget for the context window of a model, by its name: nine tenths of it, so that an answer fits.
         An unknown model has 200,000 tokens; `window` replaces what is known. `limits` are the other limits."""
-        known = str(name or "").rpartition("/")[2].lower()
-        found = next((tokens for start, tokens in _WINDOWS.items() if known.startswith(start)), _WINDOW)
         whole(window, "window", least=1, optional=True)
-        tokens = found if window is None else window
+        tokens = model(name).window if window is None else window
         return cls(**{"max_prompt_tokens": tokens - tokens // _ANSWER} | limits)
 
     def check(

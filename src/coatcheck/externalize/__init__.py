@@ -1,7 +1,12 @@
 """A value and a policy make what a model gets: the value itself if it is small, else a stub."""
 
+from coatcheck.externalize.decision import Decision, Situation
 from coatcheck.externalize.pipeline import FAILURES, Outcome, externalize, offloaded, put
 from coatcheck.externalize.policy import Limit, Policy, configured
 from coatcheck.intake import About
+from coatcheck.models import Prices
 
-__all__ = ["FAILURES", "About", "Limit", "Outcome", "Policy", "configured", "externalize", "offloaded", "put"]
+__all__ = [
+    "FAILURES", "About", "Decision", "Limit", "Outcome", "Policy", "Prices", "Situation", "configured", "externalize",
+    "offloaded", "put",
+]  # fmt: skip

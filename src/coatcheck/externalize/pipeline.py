@@ -27,7 +27,17 @@ from coatcheck.core_session import CoreSession
 from coatcheck.errors import InvalidArgument, StoreError, UnsupportedValue
 from coatcheck.externalize import blocks
 from coatcheck.externalize.blocks import BlockPayload, as_block, as_object, as_part, as_result, rebuilt
+from coatcheck.externalize.decision import (
+    Decision,
+    Estimate,
+    Situation,
+    break_even,
+    estimate_for,
+    rates_of,
+    use_of,
+)
 from coatcheck.externalize.policy import Limit, Policy, configured
+from coatcheck.externalize.shorter import sparse
 from coatcheck.externalize.stub import (
     LEAD,
     SHORTENED,
@@ -44,6 +54,7 @@ from coatcheck.externalize.stub import (
     tag_of,
 )
 from coatcheck.intake import About
+from coatcheck.models import model
 from coatcheck.previews import EDGE, Preview, Sample
 from coatcheck.reading import sample_of
 from coatcheck.redaction import CONTEXT, mask, mask_bytes, mask_value
@@ -68,7 +79,8 @@ class Outcome:
 
     `text` is what the model gets, as a string. `content` is the same in the shape of the value: the value itself if it
     is small, else the stub, or the list of blocks with stubs in it. `ref` is the stored artifact, None if the value
-    stayed inline; `refs` has one for each stored block. `failure` says why nothing could be stored."""
+    stayed inline; `refs` has one for each stored block. `failure` says why nothing could be stored. `why` is the
+    decision behind it: sizes, expected reads and costs."""
 
     text: str
     content: Any
@@ -78,6 +90,15 @@ class Outcome:
     failure: str | None = None
     _stored_tokens: int = field(default=0, repr=False, compare=False)
     _stubs: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    _basis: _Basis | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def why(self) -> Decision | None:
+        """Why the value left or stayed. None if it did not go through a policy, such as a part of a transcript."""
+        if self._basis is None:
+            return None
+        left = bool(self.refs or self.failure)
+        return self._basis.decision(self._stored_tokens if left else estimate(self.text), left)
 
     @property
     def tokens_saved(self) -> int:
@@ -100,6 +121,20 @@ class Outcome:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Basis:
+    """What an outcome was decided by: a reason, the limit in tokens, and the expected costs if they decided."""
+
+    reason: str
+    limit: int | None = None
+    expected: Estimate | None = None
+
+    def decision(self, tokens: int, left: bool) -> Decision:
+        if self.expected is None or self.limit is None:
+            return Decision(leaves=left, reason=self.reason, tokens=tokens, limit_tokens=self.limit)
+        return replace(self.expected.decided(tokens, self.limit), leaves=left)
+
+
 class Failures:
     """Counts how often storing failed in this process. Logs the first failure of each store."""
 
@@ -118,12 +153,20 @@ class Failures:
 
 
 FAILURES: Final = Failures()
+_SMALL: Final = _Basis("small")
 
 
 def externalize(
-    session: CoreSession, value: object, *, tool: str | None, call_id: str | None, policy: Policy | None
+    session: CoreSession,
+    value: object,
+    *,
+    tool: str | None,
+    call_id: str | None,
+    policy: Policy | None,
+    situation: Situation | None = None,
 ) -> Outcome:
-    """Return what a model gets of a tool's result. A failing store raises nothing."""
+    """Return what a model gets of a tool's result. A failing store raises nothing. `situation` is the conversation, if
+    the caller knows it; else it is estimated from the results that this session got so far."""
     policy = policy or configured(session.store.settings)
     text = None
     if policy.safe_chars and not (policy.tools and tool in policy.tools):  # most results are small
@@ -132,9 +175,10 @@ def externalize(
         elif type(value) is dict and "type" not in value and "content" not in value:
             text = as_text(value)
         if text is not None and len(text) <= policy.safe_chars:
-            return Outcome(text, value)
-    result = _Result(session, policy, _label(tool), _label(call_id))
-    return result.judged(value, text) if type(value) is str and text is not None else result.outcome(value, text)
+            return Outcome(text, value, _basis=_SMALL)
+    result = _Result(session, policy, _label(tool), _label(call_id), situation)
+    done = result.judged(value, text) if type(value) is str and text is not None else result.outcome(value, text)
+    return result.noted(done)
 
 
 def offloaded(
@@ -333,7 +377,14 @@ def _may_be(claimed: str, content: str | bytes) -> bool:
 class _Result:
     """One result of a tool on its way through the pipeline."""
 
-    def __init__(self, session: CoreSession, policy: Policy, tool: str | None, call_id: str | None) -> None:
+    def __init__(
+        self,
+        session: CoreSession,
+        policy: Policy,
+        tool: str | None,
+        call_id: str | None,
+        situation: Situation | None = None,
+    ) -> None:
         self._session = session
         self._policy = policy
         self._about = masked_labels(About(tool=tool, call_id=call_id, ttl=policy.ttl), policy)
@@ -341,11 +392,39 @@ class _Result:
         self._always = rule == "always"
         self._never = rule == "never" or not policy.enabled
         self._limit: Limit = rule if isinstance(rule, Limit) else policy
+        self._is_known = situation is not None
+        self._tool = tool
+        self._expected: Estimate | None = None
+        self._reason = "off" if not policy.enabled else "rule" if isinstance(rule, str) else "limit"
+        if not (self._always or self._never or self._limit.is_named):
+            self._decide_by_cost(situation)
         self._shrink: Callable[[Any], Any] | None = rule if callable(rule) else None
         self._plan: Iterator[bool] = iter(())  # for each payload of a list, whether it leaves
         self._sharing = 1  # how many fall-backs share one limit if the store fails
         self._tag: str | None = None  # the tag of the marked answer that stays in this result
         self._tag_may_repeat = False
+
+    def _decide_by_cost(self, situation: Situation | None) -> None:
+        """Set the limit from which a stub is expected to pay in this conversation."""
+        policy = self._policy
+        if situation is None:
+            prices = policy.prices or model(policy.model).prices
+            situation = rates_of(self._session.store).situation(self._session, prices, policy.expected_calls)
+        self._expected = estimate_for(self._session, self._tool, situation)
+        if self._expected is None:
+            self._never, self._reason = True, "report"
+        else:
+            self._limit = Limit(max_tokens=break_even(self._expected))
+
+    def noted(self, done: Outcome) -> Outcome:
+        """Return an outcome with what it was decided by, and count it for later decisions."""
+        rates = rates_of(self._session.store)
+        if done.refs:
+            expected = self._expected or Estimate(use_of(self._tool), Situation())
+            rates.stubbed(self._session, self._tool, expected.reads(done._stored_tokens))
+        elif not self._is_known:
+            rates.shown(self._session, len(done.text) // 3)
+        return replace(done, _basis=_Basis(self._reason, self._limit.tokens, self._expected))
 
     def outcome(self, value: object, text: str | None = None) -> Outcome:
         """Return the outcome of a value, given its text if that is known."""
@@ -378,8 +457,14 @@ class _Result:
         text = as_text(value) if text is None else text
         size = memoryview(value).nbytes if isinstance(value, bytes | bytearray | memoryview) else None
         prepared = Prepared(value, text)
-        is_large = self._is_large(text, size, lambda: prepared.tokens) and not self._stays_anyway(text)
-        return self._put(prepared) if is_large else Outcome(text, value)
+        if self._is_large(text, size, lambda: prepared.tokens) and not self._stays_anyway(text):
+            return self._put(prepared)
+        shorter = self._shorter(text) if value is text else None
+        return Outcome(text, value) if shorter is None else Outcome(shorter, shorter)
+
+    def _shorter(self, text: str) -> str | None:
+        """Return a shorter form of a text that stays, if the policy leaves that to us."""
+        return sparse(text) if self._expected is not None else None
 
     def _leaves(self, text: str, size: int | None = None) -> bool:
         """Whether a value leaves, given its text. `size` is its byte size, if that is not the size of the text."""
@@ -603,7 +688,10 @@ class _Result:
                 done = self._of_blocks(inner, inner)
             return replace(done, content=block if done.content is inner else {**block, "content": done.content})
         found = blocks.payload(block)
-        if found is None or not next(self._plan):
+        leaves = found is not None and next(self._plan)
+        if found is not None and not leaves and (shorter := self._shorter(found.written)) is not None:
+            return Outcome(shorter, found.replace(shorter))
+        if found is None or not leaves:
             return Outcome(found.written if found and not found.is_base64 else _block_text(block), block)
         done = self._put(Prepared(found.value, found.written), claimed=found.media_type)
         return replace(done, content=found.replace(done.text))

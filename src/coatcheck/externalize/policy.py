@@ -13,7 +13,9 @@ from typing import Any, Final, Literal
 
 from coatcheck.checks import one_of, seconds, valid, whole
 from coatcheck.config import Settings
+from coatcheck.externalize.decision import LEAST_TOKENS
 from coatcheck.ids import clip
+from coatcheck.models import Prices
 from coatcheck.refs import Ref
 from coatcheck.tokens import CLEARLY, TokenCounter, counted, estimate, probably_exceeds, roughly
 
@@ -35,9 +37,9 @@ Shrink = Callable[[Any], Any]
 class Limit:
     """How large a value may be to stay in the context.
 
-    If several limits are set, exceeding one is enough; if none is, the limit is 3,000 tokens. `max_bytes` counts what
-    `approx_byte_size` returns, which is what the store keeps. An image counts as the tokens that providers bill for its
-    pixels, unless its file is large."""
+    If several limits are set, exceeding one is enough. If none is, a `Policy` decides by expected cost; elsewhere the
+    limit is 3,000 tokens. `max_bytes` counts what `approx_byte_size` returns, which is what the store keeps. An image
+    counts as the tokens that providers bill for its pixels, unless its file is large."""
 
     max_tokens: int | None = None
     max_chars: int | None = None
@@ -48,11 +50,14 @@ class Limit:
             whole(getattr(self, name), name, least=1, optional=True)
 
     @property
+    def is_named(self) -> bool:
+        """Whether any limit is set."""
+        return not (self.max_tokens is None and self.max_chars is None and self.max_bytes is None)
+
+    @property
     def tokens(self) -> int | None:
         """The effective limit in tokens; None if only other limits are set."""
-        if self.max_tokens is None and self.max_chars is None and self.max_bytes is None:
-            return MAX_TOKENS
-        return self.max_tokens
+        return self.max_tokens if self.is_named else MAX_TOKENS
 
     def exceeded(
         self,
@@ -109,6 +114,9 @@ class Limit:
 class Policy(Limit):
     """When a tool's result leaves the context, and what its stub looks like.
 
+    Without a limit, a result leaves if that is expected to cost less (see `externalize.decision`), with the prices of
+    `model`, or `prices` instead. `expected_calls` are the model calls still to come, if the host knows.
+
     `tools` has the exceptions by tool name: a `Limit`, "always", "never", or a function that shrinks the result for the
     model while the store keeps all of it. `redact="store"` masks secrets before anything is stored; stubs never show
     them. `count` is a token counter to use instead of the estimate. `read_tool` is the name of the agent's tool for
@@ -129,6 +137,9 @@ class Policy(Limit):
     render: Callable[[Ref, str], str] | None = None
     ttl: float | None = None
     reference: Callable[[Ref], Mapping[str, Any]] | None = None
+    model: str | None = None
+    prices: Prices | None = None
+    expected_calls: int | None = None
     safe_chars: int = field(init=False, repr=False, compare=False, default=0)
     """A text of at most this many characters stays inline, whatever it contains and whichever tool it came from."""
 
@@ -137,6 +148,9 @@ class Policy(Limit):
         whole(self.preview_chars, "preview_chars")
         one_of(self.redact, "redact", ("store",), optional=True)
         seconds(self.ttl, "ttl", optional=True)
+        whole(self.expected_calls, "expected_calls", optional=True)
+        valid(self.model is None or isinstance(self.model, str), self.model, "model", "the name of a model or None")
+        valid(self.prices is None or isinstance(self.prices, Prices), self.prices, "prices", "Prices or None")
         given: dict[str, Any] = vars(self)
         tools, name, takes = given["tools"], given["read_tool"], given["read_arguments"]
         for flag in ("enabled", "resolves"):
@@ -167,7 +181,7 @@ class Policy(Limit):
             return 0
         bounds: list[int | None] = []
         for one in (self, *(rule for rule in rules if isinstance(rule, Limit))):
-            tokens = one.tokens
+            tokens = one.tokens if one.is_named else LEAST_TOKENS
             bounds += [
                 None if tokens is None else (tokens // COSTLIEST if self.count is None else 0),
                 one.max_chars,

@@ -1,0 +1,328 @@
+"""When a result leaves the context by what it is expected to cost, if the policy has no limit of its own.
+
+A result of `S` tokens that stays is written to the provider's cache once and read from it with every later call. A stub
+costs less of both, but may be read back: one more call, which reads the whole context again, and a page that stays.
+Both costs follow from the size, the context so far, the calls still to come, the prices of the model, and how often
+results of this kind are read back:
+
+    inline   (write + read·calls)·S
+    stub     (write + read·calls)·(stub + reads·page) + reads·(read·context + output·question)
+
+The first is a line through the size, and the expected number of reads grows more slowly than the size, so there is one
+size from which a stub pays: the break-even. It is the limit that applies to the result.
+
+How often results are read was measured on recorded runs (`make bench ARGS=effect`): code that an agent reads in order
+to edit it often, rows, logs and pages rarely. Each store corrects these figures by what its stubs were really read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
+
+from coatcheck.errors import CoatcheckError
+from coatcheck.models import USUAL_PRICES, Prices
+
+if TYPE_CHECKING:
+    from coatcheck.core_session import CoreSession
+    from coatcheck.store import Store
+
+STUB_TOKENS: Final = 200
+PAGE_TOKENS: Final = 330
+"""Tokens of a stub and of a page that a model asks for, about the mean of those in recorded runs."""
+
+QUESTION_TOKENS: Final = 60
+"""Tokens of the words and arguments with which a model asks for a page."""
+
+LEAST_TOKENS: Final = 400
+"""A smaller result always stays."""
+
+UNKNOWN_CONTEXT: Final = 20_000
+"""Tokens that a conversation is assumed to have besides the results that were seen, if the host does not say."""
+
+_RECOVERED: Final = 15  # calls within which a stub must earn one read that happens at once
+_FEWEST_CALLS, _MOST_CALLS, _PER_CALL = 8, 40, 1_500
+_TRUST: Final = 6.0  # expected reads from which on what was seen outweighs what was assumed
+_BOUNDS: Final = (0.25, 4.0)
+_MOST: Final = 10_000_000
+_TRACKED: Final = 1_000
+_SAVED_EVERY: Final = 32
+_TOOLS: Final = 500
+_SESSION: Final = "coatcheck:reads"
+_SERIES: Final = "rates"
+_WORDS: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+
+Use = str
+"""What an agent does with a result: "report", "file", "search", "command" or "data"."""
+
+_READS: Final[dict[Use, tuple[float, float]]] = {
+    "file": (1.2, 0.7), "search": (1.2, 0.7), "command": (0.8, 0.3), "data": (0.75, 0.0),
+}  # fmt: skip
+"""Expected reads of a stub: the first number for a result of 1,000 tokens, growing with the size to the power of the
+second. Reports (of sub-agents, skills and plans) are read as a whole, so they never leave."""
+
+_REPORTS: Final = frozenset({"task", "agent", "subagent", "skill", "plan", "todo", "delegate", "handoff"})
+_FILES: Final = frozenset({"read", "view", "cat", "open", "edit", "write"})
+_OF_FILES: Final = frozenset({"file", "files", "text", "source", "notebook", "multiple", "multi", "tool"})
+_SEARCHES: Final = frozenset({"grep", "glob", "rg", "ripgrep"})
+_COMMANDS: Final = frozenset({"bash", "shell", "terminal", "command", "commands", "cmd", "sh", "exec", "powershell"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """The conversation in which a result arrives: its tokens so far, the calls still to come (None: estimated), and the
+    model's prices."""
+
+    context_tokens: int = UNKNOWN_CONTEXT
+    calls_to_come: float | None = None
+    prices: Prices = USUAL_PRICES
+
+    @property
+    def calls(self) -> float:
+        """The calls still to come. Long contexts belong to long sessions: in recorded runs with a context of 5,000
+        tokens about 10 calls follow, with 50,000 tokens and more about 40."""
+        if self.calls_to_come is not None:
+            return self.calls_to_come
+        return min(_MOST_CALLS, _FEWEST_CALLS + self.context_tokens / _PER_CALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Why a result left the context or stayed: sizes, expected reads and costs. Costs are in the price of an input
+    token. `reason` is "cost", "limit", "rule", "off", "small", or "report" for what is always read as a whole."""
+
+    leaves: bool
+    reason: str
+    tokens: int
+    limit_tokens: int | None = None
+    use: Use = "data"
+    context_tokens: int = 0
+    calls_to_come: float = 0.0
+    expected_reads: float = 0.0
+    inline_cost: float = 0.0
+    stub_cost: float = 0.0
+
+    @property
+    def expected_saving(self) -> float:
+        """What a stub is expected to save; below zero if the result costs less inline."""
+        return self.inline_cost - self.stub_cost
+
+    def __str__(self) -> str:
+        what = "leaves" if self.leaves else "stays"
+        if self.reason != "cost":
+            return f"{self.tokens:,} tokens: {what} ({self.reason})"
+        return (
+            f"{self.tokens:,} tokens of {self.use}: {what}. Inline it costs {self.inline_cost:,.0f}, a stub "
+            f"{self.stub_cost:,.0f} with {self.expected_reads:.1f} expected reads, in a context of "
+            f"{self.context_tokens:,} tokens with {self.calls_to_come:.0f} calls to come; from {self.limit_tokens:,} "
+            "tokens on a stub pays"
+        )
+
+
+@lru_cache(maxsize=1_024)
+def use_of(tool: str | None) -> Use:
+    """Return what agents do with results of a tool, by its name. The prefix of an MCP server does not count."""
+    name = (tool or "").rpartition("__")[2]
+    words = {word.lower() for word in _WORDS.findall(name)}
+    if words & _REPORTS and "output" not in words:
+        return "report"
+    if words & _FILES and words <= _FILES | _OF_FILES:
+        return "file"
+    if words & _SEARCHES or {"search", "code"} <= words:
+        return "search"
+    if words & _COMMANDS:
+        return "command"
+    return "data"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The expected costs of one kind of result in a situation."""
+
+    use: Use
+    situation: Situation
+    rate: float = 1.0
+    """Reads per expected read, as this store has seen them."""
+
+    def reads(self, tokens: int) -> float:
+        """Expected reads of a stub for a result of this size."""
+        base, power = _READS.get(self.use, _READS["data"])
+        return self.rate * base * math.pow(tokens / 1_000, power)
+
+    def _kept(self) -> float:
+        return self.situation.prices.write + self.situation.prices.read * self.situation.calls
+
+    def _read(self) -> float:
+        """The cost of one read: a call more, and a page that stays."""
+        prices = self.situation.prices
+        asked = prices.read * self.situation.context_tokens + prices.output * QUESTION_TOKENS
+        return asked + self._kept() * (PAGE_TOKENS + QUESTION_TOKENS)
+
+    def inline_cost(self, tokens: int) -> float:
+        return self._kept() * tokens
+
+    def stub_cost(self, tokens: int) -> float:
+        return self._kept() * STUB_TOKENS + self.reads(tokens) * self._read()
+
+    def break_even(self) -> int:
+        """Return the size in tokens from which a stub is expected to cost less."""
+        low, high = LEAST_TOKENS, _MOST
+        while low < high:
+            middle = (low + high) // 2
+            if self.stub_cost(middle) < self.inline_cost(middle):
+                high = middle
+            else:
+                low = middle + 1
+        return max(low, self._recovering())
+
+    def _recovering(self) -> int:
+        """Return the size from which one read at once is earned back soon: a conversation may end early."""
+        prices = self.situation.prices
+        asked = prices.read * self.situation.context_tokens + prices.output * QUESTION_TOKENS
+        soon = prices.write + prices.read * _RECOVERED
+        return STUB_TOKENS + PAGE_TOKENS + math.ceil(asked / soon)
+
+    def decided(self, tokens: int, limit: int) -> Decision:
+        return Decision(
+            leaves=tokens > limit,
+            reason="cost",
+            tokens=tokens,
+            limit_tokens=limit,
+            use=self.use,
+            context_tokens=self.situation.context_tokens,
+            calls_to_come=self.situation.calls,
+            expected_reads=self.reads(tokens),
+            inline_cost=self.inline_cost(tokens),
+            stub_cost=self.stub_cost(tokens),
+        )
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Expected and actual reads of the stubs of one tool."""
+
+    expected: float = 0.0
+    reads: int = 0
+    stubs: int = 0
+
+    def add(self, other: _Rate) -> None:
+        self.expected += other.expected
+        self.reads += other.reads
+        self.stubs += other.stubs
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What one session was shown by this process."""
+
+    tokens: int = 0
+
+
+class ReadRates:
+    """How often stubs are read, per tool, in one store, and the conversations of this process.
+
+    Counts are kept in a record of the store and written now and then, so that the next process begins with them. There
+    is no lock: losing a few counts does no harm."""
+
+    def __init__(self) -> None:
+        self._saved: dict[str, _Rate] | None = None
+        self._new: dict[str, _Rate] = {}
+        self._sessions: dict[str, _Seen] = {}
+        self._events = 0
+
+    def rate(self, session: CoreSession, tool: str | None) -> float:
+        """Return the reads per expected read of a tool's stubs in this store."""
+        if self._saved is None:
+            self._saved = _loaded(session.store)
+        known = [one for rates in (self._saved, self._new) if (one := rates.get(tool or "")) is not None]
+        found = (_TRUST + sum(one.reads for one in known)) / (_TRUST + sum(one.expected for one in known))
+        return min(max(found, _BOUNDS[0]), _BOUNDS[1])
+
+    def situation(self, session: CoreSession, prices: Prices, calls: float | None) -> Situation:
+        """Return the conversation of a session as far as this process has seen it."""
+        seen = self._sessions.get(session.session_id) or _Seen()
+        return Situation(context_tokens=UNKNOWN_CONTEXT + seen.tokens, calls_to_come=calls, prices=prices)
+
+    def shown(self, session: CoreSession, tokens: int) -> None:
+        """Note that the model of a session got a result of this size."""
+        self._session(session).tokens += tokens
+
+    def stubbed(self, session: CoreSession, tool: str | None, expected: float) -> None:
+        """Note a stub, and the reads that are expected of it."""
+        self._session(session).tokens += STUB_TOKENS
+        self._add(session, tool, _Rate(expected, 0, 1))
+
+    def read(self, session: CoreSession, tool: str | None, tokens: int) -> None:
+        """Note that a model read a page of a stored result of a tool."""
+        self._session(session).tokens += tokens
+        self._add(session, tool, _Rate(0.0, 1, 0))
+
+    def _session(self, session: CoreSession) -> _Seen:
+        found = self._sessions.pop(session.session_id, None) or _Seen()
+        self._sessions[session.session_id] = found  # the newest is last
+        if len(self._sessions) > _TRACKED:
+            self._sessions.pop(next(iter(self._sessions)), None)
+        return found
+
+    def _add(self, session: CoreSession, tool: str | None, seen: _Rate) -> None:
+        """Count, and write the counts if enough has happened. Another process may have written meanwhile, so they are
+        added to what the store has."""
+        self._new.setdefault((tool or "")[:200], _Rate()).add(seen)
+        self._events += 1
+        if self._events < _SAVED_EVERY:
+            return
+        self._events, new, self._new = 0, self._new, {}
+        total = _loaded(session.store)
+        for name, rate in dict(new).items():
+            total.setdefault(name, _Rate()).add(rate)
+        self._saved = dict(sorted(total.items(), key=lambda one: -one[1].stubs)[:_TOOLS])
+        body = {name: [round(one.expected, 3), one.reads, one.stubs] for name, one in self._saved.items()}
+        try:
+            session.store.session(_SESSION, ttl=None).record(_SERIES, json.dumps(body).encode(), keep=1)
+        except CoatcheckError:
+            pass  # a full or read-only store: only the correction is lost
+
+
+def _loaded(store: Store) -> dict[str, _Rate]:
+    """Return the counts that a store has; none if they cannot be read."""
+    try:
+        records = store.session(_SESSION, ttl=None).records(_SERIES, newest=True, limit=1)
+        found = json.loads(records[0].body) if records else {}
+        return {str(tool): _Rate(float(one[0]), int(one[1]), int(one[2])) for tool, one in found.items()}
+    except (CoatcheckError, ValueError, TypeError, AttributeError, LookupError):
+        return {}
+
+
+_RATES: Final[WeakKeyDictionary[Store, ReadRates]] = WeakKeyDictionary()
+
+
+def rates_of(store: Store) -> ReadRates:
+    """Return the read rates of a store, one object per process."""
+    return _RATES.get(store) or _RATES.setdefault(store, ReadRates())
+
+
+def estimate_for(session: CoreSession, tool: str | None, situation: Situation) -> Estimate | None:
+    """Return the expected costs of a tool's result. None if it never leaves."""
+    use = use_of(tool)
+    if use == "report":
+        return None
+    rate = rates_of(session.store).rate(session, tool)
+    rounded = replace(situation, context_tokens=_rounded(situation.context_tokens))
+    return Estimate(use, rounded, round(rate, 2))
+
+
+@lru_cache(maxsize=4_096)
+def break_even(estimate: Estimate) -> int:
+    """Return the size from which a stub is expected to pay, in tokens."""
+    return estimate.break_even()
+
+
+def _rounded(tokens: int) -> int:
+    """Round to two digits, so that few different situations are computed."""
+    step: int = 10 ** max(0, len(str(tokens)) - 2)
+    return tokens // step * step

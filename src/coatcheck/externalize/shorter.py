@@ -1,0 +1,152 @@
+"""Shorter forms of a result that leave nothing out: sparse line numbers, a repeated result, a changed one.
+
+Nothing has to be stored or read back for them, so each is used wherever it is shorter:
+
+- A listing with a number on every line keeps those of its first line and of every tenth.
+- A result that the conversation already shows, by itself or as a part of another, becomes one line that says where.
+- A result of an equal call that has changed becomes a diff, if that is much shorter.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from coatcheck.ids import clip
+from coatcheck.tokens import estimate
+
+_EVERY: Final = 10
+_NUMBERED: Final = re.compile(r" *(\d{1,9})(→|\t)(.*)", re.DOTALL)
+_SPARSE: Final = re.compile(r"\[Lines (\d{1,9})-(\d{1,9}), numbered every 10 lines\.\]\n")
+_SAME: Final = "[Nothing new: "
+_CHANGED: Final = "[Changed: "
+_LEAST_LINES: Final = 20  # of a listing
+_LEAST_CHARS: Final = 400  # of a repeated result
+_LEAST_CHANGED: Final = 1_200
+_MOST_LINES: Final = 3_000  # of two results that are compared
+_AROUND: Final = 2
+_SHARE: Final = 0.6  # a diff must be shorter than this part of the result
+_LABEL: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Numbered lines without a gap, and the text behind them."""
+
+    first: int
+    sign: str
+    lines: tuple[str, ...]
+    rest: str = ""
+
+    def shows(self, other: Listing) -> bool:
+        """Whether this listing contains the lines of another under the same numbers."""
+        start = other.first - self.first
+        return start >= 0 and other.lines == self.lines[start : start + len(other.lines)]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownResult:
+    """A result in a conversation: its text as it was sent, the call that it answers, and the call's arguments."""
+
+    text: str
+    tool: str = ""
+    call_id: str = ""
+    arguments: str = ""
+
+    @property
+    def place(self) -> str:
+        return f"{clip(self.tool, _LABEL) or 'a tool'} (call {clip(self.call_id, _LABEL)})"
+
+
+@lru_cache(maxsize=512)
+def listing(text: str) -> Listing | None:
+    """Return the listing that a text begins with, whether all of its lines are numbered or only some. None if it has
+    too few lines."""
+    if (found := _SPARSE.match(text)) is not None:
+        return _read_sparse(text[found.end() :], int(found[1]), int(found[2]))
+    start = _NUMBERED.match(text)
+    if start is None:
+        return None
+    first, sign, lines = int(start[1]), start[2], list[str]()
+    all_lines = text.split("\n")
+    for at, line in enumerate(all_lines):
+        found = _NUMBERED.fullmatch(line)
+        if found is None or int(found[1]) != first + at or found[2] != sign:
+            break
+        lines.append(found[3])
+    if len(lines) < _LEAST_LINES:
+        return None
+    return Listing(first, sign, tuple(lines), "\n".join(all_lines[len(lines) :]))
+
+
+def _read_sparse(text: str, first: int, last: int) -> Listing | None:
+    lines = text.split("\n")
+    count = last - first + 1
+    start = _NUMBERED.fullmatch(lines[0])
+    if start is None or int(start[1]) != first or not 0 < count <= len(lines):
+        return None
+    kept = [line.partition(start[2])[2] if _is_numbered(first, at) else line for at, line in enumerate(lines[:count])]
+    return Listing(first, start[2], tuple(kept), "\n".join(lines[count:]))
+
+
+def _is_numbered(first: int, at: int) -> bool:
+    return at == 0 or (first + at) % _EVERY == 0
+
+
+def sparse(text: str) -> str | None:
+    """Return a listing with the numbers of its first line and of every tenth. None if the text is not a listing, or
+    would not be shorter."""
+    if _NUMBERED.match(text) is None or (found := listing(text)) is None:
+        return None
+    first, last = found.first, found.first + len(found.lines) - 1
+    body = [
+        f"{first + at}{found.sign}{line}" if _is_numbered(first, at) else line for at, line in enumerate(found.lines)
+    ]
+    shorter = f"[Lines {first}-{last}, numbered every 10 lines.]\n" + "\n".join(body)
+    shorter += f"\n{found.rest}" if found.rest else ""
+    return shorter if len(shorter) < len(text) and listing(shorter) == found else None
+
+
+def repeated(text: str, shown: Iterable[ShownResult]) -> str | None:
+    """Return one line that says where a conversation shows a result already. None if it does not."""
+    if len(text) < _LEAST_CHARS or text.startswith((_SAME, _CHANGED)):
+        return None
+    lines = listing(text)
+    for one in shown:
+        if text in one.text:
+            part = "" if text == one.text else " as a part of it"
+            return f"{_SAME}this is what {one.place} returned, shown above{part}.]"
+        if lines is not None and not lines.rest.strip():
+            other = listing(one.text)
+            if other is not None and other.shows(lines):
+                last = lines.first + len(lines.lines) - 1
+                return f"{_SAME}these are lines {lines.first}-{last} that {one.place} returned, shown above.]"
+    return None
+
+
+def changed(text: str, arguments: str, tool: str, shown: Sequence[ShownResult]) -> str | None:
+    """Return the differences from what an equal call returned before. None if there was none, or if the differences are
+    not much shorter than the text."""
+    if len(text) < _LEAST_CHANGED:
+        return None
+    same = (one for one in reversed(shown) if one.tool == tool and one.arguments == arguments)
+    before = next((one for one in same if not one.text.startswith((_SAME, _CHANGED))), None)
+    if before is None or not arguments:
+        return None
+    old, new = _plain_lines(before.text), _plain_lines(text)
+    if max(len(old), len(new)) > _MOST_LINES:
+        return None
+    differences = list(difflib.unified_diff(old, new, lineterm="", n=_AROUND))[2:]
+    lead = f"{_CHANGED}a diff against what {before.place} returned, shown above; all other lines are the same.]"
+    shorter = "\n".join([lead, *differences])
+    return shorter if differences and estimate(shorter) < _SHARE * estimate(text) else None
+
+
+def _plain_lines(text: str) -> list[str]:
+    """Return the lines of a text; those of a listing without their numbers, which a change would shift."""
+    found = listing(text)
+    return text.split("\n") if found is None else [*found.lines, *found.rest.split("\n")]
