@@ -113,6 +113,11 @@ def _anthropic(request: dict[str, Any]) -> Iterator[str]:
     before = None
     for number, message in enumerate(request["messages"]):
         role, content = message.get("role"), message.get("content")
+        if role == "system" and number and before == "user":  # since 2026, behind a message of the user
+            known = {tool.get("name") for tool in request.get("tools", ()) if tool.get("defer_loading")}
+            added = [one["tool"]["name"] for one in content if one.get("type") == "tool_addition"]
+            yield from (f"message {number}: tool {name!r} is not deferred" for name in added if name not in known)
+            continue
         if role not in ("user", "assistant"):
             yield f"message {number}: role {role!r}"
         if number == 0 and role != "user":

@@ -10,8 +10,8 @@ changed message then goes too: models that bind thinking to what is before it wo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -19,17 +19,20 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from coatcheck.checks import whole
 from coatcheck.context.appended import LEADS, own_texts
 from coatcheck.errors import CoatcheckError, LimitExceeded
-from coatcheck.externalize import Outcome, Policy
+from coatcheck.externalize import Decision, Outcome, Policy, Situation
 from coatcheck.externalize.pipeline import put
+from coatcheck.externalize.shorter import ShownResult, shorter
+from coatcheck.externalize.stub import START as STUB_START
 from coatcheck.externalize.stub import mark
 from coatcheck.ids import clip
 from coatcheck.intake import About
-from coatcheck.messages import Dialect, Message
+from coatcheck.messages import Dialect, Format, Message
 from coatcheck.messages.cache import with_marks_of, without_marks
 from coatcheck.messages.cost import Cost, Tally
-from coatcheck.messages.formats import plain_text, text_of, text_paths
+from coatcheck.messages.formats import Call, arguments_of, plain_text, text_of, text_paths
 from coatcheck.messages.pairing import pair
 from coatcheck.messages.paths import at, replaced
+from coatcheck.models import USUAL_PRICES, Prices
 from coatcheck.previews.excerpts import line as one_line
 from coatcheck.refs import Ref
 from coatcheck.transcript.placeholders import pointer_in_stub
@@ -44,6 +47,7 @@ _NO_COSTS: Final[Mapping[int, Cost]] = MappingProxyType({})
 _LEAST_CHARS: Final = 400  # a shorter result gets no pointer: repeating its call costs less
 _CLEARED: Final = 20  # tokens that the provider leaves of a result
 _TOOL: Final = 60
+_CHARS_PER_TOKEN: Final = 3  # of results, about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +78,15 @@ class Clearing:
 
 @dataclass(frozen=True, slots=True)
 class SentMessages:
-    """Messages as they are sent, with their costs, the refs of externalized results, and what was changed now."""
+    """Messages as they are sent, with their costs, the refs of externalized results, what was changed now, and why new
+    results left or stayed."""
 
     messages: list[Message]
     costs: list[Cost]
     refs: tuple[Ref, ...] = ()
     changes: tuple[str, ...] = ()
     pruned: Pruned | None = None
+    decisions: tuple[Decision, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -102,6 +108,7 @@ class Conversation:
         redact: Literal["store"] | None = None,
         clearing: Clearing | None = None,
         own_tools: Sequence[str] = (),
+        prices: Prices = USUAL_PRICES,
     ) -> None:
         self._session = session
         self._dialect = dialect
@@ -112,13 +119,16 @@ class Conversation:
         self._redact = redact
         self._clearing = clearing
         self._own_tools = own_tools
+        self._prices = prices
 
-    def grown(self, messages: Sequence[Message], costs: Sequence[Cost | None], key: bytes) -> SentMessages:
-        """Return the messages as they are sent: paired, and with the new results judged. Raises `LimitExceeded` if a
-        message cannot be counted."""
+    def grown(
+        self, messages: Sequence[Message], costs: Sequence[Cost | None], key: bytes, *, fixed: int = 0
+    ) -> SentMessages:
+        """Return the messages as they are sent: paired, and with the new results judged. `fixed` are the tokens before
+        them. Raises `LimitExceeded` if a message cannot be counted."""
         known = {id(one): cost for one, cost in zip(messages, costs, strict=True) if cost is not None}
         paired = list(self._dialect.mended(messages))
-        return self._judged(paired, self._dialect.unanswered(paired), known, key)
+        return self._judged(paired, self._dialect.unanswered(paired), known, key, fixed)
 
     def rewritten(self, sent: SentMessages, room: int, key: bytes) -> SentMessages:
         """Return the messages within `room` tokens: old results judged too, then pruned. Raises `LimitExceeded` if they
@@ -133,7 +143,12 @@ class Conversation:
         notes = [f"{lost} messages: thinking behind the first change was removed"] if lost else []
         known.update(zip(map(id, done.messages), done.costs, strict=True))
         refs, changes = (*sent.refs, *done.refs), (*sent.changes, *done.changes, *notes)
-        return SentMessages(whole, self._costs(whole, known), refs, changes, done.pruned)
+        return SentMessages(whole, self._costs(whole, known), refs, changes, done.pruned, sent.decisions)
+
+    def has_stub(self, message: Message) -> bool:
+        """Whether a message has a result that is a stub."""
+        results = (at(message, one.content_path) for one in self._dialect.format.results(message))
+        return any((plain_text(one) or "").startswith(STUB_START) for one in results)
 
     def clearable(self, sent: SentMessages) -> int:
         """Estimate the tokens that the provider clears of these messages, if it clears now."""
@@ -167,7 +182,7 @@ class Conversation:
         messages = self._alternating(left, slim.messages)
         failures = (f"an old result could not be stored: {one}" for one in done.failures)
         changes = (*slim.changes, *done.steps, *failures)
-        return SentMessages(messages, self._costs(messages), slim.refs, changes, done)
+        return SentMessages(messages, self._costs(messages), slim.refs, changes, done, slim.decisions)
 
     def _alternating(self, left: Sequence[tuple[Message, int | None]], slim: list[Message]) -> list[Message]:
         """Return the messages of a step with the host's current breakpoints. For Anthropic, user messages that became
@@ -195,22 +210,34 @@ class Conversation:
             found.append(one)
         return found
 
-    def _judged(self, messages: list[Message], numbers: range, known: Mapping[int, Cost], key: bytes) -> SentMessages:
-        """Return the messages with stubs in place of those results in `numbers` that the policy finds too large.
-        Messages without such results are the same objects."""
+    def _judged(
+        self, messages: list[Message], numbers: range, known: Mapping[int, Cost], key: bytes, fixed: int = 0
+    ) -> SentMessages:
+        """Return the messages with stubs in place of those results in `numbers` that the policy lets leave. Messages
+        without such results are the same objects."""
         fmt, refs, changes = self._dialect.format, list[Ref](), list[str]()
+        decisions: list[Decision] = []
         new = list(messages)
-        tools = self._tools_of(messages, numbers)
+        calls = self._calls_of(messages, numbers)
+        arriving = _Arriving(
+            messages, numbers.start, fmt, fixed + sum(one.tokens for one in _known(messages[: numbers.start], known))
+        )
         for number in numbers:
             message = messages[number]
             if self._dialect.is_answer(message):
                 continue
             pointers: list[tuple[str, list[str]]] = []
             for result in fmt.results(message):
-                tool = result.name or tools.get(result.call_id)
+                name, arguments = calls.get(result.call_id, (None, None))
+                tool = result.name or name
                 for path in text_paths(message, result):
                     content = at(message, path)
-                    outcome = self._outcome(content, tool, result.call_id)
+                    shown = ShownResult("", tool or "", result.call_id, arguments)
+                    outcome = self._outcome(content, shown, arriving)
+                    if outcome is not None and outcome.why is not None:
+                        decisions.append(outcome.why)
+                    if outcome is not None and outcome.content is without_marks(content):
+                        outcome = None  # it stays as it is
                     if outcome is not None:
                         new[number] = dict(replaced(new[number], path, with_marks_of(outcome.content, content)))
                         refs += outcome.refs
@@ -220,28 +247,42 @@ class Conversation:
             note = self._note(pointers, key)
             if note is not None and not any(kind == "results" for kind, _ in own_texts(key, [message])):
                 (new[number],) = self._dialect.with_texts([new[number]], [note])
-        return SentMessages(new, self._costs(new, known), tuple(refs), tuple(changes))
+        return SentMessages(new, self._costs(new, known), tuple(refs), tuple(changes), None, tuple(decisions))
 
-    def _tools_of(self, messages: Sequence[Message], numbers: range) -> dict[str, str]:
-        """Return the tools of the calls that the results in `numbers` answer, by the ids of the calls."""
+    def _calls_of(self, messages: Sequence[Message], numbers: range) -> dict[str, tuple[str, Any]]:
+        """Return tool and arguments of the calls that the results in `numbers` answer, by the ids of the calls."""
         fmt = self._dialect.format
         wanted = {result.call_id for number in numbers for result in fmt.results(messages[number])}
-        found: dict[str, str] = {}
+        found: dict[str, tuple[str, Any]] = {}
         for message in reversed(messages):
             if len(found) == len(wanted):
                 break
             for call in fmt.calls(message):
                 if call.id in wanted:
-                    found.setdefault(call.id, call.name)
+                    found.setdefault(call.id, (call.name, _arguments(message, call)))
         return found
 
-    def _outcome(self, content: Any, tool: str | None, call_id: str) -> Outcome | None:
-        """Externalize content without the host's breakpoints, which belong to the turn; None if it stays as it is."""
-        plain = without_marks(content)
-        if self._policy is None or not isinstance(plain, str | list):
+    def _outcome(self, content: Any, result: ShownResult, arriving: _Arriving) -> Outcome | None:
+        """Return what becomes of content without the host's breakpoints, which belong to the turn. None if no policy
+        applies to it."""
+        policy, plain = self._policy, without_marks(content)
+        if policy is None or not isinstance(plain, str | list):
             return None
-        outcome = self._session.externalize(plain, tool=tool, call_id=call_id or None, policy=self._policy)
-        return None if outcome.content is plain else outcome
+        text = plain_text(plain)
+        rule = policy.tools.get(result.tool)
+        if text is not None and policy.enabled and rule is None and not policy.is_named:
+            short = shorter(text, result.tool, result.arguments, arriving.shown())
+            if short is not None:
+                arriving.add(replace(result, text=short))
+                return Outcome(short, short if isinstance(plain, str) else [{**plain[0], "text": short}])
+        situation = Situation(
+            context_tokens=arriving.context, calls_to_come=policy.expected_calls, prices=policy.prices or self._prices
+        )
+        outcome = self._session.externalize(
+            plain, tool=result.tool or None, call_id=result.call_id or None, policy=policy, situation=situation
+        )
+        arriving.add(replace(result, text="" if outcome.refs else outcome.text), len(outcome.text))
+        return outcome
 
     def _kept(
         self, content: Any, tool: str | None, call_id: str, outcome: Outcome | None, refs: list[Ref]
@@ -269,6 +310,43 @@ class Conversation:
         if not lines:
             return None
         return mark(key, f"{LEADS['results']}; {self._read_tool}(pointer=…) reads one.", "\n".join(lines))
+
+
+class _Arriving:
+    """Where a new result arrives: the tokens before it, and the results that the conversation shows."""
+
+    def __init__(self, messages: Sequence[Message], end: int, fmt: Format, context: int) -> None:
+        self.context = context
+        self._messages, self._end, self._format = messages, end, fmt
+        self._shown: list[ShownResult] | None = None
+
+    def shown(self) -> list[ShownResult]:
+        """Return the results so far, oldest first. They are collected when they are first needed."""
+        if self._shown is None:
+            calls: dict[str, tuple[str, Any]] = {}
+            self._shown = []
+            for message in self._messages[: self._end]:
+                calls.update({one.id: (one.name, _arguments(message, one)) for one in self._format.calls(message)})
+                for result in self._format.results(message):
+                    tool, arguments = calls.get(result.call_id, (result.name or "", None))
+                    text = plain_text(at(message, result.content_path))
+                    if text and not text.startswith(STUB_START):
+                        self._shown.append(ShownResult(text, tool, result.call_id, arguments))
+        return self._shown
+
+    def add(self, result: ShownResult, chars: int = 0) -> None:
+        self.context += (chars or len(result.text)) // _CHARS_PER_TOKEN
+        if result.text and self._shown is not None:
+            self._shown.append(result)
+
+
+def _arguments(message: Message, call: Call) -> Any:
+    found = arguments_of(message, call)
+    return found and found[1]
+
+
+def _known(messages: Iterable[Message], known: Mapping[int, Cost]) -> Iterator[Cost]:
+    return (cost for one in messages if (cost := known.get(id(one))) is not None)
 
 
 def _change(tool: str | None, content: Any, outcome: Outcome) -> str:

@@ -22,7 +22,7 @@ from coatcheck.context.appended import STARTS, Additions, TurnParts, key_of, kin
 from coatcheck.context.budget import Budget, Violation, listed, log_violations, refusal
 from coatcheck.context.conversation import Clearing, Conversation, SentMessages
 from coatcheck.errors import BudgetExceeded, InvalidArgument, LimitExceeded
-from coatcheck.externalize import Policy, configured
+from coatcheck.externalize import Decision, Policy, configured
 from coatcheck.externalize.policy import READ_TOOL
 from coatcheck.ids import clip
 from coatcheck.messages import Dialect, Message, dialect, for_provider
@@ -39,6 +39,7 @@ from coatcheck.messages.cache import (
 from coatcheck.messages.cost import Cost, Tally, referenced_documents
 from coatcheck.messages.formats import spoken
 from coatcheck.messages.paths import blocks_of
+from coatcheck.models import model as model_facts
 from coatcheck.refs import Ref
 from coatcheck.tokens import TokenCounter, estimate
 from coatcheck.transcript.prune import Pruned
@@ -55,6 +56,7 @@ _PARTS_SHARE: Final = 4  # the part (1/4) of a budget that pruning leaves for wh
 _LIST_TOOL: Final = "list_artifacts"
 _PROBE: Final = "A counter that cannot count this can count nothing."
 _CLEARS: Final = "context-management-2025-06-27"
+_ADDS: Final = "mid-conversation-tool-changes-2026-07-01"
 _UNCOUNTABLE: Final = (
     "a document that is only referenced, by URL or id, cannot be counted: send its content, or set document_tokens"
 )
@@ -77,7 +79,8 @@ class Prompt:
 
     `stable_prefix` is the beginning that it shares with the builder's previous prompt, `rewritten_tokens` the tokens of
     that prompt that were not sent again in the same form, and `cleared_tokens` an estimate of what the provider clears;
-    `est_tokens` is without them. `changes` has one line for each thing that was shortened, stored or left out now."""
+    `est_tokens` is without them. `changes` has one line for each thing that was shortened, stored or left out now, and
+    `decisions` why each new result left or stayed. `betas` are what the provider calls the features that it uses."""
 
     provider: str
     system: str
@@ -107,16 +110,18 @@ class Prompt:
     refs: tuple[Ref, ...] = ()
     changes: tuple[str, ...] = ()
     context_management: Mapping[str, Any] | None = None
+    betas: tuple[str, ...] = ()
+    decisions: tuple[Decision, ...] = ()
 
     def request(self, *, cache_control: bool = True) -> dict[str, Any]:
         """Return the arguments of the provider's call that contain this prompt: `tools`, `system` or `instructions`,
         and `messages` or `input`. For Anthropic, blocks at a breakpoint have `cache_control`; with a `Clearing` there
-        are `context_management` and the `betas` that it needs, as `client.beta.messages.create` takes them."""
+        is `context_management`. Where there are `betas`, `client.beta.messages.create` takes the request."""
         marks = self.breakpoints if cache_control else ()
         found = dialect(self.provider).request(self.system, self.messages, self.tools, marks)
         if self.context_management is not None:
-            found |= {"context_management": dict(self.context_management), "betas": [_CLEARS]}
-        return found
+            found["context_management"] = dict(self.context_management)
+        return found | ({"betas": list(self.betas)} if self.betas else {})
 
 
 class PromptBuilder:
@@ -128,7 +133,9 @@ class PromptBuilder:
     the prompt's from the window of `model` or `window` (see `Budget.for_model`). `policy` says which results are
     externalized (None: none are). `recall` appends artifacts that fit the last message, by default if the settings say
     so. `rewrite` allows pruning where a conversation exceeds the budget, and `keep_turns` are the newest turns that it
-    spares; without it, such a prompt is refused. `clearing` lets Anthropic clear old results. `document_tokens` is the
+    spares; without it, such a prompt is refused. `clearing` lets Anthropic clear old results. `defer_tools` hides our
+    tools from the model until there is something to read with them, so that a conversation without stubs does not pay
+    for them; by default where `model` is known to allow it and there are other tools. `document_tokens` is the
     count of a document that a message only references by URL or id; without it such a message cannot be counted, and
     there is no prompt."""
 
@@ -151,6 +158,7 @@ class PromptBuilder:
         rewrite: bool = False,
         keep_turns: int = 3,
         clearing: Clearing | None = None,
+        defer_tools: bool | None = None,
         smallest_cache: int = SMALLEST,
         read_tool: str | None = _UNSET,
     ) -> None:
@@ -180,6 +188,7 @@ class PromptBuilder:
         self._policy = policy or replace(configured(settings), read_tool=read_tool)
         self._budget = _default_budget(settings, model, window) if budget is None else budget
         self._recalls = settings["memory.artifacts.enabled"] if recall is None else recall
+        self._deferred = self._deferring(known.values(), model, defer_tools)
         self._count = count
         self._tally = Tally(count, document_tokens=document_tokens)
         self._conversation = Conversation(
@@ -192,6 +201,7 @@ class PromptBuilder:
             redact=self._policy.redact,
             clearing=clearing,
             own_tools=tuple(known.values()),
+            prices=model_facts(model).prices,
         )
         self._rewrites = rewrite
         self._management = None if clearing is None else {"edits": [clearing.edit(sorted(known.values()))]}
@@ -228,7 +238,7 @@ class PromptBuilder:
         if lead is None:
             violations += self._budget.prompt_tokens(None)
         fixed = sum(one.tokens for one in lead or ()) + _REQUEST_TOKENS
-        sent = self._grown(given, costs, key, violations)
+        sent = self._grown(given, costs, key, fixed, violations)
         parts = TurnParts(
             session=self._session,
             budget=self._budget,
@@ -253,6 +263,8 @@ class PromptBuilder:
         more = self._fitted(parts, room, violations) if takes_text and (violations or room >= 0) else Additions()
         if not violations:
             sent = self._with_texts(sent, more.texts, violations)
+            if self._deferred and takes_text and not violations:
+                sent = self._with_tools(sent, is_needed=bool(more.texts or (files and files.refs)))
             violations += () if violations else self._budget.prompt_tokens(fixed + sent.tokens - cleared)
         checked = self._budget.check(hot_state=hot_state, chunks=parts.chunks, count=self._count)
         found = tuple(dict.fromkeys(violations))
@@ -290,11 +302,11 @@ class PromptBuilder:
         return given, costs
 
     def _grown(
-        self, given: list[Message], costs: list[Cost | None], key: bytes, violations: list[Violation]
+        self, given: list[Message], costs: list[Cost | None], key: bytes, fixed: int, violations: list[Violation]
     ) -> SentMessages:
         """Return the conversation as it is sent. A message that cannot be counted is a violation."""
         try:
-            return self._conversation.grown(given, costs, key)
+            return self._conversation.grown(given, costs, key, fixed=fixed)
         except LimitExceeded:
             is_document = any(map(referenced_documents, given))  # else the counter failed
             unknown = self._budget.prompt_tokens(None)
@@ -342,6 +354,32 @@ class PromptBuilder:
         if len(costs) < len(messages):
             violations += self._budget.prompt_tokens(None)
         return replace(sent, messages=messages, costs=costs)
+
+    def _deferring(self, own: Iterable[str], model: str | None, wanted: bool | None) -> tuple[str, ...]:
+        """Return the names of our tools that are added to a conversation later, and mark them in the tools."""
+        names = tuple(own)
+        others = len(self._tools) > len(names)  # the provider refuses a request with deferred tools alone
+        if wanted is None:
+            wanted = model_facts(model).adds_tools and others
+        if not wanted or not names or not others or self._dialect.deferred({}) is None:
+            return ()
+        self._tools = tuple(
+            dict(self._dialect.deferred(one) or one) if one.get("name") in names else one for one in self._tools
+        )
+        return names
+
+    def _with_tools(self, sent: SentMessages, *, is_needed: bool) -> SentMessages:
+        """Return the messages with our tools added, if there is something to read with them for the first time."""
+        messages = sent.messages
+        added = self._dialect.adding_tools(self._deferred)
+        if added in messages or not (is_needed or sent.refs or any(map(self._conversation.has_stub, messages))):
+            return sent
+        cost = self._tally.weighed(added)
+        if cost is None:
+            return sent
+        end = len(messages) - self._dialect.begun(messages)
+        costs = [*sent.costs[:end], cost, *sent.costs[end:]]
+        return replace(sent, messages=[*messages[:end], added, *messages[end:]], costs=costs)
 
     def _prompt(
         self,
@@ -392,6 +430,8 @@ class PromptBuilder:
                 *([_NOT_KEPT.format(comparison.rewritten)] if lost else []),
             ),
             context_management=self._management,
+            betas=(*([_CLEARS] if self._management else ()), *([_ADDS] if self._deferred else ())),
+            decisions=sent.decisions,
         )
 
     def _compared(self, now: Sent, messages: Sequence[Message]) -> Comparison:

@@ -457,9 +457,10 @@ class _Result:
         text = as_text(value) if text is None else text
         size = memoryview(value).nbytes if isinstance(value, bytes | bytearray | memoryview) else None
         prepared = Prepared(value, text)
-        if self._is_large(text, size, lambda: prepared.tokens) and not self._stays_anyway(text):
-            return self._put(prepared)
         shorter = self._shorter(text) if value is text else None
+        rough = (lambda: prepared.tokens) if shorter is None else None
+        if self._is_large(shorter or text, size, rough) and not self._stays_anyway(text):
+            return self._put(prepared)
         return Outcome(text, value) if shorter is None else Outcome(shorter, shorter)
 
     def _shorter(self, text: str) -> str | None:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from coatcheck.ids import clip
 from coatcheck.tokens import estimate
@@ -55,14 +55,14 @@ class ShownResult:
     text: str
     tool: str = ""
     call_id: str = ""
-    arguments: str = ""
+    arguments: Any = None
 
     @property
     def place(self) -> str:
         return f"{clip(self.tool, _LABEL) or 'a tool'} (call {clip(self.call_id, _LABEL)})"
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=128)
 def listing(text: str) -> Listing | None:
     """Return the listing that a text begins with, whether all of its lines are numbered or only some. None if it has
     too few lines."""
@@ -111,6 +111,11 @@ def sparse(text: str) -> str | None:
     return shorter if len(shorter) < len(text) and listing(shorter) == found else None
 
 
+def shorter(text: str, tool: str, arguments: Any, shown: Sequence[ShownResult]) -> str | None:
+    """Return a result that says how it differs from what the conversation shows. None if it has to be shown itself."""
+    return repeated(text, shown) or changed(text, tool, arguments, shown)
+
+
 def repeated(text: str, shown: Iterable[ShownResult]) -> str | None:
     """Return one line that says where a conversation shows a result already. None if it does not."""
     if len(text) < _LEAST_CHARS or text.startswith((_SAME, _CHANGED)):
@@ -128,14 +133,14 @@ def repeated(text: str, shown: Iterable[ShownResult]) -> str | None:
     return None
 
 
-def changed(text: str, arguments: str, tool: str, shown: Sequence[ShownResult]) -> str | None:
+def changed(text: str, tool: str, arguments: Any, shown: Sequence[ShownResult]) -> str | None:
     """Return the differences from what an equal call returned before. None if there was none, or if the differences are
     not much shorter than the text."""
     if len(text) < _LEAST_CHANGED:
         return None
     same = (one for one in reversed(shown) if one.tool == tool and one.arguments == arguments)
     before = next((one for one in same if not one.text.startswith((_SAME, _CHANGED))), None)
-    if before is None or not arguments:
+    if before is None:
         return None
     old, new = _plain_lines(before.text), _plain_lines(text)
     if max(len(old), len(new)) > _MOST_LINES:

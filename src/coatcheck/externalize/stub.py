@@ -39,7 +39,9 @@ _JSON_WHOLE, _JSON_HEAD = 32 * 1_024, 16 * 1_024
 _SUMMARY_TOKENS: Final = 16
 _LOOK: Final = 256  # characters whose tokens are estimated
 _TOKENS: Final = 52  # of a preview with its description, besides one for every two characters of the limit
-_START: Final = '{"stub":"'
+START: Final = '{"stub":"'
+"""How every stub of ours begins."""
+
 _TABLES: Final = frozenset(
     {"text/csv", "text/tab-separated-values", media.JSONL, media.REPR, "application/vnd.apache.parquet"}
 )
@@ -183,7 +185,7 @@ def _hint(pointer: str, about: Facts, policy: Policy) -> str:
 
 def is_stub(text: str, policy: Policy) -> bool:
     """Whether a text looks like a stub and is as short as one, so that storing it would be useless."""
-    return text.startswith(_START) and len(text) <= 1_000 + 2 * policy.preview_chars
+    return text.startswith(START) and len(text) <= 1_000 + 2 * policy.preview_chars
 
 
 def media_type_of(claimed: object) -> str | None:

@@ -147,6 +147,13 @@ class AnthropicDialect(Dialect):
             last = self.joined(before.pop(), last)
         return [*before, last, *messages[end:]]
 
+    def deferred(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**tool, "defer_loading": True}
+
+    def adding_tools(self, names: Sequence[str]) -> Message:
+        tools = [{"type": "tool_reference", "name": name} for name in names]
+        return {"role": "system", "content": [{"type": "tool_addition", "tool": tool} for tool in tools]}
+
     def without_thinking(self, message: Message) -> Message:
         """Newer models bind thinking to everything before it, and refuse it behind something else."""
         blocks = blocks_of(message)

@@ -267,6 +267,15 @@ class Dialect:
         """Return the messages with texts of ours appended, in the user's role."""
         return [*messages, *({"role": "user", "content": text} for text in texts)]
 
+    def deferred(self, tool: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return a tool's description so that the model sees it only once it is added. None if the provider has no such
+        thing."""
+        return None
+
+    def adding_tools(self, names: Sequence[str]) -> Message:
+        """Return the message that adds deferred tools to a conversation."""
+        raise NotImplementedError
+
     def without_thinking(self, message: Message) -> Message:
         """Return an answer without thinking that the provider would find in another place than it was made in."""
         return message
