@@ -140,7 +140,7 @@ def test_old_results_leave_together_where_that_pays_and_thinking_goes_with_them(
             assert any("placeholders" in change for change in prompt.changes)
             assert any("thinking" in change for change in prompt.changes)
         history = list(prompt.history)
-    assert 1 <= len(steps) <= 3, "rare and large"
+    assert 1 <= len(steps) <= 6, "rare and large"
     pointer = result_of(prompt, 0)
     assert "art:" in pointer
     assert "value 149 of" in str(session.get(pointer[pointer.index("art:") :][:16]))
@@ -159,7 +159,7 @@ def test_without_permission_nothing_is_rewritten(session: Session) -> None:
 def test_with_a_cold_cache_old_results_leave_earlier(session: Session) -> None:
     history: list[Message] = [{"role": "user", "content": "go"}]
     for number in range(26):
-        body = f"result {number}\n" + "".join(f"value {number * 1_000 + at} of the measurement\n" for at in range(150))
+        body = f"result {number}\n" + "".join(f"value {number * 1_000 + at} of the measurement\n" for at in range(90))
         history += turn(number, body, path=f"{number}.py")
     system = "word " * 40_000
     kept = make(session, policy=None, system=system).build(history).history
