@@ -46,7 +46,7 @@ from coatcheck.transcript.keep import (
     record_manifest,
     sessions_for,
 )
-from coatcheck.transcript.splice import MARK, ArtifactRef, Fetch, refs_of, sessions_in, slim, whole
+from coatcheck.transcript.splice import MARK, ArtifactRef, Fetch, Slimmed, refs_of, sessions_in, slim_all, whole
 from coatcheck.transcript.swap import SwapFile, batches, is_own, layout_of, opened, pieces, write_all
 
 Paths = str | os.PathLike[str]
@@ -451,12 +451,15 @@ class _Externalizing(_TranscriptFile):
         named = [one for one in self._named if one not in own and self._keeper.is_ours({one})]
         return [*own, *named] or sessions_for(self._store, self.file.real_path)
 
-    def _note_pointers(self, part: bytes, refs: Iterable[ArtifactRef]) -> None:
-        """Note the pointers in a slim part, and which of them are those of its own payloads."""
-        for ref in refs:
+    def _note_pointers(self, parts: Iterable[Slimmed]) -> None:
+        """Note the pointers in slim parts, and which of them are those of their own payloads."""
+        noted = list(parts)
+        refs = [ref for one in noted for ref in one.refs]
+        for ref, is_shown in zip(refs, [self._format.is_shown(ref.path) for ref in refs], strict=True):
             self._named[ref.session] = None
-            (self._shown if self._format.is_shown(ref.path) else self._hidden).add(ref.id[:MIN_PREFIX])
-        self._pointers.update(dict.fromkeys(pointers_in(part)))
+            (self._shown if is_shown else self._hidden).add(ref.id[:MIN_PREFIX])
+        for found in [pointers_in(one.text) for one in noted]:
+            self._pointers.update(dict.fromkeys(found))
 
     def _lend(self) -> None:
         """Grant the agent's session what the file already refers to: the session may have ended, or be a new one."""
@@ -464,7 +467,7 @@ class _Externalizing(_TranscriptFile):
         with self._store.batching:
             for part in self.parts(0, os.fstat(self.handle).st_size):
                 refs = refs_of(part)
-                self._note_pointers(part, refs)
+                self._note_pointers([Slimmed(part, refs)])
                 self._named.update(dict.fromkeys(() if refs else sessions_in(part)))
                 for ref in refs:
                     if (ref.session, ref.id) not in lent and self._format.is_shown(ref.path):
@@ -491,22 +494,22 @@ class _Externalizing(_TranscriptFile):
 
     def _slim_batch(self, lines: list[bytes], new: int | None, unmarked: int) -> None:
         """Make some lines slim, then measure and write them. The first `unmarked` bytes do not contain our key."""
-        slims, wholes, keeper = [], [], self._keeper
-        document = self.layout.document
-        for part in lines:
-            self._at += len(part)
-            marked, masked = self._at > unmarked and MARK in part, keeper.masked
-            text, refs = part, tuple[ArtifactRef, ...]()
-            if marked or not keeper.passes(part):
-                is_document = document is not None and document.text == part
-                done = slim(part, self._format, keeper, opened=document if is_document else None, marked=marked)
-                text, refs = done.text, done.refs
-                self._changed = self._changed or text != part
-            if text is not part or (not marked and _SCHEME in part):
-                self._note_pointers(text, refs)
-            slims.append(text)
-            is_exact = new is None or (not marked and keeper.masked == masked)
-            wholes.append(part if is_exact else self._whole_of(part, text))
+        ends = list(accumulate(map(len, lines), initial=self._at))[1:]
+        marked = [end > unmarked and MARK in part for end, part in zip(ends, lines, strict=True)]
+        done = slim_all(lines, self._format, self._keeper, marked=marked, document=self.layout.document)
+        self._at = ends[-1] if ends else self._at
+        self._changed = self._changed or any(one.text != part for one, part in zip(done, lines, strict=True))
+        self._note_pointers(
+            one
+            for one, part, has_key in zip(done, lines, marked, strict=True)
+            if one.text is not part or (not has_key and _SCHEME in part)
+        )
+        slims, wholes = [one.text for one in done], lines
+        if new is not None and not all(one.is_exact and not has_key for one, has_key in zip(done, marked, strict=True)):
+            wholes = [
+                part if one.is_exact and not has_key else self._whole_of(part, one.text)
+                for one, part, has_key in zip(done, lines, marked, strict=True)
+            ]
         self.count += len(lines)
         self._slim.add(data := b"".join(slims))
         if new is not None:

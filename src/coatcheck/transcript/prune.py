@@ -25,6 +25,7 @@ from typing import Any, Final, Literal
 from coatcheck.checks import one_of, share, whole
 from coatcheck.errors import LimitExceeded
 from coatcheck.externalize import blocks
+from coatcheck.externalize.pipeline import STORED
 from coatcheck.externalize.policy import READ_TOOL
 from coatcheck.messages import PLAIN, Format, Message, detect, named_format
 from coatcheck.messages.cache import StablePrefix
@@ -35,7 +36,7 @@ from coatcheck.messages.paths import Path, at, replaced
 from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.tokens import TokenCounter, estimate
-from coatcheck.transcript.placeholders import STORED, Placeholder, Placeholders, pointers_in
+from coatcheck.transcript.placeholders import Placeholder, Placeholders, pointers_in
 
 LOW_WATER: Final = 0.3
 What = Literal["result", "arguments", "thinking", "media", "turns"]

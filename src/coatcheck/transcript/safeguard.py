@@ -14,7 +14,7 @@ from typing import Final, Literal
 from coatcheck.checks import whole
 from coatcheck.errors import AmbiguousPointer, CoatcheckError, Expired
 from coatcheck.externalize import Outcome, configured
-from coatcheck.externalize.pipeline import leaves
+from coatcheck.externalize.pipeline import leaving
 from coatcheck.externalize.policy import READ_TOOL, Policy
 from coatcheck.ids import MIN_PREFIX, SCHEME
 from coatcheck.messages import Format, Message
@@ -175,7 +175,7 @@ def _ranked(
 
 def _put(content: object, tool: str | None, call_id: str, session: Session, policy: Policy) -> Outcome | None:
     """Store a result that is over the policy. A stub is not stored again."""
-    if not leaves(session.store, policy, tool, plain_text(content) or dumped(content)):
+    if not leaving(session.store, policy, [(tool, plain_text(content) or dumped(content))])[0]:
         return None
     return session.externalize(content, tool=tool, call_id=call_id, policy=policy)
 
