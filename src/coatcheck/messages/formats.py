@@ -167,9 +167,8 @@ class Format:
 
     def _owners(self, message: Message, base: Path, tools: dict[str, str]) -> list[_Owner]:
         """Return the results and calls of a message, whose path is `base`, and add its calls to `tools`."""
-        calls = self.calls(message)
+        calls, results = self.calls(message), self.results(message)
         tools.update({one.id: one.name for one in calls if one.id and one.name})
-        results = self.results(message)
         found: list[_Owner] = [((*base, *one.path), one.name or tools.get(one.call_id), one.call_id) for one in results]
         return found + [((*base, *one.path), one.name, one.id) for one in calls]
 

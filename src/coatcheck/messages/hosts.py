@@ -48,9 +48,6 @@ class LangChain(Format):
 
     name = "langchain"
 
-    def fits(self, line: Message) -> bool:
-        return self.is_message(line)
-
     def is_message(self, value: Message) -> bool:
         if not isinstance(value.get("type"), str) or _langchain_type(value) not in _LANGCHAIN_TYPES:
             return False

@@ -312,7 +312,7 @@ def sessions_for(store: Store, path: str) -> list[str]:
 def _parsed_manifest(body: bytes) -> Manifest | None:
     try:
         record: Any = json.loads(body)
-        segments = tuple(Segment(*one) if len(one) == 6 else Segment(*one, *one[2:]) for one in record["segments"])
+        segments = tuple(Segment(*one) for one in record["segments"])
         sizes = (size for one in segments for size in (one.size, one.whole_size, one.found_size))
         is_masked = record.get("masked") is True
         found = Manifest(str(record["path"]), str(record["format"]), segments, int(record["backup"]), is_masked)

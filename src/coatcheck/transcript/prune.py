@@ -85,8 +85,6 @@ class Pruned:
     replaced: tuple[Replacement, ...] = ()
     steps: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
-    _counted: int = field(default=0, repr=False, compare=False)
-    """The tokens that decide the next step: those of the newest cut, plus the messages since."""
 
     @property
     def saved(self) -> int:
@@ -132,11 +130,6 @@ def prune(
     )
     done = cutter.pruned()
     return _in_lines(done, messages, inner, fmt) if are_lines else done
-
-
-def counted_by(done: Pruned) -> int:
-    """Return the tokens that, with those of later messages, decide whether a longer history needs another step."""
-    return done._counted
 
 
 def format_of(messages: Sequence[Message], named: Format | str | None) -> Format:
@@ -275,7 +268,6 @@ class _Cutter:
             replaced=tuple(final.replaced),
             steps=cut.steps if cut else (),
             failures=tuple(self._placeholders.failures),
-            _counted=max(total, sum(tokens)),
         )
 
     def _steps(self, newest: int) -> tuple[_Cut | None, _Cut | None, int]:

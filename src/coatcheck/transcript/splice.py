@@ -185,16 +185,15 @@ def slim_all(
     fmt: Format,
     keeper: Keeper,
     *,
-    marked: Sequence[bool] | None = None,
     document: Opened | None = None,
 ) -> list[Slimmed]:
     """Move the payloads of lines, or of a whole document, to the store. `whole` restores exactly these bytes, except
     for secrets that the keeper masks.
 
     Text that is not JSON or not UTF-8, is nested too deep, or is already slim is returned unchanged. Storage errors are
-    raised. The caller may say in which texts our key occurs (`marked`), and pass the `document` as it is opened. Each
-    step is done for all lines, in their order, before the next one begins."""
-    marks = [MARK in text for text in texts] if marked is None else marked
+    raised. The caller may pass a `document` that it has opened. Each step is done for all lines, in their order, before
+    the next one begins."""
+    marks = [MARK in text for text in texts]
     may_change = [has_key or not passes for has_key, passes in zip(marks, keeper.passes(texts), strict=True)]
     is_open = document is not None and [document.text] == texts
     found = [document if is_open else Opened.of(text) for text in compress(texts, may_change)]
