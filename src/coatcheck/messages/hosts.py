@@ -58,6 +58,8 @@ class LangChain(Format):
             return "content" in data
         return "content" in value and "role" not in value and not _LANGCHAIN_FIELDS.isdisjoint(value)
 
+    fits = is_message
+
     def role(self, message: Message) -> str:
         kind = _langchain_type(message)
         if kind == "chat":

@@ -289,7 +289,8 @@ class _TranscriptFile:
 
     def _sessions(self) -> Iterator[str]:
         for part in self.parts(0, self.size):
-            yield from sessions_in(part)
+            if MARK in part:
+                yield from sessions_in(part)
 
     def manifest_in(self, store: Store) -> tuple[str, Manifest] | None:
         """Return the session and the manifest that the file begins with the slim bytes of, or None."""
