@@ -48,6 +48,9 @@ class LangChain(Format):
 
     name = "langchain"
 
+    def fits(self, line: Message) -> bool:
+        return self.is_message(line)
+
     def is_message(self, value: Message) -> bool:
         if not isinstance(value.get("type"), str) or _langchain_type(value) not in _LANGCHAIN_TYPES:
             return False
@@ -57,8 +60,6 @@ class LangChain(Format):
         if isinstance(data, dict):
             return "content" in data
         return "content" in value and "role" not in value and not _LANGCHAIN_FIELDS.isdisjoint(value)
-
-    fits = is_message
 
     def role(self, message: Message) -> str:
         kind = _langchain_type(message)
