@@ -424,12 +424,9 @@ def spoken(message: object) -> tuple[str, list[str]]:
     if isinstance(content, str):
         return author, [content]
     blocks = content if isinstance(content, list) else []
-    found = (one.get("text") if isinstance(one, Mapping) and not _is_output(one) else one for one in blocks)
+    outputs = ("tool_result", "function_call_output")
+    found = (one.get("text") if isinstance(one, Mapping) and one.get("type") not in outputs else one for one in blocks)
     return author, [one for one in found if isinstance(one, str)]
-
-
-def _is_output(block: Mapping[str, Any]) -> bool:
-    return block.get("type") in ("tool_result", "function_call_output")
 
 
 def calls_named(value: object, names: Collection[str], depth: int = 0) -> Iterator[Mapping[str, Any]]:

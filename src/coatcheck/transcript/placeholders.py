@@ -63,7 +63,7 @@ class Placeholders:
         redact: Literal["store"] | None = None,
     ) -> None:
         self._session = session
-        self._policy = Policy() if session is None else configured(session.store.settings, redact)
+        self.policy = Policy() if session is None else configured(session.store.settings, redact)
         self.read_tool = read_tool
         self._pinned = None if pinned is None else tuple(_prefix(one) for one in pinned)
         self.failures: list[str] = []
@@ -76,17 +76,13 @@ class Placeholders:
             return self._of_stub(text, what)
         if text is not None and (found := self._of_page(text)) is not None:
             return found
-        payload = prepared(content if text is None else text, self._policy)
+        payload = prepared(content if text is None else text, self.policy)
         data = payload.encoded.data
         artifact_id = digest_of(data)
         pinned = self._is_pinned(artifact_id, self._ref(pointer_of(artifact_id, 64)) if self._pinned is None else None)
         lines = data.count(b"\n") + 1 if isinstance(payload.value, str) else None
         pointer = None if self._session is None else pointer_of(artifact_id)
         return Placeholder(what, len(data), lines, artifact_id, pointer, payload, tool, call_id, pinned)
-
-    def never_leaves(self, tool: str | None) -> bool:
-        """Whether the settings say that results of this tool stay in the context."""
-        return self._policy.tools.get(tool or "") == "never"
 
     def _is_pinned(self, artifact_id: str, ref: Ref | None) -> bool:
         """Whether an artifact must stay: the caller named it, or, if the caller named none, it is pinned in the
@@ -102,7 +98,7 @@ class Placeholders:
         about = About(tool=made.tool, call_id=made.call_id)
         try:
             ref = self._ref(pointer_of(made.artifact_id, 64)) or put_prepared(
-                self._session, made.payload, about, self._policy
+                self._session, made.payload, about, self.policy
             )
         except CoatcheckError as error:
             self.failures.append(str(error))

@@ -362,7 +362,8 @@ class _Cutter:
             made = self._placeholders.of(content, name, tool=tool, call_id=call_id)
             if made is None:
                 continue
-            if not made.pinned and not (what == "result" and self._placeholders.never_leaves(tool)):
+            is_kept = what == "result" and self._placeholders.policy.tools.get(tool or "") == "never"
+            if not made.pinned and not is_kept:
                 parts.append((made, call_id, write))
             elif what == "result":
                 self._spared.add(number)

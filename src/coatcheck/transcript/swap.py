@@ -119,12 +119,16 @@ def open_regular(path: str | Path, flags: int, folder: int | None = None) -> int
 
 
 @contextmanager
-def open_to_read(path: str | Path, folder: int | None = None) -> Iterator[int]:
-    handle = open_regular(path, os.O_RDONLY, folder)
+def closing(handle: int) -> Iterator[int]:
+    """Close a descriptor at the end."""
     try:
         yield handle
     finally:
         os.close(handle)
+
+
+def open_to_read(path: str | Path, folder: int | None = None) -> AbstractContextManager[int]:
+    return closing(open_regular(path, os.O_RDONLY, folder))
 
 
 def opened(handle: int) -> BinaryIO:
@@ -332,13 +336,8 @@ class SwapFile:
                     raise
         self.extend_backup(pieces(old, 0, info.st_size))
 
-    @contextmanager
-    def _opened(self, name: str, flags: int) -> Iterator[int]:
-        handle = os.open(name, flags, 0o600, dir_fd=self._folder)
-        try:
-            yield handle
-        finally:
-            os.close(handle)
+    def _opened(self, name: str, flags: int) -> AbstractContextManager[int]:
+        return closing(os.open(name, flags, 0o600, dir_fd=self._folder))
 
 
 def is_at(handle: int, path: str | Path, folder: int | None = None) -> bool:
