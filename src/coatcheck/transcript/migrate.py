@@ -377,7 +377,7 @@ class _Externalizing(_TranscriptFile):
         self._shown: set[str] = set()  # ids of payloads that the agent's session can read already, and of
         self._hidden: set[str] = set()  # those that no model was shown
         self._named: dict[str, None] = {}  # sessions that lines of the file name
-        self._at = self._before.size
+        self._at = self._start = self._before.size
 
     def run(self) -> FileReport:
         if self.layout.format is None:
@@ -387,7 +387,7 @@ class _Externalizing(_TranscriptFile):
             return self._done("would shrink")
         if self.is_slim:
             self._lend()
-        if os.fstat(self.handle).st_size == self._before.size and self._before.segments:
+        if os.fstat(self.handle).st_size == self._start and self._before.segments:
             if self._before.path != self.file.real_path:
                 record_manifest(self._keeper.own_session(), replace(self._before, path=self.file.real_path))
             self._check_backup()
@@ -402,7 +402,7 @@ class _Externalizing(_TranscriptFile):
 
     def _rewrite(self) -> None:
         with self.file.replacement(self._session_id) as new:
-            for piece in pieces(self.handle, 0, self._before.size):
+            for piece in pieces(self.handle, 0, self._start):
                 write_all(new, piece)
             try:
                 with self._store.batching:
@@ -559,7 +559,7 @@ class _Externalizing(_TranscriptFile):
 
     def _done(self, status: Status) -> FileReport:
         self.size = os.fstat(self.handle).st_size
-        after = self._before.size + self._slim.size if self._changed else self.size
+        after = self._start + self._slim.size if self._changed else self.size
         keeper, masked = self._keeper, self._keeper.masked
         payloads = "payload was" if masked == 1 else "payloads were"
         note = f"{masked} {payloads} stored with secrets masked" if masked else ""
