@@ -4,8 +4,9 @@
 but if too much would stay inline, or there would be too many stubs, the whole list becomes one artifact. If the store
 fails, the model gets a bounded head and tail that says so. What our own tools returned is never stored again.
 
-Code that places text itself (transcripts, prompts, tools) uses single steps: `leaves` decides, `masked` masks, `put`
-masks and stores, `put_prepared` stores what is masked already, and `stub_for` writes the stub, each as the policy says.
+Code that places text itself (transcripts, prompts, tools) uses single steps: `leaving` decides, `masked` masks, `put`
+masks and stores, `put_prepared` stores what is masked already, and `stub_for`, `hidden_stub` and `placeholder` write
+what replaces it, each as the policy says.
 """
 
 from __future__ import annotations
@@ -53,15 +54,16 @@ from coatcheck.externalize.stub import (
     stub_of,
     tag_of,
 )
+from coatcheck.ids import digest_of
 from coatcheck.intake import About
 from coatcheck.models import model
 from coatcheck.previews import EDGE, Preview, Sample
 from coatcheck.reading import sample_of
 from coatcheck.redaction import CONTEXT, mask, mask_bytes, mask_value
-from coatcheck.refs import Ref
+from coatcheck.refs import Ref, summarize
 from coatcheck.storage.frames import frames_of, line_counts
 from coatcheck.store import Store
-from coatcheck.tokens import estimate, roughly
+from coatcheck.tokens import estimate, roughly, sampled
 from coatcheck.values import Encoded, as_text, decode_text
 
 _FRAMED: Final = 128 * 1024  # bytes from which a store wants frames
@@ -70,7 +72,14 @@ _TOGETHER: Final = 4  # what stays inline of a list may have this many times the
 _MAX_STUBS: Final = 50  # in one list
 _MAX_PARTS: Final = 1_000  # a longer list is data
 _SMALL_BLOCK: Final = 500  # characters of a block that is shown unchanged in a text
+_CACHED: Final = 256  # stubs: the same result is often on several lines of a transcript, and in several files
+_NOT_STORED: Final = "not stored: call the tool again where it is needed"
 _LOG: Final = logging.getLogger("coatcheck")
+
+STORED: Final = "stored whole"
+
+# A stub is a function of the content, its pointer and the policy. The policy, the stub, and the tokens it saves:
+_stubs: dict[tuple[str, str, str, str], tuple[Policy, str, int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,17 +229,24 @@ def offloaded(
     return called
 
 
-def leaves(
-    store: Store, policy: Policy, tool: str | None, text: str, *, exceeds: Callable[[Limit], bool] | None = None
-) -> bool:
-    """Whether a text leaves the context under the policy. `exceeds` replaces the exact check of the limit."""
-    rule = policy.tools.get(tool) if tool else None
-    if not policy.enabled or rule == "never" or is_stub(text, policy):
-        return False
-    limit = rule if isinstance(rule, Limit) else policy
-    if rule != "always" and not (exceeds(limit) if exceeds else limit.exceeded(text, policy.count)):
-        return False
-    return own_tag(store, text) is None
+def leaving(
+    store: Store, policy: Policy, texts: Sequence[tuple[str | None, str]], *, sampling: bool = False
+) -> list[bool]:
+    """Decide for each text, given with its tool, whether it leaves the context. With `sampling`, tokens are estimated
+    from samples if they alone decide: for the many texts of a file."""
+    if not policy.enabled:
+        return [False] * len(texts)
+    large = []
+    for tool, text in texts:
+        rule = policy.tools.get(tool) if tool else None
+        limit = rule if isinstance(rule, Limit) else policy
+        exceeded = limit.probably_exceeded if sampling else limit.exceeded
+        large.append(rule == "always" or (rule != "never" and exceeded(text, policy.count)))
+    odd = [one and (is_stub(text, policy) or may_be_marked(text)) for one, (_, text) in zip(large, texts, strict=True)]
+    return [
+        one and not (look and (is_stub(text, policy) or own_tag(store, text) is not None))
+        for one, look, (_, text) in zip(large, odd, texts, strict=True)
+    ]
 
 
 def masked(value: Any, policy: Policy) -> Any:
@@ -265,6 +281,7 @@ def put_prepared(
     session: CoreSession,
     prepared: Prepared,
     about: About,
+    policy: Policy,
     *,
     claimed: str | None = None,
     also: Sequence[CoreSession] = (),
@@ -272,13 +289,52 @@ def put_prepared(
     """Store a value that was masked before, with the media type and kind of its content. `claimed` is the media type
     that its source gave. It is put into the sessions of `also` too."""
     media_type, kind = described(prepared.encoded, claimed)
-    return session.put_encoded(prepared.encoded, replace(about, media_type=media_type, kind=kind), also)
+    tool, call_id = _label(about.tool), _label(about.call_id)
+    about = replace(about, media_type=media_type, kind=kind, tool=tool, call_id=call_id)
+    return session.put_encoded(prepared.encoded, masked_labels(about, policy), also)
 
 
-def stub_for(ref: Ref, prepared: Prepared, policy: Policy) -> tuple[str, int | None]:
-    """Return the stub of a stored value, and the tokens of the value; None for binary content."""
-    about = prepared.facts(ref.media_type, ref.kind, policy.preview_chars)
-    return stub_of(ref.pointer, about, policy), about.tokens
+def unstored(session_id: str, prepared: Prepared, *, claimed: str | None = None) -> Ref:
+    """Return the ref that `put_prepared` would return, without storing anything."""
+    data, (media_type, kind) = prepared.encoded.data, described(prepared.encoded, claimed)
+    start = data[:1_024].decode("utf-8", "ignore") if media.is_text(media_type) else ""
+    summary = summarize(mask(start)) if start else f"{media_type}, {len(data)} bytes"
+    return Ref(digest_of(data), session_id, len(data), media_type, kind, prepared.encoded.codec, summary=summary)
+
+
+def stub_for(ref: Ref, prepared: Prepared, policy: Policy) -> tuple[str, int]:
+    """Return the stub of a stored value, and an estimate of the tokens that it saves."""
+    key = (ref.artifact_id, ref.pointer, ref.media_type, ref.codec)
+    made = _stubs.get(key)
+    if made is None or made[0] != policy:
+        about = prepared.facts(ref.media_type, ref.kind, policy.preview_chars)
+        stub = stub_of(ref.pointer, about, policy)
+        # The provider decides what an image costs, not its base64.
+        whole = 0 if ref.codec == "bytes" else about.tokens or round(sampled(prepared.text))
+        made = _stubs[key] = policy, stub, max(0, whole and whole - round(sampled(stub)))
+        if len(_stubs) > _CACHED:
+            _stubs.pop(next(iter(_stubs), key), None)
+    return made[1:]
+
+
+def hidden_stub(ref: Ref) -> str:
+    """Return the stub for a place that no model is shown."""
+    note = {"stub": STORED, "artifact": ref.pointer, "media_type": ref.media_type, "size_bytes": ref.size_bytes}
+    return json.dumps(note, ensure_ascii=False, separators=(",", ":"))
+
+
+def placeholder(what: str, pointer: str | None, size: int, lines: int | None, read_tool: str | None) -> str:
+    """Return the line of JSON that replaces an old payload in a prompt. Without a pointer, it says that the payload is
+    not stored."""
+    shown: dict[str, object] = {"pruned": f"{what}, {STORED if pointer else _NOT_STORED}"}
+    if pointer:
+        shown["artifact"] = pointer
+    shown["size_bytes"] = size
+    if lines is not None and lines > 1:
+        shown["lines"] = lines
+    if pointer and read_tool:
+        shown["hint"] = f"{read_tool} reads it"
+    return json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
 
 
 def redacted(value: object) -> Any:
