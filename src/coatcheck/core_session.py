@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from coatcheck import media
 from coatcheck.activity import Activity
-from coatcheck.checks import seconds, whole
+from coatcheck.checks import check_name, seconds, whole
 from coatcheck.content import ArtifactStream, BlobReader, Content, Files
 from coatcheck.errors import Damaged, Fenced, InvalidArgument, InvalidPointer, NotFound, TooLarge
-from coatcheck.ids import check_name, clip, is_pointer, parse_pointer
+from coatcheck.ids import clip, is_pointer, parse_pointer
 from coatcheck.intake import About, Intake
 from coatcheck.lookup import Lookup, Scope
 from coatcheck.redaction import mask
@@ -120,15 +120,17 @@ class CoreSession(ABC):
         """Store a value, like `put`."""
         parts, scope = self._parts, self._scope
         ref = parts.intake.put(scope, value, about)
-        digest = ref.artifact_id if ref.size_bytes > parts.catalog.inline_limit else None
-        parts.activity.note(scope.lineage, parts.clock(), scope.info.ttl, digest)
+        copied = ref.artifact_id if ref.size_bytes > parts.catalog.inline_limit else None
+        parts.activity.note(scope.lineage, parts.clock(), scope.info.ttl, copied)
         return ref
 
     def put_encoded(self, value: Encoded, about: About, also: Sequence[CoreSession] = ()) -> Ref:
         """Store a value that is already encoded, in the sessions of `also` too."""
-        ref = self._parts.intake.put_encoded(self._scope, value, about, [each._scope for each in also])
-        for each in (*also, self):
-            each._used(ref.artifact_id if ref.size_bytes > self._parts.catalog.inline_limit else None)
+        parts, scopes = self._parts, [each._scope for each in (self, *also)]
+        ref = parts.intake.put_encoded(scopes, value, about)
+        copied = ref.artifact_id if ref.size_bytes > parts.catalog.inline_limit else None
+        for scope in scopes:
+            parts.activity.note(scope.lineage, parts.clock(), scope.info.ttl, copied)
         return ref
 
     def get(self, target: Ref | str) -> Any:

@@ -8,19 +8,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TypeVar
 
 from coatcheck import media
-from coatcheck.checks import one_of, seconds
+from coatcheck.checks import check_name, one_of, seconds
 from coatcheck.content import CHUNK, chunks_of, is_stream
 from coatcheck.errors import Damaged, InvalidArgument, NotFound, QuotaExceeded, StoreError, StoreUnavailable, TooLarge
-from coatcheck.ids import MIN_PREFIX, check_name, clip, is_pointer
+from coatcheck.ids import MIN_PREFIX, clip, is_pointer
 from coatcheck.lookup import Lookup, Scope
 from coatcheck.redaction import mask
-from coatcheck.refs import PRODUCERS, SUMMARY_LIMIT, Blob, Codec, Ref, summarize
+from coatcheck.refs import PRODUCERS, SUMMARY_LIMIT, Blob, Codec, Ref
 from coatcheck.storage import BlobStore, Catalog, Entry, Limits
 from coatcheck.storage.frames import FramedChunks
 from coatcheck.values import Encoded, decode_text, encode
@@ -91,17 +91,17 @@ class Intake:
                 ) from error
         if isinstance(value, str):
             # Lone surrogates have no UTF-8 form; their three-byte form comes back unchanged.
-            return self.put_encoded(scope, Encoded("text", value.encode("utf-8", "surrogatepass"), value), about)
+            return self.put_encoded([scope], Encoded("text", value.encode("utf-8", "surrogatepass"), value), about)
         if is_stream(value):
             return self._put_stream(scope, value, _checked(about))
-        return self.put_encoded(scope, Encoded(*encode(value)), about)
+        return self.put_encoded([scope], Encoded(*encode(value)), about)
 
-    def put_encoded(self, scope: Scope, value: Encoded, about: About, also: Iterable[Scope] = ()) -> Ref:
-        """Put an encoded value, into the sessions of `also` too; those do not get `granted_by`. The digest is always
-        computed here."""
+    def put_encoded(self, scopes: Sequence[Scope], value: Encoded, about: About) -> Ref:
+        """Put an encoded value into these sessions. Only the first gets `granted_by`, and its ref is returned. The
+        digest is always computed here."""
         about, digest = _checked(about), hashlib.sha256(value.data).hexdigest()
-        ref = self._put_bytes(scope, value, about, digest)
-        for other in also:
+        ref = self._put_bytes(scopes[0], value, about, digest)
+        for other in scopes[1:]:
             self._put_bytes(other, value, replace(about, granted_by=None), digest)
         return ref
 
@@ -240,8 +240,8 @@ class Intake:
         kind = about.kind or media.sniff_kind(media_type, start, name=about.name)
         summary = about.summary
         if summary is None and (start or not size):
-            shown = mask(start[:_LOOKED_AT], 0, _SUMMARIZED)
-            summary = summarize(shown)
+            shown = mask(start[:_LOOKED_AT], 0, _SUMMARIZED)[:_SUMMARIZED]
+            summary = " ".join(shown.splitlines())[: _SUMMARIZED - 1]
         elif summary is None:
             summary = f"{media_type}, {size} bytes"
         now = self.clock()

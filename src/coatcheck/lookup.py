@@ -217,12 +217,13 @@ class Lookup:
         for other in near:
             if other != artifact_id:
                 length = max(length, shared_prefix(artifact_id, other) + 1)
-        keeper = self._catalog if entry.blob.coding == "inline" else self._blobs
+        is_inline = entry.blob.coding == "inline"
+        uri = self._catalog.uri_prefix + artifact_id if is_inline else self._blobs.uri(entry.blob)
         ref = entry.ref  # written out, since `replace` costs more than hashing
         return Ref(
             artifact_id, ref.session_id, ref.size_bytes, ref.media_type, ref.kind, ref.codec, ref.name, ref.tool,
             ref.call_id, ref.producer, ref.parents, ref.summary, ref.created, self.expires(entry), ref.pinned,
-            ref.granted_by, ref.request, keeper.uri(entry.blob), length,
+            ref.granted_by, ref.request, uri, length,
         )  # fmt: skip
 
     def _by_prefix(self, scope: Scope, prefix: str, content: bool, brief: bool) -> Entry:

@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 from coatcheck.activity import Activity
-from coatcheck.checks import seconds, whole
+from coatcheck.checks import check_name, seconds, whole
 from coatcheck.config import DEFAULTS, Settings
 from coatcheck.content import Files
 from coatcheck.core_session import Parts
 from coatcheck.errors import InvalidArgument, StoreClosed, StoreError
-from coatcheck.ids import check_name, clip, is_pointer, is_prefix, parse_pointer
+from coatcheck.ids import clip, is_pointer, is_prefix, parse_pointer
 from coatcheck.intake import Intake
 from coatcheck.lookup import Lookup, Scope
 from coatcheck.refs import Ref

@@ -25,10 +25,10 @@ from functools import cache
 from itertools import chain
 from typing import IO, Any, Final, Literal
 
-from coatcheck.checks import seconds, whole
+from coatcheck.checks import check_name, seconds, whole
 from coatcheck.collect import Progress
 from coatcheck.errors import Damaged, Fenced, InvalidArgument, NotFound
-from coatcheck.ids import check_name, clip, digest_of, is_encodable, is_prefix
+from coatcheck.ids import clip, digest_of, is_encodable, is_prefix
 from coatcheck.intake import About, Intake, discard
 from coatcheck.redaction import mask
 from coatcheck.refs import FENCED_SERIES, LAST_TIME, RECORD_LIMIT, SUMMARY_LIMIT, Blob, Ref

@@ -192,6 +192,9 @@ class Rows(ABC):
     inline_limit: int = -1
     """Content up to this size is stored in the catalog itself. The defaults store none."""
 
+    uri_prefix: str = "catalog:"
+    """The location of content that is stored in this catalog, up to its digest."""
+
     @abstractmethod
     def change(
         self, doing: str, work: Callable[[], _T], *, session_id: str | None = None, effect: Effect | None = None
@@ -830,10 +833,6 @@ class Catalog(Records, Upkeep):
         refs = [one for info in sessions for one in self.refs(info.session_id)]
         live = [one.ref.size_bytes for one in refs if not one.gone]
         return Totals(len(sessions), len(live), len(blobs), len(refs) - len(live), sum(blobs), sum(live))
-
-    def uri(self, blob: Blob) -> str:
-        """Return the location of content that is stored in this catalog."""
-        return f"catalog:{blob.digest}"
 
 
 def check_quota(whose: str, quota: int | None, used: int, entry: Entry) -> None:

@@ -128,6 +128,7 @@ class PostgresCatalog(Catalog):
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._tenant = connections.tenant
+        self.uri_prefix = f"{connections.address}#blob="
         self._own = threading.local()  # `db` is the connection of the change that this thread runs
 
     # Rows
@@ -337,9 +338,6 @@ class PostgresCatalog(Catalog):
             coalesce(sum(size) FILTER (WHERE gone IS NULL), 0)::bigint FROM ref WHERE tenant = %(tenant)s"""
         )[0]
         return Totals(*row)
-
-    def uri(self, blob: Blob) -> str:
-        return f"{self._connections.address}#blob={blob.digest}"
 
     def _ask_whole(self, sql: str, **values: Any) -> list[Any]:
         """Like `_ask`, for whole tables."""
