@@ -9,11 +9,13 @@ step runs in a transaction of its own, which also updates the version. A release
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from functools import cache
+from itertools import chain, groupby
 from typing import Any, Final
 
 from coatcheck.errors import Damaged, StoreError, StoreFull, StoreUnavailable, UnsupportedFormat, development_format
@@ -161,7 +163,7 @@ def migrate(db: sqlite3.Connection, disk: Disk) -> None:
     """Migrate the catalog to the current version. The caller holds the store's lock."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
-    if application == _DEVELOPMENT_ID:
+    if application == _DEVELOPMENT_ID or (0 < version <= len(STEPS) and _tables(db) != _tables_of(version)):
         raise development_format()
     if application not in (0, _APPLICATION_ID):
         raise StoreUnavailable("the catalog file belongs to another program", hint="use a new folder for the store")
@@ -179,6 +181,20 @@ def migrate(db: sqlite3.Connection, disk: Disk) -> None:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
+
+
+@cache
+def _tables_of(version: int) -> set[tuple[str, str | None]]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        for statement in ("BEGIN", *chain(*STEPS[:version])):
+            db.execute(statement)
+        return _tables(db)
+
+
+def _tables(db: sqlite3.Connection) -> set[tuple[str, str | None]]:
+    """Return the names of tables, indexes and triggers, with those of their columns; without SQLite's own tables."""
+    found = "SELECT m.name, c.name FROM sqlite_master m LEFT JOIN pragma_table_info(m.name) c"
+    return set(db.execute(f"{found} WHERE m.name NOT LIKE 'sqlite_%'"))
 
 
 def is_migrated(db: sqlite3.Connection) -> bool:
