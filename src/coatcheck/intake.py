@@ -8,20 +8,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TypeVar
 
 from coatcheck import media
+from coatcheck.activity import Activity
 from coatcheck.checks import check_name, one_of, seconds
-from coatcheck.content import CHUNK, chunks_of, is_stream
+from coatcheck.content import CHUNK, Files, chunks_of, is_stream
 from coatcheck.errors import Damaged, InvalidArgument, NotFound, QuotaExceeded, StoreError, StoreUnavailable, TooLarge
-from coatcheck.ids import MIN_PREFIX, clip, is_pointer
-from coatcheck.lookup import Lookup, Scope
+from coatcheck.ids import MIN_PREFIX, clip, is_pointer, shared_prefix
 from coatcheck.redaction import mask
 from coatcheck.refs import PRODUCERS, SUMMARY_LIMIT, Blob, Codec, Ref
-from coatcheck.storage import BlobStore, Catalog, Entry, Limits
+from coatcheck.storage import BlobStore, Catalog, Entry, Limits, PassageIndex, SessionInfo
 from coatcheck.storage.frames import FramedChunks
 from coatcheck.values import Encoded, decode_text, encode
 
@@ -68,15 +68,28 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
-    """The put path of a store. `make_room` collects what has expired, if a quota is exceeded."""
+class Scope:
+    """A session and its ancestors, nearest first: where names and pointers are looked up."""
+
+    info: SessionInfo
+    lineage: tuple[str, ...]
+    """The ids of the session and its ancestors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a store, which its sessions share, and the put path. `ttl` is that of new sessions; `make_room`
+    collects what has expired, if a quota is exceeded."""
 
     blobs: BlobStore
     catalog: Catalog
-    lookup: Lookup
+    passages: PassageIndex
+    activity: Activity
+    files: Files
+    clock: Callable[[], float]
+    ttl: float | None
     limits: Limits
     max_artifact_bytes: int | None
-    clock: Callable[[], float]
     make_room: Callable[[], object]
 
     def put(self, scope: Scope, value: object, about: About) -> Ref:
@@ -130,23 +143,23 @@ class Intake:
                     limits=self.limits,
                 )
             )
-            return self.lookup.ref_for_caller(entry, ids)
+            return self.ref_for_caller(entry, ids)
         known = self.catalog.look(digest, scope.lineage, blob=True)
         if known.is_durable:
             for entry in known.entries:
                 if is_repeat(entry):
-                    return self.lookup.ref_for_caller(entry, known.ids)
+                    return self.ref_for_caller(entry, known.ids)
         ref = describe()
         is_same = known.blob and self._is_sound(known.blob, data)
         if known.blob and is_same:
             entry = Entry(ref, known.blob, info)
             if self.add(entry, reuse=True):
-                return self.lookup.ref_for_caller(entry, known.ids)
+                return self.ref_for_caller(entry, known.ids)
         chunks = [data] if frames is None else FramedChunks([data], frames)
         with self.blobs.stage(chunks, digest) as staged:
             copy = Entry(ref, staged.publish(), info)
             entry = self._publish(copy, instead_of=known.blob, remove=is_same is not None)
-            return self.lookup.ref_for_caller(entry, known.ids)
+            return self.ref_for_caller(entry, known.ids)
 
     def _put_stream(self, scope: Scope, stream: IO[bytes], about: About) -> Ref:
         chunks = chunks_of(stream)
@@ -190,12 +203,12 @@ class Intake:
                     # Put it once more, so that it is durable. Nothing is stored twice.
                     again = replace(entry, content=None)
                     if self._is_repeat(entry, digest, codec, about) and self.add(again, reuse=True):
-                        return self.lookup.ref_for_caller(entry, ids)
+                        return self.ref_for_caller(entry, ids)
                 entry = Entry(ref, known, info)
                 if self.add(entry, reuse=True):
-                    return self.lookup.ref_for_caller(entry, ids)
+                    return self.ref_for_caller(entry, ids)
             copy = Entry(ref, staged.publish(), info)
-            return self.lookup.ref_for_caller(self._publish(copy, instead_of=known, remove=sound is not None), ids)
+            return self.ref_for_caller(self._publish(copy, instead_of=known, remove=sound is not None), ids)
 
     def _publish(self, entry: Entry, *, instead_of: Blob | None, remove: bool) -> Entry:
         """Add a new copy to the catalog. Then remove the damaged copy that it replaces; one that only could not be read
@@ -256,7 +269,7 @@ class Intake:
     def _is_repeat(self, entry: Entry, digest: str, codec: Codec, about: About) -> bool:
         """Whether this put would add nothing to an entry that the session has."""
         ref = entry.ref
-        if ref.artifact_id != digest or ref.codec != codec or not self.lookup.is_live(entry):
+        if ref.artifact_id != digest or ref.codec != codec or not self.is_live(entry):
             return False
         if about.ttl is not None or ref.expires is not None:
             return False
@@ -288,6 +301,36 @@ class Intake:
             if error.may_retry:  # then a new copy could not be stored either
                 raise
             return None
+
+    def is_live(self, entry: Entry) -> bool:
+        expires = self.expires(entry)
+        return not entry.gone and (expires is None or self.clock() < expires)
+
+    def expires(self, entry: Entry) -> float | None:
+        """When this entry expires if nothing is used from now on: its own time or its session's, whichever is first."""
+        ref, session = entry.ref, entry.session
+        if ref.pinned:
+            return None
+        if session.ttl is None:
+            return ref.expires
+        used = max(session.used, ref.created, self.activity.last_uses.get(session.session_id, 0.0))
+        return used + session.ttl if ref.expires is None else min(used + session.ttl, ref.expires)
+
+    def ref_for_caller(self, entry: Entry, near: Iterable[str] = ()) -> Ref:
+        """The ref of an entry as users see it: with its expiry, its address, and a pointer that is unique among the ids
+        in `near`."""
+        artifact_id, length = entry.ref.artifact_id, MIN_PREFIX
+        for other in near:
+            if other != artifact_id:
+                length = max(length, shared_prefix(artifact_id, other) + 1)
+        is_inline = entry.blob.coding == "inline"
+        uri = self.catalog.uri_prefix + artifact_id if is_inline else self.blobs.uri(entry.blob)
+        ref = entry.ref  # written out, since `replace` costs more than hashing
+        return Ref(
+            artifact_id, ref.session_id, ref.size_bytes, ref.media_type, ref.kind, ref.codec, ref.name, ref.tool,
+            ref.call_id, ref.producer, ref.parents, ref.summary, ref.created, self.expires(entry), ref.pinned,
+            ref.granted_by, ref.request, uri, length,
+        )  # fmt: skip
 
     def check_size(self, size: int) -> None:
         """Raise `TooLarge` if an artifact may not have this many bytes."""
