@@ -36,7 +36,7 @@ from coatcheck.ids import MIN_PREFIX, SCHEME, clip, is_encodable, is_pointer, is
 from coatcheck.intake import About, Parts, Scope
 from coatcheck.redaction import mask
 from coatcheck.refs import FENCED_SERIES, RECORD_LIMIT, Coverage, Ref
-from coatcheck.search import Entries, Hit, follow, search
+from coatcheck.search import Hit, follow, search
 from coatcheck.storage import (
     TRANSCRIPT,
     Claimant,
@@ -209,12 +209,14 @@ class CoreSession(ABC):
     def count(self) -> int:
         """Return the number of artifacts that this session sees. It comes from the search index, so only new artifacts
         cost time."""
-        return self._count(self._follow())
+        return self.survey("", 0)[0]
 
     def survey(self, words: str, limit: int) -> tuple[int, builtins.list[Hit]]:
         """Return what `count` and `search` return, with less work; no hits for empty words."""
-        lent = self._follow()
-        total = self._count(lent)
+        parts, lent = self._parts, self._follow()
+        alive = [each for each in self._scope.lineage if self._is_alive(each)]
+        own = parts.passages.count(alive, parts.clock()) if alive else 0
+        total = own + sum(1 for _ in (self._only_lent(lent) if own else lent))
         return total, self._search(words, limit, lent) if total and words.strip() else []
 
     def _follow(self) -> dict[str, Entry]:
@@ -222,11 +224,11 @@ class CoreSession(ABC):
         lend."""
         parts = self._parts
         for session_id in self._scope.lineage:
-            follow(parts.passages, session_id, self._entries, self._live, self._content)
+            follow(parts.passages, parts.catalog, session_id, self._live, self._content)
         lent = self._lent()
         for session_id in _lenders(lent):
             transcript = self._store.session(session_id)
-            follow(parts.passages, session_id, self._entries, transcript._live, transcript._content)
+            follow(parts.passages, parts.catalog, session_id, transcript._live, transcript._content)
         return lent
 
     def _search(self, words: str, limit: int, lent: Mapping[str, Entry]) -> builtins.list[Hit]:
@@ -241,15 +243,6 @@ class CoreSession(ABC):
         if hits:
             self._used(None)
         return hits
-
-    def _count(self, lent: Mapping[str, Entry]) -> int:
-        parts = self._parts
-        alive = [each for each in self._scope.lineage if self._is_alive(each)]
-        own = parts.passages.count(alive, parts.clock()) if alive else 0
-        return own + sum(1 for _ in (self._only_lent(lent) if own else lent))
-
-    def _entries(self, session_id: str, before: int | None, size: int) -> Entries:
-        return self._parts.catalog.find(session_id, before=before, limit=size)
 
     def version(self, ref: Ref) -> int:
         """Return the version number of a ref under its name, counted from 1. Expired versions count too."""
@@ -621,9 +614,10 @@ class CoreSession(ABC):
         return [ref_of(entry, near.get(entry.ref.artifact_id[:MIN_PREFIX], ())) for entry in entries]
 
     def _content(self, entry: Entry) -> Content:
+        data = self._bytes(entry)[1] if entry.blob.coding == "inline" else None
         ref = entry.ref if entry.ref.content_uri else self._parts.ref_for_caller(entry)
-        if entry.blob.coding == "inline":
-            return Content.of(ref, self._bytes(entry)[1])
+        if data is not None:
+            return Content.of(ref, data)
         return Content(ref, entry.blob.frames, BlobReader(self._parts.blobs, entry, self._moved))
 
     def _bytes(self, entry: Entry) -> tuple[Entry, bytes]:

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TypeVar
@@ -21,7 +22,7 @@ from coatcheck.errors import Damaged, InvalidArgument, NotFound, QuotaExceeded, 
 from coatcheck.ids import MIN_PREFIX, clip, is_pointer, shared_prefix
 from coatcheck.redaction import mask
 from coatcheck.refs import PRODUCERS, SUMMARY_LIMIT, Blob, Codec, Ref
-from coatcheck.storage import BlobStore, Catalog, Entry, Limits, PassageIndex, SessionInfo
+from coatcheck.storage import BlobStore, Catalog, Entry, Known, Limits, PassageIndex, SessionInfo, Staged
 from coatcheck.storage.frames import FramedChunks
 from coatcheck.values import Encoded, decode_text, encode
 
@@ -149,17 +150,9 @@ class Parts:
             for entry in known.entries:
                 if is_repeat(entry):
                     return self.ref_for_caller(entry, known.ids)
-        ref = describe()
-        is_same = known.blob and self._is_sound(known.blob, data)
-        if known.blob and is_same:
-            entry = Entry(ref, known.blob, info)
-            if self.add(entry, reuse=True):
-                return self.ref_for_caller(entry, known.ids)
         chunks = [data] if frames is None else FramedChunks([data], frames)
-        with self.blobs.stage(chunks, digest) as staged:
-            copy = Entry(ref, staged.publish(), info)
-            entry = self._publish(copy, instead_of=known.blob, remove=is_same is not None)
-            return self.ref_for_caller(entry, known.ids)
+        is_same = None if known.blob is None else self._is_sound(known.blob, data)
+        return self._put_copy(describe(), info, known, is_same, lambda: self.blobs.stage(chunks, digest))
 
     def _put_stream(self, scope: Scope, stream: IO[bytes], about: About) -> Ref:
         chunks = chunks_of(stream)
@@ -187,41 +180,46 @@ class Parts:
                 yield chunk
                 chunk = next(chunks, b"")
 
-        info = scope.info
         with self.blobs.stage(measured()) as staged:
-            digest = staged.digest
-            near = self.catalog.find(info.session_id, prefix=digest[:MIN_PREFIX])
-            ids = self.catalog.near(scope.lineage, [digest])
-            codec = _codec_of(stream)
+            digest, codec = staged.digest, _codec_of(stream)
+            blob = self.catalog.blob(digest)  # first, so that what follows is complete
+            known = replace(self.catalog.look(digest, scope.lineage, blob=False), blob=blob)
+            is_sound = None if blob is None else self._is_sound(blob)
+            for entry in known.entries if is_sound else ():
+                # Put it once more, so that it is durable. Nothing is stored twice.
+                again = replace(entry, content=None)
+                if self._is_repeat(entry, digest, codec, about) and self.add(again, reuse=True):
+                    return self.ref_for_caller(entry, known.ids)
             text = (head[:_HEAD] + tail).decode("utf-8", "ignore") if codec == "text" else None
             whole = bytes(parsed) if is_kept else None
             ref = self._describe(scope, codec, digest, staged.size, head[:_HEAD], tail, about, text, whole)
-            known = self.catalog.blob(digest)
-            sound = known and self._is_sound(known)
-            if known and sound:
-                for entry in near:
-                    # Put it once more, so that it is durable. Nothing is stored twice.
-                    again = replace(entry, content=None)
-                    if self._is_repeat(entry, digest, codec, about) and self.add(again, reuse=True):
-                        return self.ref_for_caller(entry, ids)
-                entry = Entry(ref, known, info)
-                if self.add(entry, reuse=True):
-                    return self.ref_for_caller(entry, ids)
-            copy = Entry(ref, staged.publish(), info)
-            return self.ref_for_caller(self._publish(copy, instead_of=known, remove=sound is not None), ids)
+            return self._put_copy(ref, scope.info, known, is_sound, lambda: contextlib.nullcontext(staged))
 
-    def _publish(self, entry: Entry, *, instead_of: Blob | None, remove: bool) -> Entry:
-        """Add a new copy to the catalog. Then remove the damaged copy that it replaces; one that only could not be read
-        stays."""
-        try:
-            self.add(entry, heal=instead_of is not None)
-        except BaseException:
-            discard(self.blobs, self.catalog, entry.blob)
-            raise
-        if instead_of is not None and instead_of.coding != "inline" and remove:
-            with contextlib.suppress(StoreError):  # the put is done; a sweep removes the rest
-                self.blobs.remove(instead_of)
-        return entry
+    def _put_copy(
+        self,
+        ref: Ref,
+        info: SessionInfo,
+        known: Known,
+        is_same: bool | None,
+        stage: Callable[[], AbstractContextManager[Staged]],
+    ) -> Ref:
+        """Add a ref to the copy that the store has, if it is the same, or else to a new copy. Then remove the damaged
+        copy that it replaces; one that only could not be read stays."""
+        if known.blob and is_same:
+            entry = Entry(ref, known.blob, info)
+            if self.add(entry, reuse=True):
+                return self.ref_for_caller(entry, known.ids)
+        with stage() as staged:
+            entry = Entry(ref, staged.publish(), info)
+            try:
+                self.add(entry, heal=known.blob is not None)
+            except BaseException:
+                discard(self.blobs, self.catalog, entry.blob)
+                raise
+            if known.blob is not None and known.blob.coding != "inline" and is_same is not None:
+                with contextlib.suppress(StoreError):  # the put is done; a sweep removes the rest
+                    self.blobs.remove(known.blob)
+            return self.ref_for_caller(entry, known.ids)
 
     def _within_quota(self, put: Callable[[], _T]) -> _T:
         try:

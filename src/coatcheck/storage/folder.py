@@ -33,7 +33,6 @@ from coatcheck.errors import (
     NotFound,
     StoreClosed,
     StoreError,
-    StoreFull,
     StoreUnavailable,
     read_only,
     storage_error,
@@ -41,7 +40,6 @@ from coatcheck.errors import (
 from coatcheck.ids import MIN_PREFIX
 from coatcheck.refs import Blob
 from coatcheck.storage.catalog import (
-    BATCH,
     NO_LIMITS,
     Effect,
     Entry,
@@ -357,42 +355,34 @@ class FolderCatalog(SqliteCatalog):
     ) -> Freed:
         if not end:
             return self._made_durable(super().remove(session_id, digest, name=name))
-        limit = self._reserve.batch[0] if self._journal.strained else BATCH
-        which = f"SELECT 1 FROM ref WHERE {OF_SESSION} LIMIT ?"
 
-        def end_all() -> Freed:
-            self._stop_lending(session_id)
-            return self._end_some(session_id, limit + 1)
-
-        if len(self._query(which, (session_id, limit + 1))) <= limit:
-            with contextlib.suppress(StoreFull):
-                return self._made_durable(self.change("forgetting", end_all, effect="free"))
-
-        def unname() -> None:
-            """End a session in one small change: it can no longer be found, and `_end_next` removes its refs."""
+        def end_some(limit: int) -> tuple[Freed, bool]:
+            """Give the session an id that cannot be found, and remove as many refs as one change may."""
             self._stop_lending(session_id)
             where = "SET session_id = CAST(session_key AS BLOB), parent = NULL WHERE session_id = ?"
             self._run(f"UPDATE session {where}", (session_id,))
+            return self._end_next(limit)
 
-        self.change("forgetting", unname, effect="free")
-        return self._made_durable(self._in_steps("forgetting", self._end_next))
+        return self._made_durable(self._in_steps("forgetting", end_some))
 
     def _end_next(self, limit: int) -> tuple[Freed, bool]:
-        """Remove some refs of an ended session. Returns what was freed and whether there may be more to remove."""
-        found = self._one("SELECT session_id FROM session WHERE session_id >= ? LIMIT 1", (_ENDED,))
-        return (self._end_some(found[0], limit), True) if found else (Freed(), False)
-
-    def _end_some(self, session_id: str, limit: int) -> Freed:
-        """Remove some refs of a session, and the session itself with the last of them."""
+        """Remove some refs of a session that has ended, and the session itself with the last of them. Returns what was
+        freed and whether there is more to remove."""
+        found = self._run("SELECT session_id FROM session WHERE session_id >= ? LIMIT 2", (_ENDED,)).fetchall()
+        if not found:
+            return Freed(), False
+        ((session_id,), *others) = found
         which = f"SELECT seq, digest, size, gone FROM ref WHERE {OF_SESSION} ORDER BY seq LIMIT ?"
         refs = self._run(which, (session_id, limit)).fetchall()
         if refs:
             self._run(f"DELETE FROM ref WHERE {OF_SESSION} AND seq <= ?", (session_id, refs[-1][0]))
-        if len(refs) < limit:
+        is_over = len(refs) < limit
+        if is_over:
             self.drop(SessionInfo(session_id))
         else:
             self.drop(*(Note(session_id, f"shown/{digest.hex()}") for _, digest, *_ in refs))
-        return self._let_go_of([(size, session_id, digest) for _, digest, size, gone in refs if gone is None])
+        freed = self._let_go_of([(size, session_id, digest) for _, digest, size, gone in refs if gone is None])
+        return freed, bool(others) or not is_over
 
     def _in_steps(self, doing: str, step: Callable[[int], tuple[Freed, bool]]) -> Freed:
         def fitting(limit: int) -> tuple[Freed, bool]:

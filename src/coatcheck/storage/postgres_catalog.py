@@ -299,14 +299,21 @@ class PostgresCatalog(Catalog):
 
     # Reading
 
-    def _under(self, session_id: str, prefix: str, content: bool) -> list[Entry]:
-        low, high = prefix_range(prefix)
-        where = f"{_IN_SESSION} AND r.digest BETWEEN %(low)s AND %(high)s ORDER BY r.seq DESC"
-        return newest_of_each(self._entries(where, content=content, session_id=session_id, low=low, high=high))
-
-    def _last(
-        self, session_id: str, name: str | None, before: int | None, content: bool, limit: int | None
+    def find(
+        self,
+        session_id: str,
+        *,
+        prefix: str | None = None,
+        name: str | None = None,
+        content: bool = False,
+        limit: int | None = None,
+        before: int | None = None,
     ) -> list[Entry]:
+        if prefix is not None:
+            low, high = prefix_range(prefix)
+            where = f"{_IN_SESSION} AND r.digest BETWEEN %(low)s AND %(high)s ORDER BY r.seq DESC"
+            found = self._entries(where, content=content, session_id=session_id, low=low, high=high)
+            return newest_of_each(found)[:limit]
         where, values = _IN_SESSION, {"session_id": session_id, "name": name, "before": before}
         if name is not None:
             where += " AND sha256(r.name) = sha256(%(name)s) AND r.name = %(name)s"

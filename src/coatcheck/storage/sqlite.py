@@ -276,6 +276,10 @@ class SqliteCatalog(Catalog):
             for statement in _DROP[kind]:
                 self._writer.executemany(statement, keys)
 
+    def _drop_notes(self, owner: str, start: str, stop: str) -> None:
+        where = f"session_key = {_OWNER} AND key >= ?2 AND key < ?3"
+        self._run(f"DELETE FROM note WHERE {where}", (owner, start, stop))
+
     def _let_go(self, refs: Sequence[Entry]) -> Freed:
         return self._let_go_of(
             [(one.ref.size_bytes, one.session.session_id, bytes.fromhex(one.ref.artifact_id)) for one in refs]
@@ -303,9 +307,18 @@ class SqliteCatalog(Catalog):
 
     # Reading
 
-    def _last(
-        self, session_id: str, name: str | None, before: int | None, content: bool, limit: int | None
+    def find(
+        self,
+        session_id: str,
+        *,
+        prefix: str | None = None,
+        name: str | None = None,
+        content: bool = False,
+        limit: int | None = None,
+        before: int | None = None,
     ) -> list[Entry]:
+        if prefix is not None:
+            return self._under(session_id, prefix, content)[:limit]
         source, where, values = _FROM, "", [session_id, -1 if limit is None else limit]
         if name is not None:
             source, where, values = _from("ref_by_name"), "AND r.name = ?3", [*values, name]
@@ -315,6 +328,7 @@ class SqliteCatalog(Catalog):
         return self._entries(source, where, tuple(values), content=content)
 
     def _under(self, session_id: str, prefix: str, content: bool, *, settled: bool = True) -> list[Entry]:
+        """Return what `find` returns for a prefix."""
         low, high = prefix_range(prefix)
         found = self._query(_NEWEST[content], (low, session_id, low, high), settled=settled)
         if not found:
