@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
 from math import inf
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -905,6 +906,9 @@ def _record(note: Note) -> Record:
 
 REF_COLUMNS: Final = ("name", "codec", "media_type", "kind", "tool", "call_id", "producer", "parents", "summary",
                       "created", "expires", "pinned", "granted_by", "request")  # fmt: skip
+PARENTS: Final = REF_COLUMNS.index("parents")
+ref_fields: Final = attrgetter(*REF_COLUMNS)
+"""Returns the fields of a ref in this order. A database has `parents` as JSON, or as empty text if there are none."""
 SESSION: Final = "s.session_id, s.parent, s.ttl, s.quota, s.created, s.used, s.used_bytes"
 BLOB: Final = "b.digest, b.size, b.coding, b.place, b.frames, b.used"
 COLUMNS: Final = (
@@ -931,11 +935,8 @@ def entry_of(row: Sequence[Any]) -> Entry:
 
 def ref_values(ref: Ref) -> tuple[Any, ...]:
     """Return the values of `REF_COLUMNS`."""
-    return (
-        ref.name, ref.codec, ref.media_type, ref.kind, ref.tool, ref.call_id, ref.producer,
-        json.dumps(ref.parents) if ref.parents else "", ref.summary, ref.created, ref.expires, ref.pinned,
-        ref.granted_by, ref.request,
-    )  # fmt: skip
+    fields = ref_fields(ref)
+    return (*fields[:PARENTS], json.dumps(ref.parents) if ref.parents else "", *fields[PARENTS + 1 :])
 
 
 def values_of(row: Row) -> dict[str, Any]:

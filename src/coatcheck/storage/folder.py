@@ -41,6 +41,7 @@ from coatcheck.ids import MIN_PREFIX
 from coatcheck.refs import Blob
 from coatcheck.storage.catalog import (
     NO_LIMITS,
+    PARENTS,
     Effect,
     Entry,
     Freed,
@@ -50,7 +51,7 @@ from coatcheck.storage.catalog import (
     SessionInfo,
     entry_of,
     newest_of_each,
-    ref_values,
+    ref_fields,
 )
 from coatcheck.storage.disk import FILES, FOLDERS, Disk, open_root
 from coatcheck.storage.files import FileBlobs
@@ -759,8 +760,10 @@ _inherited: list[object] = []
 def _pack(entry: Entry, *, heal: bool, grace: float) -> bytes:
     """Encode a put as a journal record: lengths, JSON, frames, content."""
     ref, blob, session = entry.ref, entry.blob, entry.session
+    values = list(ref_fields(ref))
+    values[PARENTS] = json.dumps(ref.parents) if ref.parents else ""
     head = json.dumps(
-        [ref.artifact_id, ref.size_bytes, ref_values(ref), blob.coding, blob.place,
+        [ref.artifact_id, ref.size_bytes, values, blob.coding, blob.place,
          session.session_id, session.parent, session.ttl, session.quota, heal, grace,
          entry.content is not None]
     ).encode()  # fmt: skip
