@@ -14,8 +14,8 @@ from coatcheck.reading import Page
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Staged
 from coatcheck.storage.disk import Disk
+from coatcheck.storage.folder import open_folder_store
 from coatcheck.storage.passages import Passages
-from coatcheck.storage.sqlite_catalog import open_folder_store
 from tests.backends import Backend, Clock, Fleet
 
 LOG = "".join(f"2026-01-01 12:00:{i % 60:02} INFO request {i} served\n" for i in range(12_031))

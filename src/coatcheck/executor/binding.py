@@ -17,12 +17,13 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeGuard, cast, runtime_checkable
 
 from coatcheck._toolkit import Description, purpose_of
+from coatcheck.checks import check_name
 from coatcheck.errors import CoatcheckError, InvalidArgument
 from coatcheck.executor.arguments import Resolver, Unresolvable, Want, hints_of, takes_streams, want
 from coatcheck.executor.calls import ErrorCode, ToolCall
 from coatcheck.externalize import Policy
 from coatcheck.externalize.pipeline import masked
-from coatcheck.ids import check_name, clip
+from coatcheck.ids import clip
 
 if TYPE_CHECKING:
     from coatcheck.session import Session
