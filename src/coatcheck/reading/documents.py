@@ -30,9 +30,8 @@ from coatcheck.previews.binaries import WORKBOOKS, found_type, office_kind
 from coatcheck.previews.excerpts import Sample, count
 from coatcheck.reading import heavy, pdf, sheets
 from coatcheck.reading.page import MAX_RESULT, BoundedLines, QueryResult
-from coatcheck.storage.frames import FRAME
 
-Form = Literal["pdf", "page", "office", "sheets"]
+Form = Literal["pdf", "page", "office", "sheets", "text", "other"]
 MAX_HTML: Final = 16 << 20
 MAX_UNPACKED: Final = 64 << 20  # bytes of XML in an office file
 MAX_KEPT: Final = 2 * MAX_RESULT  # characters of all texts
@@ -48,31 +47,28 @@ _lock: Final = threading.Lock()
 _kept: Final[OrderedDict[str, QueryResult]] = OrderedDict()
 
 
-def recognized(content: Content) -> Content:
-    """Return a content with the media type that its bytes show: PNG data declared as text is an image. Its first bytes
-    are read once for all that follows."""
-    head = content.read(0, FRAME)
-
-    def read(offset: int, length: int) -> bytes:
-        is_here = offset + length <= len(head) or len(head) == content.size
-        return head[offset : offset + length] if is_here else content.read(offset, length)
-
-    return Content(replace(content.ref, media_type=found_type(head, content.ref.media_type)), content.frames, read)
-
-
-def form_of(content: Content) -> Form | None:
-    """Whether a content is a PDF, a web page, an office file or a workbook."""
-    media_type = essence(content.ref.media_type)
-    if media_type == "application/pdf":
-        return "pdf"
-    if media_type in _HTML:
-        return "page"
-    if media_type == "application/zip" or media_type.startswith("application/vnd.o"):
+def recognized(content: Content) -> tuple[Content, Form]:
+    """Return a content with the media type that its bytes show (PNG data declared as text is an image), and its form:
+    a PDF, a web page, an office file, a workbook, another text, or anything else."""
+    media_type = found_type(content.read(0, HEAD), content.ref.media_type)
+    if media_type != content.ref.media_type:
+        content = Content(replace(content.ref, media_type=media_type), content.frames, content.read)
+    bare = essence(media_type)
+    form: Form = "other"
+    if bare == "application/pdf":
+        form = "pdf"
+    elif bare in _HTML:
+        form = "page"
+    elif bare == "application/zip" or bare.startswith("application/vnd.o"):
         head = content.read(0, _EDGE)
         tail = content.read(max(len(head), content.size - _EDGE), _EDGE)
-        kind = office_kind(Sample(head, tail, content.size))
-        return None if not kind else "sheets" if kind in WORKBOOKS else "office"
-    return "sheets" if sheets.is_old_workbook(content) else None
+        if kind := office_kind(Sample(head, tail, content.size)):
+            form = "sheets" if kind in WORKBOOKS else "office"
+    elif is_text(bare):
+        form = "text"
+    elif bare in sheets.OLD and sheets.is_old_workbook(content):
+        form = "sheets"
+    return content, form
 
 
 def text_of(content: Content, form: Form) -> QueryResult:
@@ -96,12 +92,11 @@ def text_query(content: Content, query: str) -> QueryResult | None:
     match = _PART.fullmatch(query)
     if match is None and query.lower() != "text":
         return None
-    content = recognized(content)
-    form = form_of(content)
-    if form is None:
-        media_type = clip(content.ref.media_type, 60)
-        if is_text(content.ref.media_type):
-            raise InvalidArgument(f"{media_type} is text already", hint='read it with lines="1:80" or grep="…"')
+    content, form = recognized(content)
+    media_type = clip(content.ref.media_type, 60)
+    if form == "text":
+        raise InvalidArgument(f"{media_type} is text already", hint='read it with lines="1:80" or grep="…"')
+    if form == "other":
         raise InvalidArgument(f"{media_type} has no text to read", hint="read it without a query to see what it is")
     if match is None:
         return text_of(content, form)

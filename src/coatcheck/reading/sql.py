@@ -143,7 +143,7 @@ def _with_sheets(tables: Mapping[str, Content]) -> tuple[dict[str, Content], lis
     found: dict[str, Content] = {}
     notes = []
     for name, content in tables.items():
-        if documents.form_of(content) != "sheets":
+        if documents.recognized(content)[1] != "sheets":
             found[name] = content
             continue
         inside, note = sheets.tables(content, name)
