@@ -158,7 +158,9 @@ def test_a_web_page_is_readable_text(source: str, text: str) -> None:
 )
 def test_a_hostile_page_takes_linear_time(piece: str) -> None:
     source = piece * (200_000 // len(piece))  # the parser of the standard library takes a minute for some of these,
-    assert heavy.document(make_content(source.encode(), "text/html"), "page").complete  # and the child has ten seconds
+    assert (
+        heavy.document(make_content(source.encode(), "text/html"), "page").note == ""
+    )  # and the child has ten seconds
 
 
 def test_a_phrase_that_tags_break_is_found_in_the_text(session: Session) -> None:

@@ -33,7 +33,7 @@ import re2  # type: ignore[import-untyped]  # ships without types
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.ids import clip
 from coatcheck.previews.excerpts import count, folded, uncoloured
-from coatcheck.reading.long_lines import LEVELS, RECORD, SMALL, Decoded, Extract, Structure, decoded_lines
+from coatcheck.reading.long_lines import LEVELS, RECORD, SMALL, Decoded, Extract, Structure, boundary, decoded_lines
 from coatcheck.reading.page import AUTO, PageDraft, Request, lines_of
 from coatcheck.reading.text import REPLACEMENT, DecodedText, decode, visible
 
@@ -98,6 +98,7 @@ _GROUP: Final = re.compile(r"\((?:\?:)?([^()]*)\)")
 _PARTS: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|]", re.DOTALL)
 _NEXT_RECORD: Final = re.compile(rb"[\])}]\s{0,40},\s{0,40}[\[({]")
 _CONTINUATION: Final = bytes(range(0x80, 0xC0))  # the bytes of UTF-8 that do not begin a character
+_AGAIN: Final = 2 * RECORD
 _LEFT_OUT: Final = len("[999,999,999,999 characters left out]")
 
 
@@ -406,9 +407,9 @@ class _HugeLineView:
             if high == self._end < self._text.end and data.endswith(b"\r"):
                 data, stop = data[:-1], stop - 1
             elif high < self._end:
-                stop = _boundary(data, stop - _AROUND)
+                stop = boundary(data, stop - _AROUND)
             if low > self._start:
-                start = _boundary(data, _AROUND)
+                start = boundary(data, _AROUND)
             is_last = high == self._end
             for first, last in self._pattern.occurrences(data, max(start, done - low), stop):
                 if not is_last and first >= stop - OVERLAP:
@@ -621,8 +622,9 @@ class _PageBuilder:
                 if monotonic() > self._deadline:
                     break
             cut_from = line.length if is_cut else 0
-            if self._is_shown(record):
-                pass
+            label, shown_at = self._last
+            if record is not None and self._wide and record.label == label != "" and record.start <= shown_at + _AGAIN:
+                pass  # a brief page shows a record once, but one that is very large again further on
             elif not self._entry(number, ":", body, cut_from=cut_from, is_repaired=line.is_repaired):
                 self.inside = first
                 return False
@@ -639,12 +641,6 @@ class _PageBuilder:
     def _wide(self) -> int:
         """The width of the next match; 0 for a whole record, as the first match always is."""
         return self._width_of_most if self.found else 0
-
-    def _is_shown(self, record: Extract | None) -> bool:
-        """Whether a brief page has shown this record already. One that is very large may be shown again further on."""
-        if record is None or not self._wide or not record.label:
-            return False
-        return record.label == self._last[0] and record.start <= self._last[1] + 2 * RECORD
 
     def _record(self, line: _LineView | _HugeLineView, number: int, span: tuple[int, int]) -> Extract | None:
         """The record around an occurrence, unless the whole line fits."""
@@ -960,16 +956,11 @@ def _compile(source: str, ignore_case: bool) -> Any:
     try:
         return re2.compile(source, options)
     except re2.error as error:
-        raise _rejected(error) from None
-
-
-def _rejected(error: Exception) -> InvalidArgument:
-    reason = error.args[0] if error.args else ""
-    text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
-    for signs, what, instead in _REJECTIONS:
-        if any(sign in text for sign in signs):
-            return InvalidArgument(f"{what}: {clip(text)}", hint=instead)
-    return InvalidArgument(f"RE2 rejects the pattern: {clip(text)}", hint=_ESCAPE_HINT)
+        reason = error.args[0] if error.args else ""
+        text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+        known = ((what, instead) for signs, what, instead in _REJECTIONS if any(sign in text for sign in signs))
+        what, hint = next(known, ("RE2 rejects the pattern", _ESCAPE_HINT))
+        raise InvalidArgument(f"{what}: {clip(text)}", hint=hint) from None
 
 
 class LineGroup(NamedTuple):
@@ -1063,8 +1054,3 @@ def _cleaned(text: DecodedText, number: int, data: bytes, start: int = 0, end: i
         data = data[start:end].replace(b"\r\n", b"\n")
         start, end = 0, len(data)
     return LineGroup(number, data, start, end, repaired)
-
-
-def _boundary(data: bytes, at: int) -> int:
-    """Start of the character at an offset."""
-    return next((near for near in range(at, at - 4, -1) if data[near] & 0xC0 != 0x80), at)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -42,6 +43,7 @@ _EXAMPLE: Final = "a path is like $.items[0].name, $..id or $.items[?@.price < 1
 _LISTED_LINES: Final = 20
 _SAMPLED: Final = 200  # documents of JSONL
 _INVALID: Final = object()
+_DOT: Final = re.compile(r"(\\.|\[(?:\\.|[^\]])*\])|\.", re.DOTALL)
 
 
 class _OutOfTime(Exception):
@@ -96,7 +98,6 @@ def find(content: Content, path: str, *, limit: int = MAX_RESULT, seconds: float
         text=results.text,
         media_type=TEXT if results.cut else JSON if matches == 1 else JSONL,
         shown=total if not results.full else f"{len(results):,} of {'' if counted else 'at least '}{total}",
-        complete=not results.full and not skipped,
         note="; ".join(notes),
     )
 
@@ -180,24 +181,11 @@ def _regex(pattern: str) -> Any:
     if len(pattern) > MAX_PATTERN:
         return None
     try:
-        compiled = re2.compile(_dots(pattern) if is_iregexp(pattern) else pattern, options)
+        source = _DOT.sub(lambda match: match[1] or r"[^\n\r]", pattern) if is_iregexp(pattern) else pattern
+        compiled = re2.compile(source, options)
     except re2.error:
         return None
     return compiled if compiled.programsize <= MAX_PROGRAM else None
-
-
-def _dots(pattern: str) -> str:
-    out = []
-    escaped = inside = False
-    for char in pattern:
-        out.append(r"[^\n\r]" if char == "." and not escaped and not inside else char)
-        if escaped:
-            escaped = False
-        elif char == "\\":
-            escaped = True
-        elif char in "[]":
-            inside = char == "["
-    return "".join(out)
 
 
 class _Regular(FilterFunction):

@@ -139,25 +139,19 @@ def _instead(values: list[Any], steps: list[PathStep], select: Select) -> list[P
     step, *rest = steps
     if (below := _BELOW.fullmatch(step.written)) is not None:
         keys = _keys(_all_below(values))
-        same = [known for known in keys if _normal(known) == _normal(below[1])]
-        close = difflib.get_close_matches(below[1][:80], [known for known in keys if len(known) <= 80], 1, _CLOSE)
-        return (
-            [PathStep(written=f"..{str(PathStep(key=(same or close)[0])).lstrip('.')}"), *rest]
-            if same or close
-            else None
-        )
+        for known in _same(below[1], keys) or _close(below[1], keys):
+            return [PathStep(written=f"..{str(PathStep(key=known)).lstrip('.')}"), *rest]
+        return None
     objects = [value for value in values if isinstance(value, dict)]
     items = [item for value in values if isinstance(value, list) for item in value[:_MOST]]
     if step.key is not None:
         return _instead_of_key(step.key, rest, objects, items, select)
-    if step.place is not None or step == EVERY:
-        inner = _arrays(objects)
-        return [PathStep(key=inner), *steps] if inner is not None else None
-    repaired = _other_filter(
-        step.written, _children(values), lambda written: _after(values, PathStep(written=written), select)
-    )
-    if repaired is not None:
-        return [PathStep(written=repaired), *rest]
+    if step.place is None and step != EVERY:
+        repaired = _other_filter(
+            step.written, _children(values), lambda written: _after(values, PathStep(written=written), select)
+        )
+        if repaired is not None:
+            return [PathStep(written=repaired), *rest]
     inner = _arrays(objects)
     return [PathStep(key=inner), *steps] if inner is not None else None
 
@@ -173,9 +167,8 @@ def _instead_of_key(
         joined += f".{step.key}"
         if joined in keys:
             return [PathStep(key=joined), *rest[number:]]
-    same = [known for known in keys if _normal(known) == _normal(key)]
-    if same:
-        return [PathStep(key=same[0]), *rest]
+    for known in _same(key, keys):
+        return [PathStep(key=known), *rest]
     arrays = [known for known in keys if any(isinstance(value.get(known), list) for value in objects)]
     if rest and rest[0].key is None and len(arrays) == 1:  # the only array has another name
         return [PathStep(key=arrays[0]), *rest]
@@ -190,8 +183,7 @@ def _instead_of_key(
     anywhere = PathStep(written=f"..['{key}']") if "'" not in key and "\\" not in key else None
     if anywhere is not None and _after([*objects, *items], anywhere, select):
         return [anywhere, *rest]
-    close = difflib.get_close_matches(key[:80], [known for known in keys if len(known) <= 80], 1, _CLOSE)
-    return [PathStep(key=close[0]), *rest] if close else None
+    return next(([PathStep(key=known), *rest] for known in _close(key, keys)), None)
 
 
 def _arrays(objects: list[Any]) -> str | None:
@@ -212,9 +204,7 @@ def _other_filter(written: str, items: list[Any], run: Callable[[str], list[Any]
             (k, one) for item in items if isinstance(item, dict) for k, one in item.items() if isinstance(one, str)
         ]
         having = dict.fromkeys(k for k, one in texts if value is not None and one.casefold() == value.casefold())
-        same = [known for known in keys if _normal(known) == _normal(used)]
-        close = difflib.get_close_matches(used[:80], [known for known in keys if len(known) <= 80], 1, _CLOSE)
-        for known in (*same, *having, *close):
+        for known in (*_same(used, keys), *having, *_close(used, keys)):
             changed = written.replace(match[0], f"@{PathStep(key=known)}")
             if _has(run, changed):
                 return changed
@@ -244,6 +234,16 @@ def _has(run: Callable[[str], list[Any]], written: str) -> bool:
         return bool(run(written))
     except ValueError:
         return False
+
+
+def _same(key: str, keys: list[str]) -> list[str]:
+    """The keys that differ from one only in case and punctuation."""
+    return [known for known in keys if _normal(known) == _normal(key)]
+
+
+def _close(key: str, keys: list[str]) -> list[str]:
+    """The key that is spelled most like another, if one is."""
+    return difflib.get_close_matches(key[:80], [known for known in keys if len(known) <= 80], 1, _CLOSE)
 
 
 def _normal(key: str) -> str:

@@ -59,7 +59,7 @@ def cells(content: Content) -> QueryResult:
     """Return the cells of every sheet as text."""
     found = _ask(content, "text", MAX_RESULT)
     note = f"only the first {MAX_RESULT:,} characters" if found["more"] else ""
-    return QueryResult(str(found["text"]), shown=str(found["shown"]), complete=not found["more"], note=note)
+    return QueryResult(str(found["text"]), shown=str(found["shown"]), note=note)
 
 
 def searched(text: str) -> str:

@@ -252,7 +252,7 @@ def _result(reply: Mapping[str, Any], limits: SqlLimits, notes: list[str]) -> Qu
             )
         notes.append("more rows are left out; use WHERE, LIMIT … OFFSET, or aggregate")
     shown = f"{'the first ' if reply['more'] else ''}{count(rows, 'row')}, {count(columns, 'column')}"
-    return QueryResult(text, "text/csv", shown, complete=not reply["more"], note="; ".join(filter(None, notes)))
+    return QueryResult(text, "text/csv", shown, note="; ".join(filter(None, notes)))
 
 
 # The child process
