@@ -305,7 +305,7 @@ def test_a_page_opens_its_blob_once(tmp_path: Path, value: object, request_of: d
         assert session.read(ref, **request_of).text  # type: ignore[arg-type]
         assert blobs.opens == 1
         assert blobs.frames[0] == 1
-        assert "grep" not in request_of or set(blobs.frames.values()) == {1}
+        assert "grep" not in request_of or max(blobs.frames.values()) <= 2  # again where a line is in two pieces
         session.read(f"{ref.pointer}#/rows/3") if ref.media_type == "application/json" else session.preview(ref)
         assert blobs.opens == 2
         assert session.externalize(ref).is_stub
