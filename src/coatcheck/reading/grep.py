@@ -26,7 +26,7 @@ from contextlib import closing
 from copy import copy
 from itertools import tee
 from time import monotonic
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import re2  # type: ignore[import-untyped]  # ships without types
 
@@ -101,6 +101,8 @@ _CONTINUATION: Final = bytes(range(0x80, 0xC0))  # the bytes of UTF-8 that do no
 _AGAIN: Final = 2 * RECORD
 _LEFT_OUT: Final = len("[999,999,999,999 characters left out]")
 
+_Views: TypeAlias = "dict[int, _LineView | _HugeLineView]"  # by the offset of the line
+
 
 def search(text: DecodedText, request: Request, position: tuple[int, ...] | None = None, base: str = "") -> PageDraft:
     """One page of matching lines, from the position on. `base` is the fragment of a text that is part of an artifact.
@@ -112,33 +114,10 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
         return PageDraft("", "no match: the artifact is empty", matches=0)
     ranges = _merged([(1, text.lines)] if request.lines is None else lines_of(request.lines, text.lines))
     start, before, due, known, *inside = position or (ranges[0][0], 0, 0, 0)
-    found = _Found(text, request, ranges, start, *inside)
-    given = request.context if isinstance(request.context, int) else None
-    usual = _usual_context(text) if given is None else given
-
-    def filled(width: int, room: int, context: int) -> _PageBuilder:
-        page = _PageBuilder(found, due=min(due, context), base=base, room=room, context=context, width=width)
-        page.fill(is_counted=width == _WIDTHS[-1] and not known)
-        return page
-
-    began = monotonic()
-    page = filled(0, RICH, usual)
-    spent = monotonic() - began
-    if spent > SLOW_SECONDS:
-        pass  # once is enough
-    elif page.resume is not None:
-        for width in _WIDTHS if spent < SLOW_SECONDS / 10 else _WIDTHS[-1:]:
-            page = filled(width, request.max_chars, given or 0)
-            if page.resume is None:
-                break
-    elif request.context == AUTO and 0 < page.found <= FILLED and text.lines > 1:
-        contexts = () if page.stopped or all(map(_COMPLETE.match, page.out)) else _CONTEXTS
-        for context in (context for context in contexts if context > usual):
-            fuller = filled(0, FULL, context)
-            if fuller.resume is None:
-                page = fuller
-                break
-
+    with closing(_Found(text, request, ranges, start, *inside)) as found:
+        page, seconds = _best_form(found, due, base, is_counted=not known)
+        is_first = position is None and page.found + page.more > 0 and page.stopped is None and seconds < SLOW_SECONDS
+        tallies = _tallies(found) if is_first and not (request.literal or request.invert) else []
     seen = before + page.found
     matches, exact = max(seen + page.more, known >> 1), page.is_finished or bool(known & 1)
     following: tuple[int, ...] | None = None
@@ -165,9 +144,37 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
     notes = page.notes()
     if page.stopped is not None:
         notes.insert(0, f"searched up to line {page.stopped - 1} so far, the cursor continues from there")
-    elif matches and position is None and spent < SLOW_SECONDS and not (request.literal or request.invert):
-        notes[:0] = _tallies(found)
-    return PageDraft("\n".join(page.out), "; ".join([shown, *notes]), following, matches, exact)
+    return PageDraft("\n".join(page.out), "; ".join([shown, *tallies, *notes]), following, matches, exact)
+
+
+def _best_form(found: _Found, due: int, base: str, *, is_counted: bool) -> tuple[_PageBuilder, float]:
+    """The page in the form that shows most, and the seconds that the first form took."""
+    text, request = found.text, found.request
+    given = request.context if isinstance(request.context, int) else None
+    usual = _usual_context(text) if given is None else given
+
+    def filled(width: int, room: int, context: int) -> _PageBuilder:
+        page = _PageBuilder(found, due=min(due, context), base=base, room=room, context=context, width=width)
+        page.fill(is_counted=is_counted and width == _WIDTHS[-1])
+        return page
+
+    began = monotonic()
+    page = filled(0, RICH, usual)
+    seconds = monotonic() - began
+    if seconds > SLOW_SECONDS:
+        pass  # once is enough
+    elif page.resume is not None:
+        for width in _WIDTHS if seconds < SLOW_SECONDS / 10 else _WIDTHS[-1:]:
+            page = filled(width, request.max_chars, given or 0)
+            if page.resume is None:
+                break
+    elif request.context == AUTO and 0 < page.found <= FILLED and text.lines > 1:
+        contexts = () if page.stopped or all(map(_COMPLETE.match, page.out)) else _CONTEXTS
+        for context in (context for context in contexts if context > usual):
+            fuller = filled(0, FULL, context)
+            if fuller.resume is None:
+                return fuller, seconds
+    return page, seconds
 
 
 def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -225,7 +232,7 @@ def _tallies(found: _Found) -> list[str]:
         for lines in all_lines if parts else ():
             for index, pattern in enumerate(patterns):
                 if isinstance(lines.group, HugeLine):
-                    spans = _HugeLineView(found.text, lines.group, pattern).occurrences_from(0)
+                    spans = _occurrences_in(found.text, lines.group, pattern, 0)
                     number, is_whole = _tally(spans, deadline, is_hit=False)
                 else:
                     data, start, end = lines.group.data, lines.group.start, lines.group.end
@@ -245,43 +252,13 @@ class _Lines:
     for every form of the page. `is_first` is True at the start of a range."""
 
     def __init__(self, found: _Found, group: LineGroup | HugeLine, is_first: bool) -> None:
-        self.group, self.is_first, self._found = group, is_first, found
-        self._views: dict[int, _LineView | _HugeLineView] = {}
-        self._hits = tee(self._searched(), 1)[0]
+        self.group, self.is_first = group, is_first
+        self.views: _Views = {}
+        self._hits = tee(found.hits(group, self.views), 1)[0]
 
     def hits(self) -> Iterator[LineHit]:
         """The lines to show as matches; for a huge line, itself."""
         return copy(self._hits)
-
-    def view(self, start: int, end: int, number: int) -> _LineView | _HugeLineView:
-        """A long line in which occurrences are shown."""
-        found = self._found
-        if start not in self._views:
-            inside = found.inside if number == found.start else 0
-            self._views[start] = (
-                _HugeLineView(found.text, self.group, found.pattern, inside)
-                if isinstance(self.group, HugeLine)
-                else _LineView(self.group, start, end, found.pattern, inside)
-            )
-        return self._views[start]
-
-    def _searched(self) -> Iterator[LineHit]:
-        found, group = self._found, self.group
-        is_inverted = found.request.invert
-        if isinstance(group, HugeLine):
-            is_continued = group.number == found.start and found.inside > 0
-            spans = self.view(0, 0, group.number).occurrences()
-            if is_continued or any(span is not None for span in spans) is not is_inverted:
-                yield LineHit(0, 0, 0)
-            return
-        hits, at = found.pattern.hits(group.data, group.start, group.end), group.start
-        if not is_inverted:
-            yield from hits
-            return
-        for hit in hits:
-            yield from _each(group.data, at, hit.start)
-            at = hit.end + 1
-        yield from _each(group.data, at, group.end)
 
 
 class _Found:
@@ -302,6 +279,41 @@ class _Found:
 
     def compiled(self, pattern: str, *, literal: bool = False) -> Pattern:
         return Pattern(pattern, ignore_case=self.request.ignore_case, literal=literal, escapes=self._has_escapes)
+
+    def view(
+        self, group: LineGroup | HugeLine, views: _Views, start: int, end: int, number: int
+    ) -> _LineView | _HugeLineView:
+        """A long line in which occurrences are shown, made once for all forms."""
+        if start not in views:
+            inside = self.inside if number == self.start else 0
+            views[start] = (
+                _HugeLineView(self.text, group, self.pattern, inside)
+                if isinstance(group, HugeLine)
+                else _LineView(group, start, end, self.pattern, inside)
+            )
+        return views[start]
+
+    def hits(self, group: LineGroup | HugeLine, views: _Views) -> Iterator[LineHit]:
+        """Search lines for those to show as matches."""
+        is_inverted = self.request.invert
+        if isinstance(group, HugeLine):
+            is_continued = group.number == self.start and self.inside > 0
+            spans = self.view(group, views, 0, 0, group.number).occurrences()
+            if is_continued or any(span is not None for span in spans) is not is_inverted:
+                yield LineHit(0, 0, 0)
+            return
+        hits, at = self.pattern.hits(group.data, group.start, group.end), group.start
+        if not is_inverted:
+            yield from hits
+            return
+        for hit in hits:
+            yield from _each(group.data, at, hit.start)
+            at = hit.end + 1
+        yield from _each(group.data, at, group.end)
+
+    def close(self) -> None:
+        """Drop the kept lines, which refer to this object."""
+        self._kept.clear()
 
     def lines(self, *, keep: bool) -> Generator[_Lines, None, None]:
         """Yield the lines in order: the kept ones, then others, which are kept if that is wanted."""
@@ -378,48 +390,12 @@ class _HugeLineView:
     is_repaired = False
 
     def __init__(self, text: DecodedText, huge: HugeLine, pattern: Pattern, inside: int = 0) -> None:
-        self._text, self._pattern = text, pattern
-        self._number, self._start, self._end = huge
-        self._spans = tee(self.occurrences_from(inside), 1)[0]
+        self._text, self._start = text, huge.start
+        self._spans = tee(_occurrences_in(text, huge, pattern, inside), 1)[0]
         self.length = huge.end - huge.start
 
     def occurrences(self) -> Iterator[tuple[int, int] | None]:
         return copy(self._spans)
-
-    def occurrences_from(self, inside: int) -> Iterator[tuple[int, int] | None]:
-        """Yield the occurrences as offsets from the start of the line, and None after each window. `inside` is the
-        start of an earlier match to continue from.
-
-        A match longer than the overlap may be missed, or found in parts that count as one. Invalid UTF-8 matches
-        nothing. Raises `LimitExceeded` if the pattern is too slow."""
-        done, is_cut = self._start + inside, False
-        deadline = monotonic() + LINE_SECONDS
-        for base in range(self._start + inside // _STEP * _STEP, self._end, _STEP):
-            if monotonic() > deadline:
-                raise LimitExceeded(
-                    f"line {self._number} has {self._end - self._start:,} bytes, too many for this pattern",
-                    hint="use a simpler pattern",
-                )
-            low = max(self._start, base - OVERLAP - _AROUND)
-            high = min(self._end, base + _STEP + _AROUND)
-            data = self._text.read(low, high - low)
-            start, stop = 0, len(data)
-            if high == self._end < self._text.end and data.endswith(b"\r"):
-                data, stop = data[:-1], stop - 1
-            elif high < self._end:
-                stop = boundary(data, stop - _AROUND)
-            if low > self._start:
-                start = boundary(data, _AROUND)
-            is_last = high == self._end
-            for first, last in self._pattern.occurrences(data, max(start, done - low), stop):
-                if not is_last and first >= stop - OVERLAP:
-                    break  # it is complete in the next window
-                is_rest = is_cut and last > first and low + first == done
-                done, is_cut = low + last, last == stop and not is_last
-                if not is_rest:
-                    yield low + first - self._start, low + last - self._start
-                    deadline = monotonic() + LINE_SECONDS
-            yield None
 
     def measure(self, offset: int) -> int:
         return offset
@@ -437,6 +413,44 @@ class _HugeLineView:
             return None
         found = Structure(data, at=begin.end() - 1).record_at(span[0] - low, span[1] - low, limit=limit, width=width)
         return found and found._replace(start=found.start + low, end=found.end + low, label="")
+
+
+def _occurrences_in(
+    text: DecodedText, huge: HugeLine, pattern: Pattern, inside: int
+) -> Iterator[tuple[int, int] | None]:
+    """Yield the occurrences as offsets from the start of the line, and None after each window. `inside` is the
+    start of an earlier match to continue from.
+
+    A match longer than the overlap may be missed, or found in parts that count as one. Invalid UTF-8 matches
+    nothing. Raises `LimitExceeded` if the pattern is too slow."""
+    done, is_cut = huge.start + inside, False
+    deadline = monotonic() + LINE_SECONDS
+    for base in range(huge.start + inside // _STEP * _STEP, huge.end, _STEP):
+        if monotonic() > deadline:
+            raise LimitExceeded(
+                f"line {huge.number} has {huge.end - huge.start:,} bytes, too many for this pattern",
+                hint="use a simpler pattern",
+            )
+        low = max(huge.start, base - OVERLAP - _AROUND)
+        high = min(huge.end, base + _STEP + _AROUND)
+        data = text.read(low, high - low)
+        start, stop = 0, len(data)
+        if high == huge.end < text.end and data.endswith(b"\r"):
+            data, stop = data[:-1], stop - 1
+        elif high < huge.end:
+            stop = boundary(data, stop - _AROUND)
+        if low > huge.start:
+            start = boundary(data, _AROUND)
+        is_last = high == huge.end
+        for first, last in pattern.occurrences(data, max(start, done - low), stop):
+            if not is_last and first >= stop - OVERLAP:
+                break  # it is complete in the next window
+            is_rest = is_cut and last > first and low + first == done
+            done, is_cut = low + last, last == stop and not is_last
+            if not is_rest:
+                yield low + first - huge.start, low + last - huge.start
+                deadline = monotonic() + LINE_SECONDS
+        yield None
 
 
 class _PageBuilder:
@@ -507,7 +521,7 @@ class _PageBuilder:
         inverted, deadline = self._request.invert, full_at + COUNT_SECONDS
         if isinstance(group, HugeLine):
             self._has_huge = True
-            spans = _HugeLineView(self._text, group, self._search.pattern).occurrences_from(inside)
+            spans = _occurrences_in(self._text, group, self._search.pattern, inside)
             found, is_whole = _tally(spans, deadline, is_hit=inside > 0, stops=inverted)
             self.more += is_whole and not found if inverted else found
         else:
@@ -529,7 +543,7 @@ class _PageBuilder:
                 return hit.start
             number += gap
             if not self._request.invert and hit.end - hit.start > self._search.long:
-                if not self._occurrences(lines.view(hit.start, hit.end, number), number):
+                if not self._occurrences(self._search.view(group, lines.views, hit.start, hit.end, number), number):
                     return hit.start
             elif not self._line(group, number, ":", hit.start, hit.end, hit.match):
                 return hit.start
@@ -552,7 +566,8 @@ class _PageBuilder:
         else:
             is_continued = huge.number == self._search.start and self._search.inside > 0
             is_shown = is_continued or self._before(huge, 0, huge.number)
-            is_shown = is_shown and self._occurrences(lines.view(0, 0, huge.number), huge.number)
+            view = self._search.view(huge, lines.views, 0, 0, huge.number)
+            is_shown = is_shown and self._occurrences(view, huge.number)
         self.due = self._context if is_hit and is_shown else self.due
         return None if is_shown else 0
 
