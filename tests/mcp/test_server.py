@@ -244,7 +244,7 @@ def test_bytes_are_read_in_pieces_that_together_are_all_of_it(opened: Open) -> N
 )  # fmt: skip
 def test_what_is_not_there_is_an_error_with_the_protocols_code(place: Path, uri: str) -> None:
     with coatcheck.open(place) as store, pytest.raises(coatcheck.CoatcheckError):
-        server.read(store.session(SESSION), uri)
+        server.read(store.session(SESSION), types.ReadResourceRequestParams(uri=uri))
 
 
 def test_pointers_and_names_are_completed(opened: Open) -> None:

@@ -10,8 +10,7 @@ import click
 
 import coatcheck
 from coatcheck import errors
-from coatcheck.cli import terminal
-from coatcheck.cli.options import json_option, open_existing, setting, store_options, usage_error
+from coatcheck.cli import json_option, open_existing, setting, store_options, terminal, usage_error
 
 if TYPE_CHECKING:
     from coatcheck.collect import CollectReport, VerifyReport

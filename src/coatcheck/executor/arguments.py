@@ -261,8 +261,9 @@ def want(hint: Any) -> Want:
             return "path"
         if bare in _STREAMS or (isinstance(bare, type) and issubclass(bare, io.RawIOBase | io.BufferedIOBase)):
             return "value" if typing.get_args(one) == (str,) else "stream"
-    kinds = {_bare(one) for one in _alternatives(hint)} - {type(None)}
-    return "text" if kinds == {str} else "bytes" if kinds == {bytes} else "value"
+    kinds = [bare for one in _alternatives(hint) if (bare := _bare(one)) is not type(None)]
+    forms: dict[type, Want] = {str: "text", bytes: "bytes"}
+    return next((form for kind, form in forms.items() if kinds and all(one is kind for one in kinds)), "value")
 
 
 def takes_streams(hint: Any) -> bool:

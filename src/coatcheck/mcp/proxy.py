@@ -26,8 +26,7 @@ from coatcheck import Session
 from coatcheck.errors import CoatcheckError, UpstreamFailed
 from coatcheck.lanes import in_long_thread, in_reading_thread, in_thread
 from coatcheck.mcp import wire
-from coatcheck.mcp.proxy_rewrites import ProxySettings, Rewriter, text_result
-from coatcheck.mcp.savings import Counts
+from coatcheck.mcp.proxy_rewrites import Counts, ProxySettings, Rewriter, text_result
 from coatcheck.mcp.wire import Id, Message, OwnRequests, Raw, Tasks, UnparsedLine, Upstream
 
 _CHUNK: Final = 1 << 16

@@ -7,7 +7,6 @@ checked, an Origin must be allowed, and every request needs the token.
 from __future__ import annotations
 
 import asyncio
-import functools
 import hmac
 import logging
 import secrets
@@ -19,10 +18,12 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Final, NoReturn
 
 import anyio
+import httpx2
 import uvicorn
 from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
 from mcp.shared.exceptions import MCPDeprecationWarning
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -42,8 +43,8 @@ _BACKLOG: Final = 128
 _ACCEPT: Final = 16  # connections that are accepted before the oldest are closed
 _IDLE: Final = 1_800.0  # seconds without a request after which a client's session ends
 _BEARER: Final = "bearer "
-_SESSION: Final = b"mcp-session-id"
-_EXPOSED: Final = ("mcp-session-id", "mcp-protocol-version", "www-authenticate")
+_SESSION: Final = "mcp-session-id"
+_EXPOSED: Final = (_SESSION, "mcp-protocol-version", "www-authenticate")
 _PROOF: Final = (10.0, 64)  # seconds for the token to come, and connections that may be without it
 _HANDSHAKE: Final = (60.0, 100)  # seconds for a handshake, and handshakes that may be unfinished
 
@@ -136,7 +137,7 @@ def _protected(app: ASGIApp, settings: TransportSecuritySettings, token: str, un
             await app(scope, receive, send)
         elif scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
-        elif len(_values(scope, b"origin")) > 1:  # the SDK looks at the first
+        elif len(Headers(scope=scope).getlist("origin")) > 1:  # the SDK looks at the first
             await PlainTextResponse("Invalid Origin header", 403)(scope, receive, send)
         else:
             refusal = await security.validate_request(Request(scope))
@@ -146,14 +147,10 @@ def _protected(app: ASGIApp, settings: TransportSecuritySettings, token: str, un
 
 
 def _has_token(scope: Scope, token: str) -> bool:
-    given = [value.decode("latin-1") for value in _values(scope, b"authorization")]
+    given = Headers(scope=scope).getlist("authorization")
     if len(given) != 1 or given[0][: len(_BEARER)].lower() != _BEARER:
         return False
     return hmac.compare_digest(given[0][len(_BEARER) :].strip().encode(), token.encode())
-
-
-def _values(message: Scope | Message, name: bytes) -> list[bytes]:
-    return [value for key, value in message.get("headers", ()) if key.lower() == name]
 
 
 class Probation:
@@ -194,37 +191,23 @@ class UnfinishedHandshakes:
         self._tasks = Tasks()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        known = _values(scope, _SESSION)
+        known = Headers(scope=scope).getlist(_SESSION) if scope["type"] == "http" else []
         for session in known:
             self._unfinished.passed(session)
 
         async def sent(message: Message) -> None:
             await send(message)
-            if message["type"] == "http.response.start" and not known:
-                for session in _values(message, _SESSION):
-                    self._unfinished.begin(session, functools.partial(self._end, session))
+            is_start = message["type"] == "http.response.start" and not known
+            if is_start and (session := Headers(raw=message["headers"]).get(_SESSION)) is not None:
+                self._unfinished.begin(session, lambda: self._tasks.start(self._end(session)))
 
         await self._app(scope, receive, sent)
 
-    def _end(self, session: bytes) -> None:
+    async def _end(self, session: str) -> None:
         """Send the DELETE with which a client ends its session."""
-        scope = {
-            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "method": "DELETE",
-            "path": PATH, "raw_path": PATH.encode(), "root_path": "", "query_string": b"",
-            "headers": [(_SESSION, session), (b"accept", b"application/json, text/event-stream")],
-            "client": None, "server": None,
-        }  # fmt: skip
-
-        async def receive() -> Message:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def send(message: Message) -> None:
-            pass
-
-        async def delete() -> None:
-            await self._app(scope, receive, send)
-
-        self._tasks.start(delete())
+        headers = {_SESSION: session, "accept": "application/json, text/event-stream"}
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(self._app)) as client:
+            await client.delete(f"http://{HOST}{PATH}", headers=headers)
 
 
 class _Server(uvicorn.Server):

@@ -29,13 +29,14 @@ from coatcheck._toolkit import Purpose
 from coatcheck.errors import CODES, CoatcheckError, InvalidArgument, NotFound
 from coatcheck.ids import clip
 from coatcheck.lanes import in_reading_thread, in_thread
-from coatcheck.mcp.savings import Counts
+from coatcheck.mcp.proxy_rewrites import Counts
 from coatcheck.mcp.wire import FAILED
 from coatcheck.media import is_text
 from coatcheck.previews.excerpts import line
 from coatcheck.refs import iso_time
 
 T = TypeVar("T")
+P = TypeVar("P")
 Context = ServerRequestContext[Any, Any]
 
 INSTRUCTIONS: Final = (
@@ -120,10 +121,10 @@ def make_server(sessions: Sessions) -> Server[Any]:
         instructions=INSTRUCTIONS + (_LISTING if sessions.only is None or "list" in sessions.only else "."),
         on_list_tools=handlers.list_tools,
         on_call_tool=handlers.call_tool,
-        on_list_resources=handlers.list_resources,
-        on_list_resource_templates=handlers.list_templates,
-        on_read_resource=handlers.read_resource,
-        on_completion=handlers.complete,
+        on_list_resources=handlers.in_thread(list_page),
+        on_list_resource_templates=handlers.in_thread(list_templates),
+        on_read_resource=handlers.in_thread(read),
+        on_completion=handlers.in_thread(complete),
         on_subscriptions_listen=ListenHandler(handlers.bus),
     )
     server.middleware.append(_bounded)
@@ -190,35 +191,20 @@ class _Handlers:
 
     # Resources
 
-    async def list_resources(
-        self, context: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListResourcesResult:
-        session, cursor = self._sessions.of(context), params.cursor if params else None
-        return await self._in_thread(context, lambda: list_page(session, cursor))
+    def in_thread(self, answer: Callable[[Session, P], T]) -> Callable[[Context, P], Awaitable[T]]:
+        """Return a handler that calls `answer` in a thread, and reports its errors."""
 
-    async def list_templates(self, context: Context, params: Any) -> types.ListResourceTemplatesResult:
-        return types.ListResourceTemplatesResult(resource_templates=[_BY_ID, _BY_NAME])
+        async def handle(context: Context, params: P) -> T:
+            try:
+                return await in_thread(answer, self._sessions.of(context), params)
+            except CoatcheckError as error:
+                code, uri = CODES[error.code].mcp, getattr(params, "uri", None)
+                if isinstance(error, NotFound) and context.protocol_version in MODERN_PROTOCOL_VERSIONS:
+                    code = types.INVALID_PARAMS  # newer versions have no code of their own for it
+                data = {"code": error.code, **({} if uri is None else {"uri": str(uri)})}
+                raise MCPError(code=code, message=str(error), data=data) from error
 
-    async def read_resource(
-        self, context: Context, params: types.ReadResourceRequestParams
-    ) -> types.ReadResourceResult:
-        session, uri = self._sessions.of(context), str(params.uri)
-        contents = await self._in_thread(context, lambda: read(session, uri), uri=uri)
-        return types.ReadResourceResult.model_validate({"contents": contents})
-
-    async def complete(self, context: Context, params: types.CompleteRequestParams) -> types.CompleteResult:
-        session, template = self._sessions.of(context), getattr(params.ref, "uri", "")
-        completion = await self._in_thread(context, lambda: complete(session, template, params.argument))
-        return types.CompleteResult(completion=completion)
-
-    async def _in_thread(self, context: Context, call: Callable[[], T], **data: str) -> T:
-        try:
-            return await in_thread(call)
-        except CoatcheckError as error:
-            code = CODES[error.code].mcp
-            if isinstance(error, NotFound) and context.protocol_version in MODERN_PROTOCOL_VERSIONS:
-                code = types.INVALID_PARAMS  # newer versions have no code of their own for it
-            raise MCPError(code=code, message=str(error), data={"code": error.code, **data}) from error
+        return handle
 
     async def _changed(self, context: Context) -> None:
         await self.bus.publish(ResourcesListChanged())
@@ -272,8 +258,13 @@ def _short(label: str) -> str:
     return label if len(label) <= _MAX_LABEL else line(label, _MAX_LABEL)
 
 
-def list_page(session: Session, cursor: str | None) -> types.ListResourcesResult:
+def list_templates(session: Session, params: object) -> types.ListResourceTemplatesResult:
+    return types.ListResourceTemplatesResult(resource_templates=[_BY_ID, _BY_NAME])
+
+
+def list_page(session: Session, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
     """Return a page of the artifacts that a session sees, newest first."""
+    cursor = params.cursor if params else None
     try:
         if cursor is not None and not _CURSOR.fullmatch(cursor):
             raise NotFound("invalid cursor")
@@ -314,8 +305,12 @@ def parse_uri(uri: str) -> tuple[str, str | None, str | None, int]:
     return target, query.get("lines"), query.get("cursor"), int(query.get("offset", "0"))
 
 
-def read(session: Session, uri: str) -> list[dict[str, Any]]:
+def read(session: Session, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
     """Return the contents of a URI: a part, and a note about the next part if there is one. Raises `CoatcheckError`."""
+    return types.ReadResourceResult.model_validate({"contents": _contents(session, str(params.uri))})
+
+
+def _contents(session: Session, uri: str) -> list[dict[str, Any]]:
     target, lines, cursor, offset = parse_uri(uri)
     ref = session.ref(target)
     if ref is None:
@@ -350,9 +345,9 @@ def _note(ref: Ref, shown: str, **parameters: str) -> dict[str, Any]:
     }
 
 
-def complete(session: Session, template: str, argument: types.CompletionArgument) -> types.Completion:
+def complete(session: Session, params: types.CompleteRequestParams) -> types.CompleteResult:
     """Return completions for an argument of a template, the likeliest first, and their total number."""
-    found: list[str] = []
+    template, argument, found = getattr(params.ref, "uri", ""), params.argument, list[str]()
     if template == _BY_ID.uri_template and argument.name == "id":
         wanted = argument.value.strip().lower().removeprefix("art:").lstrip("/")
         ids = dict.fromkeys(ref.artifact_id for ref in session.list(limit=_RECENT))
@@ -368,4 +363,5 @@ def complete(session: Session, template: str, argument: types.CompletionArgument
         if len(one) <= min(room, _MAX_URI):
             shown.append(one)
             room -= len(one)
-    return types.Completion(values=shown, total=len(found), has_more=len(found) > len(shown))
+    completion = types.Completion(values=shown, total=len(found), has_more=len(found) > len(shown))
+    return types.CompleteResult(completion=completion)
