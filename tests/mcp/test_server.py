@@ -28,8 +28,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 import coatcheck
 from coatcheck.mcp import server
-from coatcheck.mcp.serve import Probation, UnfinishedHandshakes
-from coatcheck.mcp.server import Sessions, make_server
+from coatcheck.mcp.server import Probation, Sessions, UnfinishedHandshakes, make_server
 from tests.backends import Fleet
 from tests.mcp.speaking import ODD, Speaker, environment, gone, proxy, stub_in, text_of
 

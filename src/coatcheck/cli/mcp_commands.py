@@ -77,8 +77,7 @@ def mcp(
     from coatcheck.lanes import ending
 
     try:
-        from coatcheck.mcp.serve import TOKEN, serve_http, serve_stdio
-        from coatcheck.mcp.server import Sessions
+        from coatcheck.mcp.server import TOKEN, Sessions, serve_http, serve_stdio
     except ImportError as error:
         raise errors.MissingExtra("mcp") from error
     with ending(), coatcheck.open(url) as store:

@@ -16,7 +16,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -83,23 +83,10 @@ def is_terminal() -> bool:
 @contextmanager
 def writing(file: str, *, private: bool = False) -> Iterator[IO[bytes]]:
     """Open a file, or stdout for `-`, for writing. With `private`, only the owner can read a new file."""
-    if file == STDIO:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o666)
-    with os.fdopen(handle, "wb") as target:
+    opener = partial(os.open, mode=0o600) if private else None
+    with open(file, "wb", opener=opener) if file != STDIO else nullcontext(sys.stdout.buffer) as target:
         yield target
-
-
-@contextmanager
-def reading(file: str) -> Iterator[IO[bytes]]:
-    """Open a file, or stdin for `-`, for reading."""
-    if file == STDIO:
-        yield sys.stdin.buffer
-        return
-    with open(file, "rb") as source:
-        yield source
+        target.flush()
 
 
 def print_error(message: str) -> None:

@@ -20,9 +20,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, PlainValidator, TypeAdapter
 
@@ -463,7 +463,7 @@ class _Scale:
             schemas = sum(self._tokens(_dumped(tool)) for tool, _ in ours)
             parts.append(_Part(*self._weighed({"tools": described})[1:], tokens_schemas=schemas))
         if system:  # a text, or Anthropic's blocks
-            text = system if isinstance(system, str) else "\n".join(filter(_is_text, _contents(system)))
+            text = "\n".join(one for one in _contents(system) if isinstance(one, str))
             parts.append(self._part({"role": "system", "content": text}, names))
         return parts + [self._part(message, names) for message in messages]
 
@@ -549,10 +549,6 @@ def _stubs(text: str) -> Iterator[tuple[Mapping[str, Any], str]]:
 
 def _is_stub(value: object) -> bool:
     return isinstance(value, Mapping) and value.get("stub") in (LEAD, SHORTENED) and is_pointer(value.get("artifact"))
-
-
-def _is_text(value: object) -> TypeGuard[str]:
-    return isinstance(value, str)
 
 
 def _contents(value: Any, depth: int = 0) -> Iterator[Any]:
@@ -776,11 +772,8 @@ def calls_of(session: Session, *, limit: int | None = None) -> Iterator[PromptMe
 
 def _append(path: str, call: PromptMetrics) -> None:
     """Append one line in one write, so that lines of several processes do not mix. Only the owner can read the file."""
-    target = os.open(Path(path).expanduser(), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(target, call.to_json().encode() + b"\n")
-    finally:
-        os.close(target)
+    with open(Path(path).expanduser(), "ab", buffering=0, opener=partial(os.open, mode=0o600)) as target:
+        target.write(call.to_json().encode() + b"\n")
 
 
 def _built(call: PromptMetrics, prompt: Prompt) -> PromptMetrics:

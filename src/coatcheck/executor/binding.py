@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeGuard, cast
 from coatcheck._toolkit import Description, purpose_of
 from coatcheck.errors import CoatcheckError, InvalidArgument
 from coatcheck.executor.arguments import Resolver, Unresolvable, Want, hints_of, takes_streams, want
-from coatcheck.executor.calls import ErrorCode, ToolCall
 from coatcheck.externalize import Policy
 from coatcheck.externalize.pipeline import masked
 from coatcheck.ids import check_name, clip
@@ -28,6 +27,7 @@ from coatcheck.ids import check_name, clip
 if TYPE_CHECKING:
     import pydantic
 
+    from coatcheck.executor.run import ErrorCode, ToolCall
     from coatcheck.session import Session
 
 _MAX_PROBLEMS: Final = 8

@@ -4,6 +4,15 @@ Each call has two sides. The tool runs in its own thread or on an event loop, an
 The other side waits, stores, and always returns: in the caller's thread for `run`, else in one of a bounded number of
 worker threads. Only that side stores anything. It checks the turn's deadline before each step that stores; past it,
 nothing more is stored, and a stream on its way into the store is dropped without a trace.
+
+An outcome has `to_model_content()` for the model. Branch on its class:
+
+ToolOutcome
+├── Result               the tool returned a value small enough to be sent unchanged
+├── ArtifactReference    the value is in the store; the model gets its stub
+├── ToolError            the call was invalid, or the tool failed
+├── TimedOut             the tool, or the whole turn, ran out of time
+└── Running              a started call that has not ended yet
 """
 
 from __future__ import annotations
@@ -11,13 +20,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import json
 import secrets
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -25,16 +35,6 @@ from coatcheck._toolkit import Description
 from coatcheck.checks import whole
 from coatcheck.errors import InvalidArgument, NotFound
 from coatcheck.executor.binding import BadCall, bind, nearest
-from coatcheck.executor.calls import (
-    ArtifactReference,
-    ErrorCode,
-    Result,
-    Running,
-    TimedOut,
-    ToolCall,
-    ToolError,
-    ToolOutcome,
-)
 from coatcheck.executor.threads import (
     Attempt,
     Cancelled,
@@ -64,6 +64,129 @@ _MAX_LINE: Final = 500
 _BEGINNING: Final = 4_000  # characters shown of a stream that could not be stored
 _HERE: Final = str(Path(__file__).parent)
 _inside: contextvars.ContextVar[bool] = contextvars.ContextVar("coatcheck_inside_tool", default=False)
+
+
+ErrorCode = Literal[
+    "unknown_tool", "invalid_arguments", "unresolved_pointer", "exception", "unusable_result", "busy", "cancelled"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool: the provider's id, the tool's name, and the arguments as a dict or as JSON text."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any] | str = field(default_factory=dict)
+
+    @classmethod
+    def from_openai(cls, item: object) -> ToolCall:
+        """Create a call from an entry of `message.tool_calls` or a `function_call` item of the Responses API."""
+        function = _field(item, "function")
+        if function is None:
+            return cls(_text(item, "call_id"), _text(item, "name"), _field(item, "arguments") or "")
+        return cls(_text(item, "id"), _text(function, "name"), _field(function, "arguments") or "")
+
+    @classmethod
+    def from_anthropic(cls, block: object) -> ToolCall:
+        """Create a call from a `tool_use` block, as a dict or an object."""
+        return cls(_text(block, "id"), _text(block, "name"), _field(block, "input") or {})
+
+    def parsed(self) -> dict[str, Any]:
+        """Return the arguments as a dict. Raises `InvalidArgument` if they are not a JSON object."""
+        given: object = self.arguments
+        if isinstance(given, str):
+            try:
+                given = json.loads(given) if given.strip() else {}
+            except (ValueError, RecursionError) as error:
+                raise InvalidArgument(
+                    f"the arguments are not JSON: {clip(str(error), 200)}", hint="send one JSON object"
+                ) from error
+        if given is None:
+            return {}
+        if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+            raise InvalidArgument(
+                f"the arguments are a {type(given).__name__}, not an object",
+                hint='send one JSON object, e.g. {"q": "…"}',
+            )
+        return dict(given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolOutcome:
+    """`text` is what the model gets. `ref` is the stored artifact, if there is one. `duration` is how long the call
+    took, in seconds, with storing its result; 0 if the tool was not called."""
+
+    call_id: str
+    name: str
+    text: str
+    ref: Ref | None = None
+    duration: float = field(default=0.0, compare=False)
+
+    @property
+    def is_error(self) -> bool:
+        """Whether to set the error flag that some providers have."""
+        return isinstance(self, ToolError | TimedOut)
+
+    def to_model_content(self) -> str:
+        """Return the text for the model: a value within the limit, a stub, or a bounded error."""
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(ToolOutcome):
+    """The tool returned a value. `content` is the value in its original shape: text, data, or a list of content blocks
+    in which large blocks are stubs, with their artifacts in `refs`. `failure` says why the store could not keep a large
+    value; then `text` is its head and tail."""
+
+    content: Any = None
+    refs: tuple[Ref, ...] = ()
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactReference(ToolOutcome):
+    """The value was large: `text` is its stub, `ref` the artifact."""
+
+    content: Any = None
+    refs: tuple[Ref, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolError(ToolOutcome):
+    """The call failed. `code` is stable, `message` is one line. If `partial`, `text` and `ref` have what the tool
+    yielded before it failed."""
+
+    code: ErrorCode
+    message: str
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedOut(ToolOutcome):
+    """The time of the call or of the turn was up, as `scope` says. If `partial`, `text` and `ref` have what the tool
+    yielded by then."""
+
+    scope: Literal["call", "turn"]
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running(ToolOutcome):
+    """The call has not ended. Ask again with `handle`."""
+
+    handle: str
+
+
+def _field(item: object, key: str) -> Any:
+    return item.get(key) if isinstance(item, Mapping) else getattr(item, key, None)
+
+
+def _text(item: object, key: str) -> str:
+    found = _field(item, key)
+    if not isinstance(found, str):
+        raise InvalidArgument(f"the tool call has no {key!r}: {clip(repr(item), 200)}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +292,7 @@ class ToolExecutor:
             for job in jobs:
                 self._submit(job)
             if waiting:
-                await asyncio.wait(waiting, timeout=_left(turn))
+                await asyncio.wait(waiting, timeout=turn.left())
                 for job in jobs:
                     job.outcome.cancel()  # only those that have not begun
                 await asyncio.wait(waiting)
@@ -277,7 +400,7 @@ class ToolExecutor:
         if tool is None:
             return _refused(call, "unknown_tool", self._unknown(call.name))
         policy = self._policy
-        deadlines = Deadlines.of(timeout, turn)
+        deadlines = Deadlines(turn, timeout)
         if deadlines.turn_is_over:
             return _not_begun(call)
         busy = f"{call.name} was not called: too many abandoned calls are still running; try again later"
@@ -298,7 +421,7 @@ class ToolExecutor:
     def _collected(self, call: ToolCall, job: Job, turn: Turn) -> ToolOutcome:
         try:
             try:
-                return job.outcome.result(_left(turn))
+                return job.outcome.result(turn.left())
             except TimeoutError:
                 if job.outcome.cancel():
                     return _not_begun(call)
@@ -472,7 +595,3 @@ def _cut(text: str) -> str:
 def _not_begun(call: ToolCall) -> TimedOut:
     text = f"the time for this turn was up before {clip(call.name)} was called"
     return TimedOut(call_id=call.id, name=call.name, text=text, scope="turn")
-
-
-def _left(turn: Turn) -> float | None:
-    return None if turn.end is None else max(0.0, turn.end - time.monotonic())
