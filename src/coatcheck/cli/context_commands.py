@@ -111,10 +111,10 @@ def hot(
 
 
 def _print_state(session: Session, numbers: tuple[int, ...], as_json: bool) -> None:
-    from coatcheck.context import Budget, Snapshot
+    from coatcheck.context import Budget
     from coatcheck.context.hot_state import entry_line
 
-    snapshot = Snapshot.of(_find_record(session, *numbers))
+    snapshot = _find_snapshot(session, *numbers)
     try:
         rendered = snapshot.state.fitted(Budget(**session.store.settings.section("budget")))
         tokens, steps = rendered.tokens, list(rendered.steps)
@@ -148,13 +148,13 @@ def _state_pieces(snapshot: Snapshot, lines: list[tuple[str, str]]) -> Iterator[
 
 
 def _print_diff(session: Session, numbers: tuple[int, ...], as_json: bool) -> None:
-    from coatcheck.context import Snapshot, changes_between
+    from coatcheck.context import changes_between
 
-    newer = _find_record(session, *numbers[1:])
-    older = _find_record(session, numbers[0]) if numbers else _find_record(session, before=newer.seq)
-    changes = changes_between(Snapshot.of(older).state, Snapshot.of(newer).state)
+    newer = _find_snapshot(session, *numbers[1:])
+    older = _find_snapshot(session, numbers[0]) if numbers else _find_snapshot(session, before=newer.number)
+    changes = changes_between(older.state, newer.state)
     if as_json:
-        terminal.print_json({"from": older.seq, "to": newer.seq, "changes": [one.to_record() for one in changes]})
+        terminal.print_json({"from": older.number, "to": newer.number, "changes": [one.to_record() for one in changes]})
         return
     pieces = [
         (f"{sign} {change.field}: {terminal.one_line(text)}\n", style)
@@ -164,7 +164,7 @@ def _print_diff(session: Session, numbers: tuple[int, ...], as_json: bool) -> No
     ]
     terminal.print_text("".join(text for text, _ in pieces), pieces)
     count = f"{len(changes)} fields changed" if changes else "no difference"
-    terminal.print_note(f"from state {older.seq} to {newer.seq}: {count}")
+    terminal.print_note(f"from state {older.number} to {newer.number}: {count}")
 
 
 def _history(session: Session, limit: int) -> Iterator[dict[str, Any]]:
@@ -198,11 +198,13 @@ def _readable(record: Record) -> Snapshot | None:
         return None
 
 
-def _find_record(session: Session, number: int | None = None, *, before: int | None = None) -> Record:
-    """The record with this number, the last one before another, or the newest."""
-    wanted = {"before": before} if number is None else {"after": number - 1, "before": number + 1}
-    if found := session.records(_SERIES, newest=True, limit=1, **wanted):
-        return found[0]
+def _find_snapshot(session: Session, number: int | None = None, *, before: int | None = None) -> Snapshot:
+    """The state with this number, the last one before another, or the newest."""
+    from coatcheck.context import history
+
+    found = next(history(session, before=before if number is None else number + 1, limit=1), None)
+    if found is not None and number in (None, found.number):
+        return found
     if before is not None:
         raise errors.NotFound(f"hot state {before} is the first", hint="there is no earlier state to compare it with")
     kept = [*session.records(_SERIES, limit=1), *session.records(_SERIES, newest=True, limit=1)]

@@ -97,9 +97,28 @@ class BoundTool:
         return self._object is None and self.takes != frozenset()
 
     def description(self) -> Description:
+        """Describe the tool: a function by its docstring, annotations and defaults."""
         if self._object is not None:
             return _description_of_object(self.name, self._object)
-        return self._described()
+        parameters = list(self._signature.parameters.values())
+        named = [one for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        found, shared = self._schemas([one.name for one in named])
+        properties = {one.name: _accepted(found[one.name], one) for one in named}
+        required = [
+            one.name
+            for one in named
+            if one.default is inspect.Parameter.empty and one.kind is not inspect.Parameter.VAR_POSITIONAL
+        ]
+        schema: dict[str, Any] = {
+            "type": "object",
+            "properties": properties,
+            **({"required": required} if required else {}),
+            "additionalProperties": len(named) < len(parameters),
+            **({"$defs": shared} if shared else {}),
+        }
+        pointers = _POINTERS if any(map(_takes_pointers, properties.values())) else ""
+        text = _cut(inspect.getdoc(self._function) or "", _MAX_CHARS - len(pointers) - 1)
+        return Description(self.name, " ".join(filter(None, [text, pointers])), schema, None)
 
     def call(self, call: ToolCall, session: Session, resources: ExitStack, policy: Policy) -> Any:
         """Call the tool. A tool that stores gets its arguments masked as the policy says."""
@@ -181,28 +200,6 @@ class BoundTool:
         found = ((name, _adapter(hint)) for name, hint in checked.items())
         return {name: adapter for name, adapter in found if adapter is not None}
 
-    def _described(self) -> Description:
-        """Describe a function by its docstring, annotations and defaults."""
-        parameters = list(self._signature.parameters.values())
-        named = [one for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        found, shared = self._schemas([one.name for one in named])
-        properties = {one.name: _accepted(found[one.name], one) for one in named}
-        required = [
-            one.name
-            for one in named
-            if one.default is inspect.Parameter.empty and one.kind is not inspect.Parameter.VAR_POSITIONAL
-        ]
-        schema: dict[str, Any] = {
-            "type": "object",
-            "properties": properties,
-            **({"required": required} if required else {}),
-            "additionalProperties": len(named) < len(parameters),
-            **({"$defs": shared} if shared else {}),
-        }
-        pointers = _POINTERS if any(map(_takes_pointers, properties.values())) else ""
-        text = _cut(inspect.getdoc(self._function) or "", _MAX_CHARS - len(pointers) - 1)
-        return Description(self.name, " ".join(filter(None, [text, pointers])), schema, None)
-
     def _schemas(self, names: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the schema of each parameter, {} if it has none, and the shared definitions."""
         import pydantic
@@ -213,7 +210,7 @@ class BoundTool:
             wanted = want(self._hints[name])
             found[name] = {"type": "string", "description": _WANTED[wanted]} if wanted in _WANTED else {}
             if wanted not in _WANTED and (adapter := self._adapters.get(name)) is not None:
-                with contextlib.suppress(pydantic.PydanticUserError):
+                with contextlib.suppress(pydantic.PydanticUserError, TypeError, NameError):
                     adapter.json_schema()
                     adapters.append((name, "validation", adapter))
         schemas, whole = pydantic.TypeAdapter.json_schemas(adapters)
