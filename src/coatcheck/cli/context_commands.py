@@ -380,13 +380,14 @@ def thinned(values: Sequence[Value], most: int) -> tuple[list[Value], int]:
 
 def page(sessions: Mapping[str, Sequence[PromptMetrics]]) -> str:
     """An HTML page with plots and a table for each session."""
+    from importlib.resources import files
     from string import Template
 
     every = [call for calls in sessions.values() for call in calls]
     body = _tiles(every) + "".join(_section(*one) for one in list(sessions.items())[:MAX_SESSIONS])
     if (omitted := len(sessions) - MAX_SESSIONS) > 0:
         body += f'<p class="dim">{omitted:,} more sessions are not on this page; select them by name.</p>'
-    template = Template(Path(__file__).with_name("metrics.html").read_text("utf-8"))
+    template = Template(files("coatcheck.cli").joinpath("metrics.html").read_text("utf-8"))
     return template.substitute(sessions=f"{len(sessions):,}", calls=f"{len(every):,}", body=body)
 
 
