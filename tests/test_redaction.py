@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import coatcheck
 from coatcheck import Store, ToolCall, ToolExecutor
 from coatcheck.cli import main
-from coatcheck.executor.calls import ToolError
+from coatcheck.executor import ToolError
 from coatcheck.ids import clip
 from coatcheck.previews import EDGE, Sample, preview
 from coatcheck.redaction import (

@@ -13,8 +13,7 @@ import click
 
 import coatcheck
 from coatcheck import CoatcheckError, Store
-from coatcheck.cli import terminal
-from coatcheck.cli.options import open_existing, session_options, store_options, usage_error
+from coatcheck.cli import open_existing, session_options, store_options, terminal, usage_error
 from coatcheck.errors import StoreUnavailable
 
 if TYPE_CHECKING:
