@@ -32,8 +32,8 @@ check: $(VENV)  ## Lint, formatting, types and layers
 bench: $(VENV) $(SERVERS)  ## Measure ours against the floor and against peers, in one run on the same disk
 	$(BIN)/python -m benchmarks $(ARGS)
 
-faults: $(VENV)  ## Run the long form of the faults (crashes, full disks, damage, races) and of property tests
-	COATCHECK_FAULTS=long $(BIN)/python -m pytest -m "faults or properties" --timeout 7200 $(ARGS)
+faults: $(VENV)  ## Run the long form of the faults (crashes, full disks, damage, races), of property tests and of repetitions
+	COATCHECK_FAULTS=long $(BIN)/python -m pytest -m "faults or properties or repeated" --timeout 7200 $(ARGS)
 
 lock: $(VENV)  ## Write the constraints files (ARGS=--upgrade for newer versions)
 	$(COMPILE) --group dev pyproject.toml -o constraints.txt $(ARGS)
