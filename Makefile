@@ -20,8 +20,9 @@ help:  ## List the targets
 demo: $(DEMO)  ## Watch an agent at work, and what it costs with and without Coatcheck (no network)
 	$(BIN)/python -m examples.demo $(ARGS)
 
+# Three workers for two cores, since tests often wait for a process, a server or a disk.
 test: $(VENV) $(SERVERS)  ## Run the tests, with the short form of the faults (ARGS="-k session" for some)
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 check: $(VENV)  ## Lint, formatting, types and layers
 	$(BIN)/ruff check .

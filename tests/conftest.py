@@ -16,6 +16,7 @@ from tests.servers import find_postgres, find_weed, postgres, seaweedfs
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
+CI = bool(os.environ.get("CI"))
 LONG_FAULTS = os.environ.get("COATCHECK_FAULTS") == "long"
 
 # Tests of layers that reach a backend only through a session, which behaves the same on each of them: the suites of the
@@ -31,10 +32,10 @@ ABOVE_STORAGE = frozenset({
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A slow machine is not a wrong answer. In CI, the same examples are tried each time.
+# A slow machine is not a wrong answer. CI tries the same few examples each time.
 settings.register_profile(
-    "short", max_examples=25, derandomize=bool(os.environ.get("CI")), print_blob=True,
-    deadline=None, suppress_health_check=[HealthCheck.too_slow],
+    "short", max_examples=15 if CI else 25, derandomize=CI, print_blob=True, deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip
 settings.register_profile("long", parent=settings.get_profile("short"), max_examples=1_000, derandomize=False)
 settings.load_profile("long" if LONG_FAULTS else "short")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import sqlite3
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import pytest
 import coatcheck
 from coatcheck import Ref, Session
 from coatcheck.errors import Damaged, NotFound, StoreUnavailable
-from tests.faults.world import assert_clean, is_unreadable, problems
+from tests.faults.world import assert_clean, chosen_seed, is_unreadable, problems
 
 pytestmark = pytest.mark.faults
 
@@ -116,7 +115,7 @@ def _range_read(session: Session, wound: Wound) -> None:
 @pytest.mark.timeout(0)
 def test_damage_is_found_by_every_read_and_by_verify_and_a_put_heals_it(tmp_path: Path, long_faults: bool) -> None:
     count = 1_000 if long_faults else 60
-    seed = int(os.environ.get("COATCHECK_SEED") or random.randrange(1 << 32))
+    seed = chosen_seed()
     rng = random.Random(seed)
     folder = tmp_path / "store"
     try:
