@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,15 +95,15 @@ def _damage_inline(folder: Path, ref: Ref, data: bytes, damage: str, rng: random
         return 0
     path = folder / "catalog.sqlite"
     pages = path.read_bytes()
-    while True:
+    places: list[int] = []
+    while not places:  # a piece that goes over the end of a page is nowhere
         at = rng.randrange(len(data) - 15)
-        found = pages.find(data[at : at + 16])
-        if found >= 0:
-            break
+        places = [found.start() for found in re.finditer(re.escape(data[at : at + 16]), pages)]
+    piece = bytes(16) if damage == "zero" else bytes([data[at] ^ 1 << rng.randrange(8)])
     with path.open("r+b") as file:
-        file.seek(found)
-        piece = bytes(16) if damage == "zero" else bytes([pages[found] ^ 1 << rng.randrange(8)])
-        file.write(piece)
+        for place in places:  # SQLite may have moved the row, and then its old bytes are still in the file
+            file.seek(place)
+            file.write(piece)
     return at
 
 
