@@ -615,7 +615,7 @@ def test_sixty_four_threads_lose_no_artifact_and_make_none_twice(session: Sessio
         return make(number)
 
     def make_lines(number: int) -> Iterator[str]:
-        yield from (f"{number} " for _ in range(20_000))
+        yield from (f"{number} " * 20 for _ in range(1_000))
 
     executor = ToolExecutor(session, [make, make_async, make_lines])
     names, outcomes, ready = executor.names, [], threading.Barrier(64)
