@@ -23,6 +23,7 @@ INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141  # the exit code that a shell shows for a process ended by SIGPIPE
 _MODULES: Final = {
     "artifact_commands": ("forget", "get", "ls", "put", "read", "search", "show"),
+    "audit_command": ("audit",),
     "hot_command": ("hot",),
     "mcp_commands": ("install", "mcp", "proxy"),
     "metrics_command": ("metrics",),
