@@ -170,13 +170,6 @@ class _Reader:
             self._inputs += self._new_inputs(message)
 
     def _add_answer(self, message: Message, now: float | None, answer_id: object) -> None:
-        calls = self._now.calls
-        is_same = not self._inputs if answer_id is None else answer_id == self._answer_id
-        if not calls or not is_same:
-            gap = now - self._last if now is not None and self._last is not None else 0.0
-            calls.append(RecordedCall(self._inputs, gap=gap))
-            self._inputs, self._answer_id = [], answer_id
-        self._last = now if now is not None else self._last
         body = at(message, self._format.body_path(message))
         written = [one for _, one in texts(at(body, ("content",)), ())]
         tokens = sum(map(estimate, written)) + sum(map(_thought, [message, *blocks_of(body or {})]))
@@ -186,6 +179,15 @@ class _Reader:
             self._calls[call.id] = (call.name, arguments)
             written += _strings(arguments)
             tokens += estimate(dumped(arguments)) + _AROUND_CALL
+        calls = self._now.calls
+        is_same = not self._inputs if answer_id is None else answer_id == self._answer_id
+        if not calls or not is_same:
+            if not tokens:
+                return  # it was aborted
+            gap = now - self._last if now is not None and self._last is not None else 0.0
+            calls.append(RecordedCall(self._inputs, gap=gap))
+            self._inputs, self._answer_id = [], answer_id
+        self._last = now if now is not None else self._last
         calls[-1].output_tokens += tokens
         calls[-1].written += "\n".join([*written, ""])
 
