@@ -144,7 +144,7 @@ def ways() -> dict[str, Callable[[Session], Offloading]]:
 
 
 def _limited(limit: int, session: Session) -> Offloading:
-    return WithCoatcheck(session, Policy(max_tokens=limit), is_shorter=False)
+    return WithCoatcheck(session, Policy(max_tokens=limit))
 
 
 def _always(one: Offloading, session: Session) -> Offloading:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,7 @@ import coatcheck
 from coatcheck._toolkit import toolkit
 from coatcheck.externalize import Policy, Situation
 from coatcheck.externalize.decision import QUESTION_TOKENS
+from coatcheck.externalize.policy import configured
 from coatcheck.externalize.shorter import ShownResult, shorter
 from coatcheck.messages.formats import dumped
 from coatcheck.messages.recordings import RecordedCall, RecordedConversation, RecordedInput, Recording, parsed
@@ -112,28 +113,30 @@ class Offloading:
 
 
 class WithCoatcheck(Offloading):
-    """Results as Coatcheck shows them: what is repeated or changed in short, what is expected to pay as a stub. Without
-    `policy`, that of the settings applies. With `is_shorter=False`, repeated results are not recognized."""
+    """Results as Coatcheck shows them: repeated and changed ones in short unless a limit is named, those that the
+    policy lets leave as stubs. Without `policy`, that of the settings applies."""
 
-    def __init__(
-        self, session: Session, policy: Policy | None = None, *, tool_tokens: int | None = None, is_shorter: bool = True
-    ) -> None:
-        self._session, self._policy, self._is_shorter = session, policy, is_shorter
+    def __init__(self, session: Session, policy: Policy | None = None, *, tool_tokens: int | None = None) -> None:
+        self._session = session
+        self._policy = policy or configured(session.store.settings)
         tools = toolkit(session)
         self._read = tools[0]
-        self.tool_tokens = _tool_tokens(tools) if tool_tokens is None else tool_tokens
+        described = sum(estimate(dumped(tool.as_anthropic())) for tool in tools)
+        self.tool_tokens = described if tool_tokens is None else tool_tokens
         self._shown: list[ShownResult] = []
 
     def begin(self) -> None:
         self._shown = []
 
     def show(self, result: RecordedInput, situation: Situation) -> Shown:
-        text, tool, call_id = result.text, result.tool, result.call_id
-        short = shorter(text, tool, result.arguments, self._shown) if self._is_shorter else None
-        if short is not None:
-            return Shown(short)
+        policy, text, tool, call_id = self._policy, result.text, result.tool, result.call_id
+        if policy.enabled and not policy.is_named and tool not in policy.tools:
+            short = shorter(text, tool, result.arguments, self._shown)
+            if short is not None:
+                return Shown(short)
+        situation = replace(situation, calls_to_come=policy.expected_calls)
         outcome = self._session.externalize(
-            text, tool=tool or None, call_id=call_id or None, policy=self._policy, situation=situation
+            text, tool=tool or None, call_id=call_id or None, policy=policy, situation=situation
         )
         if outcome.ref is not None:
             return Shown(outcome.text, outcome.ref.pointer, text)
@@ -143,10 +146,6 @@ class WithCoatcheck(Offloading):
     def read(self, stub: Shown, things: Sequence[str]) -> str:
         assert stub.pointer is not None
         return self._read.run(pointer=stub.pointer, grep="|".join(re.escape(one[:_LONGEST]) for one in things))
-
-
-def _tool_tokens(tools: Iterable[Any]) -> int:
-    return sum(estimate(dumped(tool.as_anthropic())) for tool in tools)
 
 
 def billed(recording: Recording, offloading: Offloading, prices: Prices = USUAL_PRICES) -> Bill:
