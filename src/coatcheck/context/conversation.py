@@ -3,8 +3,9 @@
 What a provider was sent is never changed: only results behind the model's last answer are judged, and what becomes of
 them is kept by the host as part of the history. So the history is the record, and nothing is remembered here.
 
-Where the caller allows rewriting, a history over its budget is pruned in one large step. Thinking behind the first
-changed message then goes too: models that bind thinking to what is before it would refuse it.
+Where the caller allows rewriting, old results are replaced in rare, large steps: where that is expected to pay, and
+where a history exceeds its budget. Thinking behind the first changed message then goes too: models that bind thinking
+to what is before it would refuse it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from coatcheck.checks import whole
 from coatcheck.context.appended import LEADS, own_texts
 from coatcheck.errors import CoatcheckError, LimitExceeded
 from coatcheck.externalize import Decision, Outcome, Policy, Situation
+from coatcheck.externalize.decision import PAGE_TOKENS, QUESTION_TOKENS
 from coatcheck.externalize.pipeline import put
 from coatcheck.externalize.shorter import ShownResult, shorter
 from coatcheck.externalize.stub import START as STUB_START
@@ -29,8 +31,8 @@ from coatcheck.intake import About
 from coatcheck.messages import Dialect, Format, Message
 from coatcheck.messages.cache import with_marks_of, without_marks
 from coatcheck.messages.cost import Cost, Tally
-from coatcheck.messages.formats import Call, arguments_of, plain_text, text_of, text_paths
-from coatcheck.messages.pairing import pair
+from coatcheck.messages.formats import Call, arguments_of, dumped, plain_text, text_of, text_paths
+from coatcheck.messages.pairing import pair, side, turns
 from coatcheck.messages.paths import at, replaced
 from coatcheck.models import USUAL_PRICES, Prices
 from coatcheck.previews.excerpts import line as one_line
@@ -48,6 +50,15 @@ _LEAST_CHARS: Final = 400  # a shorter result gets no pointer: repeating its cal
 _CLEARED: Final = 20  # tokens that the provider leaves of a result
 _TOOL: Final = 60
 _CHARS_PER_TOKEN: Final = 3  # of results, about
+
+# Of a step that replaces old results where that pays. Measured on recorded sessions, see docs/effect.md.
+_BATCH: Final = 12_000  # tokens that it must save
+_LEAST_SAVED: Final = 100  # by each placeholder
+_PLACEHOLDER: Final = 60
+_LATE_CALLS: Final = 30  # calls that are counted on at most
+_LATE_READS: Final = 0.25  # expected reads of a placeholder
+_CERTAINTY: Final = 2.0
+_EVERYTHING: Final = 1e-6  # the low-water mark of a step that replaces all it can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,13 +146,46 @@ class Conversation:
         do not fit."""
         known = dict(zip(map(id, sent.messages), sent.costs, strict=True))
         slim = self._judged(sent.messages, range(len(sent.messages)), known, key)
-        done = self._pruned(slim, room) if slim.tokens > room else slim
+        return self._after(sent, self._pruned(slim, room) if slim.tokens > room else slim)
+
+    def batched(self, sent: SentMessages, fixed: int, *, is_cold: bool) -> SentMessages:
+        """Return the messages with old results and arguments replaced in one step, if that is expected to pay: what it
+        saves in later calls must exceed twice what it costs to write the changed part again, and the reads back. With a
+        cold cache everything is written again anyway. Else return them as they are."""
+        fmt, prices = self._dialect.format, self._prices
+        starts = turns([side(one, fmt) for one in sent.messages])
+        old = starts[-self._keep_turns] if 0 < self._keep_turns < len(starts) else 0
+        saved = [
+            _replaceable(message, cost, fmt) for message, cost in zip(sent.messages[:old], sent.costs, strict=False)
+        ]
+        total, first = sum(saved), next((at for at, tokens in enumerate(saved) if tokens), 0)
+        if total < _BATCH:
+            return sent
+        left = fixed + sent.tokens - total
+        behind = sum(one.tokens for one in sent.costs[first:]) - total
+        calls = min(_LATE_CALLS, Situation(context_tokens=left).calls)
+        reads = _LATE_READS * sum(1 for tokens in saved if tokens)
+        asked = prices.read * left + prices.output * QUESTION_TOKENS
+        lost = reads * (asked + (prices.write + prices.read * calls) * (PAGE_TOKENS + QUESTION_TOKENS))
+        gained = total * (prices.read * calls + (prices.write if is_cold else 0))
+        if not is_cold:
+            lost += _CERTAINTY * behind * (prices.write - prices.read)
+        if gained <= lost:
+            return sent
+        try:
+            done = self._pruned(sent, sent.tokens - 1, low_water=_EVERYTHING, fold=False, least_saved=_LEAST_SAVED)
+        except LimitExceeded:  # there was less to save than it seemed
+            return sent
+        return self._after(replace(sent, refs=(), changes=()), done)
+
+    def _after(self, sent: SentMessages, done: SentMessages) -> SentMessages:
+        """Return changed messages without the thinking behind the first change, which belongs to other messages."""
         pairs = zip(done.messages, sent.messages, strict=False)
         first = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1] or pair[0] == pair[1], pairs))
         whole = [*done.messages[:first], *map(self._dialect.without_thinking, done.messages[first:])]
         lost = sum(new is not old for new, old in zip(whole, done.messages, strict=True))
         notes = [f"{lost} messages: thinking behind the first change was removed"] if lost else []
-        known.update(zip(map(id, done.messages), done.costs, strict=True))
+        known = dict(zip(map(id, done.messages), done.costs, strict=True))
         refs, changes = (*sent.refs, *done.refs), (*sent.changes, *done.changes, *notes)
         return SentMessages(whole, self._costs(whole, known), refs, changes, done.pruned, sent.decisions)
 
@@ -167,7 +211,7 @@ class Conversation:
         tokens = sum(min(tokens, sent.costs[number].tokens - _CLEARED) for number, tokens in of_message.items())
         return tokens if tokens >= clearing.clear_at_least else 0
 
-    def _pruned(self, slim: SentMessages, room: int) -> SentMessages:
+    def _pruned(self, slim: SentMessages, room: int, **how: Any) -> SentMessages:
         done = prune(
             [without_marks(one) for one in slim.messages],
             max_tokens=max(1, room),
@@ -177,6 +221,7 @@ class Conversation:
             count=self._tally.tokens,  # type: ignore[arg-type]
             read_tool=self._read_tool,
             redact=self._redact,
+            **how,
         )
         left = list(zip(done.messages, _origins(done, len(slim.messages)), strict=True))
         messages = self._alternating(left, slim.messages)
@@ -338,6 +383,14 @@ class _Arriving:
         self.context += (chars or len(result.text)) // _CHARS_PER_TOKEN
         if result.text and self._shown is not None:
             self._shown.append(result)
+
+
+def _replaceable(message: Message, cost: Cost, fmt: Format) -> int:
+    """Estimate the tokens that placeholders would save in a message."""
+    if fmt.results(message):
+        return max(0, cost.tokens - _PLACEHOLDER) if cost.tokens > _LEAST_SAVED + _PLACEHOLDER else 0
+    sizes = (len(dumped(_arguments(message, call))) // _CHARS_PER_TOKEN for call in fmt.calls(message))
+    return sum(size - _PLACEHOLDER for size in sizes if size > _LEAST_SAVED + _PLACEHOLDER)
 
 
 def _arguments(message: Message, call: Call) -> Any:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from coatcheck._toolkit import function_of, known_as
+from coatcheck.checks import seconds
 from coatcheck.context._bootstrap import Bootstrapped, bootstrap
 from coatcheck.context._recall import Recalled
 from coatcheck.context.appended import STARTS, Additions, TurnParts, key_of, kind_of, last_of_each
@@ -132,12 +133,14 @@ class PromptBuilder:
     format; they must stay the same for a conversation. `budget` sets the limits; by default those of the settings, with
     the prompt's from the window of `model` or `window` (see `Budget.for_model`). `policy` says which results are
     externalized (None: none are). `recall` appends artifacts that fit the last message, by default if the settings say
-    so. `rewrite` allows pruning where a conversation exceeds the budget, and `keep_turns` are the newest turns that it
-    spares; without it, such a prompt is refused. `clearing` lets Anthropic clear old results. `defer_tools` hides our
-    tools from the model until there is something to read with them, so that a conversation without stubs does not pay
-    for them; by default where `model` is known to allow it and there are other tools. `document_tokens` is the
-    count of a document that a message only references by URL or id; without it such a message cannot be counted, and
-    there is no prompt."""
+    so.
+
+    `rewrite` allows replacing old results where that pays, and pruning where a conversation exceeds the budget;
+    `keep_turns` are the newest turns that both spare. Without it, a prompt over the budget is refused. `clearing` lets
+    Anthropic clear old results. `defer_tools` hides our tools from the model until there is something to read with
+    them, so that a conversation without stubs does not pay for them; by default where `model` is known to allow it and
+    there are other tools. `document_tokens` is the count of a document that a message only references by URL or id;
+    without it such a message cannot be counted, and there is no prompt."""
 
     def __init__(
         self,
@@ -188,6 +191,7 @@ class PromptBuilder:
         self._policy = policy or replace(configured(settings), read_tool=read_tool)
         self._budget = _default_budget(settings, model, window) if budget is None else budget
         self._recalls = settings["memory.artifacts.enabled"] if recall is None else recall
+        self._prices = self._policy.prices or model_facts(model or self._policy.model).prices
         self._deferred = self._deferring(known.values(), model, defer_tools)
         self._count = count
         self._tally = Tally(count, document_tokens=document_tokens)
@@ -201,7 +205,7 @@ class PromptBuilder:
             redact=self._policy.redact,
             clearing=clearing,
             own_tools=tuple(known.values()),
-            prices=model_facts(model).prices,
+            prices=self._prices,
         )
         self._rewrites = rewrite
         self._management = None if clearing is None else {"edits": [clearing.edit(sorted(known.values()))]}
@@ -219,6 +223,7 @@ class PromptBuilder:
         hot_state: Any = None,
         chunks: Iterable[object] = (),
         message: str | None = None,
+        idle_seconds: float | None = None,
     ) -> Prompt:
         """Build the prompt for the next model call. Raises `BudgetExceeded` with every violation if it does not fit the
         budget, or if a part cannot be counted.
@@ -227,8 +232,10 @@ class PromptBuilder:
         came after it. Only what is behind the last answer is judged or appended to; the rest was sent and stays.
         Messages of pi and OpenClaw, and lines of their session files, are converted; lines of Claude Code are accepted
         for Anthropic. `hot_state` is a `HotState`, `chunks` are retrieved texts, search hits, or mappings with a
-        `text`. `message` is the query for recall, by default the last message of the user. The given messages are not
+        `text`. `message` is the query for recall, by default the last message of the user. `idle_seconds` is the time
+        since the last call: if the provider's cache has expired, rewriting costs less. The given messages are not
         changed."""
+        seconds(idle_seconds, "idle_seconds", optional=True)
         given, costs = self._weighed(for_provider(history, self._dialect.name))
         files = self._read_files()
         system = "\n\n".join(part for part in (self._system, files.text if files else "") if part)
@@ -256,6 +263,9 @@ class PromptBuilder:
         )
         takes_text, cleared = self._dialect.takes_text(sent.messages), self._conversation.clearable(sent)
         if self._rewrites and not violations:
+            is_cold = idle_seconds is not None and idle_seconds > self._prices.cache_seconds
+            sent = self._conversation.batched(sent, fixed, is_cold=is_cold)
+            parts = replace(parts, last=last_of_each(key, sent.messages))
             sent, parts = self._within(sent, parts, limit - fixed + cleared, key, violations)
             cleared = self._conversation.clearable(sent) if cleared else 0
         used = fixed + sent.tokens - cleared

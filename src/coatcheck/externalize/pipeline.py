@@ -420,8 +420,8 @@ class _Result:
         """Return an outcome with what it was decided by, and count it for later decisions."""
         rates = rates_of(self._session.store)
         if done.refs:
-            expected = self._expected or Estimate(use_of(self._tool), Situation())
-            rates.stubbed(self._session, self._tool, expected.reads(done._stored_tokens))
+            usual = Estimate(use_of(self._tool), Situation())
+            rates.stubbed(self._session, self._tool, usual.reads(done._stored_tokens))
         elif not self._is_known:
             rates.shown(self._session, len(done.text) // 3)
         return replace(done, _basis=_Basis(self._reason, self._limit.tokens, self._expected))
@@ -455,6 +455,8 @@ class _Result:
     def judged(self, value: object, text: str | None = None) -> Outcome:
         """Return the outcome of a value as a whole."""
         text = as_text(value) if text is None else text
+        if self._never:
+            return Outcome(text, value)
         size = memoryview(value).nbytes if isinstance(value, bytes | bytearray | memoryview) else None
         prepared = Prepared(value, text)
         shorter = self._shorter(text) if value is text else None

@@ -38,6 +38,7 @@ from coatcheck.tokens import TokenCounter, estimate
 from coatcheck.transcript.placeholders import STORED, Placeholder, Placeholders, pointers_in
 
 LOW_WATER: Final = 0.3
+MIN_SAVED: Final = 16
 What = Literal["result", "arguments", "thinking", "media", "turns"]
 Write = Callable[[Message, str], Message]
 """Returns a copy of a message with another text in one place."""
@@ -48,7 +49,6 @@ _STAGES: Final[tuple[tuple[What, str], ...]] = (
     ("media", "{} messages: pictures and documents became placeholders"),
     ("thinking", "{} messages: thinking was removed"),
 )
-_MIN_SAVED: Final = 16  # tokens that a replacement must save
 _SMALL_ARGUMENTS: Final = 600  # characters of arguments that are left alone
 _TASK: Final = 8  # the first user message stays if it takes at most this part (1/8) of the budget
 _MAX_LISTED: Final = 16  # artifacts that a note lists
@@ -104,6 +104,8 @@ def prune(
     count: TokenCounter = estimate,
     read_tool: str | None = READ_TOOL,
     redact: Literal["store"] | None = None,
+    fold: bool = True,
+    least_saved: int = MIN_SAVED,
 ) -> Pruned:
     """Make messages fit into `max_tokens`: old tool results become one-line placeholders with a pointer.
 
@@ -111,7 +113,8 @@ def prune(
     tools that are "never" in the store's settings stay, and calls stay paired with their results. Inline results are
     put in the `session` first; without a session the placeholder says that nothing is stored. `redact="store"`, here or
     in the store's settings, masks secrets before anything is put. If placeholders are not enough, more is replaced, and
-    `steps` says what. A step cuts down to `low_water` of the budget if possible.
+    `steps` says what; turns are folded into a note only with `fold`. A step cuts down to `low_water` of the budget if
+    possible. A replacement saves at least `least_saved` tokens.
 
     Session lines of pi, OpenClaw or Claude Code are returned as lines: only the messages in them are counted and
     pruned, and lines without a message stay.
@@ -127,8 +130,9 @@ def prune(
     are_lines = any(found is not messages[number] for number, found in inner.items())
     given = list(inner.values()) if are_lines else messages
     cutter = _Cutter(
-        given, fmt, Placeholders(session, pinned, read_tool, redact), count, max_tokens, low_water, keep_turns
-    )
+        given, fmt, Placeholders(session, pinned, read_tool, redact), count, max_tokens, low_water, keep_turns,
+        folds=fold, least_saved=least_saved,
+    )  # fmt: skip
     done = cutter.pruned()
     return _in_lines(done, messages, inner, fmt) if are_lines else done
 
@@ -216,7 +220,12 @@ class _Cutter:
         max_tokens: int,
         low_water: float,
         keep_turns: int,
+        *,
+        folds: bool,
+        least_saved: int,
     ) -> None:
+        self._folds = folds
+        self._least_saved = least_saved
         self._messages = messages
         self._fmt = fmt
         self._placeholders = placeholders
@@ -341,7 +350,7 @@ class _Cutter:
             if changed:
                 steps.append(description.format(changed))
         cut = _Cut(length, total, tuple(reached), (), tuple(steps))
-        return self._folded(cut, starts, old) if total > self._crowded else cut
+        return self._folded(cut, starts, old) if self._folds and total > self._crowded else cut
 
     def _last_user(self, length: int) -> int:
         """The last user message before a point: thinking after it must be sent back."""
@@ -358,7 +367,7 @@ class _Cutter:
                 if before is not None:
                     message, tokens = before.message, before.tokens
             found = self._made(message, number, _STAGES[stage][0]) if number >= self._lead else None
-            if found is not None and tokens - found.tokens < _MIN_SAVED:
+            if found is not None and tokens - found.tokens < self._least_saved:
                 found = None
             made.append(found)
             saved.append(saved[-1] + (tokens - found.tokens if found is not None else 0))
