@@ -10,6 +10,8 @@ billed as it was recorded (inline) and with its results shown in other ways:
 - Peers, by their documented limit, preview and way of reading (`_PEERS`). Their stubs have the size of the preview and
   40 tokens; their tools are not charged; reading by pattern returns the lines that match, as theirs do.
 
+Coding sessions are replayed through `PromptBuilder` too (see `benchmarks.built`), with its defaults and with rewriting.
+
 Weaknesses: tokens are estimated, for some formats without the system prompt and the tools (Claude Code, pi and Codex
 record their size); what a model would have done differently after a stub is not known; runs of several agents are
 replayed as one conversation (`deerflow`); the agents were not the newest. Sessions of one source resemble each other.
@@ -26,14 +28,12 @@ from pathlib import Path
 
 import coatcheck
 from benchmarks.bench import Bench, corpus
-from benchmarks.conversations import conversations
+from benchmarks.built import built
 from benchmarks.report import Row
 from benchmarks.runs import Step, steps_of
-from coatcheck import Policy, Session, toolkit
+from coatcheck import Policy, Session
 from coatcheck.audit import Bill, Offloading, Shown, WithCoatcheck, billed, ratio_plot
-from coatcheck.context import PromptBuilder
 from coatcheck.externalize import Situation
-from coatcheck.messages import Message
 from coatcheck.messages.recordings import (
     RecordedCall,
     RecordedConversation,
@@ -42,7 +42,6 @@ from coatcheck.messages.recordings import (
     parsed,
     recordings,
 )
-from coatcheck.tokens import estimate
 
 CODING = ("sessions/claude-code", "transcripts/claude-code", "transcripts/pi")
 DATA = ("runs/secrl", "runs/livemcp", "runs/deerflow", "runs/sregym")
@@ -80,8 +79,7 @@ def _recording(steps: Iterable[Step]) -> Recording:
         if new or not calls:
             calls.append(RecordedCall(new))
             new = []
-        calls[-1].written += step.text.replace("\\n", "\n").replace('\\"', '"') + "\n"
-        calls[-1].output_tokens += estimate(step.text)
+        calls[-1].words += step.text.replace("\\n", "\n").replace('\\"', '"') + "\n"
     return Recording("run", [RecordedConversation(calls)] if calls else [])
 
 
@@ -189,9 +187,13 @@ def total_of(bills: Iterable[Bill]) -> Bill:
     return found
 
 
-def measured(folder: Path, source: str, *, quick: bool = False) -> Billed:
+def _some(folder: Path, source: str, quick: bool) -> list[Recording]:
     found = recorded(folder, source)
-    found = found[:: max(1, len(found) // 3)] if quick else found
+    return found[:: max(1, len(found) // 3)] if quick else found
+
+
+def measured(folder: Path, source: str, *, quick: bool = False) -> Billed:
+    found = _some(folder, source, quick)
     bills: dict[str, list[Bill]] = {}
     for name, way in ways().items():
         bills[name] = []
@@ -235,28 +237,26 @@ def effect(bench: Bench) -> Iterator[Row]:
     pairs = zip(everything.bills[DEFAULT], everything.bills["inline"], strict=True)
     idle = [one.cost / inline.cost for one, inline in pairs if not one.stubs]
     yield Row("sessions over 2% worse though nothing left", None, sum(one > 1.02 for one in idle), 0, "count")
-    calls, rewritten = built(folder, quick=bench.quick)
-    note = f"{calls:,} calls of coding sessions"
-    yield Row("requests of `PromptBuilder` that rewrite what was sent", None, rewritten / calls, 0, "share", note=note)
+    yield from _built_rows(chain.from_iterable(_some(folder, one, bench.quick) for one in CODING), quick=bench.quick)
 
 
-def built(folder: Path, *, quick: bool) -> tuple[int, int]:
-    """Replay coding sessions through a `PromptBuilder` with its defaults. Return its calls, and those that change what
-    was sent before."""
-    calls = rewritten = 0
-    found = [one for one in conversations(folder) if one.provider == "anthropic" and not _OLDER.search(one.file)]
-    with coatcheck.open("memory:", ttl=None) as store:
-        for number, one in enumerate(found[-1:] if quick else found):
-            session = store.session(f"built-{number}")
-            builder = PromptBuilder(session, provider="anthropic", tools=toolkit(session), window=10_000_000)
-            history: list[Message] = []
-            start = 0
-            for at in one.turns:
-                prompt = builder.build([*history, *one.messages[start:at]])
-                history, start = prompt.history, at
-                calls += 1
-                rewritten += prompt.rewritten_tokens > 0
-    return calls, rewritten
+def _built_rows(found: Iterable[Recording], *, quick: bool) -> Iterator[Row]:
+    """The same sessions through `PromptBuilder`, with its own counting for inline too."""
+    found = [one for one in found if not quick or sum(len(each.calls) for each in one.conversations) < 100]
+    done: dict[str, list[tuple[Bill, int]]] = {
+        "inline": [built(one, inline=True) for one in found],
+        "append-only": [built(one) for one in found],
+        "rewrite=True": [built(one, rewrite=True) for one in found],
+    }
+    bills = Billed(CODING, {name: [bill for bill, _ in pairs] for name, pairs in done.items()})
+    print(f"\nall coding sessions through `PromptBuilder`: {len(found)} sessions\n\n{bills.table()}", flush=True)
+    for name, most, worse, rewritten in (("append-only", 0.90, 0.02, 0.0), ("rewrite=True", 0.80, 0.03, None)):
+        calls = sum(bill.calls for bill in bills.bills[name])
+        title = f"PromptBuilder, {name}"
+        yield Row(f"{title}: cost against inline", None, bills.ratio(name), most, "share")
+        yield Row(f"{title}: sessions over 1% worse", None, bills.worse(name, 1.01) / len(found), worse, "share")
+        share = sum(count for _, count in done[name]) / calls
+        yield Row(f"{title}: requests that rewrite what was sent", None, share, rewritten, "share")
 
 
 def _draw(folder: Path, coding: Billed, parts: dict[str, Billed]) -> None:

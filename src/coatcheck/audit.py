@@ -211,7 +211,7 @@ class _Replay:
         """Return the pages that a model has to ask for before it can write this answer."""
         pages: list[str] = []
         for stub in self._stubs:
-            if not (things := self._unseen(stub, _things(call.written))):
+            if not (things := self._unseen(stub, things_in(call.written))):
                 continue
             self._seen.update(things)
             if stub.pointer:
@@ -238,7 +238,7 @@ class _Replay:
 
 
 @lru_cache(maxsize=1_024)
-def _things(written: str) -> tuple[str, ...]:
+def things_in(written: str) -> tuple[str, ...]:
     """Return what an answer visibly uses: whole lines, and names, numbers and addresses."""
     lines = (line.strip() for line in written.split("\n"))
     words = (word for word in THING.findall(written) if DISTINCT.search(word))

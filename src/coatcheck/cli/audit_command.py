@@ -63,9 +63,9 @@ def audit(paths: tuple[Path, ...], model_name: str | None, plot_file: str | None
             out.write(ratio_plot("Cost with Coatcheck", [(one.name, one.ratio) for one in sessions]).encode())
     if not as_json:
         few = sessions if len(sessions) <= 2 * _SHOWN else [*sessions[:_SHOWN], *sessions[-_SHOWN:]]
-        rows = [_row(one, [one]) for one in few if len(sessions) > 1]
-        terminal.print_records([_row(whole, sessions), *rows], _COLUMNS, as_json=False, shrink=("file",))
-        terminal.print_note(_verdict(whole, sessions))
+        rows = [_row(whole, sessions)] * (len(sessions) > 1) + [_row(one, [one]) for one in few]
+        terminal.print_records(rows, _COLUMNS, as_json=False, shrink=("file",))
+        terminal.print_note(verdict(whole, sessions))
 
 
 def _row(one: Audited, sessions: Sequence[Audited]) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _row(one: Audited, sessions: Sequence[Audited]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _verdict(whole: Audited, sessions: Sequence[Audited]) -> str:
+def verdict(whole: Audited, sessions: Sequence[Audited]) -> str:
     """Return one line that says whether it pays, and why not."""
     ours, calls = whole.ours, whole.inline.calls / len(sessions)
     if whole.ratio < _PAYS:

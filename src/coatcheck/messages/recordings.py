@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
 from coatcheck.externalize import blocks
 from coatcheck.messages import Format, Message, detect
@@ -45,15 +46,34 @@ class RecordedInput:
     image_tokens: int = 0
 
 
-@dataclass(slots=True)
+class ToolUse(NamedTuple):
+    """A tool call in an answer."""
+
+    id: str
+    name: str
+    arguments: Any
+
+
+@dataclass
 class RecordedCall:
-    """One call of a model: what was new in it, and the answer. `written` has the words of the answer and the strings in
-    the arguments of its calls; `gap` is the time since the answer before, in seconds."""
+    """One call of a model: what was new in it, and the answer. `gap` is the time since the answer before, in
+    seconds."""
 
     inputs: list[RecordedInput]
-    written: str = ""
-    output_tokens: int = 0
+    words: str = ""
+    tools: list[ToolUse] = field(default_factory=list)
+    thinking_tokens: int = 0
     gap: float = 0.0
+
+    @cached_property
+    def written(self) -> str:
+        """The words of the answer, and the strings in the arguments of its calls."""
+        return "\n".join([self.words, *(text for one in self.tools for text in _strings(one.arguments))])
+
+    @cached_property
+    def output_tokens(self) -> int:
+        called = sum(estimate(dumped(one.arguments)) + _AROUND_CALL for one in self.tools)
+        return self.thinking_tokens + estimate(self.words) + called
 
 
 @dataclass(slots=True)
@@ -124,7 +144,7 @@ class _Reader:
     def __init__(self, fmt: Format) -> None:
         self._format = fmt
         self._done: list[RecordedConversation] = []
-        self._calls: dict[str, tuple[str, Any]] = {}
+        self._tools: dict[str, ToolUse] = {}
         self._last: float | None = None  # when the last answer came
         self._restart()
 
@@ -171,32 +191,29 @@ class _Reader:
 
     def _add_answer(self, message: Message, now: float | None, answer_id: object) -> None:
         body = at(message, self._format.body_path(message))
-        written = [one for _, one in texts(at(body, ("content",)), ())]
-        tokens = sum(map(estimate, written)) + sum(map(_thought, [message, *blocks_of(body or {})]))
-        for call in self._format.calls(message):
-            found = arguments_of(message, call)
-            arguments = _decoded(found[1]) if found else None
-            self._calls[call.id] = (call.name, arguments)
-            written += _strings(arguments)
-            tokens += estimate(dumped(arguments)) + _AROUND_CALL
+        words = "".join(f"{one}\n" for _, one in texts(at(body, ("content",)), ()))
+        thinking = sum(map(_thought, [message, *blocks_of(body or {})]))
+        tools = [ToolUse(one.id, one.name, _decoded(arguments_of(message, one))) for one in self._format.calls(message)]
         calls = self._now.calls
         is_same = not self._inputs if answer_id is None else answer_id == self._answer_id
         if not calls or not is_same:
-            if not tokens:
+            if not (words or thinking or tools):
                 return  # it was aborted
             gap = now - self._last if now is not None and self._last is not None else 0.0
             calls.append(RecordedCall(self._inputs, gap=gap))
             self._inputs, self._answer_id = [], answer_id
         self._last = now if now is not None else self._last
-        calls[-1].output_tokens += tokens
-        calls[-1].written += "\n".join([*written, ""])
+        self._tools.update((one.id, one) for one in tools)
+        calls[-1].words += words
+        calls[-1].tools += tools
+        calls[-1].thinking_tokens += thinking
 
     def _new_inputs(self, message: Message) -> Iterator[RecordedInput]:
         results = self._format.results(message)
         for result in results:
-            tool, arguments = self._calls.get(result.call_id, ("", None))
+            call = self._tools.get(result.call_id, ToolUse("", "", None))
             text, images = _shown(at(message, result.content_path))
-            yield RecordedInput(text, True, result.name or tool, result.call_id, arguments, images)
+            yield RecordedInput(text, True, result.name or call.name, result.call_id, call.arguments, images)
         content = at(message, (*self._format.body_path(message), "content"))
         if isinstance(content, list):
             content = [one for one in content if not as_string(at(one, ("type",))).endswith("tool_result")]
@@ -226,7 +243,9 @@ def _thought(block: object) -> int:
     return math.ceil(_PER_SIGNATURE * sum(len(as_string(block.get(key))) for key in _SIGNATURES))
 
 
-def _decoded(arguments: Any) -> Any:
+def _decoded(found: tuple[Path, Any] | None) -> Any:
+    """Return the arguments of a call, parsed if they are JSON."""
+    arguments = found and found[1]
     try:
         return json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
