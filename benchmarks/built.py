@@ -1,6 +1,6 @@
 """Recorded sessions through a `PromptBuilder`, call by call, with its history kept as a host keeps it.
 
-What an answer uses of something that the prompt does not show, but a stub or a placeholder stands for, is read back
+What an answer uses of something that the prompt does not show, but a stub or a placeholder points to, is read back
 first: with real calls of the tool, whose results stay in the history. So this is the product as it is, with the
 counting of `coatcheck.audit`: the shared beginning of two prompts is read from the cache, the rest is written.
 """
@@ -22,7 +22,7 @@ from coatcheck.messages import Message
 from coatcheck.messages.cost import SIGNATURE
 from coatcheck.messages.formats import dumped, text_of
 from coatcheck.messages.recordings import RecordedCall, RecordedConversation, RecordedInput, Recording
-from coatcheck.models import USUAL_PRICES, Prices
+from coatcheck.models import USUAL_PRICES
 from coatcheck.tokens import estimate
 
 _POINTER = re.compile(r"art:[0-9a-f]{12,64}")
@@ -67,23 +67,18 @@ class _Built:
     def add(self, call: RecordedCall) -> None:
         is_cold = self._is_first or call.gap > self._prices.cache_seconds
         new = [_user(call.inputs, self._calls)] if call.inputs or not self._history else [_text("Continue.")]
-        for one in call.inputs:
-            if one.is_result:
-                self._originals[f"result {one.call_id}"] = one.text
+        self._originals |= {f"result {one.call_id}": one.text for one in call.inputs if one.is_result}
         prompt = self._builder.build([*self._history, *new], idle_seconds=call.gap)
         asked = list(self._asked(prompt, call))
         if asked:
             self._paid(prompt, QUESTION_TOKENS * len(asked), is_cold)
             self._bill.reads += len(asked)
             self._bill.extra_calls += 1
-            uses = [
-                {"type": "tool_use", "id": f"r{self._bill.reads}-{at}", "name": self._read.name, "input": one}
-                for at, one in enumerate(asked)
-            ]
-            pages = [
-                {"type": "tool_result", "tool_use_id": use["id"], "content": self._read.run(**use["input"])}
-                for use in uses
-            ]
+            uses, pages = list[Any](), list[Any]()
+            for number, one in enumerate(asked):
+                name = f"read-{self._bill.reads}-{number}"
+                uses.append({"type": "tool_use", "id": name, "name": self._read.name, "input": one})
+                pages.append({"type": "tool_result", "tool_use_id": name, "content": self._read.run(**one)})
             more = [{"role": "assistant", "content": uses}, {"role": "user", "content": pages}]
             prompt, is_cold = self._builder.build([*prompt.history, *more], idle_seconds=0), False
         self._paid(prompt, call.output_tokens, is_cold)
@@ -144,10 +139,9 @@ def _answer(call: RecordedCall) -> Message:
         content.append({"type": "thinking", "thinking": "", "signature": "x" * (SIGNATURE * call.thinking_tokens)})
     if call.words.strip():
         content.append({"type": "text", "text": call.words})
-    content += [
-        {"type": "tool_use", "id": one.id, "name": one.name, "input": one.arguments if isinstance(one.arguments, dict) else {}}
-        for one in call.tools
-    ]  # fmt: skip
+    for one in call.tools:
+        arguments = one.arguments if isinstance(one.arguments, dict) else {}
+        content.append({"type": "tool_use", "id": one.id, "name": one.name, "input": arguments})
     return {"role": "assistant", "content": content or [{"type": "text", "text": "(empty)"}]}
 
 

@@ -60,7 +60,7 @@ def recorded(folder: Path, source: str) -> list[Recording]:
     for path in sorted((folder / source).rglob("*.*")):
         if path.is_file() and not _OLDER.search(path.name):
             own = recordings(parsed(path.read_bytes()), path.name) if path.suffix != ".txt" else []
-            found += own if any(map(_has_results, own)) else map(_recording, steps_of(path))
+            found += own if any(map(_has_results, own)) else map(recording_of, steps_of(path))
     return [one for one in found if _has_results(one)]
 
 
@@ -68,7 +68,7 @@ def _has_results(one: Recording) -> bool:
     return any(given.is_result for each in one.conversations for call in each.calls for given in call.inputs)
 
 
-def _recording(steps: Iterable[Step]) -> Recording:
+def recording_of(steps: Iterable[Step]) -> Recording:
     """A run in a form of its own, which no host writes."""
     calls: list[RecordedCall] = []
     new: list[RecordedInput] = []

@@ -11,7 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from coatcheck import errors
+from coatcheck.audit import Audited, Bill
 from coatcheck.cli import main
+from coatcheck.cli.audit_command import verdict
 from tests.test_cli import HOSTILE, on_terminal
 
 ROWS = "\n".join(f"host-{number:04}.example.org is up since {number * 37} seconds" for number in range(1_500))
@@ -63,11 +65,17 @@ def test_a_file_that_is_not_a_conversation_is_named_on_stderr(folder: Path) -> N
     assert "notes.json" not in done.stdout
 
 
-def test_it_says_whether_it_pays_and_why_not(folder: Path) -> None:
+def test_it_says_whether_it_pays(folder: Path) -> None:
     assert "it pays: " in run(folder / "large.jsonl").stderr
     assert "no result is large enough" in run(folder / "small.jsonl").stderr
-    (folder / "short.jsonl").write_text(chat(ROWS[:4_000], "host-0040.example.org is up", turns=0))
-    assert "too short to earn" in run(folder / "short.jsonl").stderr
+
+
+def test_it_says_why_it_does_not_pay() -> None:
+    inline = Bill(cost=100.0, calls=4)
+    short = Audited("a", "a", inline, Bill(cost=110.0, stubs=3, reads=3, kept_out=900))
+    often = Audited("a", "a", inline, Bill(cost=110.0, stubs=3, reads=9, kept_out=900))
+    assert "sessions of 4 calls are too short" in verdict(short, [short])
+    assert "a stub is read 3.0 times" in verdict(often, [often])
 
 
 def test_json_has_the_total_and_every_file(folder: Path) -> None:
@@ -114,9 +122,10 @@ def test_files_without_any_session_are_an_error(folder: Path) -> None:
 
 
 def test_names_are_escaped_on_a_terminal(folder: Path) -> None:
-    for number, one in enumerate(HOSTILE):
-        (folder / f"{one.replace('/', '')}-{number}.jsonl").write_text(chat(ROWS))
+    names = [one.replace("/", "").replace("\0", "") for one in HOSTILE]
+    for number, one in enumerate(names):
+        (folder / f"{one}-{number}.jsonl").write_text(chat(ROWS))
     code, seen, _ = on_terminal("audit", str(folder))
     assert code == 0
     assert b"with Coatcheck" in seen
-    assert not any(one.encode() in seen for one in HOSTILE)
+    assert not any(one.encode("utf-8", "surrogateescape") in seen for one in names)
