@@ -1,13 +1,15 @@
 """An agent with and without Coatcheck: run `make demo`. It needs no network and no key, and leaves nothing behind.
 
 The agent is the loop of `anthropic_agent.py` on Anthropic's own SDK, its tools are those of `shop.py`, the store is
-real. Only the model is a script, behind a local server that speaks the provider's protocol and counts tokens.
+real. Only the model is a script, behind a local server that speaks the provider's protocol and counts tokens. A second
+session shows the other side: results that are worth more in the context than out of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import io
 import json
 import re
@@ -26,11 +28,13 @@ from rich.text import Text
 
 import coatcheck.tokens
 from coatcheck import Session, toolkit
+from coatcheck.context import PromptBuilder
 from examples import shop
 from examples.anthropic_agent import agent
 from examples.standins import Call, Heard, Received, Reply, StandIn, Step, prompt_tokens
 
 QUESTION = f"Customers say that they were charged twice on {shop.DAY}. How many, whom do we owe, and how much?"
+CODER = "claude-opus-5-5"
 WINDOW = 200_000
 """The context window of the model, in tokens."""
 
@@ -122,6 +126,41 @@ def run() -> list[Turn]:
         return [_turn(request, session) for request in api.requests]
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A result of the second session: its call, why it left or stayed, and whether the model gets it unchanged."""
+
+    call: str
+    why: str
+    is_same: bool
+
+
+def fix_a_bug() -> list[Kept]:
+    """Run a short coding session through `PromptBuilder`. What the model does is written here, the results are real."""
+    source = inspect.getsource(shop)
+    steps = (
+        ("Read", {"file_path": "shop.py"}, inspect.getsource(shop.reconcile)),
+        ("Grep", {"pattern": "def "}, "\n".join(line for line in source.splitlines() if "def " in line)),
+        ("Edit", {"file_path": "shop.py"}, "The file shop.py has been updated."),
+        ("Bash", {"command": "python -m pytest"}, "........\n8 passed in 0.41s"),
+    )
+    kept = []
+    with coatcheck.open("memory:") as store:
+        session = store.session("bug")
+        tools = [{"name": name, "input_schema": {"type": "object"}} for name, _, _ in steps]
+        builder = PromptBuilder(session, provider="anthropic", model=CODER, tools=[*tools, *toolkit(session)])
+        history: list[Any] = [{"role": "user", "content": "Refunds are subtracted twice. Fix it."}]
+        for number, (name, arguments, result) in enumerate(steps):
+            call = {"type": "tool_use", "id": f"call{number}", "name": name, "input": arguments}
+            block = {"type": "tool_result", "tool_use_id": f"call{number}", "content": result}
+            messages = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [block]}]
+            prompt = builder.build([*history, *messages])
+            history = list(prompt.history)
+            shown = f"{name}({_arguments(Call(name, arguments))})"
+            kept.append(Kept(shown, str(prompt.decisions[-1]), history[-1]["content"][-1] == block))
+    return kept
+
+
 def cost(counts: Sequence[int], *, cached: bool) -> float:
     """Return the dollars for prompts of these sizes, where each prompt begins with the one before."""
     if not cached:
@@ -205,6 +244,20 @@ def show(turns: Sequence[Turn], console: Console) -> None:
     console.print(Text(REMARKS, "dim"))
 
 
+def show_kept(results: Sequence[Kept], console: Console) -> None:
+    """Print a session in which a stub would not pay, and the reason for each result."""
+    console.print(
+        Text("\nA short coding session, with the same policy: stubs would not pay", "bold")
+    )
+    for one in results:
+        console.print(Text.assemble(("  calls  ", "bold"), (one.call, "yellow")))
+        for number, line in enumerate(textwrap.wrap(one.why, min(console.width, 110) - 9)):
+            console.print(Text.assemble(("  why    " if not number else " " * 9, "bold"), (line, "green")))
+    same = sum(one.is_same for one in results)
+    note = "Costs are in the price of an input token. The tools of Coatcheck are described only once there is a stub."
+    console.print(Text(f"{same} of {len(results)} results are sent as they are. {note}", "dim"))
+
+
 def _bill(turns: Sequence[Turn], box: Box | None) -> Table:
     small, large = [turn.tokens_with for turn in turns], [turn.tokens_without for turn in turns]
     table = Table(box=box, pad_edge=False, padding=(0, 3, 0, 0))
@@ -237,4 +290,6 @@ def _arguments(call: Call) -> str:
 
 
 if __name__ == "__main__":
-    show(run(), Console(highlight=False, width=None if sys.stdout.isatty() else 110))
+    screen = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+    show(run(), screen)
+    show_kept(fix_a_bug(), screen)

@@ -32,8 +32,13 @@ def test_the_same_result_leaves_a_small_context_and_stays_in_a_large_one(session
     rows = text(2_000)
     small = session.externalize(rows, tool="query", situation=Situation(context_tokens=5_000))
     large = session.externalize(rows, tool="query", situation=Situation(context_tokens=150_000))
-    assert small.is_stub and small.why is not None and small.why.expected_saving > 0
-    assert not large.is_stub and large.text == rows and large.why is not None and not large.why.leaves
+    assert small.is_stub
+    assert small.why is not None
+    assert small.why.expected_saving > 0
+    assert not large.is_stub
+    assert large.text == rows
+    assert large.why is not None
+    assert not large.why.leaves
 
 
 def test_code_that_is_read_to_be_edited_stays_longer_than_rows(session: Session) -> None:
@@ -41,7 +46,8 @@ def test_code_that_is_read_to_be_edited_stays_longer_than_rows(session: Session)
     limits = {}
     for tool in ("Read", "query"):
         why = session.externalize("small but not tiny " * 10, tool=tool, situation=situation).why
-        assert why is not None and why.limit_tokens is not None
+        assert why is not None
+        assert why.limit_tokens is not None
         limits[tool] = why.limit_tokens
     assert limits["Read"] > limits["query"]
 
@@ -49,7 +55,9 @@ def test_code_that_is_read_to_be_edited_stays_longer_than_rows(session: Session)
 @pytest.mark.parametrize("tool", ["Task", "run_subagent", "Skill", "mcp__team__agent"])
 def test_reports_of_sub_agents_and_skills_never_leave(session: Session, tool: str) -> None:
     outcome = session.externalize(text(50_000), tool=tool, situation=Situation(context_tokens=1_000))
-    assert not outcome.is_stub and outcome.why is not None and outcome.why.reason == "report"
+    assert not outcome.is_stub
+    assert outcome.why is not None
+    assert outcome.why.reason == "report"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +78,9 @@ def test_named_limits_decide_alone(session: Session) -> None:
     for situation in (early, late):
         assert not session.externalize(text(2_900), policy=Policy(max_tokens=3_000), situation=situation).is_stub
         over = session.externalize(text(5_000), policy=Policy(max_tokens=3_000), situation=situation)
-        assert over.is_stub and over.why is not None and (over.why.reason, over.why.limit_tokens) == ("limit", 3_000)
+        assert over.is_stub
+        assert over.why is not None
+        assert (over.why.reason, over.why.limit_tokens) == ("limit", 3_000)
         rule = Policy(tools={"t": Limit(max_tokens=100)})
         assert session.externalize(text(200), tool="t", policy=rule, situation=situation).is_stub
 
@@ -80,7 +90,8 @@ def test_the_decision_is_the_cheaper_side_and_says_so(session: Session) -> None:
         for context in (2_000, 30_000, 120_000):
             outcome = session.externalize(text(tokens), tool="Bash", situation=Situation(context_tokens=context))
             why = outcome.why
-            assert why is not None and why.leaves == outcome.is_stub
+            assert why is not None
+            assert why.leaves == outcome.is_stub
             if why.leaves:
                 assert why.stub_cost < why.inline_cost
             assert f"{why.tokens:,} tokens" in str(why)
@@ -92,7 +103,10 @@ def test_prices_of_the_model_move_the_limit(session: Session) -> None:
     cheap = session.externalize(
         text(300), tool="query", situation=Situation(context_tokens=100_000, prices=Prices(read=0.01))
     ).why
-    assert usual is not None and cheap is not None and usual.limit_tokens is not None and cheap.limit_tokens is not None
+    assert usual is not None
+    assert cheap is not None
+    assert usual.limit_tokens is not None
+    assert cheap.limit_tokens is not None
     assert cheap.limit_tokens < usual.limit_tokens
 
 
@@ -101,7 +115,9 @@ def test_results_that_a_session_got_make_its_context(session: Session) -> None:
     for _ in range(40):
         session.externalize(text(900), tool="Read")
     later = session.externalize(text(500), tool="Read").why
-    assert first is not None and later is not None and later.context_tokens > first.context_tokens + 20_000
+    assert first is not None
+    assert later is not None
+    assert later.context_tokens > first.context_tokens + 20_000
 
 
 def test_a_store_learns_how_often_results_of_a_tool_are_read(tmp_path: Path) -> None:
@@ -109,7 +125,8 @@ def test_a_store_learns_how_often_results_of_a_tool_are_read(tmp_path: Path) -> 
 
     def limit(session: Session) -> int:
         why = session.externalize(text(300), tool="logs", situation=situation).why
-        assert why is not None and why.limit_tokens is not None
+        assert why is not None
+        assert why.limit_tokens is not None
         return why.limit_tokens
 
     with coatcheck.open(tmp_path) as store:
@@ -131,7 +148,8 @@ def test_a_store_that_cannot_be_written_still_decides(session: Session) -> None:
     outcome = session.externalize(text(9_000), tool="query")
     session.store.close()
     again = session.externalize(text(9_000), tool="query")
-    assert outcome.is_stub and again.failure is not None
+    assert outcome.is_stub
+    assert again.failure is not None
 
 
 @given(

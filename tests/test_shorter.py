@@ -42,8 +42,10 @@ def test_a_sparse_listing_has_every_line_under_its_number(lines: list[str], firs
 def test_sparse_numbers_save_a_good_part_of_code() -> None:
     whole = numbered(LINES)
     short = sparse(whole)
-    assert short is not None and short.startswith("[Lines 1-399, numbered every 10 lines.]\n1→")
-    assert "\n10→" in short and "\n11→" not in short
+    assert short is not None
+    assert short.startswith("[Lines 1-399, numbered every 10 lines.]\n1→")
+    assert "\n10→" in short
+    assert "\n11→" not in short
     assert tokens.estimate(short) < 0.9 * tokens.estimate(whole)
 
 
@@ -64,7 +66,8 @@ def test_a_listing_that_stays_is_sparse_only_without_a_limit(session: Session) -
 def test_an_equal_or_contained_result_is_named_where_it_is_shown() -> None:
     text = "\n".join(LINES)
     shown = [ShownResult("other " * 200, "Bash", "c0"), ShownResult(text, "Read", "c1")]
-    assert "Read" in str(repeated(text, shown)) and "c1" in str(repeated(text, shown))
+    assert "Read" in str(repeated(text, shown))
+    assert "c1" in str(repeated(text, shown))
     assert "as a part of it" in str(repeated(text[100:900], shown))
     assert repeated(text + "more", shown) is None
     assert repeated(text[:100], shown) is None, "a line about it would be longer"
@@ -75,7 +78,9 @@ def test_a_range_of_a_listing_is_found_in_its_sparse_form() -> None:
     assert short is not None
     shown = [ShownResult(short, "Read", "c1")]
     found = repeated(numbered(LINES[99:150], 100), shown)
-    assert found is not None and "lines 100-150" in found and len(found) < 150
+    assert found is not None
+    assert "lines 100-150" in found
+    assert len(found) < 150
     assert repeated(numbered(LINES[99:150], 101), shown) is None, "other numbers"
     assert repeated(numbered([*LINES[99:149], "    pass"], 100), shown) is None, "another line"
 
@@ -85,7 +90,9 @@ def test_a_changed_result_of_an_equal_call_is_a_diff() -> None:
     shown = [ShownResult(numbered(LINES), "Read", "c1", arguments)]
     new = numbered([*LINES[:50], "    inserted = True", *LINES[50:]])
     found = changed(new, "Read", arguments, shown)
-    assert found is not None and "+    inserted = True" in found and "c1" in found
+    assert found is not None
+    assert "+    inserted = True" in found
+    assert "c1" in found
     assert tokens.estimate(found) < 200
     assert changed(new, "Read", {"path": "b.py"}, shown) is None
     assert changed(numbered(LINES[::-1]), "Read", arguments, shown) is None, "nearly everything has changed"

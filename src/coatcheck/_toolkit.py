@@ -351,8 +351,8 @@ class _Answers:
             return self._missing(asked, error)
         except MissingExtra as error:  # a model cannot install it
             raise InvalidArgument("that is not available here", hint="use grep, lines or a JSONPath") from error
-        if ref is not None and ref.tool:  # how often results of a tool are read decides when they leave
-            rates_of(self.session.store).read(self.session, ref.tool, len(page.text) // 3)
+        if ref is not None:  # how often results of a tool are read decides when they leave
+            rates_of(self.session.store).read(self.session, ref, len(page.text))
         about = _about(ref) if ref else []
         if page.matches is not None:  # the rest is known from the stub
             about = about[: bool(ref and ref.name)]

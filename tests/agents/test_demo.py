@@ -63,3 +63,12 @@ def test_it_is_shown_on_terminals_of_any_width(turns: list[demo.Turn], terminal:
         shown = console.export_text()
         assert "total" in shown
         assert all(len(line) <= width for line in shown.splitlines())
+
+
+def test_a_short_coding_session_is_left_alone_and_says_why() -> None:
+    kept = demo.fix_a_bug()
+    assert all(one.is_same for one in kept)
+    assert "a stub pays" in kept[0].why
+    screen = Console(file=io.StringIO(), width=80)
+    demo.show_kept(kept, screen)
+    assert "4 of 4 results are sent as they are" in " ".join(str(screen.file.getvalue()).split())  # type: ignore[attr-defined]

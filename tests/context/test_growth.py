@@ -15,7 +15,7 @@ import pytest
 import coatcheck
 from benchmarks.conversations import Conversation, conversations
 from benchmarks.provider_rules import BoundThinking, refused
-from coatcheck import Session, Store, toolkit
+from coatcheck import Policy, Session, Store, toolkit
 from coatcheck.context import Budget, Clearing, HotState, PromptBuilder
 from coatcheck.errors import BudgetExceeded, InvalidArgument
 
@@ -125,6 +125,19 @@ def test_every_request_begins_with_the_previous_one_and_no_thinking_is_refused(
             make_one = builders(store, provider=one.provider, window=2_000_000)[restarts]
             wrong += replay(one, make_one)[1]
     assert wrong == []
+
+
+def test_a_conversation_only_grows_where_our_tools_are_added_later(replays: list[Conversation]) -> None:
+    wrong, added = [], 0
+    for one in replays:
+        if one.provider == "anthropic":
+            with coatcheck.open("memory:", ttl=None) as store:
+                tools = [{"name": "run", "input_schema": {"type": "object"}}, *toolkit(store.session("s"))]
+                options = {"provider": one.provider, "model": "claude-opus-5-5", "tools": tools, "window": 2_000_000}
+                wrong += replay(one, builders(store, **options)["a new one each time"])[1]
+                added += 1
+    assert wrong == []
+    assert added > 3
 
 
 @pytest.mark.parametrize("restarts", RESTARTS[1:])
@@ -298,12 +311,15 @@ def test_results_that_the_provider_may_clear_have_their_pointers_beside_them(ses
 
 def test_what_the_provider_clears_does_not_count(session: Session) -> None:
     history = [user("go")]
-    clearing = Clearing(trigger_tokens=5_000, keep=2, clear_at_least=1_000)
+    options: dict[str, Any] = {
+        "clearing": Clearing(trigger_tokens=5_000, keep=2, clear_at_least=1_000),
+        "budget": Budget(max_prompt_tokens=12_000),
+        "policy": Policy(max_tokens=3_000),
+    }
     for number in range(20):
-        history = make(session.store, clearing=clearing, budget=Budget(max_prompt_tokens=12_000)).build(
-            [*history, *turn(number, f"{number} " + "row of a result\n" * 200)]
-        ).history  # fmt: skip
-    prompt = make(session.store, clearing=clearing, budget=Budget(max_prompt_tokens=12_000)).build(history)
+        new = turn(number, f"{number} " + "row of a result\n" * 200)
+        history = make(session.store, **options).build([*history, *new]).history
+    prompt = make(session.store, **options).build(history)
     assert prompt.cleared_tokens > 10_000
     assert prompt.est_tokens <= 12_000
 

@@ -29,7 +29,10 @@ from coatcheck.errors import CoatcheckError
 from coatcheck.models import USUAL_PRICES, Prices
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from coatcheck.core_session import CoreSession
+    from coatcheck.refs import Ref
     from coatcheck.store import Store
 
 STUB_TOKENS: Final = 200
@@ -49,9 +52,12 @@ _RECOVERED: Final = 15  # calls within which a stub must earn one read that happ
 _FEWEST_CALLS, _MOST_CALLS, _PER_CALL = 8, 40, 1_500
 _TRUST: Final = 6.0  # expected reads from which on what was seen outweighs what was assumed
 _BOUNDS: Final = (0.25, 4.0)
+_STEPS: Final = 4  # per unit of a rate: a single read more does not change a decision
 _MOST: Final = 10_000_000
 _TRACKED: Final = 1_000
 _SAVED_EVERY: Final = 32
+_REMEMBERED: Final = 10_000
+_CHARS_PER_TOKEN: Final = 3  # of results, about
 _TOOLS: Final = 500
 _SESSION: Final = "coatcheck:reads"
 _SERIES: Final = "rates"
@@ -233,6 +239,7 @@ class ReadRates:
         self._saved: dict[str, _Rate] | None = None
         self._new: dict[str, _Rate] = {}
         self._sessions: dict[str, _Seen] = {}
+        self._stubs: dict[str, None] = {}
         self._events = 0
 
     def rate(self, session: CoreSession, tool: str | None) -> float:
@@ -248,19 +255,24 @@ class ReadRates:
         seen = self._sessions.get(session.session_id) or _Seen()
         return Situation(context_tokens=UNKNOWN_CONTEXT + seen.tokens, calls_to_come=calls, prices=prices)
 
-    def shown(self, session: CoreSession, tokens: int) -> None:
+    def shown(self, session: CoreSession, chars: int) -> None:
         """Note that the model of a session got a result of this size."""
-        self._session(session).tokens += tokens
+        self._session(session).tokens += chars // _CHARS_PER_TOKEN
 
-    def stubbed(self, session: CoreSession, tool: str | None, expected: float) -> None:
-        """Note a stub, and the reads that are expected of it."""
+    def stubbed(self, session: CoreSession, tool: str | None, refs: Iterable[Ref], expected: float) -> None:
+        """Note the stubs of a result, and the reads that are expected of them."""
         self._session(session).tokens += STUB_TOKENS
+        self._stubs |= dict.fromkeys(ref.artifact_id for ref in refs)
+        while len(self._stubs) > _REMEMBERED:
+            self._stubs.pop(next(iter(self._stubs)), None)
         self._add(session, tool, _Rate(expected, 0, 1))
 
-    def read(self, session: CoreSession, tool: str | None, tokens: int) -> None:
-        """Note that a model read a page of a stored result of a tool."""
-        self._session(session).tokens += tokens
-        self._add(session, tool, _Rate(0.0, 1, 0))
+    def read(self, session: CoreSession, ref: Ref, chars: int) -> None:
+        """Note that a model read a page of an artifact. It counts as a read back if the artifact became a stub when it
+        arrived; what a person stored or what was pruned later did not."""
+        self._session(session).tokens += chars // _CHARS_PER_TOKEN
+        if ref.artifact_id in self._stubs:
+            self._add(session, ref.tool, _Rate(0.0, 1, 0))
 
     def _session(self, session: CoreSession) -> _Seen:
         found = self._sessions.pop(session.session_id, None) or _Seen()
@@ -313,7 +325,7 @@ def estimate_for(session: CoreSession, tool: str | None, situation: Situation) -
         return None
     rate = rates_of(session.store).rate(session, tool)
     rounded = replace(situation, context_tokens=_rounded(situation.context_tokens))
-    return Estimate(use, rounded, round(rate, 2))
+    return Estimate(use, rounded, max(_BOUNDS[0], round(rate * _STEPS) / _STEPS))
 
 
 @lru_cache(maxsize=4_096)

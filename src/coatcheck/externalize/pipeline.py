@@ -421,9 +421,9 @@ class _Result:
         rates = rates_of(self._session.store)
         if done.refs:
             usual = Estimate(use_of(self._tool), Situation())
-            rates.stubbed(self._session, self._tool, usual.reads(done._stored_tokens))
+            rates.stubbed(self._session, self._tool, done.refs, usual.reads(done._stored_tokens))
         elif not self._is_known:
-            rates.shown(self._session, len(done.text) // 3)
+            rates.shown(self._session, len(done.text))
         return replace(done, _basis=_Basis(self._reason, self._limit.tokens, self._expected))
 
     def outcome(self, value: object, text: str | None = None) -> Outcome:
