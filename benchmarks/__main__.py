@@ -1,4 +1,4 @@
-"""`python -m benchmarks [names…] [--quick] [--json FILE]`: run the cases and print their tables."""
+"""`python -m benchmarks [names…] [--quick] [--json FILE] [--plot FOLDER]`: run the cases and print their tables."""
 
 from __future__ import annotations
 
@@ -74,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(CASES)}; default: all")
     parser.add_argument("--quick", action="store_true", help="a tenth of the rounds, to check that it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write the plots of `effect` into this folder")
     asked = parser.parse_args(argv)
     if unknown := [name for name in asked.names if name not in CASES]:
         parser.error(f"unknown case {unknown[0]!r}: choose from {', '.join(CASES)}")
@@ -85,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in [part for one in asked.names for part in (one, *WITH.get(one, []))] or CASES:
         folder = Path(tempfile.mkdtemp(prefix="benchmarks-", dir=build)).absolute()
         try:
-            found = list(CASES[name](Bench(folder, asked.quick)))
+            found = list(CASES[name](Bench(folder, asked.quick, asked.plot)))
         finally:
             shutil.rmtree(folder)
         if found:

@@ -17,10 +17,11 @@ _LINE = 99
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One run of the benchmarks."""
+    """One run of the benchmarks. `plots` is a folder for plots, if they are wanted."""
 
     folder: Path
     quick: bool = False
+    plots: Path | None = None
     _names: itertools.count[int] = field(default_factory=itertools.count)
 
     def rounds(self, full: int) -> int:

@@ -1,278 +1,163 @@
-"""Coding sessions through `PromptBuilder`, message by message, with reads back as real calls of our tool.
+"""Recorded sessions through a `PromptBuilder`, call by call, with its history kept as a host keeps it.
 
-The engine of `effect` replays results one by one and is fast; this one builds every request, so it also covers what
-only a builder does: rewriting where that pays, tools that are added later, and what a provider would refuse. A session
-is read as Claude Code recorded it: the lines of one answer together, a compaction starts a new conversation, and the
-usage of the first call gives the size of the system prompt and the tools. Each answer that uses something that the
-prompt does not show first reads it with one call for all of it, as in `coatcheck.audit`.
+What an answer uses of something that the prompt does not show, but a stub or a placeholder points to, is read back
+first: with real calls of the tool, whose results stay in the history. So this is the product as it is, with the
+counting of `coatcheck.audit`: the shared beginning of two prompts is read from the cache, the rest is written.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from datetime import datetime
-from functools import cache
-from pathlib import Path
-from time import process_time
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import coatcheck
-from benchmarks.provider_rules import BoundThinking, refused
-from coatcheck import Policy, Session, toolkit
-from coatcheck.audit import things_used
-from coatcheck.context import Budget, PromptBuilder
+from coatcheck import Policy, toolkit
+from coatcheck.audit import Bill, things_in
+from coatcheck.context import PromptBuilder
 from coatcheck.context.prompt import Prompt
 from coatcheck.externalize.decision import QUESTION_TOKENS
 from coatcheck.messages import Message
-from coatcheck.messages.cost import usage_of
+from coatcheck.messages.cost import SIGNATURE
+from coatcheck.messages.formats import dumped, text_of
+from coatcheck.messages.recordings import RecordedCall, RecordedConversation, RecordedInput, Recording
 from coatcheck.models import USUAL_PRICES
 from coatcheck.tokens import estimate
 
-MODEL = "claude-opus-5"
-"""A model with the usual prices that takes tools in the middle of a conversation."""
-
-_OTHER: Message = {"name": "Read", "description": "Read a file.", "input_schema": {"type": "object"}}
-_LARGEST_BASE = 60_000
-_ASKED, _LONGEST = 12, 80
-_UNLIMITED = Budget(max_prompt_tokens=1 << 30)
+_POINTER = re.compile(r"art:[0-9a-f]{12,64}")
+_HOST_TOOL = {"name": "bash", "description": "Run a command.", "input_schema": {"type": "object"}}
+_WINDOW = 10_000_000
+_ASKED = 12
+_WORD = "word "
 
 
-@dataclass(slots=True)
-class Answer:
-    """A message of a session and when it was written, in seconds."""
-
-    message: Message
-    time: float | None = None
-
-
-@dataclass(slots=True)
-class Segment:
-    """The messages between two compactions, and the tokens that were sent before them."""
-
-    messages: list[Answer] = field(default_factory=list)
-    base_tokens: int = 0
+def built(recording: Recording, *, inline: bool = False, rewrite: bool = False) -> tuple[Bill, int]:
+    """Return the bill of a session, and the number of its requests that change what was sent before."""
+    bill, rewritten = Bill(), 0
+    for conversation in recording.conversations:
+        with coatcheck.open("memory:", ttl=None) as store:
+            one = _Built(store.session("built"), conversation, bill, inline=inline, rewrite=rewrite)
+            for call in conversation.calls:
+                one.add(call)
+            rewritten += one.rewritten
+    return bill, rewritten
 
 
-@dataclass(slots=True)
-class Total:
-    """What the requests of some sessions cost, in the price of an input token, and what was wrong with them."""
+class _Built:
+    """One conversation, as a host with a builder has it."""
 
-    cost: float = 0.0
-    calls: int = 0
-    reads: int = 0
-    stubs: int = 0
-    rewrites: int = 0
-    largest: int = 0
-    wrong: list[str] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    """CPU time of each build."""
-
-
-def segments(path: Path) -> list[Segment]:
-    """Read a session file of Claude Code."""
-    found, last = [Segment()], ""
-    for line in map(_parsed, path.read_text().split("\n")):
-        message = line.get("message")
-        is_summary = line.get("isCompactSummary") is True
-        if line.get("subtype") == "compact_boundary" or is_summary:
-            found.append(Segment())
-        if not isinstance(message, dict) or line.get("type") not in ("user", "assistant") or line.get("isSidechain"):
-            continue
-        blocks = _blocks(message.get("content"))
-        if not blocks or message.get("model") == "<synthetic>":
-            continue
-        segment, role = found[-1], message["role"]
-        if role == "assistant" and not any(one.message["role"] == role for one in segment.messages):
-            known = sum(estimate(json.dumps(one.message)) for one in segment.messages)
-            segment.base_tokens = min(_LARGEST_BASE, max(0, (usage_of(message).input_tokens or 0) - known))
-        same = _continued(segment, role, str(message.get("id")) if role == "assistant" else "", last)
-        if same is None:
-            segment.messages.append(Answer({"role": role, "content": blocks}, _time(line.get("timestamp"))))
-        else:
-            same.message["content"] += blocks
-        last = str(message.get("id")) if role == "assistant" else last
-    return [one for one in found if any(each.message["role"] == "assistant" for each in one.messages)]
-
-
-def _continued(segment: Segment, role: str, answer_id: str, last: str) -> Answer | None:
-    """Return the message that more blocks belong to: results of parallel calls, or the rest of an answer."""
-    if role == "user":
-        before = segment.messages[-1] if segment.messages else None
-        return before if before is not None and before.message["role"] == role else None
-    answers = (one for one in reversed(segment.messages) if one.message["role"] == role)
-    return next(answers, None) if answer_id == last else None
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _blocks(content: object) -> list[Message]:
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    kept = [dict(one) for one in blocks or () if isinstance(one, dict)] if isinstance(blocks, list) else []
-    return [one for one in kept if one.get("type") != "text" or str(one.get("text", "")).strip()]
-
-
-def _time(text: object) -> float | None:
-    return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
-
-
-def replayed(found: Iterable[Segment], session: Session, total: Total, *, inline: bool = False, **options: Any) -> None:
-    """Send every call of a session and add up what it costs. `options` are those of the builder."""
-    for number, segment in enumerate(found):
-        one = session.store.session(f"{session.session_id}-{number}")
-        _Replay(one, segment.base_tokens, total, inline=inline, **options).run(segment)
-
-
-class _Replay:
-    """One conversation."""
-
-    def __init__(self, session: Session, base: int, total: Total, *, inline: bool, **options: Any) -> None:
-        self._session, self._total, self._inline = session, total, inline
-        self._read = toolkit(session)[0]
+    def __init__(
+        self, session: coatcheck.Session, recorded: RecordedConversation, bill: Bill, *, inline: bool, rewrite: bool
+    ) -> None:
+        tools = toolkit(session)
+        self._read, self._bill, self._prices = tools[0], bill, USUAL_PRICES
         self._builder = PromptBuilder(
-            session, provider="anthropic", model=MODEL, system=" a" * int(base / _filler()), budget=_UNLIMITED,
-            tools=[_OTHER] if inline else [_OTHER, *toolkit(session)], policy=None if inline else Policy(), **options,
+            session, provider="anthropic", system=_filler(recorded.base_tokens), window=_WINDOW, rewrite=rewrite,
+            tools=[_HOST_TOOL] if inline else [_HOST_TOOL, *tools], policy=None if inline else Policy(),
+            defer_tools=None if inline else True,
         )  # fmt: skip
-        self._deferred = 0 if inline else sum(estimate(json.dumps(tool.as_anthropic())) for tool in toolkit(session))
-        self._rules = BoundThinking()
         self._history: list[Message] = []
-        self._hidden: dict[str, str] = {}
-        self._asked = 0
-        self._has_sent = False
+        self._originals: dict[str, str] = {}  # results and arguments as they were, by the id of the call
+        self._pointers: dict[str, str] = {}
+        self._calls: set[str] = set()
+        self._is_first = True
+        self.rewritten = 0
 
-    def run(self, segment: Segment) -> None:
-        before: float | None = None
-        for one in segment.messages:
-            message = one.message
-            if message["role"] == "user":
-                self._history.append(message)
-                continue
-            idle = None if before is None or one.time is None else max(0.0, one.time - before)
-            prompt = self._call(idle)
-            if things := self._unseen(message, prompt):
-                self._total.cost += USUAL_PRICES.output * QUESTION_TOKENS * len(things)
-                self._history += self._reading(things)
-                prompt = self._call(0.0)
-            self._total.cost += USUAL_PRICES.output * _output(message)
-            self._history.append(self._rules.answered(prompt.request(), _signed(message)))
-            before = one.time
+    def add(self, call: RecordedCall) -> None:
+        is_cold = self._is_first or call.gap > self._prices.cache_seconds
+        new = [_user(call.inputs, self._calls)] if call.inputs or not self._history else [_text("Continue.")]
+        self._originals |= {f"result {one.call_id}": one.text for one in call.inputs if one.is_result}
+        prompt = self._builder.build([*self._history, *new], idle_seconds=call.gap)
+        asked = list(self._asked(prompt, call))
+        if asked:
+            self._paid(prompt, QUESTION_TOKENS * len(asked), is_cold)
+            self._bill.reads += len(asked)
+            self._bill.extra_calls += 1
+            uses, pages = list[Any](), list[Any]()
+            for number, one in enumerate(asked):
+                name = f"read-{self._bill.reads}-{number}"
+                uses.append({"type": "tool_use", "id": name, "name": self._read.name, "input": one})
+                pages.append({"type": "tool_result", "tool_use_id": name, "content": self._read.run(**one)})
+            more = [{"role": "assistant", "content": uses}, {"role": "user", "content": pages}]
+            prompt, is_cold = self._builder.build([*prompt.history, *more], idle_seconds=0), False
+        self._paid(prompt, call.output_tokens, is_cold)
+        self._history = [*prompt.history, _answer(call)]
+        self._calls = {one.id for one in call.tools}
+        self._originals |= {f"call {one.id}": "\n".join(_strings(one.arguments)) for one in call.tools}
+        self._is_first = False
 
-    def _call(self, idle: float | None) -> Prompt:
-        total, prices = self._total, USUAL_PRICES
-        started = process_time()
-        prompt = self._builder.build(self._history or [{"role": "user", "content": "go"}], idle_seconds=idle)
-        total.seconds.append(process_time() - started)
-        request = prompt.request()
-        total.wrong += [*refused(request), *self._rules.refused(request)]
-        is_cold = idle is not None and idle > prices.cache_seconds
-        unnamed = 0 if any(one["role"] == "system" for one in prompt.messages) else self._deferred
-        tokens = prompt.est_tokens - unnamed
-        stable = min(tokens, prompt.stable_prefix.tokens) if self._has_sent and not is_cold else 0
-        total.cost += prices.read * stable + prices.write * (tokens - stable)
-        total.calls += 1
-        total.rewrites += prompt.rewritten_tokens > 0
-        total.largest = max(total.largest, tokens)
-        replaced = prompt.pruned.replaced if prompt.pruned is not None else ()
-        for pointer in (*(ref.pointer for ref in prompt.refs), *(one.pointer for one in replaced)):
-            if pointer and pointer not in self._hidden:
-                value = self._session.get(pointer)
-                self._hidden[pointer] = value if isinstance(value, str) else json.dumps(value, default=str)
-                total.stubs += 1
-        self._history, self._has_sent = list(prompt.history), True
-        return prompt
+    def _paid(self, prompt: Prompt, output: int, is_cold: bool) -> None:
+        prices, bill, whole = self._prices, self._bill, prompt.est_tokens
+        read = 0 if is_cold else min(whole, prompt.stable_prefix.tokens)
+        bill.cost += prices.read * read + prices.write * (whole - read) + prices.output * output
+        bill.calls += 1
+        bill.tokens += whole
+        bill.largest = max(bill.largest, whole)
+        bill.stubs += len(prompt.refs)
+        self.rewritten += prompt.rewritten_tokens > 0
 
-    def _unseen(self, answer: Message, prompt: Prompt) -> dict[str, list[str]]:
-        """Return what an answer uses and the prompt does not show, by the artifact that has it."""
-        if not self._hidden:
-            return {}
-        shown = "\n".join(text for message in prompt.messages for text in _texts(message))
-        found: dict[str, list[str]] = {}
-        for thing in things_used("\n".join(_texts(answer))):
-            if thing not in shown:
-                pointer = next((pointer for pointer, text in self._hidden.items() if thing in text), None)
-                if pointer is not None and len(found.setdefault(pointer, [])) < _ASKED:
-                    found[pointer].append(thing)
-        return found
-
-    def _reading(self, things: dict[str, list[str]]) -> list[Message]:
-        """Return one answer that asks for all of it, and the pages."""
-        calls, results = [], []
-        for pointer, wanted in things.items():
-            self._asked += 1
-            self._total.reads += 1
-            given = {"pointer": pointer, "grep": "|".join(re.escape(one[:_LONGEST]) for one in wanted)}
-            name, call_id = self._read.name, f"read_{self._session.session_id}_{self._asked}"
-            calls.append({"type": "tool_use", "id": call_id, "name": name, "input": given})
-            results.append({"type": "tool_result", "tool_use_id": call_id, "content": self._read.run(**given)})
-        return [{"role": "assistant", "content": calls}, {"role": "user", "content": results}]
+    def _asked(self, prompt: Prompt, call: RecordedCall) -> Iterable[dict[str, str]]:
+        """Yield the arguments of the reads that an answer needs: one for each stored content that it uses."""
+        shown, hidden = list[str](), list[tuple[str, str]]()
+        for message in prompt.messages:
+            for block in message["content"] if isinstance(message["content"], list) else [{"text": message["content"]}]:
+                kind = block.get("type")
+                text = text_of(block.get("content")) if kind == "tool_result" else block.get("text", "")
+                text = "\n".join(_strings(block["input"])) if kind == "tool_use" else text
+                shown.append(text)
+                name = f"result {block.get('tool_use_id')}" if kind == "tool_result" else f"call {block.get('id')}"
+                original = self._originals.get(name)
+                if original is not None and original != text and (found := _POINTER.search(dumped(block))):
+                    hidden.append((found[0], original))
+        things = things_in(call.written) if hidden else ()
+        for pointer, original in hidden:
+            used = [one for one in things if one in original and not any(one in text for text in shown)][:_ASKED]
+            if used:
+                shown += used
+                yield {"pointer": pointer, "grep": "|".join(re.escape(one[:80]) for one in used)}
 
 
-def _signed(message: Message) -> Message:
-    """Return an answer whose thinking the stand-in can sign: hosts leave the text of some blocks out."""
-    blocks = [{**one, "thinking": one.get("thinking", "")} if _thinks(one) else one for one in message["content"]]
-    return {**message, "content": [one for one in blocks if one.get("type") != "redacted_thinking"]}
-
-
-def _thinks(block: Message) -> bool:
-    return block.get("type") == "thinking"
-
-
-def _texts(message: Message) -> Iterator[str]:
-    """Yield what a model reads in a message: texts, arguments as they are written, results."""
-    content = message["content"]
-    for one in [content] if isinstance(content, str) else content:
-        if isinstance(one, str):
-            yield one
-        elif one.get("type") == "tool_use":
-            yield from _strings(one["input"])
-        elif one.get("type") == "tool_result":
-            yield from _texts({"content": one.get("content") or []})
+def _user(inputs: Iterable[RecordedInput], calls: set[str]) -> Message:
+    """A user message, with the results of these calls first."""
+    results, others = list[Any](), list[Any]()
+    for one in inputs:
+        content: list[Any] = [{"type": "text", "text": one.text}] if one.text.strip() else []
+        if one.image_tokens:
+            content.append({"type": "image", "source": {"type": "url", "url": "https://example.org/picture.png"}})
+        if one.is_result and one.call_id in calls:
+            only = one.text if not one.image_tokens else content
+            results.append({"type": "tool_result", "tool_use_id": one.call_id, "content": only})
         else:
-            yield str(one.get("text", ""))
+            others += content
+    return {"role": "user", "content": [*results, *others] or [{"type": "text", "text": "(empty)"}]}
 
 
-def _strings(value: object) -> Iterator[str]:
-    if isinstance(value, dict | list):
+def _answer(call: RecordedCall) -> Message:
+    content: list[Any] = []
+    if call.thinking_tokens:
+        content.append({"type": "thinking", "thinking": "", "signature": "x" * (SIGNATURE * call.thinking_tokens)})
+    if call.words.strip():
+        content.append({"type": "text", "text": call.words})
+    for one in call.tools:
+        arguments = one.arguments if isinstance(one.arguments, dict) else {}
+        content.append({"type": "tool_use", "id": one.id, "name": one.name, "input": arguments})
+    return {"role": "assistant", "content": content or [{"type": "text", "text": "(empty)"}]}
+
+
+def _text(text: str) -> Message:
+    return {"role": "user", "content": [{"type": "text", "text": text}]}
+
+
+@lru_cache(maxsize=64)
+def _filler(tokens: int) -> str:
+    """A system prompt of this many tokens."""
+    return _WORD * round(tokens / (estimate(_WORD * 1_000) / 1_000))
+
+
+def _strings(value: object) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
         for one in value.values() if isinstance(value, dict) else value:
             yield from _strings(one)
-    else:
-        yield str(value)
-
-
-def _output(message: Message) -> int:
-    """Tokens of an answer: thinking by its signature, as providers bill it."""
-    found = 0
-    for one in message["content"]:
-        if one.get("type") in ("thinking", "redacted_thinking"):
-            found += len(one.get("signature") or one.get("data") or "") // 5
-        else:
-            found += estimate(json.dumps(one.get("input", one.get("text", "")), ensure_ascii=False))
-    return found
-
-
-@cache
-def _filler() -> float:
-    """Tokens of one word of the text that takes the place of a system prompt."""
-    return estimate(" a" * 10_000) / 10_000
-
-
-def compared(paths: Iterable[Path], **options: Any) -> list[tuple[Total, Total]]:
-    """Return what each session costs inline, and through a builder with these options."""
-    found = []
-    for path in paths:
-        parts = segments(path)
-        inline, ours = Total(), Total()
-        with coatcheck.open("memory:", ttl=None) as store:
-            replayed(parts, store.session("inline"), inline, inline=True)
-            replayed(parts, store.session("ours"), ours, **options)
-        if inline.cost:
-            found.append((inline, ours))
-    return found

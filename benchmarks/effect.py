@@ -1,177 +1,277 @@
-"""What a conversation costs: recorded runs replayed through the externalizer and the toolkit, with the cache priced in.
+"""What a conversation costs: recorded sessions replayed, with the cache priced in and what is used read back.
 
-Every answer of the model is one call. A call reads what the previous call sent at the price of a cached token, writes
-what is new, and pays for its output. A result that became a stub has to be read back when a later answer visibly uses
-something that neither the stub nor an earlier page shows: a name, number or address, or a whole line. A read back is
-one more call, which sends the context again; its page is what the tool really returns for a grep for these things. A
-page stays in the conversation like every other result.
+The engine is that of `coatcheck audit` (see `coatcheck.audit` for the method and what it cannot see). Each session is
+billed as it was recorded (inline) and with its results shown in other ways:
 
-What this cannot see: uses that leave no trace in the answer, questions that a model would ask differently, and the
-quality of answers. It charges a read for each use, also where a model would have remembered.
+- `truncated`: the first 8,000 and the last 4,000 characters; the rest cannot be read.
+- `over N tokens`: a stub for each result over a fixed limit, when it arrives, and nothing else.
+- `default policy`: what Coatcheck does without settings.
+- `nothing`: every result is removed and nothing is read back. No method can cost less.
+- Peers, by their documented limit, preview and way of reading (`_PEERS`). Their stubs have the size of the preview and
+  40 tokens; their tools are not charged; reading by pattern returns the lines that match, as theirs do.
+
+Coding sessions are replayed through `PromptBuilder` too (see `benchmarks.built`), with its defaults and with rewriting.
+
+Weaknesses: tokens are estimated, for some formats without the system prompt and the tools (Claude Code, pi and Codex
+record their size); what a model would have done differently after a stub is not known; runs of several agents are
+replayed as one conversation (`deerflow`); the agents were not the newest. Sessions of one source resemble each other.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import cache, partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
 
 import coatcheck
 from benchmarks.bench import Bench, corpus
-from benchmarks.eyes import DISTINCT, THING
+from benchmarks.built import built
 from benchmarks.report import Row
-from benchmarks.runs import Run, Step, runs
-from coatcheck import Policy, Session, tokens, toolkit
-from coatcheck._toolkit import Tool
+from benchmarks.runs import Step, steps_of
+from coatcheck import Policy, Session
+from coatcheck.audit import Bill, Offloading, Shown, WithCoatcheck, billed, ratio_plot
+from coatcheck.externalize import Situation
+from coatcheck.messages.recordings import (
+    RecordedCall,
+    RecordedConversation,
+    RecordedInput,
+    Recording,
+    parsed,
+    recordings,
+)
 
-READ, WRITE, OUTPUT = 0.1, 1.25, 5.0
-SCHEMAS = 420
-_ASKING = 60
-"""Tokens of the words and arguments with which a model asks for a page."""
-
-_LINE = 30
-_ASKED = 12
-_LIMITS = (1_000, 2_000, 3_000, 5_000, 8_000, 16_000)
-
-Offload = Callable[[Session, str], tuple[str, str | None]]
-"""Return the text that the model gets for a result, and the pointer if that is a stub."""
-
-
-@cache
-def _tokens(text: str) -> int:
-    return tokens.exact(text)
-
-
-@dataclass(slots=True)
-class Bill:
-    """The cost of one run, in the price of an input token, and what happened."""
-
-    cost: float = 0.0
-    largest: int = 0
-    calls: int = 0
-    stubs: int = 0
-    reads: int = 0
-
-    def call(self, sent: int, new: int, output: int) -> None:
-        """Add a call: what was sent before is read from the cache, the rest is written."""
-        self.cost += READ * sent + WRITE * new + OUTPUT * output
-        self.largest = max(self.largest, sent + new)
-        self.calls += 1
+CODING = ("sessions/claude-code", "transcripts/claude-code", "transcripts/pi")
+DATA = ("runs/secrl", "runs/livemcp", "runs/deerflow", "runs/sregym")
+OTHERS = ("transcripts/openai-chat",)
+DEFAULT = "default policy"
+_LIMITS = (1_000, 2_000, 3_000, 5_000, 8_000)
+_OLDER = re.compile(r"\.snapshot[1-3]\.")  # earlier states of a session that is there as a whole
+_HEADS = ("shown as", "cost", "tokens", "over 1% worse", "over 5%", "stubs", "reads", "more calls", "largest", "lost")
+_MATCHES, _MATCH = 20, 2_000
+_NO_CORPUS = "there is no corpus (COATCHECK_CORPUS names no folder, and there is no ../shared/data)"
 
 
-@dataclass(slots=True)
-class _Stub:
-    pointer: str
-    content: str
-    shown: str
-    pages: list[str] = field(default_factory=list)
+def recorded(folder: Path, source: str) -> list[Recording]:
+    """The recorded sessions of one folder of the corpus, in a fixed order."""
+    found: list[Recording] = []
+    for path in sorted((folder / source).rglob("*.*")):
+        if path.is_file() and not _OLDER.search(path.name):
+            own = recordings(parsed(path.read_bytes()), path.name) if path.suffix != ".txt" else []
+            found += own if any(map(_has_results, own)) else map(recording_of, steps_of(path))
+    return [one for one in found if _has_results(one)]
 
-    def shows(self, thing: str) -> bool:
-        return thing in self.shown or any(thing in page for page in self.pages)
+
+def _has_results(one: Recording) -> bool:
+    return any(given.is_result for each in one.conversations for call in each.calls for given in call.inputs)
 
 
-def turns(run: Run) -> Iterator[tuple[list[Step], str]]:
-    """The steps before each call of the model, and its answer."""
-    new: list[Step] = []
-    answer: list[str] = []
-    for step in run.steps:
-        if step.role == "model":
-            answer.append(step.text)
+def recording_of(steps: Iterable[Step]) -> Recording:
+    """A run in a form of its own, which no host writes."""
+    calls: list[RecordedCall] = []
+    new: list[RecordedInput] = []
+    for step in steps:
+        if step.role != "model":
+            new.append(RecordedInput(step.text, step.role == "result", step.tool))
             continue
-        if answer:
-            yield new, "\n".join(answer)
-            new, answer = [], []
-        new.append(step)
-    if answer:
-        yield new, "\n".join(answer)
+        if new or not calls:
+            calls.append(RecordedCall(new))
+            new = []
+        calls[-1].words += step.text.replace("\\n", "\n").replace('\\"', '"') + "\n"
+    return Recording("run", [RecordedConversation(calls)] if calls else [])
 
 
-def billed(run: Run, session: Session, offload: Offload | None) -> Bill:
-    """What a run costs; `offload` is None for a conversation without Coatcheck."""
-    bill = Bill()
-    read = toolkit(session)[0]
-    stubs: list[_Stub] = []
-    sent, known = 0, ""
-    new = SCHEMAS if offload else 0
-    for steps, answer in turns(run):
-        for step in steps:
-            text, pointer = offload(session, step.text) if offload and step.role == "result" else (step.text, None)
-            if pointer is not None:
-                stubs.append(_Stub(pointer, step.text, text))
-                bill.stubs += 1
-            known += text + "\n"
-            new += _tokens(text)
-        for stub in stubs:
-            if things := _unseen(stub, answer, known):
-                page = _page(read, stub, things)
-                stub.pages.append(page)
-                known += page + "\n"
-                bill.call(sent, new, _ASKING)
-                bill.reads += 1
-                sent, new = sent + new, _ASKING + _tokens(page)
-        output = _tokens(answer)
-        bill.call(sent, new, output)
-        sent, new = sent + new, output
-        known += answer + "\n"
-    return bill
+class Removed(Offloading):
+    """Every result is removed."""
+
+    def show(self, result: RecordedInput, situation: Situation) -> Shown:
+        return Shown("")
 
 
-def _unseen(stub: _Stub, answer: str, known: str) -> list[str]:
-    """The things of a stored result that an answer uses and that the model has not seen anywhere."""
-    words = [word for word in THING.findall(answer) if DISTINCT.search(word)]
-    lines = [line.strip() for line in re.split(r"\n|\\n", answer)]
-    used = dict.fromkeys([line for line in lines if len(line) >= _LINE] + words)
-    return [one for one in used if one in stub.content and not stub.shows(one) and one not in known][:_ASKED]
+@dataclass(frozen=True, slots=True)
+class Excerpt(Offloading):
+    """A result over `limit` characters is shown as its beginning and end. `reads` says what a model gets if it asks:
+    the lines that match, pages from the start until it is found, the whole, or nothing."""
+
+    limit: int
+    head: int
+    tail: int = 0
+    reads: str = "lines"
+
+    def show(self, result: RecordedInput, situation: Situation) -> Shown:
+        text = result.text
+        if len(text) <= self.limit:
+            return Shown(text)
+        words = "" if self.reads == "nothing" else f"[{len(text):,} characters were stored. {'About ' * 25}]\n"
+        shown = f"{words}{text[: self.head]}\n[…]\n{text[len(text) - self.tail :]}"
+        return Shown(shown, "" if self.reads == "nothing" else "stored", text)
+
+    def read(self, stub: Shown, things: Sequence[str]) -> str:
+        if self.reads == "whole":
+            return stub.content
+        if self.reads == "pages":
+            return stub.content[: max(stub.content.index(one) + len(one) for one in things) + self.head]
+        lines = [line for line in stub.content.split("\n") if any(one in line for one in things)]
+        return "\n".join(line[:_MATCH] for line in lines[:_MATCHES])
 
 
-def _page(read: Tool, stub: _Stub, things: list[str]) -> str:
-    """One read for all the things that an answer uses."""
-    return read.run(pointer=stub.pointer, grep="|".join(re.escape(thing[:80]) for thing in things))
+_PEERS = {
+    "strands: over 2,500 tokens, 4,000 characters": Excerpt(10_000, 4_000),
+    "deepagents: over 20,000 tokens, 10 lines": Excerpt(80_000, 500, 500),
+    "agno: over 16,000 characters, 1,200 and 5 lines": Excerpt(16_000, 1_200, 400),
+    "mcp-refcache: over 1,000 tokens, pages": Excerpt(4_000, 4_000, reads="pages"),
+    "haystack: over 8,000 characters, 200": Excerpt(8_000, 200, reads="nothing"),
+    "any limit of 2,500 tokens, the whole is read": Excerpt(10_000, 4_000, reads="whole"),
+}
+"""Limits and previews are those of the packages' documentation in November 2026. A token is four characters to them."""
 
 
-def by_limit(limit: int) -> Offload:
-    return partial(_externalized, Policy(max_tokens=limit))
+def ways() -> dict[str, Callable[[Session], Offloading]]:
+    """The ways in which results are shown, each for a new session."""
+    limits = {f"over {limit:,} tokens": partial(_limited, limit) for limit in _LIMITS}
+    fixed: dict[str, Offloading] = {"truncated": Excerpt(12_000, 8_000, 4_000, "nothing")}
+    return {
+        "inline": lambda session: Offloading(),
+        **limits,
+        DEFAULT: lambda session: WithCoatcheck(session, Policy()),
+        "nothing": lambda session: Removed(),
+        **{name: partial(_always, one) for name, one in (fixed | _PEERS).items()},
+    }
 
 
-def _externalized(policy: Policy, session: Session, text: str) -> tuple[str, str | None]:
-    outcome = session.externalize(text, policy=policy)
-    return outcome.text, outcome.ref.pointer if outcome.ref else None
+def _limited(limit: int, session: Session) -> Offloading:
+    return WithCoatcheck(session, Policy(max_tokens=limit))
 
 
-def truncated(session: Session, text: str) -> tuple[str, str | None]:
-    """Both ends of a result, and nothing to read the rest with."""
-    return (text if len(text) < 12_000 else f"{text[:8_000]}\n[…]\n{text[-4_000:]}"), None
+def _always(one: Offloading, session: Session) -> Offloading:
+    return one
+
+
+@dataclass(slots=True)
+class Billed:
+    """The bills of the sessions of some sources, for each way to show results."""
+
+    sources: tuple[str, ...]
+    bills: dict[str, list[Bill]]
+
+    def ratio(self, way: str) -> float:
+        return sum(one.cost for one in self.bills[way]) / sum(one.cost for one in self.bills["inline"])
+
+    def ratios(self, way: str) -> list[float]:
+        pairs = zip(self.bills[way], self.bills["inline"], strict=True)
+        return [one.cost / inline.cost for one, inline in pairs if inline.cost]
+
+    def worse(self, way: str, over: float) -> int:
+        return sum(one > over for one in self.ratios(way))
+
+    def table(self) -> str:
+        """The bills as Markdown."""
+        lines = [_HEADS, ("---",) * len(_HEADS), *(self._cells(way) for way in self.bills)]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+    def _cells(self, way: str) -> tuple[str, ...]:
+        ours, inline = total_of(self.bills[way]), total_of(self.bills["inline"])
+        numbers = (
+            self.worse(way, 1.01), self.worse(way, 1.05), ours.stubs, ours.reads, ours.extra_calls, ours.largest,
+            ours.lost,
+        )  # fmt: skip
+        return way, f"{self.ratio(way):.3f}", f"{ours.tokens / inline.tokens:.3f}", *map("{:,}".format, numbers)
+
+
+def total_of(bills: Iterable[Bill]) -> Bill:
+    found = Bill()
+    for one in bills:
+        found.add(one)
+    return found
+
+
+def _some(folder: Path, source: str, quick: bool) -> list[Recording]:
+    found = recorded(folder, source)
+    return found[:: max(1, len(found) // 3)] if quick else found
+
+
+def measured(folder: Path, source: str, *, quick: bool = False) -> Billed:
+    found = _some(folder, source, quick)
+    bills: dict[str, list[Bill]] = {}
+    for name, way in ways().items():
+        bills[name] = []
+        for one in found:
+            with coatcheck.open("memory:", ttl=None) as store:
+                bills[name].append(billed(one, way(store.session("effect"))))
+    return Billed((source,), bills)
+
+
+def together(parts: Sequence[Billed]) -> Billed:
+    names = parts[0].bills
+    bills = {name: list(chain.from_iterable(one.bills[name] for one in parts)) for name in names}
+    return Billed(tuple(source for one in parts for source in one.sources), bills)
 
 
 def effect(bench: Bench) -> Iterator[Row]:
     folder = corpus()
     if folder is None:
-        print("there is no corpus (COATCHECK_CORPUS names no folder, and there is no ../shared/data)")
+        print(_NO_CORPUS)
         return
-    ways: dict[str, Offload | None] = {
-        "inline": None,
-        "truncated": truncated,
-        **{f"over {limit:,} tokens": by_limit(limit) for limit in _LIMITS},
-        "default policy": partial(_externalized, Policy()),
+    parts = {one: measured(folder, one, quick=bench.quick) for one in (*CODING, *DATA, *OTHERS)}
+    coding = together([parts[one] for one in CODING])
+    for title, one in {"all coding sessions": coding, **parts}.items():
+        print(f"\n{title}: {len(one.bills['inline'])} sessions, {sum(b.calls for b in one.bills['inline']):,} calls\n")
+        print(one.table(), flush=True)
+    if bench.plots is not None:
+        _draw(bench.plots, coding, parts)
+    sessions = len(coding.bills["inline"])
+    yield Row("coding sessions: cost against inline", None, coding.ratio(DEFAULT), 0.90, "share")
+    yield Row("coding sessions over 1% worse", None, coding.worse(DEFAULT, 1.01) / sessions, 0.02, "share")
+    yield Row("coding sessions over 5% worse", None, coding.worse(DEFAULT, 1.05), 0, "count")
+    for source in DATA:
+        one = parts[source]
+        best = min((f"over {limit:,} tokens" for limit in _LIMITS), key=one.ratio)
+        note = f"{one.ratio(DEFAULT):.3f} against {one.ratio(best):.3f} {best}"
+        yield Row(
+            f"{source}: cost beyond the best fixed limit", None, one.ratio(DEFAULT) - one.ratio(best), 0.02, "share",
+            note=note,
+        )  # fmt: skip
+    everything = together(list(parts.values()))
+    pairs = zip(everything.bills[DEFAULT], everything.bills["inline"], strict=True)
+    idle = [one.cost / inline.cost for one, inline in pairs if not one.stubs]
+    yield Row("sessions over 2% worse though nothing left", None, sum(one > 1.02 for one in idle), 0, "count")
+    yield from _built_rows(chain.from_iterable(_some(folder, one, bench.quick) for one in CODING), quick=bench.quick)
+
+
+def _built_rows(found: Iterable[Recording], *, quick: bool) -> Iterator[Row]:
+    """The same sessions through `PromptBuilder`, with its own counting for inline too."""
+    found = [one for one in found if not quick or sum(len(each.calls) for each in one.conversations) < 100]
+    done: dict[str, list[tuple[Bill, int]]] = {
+        "inline": [built(one, inline=True) for one in found],
+        "append-only": [built(one) for one in found],
+        "rewrite=True": [built(one, rewrite=True) for one in found],
     }
-    recorded = list(runs(folder, quick=bench.quick))
-    bills: dict[str, list[Bill]] = {}
-    for number, (name, way) in enumerate(ways.items()):
-        with coatcheck.open("memory:") as store:
-            bills[name] = [billed(run, store.session(f"{number}-{at}"), way) for at, run in enumerate(recorded)]
-    for source in dict.fromkeys(run.source for run in recorded):
-        mine = [at for at, run in enumerate(recorded) if run.source == source]
-        inline = [bills["inline"][at] for at in mine]
-        for name in ways:
-            ours = [bills[name][at] for at in mine]
-            yield _row(source, name, inline, ours)
+    bills = Billed(CODING, {name: [bill for bill, _ in pairs] for name, pairs in done.items()})
+    print(f"\nall coding sessions through `PromptBuilder`: {len(found)} sessions\n\n{bills.table()}", flush=True)
+    for name, most, worse, rewritten in (("append-only", 0.90, 0.02, 0.0), ("rewrite=True", 0.80, 0.03, None)):
+        calls = sum(bill.calls for bill in bills.bills[name])
+        title = f"PromptBuilder, {name}"
+        yield Row(f"{title}: cost against inline", None, bills.ratio(name), most, "share")
+        yield Row(f"{title}: sessions over 1% worse", None, bills.worse(name, 1.01) / len(found), worse, "share")
+        share = sum(count for _, count in done[name]) / calls
+        yield Row(f"{title}: requests that rewrite what was sent", None, share, rewritten, "share")
 
 
-def _row(source: str, name: str, inline: list[Bill], ours: list[Bill]) -> Row:
-    worse = sum(one.cost > 1.01 * base.cost for one, base in zip(ours, inline, strict=True))
-    return Row(
-        f"{source}: {name}", sum(one.cost for one in inline), sum(one.cost for one in ours), None, "count",
-        note=f"{worse} of {len(ours)} runs over 1% worse, {sum(one.stubs for one in ours)} stubs, "
-        f"{sum(one.reads for one in ours)} reads, largest context {max(one.largest for one in ours):,}",
-    )  # fmt: skip
+def _draw(folder: Path, coding: Billed, parts: dict[str, Billed]) -> None:
+    """Write the plots of docs/effect.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [name for name in coding.bills if name != "inline"]
+    default = sorted(coding.ratios(DEFAULT))
+    drawn = {
+        "effect-coding": ("Coding sessions: cost by how results are shown", [(n, coding.ratio(n)) for n in names]),
+        "effect-sessions": ("Coding sessions, default policy", [(f"session {n}", r) for n, r in enumerate(default, 1)]),
+        "effect-data": (
+            "Agents that work on data: cost by how results are shown",
+            [(f"{source.rpartition('/')[2]}: {name}", parts[source].ratio(name)) for source in DATA for name in names
+             if name not in _PEERS],
+        ),
+    }  # fmt: skip
+    for name, (title, ratios) in drawn.items():
+        (folder / f"{name}.svg").write_text(ratio_plot(title, ratios))

@@ -18,13 +18,12 @@ from benchmarks.bench import Bench, corpus
 from benchmarks.report import Row
 from benchmarks.runs import Run, runs
 from coatcheck import Policy, Session, tokens, toolkit
+from coatcheck.audit import DISTINCT, THING
 
 LARGE = 3_000
 """Estimated tokens above which a result is stored: the default."""
 
-THING = re.compile(r"[A-Za-z0-9][\w.:/@%+-]{4,100}[A-Za-z0-9]")
 _WORD = re.compile(r"[^\W_][\w.:/@-]{4,60}", re.ASCII)
-DISTINCT = re.compile(r"\d|[a-z][A-Z]|[A-Za-z0-9][._/@:-][A-Za-z0-9]")
 _ESCAPE = re.compile(r"\\+[nrt]")
 _SMALLER = 1_000
 _PER_RESULT = 8

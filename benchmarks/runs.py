@@ -20,10 +20,12 @@ _ROLES: dict[str, Role] = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What somebody told the model, what the model wrote (its words and the arguments of its calls), or a result."""
+    """What somebody told the model, what the model wrote (its words and the arguments of its calls), or a result with
+    its tool, if that is known."""
 
     role: Role
     text: str
+    tool: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,13 @@ def runs(corpus: Path, *, quick: bool = False) -> Iterator[Run]:
         return
     for part in ("runs", "sessions"):
         for path in sorted((corpus / part).rglob("*.*")):
-            for steps in _steps_of(path):
+            for steps in steps_of(path):
                 if any(step.role == "result" for step in steps):
                     yield Run(path.relative_to(corpus / part).parts[0], steps)
 
 
-def _steps_of(path: Path) -> Iterator[list[Step]]:
+def steps_of(path: Path) -> Iterator[list[Step]]:
+    """The runs in a file."""
     text = path.read_text()
     if text.startswith("event: "):
         yield list(_streamed(text))
@@ -93,6 +96,7 @@ def _written(words: str, calls: Iterable[object]) -> Iterator[Step]:
 
 def _chat(messages: Iterable[dict[str, Any]]) -> Iterator[Step]:
     """Messages with a role or a type: OpenAI's, LangChain's, Anthropic's."""
+    tools: list[str] = []  # of the calls that have no result yet
     for message in messages:
         role = _ROLES.get(message.get("role") or message.get("type", ""))
         content = message.get("content")
@@ -101,11 +105,12 @@ def _chat(messages: Iterable[dict[str, Any]]) -> Iterator[Step]:
         if role == "model":
             asked = [block["input"] for block in blocks if block.get("type") == "tool_use"]
             called = [call.get("function", call) for call in message.get("tool_calls") or ()]
+            tools = [call.get("name") or "" for call in called]
             yield from _written(_words(content), [*asked, *(_arguments(call) for call in called)])
         elif results:
             yield from (Step("result", _words(block.get("content"))) for block in results)
         elif role is not None:
-            yield Step(role, _words(content))
+            yield Step(role, _words(content), tools.pop(0) if role == "result" and tools else "")
 
 
 def _arguments(call: dict[str, Any]) -> object:
@@ -131,7 +136,7 @@ def _parts(messages: Iterable[dict[str, Any]]) -> Iterator[Step]:
         for part in message["parts"]:
             if part["type"] == "tool":
                 yield from _written("", [part["state"]["input"]])
-                yield Step("result", _words(part["state"].get("output", "")))
+                yield Step("result", _words(part["state"].get("output", "")), part.get("tool", ""))
             elif part["type"] == "text":
                 yield Step(_ROLES[message["info"]["role"]], part["text"])
 
@@ -147,14 +152,14 @@ def _line(line: dict[str, Any]) -> Iterator[Step]:
         elif kind == "assistant.message":
             yield from _written(data["content"], [call["arguments"] for call in data["toolRequests"]])
         elif kind == "tool.execution_complete":
-            yield Step("result", _words(data.get("result")))
+            yield Step("result", _words(data.get("result")), "bash")  # all of those in the corpus
     elif isinstance(line.get("message"), dict):
         yield from _chat([line["message"]])
     elif kind in ("user", "gemini"):
         calls = line.get("toolCalls", [])
         if kind == "gemini":
             yield from _written(_words(line["content"]), [call["args"] for call in calls])
-            yield from (Step("result", _gemini(call.get("result"))) for call in calls)
+            yield from (Step("result", _gemini(call.get("result")), call["name"]) for call in calls)
         elif not any("functionResponse" in block for block in line["content"]):
             yield Step("user", _words(line["content"]))
 

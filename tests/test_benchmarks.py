@@ -14,12 +14,15 @@ import pytest
 import coatcheck
 from benchmarks import effect, eyes, offload, prompts, quality, questions, replay
 from benchmarks.bench import Bench
+from benchmarks.built import built
 from benchmarks.peers import PEERS, compare, environment
 from benchmarks.peers.tools import Intent
 from benchmarks.provider_rules import BoundThinking
 from benchmarks.report import Row, table
-from benchmarks.runs import Run, Step
+from benchmarks.runs import Step
 from coatcheck import tokens
+from coatcheck.audit import Offloading, WithCoatcheck, billed
+from coatcheck.messages.recordings import RecordedCall, RecordedConversation, RecordedInput, Recording, ToolUse
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -145,21 +148,54 @@ def test_what_recorded_runs_used_of_their_large_results_is_found_by_one_grep(cor
     assert len(rows) == 3
 
 
+ROWS = "\n".join(f"host-{number:04}.example.org is up since {number * 37} seconds" for number in range(2_000))
+
+
+def recorded_run(answer: str) -> Recording:
+    """A run in which a large result arrives, and five short calls follow."""
+    asked = [Step("user", "Is anything down?"), Step("model", "I look."), Step("result", ROWS, "query")]
+    more = [Step("model", answer), Step("user", "And now?")] * 5
+    return effect.recording_of([*asked, *more, Step("model", "Still.")])
+
+
 def test_a_stub_costs_its_reads_and_pays_where_nothing_is_read() -> None:
-    rows = "\n".join(f"host-{number:04}.example.org is up" for number in range(2_000))
-    asked = [Step("user", "Is anything down?"), Step("model", "I look."), Step("result", rows)]
-    idle = Run(
-        "made", [*asked, *[Step("model", "All is well."), Step("user", "And now?")] * 5, Step("model", "Still.")]
-    )
-    reading = Run("made", [*asked, Step("model", "host-1234.example.org is up.")])
-    offload = effect.by_limit(3_000)
+    ways, idle, reading = effect.ways(), recorded_run("All is well."), recorded_run("host-1234.example.org is up.")
     with coatcheck.open("memory:") as store:
-        inline, stubs = (effect.billed(idle, store.session(name), way) for name, way in (("a", None), ("b", offload)))
-        read = effect.billed(reading, store.session("c"), offload)
-    assert stubs.cost < 0.2 * inline.cost
-    assert (stubs.stubs, stubs.reads, read.reads) == (1, 0, 1)
-    assert stubs.largest < tokens.exact(rows) < inline.largest
-    assert read.calls == 3
+        inline, stubs, removed = (
+            billed(idle, ways[name](store.session(name))) for name in ("inline", "over 3,000 tokens", "nothing")
+        )
+        read = billed(reading, ways["over 3,000 tokens"](store.session("read")))
+    assert removed.cost < stubs.cost < 0.2 * inline.cost
+    assert (stubs.stubs, stubs.reads, read.reads, read.calls) == (1, 0, 1, inline.calls + 1)
+    assert stubs.largest < tokens.exact(ROWS) < inline.largest
+
+
+def test_what_is_cut_off_is_lost_and_what_a_peer_reads_as_a_whole_is_charged_as_a_whole() -> None:
+    ways, reading = effect.ways(), recorded_run("host-1234.example.org is up.")
+    with coatcheck.open("memory:") as store:
+        cut, whole, lines = (
+            billed(reading, ways[next(name for name in ways if name.startswith(start))](store.session(start)))
+            for start in ("truncated", "any limit", "strands")
+        )
+    assert (cut.lost, cut.reads, whole.reads, lines.reads) == (1, 0, 1, 1)
+    assert lines.cost < 0.3 * whole.cost
+
+
+def test_a_session_through_the_builder_is_read_back_with_real_calls() -> None:
+    use = [ToolUse("t1", "query", {"sql": "SELECT *"})]
+    calls = [
+        RecordedCall([RecordedInput("Is anything down?")], "I look.", use),
+        RecordedCall([RecordedInput(ROWS, True, "query", "t1")], "host-1234.example.org is up."),
+        *(RecordedCall([RecordedInput("And now?")], "Fine.") for _ in range(5)),
+    ]
+    recording = Recording("made", [RecordedConversation(calls, 5_000)])
+    (inline, _), (ours, rewritten) = built(recording, inline=True), built(recording)
+    assert (ours.stubs, ours.reads, ours.extra_calls, ours.calls) == (1, 1, 1, inline.calls + 1)
+    assert rewritten == 0
+    assert ours.cost < 0.5 * inline.cost
+    with coatcheck.open("memory:") as store:
+        engine = billed(recording, WithCoatcheck(store.session("engine")))
+    assert ours.cost / inline.cost == pytest.approx(engine.cost / billed(recording, Offloading()).cost, abs=0.05)
 
 
 def test_thinking_is_bound_to_everything_before_it() -> None:

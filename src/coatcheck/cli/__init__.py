@@ -33,6 +33,7 @@ FOLDER: Final = "{folder}"
 """Placeholder in a session id for the working folder."""
 _COPIED: Final = {"--session": "session_id", "--store": "url"}
 _COMMANDS: Final = {
+    "audit": ("transcript_commands", "Show what recorded sessions would have cost with Coatcheck."),
     "collect": ("store_commands", "Remove expired artifacts and compress cold content."),
     "config": ("store_commands", "Show the effective settings for this folder."),
     "copy": ("store_commands", "Copy a store FROM one place TO another."),

@@ -158,7 +158,7 @@ class Pi(SessionLines):
         return _user_text(text)
 
     def for_model(self, lines: Iterable[object], *, compacted: bool = True) -> list[Message]:
-        entries = _branch([line for line in lines if isinstance(line, dict)])
+        entries = branch([line for line in lines if isinstance(line, dict)])
         last = max((number for number, one in enumerate(entries) if one.get("type") == "compaction"), default=None)
         sent: list[Message] = []
         if last is not None and compacted:
@@ -223,7 +223,7 @@ def _langchain_type(message: Message) -> str:
     return name.removesuffix("Message").lower() if name.endswith("Message") else kind
 
 
-def _branch(entries: list[Message]) -> list[Message]:
+def branch(entries: list[Message]) -> list[Message]:
     """The entries from the root to the last one; all of them if they have no ids, or a parent is missing."""
     by_id = {one["id"]: one for one in entries if isinstance(one.get("id"), str) and one.get("type") != "session"}
     if not entries or not isinstance(entries[-1].get("id"), str) or "parentId" not in entries[-1]:
