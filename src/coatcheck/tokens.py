@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from operator import index
 from typing import Any, Final
 from zlib import adler32
@@ -29,6 +29,7 @@ LARGEST: Final = 1 << 53
 _PIECES: Final = 512
 _PIECE: Final = 512
 _FEW, _SHORT = 24, 48  # the same for `roughly`
+_END: Final = 64 * 1_024  # bytes at each end of a text that `Weighed` looks at
 _SAMPLED: Final = 24  # characters of each piece for `sampled`
 _CACHED_CHARS: Final = 16_384  # longest text whose sample is cached: hosts often write a text twice
 CLEARLY: Final = 1.5
@@ -168,6 +169,22 @@ def roughly(data: bytes) -> float:
     starts = [number * (size - _SHORT) // (_FEW - 1) for number in range(_FEW)]
     weight = _weigh_bytes(b"".join([data[start : start + _SHORT] for start in starts])) * size / (_FEW * _SHORT)
     return min(weight, size)
+
+
+class Weighed:
+    """A text, with its bytes in UTF-8 and a rough count of the tokens at both ends. Each is computed once."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @cached_property
+    def text_bytes(self) -> bytes:
+        return self.text.encode("utf-8", "surrogatepass")
+
+    @cached_property
+    def tokens(self) -> float:
+        data = self.text_bytes
+        return roughly(data if len(data) <= 2 * _END else data[:_END] + data[-_END:])
 
 
 def sampled(text: str, pieces: int = 16) -> float:

@@ -14,7 +14,9 @@ from itertools import islice
 from os.path import commonprefix
 from typing import Final
 
-from .excerpts import Body, Excerpt, Kind, LinePattern, Preview, grep, masked_line, pack, some, uncoloured
+from coatcheck.redaction import QuickPattern
+
+from .excerpts import Body, Excerpt, Kind, Preview, grep, line_pattern, masked_line, pack, some, uncoloured
 
 _READ: Final = 512 << 10  # bytes that are split into lines; counts of more say "≥"
 _PEEK: Final = 24
@@ -54,17 +56,17 @@ _CODE: Final = re.compile(
 )
 _MODE: Final = re.compile(r"[-dlbcps](?:[r-][w-][xsStT-]){3}")
 _SETTING: Final = re.compile(r"(?:export )?([A-Za-z_][A-Za-z0-9_.-]{0,80})=")
-_SECTION: Final = LinePattern(r"^([A-Z][\w /-]{1,40}):(?:[ \t]|$)")
-_KEY: Final = LinePattern(r"^([A-Za-z_][\w./-]{0,60}):(?: |$)")
+_SECTION: Final = line_pattern(r"^([A-Z][\w /-]{1,40}):(?:[ \t]|$)")
+_KEY: Final = line_pattern(r"^([A-Za-z_][\w./-]{0,60}):(?: |$)")
 _YAML: Final = re.compile(r"\s*(?:- )*(?:[\w./\"'-]{1,80}:(?: |$)|- \S|---)")
-_YAML_KINDS: Final = LinePattern(r"^(?:- |  )*kind: (\w{1,60})$")
+_YAML_KINDS: Final = line_pattern(r"^(?:- |  )*kind: (\w{1,60})$")
 _COMMAND_END: Final = re.compile(r"\d+ director(?:y|ies), \d+ files?\s*\Z")
 
 
 def _read(text: Excerpt) -> Body:
     """The content, or its beginning if it is very large."""
     body = text.body
-    return body if len(body.data) <= _READ else Body(body.data[:_READ], is_all=False)
+    return body if len(body.data) <= _READ else Body(body.data[:_READ], "≥")
 
 
 def lines_of(body: Body) -> list[str]:
@@ -366,7 +368,7 @@ def settings(text: Excerpt, limit: int) -> Preview | None:
     return Preview(shape, f"{kept} of {len(names)} names", grep(f"{names[0]}=", start="^"))
 
 
-def _outlined(body: Body, pattern: LinePattern) -> Iterator[tuple[str, int]]:
+def _outlined(body: Body, pattern: QuickPattern) -> Iterator[tuple[str, int]]:
     """The names that a pattern finds, with their lines."""
     number, at = 1, 0
     for match in islice(pattern.found(body.data), 400):

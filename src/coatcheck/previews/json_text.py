@@ -120,7 +120,7 @@ def _counted(text: Excerpt, found: FoundArray, shape: str) -> str:
     key of a row, where that tells rows apart."""
     seen = f"[≥{len(found.items)} × "
     body = text.body
-    if seen not in shape or not body.is_all:
+    if seen not in shape or body.least:
         return shape
     if len(body.data) <= _PARSED:
         try:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from coatcheck.redaction import QuickPattern
 
-from .excerpts import Body, Excerpt, LinePattern, Preview, ends, grep, line, masked_line, pack, some, visible
+from .excerpts import Body, Excerpt, Preview, ends, grep, line, line_pattern, masked_line, pack, some, visible
 
 _NUMBERED: Final = re.compile(r"[ \t]{0,8}(\d{1,7})(?:→|\t|[:|] ?|-)")
 # These begin with the line feed before the line instead of "^": `re` skips ahead to it, many times faster.
@@ -70,15 +70,21 @@ _MANY: Final = 1_000
 _OUTLINED: Final = 256 << 10  # bytes of a source file that are outlined
 _DIFFED: Final = 4 << 20
 _PARTS: Final = 5_000  # commits or files that are counted
-_COMMIT: Final = LinePattern(r"^(?:\x1b\[33m)?commit ([0-9a-f]{7,64})\b")
+_COMMIT: Final = line_pattern(r"^(?:\x1b\[33m)?commit ([0-9a-f]{7,64})\b")
 _ONE_LINE: Final = re.compile(r"(?:[*|\\/ ]{0,12})(?=[a-f]*\d)([0-9a-f]{7,12}) (?:\([^()\n]{1,200}\) )?(\S[^\n]*)")
-_FILE_IN_DIFF: Final = LinePattern(
+_FILE_IN_DIFF: Final = line_pattern(
     r"^(?:diff --git a/[^\n]* b/([^\n]+)|Index: ([^\n]+)\n=+)$|^--- (?:a/)?([^\n\t]+)[^\n]*\n\+\+\+ (?:b/)?([^\n\t]+)"
 )
 _EDITED: Final = re.compile(r"([ +-])[ ]{0,6}(\d{1,6})(?: |$)")
+# How numbered lines, edits and short histories begin. A few of the first lines may be others.
+_BLANK_LINES: Final = r"(?:(?:[^\S\n]|\.)*+\n)*+"
+NUMBERED_LINES, NUMBERED_DIFF, SHORT_HISTORY = (
+    re.compile(rf"(?:{_BLANK_LINES}[^\n]*+\n){{0,2}}?{_BLANK_LINES}{one}", re.MULTILINE)
+    for one in (_NUMBERED.pattern + r"(?![^\n]*+\n[ \t]{0,8}\1[→\t:|-])", _EDITED.pattern, _ONE_LINE.pattern)
+)
 _DAY: Final = re.compile(r"(?:[A-Z][a-z]{2} ([A-Z][a-z]{2} \d{1,2}) [\d:]{8} (\d{4}).{0,10})")
-_AUTHOR: Final = LinePattern(r"^Author:\s+([^<\n]{1,80}?) *<")
-_DATE: Final = LinePattern(r"^(?:Author|Commit)?Date: +([^\n]{8,40})$")
+_AUTHOR: Final = line_pattern(r"^Author:\s+([^<\n]{1,80}?) *<")
+_DATE: Final = line_pattern(r"^(?:Author|Commit)?Date: +([^\n]{8,40})$")
 
 
 class OutlineEntry(NamedTuple):
@@ -248,7 +254,7 @@ def _changed(data: bytes, commits: list[int]) -> list[ChangedFile]:
 
 def diff(text: Excerpt, limit: int) -> Preview | None:
     """Preview of the files in a diff, with the lines added and removed in each."""
-    if _COMMIT.is_in(text.head[:2_000]):
+    if _COMMIT(text.head[:2_000]):
         return history(text, limit)
     body = text.body
     files = _changed(body.data[:_DIFFED], [])
@@ -262,7 +268,7 @@ def diff(text: Excerpt, limit: int) -> Preview | None:
 
 def _least(body: Body, found: int) -> str:
     """Prefix for a count of commits or files: empty if it is exact."""
-    return "≥" if not body.is_all or len(body.data) > _DIFFED or found >= _PARTS else ""
+    return "≥" if body.least or len(body.data) > _DIFFED or found >= _PARTS else ""
 
 
 def _changes(files: list[ChangedFile], least: str) -> tuple[str, list[str]]:
@@ -349,11 +355,6 @@ def restructured(text: Excerpt, limit: int) -> Preview | None:
         at = match.start()
         entries.append(OutlineEntry(level, f"{number}:{line(match.group(1), 60)}"))
     return _headings(text, entries, limit)
-
-
-def begins_as_markdown(text: Excerpt) -> bool:
-    """Whether a text begins with a heading or front matter, so that what looks like code is in its examples."""
-    return text.head.startswith(("# ", "---\n")) and looks_like_markdown(text.head)
 
 
 def looks_like_markdown(body: str) -> bool:

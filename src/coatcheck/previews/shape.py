@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from itertools import chain, islice, starmap
-from operator import itemgetter
 from typing import ClassVar, Final, Self, cast
 
 from .excerpts import count, fit, visible
@@ -49,6 +48,7 @@ class CutText(str):
 
 
 _CUT: Final = frozenset({CutDict, CutList})
+_CONTAINERS: Final = _CUT | {dict, list}
 _TYPES: Final[Mapping[type, str]] = {
     str: "str", CutText: "str", bool: "bool", int: "int", float: "number", dict: "object", CutDict: "object",
     list: "array", CutList: "array",
@@ -135,12 +135,7 @@ def keys_of(objects: Iterable[object]) -> dict[str, list[object]]:
             alike.setdefault(tuple(each), []).append(each)
     found: dict[str, list[object]] = {}
     for keys, rows in alike.items():
-        if len(keys) < 2 or len(rows) < 2:
-            for row in rows:
-                for key, value in row.items():
-                    found.setdefault(key, []).append(value)
-            continue
-        for key, values in zip(keys, zip(*map(itemgetter(*keys), rows), strict=True), strict=True):
+        for key, values in zip(keys, zip(*map(dict.values, rows), strict=True), strict=True):
             found.setdefault(key, []).extend(values)
     return found
 
@@ -215,7 +210,10 @@ def _member(node: ShapeNode, key: str, values: Sequence[object], complete: int) 
 
 
 def _weight(values: Sequence[object]) -> int:
-    return sum(len(each) for each in values if isinstance(each, (dict, list)))
+    kinds = set(map(type, values))
+    if not kinds <= _CONTAINERS:
+        values = [each for each in values if type(each) in _CONTAINERS] if kinds & _CONTAINERS else ()
+    return sum(map(len, cast("Sequence[Sized]", values)))
 
 
 def _quoted(text: str, room: int) -> str:

@@ -8,23 +8,23 @@ from bisect import bisect_left
 from collections import Counter
 from typing import Final
 
-from .excerpts import Body, Excerpt, Kind, LinePattern, Preview, grep, masked_line, pack, some
+from .excerpts import Body, Excerpt, Kind, Preview, grep, line_pattern, masked_line, pack, some
 from .outlines import OutlineEntry, outline
 
 _TAG: Final = re.compile(r"<(title|p|h[1-6])\b[^<>]{0,500}>", re.IGNORECASE)
 _ANY_TAG: Final = re.compile(r"<[^<>]{0,500}>")
 _TITLE: Final = re.compile(rb"<title\b[^<>]{0,500}>([^<]{0,400})", re.IGNORECASE)
-_HEADING: Final = LinePattern(r"(?i)<(h[1-6])(?:\s[^<>]{0,500})?>")
-_SILENT: Final = LinePattern(r"(?i)<(script|style|template)\b|</(?:script|style|template)|<!--|-->")
+_HEADING: Final = line_pattern(r"(?i)<(h[1-6])(?:\s[^<>]{0,500})?>")
+_SILENT: Final = line_pattern(r"(?i)<(script|style|template)\b|</(?:script|style|template)|<!--|-->")
 _SCRIPT: Final = re.compile(r"<(script|style)[^<]*+(?:<(?!/\1)[^<]*+)*+|<!--[^-]*+(?:-(?!->)[^-]*+)*+", re.IGNORECASE)
 _MANY: Final = 1_000
 _MARKS: Final = 20_000
 
-_ROLE: Final = LinePattern(
+_ROLE: Final = line_pattern(
     r"^\s*(?:- |\* )?(?:'|\")?"
     r"(link|button|textbox|combobox|checkbox|radio|searchbox|heading|tab|menuitem|img|listitem|row)\b"
 )
-_UID: Final = LinePattern(
+_UID: Final = line_pattern(
     r"^\s*(?:uid=|\[)[\w_]+\]?\s?<?(link|button|textbox|combobox|checkbox|radio|searchbox|heading|a|input|select|textarea|StaticText|tab)\b"
 )
 _URL: Final = re.compile(r"(?:Page URL|Current URL|URL|url)[:=] ?\"?(\S{4,300}?)\"?(?=\s|$)")

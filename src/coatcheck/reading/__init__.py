@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from coatcheck.content import Content
 from coatcheck.errors import CoatcheckError, InvalidArgument
 from coatcheck.ids import clip, digest_of, is_pointer, parse_pointer
-from coatcheck.media import JSON, is_json, is_jsonl, is_text, sniff_text
+from coatcheck.media import JSON, is_json, is_jsonl, is_text, look, sniff_text
 from coatcheck.reading import heavy
 from coatcheck.reading.json_content import NOTHING
 from coatcheck.reading.page import Page, QueryResult, Request, misfit, seal, unseal
@@ -67,7 +67,6 @@ def _slice(
     session: CoreSession, content: Content, pointer: str, request: Request, position: tuple[int, ...] | None
 ) -> Page | QueryResult:
     """A page of a text or of the text of a document, or the description of binary content."""
-    from coatcheck.previews.binaries import looks_binary
     from coatcheck.reading import documents, sheets
 
     def paged(text: Content, position: tuple[int, ...] | None) -> Page:
@@ -82,7 +81,7 @@ def _slice(
     is_slice = request.lines or request.chars or request.grep
     if (is_slice and form in ("pdf", "office", "sheets")) or (form == "sheets" and sheets.pool.is_installed):
         return paged_text(position)
-    if not (is_slice or is_text(content.ref.media_type)) or looks_binary(content.read(0, documents.HEAD)):
+    if not (is_slice or is_text(content.ref.media_type)) or look(content.read(0, documents.HEAD)).is_binary:
         from coatcheck.reading.describe import describe
 
         described = describe(content, max_chars=request.max_chars)
