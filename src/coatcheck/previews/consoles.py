@@ -120,8 +120,8 @@ def columns(text: Excerpt, limit: int) -> Preview | None:
     for number, row in enumerate(lines_of(body)[at + 1 + is_ruled :], at + 2 + is_ruled):
         if row.upper() == row and _columns_in(row) is not None:
             tables.append((number, []))
-        elif row.strip():
-            tables[-1][1].append(uncoloured(row))
+        elif (plain := uncoloured(row)).strip():
+            tables[-1][1].append(plain)
     rows = tables[0][1]
     if len(rows) < 3:
         return None
