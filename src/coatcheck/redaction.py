@@ -666,22 +666,18 @@ _GIVEN_PATTERNS: Final = tuple(
     )
     for begin, rest in _GIVEN
 )
-_HASHES: Final = (
-    ("$", _lazy(r"\$(?<=[\w.-]:\$)(?:apr1|[1567y]|2[abxy]|gy)\$[\w./$=,]{20,200}+", re.ASCII)),
-    ("{SHA}", _lazy(r"\{SHA\}(?<=[\w.-]:\{SHA\})[A-Za-z0-9+/]{27}=", re.ASCII)),
-)
 
 
 def placed_secrets(text: str) -> Iterator[Secret]:
-    """Secrets that are known by their place: arguments of commands, the value beside a name, hashes of passwords."""
+    """Secrets that are known by their place: arguments of commands, the value beside a name; and `_OTHERS`."""
     for literal, pattern in _GIVEN_PATTERNS:
         for match in pattern.finditer(text) if literal in text else ():
             name = match.groupdict().get("name", "password")
             if (label := _label_of(name, match[match.lastindex or 0])) is not None:
                 yield Secret(*match.span(match.lastindex or 0), label)
-    for literal, pattern in _HASHES:
+    for label, literal, pattern in _OTHERS:
         for match in pattern.finditer(text) if literal in text else ():
-            yield Secret(*match.span(), "password hash")
+            yield Secret(*match.span(), label)
 
 
 def _is_token(value: str) -> bool:
@@ -824,6 +820,8 @@ _OTHERS: Final = (
     ("jwt", "eyJ", _lazy(r"eyJ(?<![\w-]eyJ)[\w-]{10,}+(?:\.[\w-]*+){1,4}", re.ASCII)),
     ("telegram token", ":AA", _lazy(r"(?<![\w:])\d{8,10}:AA[\w-]{30,}+", re.ASCII)),
     ("azure secret", "Q~", _lazy(r"(?<![\w~.-])[\w~.-]{3}\dQ~[\w~.-]{30,}+", re.ASCII)),
+    ("password hash", "$", _lazy(r"\$(?<=[\w.-]:\$)(?:apr1|[1567y]|2[abxy]|gy)\$[\w./$=,]{20,200}+", re.ASCII)),
+    ("password hash", "{SHA}", _lazy(r"\{SHA\}(?<=[\w.-]:\{SHA\})[A-Za-z0-9+/]{27}=", re.ASCII)),
 )
 
 
@@ -889,14 +887,11 @@ def plain_tokens(text: str) -> Iterator[Secret]:
 
 
 def prefixed_tokens(text: str) -> Iterator[Secret]:
-    """Tokens that are known by how they begin, `_SHAPES`, and a few more."""
+    """Tokens that are known by how they begin, `_SHAPES`."""
     for match in _TOKEN.finditer(text):
         at = int(str(match.lastgroup)[1:])
         lead = _SHAPE_LEADS[at].search(text[max(0, match.start() - _LONGEST_LEAD) : match.start()])
         yield Secret(match.start() - (len(lead.group()) if lead else 0), match.end(), _SHAPES[at].label)
-    for label, literal, pattern in _OTHERS:
-        for match in pattern.finditer(text) if literal in text else ():
-            yield Secret(*match.span(), label)
 
 
 _KELVIN: Final = "\u212a"  # the only character beyond ASCII whose lower case is ASCII

@@ -14,11 +14,12 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache, cached_property, lru_cache
 from operator import index
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from zlib import adler32
 
 from coatcheck.errors import MissingExtra
 
+_Text = TypeVar("_Text", str, bytes)
 TokenCounter = Callable[[str], int]
 """A function that counts tokens, such as a host's own tokenizer. `estimate`, `exact` and `count` have this type."""
 
@@ -152,11 +153,8 @@ def estimate(text: str) -> int:
     """
     if not text:
         return 0
-    seen = text
-    if len(text) > _PIECES * _PIECE:
-        starts = (number * (len(text) - _PIECE) // (_PIECES - 1) for number in range(_PIECES))
-        seen = "".join([text[start : start + _PIECE] for start in starts])
-    tokens = _weigh(seen) * len(text) / len(seen)
+    seen = text if len(text) <= _PIECES * _PIECE else "".join(_spread(text, _PIECES, _PIECE))
+    tokens = _weigh_bytes(_encoded(seen)) * len(text) / len(seen)
     return max(1, _at_most_bytes(math.ceil(tokens), text))
 
 
@@ -166,8 +164,7 @@ def roughly(data: bytes) -> float:
     size = len(data)
     if size <= 2 * _FEW * _SHORT:
         return min(_weigh_bytes(data), size)
-    starts = [number * (size - _SHORT) // (_FEW - 1) for number in range(_FEW)]
-    weight = _weigh_bytes(b"".join([data[start : start + _SHORT] for start in starts])) * size / (_FEW * _SHORT)
+    weight = _weigh_bytes(b"".join(_spread(data, _FEW, _SHORT))) * size / (_FEW * _SHORT)
     return min(weight, size)
 
 
@@ -195,8 +192,13 @@ def sampled(text: str, pieces: int = 16) -> float:
 def _sample(text: str, pieces: int) -> float:
     if len(text) <= 2 * pieces * _SAMPLED:
         return estimate(text)
-    starts = (number * (len(text) - _SAMPLED) // (pieces - 1) for number in range(pieces))
-    return estimate("".join([text[at : at + _SAMPLED] for at in starts])) * len(text) / (pieces * _SAMPLED)
+    return estimate("".join(_spread(text, pieces, _SAMPLED))) * len(text) / (pieces * _SAMPLED)
+
+
+def _spread(text: _Text, pieces: int, size: int) -> list[_Text]:
+    """Pieces of a long text of this many characters, spread evenly from its beginning to its end."""
+    step = len(text) - size
+    return [text[(at := number * step // (pieces - 1)) : at + size] for number in range(pieces)]
 
 
 _cached_sample = lru_cache(256)(_sample)
@@ -227,10 +229,6 @@ def _at_most_bytes(tokens: int, text: str) -> int:
         if size >= tokens:
             return tokens
     return size
-
-
-def _weigh(text: str) -> float:
-    return _weigh_bytes(_encoded(text))
 
 
 def _weigh_bytes(data: bytes) -> float:

@@ -102,25 +102,21 @@ class ContentPart:
 
     def as_openai(self) -> dict[str, Any]:
         """For chat completions."""
-        if not self.media_type:
-            return {"type": "text", "text": self.text}
-        return {"type": "image_url", "image_url": {"url": self._url}}
+        return self._or_text({"type": "image_url", "image_url": {"url": self._url}})
 
     def as_openai_responses(self) -> dict[str, Any]:
         """For the Responses API."""
-        if not self.media_type:
-            return {"type": "input_text", "text": self.text}
-        return {"type": "input_image", "image_url": self._url}
+        return self._or_text({"type": "input_image", "image_url": self._url}, "input_text")
 
     def as_anthropic(self) -> dict[str, Any]:
-        if not self.media_type:
-            return {"type": "text", "text": self.text}
-        return {"type": "image", "source": {"type": "base64", "media_type": self.media_type, "data": self._base64}}
+        source = {"type": "base64", "media_type": self.media_type, "data": self._base64}
+        return self._or_text({"type": "image", "source": source})
 
     def as_mcp(self) -> dict[str, Any]:
-        if not self.media_type:
-            return {"type": "text", "text": self.text}
-        return {"type": "image", "data": self._base64, "mimeType": self.media_type}
+        return self._or_text({"type": "image", "data": self._base64, "mimeType": self.media_type})
+
+    def _or_text(self, image: dict[str, Any], kind: str = "text") -> dict[str, Any]:
+        return image if self.media_type else {"type": kind, "text": self.text}
 
     @property
     def _base64(self) -> str:

@@ -23,7 +23,7 @@ from coatcheck import media
 from coatcheck.redaction import MARK, QuickPattern, is_suspect, mask
 from coatcheck.tokens import estimate, roughly
 
-from . import consoles, outlines, reports, webpages
+from . import consoles, outlines, reports
 from .binaries import binary, is_binary
 from .excerpts import EMPTY, Excerpt, Kind, Preview, ends, folded, some, whole
 from .json_text import broken_json, json_document, json_lines, python_rows
@@ -74,7 +74,7 @@ class Sample:
         """Return the sample of content in memory, given the number of its line feeds if that is known."""
         feeds = data.count(b"\n") if feeds is None else feeds
         lines = feeds + (not data.endswith(b"\n") if data else 0)
-        read = partial(data.__getitem__, slice(SCANNED))
+        read: Callable[[], bytes] = partial(data.__getitem__, slice(SCANNED))  # type: ignore[assignment]  # overloaded
         return cls(data[:EDGE], data[max(EDGE, len(data) - EDGE) :], len(data), lines, read)
 
     def shortened(self, head: int, tail: int) -> Sample:
@@ -251,7 +251,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("document", ("#",), _markdown, 125, re.compile("# |---\n")),
     Kind("broken JSON", ('"',), broken_json, 125),
     Kind("Python rows", ("[(", "[{'"), _rows, 125),
-    *webpages.KINDS,
+    Kind("accessibility snapshot", outlines.SNAPSHOT_CUES, outlines.snapshot, 130),
     Kind("diff", ("diff --git ", "\n+++ "), outlines.diff),
     Kind("git log", ("commit ",), outlines.history, 130),
     Kind("git log --oneline", (), outlines.short_history, begins=outlines.SHORT_HISTORY),
@@ -274,7 +274,7 @@ _CUES: Final = QuickPattern(
 """A quick check whether a text has any cue at all."""
 
 _JSON_LINES: Final = Kind("JSON lines", (), json_lines, 150)
-_HTML: Final = Kind("HTML", (), webpages.page, 130)
+_HTML: Final = Kind("HTML", (), outlines.page, 130)
 _BY_TYPE: Final[dict[str, Kind]] = {
     media.JSON: Kind("JSON", (), json_document), media.JSONL: _JSON_LINES, "application/jsonl": _JSON_LINES,
     "application/x-jsonlines": _JSON_LINES, "text/csv": Kind("CSV", (), table),

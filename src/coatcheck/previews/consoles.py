@@ -40,6 +40,7 @@ _TELLING: Final = (
 _FINE: Final = frozenset(
     {"running", "active", "completed", "ready", "normal", "succeeded", "bound", "up", "ok", "true", "success", "<none>"}
 )
+_FULL: Final = re.compile(r"([^/]+)/\1")  # 3/3
 _FEW: Final = 12
 _LONG: Final = 50
 _PATH: Final = re.compile(
@@ -77,12 +78,8 @@ def lines_of(body: Body) -> list[str]:
     return found
 
 
-def _first_lines(text: Excerpt) -> list[str]:
-    return _some_lines(text.head)
-
-
 @lru_cache(maxsize=4)  # several kinds look at them
-def _some_lines(head: str) -> list[str]:
+def _first_lines(head: str) -> list[str]:
     return [each for each in uncoloured(head[:8_192]).split("\n", _PEEK)[:_PEEK] if each.strip()]
 
 
@@ -120,8 +117,8 @@ def columns(text: Excerpt, limit: int) -> Preview | None:
     for number, row in enumerate(lines_of(body)[at + 1 + is_ruled :], at + 2 + is_ruled):
         if row.upper() == row and _columns_in(row) is not None:
             tables.append((number, []))
-        elif (plain := uncoloured(row)).strip():
-            tables[-1][1].append(plain)
+        elif row.strip():
+            tables[-1][1].append(uncoloured(row))
     rows = tables[0][1]
     if len(rows) < 3:
         return None
@@ -137,13 +134,10 @@ def columns(text: Excerpt, limit: int) -> Preview | None:
         others = [f"{len(inner)} {_prefix(inner)}from line {number}" for number, inner in tables[1:] if inner]
         after = masked_line(f"; then {', '.join(others)}", limit // 2)
     if telling is None:
-        sample, kept = pack(
-            f"{lead[: limit // 2]}; first: ",
-            [masked_line(row[0], 40) for row in cells[:40]],
-            len(rows),
-            limit - len(after),
-        )
-        asked = grep(cells[0][0]) if len(cells[0][0]) > 3 else 'lines="1:40"'
+        first_cells = [row[0] for row in cells if row]  # a line of nothing but colours has none
+        items = [masked_line(cell, 40) for cell in first_cells[:40]]
+        sample, kept = pack(f"{lead[: limit // 2]}; first: ", items, len(rows), limit - len(after))
+        asked = grep(first_cells[0]) if first_cells and len(first_cells[0]) > 3 else 'lines="1:40"'
         return Preview(sample + after, f"the columns and {kept} of {len(rows)} rows by name", asked)
     counts = values[telling].most_common()
     items = [f"{masked_line(value, 40) or '(none)'} {times}" for value, times in counts[:40]]
@@ -155,7 +149,7 @@ def columns(text: Excerpt, limit: int) -> Preview | None:
 
 def bare_columns(text: Excerpt, limit: int) -> Preview | None:
     """Preview of aligned columns without a header: the values of the most telling one."""
-    first = _first_lines(text)
+    first = _first_lines(text.head)
     widths = Counter(len(_GAP.split(each.strip())) for each in first)
     width, times = widths.most_common(1)[0] if widths else (0, 0)
     if width < 3 or times < 5 or times * 10 < len(first) * 6:
@@ -188,7 +182,7 @@ def _odd(counts: list[tuple[str, int]]) -> list[str]:
     return [
         value
         for value, _ in reversed(counts)
-        if len(value) > 2 and value != usual and value.lower() not in _FINE and not _is_full(value)
+        if len(value) > 2 and value != usual and value.lower() not in _FINE and not _FULL.fullmatch(value)
     ][:4]
 
 
@@ -196,12 +190,6 @@ def _prefix(rows: list[str]) -> str:
     """What the names of all rows begin with: `service/ ` of `kubectl get all`."""
     first = {row.partition("/")[0] for row in rows}
     return f"{first.pop()}/ " if len(first) == 1 and "/" in rows[0].split(None, 1)[0] else ""
-
-
-def _is_full(value: str) -> bool:
-    """Whether a value is `3/3`."""
-    done, _, of = value.partition("/")
-    return bool(of) and done == of
 
 
 def _cells(row: str, starts: list[int], count: int, *, is_aligned: bool) -> list[str]:
@@ -224,7 +212,7 @@ def _telling(values: dict[str, Counter[str]], rows: int) -> str | None:
 
 def listing(text: Excerpt, limit: int) -> Preview | None:
     """Preview of `ls -l`: the number of files and folders, and the largest."""
-    first = _first_lines(text)
+    first = _first_lines(text.head)
     if sum(bool(_MODE.match(each)) for each in first) * 2 < len(first) or len(first) < 3:
         return None
     body = _read(text)
@@ -257,7 +245,7 @@ def _is_path(row: str) -> bool:
 
 def paths(text: Excerpt, limit: int) -> Preview | None:
     """Preview of a list of paths: how many lie in which folder, and their suffixes."""
-    first = _first_lines(text)
+    first = _first_lines(text.head)
     if len(first) < 5 or sum(map(_is_path, first)) * 5 < len(first) * 4:
         return None
     body = _read(text)
@@ -310,7 +298,7 @@ def _file_of(row: str) -> str:
 
 def locations(text: Excerpt, limit: int) -> Preview | None:
     """Preview of lines that begin with a file and a line number: the files with the most, and errors by code."""
-    first = _first_lines(text)
+    first = _first_lines(text.head)
     if not any(_NUMBERED.search(each) for each in first[:8]):
         return None
     hits = sum(bool(_file_of(each)) for each in first)
@@ -360,7 +348,7 @@ def locations(text: Excerpt, limit: int) -> Preview | None:
 
 def settings(text: Excerpt, limit: int) -> Preview | None:
     """Preview of lines `NAME=value`: the names."""
-    first = _first_lines(text)
+    first = _first_lines(text.head)
     if len(first) < 5 or sum(bool(_SETTING.match(each)) for each in first) * 10 < len(first) * 9:
         return None
     names = [match[1] for each in lines_of(_read(text)) if (match := _SETTING.match(each))]

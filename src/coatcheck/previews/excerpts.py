@@ -184,21 +184,16 @@ def uncoloured(text: str) -> str:
     return _ANSI.sub("", text) if "\x1b" in text else text
 
 
-def pattern_of(words: Iterable[str], *, start: str = "", room: int = _ASK) -> str:
-    """A regular expression that matches any of some words, as many as fit. A dot replaces every special character, so
-    that it needs no escapes and no quotes."""
+def grep(*words: str, start: str = "") -> str:
+    """The argument that searches for any of some words, which may be any text: as many as fit; empty if there is none.
+    A dot replaces every special character, so that the pattern needs no escapes and no quotes."""
     kept: list[str] = []
     for word in dict.fromkeys(_NOT_LITERAL.sub(".", one) for one in words if one and one.isprintable()):
-        if sum(map(len, kept)) + len(kept) + len(word) > room:
+        if sum(map(len, kept)) + len(kept) + len(word) > _ASK:
             break
         kept.append(word)
-    return start + (f"({'|'.join(kept)})" if start and len(kept) > 1 else "|".join(kept)) if kept else ""
-
-
-def grep(*words: str, start: str = "") -> str:
-    """The argument that searches for any of some words, which may be any text; empty if there is none."""
-    pattern = pattern_of(words, start=start)
-    return f'grep="{pattern}"' if pattern else ""
+    pattern = f"({'|'.join(kept)})" if start and len(kept) > 1 else "|".join(kept)
+    return f'grep="{start}{pattern}"' if kept else ""
 
 
 @cache

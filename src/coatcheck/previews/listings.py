@@ -225,13 +225,9 @@ def _is_near(data: bytes, at: int) -> bool:
 
 def counts_of(levels: dict[str, LevelCount], least: str) -> str:
     """`ERROR 3 INFO ~8,900`: an estimate has two digits."""
-    return " ".join(f"{name} {_written(one, least)}" for name, one in levels.items())
-
-
-def _written(one: LevelCount, least: str) -> str:
-    if one.is_exact:
-        return f"{least}{one.lines}"
-    return about(one.lines)
+    return " ".join(
+        f"{name} {f'{least}{one.lines}' if one.is_exact else about(one.lines)}" for name, one in levels.items()
+    )
 
 
 def log(text: Excerpt, limit: int) -> Preview | None:
@@ -257,10 +253,10 @@ def log(text: Excerpt, limit: int) -> Preview | None:
     while len(shape := " · ".join(parts)) > limit:
         parts.pop()
     bad = [levels[name] for name in _BAD if name in levels]
-    places = [min(one.first for one in bad), max(one.last for one in bad)] if bad else []
+    first_bad, last_bad = (min(one.first for one in bad), max(one.last for one in bad)) if bad else (0, 0)
     ask, what = ask_for_level(levels), "levels and times"
     if bad and limit - len(shape) >= 50:
-        shape += body.errors(*places, text.lines, limit - len(shape))
+        shape += body.errors(first_bad, last_bad, text.lines, limit - len(shape))
     ends_ = text.head[:2_048] + (text.tail or text.head)[-2_048:]
     if limit - len(shape) >= 60 and any(map(ends_.__contains__, TRACES)):
         shape += exception_note(body, limit - len(shape))

@@ -182,9 +182,9 @@ def last_cause(body: Body) -> Cause | None:
 
 def trace(text: Excerpt, limit: int) -> Preview | None:
     """Preview of a stack trace: its last cause, and where in the program's own code it came from."""
-    body = text.body
-    cause = last_cause(body)
-    if cause is None:
+    body = text.body if is_trace(text) else None
+    cause = last_cause(body) if body else None
+    if body is None or cause is None:
         return None
     number = body.number(cause.at)
     frame = f"\nat {masked_line(cause.frame, limit // 3)}" if cause.frame else ""
@@ -205,13 +205,9 @@ def is_trace(text: Excerpt) -> bool:
     return any(cue in end for cue in TRACES) and bool(_CAUSE.found(last, 1))
 
 
-def _trace(text: Excerpt, limit: int) -> Preview | None:
-    return trace(text, limit) if is_trace(text) else None
-
-
 KINDS: Final = (
     *(Kind(one.name, one.cues, _form(one), 160) for one in REPORTS),
-    Kind("stack trace", (*TRACES, "    at ", "goroutine ", "panicked at "), _trace, 140),
+    Kind("stack trace", (*TRACES, "    at ", "goroutine ", "panicked at "), trace, 140),
 )
 
 

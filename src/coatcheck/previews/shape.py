@@ -129,9 +129,12 @@ def extent(containers: Sequence[object], digits: str = "") -> str:
 
 def keys_of(objects: Iterable[object]) -> dict[str, list[object]]:
     """Every key in order of appearance, with its values: those of objects with equal keys together."""
+    every = [each for each in objects if isinstance(each, dict)]
     alike: dict[tuple[str, ...], list[dict[str, object]]] = {}
-    for each in objects:
-        if isinstance(each, dict):
+    if len(set(map(tuple, every))) == 1:
+        alike[tuple(every[0])] = every
+    else:
+        for each in every:
             alike.setdefault(tuple(each), []).append(each)
     found: dict[str, list[object]] = {}
     for keys, rows in alike.items():
