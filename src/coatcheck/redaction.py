@@ -646,31 +646,28 @@ _TAG_WITH_VALUE: Final = (
     rf"(?:add|property|entry|param|setting)\s{{1,8}}(?:key|name)={_ESCAPED_QUOTE}(?P<name>[\w.:-]{{1,64}})"
     rf"{_ESCAPED_QUOTE}\s{{1,8}}value="
 )
+
+
+def _given(begin: str, rest: str) -> tuple[str, re.Pattern[str]]:
+    """A literal, and a pattern for the value that follows it and the rest of what names it."""
+    value = rf"(?:{_ESCAPED_QUOTE}([^\"'\n\\]{{1,256}}){_ESCAPED_QUOTE}|([^\s\"'`\\,;|&<>]{{1,256}}))"
+    return begin, _lazy(rf"{begin}(?:(?<![\w-]{begin})|(?<=\\n{begin})){rest}{value}", re.ASCII)
+
+
 _GIVEN: Final = (
-    ("sshpass", r"[ \t]{1,4}-p[ \t]{0,4}"),
-    ("docker", r"[ \t]{1,4}login(?=[ \t])[^\n|;&]{0,200}?[ \t]-p[ \t]{1,4}"),
-    ("mysql", r"(?:dump|admin)?(?=[ \t])[^\n|;&]{0,200}?[ \t]-p(?=\S{0,64}\d)(?=\S{0,64}[A-Za-z])"),
-    ("psk", r"[ \t]{0,4}[=:][ \t]{0,4}(?=[^\n]{0,64}[0-9!@#$%^&*+~?])"),
-    ("ENV", r"(?:(?<![^\n]ENV)|(?<=nENV))[ \t]{1,8}(?P<name>\w{1,64})[ \t]{1,8}"),
-    ("name:", _NAME_AND_VALUE),
-    ("<", _TAG_WITH_VALUE),
-)
-_GIVEN_PATTERNS: Final = tuple(
-    (
-        begin,
-        _lazy(
-            rf"{begin}(?:(?<![\w-]{begin})|(?<=\\n{begin})){rest}"
-            rf"(?:{_ESCAPED_QUOTE}([^\"'\n\\]{{1,256}}){_ESCAPED_QUOTE}|([^\s\"'`\\,;|&<>]{{1,256}}))",
-            re.ASCII,
-        ),
-    )
-    for begin, rest in _GIVEN
+    _given("sshpass", r"[ \t]{1,4}-p[ \t]{0,4}"),
+    _given("docker", r"[ \t]{1,4}login(?=[ \t])[^\n|;&]{0,200}?[ \t]-p[ \t]{1,4}"),
+    _given("mysql", r"(?:dump|admin)?(?=[ \t])[^\n|;&]{0,200}?[ \t]-p(?=\S{0,64}\d)(?=\S{0,64}[A-Za-z])"),
+    _given("psk", r"[ \t]{0,4}[=:][ \t]{0,4}(?=[^\n]{0,64}[0-9!@#$%^&*+~?])"),
+    _given("ENV", r"(?:(?<![^\n]ENV)|(?<=nENV))[ \t]{1,8}(?P<name>\w{1,64})[ \t]{1,8}"),
+    _given("name:", _NAME_AND_VALUE),
+    _given("<", _TAG_WITH_VALUE),
 )
 
 
 def placed_secrets(text: str) -> Iterator[Secret]:
     """Secrets that are known by their place: arguments of commands, the value beside a name; and `_OTHERS`."""
-    for literal, pattern in _GIVEN_PATTERNS:
+    for literal, pattern in _GIVEN:
         for match in pattern.finditer(text) if literal in text else ():
             name = match.groupdict().get("name", "password")
             if (label := _label_of(name, match[match.lastindex or 0])) is not None:
@@ -825,14 +822,14 @@ _OTHERS: Final = (
 )
 
 
-class _Literal(NamedTuple):
+class _Literal:
     """A token without a rare character at a fixed place: the part before a literal, the rest from that literal on, and
     a pattern that is quick to search for."""
 
-    label: str
-    lead: str
-    rest: str
-    quick: str
+    def __init__(self, label: str, lead: str, rest: str, quick: str) -> None:
+        self.label, self.quick = label, quick
+        self.literal = re.sub(r"[\[(].*", "", rest).replace("\\", "")  # `in` finds it faster
+        self.lead, self.rest = _lazy(rf"(?<![\w.+/-])(?:{lead})\Z", re.ASCII), _lazy(rf"{rest}(?![\w+/-])", re.ASCII)
 
 
 _PLAIN: Final = (
@@ -863,15 +860,6 @@ _PLAIN: Final = (
     _Literal("discord token", r"[MNO][\w-]{23,27}", r"\.[\w-]{6}\.[\w-]{27,}+", r"\.[\w-]{6}\.[\w-]{20}"),
 )
 _LONGEST_PLAIN: Final = 40
-_PLAIN_PATTERNS: Final = tuple(
-    (
-        one.label,
-        re.sub(r"[\[(].*", "", one.rest).replace("\\", ""),  # the literal, which `in` finds faster
-        _lazy(rf"(?<![\w.+/-])(?:{one.lead})\Z", re.ASCII),
-        _lazy(rf"{one.rest}(?![\w+/-])", re.ASCII),
-    )
-    for one in _PLAIN
-)
 _ANY_PLAIN: Final = QuickPattern("|".join(one.quick for one in _PLAIN))
 
 
@@ -879,11 +867,11 @@ def plain_tokens(text: str) -> Iterator[Secret]:
     """Tokens that are known by a literal, `_PLAIN`."""
     if len(text) > _LONG and not _ANY_PLAIN(text):
         return
-    for label, literal, lead, rest in _PLAIN_PATTERNS:
-        for match in rest.finditer(text) if literal in text else ():
+    for one in _PLAIN:
+        for match in one.rest.finditer(text) if one.literal in text else ():
             before = max(0, match.start() - _LONGEST_PLAIN)
-            if (found := lead.search(text, before, match.start())) is not None:
-                yield Secret(found.start(), match.end(), label)
+            if (found := one.lead.search(text, before, match.start())) is not None:
+                yield Secret(found.start(), match.end(), one.label)
 
 
 def prefixed_tokens(text: str) -> Iterator[Secret]:

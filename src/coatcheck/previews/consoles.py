@@ -25,18 +25,8 @@ _GAP: Final = re.compile(r"\s{2,}|\t")
 _HEADER: Final = re.compile(r"[A-Z%#][A-Za-z0-9%#_()/.:'-]*(?: [A-Z(][A-Za-z0-9%_()/.-]*)?")
 _RULE: Final = re.compile(r"[-=+|─ ]{6,}")
 _TELLING: Final = (
-    "STATUS",
-    "STATE",
-    "PHASE",
-    "READY",
-    "TYPE",
-    "REASON",
-    "SEVERITY",
-    "CONCLUSION",
-    "USER",
-    "NAMESPACE",
-    "KIND",
-)
+    "STATUS", "STATE", "PHASE", "READY", "TYPE", "REASON", "SEVERITY", "CONCLUSION", "USER", "NAMESPACE", "KIND",
+)  # fmt: skip
 _FINE: Final = frozenset(
     {"running", "active", "completed", "ready", "normal", "succeeded", "bound", "up", "ok", "true", "success", "<none>"}
 )
@@ -164,16 +154,11 @@ def bare_columns(text: Excerpt, limit: int) -> Preview | None:
     telling = min(several, key=lambda name: len(values[name]))
     counts = values[telling].most_common()
     items = [f"{masked_line(value, 40)} {count}" for value, count in counts]
-    shape, kept = pack(
-        f"{body.least}{some(len(rows), 'row')} × {width} columns, no header; column {int(telling) + 1}: ",
-        items,
-        len(counts),
-        limit,
-    )
+    lead = f"{body.least}{some(len(rows), 'row')} × {width} columns, no header; column {int(telling) + 1}: "
+    shape, kept = pack(lead, items, len(counts), limit)
     example = masked_line("; first: " + ", ".join(rows[0]), limit - len(shape)) if limit - len(shape) > 40 else ""
-    return Preview(
-        shape + example, f"{kept} of {len(counts)} values of one column", grep(*_odd(counts)) or grep(counts[-1][0])
-    )
+    ask = grep(*_odd(counts)) or grep(counts[-1][0])
+    return Preview(shape + example, f"{kept} of {len(counts)} values of one column", ask)
 
 
 def _odd(counts: list[tuple[str, int]]) -> list[str]:
@@ -383,14 +368,9 @@ def described(text: Excerpt, limit: int) -> Preview | None:
     items = [f"{masked_line(title, 30)}:{number}" for title, number in sections if title != "Name"]
     shape, kept = pack(lead, items, len(items), limit)
     events = [number for title, number in sections if title == "Events"]
-    ask = (
-        grep("  Warning ")
-        if warnings and objects > 1
-        else f'lines="{events[-1]}:{events[-1] + 60}"'
-        if events
-        else grep("Conditions:|State:|Reason:")
-    )
-    return Preview(shape, f"{kept} of {len(items)} sections with their lines", ask or 'grep="State:|Reason:"')
+    ask = f'lines="{events[-1]}:{events[-1] + 60}"' if events else grep("Conditions:|State:|Reason:")
+    ask = grep("  Warning ") if warnings and objects > 1 else ask
+    return Preview(shape, f"{kept} of {len(items)} sections with their lines", ask)
 
 
 def yaml(text: Excerpt, limit: int) -> Preview | None:

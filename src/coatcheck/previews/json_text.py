@@ -174,22 +174,11 @@ def _notebook(text: Excerpt, document: Mapping[str, object], limit: int) -> Prev
     cells = [cell for cell in cast("list[object]", document["cells"]) if isinstance(cell, dict)]
     types = Counter(str(cell.get("cell_type")) for cell in cells)
     least = "" if text.is_whole else "≥"
-    sources = [
-        "".join(map(str, source)) if isinstance(source := cell.get("source"), list) else str(source or "")
-        for cell in cells
-    ]
-    titles = [
-        each.lstrip("# ")
-        for source in sources
-        for each in source.split("\n")
-        if each.startswith("#") and each.lstrip("#")[:1] == " "
-    ]
-    errors = [
-        str(one.get("ename"))
-        for cell in cells
-        for one in cell.get("outputs") or ()
-        if isinstance(one, dict) and one.get("output_type") == "error"
-    ]
+    sources = [source if isinstance(source := cell.get("source"), list) else [source or ""] for cell in cells]
+    lines = [each for source in sources for each in "".join(map(str, source)).split("\n")]
+    titles = [each.lstrip("# ") for each in lines if each.startswith("#") and each.lstrip("#")[:1] == " "]
+    outputs = [one for cell in cells for one in cell.get("outputs") or () if isinstance(one, dict)]
+    errors = [str(one.get("ename")) for one in outputs if one.get("output_type") == "error"]
     lead = f"notebook of {', '.join(f'{least}{times} {name}' for name, times in types.most_common())} cells"
     lead += f"; errors: {', '.join(errors[:3])}" if errors else ""
     items = [line(title, 50) for title in titles]
@@ -199,10 +188,10 @@ def _notebook(text: Excerpt, document: Mapping[str, object], limit: int) -> Prev
 
 def python_rows(text: Excerpt, limit: int) -> Preview | None:
     """Preview of the repr of Python rows: how many, with how many columns, and the first. A lead before them stays."""
-    lead, start, rest = _repr_start(text.head)
-    if not start:
+    match = _REPR.search(text.head, 0, 2_000)
+    if match is None:
         return None
-    source = start + rest
+    lead, source = text.head[: match.start(1)], text.head[match.start(1) :]
     rows: list[object] = []
     for cut in _cuts(source, is_whole=text.is_whole):
         try:
@@ -227,11 +216,8 @@ def python_rows(text: Excerpt, limit: int) -> Preview | None:
     cells = [masked_line(str(cell), 30) or "''" for cell in first]
     shape, kept = pack(head, cells, len(cells), limit)
     values = [cell for cell in first if isinstance(cell, str) and 3 < len(cell) < 40]
-    return Preview(
-        shape,
-        f"{kept} of {len(cells)} columns of the first row{text.scope}",
-        sql((), rows=20 if len(first) < 6 else 2) or grep(*values[:1]),
-    )
+    ask = sql((), rows=20 if len(first) < 6 else 2) or grep(*values[:1])
+    return Preview(shape, f"{kept} of {len(cells)} columns of the first row{text.scope}", ask)
 
 
 def _number_of_rows(text: Excerpt, lead: str) -> str:
@@ -248,12 +234,6 @@ def _number_of_rows(text: Excerpt, lead: str) -> str:
             if not depth:
                 return str(rows)
     return f"≥{rows}"
-
-
-def _repr_start(head: str) -> tuple[str, str, str]:
-    """Split a text into what precedes the rows, the opening brackets, and the rest."""
-    match = _REPR.search(head, 0, 2_000)
-    return (head[: match.start(1)], match[1], head[match.end(1) :]) if match else ("", "", "")
 
 
 def _cuts(source: str, *, is_whole: bool) -> Iterator[str]:

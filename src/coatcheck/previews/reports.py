@@ -172,12 +172,9 @@ def last_cause(body: Body) -> Cause | None:
               if not _FOREIGN.search(next(part for part in one.groups() if part))]  # fmt: skip
     linked = data.rfind(_DIRECT_CAUSE, 0, at) if is_python else -1
     before = next((one for one in reversed(found) if one.start(1) < linked), None)
-    return Cause(
-        base + at,
-        body.line(base + at, 200),
-        (frames[-1] if is_python else frames[0]) if frames else "",
-        body.line(base + before.start(1), 200) if before else "",
-    )
+    frame = (frames[-1] if is_python else frames[0]) if frames else ""
+    direct = body.line(base + before.start(1), 200) if before else ""
+    return Cause(base + at, body.line(base + at, 200), frame, direct)
 
 
 def trace(text: Excerpt, limit: int) -> Preview | None:
