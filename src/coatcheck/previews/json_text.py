@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import methodcaller
 from typing import Final, cast
 
 from coatcheck.values import find_largest, read_repr
@@ -132,7 +133,7 @@ def _ask(document: object, keys: Sequence[str], items: list[object]) -> tuple[st
     flat = [key for key, value in rows[0].items() if not isinstance(value, (dict, list))]
     flat.sort(key=lambda key: _TELLING_KEYS.index(key) if key in _TELLING_KEYS else len(_TELLING_KEYS))
     is_large = len(items) > _FEW_ROWS
-    grouped = telling_column({key: [row.get(key) for row in rows] for key in flat}) if is_large else ""
+    grouped = telling_column({key: list(map(methodcaller("get", key), rows)) for key in flat}) if is_large else ""
     ask = sql(flat, grouped) if flat and is_large else ""
     if ask:
         return ask, "".join(f"/{key}" for key in keys)
@@ -144,9 +145,10 @@ def telling_column(columns: Mapping[str, Sequence[object]]) -> str:
 
     def few(key: str) -> bool:
         values = columns[key]
-        if _NAMING.isdisjoint(map(type, values)):
+        kinds = set(map(type, values))
+        if kinds.isdisjoint(_NAMING):
             return False
-        distinct = {value for value in values if isinstance(value, (str, bool))}
+        distinct = set(values) if kinds <= _NAMING else {value for value in values if type(value) in _NAMING}
         most = min(12, len(values) // 3)
         return 1 < len(distinct) <= most and all(len(str(value)) <= 40 for value in distinct)
 

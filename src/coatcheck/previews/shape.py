@@ -63,9 +63,9 @@ class _Node:
     def __init__(self, values: Sequence[object], depth: int = 0, label: str = "") -> None:
         self.values, self.depth, self.label = values, depth, label
         self.children: list[Self] = []
+        self.by_type = self._by_type()
 
-    @cached_property
-    def by_type(self) -> Mapping[str, Sequence[object]]:
+    def _by_type(self) -> Mapping[str, Sequence[object]]:
         """The values grouped by the names of their types, in the order of first appearance."""
         name_of = self.type_names.get
         names = {name_of(kind, "null") for kind in set(map(type, self.values))}
@@ -86,14 +86,11 @@ class ShapeNode(_Node):
     is_telling: bool = False
     detail: str = ""
 
-    @cached_property
-    def sizes(self) -> Mapping[str, str]:
-        """Number of members of the objects and of the arrays at this path."""
-        return {name: extent(self.by_type[name]) for name in ("object", "array") if name in self.by_type}
-
-    @property
-    def is_scalar(self) -> bool:
-        return not self.sizes
+    def __init__(self, values: Sequence[object], depth: int = 0, label: str = "") -> None:
+        super().__init__(values, depth, label)
+        # Number of members of the objects and of the arrays at this path.
+        self.sizes = {name: extent(self.by_type[name]) for name in ("object", "array") if name in self.by_type}
+        self.is_scalar = not self.sizes
 
     def text(self) -> str:
         return self.detail or "|".join(starmap(self._text_of, self.by_type.items())) or "nothing"
