@@ -102,13 +102,6 @@ def _grouped(groups: tuple[str, ...], other: int = 0) -> bytes:
     return bytes(table)
 
 
-def _classes() -> bytes:
-    table = bytearray(_grouped(_CLASSES, _SIGN))
-    for first in range(0xC2, 0x100):
-        table[first] = _SIGN if first in _SIGNS else _LETTER
-    return bytes(table)
-
-
 def _script_cost(code_point: int) -> int:
     rate = [rate for start, rate in _SCRIPTS.items() if start <= max(code_point, 0x80)][-1]
     return min(255, round(rate * _SCRIPT_PARTS))
@@ -125,19 +118,18 @@ def _code_point(lead: int, second: int = 0x80) -> int:
     return (lead & 15) << 12 | (second & 63) << 6 if lead < 0xF0 else (lead & 7) << 18 | (second & 63) << 12
 
 
-def _block_costs() -> bytes:
-    costs = [_script_cost(_code_point(lead, 0x80 + second)) for lead in _BLOCKED for second in range(0, 64, 2)]
-    return bytes(32) + bytes(costs)
-
-
-_CLASS_OF: Final = _classes()
+_CLASS_OF: Final = _grouped(_CLASSES, _SIGN)[:0xC2] + bytes(
+    _SIGN if first in _SIGNS else _LETTER for first in range(0xC2, 0x100)
+)
 _WINDOW_TABLE: Final = _WINDOW_COST.ljust(256, b"\x00")
 _AFTER_OF: Final = _grouped(_AFTER)
 _THEN_OF: Final = _grouped(_THEN)
 _LEAD_COST: Final = bytes(
     _script_cost(_code_point(lead)) if lead >= 0xC2 and lead not in _BLOCKED else 0 for lead in range(256)
 )
-_BLOCK_COST: Final = _block_costs()
+_BLOCK_COST: Final = bytes(32) + bytes(
+    _script_cost(_code_point(lead, 0x80 + second)) for lead in _BLOCKED for second in range(0, 64, 2)
+)
 _BLOCK_OF: Final = bytes((_BLOCKED.index(lead) + 1) * 32 if lead in _BLOCKED else 0 for lead in range(256))
 _HALF_OF: Final = bytes((byte & 63) >> 1 if 0x80 <= byte < 0xC0 else 0 for byte in range(256))
 _CONTINUATION: Final = bytes(range(0x80, 0xC0))

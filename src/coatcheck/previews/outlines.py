@@ -287,7 +287,10 @@ def diff(text: Excerpt, limit: int) -> Preview | None:
     least = _least(body, len(files))
     lead, items = _changes(files, least)
     shape, kept = pack(f"diff of {lead}: ", items, len(items), limit)
-    return Preview(shape, f"{kept} of {least}{some(len(items), 'file')}", _ask_for_file(body, files))
+    largest = max(files, key=lambda file: file.added + file.removed)
+    start = body.number(largest.start)
+    end = min(start + 120, body.number(max(largest.end - 1, largest.start)))
+    return Preview(shape, f"{kept} of {least}{some(len(items), 'file')}", f'lines="{start}:{end}"')
 
 
 def _least(body: Body, found: int) -> str:
@@ -310,13 +313,6 @@ def _changes(files: list[ChangedFile], least: str) -> tuple[str, list[str]]:
     added, removed = (sum(counts[side] for counts in merged.values()) for side in (0, 1))
     where = f", in {masked_line(folder, 60)}" if folder else ""
     return f"{least}{some(len(merged), 'file')}, +{added} -{removed}{where}", items
-
-
-def _ask_for_file(body: Body, files: list[ChangedFile]) -> str:
-    """The read of the file that changes most."""
-    one = max(files, key=lambda file: file.added + file.removed)
-    start = body.number(one.start)
-    return f'lines="{start}:{min(start + 120, body.number(max(one.end - 1, one.start)))}"'
 
 
 def history(text: Excerpt, limit: int) -> Preview | None:
