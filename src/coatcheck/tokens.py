@@ -163,8 +163,7 @@ def roughly(data: bytes) -> float:
 class Weighed:
     """A text, with its bytes in UTF-8 and a rough count of the tokens at both ends. Each is computed once."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    text: str
 
     @cached_property
     def text_bytes(self) -> bytes:

@@ -15,7 +15,7 @@ from coatcheck.checks import one_of, seconds, valid, whole
 from coatcheck.config import Settings
 from coatcheck.ids import clip
 from coatcheck.refs import Ref
-from coatcheck.tokens import CLEARLY, TokenCounter, Weighed, counted, estimate, probably_exceeds
+from coatcheck.tokens import CLEARLY, TokenCounter, Weighed, counted, estimate, probably_exceeds, roughly
 
 MAX_TOKENS: Final = 3_000
 PREVIEW_CHARS: Final = 200
@@ -25,6 +25,7 @@ COSTLIEST: Final = 5
 """The most tokens that the estimate counts for one character."""
 
 _UTF8: Final = 4  # maximum bytes per character
+_END: Final = 64 * 1_024
 
 Shrink = Callable[[Any], Any]
 """Turns a tool's result into what the model is shown. A result that it returns unchanged is handled as usual."""
@@ -63,8 +64,8 @@ class Limit:
     ) -> bool:
         """Whether a text is over the limit. It is if the counter fails or does not return a number.
 
-        `size` is the byte size of the value, if it is not that of the text. `weighed` is the text with what is known of
-        it, if the caller has that."""
+        `size` is the byte size of the value, if it is not that of the text. `weighed` is the text with an
+        estimate of the tokens at its ends, if the caller has one."""
         if self.is_too_long(text, size):
             return True
         most = self.tokens
@@ -73,7 +74,11 @@ class Limit:
         if count is not None:
             tokens = counted(count, text)
             return tokens is None or tokens > most
-        seen = (weighed or Weighed(text)).tokens
+        if weighed is not None:
+            seen = weighed.tokens
+        else:
+            ends = text if len(text) <= 2 * _END else text[:_END] + text[-_END:]
+            seen = roughly(ends.encode("utf-8", "surrogatepass"))
         return seen > most * CLEARLY or estimate(text) > most  # the ends are enough if a text is clearly too long
 
     def probably_exceeded(self, text: str, count: TokenCounter | None = None) -> bool:
