@@ -60,10 +60,10 @@ class CoreSession(ABC):
 
     Created by `store.session(…)`. A session object is cheap, has no connection, and can be shared between threads."""
 
-    __slots__ = ("_parts", "_scope", "_store")
+    __slots__ = ("_parts", "_scope", "store")
 
     def __init__(self, store: Store, parts: Parts, scope: Scope) -> None:
-        self._store = store
+        self.store = store
         self._parts = parts
         self._scope = scope
 
@@ -79,12 +79,8 @@ class CoreSession(ABC):
     def ttl(self) -> float | None:
         return self._scope.info.ttl
 
-    @property
-    def store(self) -> Store:
-        return self._store
-
     def __repr__(self) -> str:
-        return f"Session({self.session_id!r} of {self._store!r})"
+        return f"Session({self.session_id!r} of {self.store!r})"
 
     def put(
         self,
@@ -227,7 +223,7 @@ class CoreSession(ABC):
             follow(parts.passages, parts.catalog, session_id, self._live, self._content)
         lent = self._lent()
         for session_id in _lenders(lent):
-            transcript = self._store.session(session_id)
+            transcript = self.store.session(session_id)
             follow(parts.passages, parts.catalog, session_id, transcript._live, transcript._content)
         return lent
 

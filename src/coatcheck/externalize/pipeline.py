@@ -41,12 +41,11 @@ from coatcheck.externalize.policy import Limit, Policy, configured
 from coatcheck.externalize.shorter import sparse
 from coatcheck.externalize.stub import (
     LEAD,
+    NEAR,
     SHORTENED,
-    Facts,
-    facts,
+    STUB,
     head_and_tail,
     is_stub,
-    may_be_marked,
     media_type_of,
     nothing_shown,
     own_summary,
@@ -57,13 +56,13 @@ from coatcheck.externalize.stub import (
 from coatcheck.ids import digest_of
 from coatcheck.intake import About
 from coatcheck.models import model
-from coatcheck.previews import EDGE, Preview, Sample
+from coatcheck.previews import Facts, Preview, Sample, facts
 from coatcheck.reading import sample_of
 from coatcheck.redaction import CONTEXT, mask, mask_bytes, mask_value
 from coatcheck.refs import Ref, summarize
 from coatcheck.storage.frames import frames_of, line_counts
 from coatcheck.store import Store
-from coatcheck.tokens import estimate, roughly, sampled
+from coatcheck.tokens import Weighed, estimate, sampled
 from coatcheck.values import Encoded, as_text, decode_text
 
 _FRAMED: Final = 128 * 1024  # bytes from which a store wants frames
@@ -242,7 +241,7 @@ def leaving(
         limit = rule if isinstance(rule, Limit) else policy
         exceeded = limit.probably_exceeded if sampling else limit.exceeded
         large.append(rule == "always" or (rule != "never" and exceeded(text, policy.count)))
-    odd = [one and (is_stub(text, policy) or may_be_marked(text)) for one, (_, text) in zip(large, texts, strict=True)]
+    odd = [one and (is_stub(text, policy) or " ~" in text[:NEAR]) for one, (_, text) in zip(large, texts, strict=True)]
     return [
         one and not (look and (is_stub(text, policy) or own_tag(store, text) is not None))
         for one, look, (_, text) in zip(large, odd, texts, strict=True)
@@ -359,22 +358,12 @@ def redacted(value: object) -> Any:
     return value if masked == given else masked
 
 
-class Prepared:
+class Prepared(Weighed):
     """A value and the text that a model would get of it. What follows from them is computed once."""
 
     def __init__(self, value: object, text: str) -> None:
         self.value = value
         self.text = text
-
-    @cached_property
-    def text_bytes(self) -> bytes:
-        return self.text.encode("utf-8", "surrogatepass")
-
-    @cached_property
-    def tokens(self) -> float:
-        """Estimate of the tokens in the head and tail of the text."""
-        data = self.text_bytes
-        return roughly(data if len(data) <= 2 * EDGE else data[:EDGE] + data[-EDGE:])
 
     @cached_property
     def encoded(self) -> Encoded:
@@ -516,8 +505,8 @@ class _Result:
         size = memoryview(value).nbytes if isinstance(value, bytes | bytearray | memoryview) else None
         prepared = Prepared(value, text)
         shorter = self._shorter(text) if value is text else None
-        rough = (lambda: prepared.tokens) if shorter is None else None
-        if self._is_large(shorter or text, size, rough) and not self._stays_anyway(text):
+        weighed = prepared if shorter is None else None
+        if self._is_large(shorter or text, size, weighed) and not self._stays_anyway(text):
             return self._put(prepared)
         return Outcome(text, value) if shorter is None else Outcome(shorter, shorter)
 
@@ -529,15 +518,15 @@ class _Result:
         """Whether a value leaves, given its text. `size` is its byte size, if that is not the size of the text."""
         return self._is_large(text, size) and not self._stays_anyway(text)
 
-    def _is_large(self, text: str, size: int | None = None, rough: Callable[[], float] | None = None) -> bool:
-        return self._always or self._limit.exceeded(text, self._policy.count, size=size, rough=rough)
+    def _is_large(self, text: str, size: int | None = None, weighed: Weighed | None = None) -> bool:
+        return self._always or self._limit.exceeded(text, self._policy.count, size=size, weighed=weighed)
 
     def _stays_anyway(self, text: str) -> bool:
         """Whether a text is a stub, or the first marked answer of our tools in this result. Marks can be copied, so a
         second one is treated like any other text."""
-        if is_stub(text, self._policy):
+        if text.startswith(STUB) and is_stub(text, self._policy):
             return True
-        tag = own_tag(self._session.store, text) if may_be_marked(text) else None
+        tag = own_tag(self._session.store, text) if " ~" in text[:NEAR] else None
         if tag is None or (self._tag is not None and not (self._tag_may_repeat and tag == self._tag)):
             return False
         self._tag = tag
@@ -548,8 +537,9 @@ class _Result:
     def _put(self, prepared: Prepared, *, claimed: str | None = None, shown: str | None = None) -> Outcome:
         """Store a value and return its stub, with `shown` as its preview if given."""
         try:
-            if isinstance(prepared.value, str) and (inner := blocks.unwrapped(prepared.value)) is not None:
-                prepared = Prepared(inner, inner)
+            if isinstance(prepared.value, str) and blocks.begins_wrapped(prepared.value, 0, blocks.WRAPPER):
+                inner = blocks.unwrapped(prepared.value)
+                prepared = prepared if inner is None else Prepared(inner, inner)
             if self._policy.redact == "store":
                 value = redacted(prepared.value)
                 prepared = Prepared(value, as_text(value))

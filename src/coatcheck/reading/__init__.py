@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from coatcheck.content import Content
 from coatcheck.errors import CoatcheckError, InvalidArgument
 from coatcheck.ids import clip, digest_of, is_pointer, parse_pointer
-from coatcheck.media import JSON, is_json, is_jsonl, sniff_text
-from coatcheck.previews.binaries import looks_binary
+from coatcheck.media import JSON, is_json, is_jsonl, look, sniff_text
 from coatcheck.reading import heavy
 from coatcheck.reading.json_content import NOTHING
 from coatcheck.reading.page import Page, QueryResult, Request, misfit, seal, unseal
@@ -112,7 +111,7 @@ def _slice(
 
     if (is_slice and form in _AS_TEXT) or (form == "sheets" and sheets.pool.is_installed):
         return paged_text()
-    if form not in ("text", "page") and (not is_slice or looks_binary(content.read(0, documents.HEAD))):
+    if form not in ("text", "page") and (not is_slice or look(content.read(0, documents.HEAD)).is_binary):
         from coatcheck.reading.describe import describe
 
         described = describe(content, max_chars=request.max_chars)

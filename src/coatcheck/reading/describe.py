@@ -16,8 +16,9 @@ from coatcheck.content import ArtifactStream, Content
 from coatcheck.errors import CoatcheckError, MissingExtra
 from coatcheck.ids import clip
 from coatcheck.media import TEXT, essence
+from coatcheck.previews import Sample
 from coatcheck.previews.binaries import WORKBOOKS, header, office_kind, pixels
-from coatcheck.previews.excerpts import Sample, count
+from coatcheck.previews.excerpts import count
 from coatcheck.reading.page import MAX_CHARS, QueryResult
 from coatcheck.reading.pdf import ask
 

@@ -25,8 +25,9 @@ from coatcheck.content import ArtifactStream, Content
 from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded, TooLarge
 from coatcheck.ids import clip
 from coatcheck.media import TEXT, decoded, essence, is_text
+from coatcheck.previews import Sample
 from coatcheck.previews.binaries import WORKBOOKS, found_type, office_kind
-from coatcheck.previews.excerpts import Sample, count
+from coatcheck.previews.excerpts import count
 from coatcheck.reading import heavy, pdf, sheets
 from coatcheck.reading.page import MAX_RESULT, BoundedLines, QueryResult, TextCache
 
