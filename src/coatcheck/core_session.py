@@ -60,16 +60,13 @@ class CoreSession(ABC):
 
     Created by `store.session(…)`. A session object is cheap, has no connection, and can be shared between threads."""
 
-    __slots__ = ("_parts", "_scope", "store")
+    __slots__ = ("_parts", "_scope", "session_id", "store")
 
     def __init__(self, store: Store, parts: Parts, scope: Scope) -> None:
         self.store = store
         self._parts = parts
         self._scope = scope
-
-    @property
-    def session_id(self) -> str:
-        return self._scope.info.session_id
+        self.session_id = scope.info.session_id
 
     @property
     def parent(self) -> str | None:

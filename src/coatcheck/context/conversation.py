@@ -23,7 +23,7 @@ from coatcheck.errors import CoatcheckError, LimitExceeded
 from coatcheck.externalize import Decision, Outcome, Policy, Situation
 from coatcheck.externalize.decision import PAGE_TOKENS, QUESTION_TOKENS
 from coatcheck.externalize.pipeline import put
-from coatcheck.externalize.shorter import ShownResult, shorter
+from coatcheck.externalize.shorter import LEAST_REPEATED, ShownResult, shorter
 from coatcheck.externalize.stub import STUB, mark
 from coatcheck.ids import clip
 from coatcheck.intake import About
@@ -314,7 +314,8 @@ class Conversation:
             return None
         text = plain_text(plain)
         rule = policy.tools.get(result.tool)
-        if text is not None and policy.enabled and rule is None and not policy.is_named:
+        is_free = policy.enabled and rule is None and not policy.is_named
+        if text is not None and is_free and len(text) >= LEAST_REPEATED:
             short = shorter(text, result.tool, result.arguments, arriving.shown())
             if short is not None:
                 arriving.add(replace(result, text=short))

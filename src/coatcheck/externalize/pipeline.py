@@ -28,15 +28,7 @@ from coatcheck.core_session import CoreSession
 from coatcheck.errors import InvalidArgument, StoreError, UnsupportedValue
 from coatcheck.externalize import blocks
 from coatcheck.externalize.blocks import BlockPayload, as_block, as_object, as_part, as_result, rebuilt
-from coatcheck.externalize.decision import (
-    Decision,
-    Estimate,
-    Situation,
-    break_even,
-    estimate_for,
-    rates_of,
-    use_of,
-)
+from coatcheck.externalize.decision import Decision, Estimate, Situation, expected_costs, note_result
 from coatcheck.externalize.policy import Limit, Policy, configured
 from coatcheck.externalize.shorter import sparse
 from coatcheck.externalize.stub import (
@@ -55,7 +47,7 @@ from coatcheck.externalize.stub import (
 )
 from coatcheck.ids import digest_of
 from coatcheck.intake import About
-from coatcheck.models import model
+from coatcheck.models import USUAL_PRICES, model
 from coatcheck.previews import Facts, Preview, Sample, facts
 from coatcheck.reading import sample_of
 from coatcheck.redaction import CONTEXT, mask, mask_bytes, mask_value
@@ -73,6 +65,7 @@ _MAX_PARTS: Final = 1_000  # a longer list is data
 _SMALL_BLOCK: Final = 500  # characters of a block that is shown unchanged in a text
 _CACHED: Final = 256  # stubs: the same result is often on several lines of a transcript, and in several files
 _NOT_STORED: Final = "not stored: call the tool again where it is needed"
+_NUMBER: Final = 12  # characters that the number of a line and its sign may take
 _LOG: Final = logging.getLogger("coatcheck")
 
 STORED: Final = "stored whole"
@@ -419,6 +412,11 @@ def _may_be(claimed: str, content: str | bytes) -> bool:
     return not media.is_json(claimed) or len(content) > media.CHECKED or media.parses(content)
 
 
+@functools.lru_cache(maxsize=4_096)
+def _limit_of(tokens: int) -> Limit:
+    return Limit(max_tokens=tokens)
+
+
 class _Result:
     """One result of a tool on its way through the pipeline."""
 
@@ -452,24 +450,18 @@ class _Result:
     def _decide_by_cost(self, situation: Situation | None) -> None:
         """Set the limit from which a stub is expected to pay in this conversation."""
         policy = self._policy
-        if situation is None:
-            prices = policy.prices or model(policy.model).prices
-            situation = rates_of(self._session.store).situation(self._session, prices, policy.expected_calls)
-        self._expected = estimate_for(self._session, self._tool, situation)
+        prices = policy.prices or (USUAL_PRICES if policy.model is None else model(policy.model).prices)
+        self._expected, most = expected_costs(self._session, self._tool, situation, prices, policy.expected_calls)
         if self._expected is None:
             self._never, self._reason = True, "report"
         else:
-            self._limit = Limit(max_tokens=break_even(self._expected))
+            self._limit = _limit_of(most)
 
     def noted(self, done: Outcome) -> Outcome:
         """Return an outcome with what it was decided by, and count it for later decisions."""
-        rates = rates_of(self._session.store)
-        if done.refs:
-            usual = Estimate(use_of(self._tool), Situation())
-            rates.stubbed(self._session, self._tool, done.refs, usual.reads(done._stored_tokens))
-        elif not self._is_known:
-            rates.shown(self._session, len(done.text))
-        return replace(done, _basis=_Basis(self._reason, self._limit.tokens, self._expected))
+        if done.refs or not self._is_known:
+            note_result(self._session, self._tool, done.refs, done._stored_tokens, len(done.text))
+        return replace(done, _basis=_Basis(self._reason, self._limit.max_tokens, self._expected))
 
     def outcome(self, value: object, text: str | None = None) -> Outcome:
         """Return the outcome of a value, given its text if that is known."""
@@ -512,7 +504,8 @@ class _Result:
 
     def _shorter(self, text: str) -> str | None:
         """Return a shorter form of a text that stays, if the policy leaves that to us."""
-        return sparse(text) if self._expected is not None else None
+        may_be_numbered = self._expected is not None and ("→" in text[:_NUMBER] or "\t" in text[:_NUMBER])
+        return sparse(text) if may_be_numbered else None
 
     def _leaves(self, text: str, size: int | None = None) -> bool:
         """Whether a value leaves, given its text. `size` is its byte size, if that is not the size of the text."""

@@ -44,15 +44,14 @@ class Limit:
     max_tokens: int | None = None
     max_chars: int | None = None
     max_bytes: int | None = None
+    is_named: bool = field(init=False, repr=False, compare=False, default=False)
+    """Whether any limit is set."""
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_chars", "max_bytes"):
             whole(getattr(self, name), name, least=1, optional=True)
-
-    @property
-    def is_named(self) -> bool:
-        """Whether any limit is set."""
-        return not (self.max_tokens is None and self.max_chars is None and self.max_bytes is None)
+        limits = (self.max_tokens, self.max_chars, self.max_bytes)
+        object.__setattr__(self, "is_named", any(most is not None for most in limits))
 
     @property
     def tokens(self) -> int | None:
