@@ -621,7 +621,7 @@ def test_the_second_call_finds_its_tables_loaded() -> None:
     first = run_sql("SELECT sum(n) AS s FROM artifact", {"artifact": watched})
     reads.clear()
     assert run_sql("SELECT sum(n) AS s FROM artifact", {"artifact": watched}) == first
-    assert reads == [4096]  # the head, for the format
+    assert set(reads) == {4096}  # only the head, to recognize the format
 
 
 @of_each_source
