@@ -95,6 +95,7 @@ _FILE: Final = re.compile(
 )
 _LEFT_OUT: Final = re.compile(r"^\[([\d,]{1,20}) characters are left out here.*", re.MULTILINE)
 _DECODER: Final = json.JSONDecoder()
+_NEARLY_FULL: Final = 0.75  # the part of a budget from which a prompt is worth a warning
 _THRESHOLDS: Final = (
     ("hs_tokens", "metrics.warn_hot_state_tokens", "a hot state of {} tokens"),
     ("artifacts", "metrics.warn_index_entries", "an index of {} artifacts"),
@@ -150,7 +151,9 @@ class PromptMetrics:
     `ref_files` the bootstrap files that became references. A count is None if it could not be counted, which violates
     the budget. `tokens_saved` are the tokens of stored results that the prompt would contain without stubs; the other
     `tokens_…` are the cost of that. `cost` is the price of the input in uncached tokens, `cost_without` the same
-    without stubs. `input_tokens` and the following are the provider's counts, None if it did not report them.
+    without stubs. `results_left` and `results_kept` count the new results that left the context or stayed, as the
+    builder decided, and `expected_saving` is what those that left are expected to save, in the price of an input token.
+    `input_tokens` and the following are the provider's counts, None if it did not report them.
     `tool_calls` and `tool_seconds` are the number and the durations of the tool calls since the previous one."""
 
     session: Text
@@ -175,6 +178,9 @@ class PromptMetrics:
     tokens_stubs: Count = 0
     tokens_schemas: Count = 0
     tokens_rewritten: Count = 0
+    results_left: Count = 0
+    results_kept: Count = 0
+    expected_saving: Number = 0.0
     cost: Count | None = None
     cost_without: Count | None = None
     input_tokens: Count | None = None
@@ -400,6 +406,8 @@ def _notices(call: PromptMetrics, settings: Settings, ratio: float = 1.0) -> lis
         if name == "est_tokens" and value is not None:
             value = round(value * ratio) if call.input_tokens is None else call.input_tokens
         threshold: int = settings[key]
+        if name == "est_tokens" and call.budget_tokens and settings.origin(key).source == "default":
+            threshold = max(threshold, int(call.budget_tokens * _NEARLY_FULL))
         if value is not None and value > threshold:
             found.append(Notice(name, "over", threshold, value, f"{words.format(f'{value:,}')} is over {threshold:,}"))
     found += [
@@ -766,11 +774,15 @@ def _append(path: str, call: PromptMetrics) -> None:
 
 def _built(call: PromptMetrics, prompt: Prompt) -> PromptMetrics:
     """Return the call with the figures that the builder of its prompt knows more precisely."""
+    left = [one for one in prompt.decisions if one.leaves]
     return replace(
         call,
         hs_steps=tuple(prompt.hs_truncated),
         artifact_types=dict(Counter(sorted(prompt.artifact_types))),
         tokens_rewritten=prompt.rewritten_tokens,
+        results_left=len(left),
+        results_kept=len(prompt.decisions) - len(left),
+        expected_saving=round(sum(one.expected_saving for one in left), 1),
         budget_violations=tuple(one.to_record() for one in prompt.violations),
         **{name: getattr(prompt, name) for name in _BUILT},
     )
