@@ -163,7 +163,7 @@ def migrate(db: sqlite3.Connection, disk: Disk) -> None:
     """Migrate the catalog to the current version. The caller holds the store's lock."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
-    if application == _DEVELOPMENT_ID or (0 < version <= len(STEPS) and _tables(db) != _tables_of(version)):
+    if application == _DEVELOPMENT_ID or (0 < version <= len(STEPS) and not _has_tables(db, version)):
         raise development_format()
     if application not in (0, _APPLICATION_ID):
         raise StoreUnavailable("the catalog file belongs to another program", hint="use a new folder for the store")
@@ -183,6 +183,14 @@ def migrate(db: sqlite3.Connection, disk: Disk) -> None:
             raise
 
 
+def _has_tables(db: sqlite3.Connection, version: int) -> bool:
+    """Return whether the database has the tables, columns, indexes and triggers of this version. It may have other
+    tables."""
+    wanted = _tables_of(version)
+    names = {name for name, _ in wanted}
+    return {one for one in _tables(db) if one[0] in names} == wanted
+
+
 @cache
 def _tables_of(version: int) -> set[tuple[str, str | None]]:
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
@@ -192,9 +200,8 @@ def _tables_of(version: int) -> set[tuple[str, str | None]]:
 
 
 def _tables(db: sqlite3.Connection) -> set[tuple[str, str | None]]:
-    """Return the names of tables, indexes and triggers, with those of their columns; without SQLite's own tables."""
-    found = "SELECT m.name, c.name FROM sqlite_master m LEFT JOIN pragma_table_info(m.name) c"
-    return set(db.execute(f"{found} WHERE m.name NOT LIKE 'sqlite_%'"))
+    """Return the names of tables, indexes and triggers, with those of their columns."""
+    return set(db.execute("SELECT m.name, c.name FROM sqlite_master m LEFT JOIN pragma_table_info(m.name) c"))
 
 
 def is_migrated(db: sqlite3.Connection) -> bool:
