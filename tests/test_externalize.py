@@ -734,7 +734,7 @@ def test_the_steps_of_the_pipeline_make_what_externalize_makes(store: Store) -> 
     stub, saved = pipeline.stub_for(ref, pipeline.Prepared(LOG, LOG), policy)
     assert stub == session.externalize(LOG, tool="t", policy=policy).text
     assert 0 < saved < json.loads(stub)["tokens"]
-    assert pipeline.leaving(session.store, policy, [("t", stub)]) == [False]
+    assert pipeline.leaving(session.store, policy, [("t", stub), ("t", LOG)], sampling=True) == [False, True]
 
 
 def test_the_rule_of_a_tool_and_the_switch_decide_what_leaves(session: Session) -> None:
