@@ -237,12 +237,12 @@ def effect(bench: Bench) -> Iterator[Row]:
     pairs = zip(everything.bills[DEFAULT], everything.bills["inline"], strict=True)
     idle = [one.cost / inline.cost for one, inline in pairs if not one.stubs]
     yield Row("sessions over 2% worse though nothing left", None, sum(one > 1.02 for one in idle), 0, "count")
-    yield from _built_rows(chain.from_iterable(_some(folder, one, bench.quick) for one in CODING), quick=bench.quick)
+    yield from _built_rows(bench, chain.from_iterable(_some(folder, one, bench.quick) for one in CODING))
 
 
-def _built_rows(found: Iterable[Recording], *, quick: bool) -> Iterator[Row]:
+def _built_rows(bench: Bench, found: Iterable[Recording]) -> Iterator[Row]:
     """The same sessions through `PromptBuilder`, with its own counting for inline too."""
-    found = [one for one in found if not quick or sum(len(each.calls) for each in one.conversations) < 100]
+    found = [one for one in found if not bench.quick or sum(len(each.calls) for each in one.conversations) < 100]
     done: dict[str, list[tuple[Bill, int]]] = {
         "inline": [built(one, inline=True) for one in found],
         "append-only": [built(one) for one in found],
@@ -250,6 +250,10 @@ def _built_rows(found: Iterable[Recording], *, quick: bool) -> Iterator[Row]:
     }
     bills = Billed(CODING, {name: [bill for bill, _ in pairs] for name, pairs in done.items()})
     print(f"\nall coding sessions through `PromptBuilder`: {len(found)} sessions\n\n{bills.table()}", flush=True)
+    if bench.plots is not None:
+        title, ratios = "Coding sessions through PromptBuilder, rewrite=True", sorted(bills.ratios("rewrite=True"))
+        drawn = ratio_plot(title, [(f"session {number}", one) for number, one in enumerate(ratios, 1)])
+        (bench.plots / "effect-built.svg").write_text(drawn)
     for name, most, worse, rewritten in (("append-only", 0.90, 0.02, 0.0), ("rewrite=True", 0.80, 0.03, None)):
         calls = sum(bill.calls for bill in bills.bills[name])
         title = f"PromptBuilder, {name}"

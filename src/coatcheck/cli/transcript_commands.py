@@ -27,8 +27,8 @@ _SHOWN: Final = 3  # of the best and of the worst sessions
 _PAYS: Final = 0.99
 _MANY_READS: Final = 1.5
 _AUDIT_COLUMNS: Final = {
-    "name": "sessions", "calls": "calls", "inline": "inline", "ratio": "with Coatcheck", "worse": "over 1% worse",
-    "stubs": "stubs", "reads": "reads back", "kept_out": "tokens that never entered", "path": "file",
+    "name": "sessions", "calls": "calls", "inline": "inline", "ratio": "Coatcheck", "worse": "worse", "stubs": "stubs",
+    "reads": "reads", "kept_out": "kept out", "path": "file",
 }  # fmt: skip
 
 paths_argument = click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
@@ -264,7 +264,7 @@ def audit(paths: tuple[Path, ...], model_name: str | None, plot_file: str | None
     if not as_json:
         few = sessions if len(sessions) <= 2 * _SHOWN else [*sessions[:_SHOWN], *sessions[-_SHOWN:]]
         rows = [_row(whole, sessions)] * (len(sessions) > 1) + [_row(one, [one]) for one in few]
-        terminal.print_records(rows, _AUDIT_COLUMNS, as_json=False, shrink=("file",))
+        terminal.print_records(rows, _AUDIT_COLUMNS, as_json=False, shrink=("sessions", "file"))
         terminal.print_note(verdict(whole, sessions))
 
 

@@ -232,8 +232,8 @@ class _Seen:
 class ReadRates:
     """How often stubs are read, per tool, in one store, and the conversations of this process.
 
-    Counts are kept in a record of the store and written now and then, so that the next process begins with them. There
-    is no lock: losing a few counts does no harm."""
+    Counts are kept in a record of the store and written now and then, so that the next process begins with them. They
+    are not locked: losing a few does no harm."""
 
     def __init__(self) -> None:
         self._saved: dict[str, _Rate] | None = None
