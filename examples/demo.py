@@ -246,9 +246,7 @@ def show(turns: Sequence[Turn], console: Console) -> None:
 
 def show_kept(results: Sequence[Kept], console: Console) -> None:
     """Print a session in which a stub would not pay, and the reason for each result."""
-    console.print(
-        Text("\nA short coding session, with the same policy: stubs would not pay", "bold")
-    )
+    console.print(Text("\nA short coding session, with the same policy: stubs would not pay", "bold"))
     for one in results:
         console.print(Text.assemble(("  calls  ", "bold"), (one.call, "yellow")))
         for number, line in enumerate(textwrap.wrap(one.why, min(console.width, 110) - 9)):
