@@ -610,7 +610,7 @@ class CoreSession(ABC):
         data = self._bytes(entry)[1] if entry.blob.coding == "inline" else None
         ref = entry.ref if entry.ref.content_uri else self._parts.ref_for_caller(entry)
         if data is not None:
-            return Content.of(ref, data)
+            return Content(ref, b"", lambda offset, length: data[offset : offset + length])
         return Content(ref, entry.blob.frames, BlobReader(self._parts.blobs, entry, self._moved))
 
     def _bytes(self, entry: Entry) -> tuple[Entry, bytes]:
