@@ -179,7 +179,8 @@ def test_what_cannot_be_read_back_is_counted_as_lost() -> None:
 
 
 def claude_line(role: str, content: Any, **more: Any) -> dict[str, Any]:
-    message = {"role": role, "content": content, **{key: more.pop(key) for key in ("id", "usage") if key in more}}
+    message: dict[str, Any] = {"role": role, "content": content}
+    message |= {key: more.pop(key) for key in ("id", "usage") if key in more}
     return {"type": role, "message": message, "uuid": "u", "sessionId": "s", **more}
 
 
