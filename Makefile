@@ -20,8 +20,9 @@ help:  ## List the targets
 demo: $(DEMO)  ## Watch an agent at work, and what it costs with and without Coatcheck (no network)
 	$(BIN)/python -m examples.demo $(ARGS)
 
+# Three workers for two cores, since tests often wait for a process, a server or a disk.
 test: $(VENV) $(SERVERS)  ## Run the tests, with the short form of the faults (ARGS="-k session" for some)
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 check: $(VENV)  ## Lint, formatting, types and layers
 	$(BIN)/ruff check .
@@ -32,8 +33,8 @@ check: $(VENV)  ## Lint, formatting, types and layers
 bench: $(VENV) $(SERVERS)  ## Measure ours against the floor and against peers, in one run on the same disk
 	$(BIN)/python -m benchmarks $(ARGS)
 
-faults: $(VENV)  ## Run the long form of the faults (crashes, full disks, damage, races) and of property tests
-	COATCHECK_FAULTS=long $(BIN)/python -m pytest -m "faults or properties" --timeout 7200 $(ARGS)
+faults: $(VENV)  ## Run the long form of the faults (crashes, full disks, damage, races), of property tests and of repetitions
+	COATCHECK_FAULTS=long $(BIN)/python -m pytest -m "faults or properties or repeated" --timeout 7200 $(ARGS)
 
 lock: $(VENV)  ## Write the constraints files (ARGS=--upgrade for newer versions)
 	$(COMPILE) --group dev pyproject.toml -o constraints.txt $(ARGS)

@@ -14,29 +14,67 @@ from coatcheck import Store
 from tests.backends import Backend, Clock, Fleet
 from tests.servers import find_postgres, find_weed, postgres, seaweedfs
 
-ROOT = Path(__file__).resolve().parent.parent
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+CI = bool(os.environ.get("CI"))
 LONG_FAULTS = os.environ.get("COATCHECK_FAULTS") == "long"
+
+# Tests of layers that reach a backend only through a session, which behaves the same on each of them: the suites of the
+# backends and the tests of sessions, expiry, records, search and collection check that on all three.
+ABOVE_STORAGE = frozenset({
+    "agents", "compat", "context", "executor", "reading", "transcript", "test_aio.py", "test_archive.py",
+    "test_externalize.py", "test_hints.py", "test_media.py", "test_metrics.py", "test_mixed_content.py",
+    "test_odd_arguments.py", "test_offload.py", "test_policy_everywhere.py", "test_previews.py", "test_redact_store.py",
+    "test_redaction.py", "test_toolkit.py",
+})  # fmt: skip
 
 # A run that a script started with `&` ignores control-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A slow machine is not a wrong answer. In CI, the same examples are tried each time.
+# A slow machine is not a wrong answer. CI tries the same few examples each time.
 settings.register_profile(
-    "short", max_examples=25, derandomize=bool(os.environ.get("CI")), print_blob=True,
-    deadline=None, suppress_health_check=[HealthCheck.too_slow],
+    "short", max_examples=15 if CI else 25, derandomize=CI, print_blob=True, deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip
 settings.register_profile("long", parent=settings.get_profile("short"), max_examples=1_000, derandomize=False)
 settings.load_profile("long" if LONG_FAULTS else "short")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark property tests, which `make faults` runs with more examples."""
-    for item in items:
-        if isinstance(item, pytest.Function):
-            names = getattr(item.function, "__code__", None) and item.function.__code__.co_names
-            if is_hypothesis_test(item.function) or {"examples", "run_state_machine_as_test"} & set(names or ()):
-                item.add_marker("properties")
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark property tests, which `make faults` runs with more examples, and repetitions, which only it runs."""
+    tests = [item for item in items if isinstance(item, pytest.Function)]
+    for test in tests:
+        names = getattr(test.function, "__code__", None) and test.function.__code__.co_names
+        if is_hypothesis_test(test.function) or {"examples", "run_state_machine_as_test"} & set(names or ()):
+            test.add_marker("properties")
+    repeated = _repeated(tests)
+    for test in repeated:
+        test.add_marker("repeated")
+    if repeated and not LONG_FAULTS:
+        config.hook.pytest_deselected(items=repeated)
+        left_out = set(repeated)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _repeated(tests: list[pytest.Function]) -> list[pytest.Function]:
+    """Tests above storage that repeat on another backend what a folder has shown: each of them runs in a folder with
+    all values of its parameters, on a fleet with the first, and not in memory, whose catalog is the same as a folder's.
+    """
+    kinds = {test: _backend_of(test) for test in tests if test.path.relative_to(TESTS).parts[0] in ABOVE_STORAGE}
+    in_folder = {test.function for test, kind in kinds.items() if kind in ("folder", "bytes")}
+    on_fleet, repeated = set(), []
+    for test, kind in kinds.items():
+        if test.function in in_folder and (kind == "memory" or (kind == "fleet" and test.function in on_fleet)):
+            repeated.append(test)
+        elif kind == "fleet":
+            on_fleet.add(test.function)
+    return repeated
+
+
+def _backend_of(test: pytest.Function) -> object:
+    params = test.callspec.params if hasattr(test, "callspec") else {}
+    return next((params[name] for name in ("backend", "lasting", "each_source") if name in params), None)
 
 
 @pytest.fixture(scope="session")

@@ -350,7 +350,7 @@ def blob_lines(data: bytes) -> list[dict[str, Any]]:
     return [{"blob": {"digest": digest, "size": len(data)}}, {"data": base64.b64encode(data).decode()}]
 
 
-@pytest.mark.parametrize("size", [10, LARGE])
+@pytest.mark.parametrize("size", [LARGE, 10])
 def test_an_archive_without_the_bytes_reads_nothing_of_another_session(
     backend: Backend, archive: bytes, size: int
 ) -> None:
@@ -408,7 +408,7 @@ def test_an_archive_does_not_write_the_hot_state_past_a_claim(backend: Backend, 
     store.session("main").record("hot", b"{}", token=token)
 
 
-@pytest.mark.parametrize("size", [500, LARGE])
+@pytest.mark.parametrize("size", [LARGE, 500])
 def test_an_import_keeps_to_the_quota_and_the_size_limit(backend: Backend, archive: bytes, size: int) -> None:
     lines = [session_line(archive), *blob_lines(b"x" * size)]
     ref = ref_line(archive, artifact_id=hashlib.sha256(b"x" * size).hexdigest(), name=None)

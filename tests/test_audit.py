@@ -179,8 +179,8 @@ def test_what_cannot_be_read_back_is_counted_as_lost() -> None:
 
 
 def claude_line(role: str, content: Any, **more: Any) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": role, "content": content}
-    message |= {key: more.pop(key) for key in ("id", "usage") if key in more}
+    own: dict[str, Any] = {key: more.pop(key) for key in ("id", "usage") if key in more}
+    message = {"role": role, "content": content, **own}
     return {"type": role, "message": message, "uuid": "u", "sessionId": "s", **more}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
@@ -481,8 +483,8 @@ def test_a_command_imports_only_what_it_uses() -> None:
         (("get", "n"), "artifact_commands"),
         (("stats",), "store_commands"),
         (("config",), "store_commands"),
-        (("hot", "--help"), "hot_command"),
-        (("metrics", "--help"), "metrics_command"),
+        (("hot", "--help"), "context_commands"),
+        (("metrics", "--help"), "context_commands"),
         (("proxy", "--help"), "mcp_commands"),
         (("transcript", "undo", "--help"), "transcript_commands"),
     ],
@@ -495,6 +497,14 @@ def test_a_command_imports_no_other_command_and_no_heavy_package(args: tuple[str
     assert commands == {f"coatcheck.cli.{own}"}
     heavy = ("re2", "pydantic", "duckdb", "rich", "mcp", "coatcheck.context.", "coatcheck.transcript", "coatcheck.mcp")
     assert not {name for name in loaded if name.startswith(heavy)}
+
+
+def test_the_list_of_commands_imports_none_of_them_and_has_the_first_sentence_of_each() -> None:
+    assert not {name for name in modules_of("--help") if name.startswith("coatcheck.cli.") and "_command" in name}
+    context = click.Context(main, info_name="coatcheck")
+    listed = dict(re.findall(r"^  ([a-z]+) +(\S.*)$", main.get_help(context).partition("Commands:")[2], re.MULTILINE))
+    commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    assert listed == {name: one.get_short_help_str(100) for name, one in commands.items() if one is not None}
 
 
 # Terminals

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from coatcheck import errors
 from coatcheck.audit import Audited, Bill
 from coatcheck.cli import main
-from coatcheck.cli.audit_command import verdict
+from coatcheck.cli.transcript_commands import verdict
 from tests.test_cli import HOSTILE, on_terminal
 
 ROWS = "\n".join(f"host-{number:04}.example.org is up since {number * 37} seconds" for number in range(1_500))

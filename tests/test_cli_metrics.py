@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import coatcheck
 from coatcheck import config, toolkit
 from coatcheck.cli import main
-from coatcheck.cli.metrics_command import MAX_ROWS, MAX_SESSIONS, page, plot, sparkline, thinned
+from coatcheck.cli.context_commands import MAX_ROWS, MAX_SESSIONS, page, plot, sparkline, thinned
 from coatcheck.context.metrics import Baseline, Meter, Notice, PromptMetrics
 from tests.test_cli import on_terminal
 

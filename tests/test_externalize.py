@@ -573,7 +573,7 @@ def test_many_threads_lose_and_duplicate_nothing(session: Session) -> None:
     assert session.store.stats().artifacts == 128
 
 
-@pytest.mark.parametrize("times", [1, 4], ids=["held in the catalog", "in a file"])
+@pytest.mark.parametrize("times", [4, 1], ids=["in a file", "held in the catalog"])
 def test_a_result_of_any_size_is_stored_as_put_stores_it(session: Session, times: int) -> None:
     for value in (LOG * times, [LOG] * times, (LOG * times).encode(), f"{LOG}é" * times, [{"é": LOG}] * times):
         outcome = session.externalize(value)
@@ -729,26 +729,27 @@ def test_a_closed_store_does_not_stop_the_agent(session: Session) -> None:
 
 def test_the_steps_of_the_pipeline_make_what_externalize_makes(store: Store) -> None:
     session, policy = store.session("s"), Policy()
-    assert pipeline.leaves(session.store, policy, "t", LOG)
+    assert pipeline.leaving(session.store, policy, [("t", LOG)]) == [True]
     ref = pipeline.put(session, LOG, About(tool="t"), policy)
-    stub, count = pipeline.stub_for(ref, pipeline.Prepared(LOG, LOG), policy)
+    stub, saved = pipeline.stub_for(ref, pipeline.Prepared(LOG, LOG), policy)
     assert stub == session.externalize(LOG, tool="t", policy=policy).text
-    assert count == json.loads(stub)["tokens"]
-    assert not pipeline.leaves(session.store, policy, "t", stub)
+    assert 0 < saved < json.loads(stub)["tokens"]
+    assert pipeline.leaving(session.store, policy, [("t", stub), ("t", LOG)], sampling=True) == [False, True]
 
 
 def test_the_rule_of_a_tool_and_the_switch_decide_what_leaves(session: Session) -> None:
     policy = Policy(tools={"a": "always", "n": "never", "l": Limit(max_chars=5)})
-    leaving = {tool: pipeline.leaves(session.store, policy, tool, "some words") for tool in ("a", "n", "l", "x", None)}
-    assert leaving == {"a": True, "n": False, "l": True, "x": False, None: False}
-    assert not pipeline.leaves(session.store, replace(policy, enabled=False), "a", LOG)
-    assert pipeline.leaves(session.store, policy, "x", "some words", exceeds=lambda limit: limit is policy)
+    texts = [(tool, "some words") for tool in ("a", "n", "l", "x", None)]
+    for sampling in (False, True):
+        found = pipeline.leaving(session.store, policy, texts, sampling=sampling)
+        assert found == [True, False, True, False, False]
+    assert pipeline.leaving(session.store, replace(policy, enabled=False), [("a", LOG)]) == [False]
 
 
 def test_pages_of_our_own_tools_do_not_leave(store: Store) -> None:
     session = store.session("s")
     page = toolkit(session)[0].run(pointer=session.put(LOG).pointer)
-    assert not pipeline.leaves(session.store, Policy(max_chars=100), "whatever", page)
+    assert pipeline.leaving(session.store, Policy(max_chars=100), [("whatever", page)]) == [False]
 
 
 @pytest.mark.parametrize("policy", [Policy(redact="store"), None])

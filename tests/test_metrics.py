@@ -382,16 +382,35 @@ def test_warnings_begin_at_their_thresholds(session: Session) -> None:
         }
         for number in range(16)
     ]
-    meter = Meter(session, budget=Budget(max_prompt_tokens=100_000, max_hot_state_tokens=5_000))
+    meter = Meter(session, budget=Budget(max_prompt_tokens=9_000, max_hot_state_tokens=5_000))
     found = meter.call(
         messages=[{"role": "user", "content": "word " * 7_000}],
         hot_state={"session_id": "s", "artifact_index": index},
     )
     assert found is not None
     assert {(one.figure, one.reason, one.before) for one in found.warnings} == {
-        ("hs_tokens", "over", 800), ("artifacts", "over", 15), ("est_tokens", "over", 6_000),
+        ("hs_tokens", "over", 800), ("artifacts", "over", 15), ("est_tokens", "over", 6_750),
     }  # fmt: skip
     assert found.budget_ok
+
+
+def test_a_prompt_is_worth_a_warning_at_three_quarters_of_its_budget(session: Session) -> None:
+    words = [{"role": "user", "content": "word " * 7_000}]
+    for budget, warned in ((8_000, True), (200_000, False)):
+        found = Meter(session, budget=Budget(max_prompt_tokens=budget)).call(messages=words)
+        assert found is not None
+        assert any(one.figure == "est_tokens" and one.reason == "over" for one in found.warnings) is warned
+
+
+def test_the_decisions_of_a_builder_are_figures(session: Session) -> None:
+    builder = PromptBuilder(session, provider="openai")
+    call = {"id": "c", "type": "function", "function": {"name": "query", "arguments": "{}"}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "a row of the table\n" * 5_000}
+    found = Meter(session).call(builder.build([{"role": "user", "content": "go"}, asked, result]))
+    assert found is not None
+    assert (found.results_left, found.results_kept) == (1, 0)
+    assert found.expected_saving > 0
 
 
 def test_thresholds_are_settings_and_a_count_at_the_threshold_is_not_a_warning(backend: Backend) -> None:
@@ -405,7 +424,7 @@ def test_thresholds_are_settings_and_a_count_at_the_threshold_is_not_a_warning(b
 
 
 def test_the_size_of_a_prompt_is_its_providers_count_and_the_ratio_is_learned(session: Session) -> None:
-    meter = Meter(session, budget=Budget(max_prompt_tokens=100_000))
+    meter = Meter(session, budget=Budget(max_prompt_tokens=8_000))
     small = meter.call(messages=START, usage={"prompt_tokens": 7_000, "completion_tokens": 1})
     assert small is not None
     assert [one.actual for one in small.warnings] == [7_000]

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coatcheck import media
-from coatcheck.previews import EDGE, LEAST, Preview, Sample, listings, outlines, preview
+from coatcheck.previews import EDGE, KINDS, LEAST, Preview, Sample, decode, listings, outlines, preview
 from coatcheck.previews.json_text import parse_cut
 from coatcheck.previews.shape import CutDict, CutList, CutText
 from tests.token_samples import corpus_files
@@ -307,6 +307,11 @@ def test_frequent_levels_of_a_very_large_log_are_estimated_and_say_so() -> None:
     found = look(text + "2031-05-06 10:00:01 ERROR at last\n")
     assert re.search(r"ERROR 1 WARN ~13,000 INFO ~2[67],000", found.text)
     assert "~ is an estimate" in found.shown
+
+
+def test_a_coloured_table_may_have_lines_with_nothing_but_colours() -> None:
+    rows = "".join(f"web-{n} up{n} {n}d\n\x1b[32m\x1b[0m\n" for n in range(30))
+    assert "rows of NAME, STATUS, AGE; first: web-0, web-1" in look(f"NAME STATUS AGE\n{rows}").text
 
 
 def test_colours_of_a_log_do_not_hide_its_levels() -> None:
@@ -620,3 +625,19 @@ def test_what_is_passed_over_holds_no_definition_failure_or_level(corpus: Path) 
                 assert not any(pattern.search(piece) for pattern in (*patterns, outlines._C_FUNCTION))
             assert listings._FAILS(piece) or not listings._FAILURE.search(piece)
             assert listings.may_be_log(piece) or not (listings._LEVEL.search(piece) or listings._STAMP.search(piece))
+
+
+BEGINNINGS = [
+    "  7\tx = 1\n8\ty = 2\n9: z", "10-w", "7\tx", "...", "", " \t", "2026-03-01 INFO served",
+    "+ 12 new\n- 12 old\n  13 same\n  14 same", "- 12 old",
+    "deadbe1 Add it\n* 0123abc (HEAD) Fix\ndeadbe2 Add more\n0123abd Remove it", "0123abe Rename it",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(BEGINNINGS), max_size=8))
+def test_how_a_text_begins_rules_out_only_forms_that_it_does_not_have(lines: list[str]) -> None:
+    text = decode(Sample.of("\n".join(lines).encode()))
+    for kind in (kind for kind in KINDS if kind.form in (outlines.numbered_diff, outlines.short_history)):
+        assert kind.begins is not None
+        assert kind.begins.match(text.head) or kind.form(text, 200) is None
+    assert outlines.NUMBERED_LINES.match(text.head) or outlines.unnumber(text) is None

@@ -70,7 +70,7 @@ def test_importing_coatcheck_loads_no_extra_and_no_surface() -> None:
     assert "coatcheck.store" in loaded
     assert not HEAVY & set(loaded)
     assert not {name for name in loaded if name.startswith(("coatcheck.cli", "coatcheck.aio", "coatcheck.testing"))}
-    assert not {"coatcheck.storage.sqlite", "coatcheck.storage.files", "coatcheck.storage.memory"} & set(loaded)
+    assert not {"coatcheck.storage.sqlite", "coatcheck.storage.folder", "coatcheck.storage.memory"} & set(loaded)
 
 
 def test_using_a_memory_store_loads_no_extra_either() -> None:

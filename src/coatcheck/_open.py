@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import unquote, urlsplit
 
+from coatcheck.checks import check_name
 from coatcheck.config import Settings, load
 from coatcheck.errors import InvalidArgument, StoreUnavailable, storage_errors
-from coatcheck.ids import check_name, digest_of
+from coatcheck.ids import digest_of
 from coatcheck.session import Session
 from coatcheck.storage import BlobStore, Catalog, PassageIndex
 from coatcheck.storage.passages import NAME as SEARCH
@@ -118,7 +119,7 @@ def open_on(root: Path, disk: Disk, tenant: str | None = None, **options: Any) -
     own, named by a digest."""
 
     def connect(name: str | None) -> tuple[BlobStore, Catalog, PassageIndex]:
-        from coatcheck.storage.sqlite_catalog import open_folder_store
+        from coatcheck.storage.folder import open_folder_store
 
         own = _folder_of(root, name)
         with storage_errors("opening the store" if name is None else "opening a tenant's store"):

@@ -38,7 +38,8 @@ from coatcheck.externalize.stub import LENGTH, mark, media_type_of
 from coatcheck.ids import SCHEME, clip, is_encodable, is_pointer
 from coatcheck.intake import About
 from coatcheck.previews.excerpts import line
-from coatcheck.reading import Page, sql
+from coatcheck.reading import Page, Request, source_of, sql
+from coatcheck.reading import read as read_page
 from coatcheck.reading.page import AUTO
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
@@ -377,30 +378,33 @@ class _Answers:
 
     def _read(self, target: str, arguments: dict[str, Any]) -> tuple[Page, list[str]]:
         """Read what the model asked for. If that has no answer but another way to write it has, return that page, and
-        what it answers."""
+        what it answers. The artifact is opened once for all of them."""
+        source = source_of(self.session, target)
 
-        def read(**changed: Any) -> Page:
-            return self.session.read(target, max_chars=self.max_chars - RESERVED, **changed)
+        def read(*, cursor: str | None = None, **changed: Any) -> Page:
+            request = Request(max_chars=self.max_chars - RESERVED, **changed)
+            return read_page(self.session, source, request, cursor)
 
         if "grep" in arguments:
             arguments = {"context": AUTO, **arguments}
-        try:
-            page = read(**arguments)
-        except InvalidArgument as error:
-            if error.instead:
-                return self._instead(error, read)
-            if "grep" not in arguments or not (page := read(**arguments, literal=True)).matches:
-                raise
-            return page, ["not a valid pattern, searched as plain text"]
-        if page.instead is not None:
-            return read(query=page.instead), [line(f"nothing matches; this is {page.instead}", _SHOWN)]
-        if page.matches != 0 or page.cursor is not None or "cursor" in arguments or "ignore_case" in arguments:
-            return page, []
-        for change, how in _OTHER_WAYS:
-            if change != {"literal": True} or _SPECIAL.search(arguments["grep"]):
-                other = read(**arguments, **change)
-                if other.matches:
-                    return other, [f"no match as written, {how}"]
+        with source.content:
+            try:
+                page = read(**arguments)
+            except InvalidArgument as error:
+                if error.instead:
+                    return self._instead(error, read)
+                if "grep" not in arguments or not (page := read(**arguments, literal=True)).matches:
+                    raise
+                return page, ["not a valid pattern, searched as plain text"]
+            if page.instead is not None:
+                return read(query=page.instead), [line(f"nothing matches; this is {page.instead}", _SHOWN)]
+            if page.matches != 0 or page.cursor is not None or arguments.keys() & {"cursor", "ignore_case"}:
+                return page, []
+            for change, how in _OTHER_WAYS:
+                if change != {"literal": True} or _SPECIAL.search(arguments["grep"]):
+                    other = read(**arguments, **change)
+                    if other.matches:
+                        return other, [f"no match as written, {how}"]
         return page, []
 
     def _instead(self, error: InvalidArgument, read: Callable[..., Page]) -> tuple[Page, list[str]]:

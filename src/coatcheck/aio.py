@@ -17,16 +17,7 @@ import functools
 import inspect
 import io
 import os
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Coroutine,
-    Generator,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -35,7 +26,7 @@ from typing import Any, BinaryIO, Concatenate, Generic, Literal, ParamSpec, Prot
 import coatcheck
 from coatcheck._toolkit import Description, Purpose, Style, Tool
 from coatcheck.collect import Progress
-from coatcheck.executor import Handle, ToolCall, ToolExecutor, ToolOutcome, Turn
+from coatcheck.executor import ToolExecutor
 from coatcheck.executor.run import WORKERS
 from coatcheck.externalize import Policy
 from coatcheck.lanes import in_long_thread, in_reading_thread, in_thread
@@ -75,10 +66,26 @@ def _same(answer: R) -> R:
     return answer
 
 
-def _threaded(call: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
+def _awaited(
+    call: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """Make a method of a wrapper that awaits the async method `call` of the wrapped object."""
+
     @functools.wraps(call)
-    async def hopped(*args: P.args, **kwargs: P.kwargs) -> R:
-        return await asyncio.to_thread(call, *args, **kwargs)
+    async def awaited(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await call(self._wrapped, *args, **kwargs)
+
+    return awaited
+
+
+def _threaded(
+    call: Callable[P, R], wrap: Callable[[R], W], run: Callable[..., Awaitable[R]] = in_thread
+) -> Callable[P, Coroutine[Any, Any, W]]:
+    """Make an async function of a plain one: it runs in a thread, and its result is wrapped."""
+
+    @functools.wraps(call)
+    async def hopped(*args: P.args, **kwargs: P.kwargs) -> W:
+        return wrap(await run(call, *args, **kwargs))
 
     return hopped
 
@@ -181,7 +188,9 @@ class AsyncSession(_Wrapper[Session]):
         if call is None:
             return lambda function: self.offload(function, tool=tool, policy=policy)
         offloaded = self._wrapped.offload(call, tool=tool, policy=policy)
-        return offloaded if inspect.iscoroutinefunction(offloaded) else _threaded(offloaded)
+        if inspect.iscoroutinefunction(offloaded):
+            return offloaded
+        return _threaded(offloaded, _same, asyncio.to_thread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +225,9 @@ def toolkit(
     return [AsyncTool(*one, _plain(session)) for one in described]
 
 
-class AsyncToolExecutor:
+class AsyncToolExecutor(_Wrapper[ToolExecutor]):
     """A `coatcheck.ToolExecutor` whose methods are awaited. Async tools run on the caller's event loop; those of
-    `start` run on their own."""
+    `start` run on their own. Cancelling `run` abandons the call."""
 
     def __init__(
         self,
@@ -230,7 +239,7 @@ class AsyncToolExecutor:
         max_workers: int = WORKERS,
     ) -> None:
         self.session = session
-        self._wrapped = ToolExecutor(_plain(session), tools, policy=policy, timeout=timeout, max_workers=max_workers)
+        super().__init__(ToolExecutor(_plain(session), tools, policy=policy, timeout=timeout, max_workers=max_workers))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -240,25 +249,9 @@ class AsyncToolExecutor:
     def tools(self) -> tuple[Description, ...]:
         return self._wrapped.tools
 
-    async def run(self, call: ToolCall, *, timeout: float | None = None, turn: Turn | None = None) -> ToolOutcome:
-        """Run one call and wait for it. Cancelling abandons the call."""
-        return await self._wrapped.arun(call, timeout=timeout, turn=turn)
-
-    async def run_all(
-        self,
-        calls: Sequence[ToolCall],
-        *,
-        timeout: float | None = None,
-        deadline: float | None = None,
-        turn: Turn | None = None,
-    ) -> list[ToolOutcome]:
-        """Run the calls of a turn in parallel and return their outcomes in the same order."""
-        return await self._wrapped.arun_all(calls, timeout=timeout, deadline=deadline, turn=turn)
-
-    async def wait(self, handle: Handle | str, *, timeout: float | None = None) -> ToolOutcome:
-        """Return the outcome of a started call, or `Running` if it has not ended within `timeout` seconds."""
-        return await self._wrapped.await_(handle, timeout=timeout)
-
+    run = _awaited(ToolExecutor.arun)
+    run_all = _awaited(ToolExecutor.arun_all)
+    wait = _awaited(ToolExecutor.await_)
     start = _hop(ToolExecutor.start, _same)
     poll = _hop(ToolExecutor.poll, _same)
     cancel = _hop(ToolExecutor.cancel, _same)
@@ -355,12 +348,4 @@ async def transcript(
     return AsyncTranscript(await in_thread(made, path, session._wrapped if session else None))
 
 
-def _opening(call: Callable[P, Store]) -> Callable[P, Coroutine[Any, Any, AsyncStore]]:
-    @functools.wraps(call)
-    async def opened(*args: P.args, **kwargs: P.kwargs) -> AsyncStore:
-        return AsyncStore(await in_thread(call, *args, **kwargs))
-
-    return opened
-
-
-open = _opening(coatcheck.open)  # noqa: A001 - coatcheck.aio.open is the public name
+open = _threaded(coatcheck.open, AsyncStore)  # noqa: A001 - coatcheck.aio.open is the public name

@@ -6,10 +6,21 @@ from collections.abc import Collection
 from typing import Final, TypeGuard
 
 from coatcheck.errors import InvalidArgument
-from coatcheck.ids import clip
+from coatcheck.ids import clip, is_encodable
 
+NAME_LIMIT: Final = 65_536
 LARGEST: Final = (1 << 63) - 1
 """The largest integer that every catalog can store."""
+
+
+def check_name(name: object, what: str = "name") -> None:
+    """Check a name, an id or a label: any text that UTF-8 can encode, from 1 to 65,536 characters."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"the {what} must be a string, got a {type(name).__name__}")
+    if not 0 < len(name) <= NAME_LIMIT:
+        raise InvalidArgument(f"the {what} must have 1 to {NAME_LIMIT} characters, got {len(name)}")
+    if not name.isascii() and not is_encodable(name):
+        raise InvalidArgument(f"the {what} {clip(name)} contains a lone surrogate, which UTF-8 cannot encode")
 
 
 def is_whole(value: object, least: int = 0) -> TypeGuard[int]:

@@ -228,9 +228,8 @@ class Settings:
         take precedence and are not checked: whatever takes the section checks them."""
         if name not in SECTIONS:
             raise InvalidArgument(f"unknown section {clip(name)}", hint="one of " + ", ".join(SECTIONS))
-        lead = f"{name}."
-        found = {key[len(lead) :]: value for key, value in self._values.items() if key.rpartition(".")[0] == name}
-        return found | values
+        split = ((*key.rpartition("."), value) for key, value in self._values.items())
+        return {last: value for section, _, last, value in split if section == name} | values
 
     def override(self, values: Mapping[str, Any]) -> Settings:
         """Return these settings with values from code, which take precedence: nested as in a file, or by key. Raises
@@ -298,7 +297,8 @@ def _find(environ: Mapping[str, str]) -> Path | None:
 
 
 def _from_file(path: Path) -> dict[str, Any]:
-    """The values in a file, by key. Paths are made absolute: they are relative to the file."""
+    """The values in a file, by key. Relative paths are made absolute: they are relative to the file. Urls and paths in
+    the user's home stay as they are."""
     import tomllib  # here, so that importing coatcheck stays quick
 
     try:
@@ -313,7 +313,9 @@ def _from_file(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"{path} is not valid TOML: {clip(str(error), 200)}", hint="fix that line") from error
     return {
-        setting.key: _absolute(value, path.parent) if setting.kind == "place" else value
+        setting.key: str(path.parent / value)
+        if setting.kind == "place" and value is not None and not _ABSOLUTE.match(value)
+        else value
         for setting, value in _flattened(values, Setting.written, lambda key: f"{path}{_line(text, key)}: ")
     }
 
@@ -363,11 +365,6 @@ def _flattened(
             yield from _flattened(value, check, where, f"{key}.")
         else:
             raise InvalidArgument(f"{where(key)}unknown setting {clip(key)}", hint=_nearest(key))
-
-
-def _absolute(value: str | None, folder: Path) -> str | None:
-    """A path as its file means it. Urls, absolute paths and paths in the user's home stay as they are."""
-    return value if value is None or _ABSOLUTE.match(value) else str(folder / value)
 
 
 def _line(text: str, key: str) -> str:

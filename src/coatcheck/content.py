@@ -43,7 +43,7 @@ class Content:
 
     `read(offset, length)` returns fewer bytes only at the end, and raises `Damaged` instead of returning wrong bytes.
     `frames` are the records of its frames (`storage.frames.line_counts`), empty for a small artifact. In a `with` block
-    the bytes are opened once for all reads; otherwise each read opens them."""
+    the bytes are opened once for all reads, also those of a copy with another ref; otherwise each read opens them."""
 
     ref: Ref
     frames: bytes
@@ -77,16 +77,27 @@ class Content:
 
 
 class BlobReader:
-    """Reads a stored blob by range. If its copy was moved (compressed, repaired), it continues with the new one."""
+    """Reads a stored blob by range. If its copy was moved (compressed, repaired), it continues with the new one.
+
+    Between `keep_open` and the `close` that belongs to it, the copy is opened once, and its first frame is read once:
+    all that recognize a kind of content look at it."""
 
     def __init__(self, blobs: BlobStore, entry: Entry, moved: Callable[[Entry], Entry]) -> None:
         self._blobs = blobs
         self._entry = entry
         self._moved = moved
-        self._open: ExitStack | None = None
+        self._users = 0
+        self._open = ExitStack()
         self._read_open: Callable[[int, int], bytes] | None = None
+        self._head = b""
 
     def __call__(self, offset: int, length: int) -> bytes:
+        if self._users and offset + length <= FRAME:
+            self._head = self._head or self._current(0, FRAME)
+            return self._head[offset : offset + length]
+        return self._current(offset, length)
+
+    def _current(self, offset: int, length: int) -> bytes:
         try:
             return self._read(offset, length)
         except NotFound:
@@ -94,20 +105,21 @@ class BlobReader:
             return self._read(offset, length)
 
     def _read(self, offset: int, length: int) -> bytes:
-        if self._open is None:
+        if not self._users:
             return self._blobs.read(self._entry.blob, offset, length)
         if self._read_open is None:
             self._read_open = self._open.enter_context(self._blobs.opened(self._entry.blob))
         return self._read_open(offset, length)
 
     def keep_open(self) -> None:
-        """Keep the copy open from the next read on, until `close`."""
-        self._open = self._open or ExitStack()
+        """Keep the copy open from the next read on, until `close` was called as often as this."""
+        self._users += 1
 
     def close(self) -> None:
-        if self._open is not None:
+        self._users -= 1
+        if not self._users:
             self._open.close()
-        self._open = self._read_open = None
+            self._read_open, self._head = None, b""
 
 
 def is_stream(value: object) -> TypeGuard[IO[bytes]]:

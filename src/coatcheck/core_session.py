@@ -7,34 +7,40 @@ Users get `coatcheck.Session`, a subclass that adds the verbs that look inside a
 from __future__ import annotations
 
 import builtins
+import contextlib
 import hashlib
 import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from coatcheck import media
-from coatcheck.activity import Activity
-from coatcheck.checks import seconds, whole
-from coatcheck.content import ArtifactStream, BlobReader, Content, Files
-from coatcheck.errors import Damaged, Fenced, InvalidArgument, InvalidPointer, NotFound, TooLarge
-from coatcheck.ids import check_name, clip, is_pointer, parse_pointer
-from coatcheck.intake import About, Intake
-from coatcheck.lookup import Lookup, Scope
+from coatcheck.checks import check_name, seconds, whole
+from coatcheck.content import ArtifactStream, BlobReader, Content
+from coatcheck.errors import (
+    AmbiguousPointer,
+    Damaged,
+    Expired,
+    Fenced,
+    InvalidArgument,
+    InvalidPointer,
+    NotFound,
+    TooLarge,
+)
+from coatcheck.ids import MIN_PREFIX, SCHEME, clip, is_encodable, is_pointer, is_prefix, parse_pointer, pointer_of
+from coatcheck.intake import About, Parts, Scope
 from coatcheck.redaction import mask
 from coatcheck.refs import FENCED_SERIES, RECORD_LIMIT, Coverage, Ref
-from coatcheck.search import Entries, Hit, follow, search
+from coatcheck.search import Hit, follow, search
 from coatcheck.storage import (
     TRANSCRIPT,
-    BlobStore,
-    Catalog,
     Claimant,
     Entry,
-    PassageIndex,
     Ranges,
     Record,
     SessionInfo,
@@ -45,23 +51,8 @@ from coatcheck.values import Encoded, decode
 if TYPE_CHECKING:
     from coatcheck.store import Store
 
+_PAGE = 128  # refs in one query
 _MAX_LENDERS = 500  # transcripts that one search covers, those that were used last
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts of a store, which its sessions share. `ttl` and `grace` are the store's own."""
-
-    blobs: BlobStore
-    catalog: Catalog
-    passages: PassageIndex
-    activity: Activity
-    lookup: Lookup
-    intake: Intake
-    clock: Callable[[], float]
-    ttl: float | None
-    grace: float
-    files: Files
 
 
 class CoreSession(ABC):
@@ -69,16 +60,13 @@ class CoreSession(ABC):
 
     Created by `store.session(…)`. A session object is cheap, has no connection, and can be shared between threads."""
 
-    __slots__ = ("_parts", "_scope", "_store")
+    __slots__ = ("_parts", "_scope", "session_id", "store")
 
     def __init__(self, store: Store, parts: Parts, scope: Scope) -> None:
-        self._store = store
+        self.store = store
         self._parts = parts
         self._scope = scope
-
-    @property
-    def session_id(self) -> str:
-        return self._scope.info.session_id
+        self.session_id = scope.info.session_id
 
     @property
     def parent(self) -> str | None:
@@ -88,12 +76,8 @@ class CoreSession(ABC):
     def ttl(self) -> float | None:
         return self._scope.info.ttl
 
-    @property
-    def store(self) -> Store:
-        return self._store
-
     def __repr__(self) -> str:
-        return f"Session({self.session_id!r} of {self._store!r})"
+        return f"Session({self.session_id!r} of {self.store!r})"
 
     def put(
         self,
@@ -119,16 +103,18 @@ class CoreSession(ABC):
     def put_about(self, value: object, about: About) -> Ref:
         """Store a value, like `put`."""
         parts, scope = self._parts, self._scope
-        ref = parts.intake.put(scope, value, about)
-        digest = ref.artifact_id if ref.size_bytes > parts.catalog.inline_limit else None
-        parts.activity.note(scope.lineage, parts.clock(), scope.info.ttl, digest)
+        ref = parts.put(scope, value, about)
+        copied = ref.artifact_id if ref.size_bytes > parts.catalog.inline_limit else None
+        parts.activity.note(scope.lineage, parts.clock(), scope.info.ttl, copied)
         return ref
 
     def put_encoded(self, value: Encoded, about: About, also: Sequence[CoreSession] = ()) -> Ref:
         """Store a value that is already encoded, in the sessions of `also` too."""
-        ref = self._parts.intake.put_encoded(self._scope, value, about, [each._scope for each in also])
-        for each in (*also, self):
-            each._used(ref.artifact_id if ref.size_bytes > self._parts.catalog.inline_limit else None)
+        parts, scopes = self._parts, [each._scope for each in (self, *also)]
+        ref = parts.put_encoded(scopes, value, about)
+        copied = ref.artifact_id if ref.size_bytes > parts.catalog.inline_limit else None
+        for scope in scopes:
+            parts.activity.note(scope.lineage, parts.clock(), scope.info.ttl, copied)
         return ref
 
     def get(self, target: Ref | str) -> Any:
@@ -137,7 +123,7 @@ class CoreSession(ABC):
         A pointer with a fragment (`art:…#/rows/0`) returns that part of a JSON value. That raises `LimitExceeded` if
         the whole value has more than 64 MiB or ten million values."""
         try:
-            entry, fragment = self._parts.lookup.resolve(self._scope, target, content=True, brief=True)
+            entry, fragment = self._resolve(target, content=True, brief=True)
             if fragment:
                 self._note(entry)
                 part = self._part_or_error(self._content(entry), fragment)
@@ -153,7 +139,7 @@ class CoreSession(ABC):
 
         Raises `NotFound`, `Expired`, `InvalidPointer` if the fragment does not exist, and `LimitExceeded` if the
         artifact is too large for a fragment."""
-        entry, fragment = self._parts.lookup.resolve(self._scope, target, content=True)
+        entry, fragment = self._resolve(target, content=True)
         self._note(entry)
         if fragment:
             return io.BytesIO(self.part(self._content(entry), fragment))
@@ -166,18 +152,17 @@ class CoreSession(ABC):
     def content(self, target: Ref | str) -> Content:
         """The bytes of an artifact, by range; a fragment is ignored. Raises what `open` raises, or else its first read
         does."""
-        entry, _ = self._parts.lookup.resolve(self._scope, target, content=True)
+        entry, _ = self._resolve(target, content=True)
         self._note(entry)
         return self._content(entry)
 
     def ref(self, target: Ref | str) -> Ref | None:
         """Return the current ref, or None if the artifact is not found."""
-        lookup = self._parts.lookup
         try:
-            entry, _ = lookup.resolve(self._scope, target)
+            entry, _ = self._resolve(target)
         except NotFound:
             return None
-        return lookup.ref_for_caller(entry, lookup.near(self._scope, entry))
+        return self._refs([entry])[0]
 
     def materialize(self, target: Ref | str, folder: str | Path) -> Path:
         """Write an artifact to a read-only file, for a tool that needs one: jq, a sandbox, a sub-process.
@@ -195,7 +180,7 @@ class CoreSession(ABC):
 
     def coverage(self, target: Ref | str) -> Coverage:
         """Return which part of an artifact this session has been shown by `read`."""
-        entry, _ = self._parts.lookup.resolve(self._scope, target)
+        entry, _ = self._resolve(target)
         session_id, digest = self.session_id, entry.ref.artifact_id
         known = self._parts.catalog.shown(session_id, [digest]).get(digest, ())
         return Coverage(merged((*known, *self._parts.activity.shown(session_id, digest))), entry.ref.size_bytes)
@@ -217,12 +202,14 @@ class CoreSession(ABC):
     def count(self) -> int:
         """Return the number of artifacts that this session sees. It comes from the search index, so only new artifacts
         cost time."""
-        return self._count(self._follow())
+        return self.survey("", 0)[0]
 
     def survey(self, words: str, limit: int) -> tuple[int, builtins.list[Hit]]:
         """Return what `count` and `search` return, with less work; no hits for empty words."""
-        lent = self._follow()
-        total = self._count(lent)
+        parts, lent = self._parts, self._follow()
+        alive = [each for each in self._scope.lineage if self._is_alive(each)]
+        own = parts.passages.count(alive, parts.clock()) if alive else 0
+        total = own + sum(1 for _ in (self._only_lent(lent) if own else lent))
         return total, self._search(words, limit, lent) if total and words.strip() else []
 
     def _follow(self) -> dict[str, Entry]:
@@ -230,11 +217,11 @@ class CoreSession(ABC):
         lend."""
         parts = self._parts
         for session_id in self._scope.lineage:
-            follow(parts.passages, session_id, self._entries, self._live, self._content)
-        lent = parts.lookup.lent(self._scope)
+            follow(parts.passages, parts.catalog, session_id, self._live, self._content)
+        lent = self._lent()
         for session_id in _lenders(lent):
-            transcript = self._store.session(session_id)
-            follow(parts.passages, session_id, self._entries, transcript._live, transcript._content)
+            transcript = self.store.session(session_id)
+            follow(parts.passages, parts.catalog, session_id, transcript._live, transcript._content)
         return lent
 
     def _search(self, words: str, limit: int, lent: Mapping[str, Entry]) -> builtins.list[Hit]:
@@ -250,18 +237,6 @@ class CoreSession(ABC):
             self._used(None)
         return hits
 
-    def _count(self, lent: Mapping[str, Entry]) -> int:
-        parts = self._parts
-        alive = [each for each in self._scope.lineage if self._is_alive(each)]
-        own = parts.passages.count(alive, parts.clock()) if alive else 0
-        return own + sum(1 for _ in (parts.lookup.only_lent(self._scope, lent) if own else lent))
-
-    def _live(self, digests: Sequence[str]) -> dict[str, Entry]:
-        return self._parts.lookup.live(self._scope, digests)
-
-    def _entries(self, session_id: str, before: int | None, size: int) -> Entries:
-        return self._parts.catalog.find(session_id, before=before, limit=size)
-
     def version(self, ref: Ref) -> int:
         """Return the version number of a ref under its name, counted from 1. Expired versions count too."""
         if ref.name is None:
@@ -272,14 +247,76 @@ class CoreSession(ABC):
         raise NotFound(f"no artifact {ref.pointer} found under the name {clip(ref.name)}")
 
     def artifacts(self, *, after: str | None = None, limit: int = 50) -> builtins.list[Ref]:
-        """Return a page of what this session sees, each artifact once, newest first. `after` is the id of the last
-        artifact of the page before. A page costs the same wherever it begins. Raises `NotFound` for an unknown id."""
-        return self._parts.lookup.artifacts(self._scope, after=after, limit=limit)
+        """Return a page of what this session sees, each artifact once: own ones first, newest first, then those that
+        only transcripts still have. `after` is the id of the last artifact of the page before. A page costs the same
+        wherever it begins. Raises `NotFound` for an unknown id."""
+        places = {session_id: index for index, session_id in enumerate(self._scope.lineage)}
+
+        def place(entry: Entry) -> tuple[int, int]:
+            return places[entry.ref.session_id], -entry.seq
+
+        first, before = 0, None
+        lent: dict[str, Entry] | None = None
+        if after is not None:
+            last = self._nearest(prefix=after)
+            if (last is None or not self._parts.is_live(last)) and after in (ids := self._lent()):
+                first, lent = len(places), dict(islice(ids.items(), list(ids).index(after) + 1, None))
+            elif last is None:
+                raise NotFound(f"no artifact found for {pointer_of(after, 64)!r}", hint="list from the beginning")
+            else:
+                first, before = places[last.ref.session_id], last.seq
+        found: dict[str, Entry] = {}
+        done: set[str] = set()
+        for session_id in self._scope.lineage[first:]:
+            while len(found) < limit:
+                page = self._parts.catalog.find(session_id, before=before, limit=_PAGE)
+                for entry in page:
+                    digest = entry.ref.artifact_id
+                    if digest in done or len(found) == limit:
+                        continue
+                    listed = self._nearest(prefix=digest)
+                    if listed is not None and place(listed) == place(entry) and self._parts.is_live(listed):
+                        found[digest] = listed
+                    if listed is None or place(listed) <= place(entry):
+                        done.add(digest)
+                if len(page) < _PAGE:
+                    break
+                before = page[-1].seq
+            before = None
+        if len(found) < limit:
+            lent = self._lent() if lent is None else lent
+            found |= islice(((digest, lent[digest]) for digest in self._only_lent(lent)), limit - len(found))
+        return self._refs(found.values())
 
     def list(self, *, name: str | None = None, kind: str | None = None, limit: int | None = None) -> builtins.list[Ref]:
         """List what this session sees, newest first, each artifact once under its newest name. With `name`, list every
         artifact that was put under that name."""
-        return self._parts.lookup.list(self._scope, name=name, kind=kind, limit=limit)
+        if name is not None and not is_encodable(name):
+            return []
+        seen: dict[str, int] = {}  # the positions of artifacts in the list
+        found: builtins.list[Entry] = []
+        size = 256 if limit is None or kind else min(256, max(16, limit))
+        for session_id in self._scope.lineage:
+            before: int | None = None
+            while limit is None or len(found) < limit:
+                page = self._parts.catalog.find(session_id, name=name, before=before, limit=None if name else size)
+                for entry in page:
+                    digest = entry.ref.artifact_id
+                    if (name or digest not in seen) and kind in (None, entry.ref.kind) and self._parts.is_live(entry):
+                        seen[digest] = len(found)
+                        found.append(entry)
+                    elif entry.ref.name and digest in seen and self._parts.is_live(entry):
+                        first = found[seen[digest]]
+                        if first.ref.name is None and first.ref.session_id == session_id:
+                            found[seen[digest]] = replace(first, ref=replace(first.ref, name=entry.ref.name))
+                if name or len(page) < size:
+                    break
+                before = page[-1].seq
+        if name is None and (limit is None or len(found) < limit):
+            lent = self._lent().items()
+            found += [one for digest, one in lent if digest not in seen and kind in (None, one.ref.kind)]
+        is_all = limit is None and name is None and kind is None
+        return self._refs(found[:limit], [entry.ref.artifact_id for entry in found] if is_all else None)
 
     def claim(self, holder: str, *, idle: float = 0, instead_of: int | None = None) -> int:
         """Claim this session for a dispatcher and return a fencing token, larger than every earlier one. From then on,
@@ -295,7 +332,7 @@ class CoreSession(ABC):
         seconds(idle, "idle")
         parts, info = self._parts, self._scope.info
         now = parts.clock()
-        token = parts.catalog.claim(info, holder, at=now, idle=idle, instead_of=instead_of, grace=parts.grace)
+        token = parts.catalog.claim(info, holder, at=now, idle=idle, instead_of=instead_of, grace=parts.limits.grace)
         parts.activity.note(self._scope.lineage, now, info.ttl)
         return token
 
@@ -322,7 +359,7 @@ class CoreSession(ABC):
             raise Fenced(f"the series {series!r} only takes records under a claim", hint="claim the session first")
         parts, info = self._parts, self._scope.info
         now = parts.clock()
-        number = parts.catalog.record(info, series, body, at=now, token=token, keep=keep, grace=parts.grace)
+        number = parts.catalog.record(info, series, body, at=now, token=token, keep=keep, grace=parts.limits.grace)
         parts.activity.note(self._scope.lineage, now, info.ttl)
         return number
 
@@ -347,22 +384,22 @@ class CoreSession(ABC):
         now = parts.clock()
         receiver = parts.catalog.session(to) or SessionInfo(to, None, parts.ttl, None, now, now)
         while True:
-            entry, _ = parts.lookup.resolve(self._scope, target)
+            entry, _ = self._resolve(target)
             granted = replace(
                 entry.ref, session_id=to, created=now, expires=None, pinned=False, granted_by=self.session_id
             )
             entry = replace(entry, ref=granted, session=receiver)
-            if parts.intake.add(replace(entry, content=None), reuse=True):
-                return parts.lookup.ref_for_caller(entry, parts.catalog.near([to], [granted.artifact_id]))
+            if parts.add(replace(entry, content=None), reuse=True):
+                return parts.ref_for_caller(entry, parts.catalog.near([to], [granted.artifact_id]))
 
     def lend(self, target: Ref | str, to: CoreSession) -> None:
         """Let a session read an artifact of this one, which belongs to a transcript, as long as the transcript has it.
         Raises `NotFound`."""
         parts = self._parts
         while True:
-            entry, _ = parts.lookup.resolve(self._scope, target)
+            entry, _ = self._resolve(target)
             ref = replace(entry.ref, created=parts.clock(), granted_by=to.session_id)
-            if parts.intake.add(replace(entry, ref=ref, content=None), reuse=True):
+            if parts.add(replace(entry, ref=ref, content=None), reuse=True):
                 return
 
     def lent(self) -> Iterator[Ref]:
@@ -377,11 +414,11 @@ class CoreSession(ABC):
         return self._pin(target, False)
 
     def _pin(self, target: Ref | str, pinned: bool) -> Ref:
-        parts, scope = self._parts, self._scope
-        entry, _ = parts.lookup.resolve(scope, target)
+        parts = self._parts
+        entry, _ = self._resolve(target)
         if self._is_lent(entry) and pinned:
             self.grant(entry.ref, to=self.session_id)
-            entry, _ = parts.lookup.resolve(scope, entry.ref)
+            entry, _ = self._resolve(entry.ref)
         if entry.ref.session_id != self.session_id:
             raise InvalidArgument(
                 f"the artifact belongs to the session {clip(entry.ref.session_id)}",
@@ -389,22 +426,21 @@ class CoreSession(ABC):
             )
         parts.catalog.pin(self.session_id, entry.ref.artifact_id, pinned)
         entry = replace(entry, ref=replace(entry.ref, pinned=pinned))
-        return parts.lookup.ref_for_caller(entry, parts.lookup.near(scope, entry))
+        return self._refs([entry])[0]
 
     def annotate(self, target: Ref | str, summary: str) -> Ref:
         """Write a summary beside an artifact of this session, for example one that a model made later. It replaces the
         one that was detected or given at the put. Return the new ref."""
-        parts, scope = self._parts, self._scope
         while True:
-            entry, _ = parts.lookup.resolve(scope, target)
+            entry, _ = self._resolve(target)
             if entry.ref.session_id != self.session_id:
                 raise InvalidArgument(
                     f"the artifact belongs to the session {clip(entry.ref.session_id)}", hint="annotate it there"
                 )
             About(summary=summary).check()
             entry = replace(entry, ref=replace(entry.ref, summary=mask(summary)), content=None)
-            if parts.intake.add(entry, reuse=True):
-                return parts.lookup.ref_for_caller(entry, parts.lookup.near(scope, entry))
+            if self._parts.add(entry, reuse=True):
+                return self._refs([entry])[0]
 
     def forget(self, target: Ref | str) -> bool:
         """Drop an artifact from this session and return whether there was one. Its bytes are removed once no session
@@ -414,7 +450,7 @@ class CoreSession(ABC):
         drops the artifact under all of its names."""
         parts, session_id = self._parts, self.session_id
         try:
-            entry, _ = parts.lookup.resolve(self._scope, target)
+            entry, _ = self._resolve(target)
         except NotFound:
             return False
         digest = entry.ref.artifact_id
@@ -460,10 +496,121 @@ class CoreSession(ABC):
             what = f"{content.ref.pointer}#{fragment}"
             raise InvalidPointer(f"{clip(what)} has a fragment, but the artifact is not JSON", hint="") from error
 
+    def _resolve(self, target: Ref | str, *, content: bool = False, brief: bool = False) -> tuple[Entry, str]:
+        """Return the live entry for a ref, pointer, id or name, and the fragment of the pointer.
+
+        Every read goes through here. A digest is not a capability: an id that neither the session nor an ancestor has
+        is answered exactly like one that does not exist. Raises `NotFound`, `Expired`, `AmbiguousPointer`,
+        `InvalidPointer`."""
+        if isinstance(target, Ref):
+            entry = self._by_prefix(target.artifact_id, content, brief)
+            if entry.ref.codec != target.codec:
+                entry = replace(entry, ref=replace(entry.ref, codec=target.codec))
+            return entry, ""
+        if not isinstance(target, str):
+            raise InvalidArgument(f"cannot look up a {type(target).__name__}", hint="pass a pointer, a name or a Ref")
+        if is_pointer(target):
+            parsed = parse_pointer(target)
+            return self._by_prefix(parsed.prefix, content, brief), parsed.fragment
+        named = self._nearest(name=target, content=content, limit=1) if is_encodable(target) else None
+        if named is not None:
+            if not self._parts.is_live(named):
+                raise _gone(named, target)
+            return named, ""
+        if is_prefix(target):
+            return self._by_prefix(target, content, brief), ""
+        if target.startswith(SCHEME):
+            parse_pointer(target)  # raises
+        raise NotFound(f"no artifact found for {clip(target)}")
+
+    def _by_prefix(self, prefix: str, content: bool, brief: bool) -> Entry:
+        dead: Entry | None = None
+        live: dict[str, Entry] = {}
+        parts = self._parts
+        for session_id in self._scope.lineage:
+            if brief:
+                found = parts.catalog.fetch(session_id, prefix)
+            else:
+                found = parts.catalog.find(session_id, prefix=prefix, content=content)
+            for entry in found:
+                if parts.is_live(entry):
+                    live.setdefault(entry.ref.artifact_id, entry)
+                else:
+                    dead = dead or entry
+            if prefix in live:  # a whole id matches one artifact: take its nearest ref
+                break
+        if not live or dead:  # an expired artifact may still be referenced by a transcript
+            for session_id in self._scope.lineage:
+                for entry in parts.catalog.lent(session_id, prefix=prefix, content=content):
+                    live.setdefault(entry.ref.artifact_id, entry)
+        if len(live) == 1:
+            return next(iter(live.values()))
+        if live:
+            raise AmbiguousPointer(
+                f"{pointer_of(prefix, 64)} matches {len(live)} artifacts",
+                [parts.ref_for_caller(one, live).pointer for one in live.values()],
+            )
+        if dead:
+            raise _gone(dead, pointer_of(prefix, 64))
+        raise NotFound(f"no artifact found for {pointer_of(prefix, 64)!r}")
+
+    def _nearest(self, **which: Any) -> Entry | None:
+        """Return the first ref that `find` finds in this session or its ancestors: a live one, if there is any."""
+        dead: Entry | None = None
+        for session_id in self._scope.lineage:
+            for entry in self._parts.catalog.find(session_id, **which):
+                if self._parts.is_live(entry):
+                    return entry
+                dead = dead or entry
+        return dead
+
+    def _lent(self) -> dict[str, Entry]:
+        """The artifacts that transcripts lend to the sessions of a scope, by id, newest first."""
+        found: dict[str, Entry] = {}
+        for entry in (one for session_id in self._scope.lineage for one in self._parts.catalog.lent(session_id)):
+            found.setdefault(entry.ref.artifact_id, entry)
+        return found
+
+    def _only_lent(self, lent: Iterable[str]) -> Iterator[str]:
+        """Yield those of the lent artifacts that have no live ref in the scope any more."""
+        ids = list(lent)
+        for some in (ids[start : start + _PAGE] for start in range(0, len(ids), _PAGE)):
+            found = self._parts.catalog.find_many(self._scope.lineage, some)
+            held = {entry.ref.artifact_id for entry in found if self._parts.is_live(entry)}
+            yield from (digest for digest in some if digest not in held)
+
+    def _live(self, digests: Collection[str]) -> dict[str, Entry]:
+        """Return the live entries of these artifacts that the session sees, with their content if it is small and with
+        their refs as callers see them. One query serves all of them, unless some have expired."""
+        starts = {digest[:MIN_PREFIX] for digest in digests}
+        entries = self._parts.catalog.find_many(self._scope.lineage, starts, content=True)
+        found: dict[str, Entry] = {}
+        for entry in entries:
+            if entry.ref.artifact_id in digests and self._parts.is_live(entry):
+                found.setdefault(entry.ref.artifact_id, entry)
+        for digest in digests:
+            if digest not in found:
+                with contextlib.suppress(NotFound):  # a transcript may still refer to it
+                    found[digest] = self._by_prefix(digest, True, False)
+        refs = self._refs(found.values(), {entry.ref.artifact_id for entry in entries})
+        return {ref.artifact_id: replace(found[ref.artifact_id], ref=ref) for ref in refs}
+
+    def _refs(self, entries: Collection[Entry], ids: Iterable[str] | None = None) -> builtins.list[Ref]:
+        """Return the refs of entries as users see them, with pointers that are unique among these ids; by default
+        among all that the session sees."""
+        if ids is None:
+            ids = self._parts.catalog.near(self._scope.lineage, {entry.ref.artifact_id for entry in entries})
+        near: dict[str, set[str]] = {}
+        for one in ids:
+            near.setdefault(one[:MIN_PREFIX], set()).add(one)
+        ref_of = self._parts.ref_for_caller
+        return [ref_of(entry, near.get(entry.ref.artifact_id[:MIN_PREFIX], ())) for entry in entries]
+
     def _content(self, entry: Entry) -> Content:
-        ref = entry.ref if entry.ref.content_uri else self._parts.lookup.ref_for_caller(entry)
-        if entry.blob.coding == "inline":
-            return Content.of(ref, self._bytes(entry)[1])
+        data = self._bytes(entry)[1] if entry.blob.coding == "inline" else None
+        ref = entry.ref if entry.ref.content_uri else self._parts.ref_for_caller(entry)
+        if data is not None:
+            return Content.of(ref, data)
         return Content(ref, entry.blob.frames, BlobReader(self._parts.blobs, entry, self._moved))
 
     def _bytes(self, entry: Entry) -> tuple[Entry, bytes]:
@@ -483,7 +630,7 @@ class CoreSession(ABC):
 
     def _moved(self, entry: Entry) -> Entry:
         """Return the entry as the catalog has it now: its copy may have been compressed or repaired meanwhile."""
-        now, _ = self._parts.lookup.resolve(self._scope, entry.ref, content=True)
+        now, _ = self._resolve(entry.ref, content=True)
         if now.blob.place == entry.blob.place:
             raise _missing(entry)
         return now
@@ -511,3 +658,15 @@ def _lenders(lent: Mapping[str, Entry]) -> builtins.list[str]:
 
 def _missing(entry: Entry) -> NotFound:
     return NotFound(f"the bytes of {entry.ref.pointer} are missing from the store", hint="put the same content again")
+
+
+def _gone(entry: Entry, asked: str) -> NotFound:
+    ref = entry.ref
+    created = datetime.fromtimestamp(ref.created, UTC).isoformat(timespec="seconds")
+    label = clip(ref.name) if ref.name else clip(ref.media_type)
+    what = f"{clip(asked)} was {ref.kind} {label} of {ref.size_bytes} bytes, put {created}"
+    if entry.gone == "damaged":
+        return NotFound(
+            f"{what}; its bytes were damaged and set aside", hint="put the same content again to restore it"
+        )
+    return Expired(f"{what}; it has expired")

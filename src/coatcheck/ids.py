@@ -1,4 +1,4 @@
-"""Ids, pointers, fragments and names: the one place that parses and checks them.
+"""Ids, pointers and fragments: the one place that parses and checks them.
 
 An id is 64 lower-case hex characters, the SHA-256 of the bytes. A pointer is `art:` and a prefix of the id, at least 12
 characters. A fragment such as `#/a/0` after it names a part of a JSON artifact (RFC 6901).
@@ -11,12 +11,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from coatcheck.errors import InvalidArgument, InvalidPointer
+from coatcheck.errors import InvalidPointer
 from coatcheck.redaction import CONTEXT, mask
 
 SCHEME = "art:"
 MIN_PREFIX = 12
-NAME_LIMIT = 65_536
 _POINTER = re.compile(r"art:([0-9a-f]{12,64})(#(?:/.*)?)?", re.DOTALL)
 _HEX = re.compile(r"[0-9a-f]{12,64}")
 _MISSING = object()
@@ -86,16 +85,6 @@ def follow(value: Any, fragment: str) -> Any:
             )
         at = found
     return at
-
-
-def check_name(name: object, what: str = "name") -> None:
-    """Check a name, an id or a label: any text that UTF-8 can encode, from 1 to 65,536 characters."""
-    if not isinstance(name, str):
-        raise InvalidArgument(f"the {what} must be a string, got a {type(name).__name__}")
-    if not 0 < len(name) <= NAME_LIMIT:
-        raise InvalidArgument(f"the {what} must have 1 to {NAME_LIMIT} characters, got {len(name)}")
-    if not is_encodable(name):
-        raise InvalidArgument(f"the {what} {clip(name)} contains a lone surrogate, which UTF-8 cannot encode")
 
 
 def is_encodable(text: str) -> bool:

@@ -8,20 +8,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TypeVar
 
 from coatcheck import media
-from coatcheck.checks import one_of, seconds
-from coatcheck.content import CHUNK, chunks_of, is_stream
+from coatcheck.activity import Activity
+from coatcheck.checks import check_name, one_of, seconds
+from coatcheck.content import CHUNK, Files, chunks_of, is_stream
 from coatcheck.errors import Damaged, InvalidArgument, NotFound, QuotaExceeded, StoreError, StoreUnavailable, TooLarge
-from coatcheck.ids import MIN_PREFIX, check_name, clip, is_pointer
-from coatcheck.lookup import Lookup, Scope
+from coatcheck.ids import MIN_PREFIX, clip, is_pointer, shared_prefix
 from coatcheck.redaction import mask
-from coatcheck.refs import PRODUCERS, SUMMARY_LIMIT, Blob, Codec, Ref, summarize
-from coatcheck.storage import BlobStore, Catalog, Entry, Limits
+from coatcheck.refs import PRODUCERS, SUMMARY_LIMIT, Blob, Codec, Ref
+from coatcheck.storage import BlobStore, Catalog, Entry, Known, Limits, PassageIndex, SessionInfo, Staged
 from coatcheck.storage.frames import FramedChunks
 from coatcheck.values import Encoded, decode_text, encode
 
@@ -68,15 +69,28 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
-    """The put path of a store. `make_room` collects what has expired, if a quota is exceeded."""
+class Scope:
+    """A session and its ancestors, nearest first: where names and pointers are looked up."""
+
+    info: SessionInfo
+    lineage: tuple[str, ...]
+    """The ids of the session and its ancestors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a store, which its sessions share, and the put path. `ttl` is that of new sessions; `make_room`
+    collects what has expired, if a quota is exceeded."""
 
     blobs: BlobStore
     catalog: Catalog
-    lookup: Lookup
+    passages: PassageIndex
+    activity: Activity
+    files: Files
+    clock: Callable[[], float]
+    ttl: float | None
     limits: Limits
     max_artifact_bytes: int | None
-    clock: Callable[[], float]
     make_room: Callable[[], object]
 
     def put(self, scope: Scope, value: object, about: About) -> Ref:
@@ -91,17 +105,17 @@ class Intake:
                 ) from error
         if isinstance(value, str):
             # Lone surrogates have no UTF-8 form; their three-byte form comes back unchanged.
-            return self.put_encoded(scope, Encoded("text", value.encode("utf-8", "surrogatepass"), value), about)
+            return self.put_encoded([scope], Encoded("text", value.encode("utf-8", "surrogatepass"), value), about)
         if is_stream(value):
             return self._put_stream(scope, value, _checked(about))
-        return self.put_encoded(scope, Encoded(*encode(value)), about)
+        return self.put_encoded([scope], Encoded(*encode(value)), about)
 
-    def put_encoded(self, scope: Scope, value: Encoded, about: About, also: Iterable[Scope] = ()) -> Ref:
-        """Put an encoded value, into the sessions of `also` too; those do not get `granted_by`. The digest is always
-        computed here."""
+    def put_encoded(self, scopes: Sequence[Scope], value: Encoded, about: About) -> Ref:
+        """Put an encoded value into these sessions. Only the first gets `granted_by`, and its ref is returned. The
+        digest is always computed here."""
         about, digest = _checked(about), hashlib.sha256(value.data).hexdigest()
-        ref = self._put_bytes(scope, value, about, digest)
-        for other in also:
+        ref = self._put_bytes(scopes[0], value, about, digest)
+        for other in scopes[1:]:
             self._put_bytes(other, value, replace(about, granted_by=None), digest)
         return ref
 
@@ -130,23 +144,15 @@ class Intake:
                     limits=self.limits,
                 )
             )
-            return self.lookup.ref_for_caller(entry, ids)
+            return self.ref_for_caller(entry, ids)
         known = self.catalog.look(digest, scope.lineage, blob=True)
         if known.is_durable:
             for entry in known.entries:
                 if is_repeat(entry):
-                    return self.lookup.ref_for_caller(entry, known.ids)
-        ref = describe()
-        is_same = known.blob and self._is_sound(known.blob, data)
-        if known.blob and is_same:
-            entry = Entry(ref, known.blob, info)
-            if self.add(entry, reuse=True):
-                return self.lookup.ref_for_caller(entry, known.ids)
+                    return self.ref_for_caller(entry, known.ids)
         chunks = [data] if frames is None else FramedChunks([data], frames)
-        with self.blobs.stage(chunks, digest) as staged:
-            copy = Entry(ref, staged.publish(), info)
-            entry = self._publish(copy, instead_of=known.blob, remove=is_same is not None)
-            return self.lookup.ref_for_caller(entry, known.ids)
+        is_same = None if known.blob is None else self._is_sound(known.blob, data)
+        return self._put_copy(describe(), info, known, is_same, lambda: self.blobs.stage(chunks, digest))
 
     def _put_stream(self, scope: Scope, stream: IO[bytes], about: About) -> Ref:
         chunks = chunks_of(stream)
@@ -174,41 +180,46 @@ class Intake:
                 yield chunk
                 chunk = next(chunks, b"")
 
-        info = scope.info
         with self.blobs.stage(measured()) as staged:
-            digest = staged.digest
-            near = self.catalog.find(info.session_id, prefix=digest[:MIN_PREFIX])
-            ids = self.catalog.near(scope.lineage, [digest])
-            codec = _codec_of(stream)
+            digest, codec = staged.digest, _codec_of(stream)
+            blob = self.catalog.blob(digest)  # first, so that what follows is complete
+            known = replace(self.catalog.look(digest, scope.lineage, blob=False), blob=blob)
+            is_sound = None if blob is None else self._is_sound(blob)
+            for entry in known.entries if is_sound else ():
+                # Put it once more, so that it is durable. Nothing is stored twice.
+                again = replace(entry, content=None)
+                if self._is_repeat(entry, digest, codec, about) and self.add(again, reuse=True):
+                    return self.ref_for_caller(entry, known.ids)
             text = (head[:_HEAD] + tail).decode("utf-8", "ignore") if codec == "text" else None
             whole = bytes(parsed) if is_kept else None
             ref = self._describe(scope, codec, digest, staged.size, head[:_HEAD], tail, about, text, whole)
-            known = self.catalog.blob(digest)
-            sound = known and self._is_sound(known)
-            if known and sound:
-                for entry in near:
-                    # Put it once more, so that it is durable. Nothing is stored twice.
-                    again = replace(entry, content=None)
-                    if self._is_repeat(entry, digest, codec, about) and self.add(again, reuse=True):
-                        return self.lookup.ref_for_caller(entry, ids)
-                entry = Entry(ref, known, info)
-                if self.add(entry, reuse=True):
-                    return self.lookup.ref_for_caller(entry, ids)
-            copy = Entry(ref, staged.publish(), info)
-            return self.lookup.ref_for_caller(self._publish(copy, instead_of=known, remove=sound is not None), ids)
+            return self._put_copy(ref, scope.info, known, is_sound, lambda: contextlib.nullcontext(staged))
 
-    def _publish(self, entry: Entry, *, instead_of: Blob | None, remove: bool) -> Entry:
-        """Add a new copy to the catalog. Then remove the damaged copy that it replaces; one that only could not be read
-        stays."""
-        try:
-            self.add(entry, heal=instead_of is not None)
-        except BaseException:
-            discard(self.blobs, self.catalog, entry.blob)
-            raise
-        if instead_of is not None and instead_of.coding != "inline" and remove:
-            with contextlib.suppress(StoreError):  # the put is done; a sweep removes the rest
-                self.blobs.remove(instead_of)
-        return entry
+    def _put_copy(
+        self,
+        ref: Ref,
+        info: SessionInfo,
+        known: Known,
+        is_same: bool | None,
+        stage: Callable[[], AbstractContextManager[Staged]],
+    ) -> Ref:
+        """Add a ref to the copy that the store has, if it is the same, or else to a new copy. Then remove the damaged
+        copy that it replaces; one that only could not be read stays."""
+        if known.blob and is_same:
+            entry = Entry(ref, known.blob, info)
+            if self.add(entry, reuse=True):
+                return self.ref_for_caller(entry, known.ids)
+        with stage() as staged:
+            entry = Entry(ref, staged.publish(), info)
+            try:
+                self.add(entry, heal=known.blob is not None)
+            except BaseException:
+                discard(self.blobs, self.catalog, entry.blob)
+                raise
+            if known.blob is not None and known.blob.coding != "inline" and is_same is not None:
+                with contextlib.suppress(StoreError):  # the put is done; a sweep removes the rest
+                    self.blobs.remove(known.blob)
+            return self.ref_for_caller(entry, known.ids)
 
     def _within_quota(self, put: Callable[[], _T]) -> _T:
         try:
@@ -240,8 +251,8 @@ class Intake:
         kind = about.kind or media.sniff_kind(media_type, start, name=about.name)
         summary = about.summary
         if summary is None and (start or not size):
-            shown = mask(start[:_LOOKED_AT], 0, _SUMMARIZED)
-            summary = summarize(shown)
+            shown = mask(start[:_LOOKED_AT], 0, _SUMMARIZED)[:_SUMMARIZED]
+            summary = " ".join(shown.splitlines())[: _SUMMARIZED - 1]
         elif summary is None:
             summary = f"{media_type}, {size} bytes"
         now = self.clock()
@@ -256,7 +267,7 @@ class Intake:
     def _is_repeat(self, entry: Entry, digest: str, codec: Codec, about: About) -> bool:
         """Whether this put would add nothing to an entry that the session has."""
         ref = entry.ref
-        if ref.artifact_id != digest or ref.codec != codec or not self.lookup.is_live(entry):
+        if ref.artifact_id != digest or ref.codec != codec or not self.is_live(entry):
             return False
         if about.ttl is not None or ref.expires is not None:
             return False
@@ -288,6 +299,36 @@ class Intake:
             if error.may_retry:  # then a new copy could not be stored either
                 raise
             return None
+
+    def is_live(self, entry: Entry) -> bool:
+        expires = self.expires(entry)
+        return not entry.gone and (expires is None or self.clock() < expires)
+
+    def expires(self, entry: Entry) -> float | None:
+        """When this entry expires if nothing is used from now on: its own time or its session's, whichever is first."""
+        ref, session = entry.ref, entry.session
+        if ref.pinned:
+            return None
+        if session.ttl is None:
+            return ref.expires
+        used = max(session.used, ref.created, self.activity.last_uses.get(session.session_id, 0.0))
+        return used + session.ttl if ref.expires is None else min(used + session.ttl, ref.expires)
+
+    def ref_for_caller(self, entry: Entry, near: Iterable[str] = ()) -> Ref:
+        """The ref of an entry as users see it: with its expiry, its address, and a pointer that is unique among the ids
+        in `near`."""
+        artifact_id, length = entry.ref.artifact_id, MIN_PREFIX
+        for other in near:
+            if other != artifact_id:
+                length = max(length, shared_prefix(artifact_id, other) + 1)
+        is_inline = entry.blob.coding == "inline"
+        uri = self.catalog.uri_prefix + artifact_id if is_inline else self.blobs.uri(entry.blob)
+        ref = entry.ref  # written out, since `replace` costs more than hashing
+        return Ref(
+            artifact_id, ref.session_id, ref.size_bytes, ref.media_type, ref.kind, ref.codec, ref.name, ref.tool,
+            ref.call_id, ref.producer, ref.parents, ref.summary, ref.created, self.expires(entry), ref.pinned,
+            ref.granted_by, ref.request, uri, length,
+        )  # fmt: skip
 
     def check_size(self, size: int) -> None:
         """Raise `TooLarge` if an artifact may not have this many bytes."""

@@ -24,6 +24,12 @@ REPR: Final = "text/x-python-repr"
 CHECKED: Final = 8 << 20
 """Maximum length of content that is parsed before it is called JSON. What is longer is judged by its ends."""
 
+LOOK: Final = 4_096
+"""Bytes of which `look` needs no more."""
+_CONTROL: Final = bytes([*range(7), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
+PLAIN: Final = bytes(set(range(0x80)) - set(_CONTROL))
+"""ASCII without control characters. Content that begins with nothing else is `PLAIN_TEXT`."""
+
 _MAGIC: Final = {
     b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF87a": "image/gif", b"GIF89a": "image/gif",
     b"%PDF-": "application/pdf", b"PAR1": "application/vnd.apache.parquet", b"PK\x03\x04": "application/zip",
@@ -180,6 +186,27 @@ class Encoding(NamedTuple):
         return self.unit > 1
 
 
+class Look(NamedTuple):
+    """How content begins: its encoding, whether it is not text (one in ten of its first characters is a control
+    character, or one in three invalid), and whether it has any such character."""
+
+    encoding: Encoding
+    is_binary: bool
+    has_odd: bool
+
+
+def look(head: bytes) -> Look:
+    """Look at the first bytes of content as text."""
+    encoding, start = encoding_of(head), head[:LOOK]
+    text = codecs.getincrementaldecoder(encoding.name)("replace").decode(start[encoding.mark :])
+    data = text.encode("utf-8", "surrogatepass")
+    controls, invalid = len(data) - len(data.translate(None, _CONTROL)), text.count("\ufffd")
+    if not controls and not invalid:
+        return Look(encoding, False, False)
+    looked = max(1, len(decode_head(start)))
+    return Look(encoding, controls * 10 > looked or invalid * 3 > looked, True)
+
+
 def encoding_of(head: bytes) -> Encoding:
     """The encoding that a byte-order mark names, else UTF-8. All code that reads text uses this."""
     return next((encoding for mark, encoding in _MARKS.items() if head.startswith(mark)), _UTF8)
@@ -333,6 +360,7 @@ def _named(name: str | None) -> str | None:
 
 _local: Final = threading.local()
 _UTF8: Final = Encoding("UTF-8", 1, 0)
+PLAIN_TEXT: Final = Look(_UTF8, False, False)
 _MARKS: Final = {
     codecs.BOM_UTF32_LE: Encoding("UTF-32LE", 4, 4),  # before UTF-16, whose mark it begins with
     codecs.BOM_UTF32_BE: Encoding("UTF-32BE", 4, 4),

@@ -11,7 +11,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from sys import maxsize
 from typing import Any, Final, NamedTuple, cast
 
@@ -53,25 +53,31 @@ def _lazy(pattern: str, flags: int = 0) -> re.Pattern[str]:
 
 
 class QuickPattern:
-    """A quick check whether a text may match slower patterns. One pass of RE2 takes a tenth of the time of `re`.
+    """A pattern in RE2 syntax over bytes, compiled when it is first used: linear, and many times as fast as `re`.
+    Characters beyond ASCII are bytes `\\x80-\\xff` of UTF-8.
 
-    The pattern must match everything that the slower ones match; it may match more. It is in RE2 syntax over the bytes
-    of UTF-8: characters beyond ASCII are bytes `\\x80-\\xff`."""
+    Called with a text, it says whether that may match slower patterns: it must match everything that they match, and
+    may match more. `found` needs a pattern that `captures`."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, *, captures: bool = False) -> None:
         self._pattern = pattern
+        self._captures = captures
 
     def __call__(self, text: str) -> bool:
-        return self._search(text.encode("utf-8", "surrogatepass")) is not None
+        return self._compiled.search(text.encode("utf-8", "surrogatepass")) is not None
+
+    def found(self, data: bytes, most: int = 1_000) -> list[re.Match[bytes]]:
+        """The first matches."""
+        return list(islice(self._compiled.finditer(data), most))
 
     @cached_property
-    def _search(self) -> Any:
+    def _compiled(self) -> Any:
         import re2  # type: ignore[import-untyped]  # it ships no types; here, so that importing coatcheck stays quick
 
         options = re2.Options()
         options.encoding = re2.Options.Encoding.LATIN1  # match bytes
-        options.never_capture = True
-        return re2.compile(self._pattern.encode(), options).search
+        options.never_capture = not self._captures
+        return re2.compile(self._pattern.encode(), options)
 
 
 # Six or more characters up to U+00FF in a row, in each encoding.
@@ -640,42 +646,35 @@ _TAG_WITH_VALUE: Final = (
     rf"(?:add|property|entry|param|setting)\s{{1,8}}(?:key|name)={_ESCAPED_QUOTE}(?P<name>[\w.:-]{{1,64}})"
     rf"{_ESCAPED_QUOTE}\s{{1,8}}value="
 )
+
+
+def _given(begin: str, rest: str) -> tuple[str, re.Pattern[str]]:
+    """A literal, and a pattern for the value that follows it and the rest of what names it."""
+    value = rf"(?:{_ESCAPED_QUOTE}([^\"'\n\\]{{1,256}}){_ESCAPED_QUOTE}|([^\s\"'`\\,;|&<>]{{1,256}}))"
+    return begin, _lazy(rf"{begin}(?:(?<![\w-]{begin})|(?<=\\n{begin})){rest}{value}", re.ASCII)
+
+
 _GIVEN: Final = (
-    ("sshpass", r"[ \t]{1,4}-p[ \t]{0,4}"),
-    ("docker", r"[ \t]{1,4}login(?=[ \t])[^\n|;&]{0,200}?[ \t]-p[ \t]{1,4}"),
-    ("mysql", r"(?:dump|admin)?(?=[ \t])[^\n|;&]{0,200}?[ \t]-p(?=\S{0,64}\d)(?=\S{0,64}[A-Za-z])"),
-    ("psk", r"[ \t]{0,4}[=:][ \t]{0,4}(?=[^\n]{0,64}[0-9!@#$%^&*+~?])"),
-    ("ENV", r"(?:(?<![^\n]ENV)|(?<=nENV))[ \t]{1,8}(?P<name>\w{1,64})[ \t]{1,8}"),
-    ("name:", _NAME_AND_VALUE),
-    ("<", _TAG_WITH_VALUE),
-)
-_GIVEN_PATTERNS: Final = tuple(
-    (
-        begin,
-        _lazy(
-            rf"{begin}(?:(?<![\w-]{begin})|(?<=\\n{begin})){rest}"
-            rf"(?:{_ESCAPED_QUOTE}([^\"'\n\\]{{1,256}}){_ESCAPED_QUOTE}|([^\s\"'`\\,;|&<>]{{1,256}}))",
-            re.ASCII,
-        ),
-    )
-    for begin, rest in _GIVEN
-)
-_HASHES: Final = (
-    ("$", _lazy(r"\$(?<=[\w.-]:\$)(?:apr1|[1567y]|2[abxy]|gy)\$[\w./$=,]{20,200}+", re.ASCII)),
-    ("{SHA}", _lazy(r"\{SHA\}(?<=[\w.-]:\{SHA\})[A-Za-z0-9+/]{27}=", re.ASCII)),
+    _given("sshpass", r"[ \t]{1,4}-p[ \t]{0,4}"),
+    _given("docker", r"[ \t]{1,4}login(?=[ \t])[^\n|;&]{0,200}?[ \t]-p[ \t]{1,4}"),
+    _given("mysql", r"(?:dump|admin)?(?=[ \t])[^\n|;&]{0,200}?[ \t]-p(?=\S{0,64}\d)(?=\S{0,64}[A-Za-z])"),
+    _given("psk", r"[ \t]{0,4}[=:][ \t]{0,4}(?=[^\n]{0,64}[0-9!@#$%^&*+~?])"),
+    _given("ENV", r"(?:(?<![^\n]ENV)|(?<=nENV))[ \t]{1,8}(?P<name>\w{1,64})[ \t]{1,8}"),
+    _given("name:", _NAME_AND_VALUE),
+    _given("<", _TAG_WITH_VALUE),
 )
 
 
 def placed_secrets(text: str) -> Iterator[Secret]:
-    """Secrets that are known by their place: arguments of commands, the value beside a name, hashes of passwords."""
-    for literal, pattern in _GIVEN_PATTERNS:
+    """Secrets that are known by their place: arguments of commands, the value beside a name; and `_OTHERS`."""
+    for literal, pattern in _GIVEN:
         for match in pattern.finditer(text) if literal in text else ():
             name = match.groupdict().get("name", "password")
             if (label := _label_of(name, match[match.lastindex or 0])) is not None:
                 yield Secret(*match.span(match.lastindex or 0), label)
-    for literal, pattern in _HASHES:
+    for label, literal, pattern in _OTHERS:
         for match in pattern.finditer(text) if literal in text else ():
-            yield Secret(*match.span(), "password hash")
+            yield Secret(*match.span(), label)
 
 
 def _is_token(value: str) -> bool:
@@ -818,17 +817,19 @@ _OTHERS: Final = (
     ("jwt", "eyJ", _lazy(r"eyJ(?<![\w-]eyJ)[\w-]{10,}+(?:\.[\w-]*+){1,4}", re.ASCII)),
     ("telegram token", ":AA", _lazy(r"(?<![\w:])\d{8,10}:AA[\w-]{30,}+", re.ASCII)),
     ("azure secret", "Q~", _lazy(r"(?<![\w~.-])[\w~.-]{3}\dQ~[\w~.-]{30,}+", re.ASCII)),
+    ("password hash", "$", _lazy(r"\$(?<=[\w.-]:\$)(?:apr1|[1567y]|2[abxy]|gy)\$[\w./$=,]{20,200}+", re.ASCII)),
+    ("password hash", "{SHA}", _lazy(r"\{SHA\}(?<=[\w.-]:\{SHA\})[A-Za-z0-9+/]{27}=", re.ASCII)),
 )
 
 
-class _Literal(NamedTuple):
+class _Literal:
     """A token without a rare character at a fixed place: the part before a literal, the rest from that literal on, and
     a pattern that is quick to search for."""
 
-    label: str
-    lead: str
-    rest: str
-    quick: str
+    def __init__(self, label: str, lead: str, rest: str, quick: str) -> None:
+        self.label, self.quick = label, quick
+        self.literal = re.sub(r"[\[(].*", "", rest).replace("\\", "")  # `in` finds it faster
+        self.lead, self.rest = _lazy(rf"(?<![\w.+/-])(?:{lead})\Z", re.ASCII), _lazy(rf"{rest}(?![\w+/-])", re.ASCII)
 
 
 _PLAIN: Final = (
@@ -859,15 +860,6 @@ _PLAIN: Final = (
     _Literal("discord token", r"[MNO][\w-]{23,27}", r"\.[\w-]{6}\.[\w-]{27,}+", r"\.[\w-]{6}\.[\w-]{20}"),
 )
 _LONGEST_PLAIN: Final = 40
-_PLAIN_PATTERNS: Final = tuple(
-    (
-        one.label,
-        re.sub(r"[\[(].*", "", one.rest).replace("\\", ""),  # the literal, which `in` finds faster
-        _lazy(rf"(?<![\w.+/-])(?:{one.lead})\Z", re.ASCII),
-        _lazy(rf"{one.rest}(?![\w+/-])", re.ASCII),
-    )
-    for one in _PLAIN
-)
 _ANY_PLAIN: Final = QuickPattern("|".join(one.quick for one in _PLAIN))
 
 
@@ -875,22 +867,19 @@ def plain_tokens(text: str) -> Iterator[Secret]:
     """Tokens that are known by a literal, `_PLAIN`."""
     if len(text) > _LONG and not _ANY_PLAIN(text):
         return
-    for label, literal, lead, rest in _PLAIN_PATTERNS:
-        for match in rest.finditer(text) if literal in text else ():
+    for one in _PLAIN:
+        for match in one.rest.finditer(text) if one.literal in text else ():
             before = max(0, match.start() - _LONGEST_PLAIN)
-            if (found := lead.search(text, before, match.start())) is not None:
-                yield Secret(found.start(), match.end(), label)
+            if (found := one.lead.search(text, before, match.start())) is not None:
+                yield Secret(found.start(), match.end(), one.label)
 
 
 def prefixed_tokens(text: str) -> Iterator[Secret]:
-    """Tokens that are known by how they begin, `_SHAPES`, and a few more."""
+    """Tokens that are known by how they begin, `_SHAPES`."""
     for match in _TOKEN.finditer(text):
         at = int(str(match.lastgroup)[1:])
         lead = _SHAPE_LEADS[at].search(text[max(0, match.start() - _LONGEST_LEAD) : match.start()])
         yield Secret(match.start() - (len(lead.group()) if lead else 0), match.end(), _SHAPES[at].label)
-    for label, literal, pattern in _OTHERS:
-        for match in pattern.finditer(text) if literal in text else ():
-            yield Secret(*match.span(), label)
 
 
 _KELVIN: Final = "\u212a"  # the only character beyond ASCII whose lower case is ASCII
@@ -912,7 +901,7 @@ _QUICK_NAMED: Final = (
     r"|sshpass[ \t]|docker[ \t]+login[ \t]|mysql[a-z]*[ \t][^\n]*-p|psk[ \t]*[=:]|:\$[0-9a-z]+\$|:\{sha\}"
 )
 _QUICK_OTHERS: Final = r"eyJ|-----(?:BEGIN|END)|-Lines:|-u |--user|:AA|://[^\s/@]+@|Q~"
-_ESCAPE_LEADS: Final = ("\x1b[", "1b[", "1B[", "033[", r"\e[")  # the start of an escape, or the end of its written form
+_WRITTEN_ESCAPES: Final = ("1b[", "1B[", "033[", r"\e[")  # how the start of an escape ends, as it is written
 _ESCAPE: Final = _lazy(r"(?:\x1b|\\{1,4}(?:u001[bB]|x1[bB]|033|e))\[[0-9;:?]{0,32}[A-Za-z]")
 
 
@@ -923,7 +912,7 @@ def is_suspect(text: str) -> bool:
 
 def _has_escapes(text: str) -> bool:
     """Whether a text may have terminal escapes, raw or as JSON and source code write them."""
-    return any(lead in text for lead in _ESCAPE_LEADS)
+    return "\x1b[" in text or ("\\" in text and any(lead in text for lead in _WRITTEN_ESCAPES))
 
 
 def _quick_tokens() -> str:

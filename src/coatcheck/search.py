@@ -15,7 +15,7 @@ from coatcheck.content import Content
 from coatcheck.errors import Damaged, NotFound
 from coatcheck.redaction import CONTEXT, mask
 from coatcheck.refs import Ref
-from coatcheck.storage import Entry, Held, Mark, Match, Passage, PassageIndex
+from coatcheck.storage import Catalog, Entry, Held, Mark, Match, Passage, PassageIndex
 
 PASSAGE_CHARS = 2000
 SHOWN_CHARS = 400
@@ -25,9 +25,6 @@ _GLANCE, _PAGE = 16, 256
 _BATCH_BYTES = 8 * 1024 * 1024
 _INDEXED_AT_ONCE = 64  # artifacts in one query, each with up to 128 KiB of content
 
-Entries = list[Entry]
-Find = Callable[[str, int | None, int], Entries]
-"""Return refs of a session, newest first: `(session id, older than this seq, limit)`."""
 Live = Callable[[Sequence[str]], Mapping[str, Entry]]
 """Return the entries of those artifacts that the caller may see, with small content: the index only proposes."""
 
@@ -79,14 +76,14 @@ def search(
 
 
 def follow(
-    passages: PassageIndex, session_id: str, find: Find, live: Live, content: Callable[[Entry], Content]
+    passages: PassageIndex, catalog: Catalog, session_id: str, live: Live, content: Callable[[Entry], Content]
 ) -> None:
     """Index what is new in a session since the last call, or all of it if that is unknown."""
     known = passages.followed(session_id)
-    fresh, met = _since(session_id, known, find)
+    fresh, met = _since(catalog, session_id, known)
     if not met and known is not None:
         known = None
-        fresh, _ = _since(session_id, None, find)
+        fresh, _ = _since(catalog, session_id, None)
     if not fresh and (known is not None or passages.followed(session_id) is None):
         return
     holds: dict[str, Held] = {}
@@ -108,12 +105,12 @@ def follow(
     passages.hold(session_id, holds, mark, complete=known is None)
 
 
-def _since(session_id: str, mark: Mark | None, find: Find) -> tuple[list[Entry], bool]:
+def _since(catalog: Catalog, session_id: str, mark: Mark | None) -> tuple[list[Entry], bool]:
     """Return the refs of a session since a mark, newest first, and whether the mark was found."""
     found: list[Entry] = []
     before, size = None, _GLANCE
     while True:
-        page = find(session_id, before, size)
+        page = catalog.find(session_id, before=before, limit=size)
         for entry in page:
             if mark is not None and entry.seq <= mark.seq:
                 same = Mark(entry.session.created, entry.seq, entry.ref.artifact_id) == mark

@@ -12,14 +12,12 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 from coatcheck.activity import Activity
-from coatcheck.checks import seconds, whole
+from coatcheck.checks import check_name, seconds, whole
 from coatcheck.config import DEFAULTS, Settings
 from coatcheck.content import Files
-from coatcheck.core_session import Parts
 from coatcheck.errors import InvalidArgument, StoreClosed, StoreError
-from coatcheck.ids import check_name, clip, is_pointer, is_prefix, parse_pointer
-from coatcheck.intake import Intake
-from coatcheck.lookup import Lookup, Scope
+from coatcheck.ids import clip, is_pointer, is_prefix, parse_pointer
+from coatcheck.intake import Parts, Scope
 from coatcheck.refs import Ref
 from coatcheck.storage import TRANSCRIPT, BlobStore, Catalog, Limits, PassageIndex, SessionInfo, Totals
 
@@ -65,13 +63,11 @@ class Store:
         self._closed = False
         self._secret: bytes | None = None
         self._activity = Activity(catalog)
-        lookup = Lookup(blobs, catalog, self._activity, clock)
-        limits = Limits(quota_bytes, grace)
-        self._intake = Intake(
-            blobs, catalog, lookup, limits, max_artifact_bytes, clock, lambda: self.collect(compress=False)
-        )
         self._session_type = session_type
-        self._parts = Parts(blobs, catalog, passages, self._activity, lookup, self._intake, clock, ttl, grace, Files())
+        self._parts = Parts(
+            blobs, catalog, passages, self._activity, Files(), clock, ttl, Limits(quota_bytes, grace),
+            max_artifact_bytes, lambda: self.collect(compress=False),
+        )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self
@@ -150,7 +146,7 @@ class Store:
         transcripts: dict[str, None] = {}
         sessions = self._catalog.sessions()
         while len(found) < limit and (some := [info.session_id for info in islice(sessions, _AT_ONCE)]):
-            for entry in filter(self._parts.lookup.is_live, self._catalog.find_many(some, [prefix])):
+            for entry in filter(self._parts.is_live, self._catalog.find_many(some, [prefix])):
                 session_id = entry.ref.session_id
                 (transcripts if session_id.startswith(TRANSCRIPT) else found)[session_id] = None
         return [*found, *transcripts][:limit]
@@ -236,7 +232,7 @@ class Store:
         from coatcheck.transfer import import_lines
 
         now = self._clock()
-        return import_lines(self._intake, source, now=now, sessions=sessions, merge=merge, progress=progress)
+        return import_lines(self._parts, source, now=now, sessions=sessions, merge=merge, progress=progress)
 
     def copy_to(self, other: Store, *, progress: Progress | None = None) -> CopyReport:
         """Copy every session and ref to another store on any backend. Refs that it has already are skipped.
@@ -245,7 +241,7 @@ class Store:
         from coatcheck.transfer import copy
 
         self._activity.flush()
-        return copy(self._intake, other._intake, progress=progress)
+        return copy(self._parts, other._parts, progress=progress)
 
     @property
     def secret(self) -> bytes:

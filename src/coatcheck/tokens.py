@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from operator import index
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from zlib import adler32
 
 from coatcheck.errors import MissingExtra
 
+_Text = TypeVar("_Text", str, bytes)
 TokenCounter = Callable[[str], int]
 """A function that counts tokens, such as a host's own tokenizer. `estimate`, `exact` and `count` have this type."""
 
@@ -29,6 +30,7 @@ LARGEST: Final = 1 << 53
 _PIECES: Final = 512
 _PIECE: Final = 512
 _FEW, _SHORT = 24, 48  # the same for `roughly`
+_END: Final = 64 * 1_024  # bytes at each end of a text that `Weighed` looks at
 _SAMPLED: Final = 24  # characters of each piece for `sampled`
 _CACHED_CHARS: Final = 16_384  # longest text whose sample is cached: hosts often write a text twice
 CLEARLY: Final = 1.5
@@ -100,13 +102,6 @@ def _grouped(groups: tuple[str, ...], other: int = 0) -> bytes:
     return bytes(table)
 
 
-def _classes() -> bytes:
-    table = bytearray(_grouped(_CLASSES, _SIGN))
-    for first in range(0xC2, 0x100):
-        table[first] = _SIGN if first in _SIGNS else _LETTER
-    return bytes(table)
-
-
 def _script_cost(code_point: int) -> int:
     rate = [rate for start, rate in _SCRIPTS.items() if start <= max(code_point, 0x80)][-1]
     return min(255, round(rate * _SCRIPT_PARTS))
@@ -123,19 +118,18 @@ def _code_point(lead: int, second: int = 0x80) -> int:
     return (lead & 15) << 12 | (second & 63) << 6 if lead < 0xF0 else (lead & 7) << 18 | (second & 63) << 12
 
 
-def _block_costs() -> bytes:
-    costs = [_script_cost(_code_point(lead, 0x80 + second)) for lead in _BLOCKED for second in range(0, 64, 2)]
-    return bytes(32) + bytes(costs)
-
-
-_CLASS_OF: Final = _classes()
+_CLASS_OF: Final = _grouped(_CLASSES, _SIGN)[:0xC2] + bytes(
+    _SIGN if first in _SIGNS else _LETTER for first in range(0xC2, 0x100)
+)
 _WINDOW_TABLE: Final = _WINDOW_COST.ljust(256, b"\x00")
 _AFTER_OF: Final = _grouped(_AFTER)
 _THEN_OF: Final = _grouped(_THEN)
 _LEAD_COST: Final = bytes(
     _script_cost(_code_point(lead)) if lead >= 0xC2 and lead not in _BLOCKED else 0 for lead in range(256)
 )
-_BLOCK_COST: Final = _block_costs()
+_BLOCK_COST: Final = bytes(32) + bytes(
+    _script_cost(_code_point(lead, 0x80 + second)) for lead in _BLOCKED for second in range(0, 64, 2)
+)
 _BLOCK_OF: Final = bytes((_BLOCKED.index(lead) + 1) * 32 if lead in _BLOCKED else 0 for lead in range(256))
 _HALF_OF: Final = bytes((byte & 63) >> 1 if 0x80 <= byte < 0xC0 else 0 for byte in range(256))
 _CONTINUATION: Final = bytes(range(0x80, 0xC0))
@@ -151,11 +145,8 @@ def estimate(text: str) -> int:
     """
     if not text:
         return 0
-    seen = text
-    if len(text) > _PIECES * _PIECE:
-        starts = (number * (len(text) - _PIECE) // (_PIECES - 1) for number in range(_PIECES))
-        seen = "".join([text[start : start + _PIECE] for start in starts])
-    tokens = _weigh(seen) * len(text) / len(seen)
+    seen = text if len(text) <= _PIECES * _PIECE else "".join(_spread(text, _PIECES, _PIECE))
+    tokens = _weigh_bytes(_encoded(seen)) * len(text) / len(seen)
     return max(1, _at_most_bytes(math.ceil(tokens), text))
 
 
@@ -165,9 +156,23 @@ def roughly(data: bytes) -> float:
     size = len(data)
     if size <= 2 * _FEW * _SHORT:
         return min(_weigh_bytes(data), size)
-    starts = [number * (size - _SHORT) // (_FEW - 1) for number in range(_FEW)]
-    weight = _weigh_bytes(b"".join([data[start : start + _SHORT] for start in starts])) * size / (_FEW * _SHORT)
+    weight = _weigh_bytes(b"".join(_spread(data, _FEW, _SHORT))) * size / (_FEW * _SHORT)
     return min(weight, size)
+
+
+class Weighed:
+    """A text, with its bytes in UTF-8 and a rough count of the tokens at both ends. Each is computed once."""
+
+    text: str
+
+    @cached_property
+    def text_bytes(self) -> bytes:
+        return self.text.encode("utf-8", "surrogatepass")
+
+    @cached_property
+    def tokens(self) -> float:
+        data = self.text_bytes
+        return roughly(data if len(data) <= 2 * _END else data[:_END] + data[-_END:])
 
 
 def sampled(text: str, pieces: int = 16) -> float:
@@ -178,8 +183,13 @@ def sampled(text: str, pieces: int = 16) -> float:
 def _sample(text: str, pieces: int) -> float:
     if len(text) <= 2 * pieces * _SAMPLED:
         return estimate(text)
-    starts = (number * (len(text) - _SAMPLED) // (pieces - 1) for number in range(pieces))
-    return estimate("".join([text[at : at + _SAMPLED] for at in starts])) * len(text) / (pieces * _SAMPLED)
+    return estimate("".join(_spread(text, pieces, _SAMPLED))) * len(text) / (pieces * _SAMPLED)
+
+
+def _spread(text: _Text, pieces: int, size: int) -> list[_Text]:
+    """Pieces of a long text of this many characters, spread evenly from its beginning to its end."""
+    step = len(text) - size
+    return [text[(at := number * step // (pieces - 1)) : at + size] for number in range(pieces)]
 
 
 _cached_sample = lru_cache(256)(_sample)
@@ -210,10 +220,6 @@ def _at_most_bytes(tokens: int, text: str) -> int:
         if size >= tokens:
             return tokens
     return size
-
-
-def _weigh(text: str) -> float:
-    return _weigh_bytes(_encoded(text))
 
 
 def _weigh_bytes(data: bytes) -> float:

@@ -25,11 +25,11 @@ from functools import cache
 from itertools import chain
 from typing import IO, Any, Final, Literal
 
-from coatcheck.checks import seconds, whole
+from coatcheck.checks import check_name, seconds, whole
 from coatcheck.collect import Progress
 from coatcheck.errors import Damaged, Fenced, InvalidArgument, NotFound
-from coatcheck.ids import check_name, clip, digest_of, is_encodable, is_prefix
-from coatcheck.intake import About, Intake, discard
+from coatcheck.ids import clip, digest_of, is_encodable, is_prefix
+from coatcheck.intake import About, Parts, discard
 from coatcheck.redaction import mask
 from coatcheck.refs import FENCED_SERIES, LAST_TIME, RECORD_LIMIT, SUMMARY_LIMIT, Blob, Ref
 from coatcheck.storage import TRANSCRIPT, BlobStore, Catalog, Entry, Record, SessionInfo
@@ -87,7 +87,7 @@ def export_lines(blobs: BlobStore, catalog: Catalog, target: IO[bytes], *, progr
 
 
 def import_lines(
-    into: Intake,
+    into: Parts,
     source: IO[bytes],
     *,
     now: float,
@@ -249,7 +249,7 @@ class _Target:
     """A session that refs and records are added to. `put` adds an entry to the catalog; with `read_back`, new copies
     are read before that."""
 
-    def __init__(self, side: Intake, info: SessionInfo, put: Callable[..., bool], *, read_back: bool = False) -> None:
+    def __init__(self, side: Parts, info: SessionInfo, put: Callable[..., bool], *, read_back: bool = False) -> None:
         self._side = side
         self.info = info
         self._put = put
@@ -318,7 +318,7 @@ class _Import:
     the creation time. After a complete import, only refs that the session had may be added again. After an interrupted
     one, new refs may follow when the archive has repeated all that the session has (`_unseen`)."""
 
-    intake: Intake
+    store: Parts
     lines: _Lines
     mapped: Mapping[str, str]
     merge: bool
@@ -339,7 +339,7 @@ class _Import:
         """Add the item of a line. Return the number of new refs."""
         if isinstance(item, SessionInfo):
             info, self._earlier = self._open(item)
-            self._into = _Target(self.intake, info, self.intake.add)
+            self._into = _Target(self.store, info, self.store.add)
             self._unseen = set(self._into.present)
             return 0
         if self._into is None:
@@ -354,17 +354,17 @@ class _Import:
     def finish(self) -> None:
         """Set the parents, now that all sessions are known, and mark the sessions as completely imported."""
         for child, parent in self._parents.items():
-            info = self.intake.catalog.session(child)
+            info = self.store.catalog.session(child)
             if info is not None and parent in self._ids and info.parent != parent:
                 self._check_lineage(child)
-                self.intake.catalog.open_session(replace(info, parent=parent))
+                self.store.catalog.open_session(replace(info, parent=parent))
         for info in self._unfinished:
-            self.intake.catalog.record(info, ORIGIN, b"complete", at=info.created)
+            self.store.catalog.record(info, ORIGIN, b"complete", at=info.created)
 
     def _open(self, info: SessionInfo) -> tuple[SessionInfo, _Earlier | None]:
         """Return the session of this store for the lines that follow, created if it is new, and the earlier import that
         restricts what they may add."""
-        catalog, target = self.intake.catalog, self.mapped.get(info.session_id, info.session_id)
+        catalog, target = self.store.catalog, self.mapped.get(info.session_id, info.session_id)
         known, origin = catalog.session(target), repr(info.created).encode()
         allowed = self.merge or info.session_id in self.mapped
         marks = [] if known is None else catalog.records(target, ORIGIN, limit=2)
@@ -414,7 +414,7 @@ class _Import:
             if above in seen:
                 raise self.lines.wrong(f"session {clip(session_id)} would be its own ancestor")
             seen.add(above)
-            known = self.intake.catalog.session(above)
+            known = self.store.catalog.session(above)
             above = self._parents.get(above, known.parent if known else None)
 
     def _placed(self, into: _Target, ref: Ref) -> Ref:
@@ -437,7 +437,7 @@ class _Import:
             ref = self._placed(into, ref)
             return None if self._is_known(into, ref) else replace(ref, size_bytes=blob.size)
 
-        self.intake.check_size(blob.size)
+        self.store.check_size(blob.size)
         return into.add_bytes(self.lines.data(blob.size), blob.size, ref_of)
 
     def _add_ref(self, into: _Target, ref: Ref) -> int:
@@ -451,7 +451,7 @@ class _Import:
         return 1
 
     def _add_record(self, into: _Target, series: str, record: Record) -> None:
-        catalog, info = self.intake.catalog, into.info
+        catalog, info = self.store.catalog, into.info
         if series == ORIGIN or not into.is_new(series, record):
             return
         self._check_adding(into)
@@ -486,7 +486,7 @@ class CopyReport:
         return asdict(self)
 
 
-def copy(source: Intake, target: Intake, *, progress: Progress | None = None) -> CopyReport:
+def copy(source: Parts, target: Parts, *, progress: Progress | None = None) -> CopyReport:
     """Copy every session and every live ref. Raises what the target raises; bytes that the source has lost are listed
     in the report."""
     total, counts, lost = source.catalog.totals().refs, Counter[str](), list[str]()
@@ -516,7 +516,7 @@ def copy(source: Intake, target: Intake, *, progress: Progress | None = None) ->
     return CopyReport(**counts, lost=tuple(lost))
 
 
-def _copy_ref(source: Intake, into: _Target, ref: Ref) -> Counter[str]:
+def _copy_ref(source: Parts, into: _Target, ref: Ref) -> Counter[str]:
     """Add a ref to the target, with its bytes if they are missing there. Return what was copied."""
     if into.add_known(ref):
         return Counter(refs=1)

@@ -196,28 +196,31 @@ class Array(NamedTuple):
 
 
 def largest_array(value: object) -> Array | None:
-    """The array of a JSON value with the most items, or None if it has none. Arrays of objects come before others, and
-    outer ones before those inside their items."""
-    best: tuple[tuple[bool, int], str, list[Any]] | None = None
-    stack: list[tuple[object, str]] = [(value, "")]
+    """Describe the array that `find_largest` finds."""
+    path, items = find_largest(value)
+    pointer = "".join(f"/{key.replace('~', '~0').replace('/', '~1')}" for key in path)
+    columns = dict.fromkeys(str(key) for item in items[:_SAMPLED] if isinstance(item, dict) for key in item)
+    return Array(pointer, len(items), tuple(columns)) if items else None
+
+
+def find_largest(value: object) -> tuple[tuple[str, ...], list[Any]]:
+    """The array of a JSON value with the most items, and the keys that lead to it; empty if it has none. Arrays of
+    objects come before others, and outer ones before those inside their items."""
+    best: tuple[tuple[bool, int], tuple[str, ...], list[Any]] = (False, 0), (), []
+    stack: list[tuple[object, tuple[str, ...]]] = [(value, ())]
     seen = 0
     while stack and seen < _MOST_PLACES:
-        at, pointer = stack.pop()
+        at, path = stack.pop()
         seen += 1
         if isinstance(at, dict):
-            inner = [(item, f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}") for key, item in at.items()]
-            stack.extend(reversed(inner))
+            stack.extend((item, (*path, str(key))) for key, item in reversed(at.items()))
         elif isinstance(at, list):
             rank = (any(isinstance(item, dict) for item in at[:_SAMPLED]), len(at))
-            if at and (best is None or rank > best[0]):
-                best = rank, pointer, at
+            if rank > best[0]:
+                best = rank, path, at
             if len(at) == 1:
-                stack.append((at[0], f"{pointer}/0"))
-    if best is None:
-        return None
-    _, pointer, items = best
-    keys = dict.fromkeys(str(key) for item in items[:_SAMPLED] if isinstance(item, dict) for key in item)
-    return Array(pointer, len(items), tuple(keys))
+                stack.append((at[0], (*path, "0")))
+    return best[1:]
 
 
 # Python's repr

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.conversations import Conversation, conversations
 from benchmarks.replay import BUDGET, replayed
 from tests.backends import Backend
+from tests.conftest import LONG_FAULTS
 
 WHOLE = ("56de1726", "7505c804", "9f26971d", "d88bceb6", "189d8afc")
 """Files that are replayed to their end; of the others, the first calls."""
@@ -25,7 +26,8 @@ def sampled(corpus: Path) -> Iterator[Conversation]:
             yield replace(one, messages=one.messages[: turns[40] + 1]) if len(turns) > 40 else one
 
 
-@pytest.mark.parametrize("backend", ["memory", "fleet"], indirect=True)
+@pytest.mark.faults
+@pytest.mark.parametrize("backend", ["memory", "fleet"] if LONG_FAULTS else ["memory"], indirect=True)
 def test_every_prompt_is_within_the_budget_and_accepted_and_few_rewrite_the_prefix(
     corpus: Path, backend: Backend
 ) -> None:

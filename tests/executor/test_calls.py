@@ -11,7 +11,7 @@ import functools
 import json
 import signal
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -615,7 +615,7 @@ def test_sixty_four_threads_lose_no_artifact_and_make_none_twice(session: Sessio
         return make(number)
 
     def make_lines(number: int) -> Iterator[str]:
-        yield from (f"{number} " for _ in range(20_000))
+        yield from (f"{number} " * 20 for _ in range(1_000))
 
     executor = ToolExecutor(session, [make, make_async, make_lines])
     names, outcomes, ready = executor.names, [], threading.Barrier(64)
@@ -638,3 +638,10 @@ def test_sixty_four_threads_lose_no_artifact_and_make_none_twice(session: Sessio
         place, _, number = one.call_id.partition("-")
         assert one.ref is not None
         assert session.get(one.ref) == make(int(place) * 3 + int(number))
+
+
+def test_a_parameter_may_have_any_annotation(session: Session) -> None:
+    def tool(times: int, then: Callable[[int], str] | None = None) -> str:
+        return f"{times} {then}"
+
+    assert ToolExecutor(session, [tool]).run(ToolCall("c", "tool", {"times": 2})).text == "2 None"

@@ -63,7 +63,7 @@ def test_a_small_output_comes_back_inline(
     assert store.stats().artifacts == 0
 
 
-@pytest.mark.parametrize("size", [20_000, 3 * BUFFER])
+@pytest.mark.parametrize("size", [3 * BUFFER, 20_000])
 def test_a_large_output_comes_back_as_what_it_was(session: Session, size: int) -> None:
     count = size // 1_000
     for chunks, value in (
@@ -76,7 +76,7 @@ def test_a_large_output_comes_back_as_what_it_was(session: Session, size: int) -
         assert session.get(outcome.ref) == value
 
 
-@pytest.mark.parametrize("size", [20_000, 3 * BUFFER])
+@pytest.mark.parametrize("size", [3 * BUFFER, 20_000])
 def test_where_the_policy_is_off_a_large_output_is_sent_and_not_stored(
     session: Session, store: Store, size: int
 ) -> None:
@@ -85,7 +85,7 @@ def test_where_the_policy_is_off_a_large_output_is_sent_and_not_stored(
     assert store.stats().artifacts == 0
 
 
-@pytest.mark.parametrize("size", [20_000, 3 * BUFFER])
+@pytest.mark.parametrize("size", [3 * BUFFER, 20_000])
 def test_partial_output_is_kept_even_if_the_policy_is_off(session: Session, size: int) -> None:
     outcome = run(session, yields(["x" * size], "plain", OSError("gone")), policy=Policy(enabled=False))
     assert isinstance(outcome, ToolError)
@@ -95,17 +95,17 @@ def test_partial_output_is_kept_even_if_the_policy_is_off(session: Session, size
 
 @COLOURS
 def test_a_large_output_is_masked_whole_where_the_policy_says_so(session: Session, colour: str) -> None:
-    lines = [f"{number} password={'hunter2' * 3}\n" for number in range(60_000)]
+    lines = [f"{number} password={'hunter2' * 3}\n" for number in range(40_000)]
     outcome = run(session, yields(lines, colour), policy=Policy(redact="store"))
     assert outcome.ref is not None
     kept = session.get(outcome.ref)
-    assert kept.count("\n") == 60_000
+    assert kept.count("\n") == 40_000
     assert "hunter2" not in kept
 
 
 @COLOURS
 @FORMS
-@pytest.mark.parametrize("size", [20_000, BUFFER - 1, BUFFER, BUFFER + 1, 5 * BUFFER + 7])
+@pytest.mark.parametrize("size", [5 * BUFFER + 7, 20_000, BUFFER - 1, BUFFER, BUFFER + 1])
 def test_a_large_output_is_an_artifact_with_all_of_it(session: Session, colour: str, form: str, size: int) -> None:
     text = "".join(f"line {number}\n" for number in range(size // 8))[:size].ljust(size, "x")
     chunks = [text[at : at + 10_007] for at in range(0, size, 10_007)]
@@ -160,7 +160,7 @@ def test_an_async_function_may_answer_with_an_iterator(session: Session) -> None
 
 @COLOURS
 @FORMS
-@pytest.mark.parametrize("size", [10, 20_000, 3 * BUFFER])
+@pytest.mark.parametrize("size", [3 * BUFFER, 10, 20_000])
 def test_what_was_yielded_before_a_failure_is_kept_and_marked_as_partial(
     session: Session, colour: str, form: str, size: int
 ) -> None:
@@ -199,7 +199,7 @@ def test_a_tool_that_yields_anything_else_is_an_error(session: Session, chunk: A
 
 @COLOURS
 @FORMS
-@pytest.mark.parametrize("size", [10, 3 * BUFFER])
+@pytest.mark.parametrize("size", [3 * BUFFER, 10])
 def test_what_was_yielded_before_the_call_timed_out_is_kept_and_marked_as_partial(
     session: Session, colour: str, form: str, size: int
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
@@ -17,7 +16,7 @@ import pytest
 
 import coatcheck
 from coatcheck.transcript import Transcript, verify
-from tests.faults.world import ROOT, problems
+from tests.faults.world import ROOT, chosen_seed, problems
 
 pytestmark = pytest.mark.faults
 
@@ -28,7 +27,7 @@ ROUNDS_PER_FILE = 5
 @pytest.mark.timeout(0)
 def test_no_acknowledged_message_is_lost_and_the_file_is_always_readable(tmp_path: Path, long_faults: bool) -> None:
     wanted = 200 if long_faults else 8
-    seed = int(os.environ.get("COATCHECK_SEED") or random.randrange(1 << 32))
+    seed = chosen_seed()
     rng = random.Random(seed)
     path, folder = tmp_path / "session.jsonl", tmp_path / "store"
     kills = acknowledged = round_ = 0

@@ -24,6 +24,7 @@ from coatcheck import Store
 from coatcheck.errors import StoreError, StoreFull
 from coatcheck.storage import sqlite
 from coatcheck.testing.faulty import At, Crash, Cut, FaultyDisk, open_on
+from tests.faults.conftest import folder_in_memory
 from tests.faults.world import State, assert_clean, files_under, problems, state_of
 
 pytestmark = pytest.mark.faults
@@ -47,6 +48,9 @@ class Case:
     prepare: Callable[[Store], object] | None = None
     later: float = 0.0
     is_whole: bool = True  # one atomic change: no intermediate state may ever be visible
+
+
+Prepared = Callable[[Case], tuple[Path, State]]
 
 
 def _put_some(store: Store) -> None:
@@ -157,7 +161,14 @@ class Run:
             return None
 
 
-def _prepared(case: Case, folder: Path) -> State:
+@pytest.fixture(scope="module")
+def prepared() -> Iterator[Prepared]:
+    """The folder of a case before its change, and its state. Each is made once and copied by the tests."""
+    with folder_in_memory() as base:
+        yield cache(lambda case: (base / case.name, _prepare(case, base / case.name)))
+
+
+def _prepare(case: Case, folder: Path) -> State:
     if case.prepare is None:
         return frozenset()
     with coatcheck.open(folder, durability="process", clock=lambda: NOW) as store:
@@ -177,11 +188,19 @@ def _copied(folder: Path, target: Path) -> Path:
     return target
 
 
+def _steps(disk: FaultyDisk, long_faults: bool) -> Iterator[tuple[int, int, str]]:
+    """Yield steps with their number and a running count. An import repeats the same steps for each of its artifacts:
+    the short form takes every third of its hundred."""
+    stride = 1 if long_faults else 1 + len(disk.steps) // 40
+    for count, step in enumerate(range(0, len(disk.steps), stride)):
+        yield count, step, disk.steps[step]
+
+
 def _instants(disk: FaultyDisk, cut: Cut | None, long_faults: bool) -> Iterator[tuple[At, int]]:
-    """Yield the instants to crash at, each with a seed. The short form takes every step twice: once killed, and once
-    with one of the three power cuts, in turn."""
-    for step, what in enumerate(disk.steps):
-        if long_faults or cut is None or CUTS[step % 3] == cut:
+    """Yield the instants to crash at, each with a seed. The short form takes a step twice: once killed, and once with
+    one of the three power cuts, in turn."""
+    for count, step, what in _steps(disk, long_faults):
+        if long_faults or cut is None or CUTS[count % 3] == cut:
             yield At(step, "after"), step
         if what.startswith("write") and cut is None:
             yield At(step, "halfway"), step
@@ -219,10 +238,9 @@ def _reopened(case: Case, folder: Path) -> Store:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
 @pytest.mark.parametrize("cut", [None, *CUTS])
 def test_a_crash_at_any_step_leaves_the_store_before_or_after(
-    case: Case, cut: Cut | None, in_memory: Path, long_faults: bool
+    case: Case, cut: Cut | None, prepared: Prepared, in_memory: Path, long_faults: bool
 ) -> None:
-    start = in_memory / "start"
-    before = _prepared(case, start)
+    start, before = prepared(case)
     counted = FaultyDisk(_copied(start, in_memory / "counted"))
     after = Run(case, in_memory / "counted", counted).go()
     assert after is not None
@@ -242,15 +260,14 @@ def test_a_crash_at_any_step_leaves_the_store_before_or_after(
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["full", "broken"])
 def test_an_error_at_any_step_is_typed_and_leaves_the_store_before_or_after(
-    case: Case, number: int, in_memory: Path, long_faults: bool
+    case: Case, number: int, prepared: Prepared, in_memory: Path, long_faults: bool
 ) -> None:
-    start = in_memory / "start"
-    before = _prepared(case, start)
+    start, before = prepared(case)
     counted = FaultyDisk(_copied(start, in_memory / "counted"))
     after = Run(case, in_memory / "counted", counted).go()
     assert after is not None
-    for step, what in enumerate(counted.steps):
-        if not long_faults and step % 2 != (number == errno.EIO):
+    for count, step, what in _steps(counted, long_faults):
+        if not long_faults and count % 2 != (number == errno.EIO):
             continue
         folder, image = _copied(start, in_memory / "store"), in_memory / "image"
         disk = FaultyDisk(folder, errors={step: number}, image=image, cut="dropped")
@@ -311,7 +328,7 @@ def test_a_crash_at_any_step_of_a_migration_leaves_the_old_version_or_the_new(
 ) -> None:
     case = Case("migrating", lambda store: None, _put_some)
     start = in_memory / "start"
-    before = _prepared(case, start)
+    before = _prepare(case, start)
     old = sqlite.STEPS
     monkeypatch.setattr(sqlite, "STEPS", [*old, MIGRATION])
     counted = FaultyDisk(_copied(start, in_memory / "counted"))

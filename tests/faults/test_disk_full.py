@@ -93,7 +93,7 @@ def test_a_full_disk_is_a_typed_error_and_the_store_stays_usable(
     folder = small_disk / "store"
     held: dict[Ref, bytes] = {}
     store = coatcheck.open(folder, durability="process")
-    for round_ in range(10 if long_faults else 1 if sizes == "tiny" else 3):
+    for round_ in range(10 if long_faults else {"tiny": 1, "mixed": 3}.get(sizes, 2)):
         session = store.session(f"round {round_}", ttl=None)
         held |= _filled(session, lambda: rng.randbytes(SIZES[sizes](rng)))
         assert held

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import coatcheck
 from coatcheck.errors import StoreUnavailable
 from tests.backends import Fleet
 from tests.faults.killing import check, run_and_kill
-from tests.faults.world import ROOT, assert_clean, problems
+from tests.faults.world import ROOT, assert_clean, chosen_seed, problems
 from tests.servers import Server, postgres, seaweedfs, wait_for_postgres, wait_for_s3
 
 pytestmark = pytest.mark.faults
@@ -35,7 +34,7 @@ def test_what_a_fleet_acknowledged_survives_the_kill_of_its_clients(
     fleet: Fleet, tmp_path: Path, long_faults: bool
 ) -> None:
     wanted = 200 if long_faults else 8
-    seed = int(os.environ.get("COATCHECK_SEED") or random.randrange(1 << 32))
+    seed = chosen_seed()
     rng, url = random.Random(seed), fleet.new_url()
     kills = round_ = acknowledged = 0
     try:
@@ -106,7 +105,7 @@ def _kill_while(server: Server, wait: Callable[[Server], None], work: Callable[[
 
 @pytest.mark.timeout(0)
 def test_collections_on_many_machines_race_puts_of_the_same_content(fleet: Fleet, long_faults: bool) -> None:
-    url, seconds = fleet.new_url(), "60" if long_faults else "4"
+    url, seconds = fleet.new_url(), "60" if long_faults else "2"
     with coatcheck.open(url):
         pass
     started = [

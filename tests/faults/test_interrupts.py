@@ -140,7 +140,7 @@ def _fork() -> None:
 
 
 def _instants(count: int, name: str, long_faults: bool) -> list[int]:
-    return list(range(count)) if long_faults else sorted(random.Random(name).sample(range(count), min(count, 40)))
+    return list(range(count)) if long_faults else sorted(random.Random(name).sample(range(count), min(count, 20)))
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name.replace(" ", "_"))

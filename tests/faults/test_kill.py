@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.killing import check, run_and_kill
+from tests.faults.world import chosen_seed
 
 pytestmark = pytest.mark.faults
 
@@ -19,8 +19,8 @@ ROUNDS_PER_STORE = 4
 
 @pytest.mark.timeout(0)
 def test_what_was_acknowledged_survives_kill_9_at_any_instant(tmp_path: Path, long_faults: bool) -> None:
-    wanted = 1_000 if long_faults else 25
-    seed = int(os.environ.get("COATCHECK_SEED") or random.randrange(1 << 32))
+    wanted = 1_000 if long_faults else 16
+    seed = chosen_seed()
     rng = random.Random(seed)
     kills = acknowledged = round_ = 0
     folder = tmp_path / "store"

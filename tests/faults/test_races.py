@@ -15,8 +15,8 @@ import coatcheck
 from coatcheck import Session, Store
 from coatcheck.collect import collect
 from coatcheck.storage.disk import Disk
+from coatcheck.storage.folder import open_folder_store
 from coatcheck.storage.passages import Passages
-from coatcheck.storage.sqlite_catalog import open_folder_store
 from coatcheck.testing.faulty import failing_blobs, failing_catalog, open_on
 from tests.faults.world import ROOT, assert_clean, problems, state_of
 
@@ -41,7 +41,7 @@ def _run(*commands: tuple[str, ...]) -> None:
 def test_a_collection_that_races_puts_of_the_same_content_leaves_no_dangling_ref(
     tmp_path: Path, long_faults: bool
 ) -> None:
-    folder, seconds = tmp_path / "store", "60" if long_faults else "4"
+    folder, seconds = tmp_path / "store", "60" if long_faults else "2"
     _run(*(("race", str(folder), str(seed), seconds) for seed in range(8)))
     with coatcheck.open(folder) as store:
         assert problems(store) == []

@@ -46,10 +46,20 @@ def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path)
     assert _contents(folder) == before
 
 
-def test_a_store_of_a_development_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        f"PRAGMA application_id = {0x434F4154}",
+        "ALTER TABLE ref DROP COLUMN request",
+        "ALTER TABLE ref ADD COLUMN weight",
+        "DROP INDEX ref_damaged",
+        "DROP TABLE note",
+    ],
+)
+def test_a_store_of_a_development_version_is_refused_and_left_as_it_is(tmp_path: Path, change: str) -> None:
     folder = tmp_path / "store"
     _made(folder)
-    _sql(folder, f"PRAGMA application_id = {0x434F4154}")
+    _sql(folder, change)
     before = _contents(folder)
     for _ in range(2):
         with pytest.raises(UnsupportedFormat, match="development version"):

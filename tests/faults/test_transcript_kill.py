@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import random
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 import coatcheck
 from coatcheck import transcript
 from tests.faults.migrant import line
-from tests.faults.world import ROOT, problems
+from tests.faults.world import ROOT, chosen_seed, problems
 
 pytestmark = pytest.mark.faults
 
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.faults
 @pytest.mark.timeout(0)
 def test_a_transcript_survives_kill_9_at_any_instant(tmp_path: Path, long_faults: bool) -> None:
     wanted = 200 if long_faults else 6
-    seed = int(os.environ.get("COATCHECK_SEED") or random.randrange(1 << 32))
+    seed = chosen_seed()
     rng = random.Random(seed)
     start = _begin(tmp_path, rng)
     try:
@@ -53,7 +52,7 @@ def test_a_transcript_survives_kill_9_at_any_instant(tmp_path: Path, long_faults
 def test_a_migration_killed_before_any_step_succeeds_when_run_again(
     tmp_path: Path, long_faults: bool, verbs: tuple[str, ...]
 ) -> None:
-    seed = int(os.environ.get("COATCHECK_SEED") or random.randrange(1 << 32))
+    seed = chosen_seed()
     rng = random.Random(seed)
     steps = _steps(tmp_path / "count", rng, verbs)
     assert steps > 5

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 State = frozenset[tuple[str, str | None, str, bool]]
 """The visible state of a store: session, name and digest of every artifact, and whether it is pinned; and the session,
 series and digest of every record."""
+
+
+def chosen_seed() -> int:
+    """The seed of a test that damages or kills at random: `COATCHECK_SEED`, else always the same in CI."""
+    return int(os.environ.get("COATCHECK_SEED") or ("1" if os.environ.get("CI") else random.randrange(1 << 32)))
 
 
 def state_of(store: Store) -> State:

@@ -14,8 +14,7 @@ import pytest
 
 import coatcheck
 from coatcheck import Limit, Policy
-from coatcheck.mcp.proxy_rewrites import LIMIT_KEY, ProxySettings, Rewriter
-from coatcheck.mcp.savings import Counts
+from coatcheck.mcp.proxy_rewrites import LIMIT_KEY, Counts, ProxySettings, Rewriter
 from tests.mcp.odd_server import PIXEL, TOOLS, rows, words
 from tests.mcp.speaking import ODD, Speaker, environment, proxy, stub_in, text_of, told
 

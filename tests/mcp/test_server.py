@@ -28,8 +28,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 import coatcheck
 from coatcheck.mcp import server
-from coatcheck.mcp.serve import Probation, UnfinishedHandshakes
-from coatcheck.mcp.server import Sessions, make_server
+from coatcheck.mcp.server import Probation, Sessions, UnfinishedHandshakes, make_server
 from tests.backends import Fleet
 from tests.mcp.speaking import ODD, Speaker, environment, gone, proxy, stub_in, text_of
 
@@ -244,7 +243,7 @@ def test_bytes_are_read_in_pieces_that_together_are_all_of_it(opened: Open) -> N
 )  # fmt: skip
 def test_what_is_not_there_is_an_error_with_the_protocols_code(place: Path, uri: str) -> None:
     with coatcheck.open(place) as store, pytest.raises(coatcheck.CoatcheckError):
-        server.read(store.session(SESSION), uri)
+        server.read(store.session(SESSION), types.ReadResourceRequestParams(uri=uri))
 
 
 def test_pointers_and_names_are_completed(opened: Open) -> None:

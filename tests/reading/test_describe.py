@@ -17,7 +17,7 @@ from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.reading import pdf
 from coatcheck.reading.describe import describe
-from coatcheck.reading.pdf import PdfLimits, pdf_text
+from coatcheck.reading.pdf import pdf_text
 from tests.reading.framed import make_content
 
 pytestmark = pytest.mark.usefixtures("each_source")
@@ -106,7 +106,7 @@ def test_an_archive_shows_its_names_and_claims() -> None:
 def test_a_description_is_never_longer_than_its_page() -> None:
     answer = describe(make_content(bytes(range(256)) * 10, "application/octet-stream"), max_chars=100)
     assert len(answer.text) == 100
-    assert not answer.complete
+    assert answer.note == "the description is cut"
 
 
 def test_other_bytes_show_the_first_of_them() -> None:
@@ -120,7 +120,7 @@ def test_a_pdf_tells_its_pages() -> None:
 def test_the_text_of_a_pdf_comes_by_page() -> None:
     answer = pdf_text(make_pdf(*map(text_page, ("one", "two", "three"))), 2, 9)
     assert answer.text == "--- page 2 ---\ntwo\n\n--- page 3 ---\nthree"
-    assert (answer.shown, answer.complete) == ("pages 2-3 of 3", True)
+    assert answer.shown == "pages 2-3 of 3"
 
 
 def test_a_page_without_text_is_reported() -> None:
@@ -131,7 +131,6 @@ def test_a_page_without_text_is_reported() -> None:
 
 def test_text_over_the_limit_is_cut_and_says_where() -> None:
     answer = pdf_text(make_pdf(*map(text_page, ("one", "two" * 100, "three"))), 1, 3, limit=50)
-    assert not answer.complete
     assert "cut on page 2" in answer.note
 
 
@@ -200,5 +199,5 @@ def test_a_bomb_in_a_pdf_is_an_error_within_its_limits(layers: int) -> None:
 
 def test_a_pdf_that_takes_too_long_is_stopped() -> None:
     with pytest.raises(LimitExceeded):
-        pdf_text(make_pdf(b"BT " + b"(a) Tj " * 3_000_000 + b"ET"), 1, 1, limits=PdfLimits(seconds=0.2))
+        pdf_text(make_pdf(b"BT " + b"(a) Tj " * 3_000_000 + b"ET"), 1, 1, seconds=0.2)
     assert "one" in pdf_text(make_pdf(text_page("one")), 1, 1).text

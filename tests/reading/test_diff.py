@@ -111,7 +111,6 @@ def test_a_diff_over_the_limit_is_cut_and_says_so() -> None:
         limit=500,
     )
     assert len(answer.text) <= 500
-    assert not answer.complete
     assert "left out or cut" in answer.note
 
 
@@ -119,7 +118,7 @@ def test_texts_too_large_for_a_diff_get_a_summary(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "MAX_BYTES", 10)
     answer = compare("same then a difference", "same then no difference")
     assert "equal up to byte 10" in answer.text
-    assert not answer.complete
+    assert "the limit for a line by line diff" in answer.note
 
 
 def test_binary_content_gets_a_summary() -> None:

@@ -40,10 +40,13 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="limits and /pro
 
 
 @pytest.fixture(autouse=True)
-def children() -> Iterator[None]:
-    heavy.pool.close()
+def children(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test starts its own children, except those that only compare answers: they share one."""
+    if "all_in_child" not in request.fixturenames:
+        heavy.pool.close()
     yield
-    heavy.pool.close()
+    if "all_in_child" not in request.fixturenames:
+        heavy.pool.close()
 
 
 @pytest.fixture

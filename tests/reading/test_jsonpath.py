@@ -64,7 +64,6 @@ def values(text: str) -> list[Any]:
 def test_a_path_selects_values(path: str, found: list[Any]) -> None:
     answer = find(document(SHOP), path)
     assert values(answer.text) == found
-    assert answer.complete
     assert answer.shown == f"{len(found)} result{'' if len(found) == 1 else 's'}"
     assert answer.media_type == ("application/json" if len(found) == 1 else "application/x-ndjson")
 
@@ -96,7 +95,6 @@ def test_each_line_of_jsonl_is_a_document_and_the_note_names_the_lines() -> None
 def test_lines_that_are_not_json_are_skipped_and_reported() -> None:
     answer = find(records('{"a": 1}', "oops", '{"a": 2}', "[" * 100_000), "$.a")
     assert values(answer.text) == [1, 2]
-    assert not answer.complete
     assert "2 lines skipped as invalid JSON, the first is line 2" in answer.note
 
 
@@ -110,13 +108,13 @@ def test_a_line_without_end_is_skipped_in_bounded_memory() -> None:
 def test_results_over_the_limit_are_counted_and_left_out() -> None:
     answer = find(document(list(range(1000))), "$[*]", limit=20)
     assert values(answer.text) == list(range(10))
-    assert (answer.shown, answer.complete) == ("10 of 1,000 results", False)
+    assert answer.shown == "10 of 1,000 results"
     assert "left out" in answer.note
 
 
 def test_one_result_over_the_limit_is_cut_and_says_so() -> None:
     answer = find(document("x" * 1000), "$", limit=50)
-    assert (len(answer.text), answer.media_type, answer.complete) == (50, "text/plain", False)
+    assert (len(answer.text), answer.media_type) == (50, "text/plain")
     assert "1,002 characters" in answer.note
 
 

@@ -1,6 +1,7 @@
 """`session.read` as a whole: which part answers, what becomes of a large result, and what is noted as shown."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -8,17 +9,19 @@ from pathlib import Path
 import pytest
 
 import coatcheck
-from coatcheck import Session, Store
+from coatcheck import Session, Store, toolkit
 from coatcheck.errors import AmbiguousPointer, CoatcheckError, Expired, InvalidArgument, InvalidPointer, NotFound
 from coatcheck.reading import Page
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Staged
 from coatcheck.storage.disk import Disk
+from coatcheck.storage.folder import open_folder_store
+from coatcheck.storage.frames import FRAME
 from coatcheck.storage.passages import Passages
-from coatcheck.storage.sqlite_catalog import open_folder_store
 from tests.backends import Backend, Clock, Fleet
 
 LOG = "".join(f"2026-01-01 12:00:{i % 60:02} INFO request {i} served\n" for i in range(12_031))
+PDFS = Path(__file__).parent / "pdfs"
 ROWS = [{"id": i, "price": i / 2, "name": f"item {i}"} for i in range(500)]
 
 
@@ -111,6 +114,20 @@ def test_a_diff_tells_what_changed_since_another_artifact(session: Session) -> N
     changed = [line for line in session.read(new, diff=old.pointer).text.splitlines() if line[:1] in "+-"][2:]
     assert [line[:1] for line in changed] == ["-", "+"]
     assert "REQUEST 500" in changed[1]
+
+
+def test_a_diff_of_documents_compares_their_texts(session: Session) -> None:
+    old, new = (session.put((PDFS / name).read_bytes()) for name in ("columns.pdf", "groff.pdf"))
+    page = session.read(new, diff=old.pointer)
+    assert "-An efficient office offers" in page.text.splitlines()
+    assert f"{old.pointer}: the text of pages 1-2 of 2" in page.shown
+    page = session.read(session.put("--- page 1 ---\nAn efficient office offers\n"), diff=old.pointer)
+    assert " An efficient office offers" in page.text.splitlines()
+
+
+def test_a_diff_of_a_document_that_cannot_be_read_says_where_the_bytes_differ(session: Session) -> None:
+    page = session.read(session.put(b"%PDF-1.4 " + bytes(500)), diff=session.put(b"%PDF-1.4 no").pointer)
+    assert "equal up to byte 9" in page.text
 
 
 def test_a_result_over_the_cap_becomes_an_artifact_with_its_parent_and_request_on_record(session: Session) -> None:
@@ -209,11 +226,13 @@ def test_an_ambiguous_pointer_in_a_diff_is_an_error_too(session: Session) -> Non
 
 
 class CountingBlobs(BlobStore):
-    """A blob store around another one that counts how often a copy is opened."""
+    """A blob store around another one that counts how often a copy is opened, and how often each of its frames is
+    read."""
 
     def __init__(self, inner: BlobStore) -> None:
         self.inner = inner
         self.opens = 0
+        self.frames: Counter[int] = Counter()
 
     def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> AbstractContextManager[Staged]:
         return self.inner.stage(chunks, digest)
@@ -226,7 +245,13 @@ class CountingBlobs(BlobStore):
     def opened(self, blob: Blob) -> Iterator[Callable[[int, int], bytes]]:
         self.opens += 1
         with self.inner.opened(blob) as read:
-            yield read
+
+            def counted(offset: int, length: int) -> bytes:
+                data = read(offset, length)
+                self.frames.update(range(offset // FRAME, -(-(offset + len(data)) // FRAME)))
+                return data
+
+            yield counted
 
     def remove(self, blob: Blob) -> None:
         self.inner.remove(blob)
@@ -255,13 +280,21 @@ DOCUMENT = {"rows": [{"id": i, "name": f"item {i}"} for i in range(40_000)]}
         (LOG * 4, {"chars": "1000000:1002000"}),
         (LOG * 4, {}),
         (LOG[:200_000], {"grep": "request 7"}),
+        (LOG * 4, {"grep": "INFO", "context": "auto"}),
+        (LOG * 4, {"grep": "request 500 |request 12000", "context": "auto"}),
+        (DOCUMENT, {"grep": "item 39.77", "context": "auto"}),
+        (DOCUMENT, {"query": "SELECT count(*) FROM artifact"}),
+        (repr(DOCUMENT["rows"]), {"grep": "item 1"}),
         (DOCUMENT, {"query": "$.rows[39999]"}),
         ({"rows": DOCUMENT["rows"][:6_000]}, {"query": "$.rows[7]"}),
         (DOCUMENT, {"query": "shape"}),
-        (bytes(300_000), {}),
+        (bytes(600_000), {}),
     ],
-    ids=["grep", "lines", "chars", "start", "grep in one frame", "path in a child", "path", "shape", "binary"],
-)
+    ids=[
+        "grep", "lines", "chars", "start", "grep in one frame", "brief grep", "grep with context and alternatives",
+        "grep in JSON", "SQL", "grep in a long line", "path in a child", "path", "shape", "binary",
+    ],
+)  # fmt: skip
 def test_a_page_opens_its_blob_once(tmp_path: Path, value: object, request_of: dict[str, str | int]) -> None:
     inner, catalog = open_folder_store(tmp_path / "store", Disk())
     blobs = CountingBlobs(inner)
@@ -271,10 +304,39 @@ def test_a_page_opens_its_blob_once(tmp_path: Path, value: object, request_of: d
         blobs.opens = 0
         assert session.read(ref, **request_of).text  # type: ignore[arg-type]
         assert blobs.opens == 1
+        assert blobs.frames[0] == 1
+        assert "grep" not in request_of or max(blobs.frames.values()) <= 2  # again where a line is in two pieces
         session.read(f"{ref.pointer}#/rows/3") if ref.media_type == "application/json" else session.preview(ref)
         assert blobs.opens == 2
         assert session.externalize(ref).is_stub
         assert blobs.opens == 3
+
+
+@pytest.mark.parametrize("request_of", [{"grep": "efficient|flat"}, {"lines": "1:3"}, {"query": "text"}])
+def test_a_page_of_a_document_opens_its_blob_once(tmp_path: Path, request_of: dict[str, str]) -> None:
+    data = (PDFS / "columns.pdf").read_bytes() + b"%" * 300_000
+    inner, catalog = open_folder_store(tmp_path / "store", Disk())
+    blobs = CountingBlobs(inner)
+    with Store(blobs, catalog, Passages(None), url="counting", session_type=Session) as store:
+        session = store.session("s")
+        ref = session.put(data, media_type="application/pdf")
+        blobs.opens = 0
+        assert "efficient" in session.read(ref, **request_of).text  # type: ignore[arg-type]
+        assert blobs.opens == 1
+
+
+def test_a_tool_that_tries_other_ways_to_search_opens_its_blob_once(tmp_path: Path) -> None:
+    inner, catalog = open_folder_store(tmp_path / "store", Disk())
+    blobs = CountingBlobs(inner)
+    with Store(blobs, catalog, Passages(None), url="counting", session_type=Session) as store:
+        session = store.session("s")
+        ref = session.put(LOG)
+        blobs.opens = 0
+        assert "no match in" in toolkit(session)[0].run(pointer=ref.pointer, grep="nothing (like) that")
+        assert blobs.opens == 1
+        answer = toolkit(session)[0].run(pointer=ref.pointer, grep="12:00:07 info")
+        assert "no match as written, ignoring case" in answer
+        assert blobs.opens == 2
 
 
 def test_a_page_follows_a_blob_that_was_compressed_meanwhile(tmp_path: Path) -> None:

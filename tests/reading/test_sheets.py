@@ -39,6 +39,11 @@ def rezipped(**replaced: bytes) -> bytes:
     return file.getvalue()
 
 
+def test_a_workbook_of_unknown_type_is_recognized_by_its_bytes(session: Session) -> None:
+    ref = session.put(SALES, media_type="application/octet-stream")
+    assert session.read(ref, query="SELECT count(*) AS n FROM artifact").text == "n\n5"
+
+
 @pytest.mark.parametrize("query", [None, "text"])
 def test_a_workbook_is_read_as_cells_with_addresses(session: Session, query: str | None) -> None:
     page = session.read("sales", query=query)

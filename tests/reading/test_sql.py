@@ -47,7 +47,7 @@ def table(data: bytes = CSV, media_type: str = "text/csv") -> dict[str, Content]
 def test_a_select_answers_csv_where_null_is_empty_and_an_empty_text_is_two_quotes() -> None:
     answer = run_sql("SELECT id, name, price, '' AS nothing FROM artifact ORDER BY id DESC", table())
     assert answer.text == 'id,name,price,nothing\n3,,2.25,""\n2,pear,,""\n1,apple,1.5,""'
-    assert (answer.media_type, answer.shown, answer.complete) == ("text/csv", "3 rows, 4 columns", True)
+    assert (answer.media_type, answer.shown, answer.note) == ("text/csv", "3 rows, 4 columns", "")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_irregular_rows_are_read_as_text_and_the_note_says_so() -> None:
 @of_each_source
 def test_rows_over_the_limit_are_left_out_and_the_answer_says_so() -> None:
     answer = run_sql("SELECT * FROM range(1000)", table(), limits=SqlLimits(rows=10))
-    assert (answer.shown, answer.complete) == ("the first 10 rows, 1 column", False)
+    assert answer.shown == "the first 10 rows, 1 column"
     assert answer.text.count("\n") == 10
     assert "left out" in answer.note
 
@@ -141,7 +141,7 @@ def test_characters_over_the_limit_are_left_out_by_whole_rows() -> None:
     answer = run_sql("SELECT repeat('x', 100) AS t FROM range(1000)", table(), limits=SqlLimits(chars=1000))
     assert len(answer.text) <= 1000
     assert set(map(len, answer.text.split("\n")[1:])) == {100}
-    assert not answer.complete
+    assert "left out" in answer.note
 
 
 def test_one_row_over_the_limit_is_an_error_that_says_how_to_shorten_it() -> None:
@@ -621,7 +621,7 @@ def test_the_second_call_finds_its_tables_loaded() -> None:
     first = run_sql("SELECT sum(n) AS s FROM artifact", {"artifact": watched})
     reads.clear()
     assert run_sql("SELECT sum(n) AS s FROM artifact", {"artifact": watched}) == first
-    assert reads == [4096]  # the head, for the format
+    assert set(reads) == {4096}  # only the head, to recognize the format
 
 
 @of_each_source

@@ -16,10 +16,9 @@ import pytest
 import coatcheck
 from coatcheck.errors import UnsupportedFormat
 from coatcheck.ids import digest_of
-from coatcheck.storage import postgres_schema
+from coatcheck.storage import postgres
 from coatcheck.storage.fleet import Place, parse
-from coatcheck.storage.postgres import Connections
-from coatcheck.storage.postgres_schema import STEPS, Step
+from coatcheck.storage.postgres import STEPS, Connections, Step
 from tests.backends import Fleet
 
 # A new table that a trigger fills for processes of both versions, a column with a default, and an index.
@@ -58,7 +57,7 @@ def first(fleet: Fleet) -> str:
 @pytest.fixture
 def upgrade(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From then on, this process opens stores like the next version. Stores that it has open are of the first."""
-    return lambda: monkeypatch.setattr(postgres_schema, "STEPS", [*STEPS, *MADE_UP])
+    return lambda: monkeypatch.setattr(postgres, "STEPS", [*STEPS, *MADE_UP])
 
 
 def version(url: str) -> int:

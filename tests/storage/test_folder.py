@@ -5,7 +5,7 @@ from pathlib import Path
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Catalog
 from coatcheck.storage.disk import Disk
-from coatcheck.storage.sqlite_catalog import open_folder_store
+from coatcheck.storage.folder import open_folder_store
 from coatcheck.testing import BlobStoreSuite, CatalogSuite
 
 

@@ -105,6 +105,22 @@ def test_every_byte_comes_back_and_nothing_else_about_the_file_changes(file: Pat
     assert stat.S_IMODE(os.stat(report.backup).st_mode) == 0o600
 
 
+@pytest.mark.parametrize("padding", [0, 20_000])
+def test_a_result_belongs_to_the_nearest_call_before_it_if_ids_repeat(
+    padding: int, tmp_path: Path, session: Session
+) -> None:
+    path, lines = tmp_path / "chat.jsonl", []
+    for number, tool in enumerate(("alpha", "beta", "gamma")):
+        function = {"name": tool, "arguments": json.dumps({"text": "x" * padding})}
+        call = {"id": "call_0", "type": "function", "function": function}
+        lines.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        lines.append({"role": "tool", "tool_call_id": "call_0", "content": f"{number} {LARGE}"})
+    path.write_bytes(as_lines(lines))
+    assert transcript.externalize(path, session).is_sound
+    found = {str(session.get(ref))[0]: ref.tool for ref in session.list() if LARGE in str(session.get(ref))}
+    assert found == {"0": "alpha", "1": "beta", "2": "gamma"}
+
+
 def test_running_again_changes_nothing(file: Path, session: Session) -> None:
     transcript.externalize(file, session)
     slim, info, artifacts = file.read_bytes(), file.stat(), session.store.stats()

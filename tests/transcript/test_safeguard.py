@@ -138,10 +138,10 @@ def test_what_does_not_resolve_says_why_and_anothers_answers_like_none(backend: 
 
 
 def test_the_report_on_a_summary_is_bounded(session: Session) -> None:
-    text = " ".join(f"art:{number:012x}" for number in range(10_000))
+    text = " ".join(f"art:{number:012x}" for number in range(1_000))
     check = check_summary(text + " art:" + "f" * 5_000, session)
     assert len(check.unresolved) == 50
-    assert check.more == 9_951
+    assert check.more == 951
     assert len(str(check)) < 10_000
 
 

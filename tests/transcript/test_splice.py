@@ -19,8 +19,8 @@ from coatcheck.messages import FORMATS
 from coatcheck.messages.paths import REFS_KEY, at
 from coatcheck.transcript import scan
 from coatcheck.transcript.keep import Keeper, fetch_from, new_session_id
-from coatcheck.transcript.scan import STYLES, Opened, binary, parse, styled, tokens_of
-from coatcheck.transcript.splice import ArtifactRef, _find, refs_of, slim, whole
+from coatcheck.transcript.scan import STYLES, Opened, binary, find, parse, styled, tokens_of
+from coatcheck.transcript.splice import ArtifactRef, refs_of, slim, whole
 from tests.backends import Backend
 from tests.transcript.samples import CODE, IMAGE, LARGE, ROWS, SAMPLES, as_lines
 
@@ -385,7 +385,7 @@ def test_what_is_neither_an_object_nor_a_list_of_them_is_not_opened(text: str) -
 @given(st.text("ab", max_size=80), st.text("ab", min_size=1, max_size=70), st.integers(0, 20))
 @example("a" * 300 + "b", "a" * 70 + "b", 0)
 def test_a_token_is_found_where_it_is(text: str, token: str, start: int) -> None:
-    assert _find(text, token, start) == text.find(token, start)
+    assert find(text, token, start) == text.find(token, start)
 
 
 @pytest.mark.parametrize("loaded", [False, True])

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 import coatcheck
-from coatcheck import CoatcheckError, errors
-from coatcheck.cli import options, terminal
-from coatcheck.cli.options import command_line, naming_holders, open_existing, open_session, session_options
+from coatcheck import CoatcheckError, cli, errors
+from coatcheck.cli import terminal
 from coatcheck.media import KINDS
 from coatcheck.refs import iso_time
 
@@ -44,7 +43,7 @@ _PAGE: Final = ("text", "shown", "pointer", "cursor", "derived", "matches", "mat
 @click.option("--summary", help="Summary of at most 500 characters. Default: the beginning of the content.")
 @click.option("--ttl", type=click.FloatRange(min=0), metavar="SECONDS", help="Expire before the session does.")
 @click.option("--pin", is_flag=True, help="Never expire.")
-@session_options
+@cli.session_options
 def put(file: Path, pin: bool, session_id: str, url: str | None, as_json: bool, **described: Any) -> None:
     """Store a FILE, or stdin if it is '-', and print its pointer."""
     with coatcheck.open(url) as store:
@@ -59,14 +58,14 @@ def put(file: Path, pin: bool, session_id: str, url: str | None, as_json: bool, 
 @click.argument("target")
 @click.option("-o", "--output", default=terminal.STDIO, metavar="FILE", help="Write to a file instead of stdout.")
 @click.option("--raw", is_flag=True, help="Write the exact bytes even to a terminal.")
-@options.session_option
-@options.store_option
+@cli.session_option
+@cli.store_option
 def get(target: str, output: str, raw: bool, session_id: str, url: str | None) -> None:
     """Write the content of an artifact.
 
     TARGET is a pointer, an id or a name. With a fragment ('art:…#/items/0') it writes that part of a JSON artifact.
     Files and pipes get the exact bytes; on a terminal, control characters are escaped."""
-    with open_session(url, session_id, target) as session, session.open(target) as content:
+    with cli.open_session(url, session_id, target) as session, session.open(target) as content:
         if output == terminal.STDIO and terminal.is_terminal() and not raw:
             terminal.print_content(content)
             return
@@ -90,13 +89,13 @@ def get(target: str, output: str, raw: bool, session_id: str, url: str | None) -
 @click.option("--cursor", help="Continue where a page ended.")
 @click.option("--max-chars", type=int, metavar="N", help="Maximum size of a page. Default: the settings, else 8000.")
 @click.option("--raw", is_flag=True, help="Write the exact text even to a terminal.")
-@session_options
+@cli.session_options
 def read(target: str, raw: bool, session_id: str, url: str | None, as_json: bool, **request: Any) -> int:
     """Print one page of an artifact.
 
     TARGET is a pointer, an id or a name. A line on stderr says which part the page shows. Without options it reads
     from the start. Exits with 1 if --grep matches nothing."""
-    with open_session(url, session_id, target) as session:
+    with cli.open_session(url, session_id, target) as session:
         page = session.read(target, **request, exact=True)
         if as_json:
             terminal.print_json({name: getattr(page, name) for name in _PAGE})
@@ -113,14 +112,14 @@ def read(target: str, raw: bool, session_id: str, url: str | None, as_json: bool
 @click.command()
 @click.argument("words", nargs=-1, required=True)
 @click.option("--limit", type=click.IntRange(min=1), default=8, show_default=True, help="Maximum number of results.")
-@session_options
+@cli.session_options
 def search(words: tuple[str, ...], limit: int, session_id: str, url: str | None, as_json: bool) -> None:
     """Find the artifacts of a session that match WORDS.
 
     Searches names, tools, summaries and content; the best match comes first. Each result has the matching passage
     and a command that reads on from there. Tab-separated lines in a pipe, JSON lines with --json."""
     text = " ".join(words)
-    with open_existing(url) as store:
+    with cli.open_existing(url) as store:
         hits = store.session(session_id).search(text, limit=limit)
     if terminal.is_terminal() and not as_json:
         for number, hit in enumerate(hits):
@@ -136,14 +135,14 @@ def search(words: tuple[str, ...], limit: int, session_id: str, url: str | None,
 @click.option("--name", help="Only artifacts put under this name.")
 @click.option("--kind", type=click.Choice(KINDS), help="Only artifacts of this kind.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of entries.")
-@session_options
+@cli.session_options
 def ls(
     sessions: bool, limit: int | None, session_id: str, url: str | None, as_json: bool, **wanted: str | None
 ) -> None:
     """List the artifacts that a session sees, newest first.
 
     A table on a terminal, tab-separated lines in a pipe, JSON lines with --json."""
-    with open_existing(url) as store:
+    with cli.open_existing(url) as store:
         if sessions:
             records = [_session_record(info) for info in islice(store.sessions(), limit)]
         else:
@@ -158,12 +157,12 @@ def ls(
 
 @click.command()
 @click.argument("target")
-@session_options
+@cli.session_options
 def show(target: str, session_id: str, url: str | None, as_json: bool) -> None:
     """Show the record and a preview of an artifact.
 
     TARGET is a pointer, an id or a name. It also shows how much of the artifact was read."""
-    with open_session(url, session_id, target) as session:
+    with cli.open_session(url, session_id, target) as session:
         ref = session.ref(target)
         if ref is None:
             raise _not_held(session, target)
@@ -188,21 +187,21 @@ def show(target: str, session_id: str, url: str | None, as_json: bool) -> None:
 @click.command()
 @click.argument("targets", metavar="[TARGET]...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Forget everything in the session, and end it.")
-@session_options
+@cli.session_options
 def forget(targets: tuple[str, ...], everything: bool, session_id: str, url: str | None, as_json: bool) -> int:
     """Drop artifacts from a session.
 
     A TARGET is a pointer, an id or a name. The bytes are removed when no other session holds them."""
     if bool(targets) == everything:
-        raise options.usage_error("specify the artifacts to forget, or --all")
+        raise cli.usage_error("specify the artifacts to forget, or --all")
     forgotten = code = 0
-    with open_existing(url) as store:
+    with cli.open_existing(url) as store:
         session = store.session(session_id)
         if everything:
             forgotten = session.end()
         for target in targets:
             try:
-                with naming_holders(store, target):
+                with cli.naming_holders(store, target):
                     if not session.forget(target):
                         raise _not_held(session, target)
                 forgotten += 1
@@ -276,7 +275,7 @@ def _position(page: Page) -> str:
     """Which part a page shows, and how to continue."""
     if page.cursor is not None:
         return f"{page.shown}; to read on, add --cursor {page.cursor}"
-    return page.shown + (f"; to read on: {command_line('read', page.derived)}" if page.derived is not None else "")
+    return page.shown + (f"; to read on: {cli.command_line('read', page.derived)}" if page.derived is not None else "")
 
 
 def _highlighted(session: Session, page: Page, text: str, request: dict[str, Any]) -> Iterable[terminal.Piece] | None:
@@ -299,7 +298,7 @@ def _highlighted(session: Session, page: Page, text: str, request: dict[str, Any
 
 
 def _read_on(hit: Hit) -> str:
-    return command_line("read", hit.ref.pointer, *(("--lines", f"{hit.lines[0]}:") if hit.lines else ()))
+    return cli.command_line("read", hit.ref.pointer, *(("--lines", f"{hit.lines[0]}:") if hit.lines else ()))
 
 
 def _hit_record(hit: Hit, as_json: bool) -> dict[str, Any]:

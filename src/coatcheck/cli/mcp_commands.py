@@ -18,14 +18,14 @@ import click
 
 import coatcheck
 from coatcheck import __version__, errors
-from coatcheck.cli.options import FOLDER, expand_folder, open_existing, store_option, store_options, usage_error
+from coatcheck.cli import FOLDER, expand_folder, open_existing, store_option, store_options, usage_error
 from coatcheck.cli.terminal import diff_lines, print_error, print_note, print_records, print_text
 from coatcheck.install.clients import CLIENTS, SCOPES, Scope, find_config
 
 if TYPE_CHECKING:
     from coatcheck._toolkit import Purpose
     from coatcheck.install.plan import Plan
-    from coatcheck.mcp.savings import Counts
+    from coatcheck.mcp.proxy_rewrites import Counts
     from coatcheck.mcp.wire import Upstream
 
 _DAY: Final = 86_400.0
@@ -77,9 +77,7 @@ def mcp(
     from coatcheck.lanes import ending
 
     try:
-        from coatcheck.mcp.savings import save_counts
-        from coatcheck.mcp.serve import TOKEN, serve_http, serve_stdio
-        from coatcheck.mcp.server import Sessions
+        from coatcheck.mcp.server import TOKEN, Sessions, serve_http, serve_stdio
     except ImportError as error:
         raise errors.MissingExtra("mcp") from error
     with ending(), coatcheck.open(url) as store:
@@ -92,7 +90,7 @@ def mcp(
                 serve_stdio(sessions)
         finally:
             with contextlib.suppress(errors.CoatcheckError):
-                save_counts(store, sessions.counts, server="coatcheck mcp", session_id=name)
+                sessions.counts.save(store, server="coatcheck mcp", session_id=name)
 
 
 @click.command()
@@ -132,7 +130,7 @@ def proxy(
     line on stderr says what was saved."""
     given = sum(map(bool, (command, address, config)))
     if report and not given:
-        from coatcheck.mcp.savings import saved_counts
+        from coatcheck.mcp.proxy_rewrites import saved_counts
 
         with open_existing(url) as store:
             print_records(saved_counts(store), _RUN, as_json=as_json, shrink=("server", "session"))
@@ -146,8 +144,7 @@ def proxy(
     from coatcheck.externalize import configured
     from coatcheck.lanes import leave
     from coatcheck.mcp.proxy import run
-    from coatcheck.mcp.proxy_rewrites import ProxySettings
-    from coatcheck.mcp.savings import Counts, save_counts
+    from coatcheck.mcp.proxy_rewrites import Counts, ProxySettings
 
     upstream, name = _upstream(command, address, header, config or Path(), max_message * _MIB, timeout)
     counts = Counts()
@@ -161,7 +158,7 @@ def proxy(
             status = run(upstream, store.session(session_id, ttl=ttl), settings, counts)
         finally:
             with contextlib.suppress(errors.CoatcheckError):  # a failing store was already reported
-                save_counts(store, counts, server=name, session_id=session_id)
+                counts.save(store, server=name, session_id=session_id)
             _print_counts(counts, report, as_json)
     leave(status)
     return status
@@ -281,8 +278,8 @@ def _print_counts(counts: Counts, by_tool: bool, as_json: bool) -> None:
         return
     print_error(str(counts))
     if by_tool:
-        for name, row in sorted(counts.tools.items(), key=lambda item: -item[1].tokens_saved):
-            print_error(f"  {name}: {row.slimmed:,} results, about {row.tokens_saved:,} tokens")
+        for name, row in sorted(counts.tools.items(), key=lambda item: -item[1]["tokens_saved"]):
+            print_error(f"  {name}: {row['slimmed']:,} results, about {row['tokens_saved']:,} tokens")
 
 
 def _print_plan(plan: Plan) -> None:

@@ -10,8 +10,7 @@ import click
 
 import coatcheck
 from coatcheck import errors
-from coatcheck.cli import terminal
-from coatcheck.cli.options import json_option, open_existing, setting, store_options, usage_error
+from coatcheck.cli import json_option, open_existing, setting, store_options, terminal, usage_error
 
 if TYPE_CHECKING:
     from coatcheck.collect import CollectReport, VerifyReport
@@ -97,7 +96,7 @@ def import_(file: str, mapped: tuple[str, ...], merge: bool, url: str | None, as
         raise usage_error(f"--session takes OLD=NEW, got {wrong[0]!r}")
     with (
         coatcheck.open(url) as store,
-        terminal.reading(file) as source,
+        click.open_file(file, "rb") as source,
         terminal.progress("importing", quiet=as_json) as bar,
     ):
         size = os.path.getsize(file) if file != terminal.STDIO and os.path.isfile(file) else None
@@ -162,8 +161,7 @@ def config(keys: tuple[str, ...], as_json: bool) -> None:
     for key in keys:
         if not any(_matches(one.key, key) for one in chosen):
             settings[key]  # raises an error that names the nearest key
-    record = _setting_record if as_json else _setting_cells
-    records = [record(settings, one) for one in chosen]
+    records = [_setting_record(settings, one, as_json) for one in chosen]
     terminal.print_records(records, _SETTING, as_json=as_json, shrink=("meaning",))
     if as_json:
         return
@@ -192,24 +190,15 @@ def _matches(key: str, wanted: str) -> bool:
     return key == wanted or key.startswith(f"{wanted}.")
 
 
-def _setting_record(settings: Settings, setting: Setting) -> dict[str, Any]:
-    key, origin = setting.key, settings.origin(setting.key)
-    return {
-        "key": key,
-        "value": settings.shown(key) if isinstance(settings[key], str) else settings[key],
-        "source": origin.source,
-        "where": origin.where or None,
-        "default": setting.default,
-        "variable": setting.variable,
-        "about": setting.about,
-    }
-
-
-def _setting_cells(settings: Settings, setting: Setting) -> dict[str, Any]:
-    """The cells of a table. On a terminal the path of the settings file is below the table."""
-    value, origin = settings.shown(setting.key), settings.origin(setting.key)
-    source = str(origin)
+def _setting_record(settings: Settings, setting: Setting, as_json: bool) -> dict[str, Any]:
+    """A setting as JSON, or as the cells of a table. On a terminal the path of the settings file is below the table."""
+    key, value, origin = setting.key, settings[setting.key], settings.origin(setting.key)
+    shown, source = settings.shown(key), str(origin)
+    if as_json:
+        record = {"key": key, "value": shown if isinstance(value, str) else value, "source": origin.source}
+        record |= {"where": origin.where or None, "default": setting.default, "variable": setting.variable}
+        return record | {"about": setting.about}
     if terminal.is_terminal():
-        value = value if len(value) <= _MAX_VALUE else f"{value[:_MAX_VALUE]}…"
+        shown = shown if len(shown) <= _MAX_VALUE else f"{shown[:_MAX_VALUE]}…"
         source = os.path.basename(origin.where) if origin.source == "file" else source
-    return {"key": setting.key, "value": value, "source": source, "about": setting.about}
+    return {"key": key, "value": shown, "source": source, "about": setting.about}

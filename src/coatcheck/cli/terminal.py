@@ -16,7 +16,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -42,9 +42,12 @@ _UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _STEM: Final = 6
 _DIFF: Final = (("+++", BOLD), ("---", BOLD), ("@@", "cyan"), ("+", ADDED), ("-", REMOVED))
 _LINE_NUMBER: Final = re.compile(r"\d++([:-])")
+_STRING: Final = r'"(?:[^"\\\n]|\\.)*+"?+'
 _TOKEN: Final = re.compile(
-    r"""(?P<string>"(?:[^"\\\n]|\\.)*+"?+)|(?P<number>-?+\b\d[\d.eE+-]*+)|\b(?:true|false|null)\b"""
+    rf"(?P<key>{_STRING}(?=[ \t]{{0,7}}:))|(?P<string>{_STRING})|(?P<number>-?+\b\d[\d.eE+-]*+)"
+    r"|\b(?P<word>true|false|null)\b"
 )
+_TOKEN_STYLES: Final = {"key": "blue", "string": "green", "number": "cyan", "word": "magenta"}
 
 
 class _Escapes(dict[int, str]):
@@ -80,23 +83,10 @@ def is_terminal() -> bool:
 @contextmanager
 def writing(file: str, *, private: bool = False) -> Iterator[IO[bytes]]:
     """Open a file, or stdout for `-`, for writing. With `private`, only the owner can read a new file."""
-    if file == STDIO:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o666)
-    with os.fdopen(handle, "wb") as target:
+    opener = partial(os.open, mode=0o600) if private else None
+    with open(file, "wb", opener=opener) if file != STDIO else nullcontext(sys.stdout.buffer) as target:
         yield target
-
-
-@contextmanager
-def reading(file: str) -> Iterator[IO[bytes]]:
-    """Open a file, or stdin for `-`, for reading."""
-    if file == STDIO:
-        yield sys.stdin.buffer
-        return
-    with open(file, "rb") as source:
-        yield source
+        target.flush()
 
 
 def print_error(message: str) -> None:
@@ -236,26 +226,22 @@ def grep_lines(text: str, pattern: Pattern | None) -> Iterator[Piece]:
 def words_in(text: str, words: str) -> Iterator[Piece]:
     """Highlight the words of a search in a passage, whatever their endings."""
     wanted = {word[:_STEM] for word in re.findall(r"\w++", words.lower()) if len(word) > 1}
-    at = 0
-    for word in re.finditer(r"\w++", text):
-        if word[0].lower()[:_STEM] in wanted:
-            yield text[at : word.start()], PLAIN
-            yield word[0], FOUND
-            at = word.end()
-    yield text[at:], PLAIN
+    found = (word for word in re.finditer(r"\w++", text) if word[0].lower()[:_STEM] in wanted)
+    return _styled(text, ((word, FOUND) for word in found))
 
 
 def json_tokens(text: str) -> Iterator[Piece]:
     """Highlight JSON or JSONL, or a part of it that may begin or end inside a token."""
+    return _styled(text, ((token, _TOKEN_STYLES[token.lastgroup or ""]) for token in _TOKEN.finditer(text)))
+
+
+def _styled(text: str, matches: Iterable[tuple[re.Match[str], str]]) -> Iterator[Piece]:
+    """Split a text into matches with their styles, and what is between them."""
     at = 0
-    for token in _TOKEN.finditer(text):
-        yield text[at : token.start()], PLAIN
-        at = token.end()
-        if token["string"] is None:
-            yield token[0], "cyan" if token["number"] else "magenta"
-        else:
-            is_key = text[at : at + 8].lstrip(" \t").startswith(":")
-            yield token[0], "blue" if is_key else "green"
+    for match, style in matches:
+        yield text[at : match.start()], PLAIN
+        yield match[0], style
+        at = match.end()
     yield text[at:], PLAIN
 
 

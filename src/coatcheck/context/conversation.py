@@ -23,9 +23,8 @@ from coatcheck.errors import CoatcheckError, LimitExceeded
 from coatcheck.externalize import Decision, Outcome, Policy, Situation
 from coatcheck.externalize.decision import PAGE_TOKENS, QUESTION_TOKENS
 from coatcheck.externalize.pipeline import put
-from coatcheck.externalize.shorter import ShownResult, shorter
-from coatcheck.externalize.stub import START as STUB_START
-from coatcheck.externalize.stub import mark
+from coatcheck.externalize.shorter import LEAST_REPEATED, ShownResult, shorter
+from coatcheck.externalize.stub import STUB, mark
 from coatcheck.ids import clip
 from coatcheck.intake import About
 from coatcheck.messages import Dialect, Format, Message
@@ -192,7 +191,7 @@ class Conversation:
     def has_stub(self, message: Message) -> bool:
         """Whether a message has a result that is a stub."""
         results = (at(message, one.content_path) for one in self._dialect.format.results(message))
-        return any((plain_text(one) or "").startswith(STUB_START) for one in results)
+        return any((plain_text(one) or "").startswith(STUB) for one in results)
 
     def clearable(self, sent: SentMessages) -> int:
         """Estimate the tokens that the provider clears of these messages, if it clears now."""
@@ -315,7 +314,8 @@ class Conversation:
             return None
         text = plain_text(plain)
         rule = policy.tools.get(result.tool)
-        if text is not None and policy.enabled and rule is None and not policy.is_named:
+        is_free = policy.enabled and rule is None and not policy.is_named
+        if text is not None and is_free and len(text) >= LEAST_REPEATED:
             short = shorter(text, result.tool, result.arguments, arriving.shown())
             if short is not None:
                 arriving.add(replace(result, text=short))
@@ -375,7 +375,7 @@ class _Arriving:
                 for result in self._format.results(message):
                     tool, arguments = calls.get(result.call_id, (result.name or "", None))
                     text = plain_text(at(message, result.content_path))
-                    if text and not text.startswith(STUB_START):
+                    if text and not text.startswith(STUB):
                         self._shown.append(ShownResult(text, tool, result.call_id, arguments))
         return self._shown
 

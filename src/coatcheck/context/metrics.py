@@ -19,10 +19,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, PlainValidator, TypeAdapter
 
@@ -95,6 +95,7 @@ _FILE: Final = re.compile(
 )
 _LEFT_OUT: Final = re.compile(r"^\[([\d,]{1,20}) characters are left out here.*", re.MULTILINE)
 _DECODER: Final = json.JSONDecoder()
+_NEARLY_FULL: Final = 0.75  # the part of a budget from which a prompt is worth a warning
 _THRESHOLDS: Final = (
     ("hs_tokens", "metrics.warn_hot_state_tokens", "a hot state of {} tokens"),
     ("artifacts", "metrics.warn_index_entries", "an index of {} artifacts"),
@@ -150,7 +151,9 @@ class PromptMetrics:
     `ref_files` the bootstrap files that became references. A count is None if it could not be counted, which violates
     the budget. `tokens_saved` are the tokens of stored results that the prompt would contain without stubs; the other
     `tokens_…` are the cost of that. `cost` is the price of the input in uncached tokens, `cost_without` the same
-    without stubs. `input_tokens` and the following are the provider's counts, None if it did not report them.
+    without stubs. `results_left` and `results_kept` count the new results that left the context or stayed, as the
+    builder decided, and `expected_saving` is what those that left are expected to save, in the price of an input token.
+    `input_tokens` and the following are the provider's counts, None if it did not report them.
     `tool_calls` and `tool_seconds` are the number and the durations of the tool calls since the previous one."""
 
     session: Text
@@ -175,6 +178,9 @@ class PromptMetrics:
     tokens_stubs: Count = 0
     tokens_schemas: Count = 0
     tokens_rewritten: Count = 0
+    results_left: Count = 0
+    results_kept: Count = 0
+    expected_saving: Number = 0.0
     cost: Count | None = None
     cost_without: Count | None = None
     input_tokens: Count | None = None
@@ -400,6 +406,8 @@ def _notices(call: PromptMetrics, settings: Settings, ratio: float = 1.0) -> lis
         if name == "est_tokens" and value is not None:
             value = round(value * ratio) if call.input_tokens is None else call.input_tokens
         threshold: int = settings[key]
+        if name == "est_tokens" and call.budget_tokens and settings.origin(key).source == "default":
+            threshold = max(threshold, int(call.budget_tokens * _NEARLY_FULL))
         if value is not None and value > threshold:
             found.append(Notice(name, "over", threshold, value, f"{words.format(f'{value:,}')} is over {threshold:,}"))
     found += [
@@ -418,27 +426,18 @@ def _ratio(calls: Sequence[PromptMetrics]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The contents of one message, the system text or the list of tools. `tokens` is None if it cannot be counted. The
-    other names are those of the figures to which the parts add up."""
+    """The contents of one message, the system text or the list of tools. `tokens` is None if it cannot be counted.
+    `figures` has what the part adds to the figures of `PromptMetrics`."""
 
     digest: bytes
     tokens: int | None
-    tokens_saved: int = 0
-    tokens_stubs: int = 0
-    tokens_read_back: int = 0
-    tokens_schemas: int = 0
-    ref_files: int = 0
-    user_chars: int = 0
-    sys_chars: int = 0
+    figures: Counter[str]
 
     @property
     def tokens_without(self) -> int:
         """The size of this part with every stored result in it, and without stubs, pages and our tools."""
-        ours = self.tokens_stubs + self.tokens_read_back + self.tokens_schemas
-        return max(0, (self.tokens or 0) + self.tokens_saved - ours)
-
-
-_SUMS: Final = tuple(one.name for one in fields(_Part) if one.name not in ("digest", "tokens"))
+        ours = sum(self.figures[name] for name in ("tokens_stubs", "tokens_read_back", "tokens_schemas"))
+        return max(0, (self.tokens or 0) + self.figures["tokens_saved"] - ours)
 
 
 class _Scale:
@@ -461,9 +460,9 @@ class _Scale:
         parts = []
         if described:
             schemas = sum(self._tokens(_dumped(tool)) for tool, _ in ours)
-            parts.append(_Part(*self._weighed({"tools": described})[1:], tokens_schemas=schemas))
+            parts.append(_Part(*self._weighed({"tools": described})[1:], Counter(tokens_schemas=schemas)))
         if system:  # a text, or Anthropic's blocks
-            text = system if isinstance(system, str) else "\n".join(filter(_is_text, _contents(system)))
+            text = "\n".join(one for one in _contents(system) if isinstance(one, str))
             parts.append(self._part({"role": "system", "content": text}, names))
         return parts + [self._part(message, names) for message in messages]
 
@@ -475,23 +474,20 @@ class _Scale:
         return known
 
     def _measured(self, message: Any, digest: bytes, tokens: int | None, names: frozenset[str]) -> _Part:
-        saved = stubs = read_back = files = 0
+        figures: Counter[str] = Counter()
         for one in _contents(message):
             if isinstance(one, str) and self._was_read(one):
-                read_back += self._tokens(one)
+                figures["tokens_read_back"] += self._tokens(one)
                 continue
             for stub, written in _stubs(one) if isinstance(one, str) else [(one, _dumped(one))]:
-                stubs += self._tokens(written)
-                saved += self._whole(stub)
+                figures.update(tokens_stubs=self._tokens(written), tokens_saved=self._whole(stub))
             if isinstance(one, str):
                 found, left_out = self._files(one)
-                files += found
-                saved += left_out
-        read_back += sum(self._tokens(_dumped(call)) for call in calls_named(message, names))
+                figures.update(ref_files=found, tokens_saved=left_out)
+        figures["tokens_read_back"] += sum(self._tokens(_dumped(call)) for call in calls_named(message, names))
         author, texts = spoken(message)
-        chars = sum(map(len, texts))
-        user_chars, sys_chars = (chars, 0) if author == "user" else (0, chars)
-        return _Part(digest, tokens, saved, stubs, read_back, 0, files, user_chars, sys_chars)
+        figures["user_chars" if author == "user" else "sys_chars"] += sum(map(len, texts))
+        return _Part(digest, tokens, figures)
 
     def _whole(self, stub: Mapping[str, Any]) -> int:
         """Return the tokens of the result that a stub replaces, if that is possible: anyone may have written it."""
@@ -549,10 +545,6 @@ def _stubs(text: str) -> Iterator[tuple[Mapping[str, Any], str]]:
 
 def _is_stub(value: object) -> bool:
     return isinstance(value, Mapping) and value.get("stub") in (LEAD, SHORTENED) and is_pointer(value.get("artifact"))
-
-
-def _is_text(value: object) -> TypeGuard[str]:
-    return isinstance(value, str)
 
 
 def _contents(value: Any, depth: int = 0) -> Iterator[Any]:
@@ -675,7 +667,7 @@ class Meter:
         prices = (self._settings["metrics.price_cached"], self._settings["metrics.price_cache_write"])
         exact, stable = used.cost(*prices), comparison.stable.messages
         tokens = [part.tokens for part in parts if part.tokens is not None]
-        sums: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in _SUMS}
+        sums: dict[str, Any] = sum((part.figures for part in parts), Counter())
         return replace(
             call,
             est_tokens=sum(tokens) if len(tokens) == len(parts) else None,
@@ -776,20 +768,21 @@ def calls_of(session: Session, *, limit: int | None = None) -> Iterator[PromptMe
 
 def _append(path: str, call: PromptMetrics) -> None:
     """Append one line in one write, so that lines of several processes do not mix. Only the owner can read the file."""
-    target = os.open(Path(path).expanduser(), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(target, call.to_json().encode() + b"\n")
-    finally:
-        os.close(target)
+    with open(Path(path).expanduser(), "ab", buffering=0, opener=partial(os.open, mode=0o600)) as target:
+        target.write(call.to_json().encode() + b"\n")
 
 
 def _built(call: PromptMetrics, prompt: Prompt) -> PromptMetrics:
     """Return the call with the figures that the builder of its prompt knows more precisely."""
+    left = [one for one in prompt.decisions if one.leaves]
     return replace(
         call,
         hs_steps=tuple(prompt.hs_truncated),
         artifact_types=dict(Counter(sorted(prompt.artifact_types))),
         tokens_rewritten=prompt.rewritten_tokens,
+        results_left=len(left),
+        results_kept=len(prompt.decisions) - len(left),
+        expected_saving=round(sum(one.expected_saving for one in left), 1),
         budget_violations=tuple(one.to_record() for one in prompt.violations),
         **{name: getattr(prompt, name) for name in _BUILT},
     )

@@ -2,8 +2,17 @@
 
 from coatcheck._toolkit import Description
 from coatcheck.executor.arguments import PASS_POINTER, Pointer, resolve_arguments
-from coatcheck.executor.calls import ArtifactReference, Result, Running, TimedOut, ToolCall, ToolError, ToolOutcome
-from coatcheck.executor.run import Handle, ToolExecutor
+from coatcheck.executor.run import (
+    ArtifactReference,
+    Handle,
+    Result,
+    Running,
+    TimedOut,
+    ToolCall,
+    ToolError,
+    ToolExecutor,
+    ToolOutcome,
+)
 from coatcheck.executor.threads import Turn
 
 __all__ = [

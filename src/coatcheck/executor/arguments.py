@@ -25,6 +25,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal, 
 from coatcheck.errors import CoatcheckError, InvalidArgument, InvalidPointer, NotFound, TooLarge
 from coatcheck.ids import clip, is_pointer, parse_pointer
 from coatcheck.refs import Ref
+from coatcheck.values import as_text
 
 if TYPE_CHECKING:
     from coatcheck.session import Session
@@ -239,12 +240,8 @@ def _pointers(value: object) -> Iterator[str]:
 
 
 def _as_text(value: Any) -> Any:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, bytes):
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
-        return value.decode()
+        return value.decode() if isinstance(value, bytes) else as_text(value)
     except UnicodeDecodeError:
         return value  # validation of the parameter reports it
 
@@ -261,8 +258,9 @@ def want(hint: Any) -> Want:
             return "path"
         if bare in _STREAMS or (isinstance(bare, type) and issubclass(bare, io.RawIOBase | io.BufferedIOBase)):
             return "value" if typing.get_args(one) == (str,) else "stream"
-    kinds = {_bare(one) for one in _alternatives(hint)} - {type(None)}
-    return "text" if kinds == {str} else "bytes" if kinds == {bytes} else "value"
+    kinds = [bare for one in _alternatives(hint) if (bare := _bare(one)) is not type(None)]
+    forms: dict[type, Want] = {str: "text", bytes: "bytes"}
+    return next((form for kind, form in forms.items() if kinds and all(one is kind for one in kinds)), "value")
 
 
 def takes_streams(hint: Any) -> bool:

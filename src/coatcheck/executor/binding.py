@@ -6,6 +6,7 @@ to change: which parameter is missing, unknown or of the wrong type.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
@@ -17,14 +18,17 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeGuard, cast, runtime_checkable
 
 from coatcheck._toolkit import Description, purpose_of
+from coatcheck.checks import check_name
 from coatcheck.errors import CoatcheckError, InvalidArgument
 from coatcheck.executor.arguments import Resolver, Unresolvable, Want, hints_of, takes_streams, want
-from coatcheck.executor.calls import ErrorCode, ToolCall
 from coatcheck.externalize import Policy
 from coatcheck.externalize.pipeline import masked
-from coatcheck.ids import check_name, clip
+from coatcheck.ids import clip
 
 if TYPE_CHECKING:
+    import pydantic
+
+    from coatcheck.executor.run import ErrorCode, ToolCall
     from coatcheck.session import Session
 
 _MAX_PROBLEMS: Final = 8
@@ -73,7 +77,8 @@ class BoundTool:
             self._signature = inspect.signature(function)
         except (ValueError, TypeError):  # some built-in functions have no signature
             self._signature = inspect.Signature([inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)])
-        self._hints = {} if itself is not None else _hints_of_callable(function)
+        hints = {} if itself is not None else _hints_of_callable(function)
+        self._hints = {one.name: _hint(one, hints) for one in self._signature.parameters.values()}
 
     @property
     def takes(self) -> frozenset[str] | None:
@@ -93,9 +98,28 @@ class BoundTool:
         return self._object is None and self.takes != frozenset()
 
     def description(self) -> Description:
+        """Describe the tool: a function by its docstring, annotations and defaults."""
         if self._object is not None:
             return _description_of_object(self.name, self._object)
-        return _description_of(self.name, self._function, self._signature, self._hints)
+        parameters = list(self._signature.parameters.values())
+        named = [one for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        found, shared = self._schemas([one.name for one in named])
+        properties = {one.name: _accepted(found[one.name], one) for one in named}
+        required = [
+            one.name
+            for one in named
+            if one.default is inspect.Parameter.empty and one.kind is not inspect.Parameter.VAR_POSITIONAL
+        ]
+        schema: dict[str, Any] = {
+            "type": "object",
+            "properties": properties,
+            **({"required": required} if required else {}),
+            "additionalProperties": len(named) < len(parameters),
+            **({"$defs": shared} if shared else {}),
+        }
+        pointers = _POINTERS if any(map(_takes_pointers, properties.values())) else ""
+        text = _cut(inspect.getdoc(self._function) or "", _MAX_CHARS - len(pointers) - 1)
+        return Description(self.name, " ".join(filter(None, [text, pointers])), schema, None)
 
     def call(self, call: ToolCall, session: Session, resources: ExitStack, policy: Policy) -> Any:
         """Call the tool. A tool that stores gets its arguments masked as the policy says."""
@@ -127,15 +151,10 @@ class BoundTool:
                     problems.append(f"there is no parameter {clip(name)}{nearest(name, parameters)}")
                 else:
                     accepted.setdefault(rest, {})[name] = self._checked(name, rest, value, resolver, problems)
-            elif known.kind is inspect.Parameter.VAR_POSITIONAL:
-                hint = GenericAlias(list, (self._hints.get(name, Any),))
-                items = self._resolved(name, value, hint, resolver)
-                if not isinstance(items, list):
-                    problems.append(f"the parameter {name!r} takes an array")
-                else:
-                    accepted[name] = tuple(self._validated(name, name, item, item, problems) for item in items)
             else:
                 accepted[name] = self._checked(name, name, value, resolver, problems)
+                if known.kind is inspect.Parameter.VAR_POSITIONAL:
+                    accepted[name] = tuple(accepted[name] or ())
         if problems:
             names = [name for name, one in parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD]
             takes = f"; {self.name} takes " + (", ".join(names[:20]) or "no parameters")
@@ -150,17 +169,21 @@ class BoundTool:
 
     def _checked(self, label: str, name: str, value: Any, resolver: Resolver, problems: list[str]) -> Any:
         """Return the value for a parameter, resolved and converted, or add to `problems`."""
-        resolved = self._resolved(label, value, self._hints.get(name, Any), resolver)
-        return self._validated(label, name, value, resolved, problems)
-
-    def _validated(self, label: str, name: str, value: Any, resolved: Any, problems: list[str]) -> Any:
-        validate = self._validators.get(name)
-        if validate is None:
+        try:
+            resolved = resolver.resolve(value, self._hints[name])
+        except Unresolvable as error:
+            raise BadCall("unresolved_pointer", f"the parameter {clip(label)}: {error}") from error
+        is_rest = self._signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+        if is_rest and not isinstance(resolved, list):
+            problems.append(f"the parameter {name!r} takes an array")
+            return None
+        adapter = self._adapters.get(name)
+        if adapter is None:
             return resolved
         import pydantic
 
         try:
-            return validate(resolved)
+            return adapter.validate_python(resolved)
         except pydantic.ValidationError as error:
             got = f"a {type(value).__name__}"
             if isinstance(value, str | int | float | None):
@@ -171,18 +194,31 @@ class BoundTool:
                 problems.append(f"the parameter {clip(label)}{at}: {one['msg'][:200]} (got {got})")
             return None
 
-    def _resolved(self, label: str, value: Any, hint: Any, resolver: Resolver) -> Any:
-        try:
-            return resolver.resolve(value, hint)
-        except Unresolvable as error:
-            raise BadCall("unresolved_pointer", f"the parameter {clip(label)}: {error}") from error
-
     @functools.cached_property
-    def _validators(self) -> dict[str, Callable[[Any], Any]]:
-        """The functions that validate parameters. A parameter without one accepts any value."""
+    def _adapters(self) -> dict[str, pydantic.TypeAdapter[Any]]:
+        """What validates and describes each parameter. A parameter without one accepts any value."""
         checked = {name: hint for name, hint in self._hints.items() if hint is not Any and not takes_streams(hint)}
-        found = ((name, _validator(hint)) for name, hint in checked.items())
-        return {name: validate for name, validate in found if validate is not None}
+        found = ((name, _adapter(hint)) for name, hint in checked.items())
+        return {name: adapter for name, adapter in found if adapter is not None}
+
+    def _schemas(self, names: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the schema of each parameter, {} if it has none, and the shared definitions."""
+        import pydantic
+
+        found: dict[str, dict[str, Any]] = {}
+        adapters: list[tuple[str, Literal["validation"], pydantic.TypeAdapter[Any]]] = []
+        for name in names:
+            wanted = want(self._hints[name])
+            found[name] = {"type": "string", "description": _WANTED[wanted]} if wanted in _WANTED else {}
+            if wanted not in _WANTED and (adapter := self._adapters.get(name)) is not None:
+                with contextlib.suppress(pydantic.PydanticUserError, TypeError, NameError):
+                    adapter.json_schema()
+                    adapters.append((name, "validation", adapter))
+        schemas, whole = pydantic.TypeAdapter.json_schemas(adapters)
+        for (name, _), schema in schemas.items():
+            words = [one for one in getattr(self._hints[name], "__metadata__", ()) if isinstance(one, str)]
+            found[name] = {**_untitled(schema), **({"description": words[0]} if words else {})}
+        return found, _untitled(whole).get("$defs", {})
 
 
 def bind(tools: Iterable[object] | Mapping[str, Callable[..., Any]]) -> dict[str, BoundTool]:
@@ -236,42 +272,16 @@ def _hints_of_callable(function: Any) -> dict[str, Any]:
     return hints_of(type(function).__call__)
 
 
-def _validator(hint: Any) -> Callable[[Any], Any] | None:
+def _adapter(hint: Any) -> pydantic.TypeAdapter[Any] | None:
     import pydantic  # here, so that importing the executor stays quick
 
     try:
         try:
-            adapter = pydantic.TypeAdapter(hint, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
+            return pydantic.TypeAdapter(hint, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
         except pydantic.PydanticUserError:  # a model or dataclass has its own configuration
-            adapter = pydantic.TypeAdapter(hint)
+            return pydantic.TypeAdapter(hint)
     except (pydantic.PydanticUserError, CoatcheckError, TypeError, NameError):
         return None  # pydantic has no schema for this annotation
-    return adapter.validate_python
-
-
-def _description_of(
-    name: str, function: Callable[..., Any], signature: inspect.Signature, hints: Mapping[str, Any]
-) -> Description:
-    """Describe a function by its docstring, annotations and defaults."""
-    parameters = list(signature.parameters.values())
-    named = [one for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    found, shared = _schemas({one.name: _hint(one, hints) for one in named})
-    properties = {one.name: _accepted(found[one.name], one) for one in named}
-    required = [
-        one.name
-        for one in named
-        if one.default is inspect.Parameter.empty and one.kind is not inspect.Parameter.VAR_POSITIONAL
-    ]
-    schema: dict[str, Any] = {
-        "type": "object",
-        "properties": properties,
-        **({"required": required} if required else {}),
-        "additionalProperties": len(named) < len(parameters),
-        **({"$defs": shared} if shared else {}),
-    }
-    pointers = _POINTERS if any(map(_takes_pointers, properties.values())) else ""
-    text = _cut(inspect.getdoc(function) or "", _MAX_CHARS - len(pointers) - 1)
-    return Description(name, " ".join(filter(None, [text, pointers])), schema, None)
 
 
 def _description_of_object(name: str, tool: object) -> Description:
@@ -299,35 +309,6 @@ def _cut(text: str, limit: int) -> str:
 def _hint(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
     hint = hints.get(parameter.name, Any)
     return GenericAlias(list, (hint,)) if parameter.kind is inspect.Parameter.VAR_POSITIONAL else hint
-
-
-def _schemas(hints: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the schema of each annotation, {} if it has none, and the shared definitions."""
-    import pydantic
-
-    found: dict[str, dict[str, Any]] = {}
-    adapters: list[tuple[str, Literal["validation"], pydantic.TypeAdapter[Any]]] = []
-    for name, hint in hints.items():
-        wanted = want(hint)
-        found[name] = {"type": "string", "description": _WANTED[wanted]} if wanted in _WANTED else {}
-        if wanted in _WANTED:
-            continue
-        try:
-            adapter = pydantic.TypeAdapter(hint)
-            adapter.json_schema()
-        except (pydantic.PydanticUserError, TypeError, NameError):
-            continue
-        adapters.append((name, "validation", adapter))
-    schemas, whole = pydantic.TypeAdapter.json_schemas(adapters)
-    for (name, _), schema in schemas.items():
-        found[name] = {**_untitled(schema), **_annotated_words(hints[name])}
-    return found, _untitled(whole).get("$defs", {})
-
-
-def _annotated_words(hint: Any) -> dict[str, str]:
-    """Return the description from `Annotated[str, "the description"]`."""
-    words = [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, str)]
-    return {"description": words[0]} if words else {}
 
 
 def _untitled(schema: Any) -> Any:

@@ -4,6 +4,15 @@ Each call has two sides. The tool runs in its own thread or on an event loop, an
 The other side waits, stores, and always returns: in the caller's thread for `run`, else in one of a bounded number of
 worker threads. Only that side stores anything. It checks the turn's deadline before each step that stores; past it,
 nothing more is stored, and a stream on its way into the store is dropped without a trace.
+
+An outcome has `to_model_content()` for the model. Branch on its class:
+
+ToolOutcome
+├── Result               the tool returned a value small enough to be sent unchanged
+├── ArtifactReference    the value is in the store; the model gets its stub
+├── ToolError            the call was invalid, or the tool failed
+├── TimedOut             the tool, or the whole turn, ran out of time
+└── Running              a started call that has not ended yet
 """
 
 from __future__ import annotations
@@ -11,44 +20,23 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import json
 import secrets
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from coatcheck._toolkit import Description
 from coatcheck.checks import whole
 from coatcheck.errors import InvalidArgument, NotFound
+from coatcheck.executor import threads
 from coatcheck.executor.binding import BadCall, bind, nearest
-from coatcheck.executor.calls import (
-    ArtifactReference,
-    ErrorCode,
-    Result,
-    Running,
-    TimedOut,
-    ToolCall,
-    ToolError,
-    ToolOutcome,
-)
-from coatcheck.executor.threads import (
-    Attempt,
-    Cancelled,
-    Deadlines,
-    Ending,
-    Failed,
-    Job,
-    OutputStream,
-    Turn,
-    TurnOver,
-    Workers,
-    checked_seconds,
-    start_thread,
-)
+from coatcheck.executor.threads import Turn
 from coatcheck.externalize import Outcome, Policy, configured
 from coatcheck.externalize.policy import READ_ARGUMENTS, READ_TOOL
 from coatcheck.ids import clip
@@ -64,6 +52,129 @@ _MAX_LINE: Final = 500
 _BEGINNING: Final = 4_000  # characters shown of a stream that could not be stored
 _HERE: Final = str(Path(__file__).parent)
 _inside: contextvars.ContextVar[bool] = contextvars.ContextVar("coatcheck_inside_tool", default=False)
+
+
+ErrorCode = Literal[
+    "unknown_tool", "invalid_arguments", "unresolved_pointer", "exception", "unusable_result", "busy", "cancelled"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool: the provider's id, the tool's name, and the arguments as a dict or as JSON text."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any] | str = field(default_factory=dict)
+
+    @classmethod
+    def from_openai(cls, item: object) -> ToolCall:
+        """Create a call from an entry of `message.tool_calls` or a `function_call` item of the Responses API."""
+        function = _field(item, "function")
+        if function is None:
+            return cls(_text(item, "call_id"), _text(item, "name"), _field(item, "arguments") or "")
+        return cls(_text(item, "id"), _text(function, "name"), _field(function, "arguments") or "")
+
+    @classmethod
+    def from_anthropic(cls, block: object) -> ToolCall:
+        """Create a call from a `tool_use` block, as a dict or an object."""
+        return cls(_text(block, "id"), _text(block, "name"), _field(block, "input") or {})
+
+    def parsed(self) -> dict[str, Any]:
+        """Return the arguments as a dict. Raises `InvalidArgument` if they are not a JSON object."""
+        given: object = self.arguments
+        if isinstance(given, str):
+            try:
+                given = json.loads(given) if given.strip() else {}
+            except (ValueError, RecursionError) as error:
+                raise InvalidArgument(
+                    f"the arguments are not JSON: {clip(str(error), 200)}", hint="send one JSON object"
+                ) from error
+        if given is None:
+            return {}
+        if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+            raise InvalidArgument(
+                f"the arguments are a {type(given).__name__}, not an object",
+                hint='send one JSON object, e.g. {"q": "…"}',
+            )
+        return dict(given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolOutcome:
+    """`text` is what the model gets. `ref` is the stored artifact, if there is one. `duration` is how long the call
+    took, in seconds, with storing its result; 0 if the tool was not called."""
+
+    call_id: str
+    name: str
+    text: str
+    ref: Ref | None = None
+    duration: float = field(default=0.0, compare=False)
+
+    @property
+    def is_error(self) -> bool:
+        """Whether to set the error flag that some providers have."""
+        return isinstance(self, ToolError | TimedOut)
+
+    def to_model_content(self) -> str:
+        """Return the text for the model: a value within the limit, a stub, or a bounded error."""
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(ToolOutcome):
+    """The tool returned a value. `content` is the value in its original shape: text, data, or a list of content blocks
+    in which large blocks are stubs, with their artifacts in `refs`. `failure` says why the store could not keep a large
+    value; then `text` is its head and tail."""
+
+    content: Any = None
+    refs: tuple[Ref, ...] = ()
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactReference(ToolOutcome):
+    """The value was large: `text` is its stub, `ref` the artifact."""
+
+    content: Any = None
+    refs: tuple[Ref, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolError(ToolOutcome):
+    """The call failed. `code` is stable, `message` is one line. If `partial`, `text` and `ref` have what the tool
+    yielded before it failed."""
+
+    code: ErrorCode
+    message: str
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedOut(ToolOutcome):
+    """The time of the call or of the turn was up, as `scope` says. If `partial`, `text` and `ref` have what the tool
+    yielded by then."""
+
+    scope: Literal["call", "turn"]
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running(ToolOutcome):
+    """The call has not ended. Ask again with `handle`."""
+
+    handle: str
+
+
+def _field(item: object, key: str) -> Any:
+    return item.get(key) if isinstance(item, Mapping) else getattr(item, key, None)
+
+
+def _text(item: object, key: str) -> str:
+    found = _field(item, key)
+    if not isinstance(found, str):
+        raise InvalidArgument(f"the tool call has no {key!r}: {clip(repr(item), 200)}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +212,12 @@ class ToolExecutor:
         self.session = session
         self._tools = bind(tools)
         self._given_policy = policy
-        self._timeout = checked_seconds(timeout, "timeout")
+        self._timeout = threads.checked_seconds(timeout, "timeout")
         self._most = max_workers
-        self._workers = Workers(max_workers)
+        self._workers = threads.Workers(max_workers)
         self._lock = threading.Lock()
         self._abandoned_calls = 0
-        self._started: dict[str, tuple[Handle, Job]] = {}
+        self._started: dict[str, tuple[Handle, threads.Job]] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -122,7 +233,9 @@ class ToolExecutor:
     def run(self, call: ToolCall, *, timeout: float | None = None, turn: Turn | None = None) -> ToolOutcome:
         """Run one call and wait for it. Whatever the tool does, this returns an outcome. Once `turn` is over, nothing
         is stored."""
-        return self._conduct(call, self._effective(timeout), turn or Turn(), None, Attempt(self._count_abandoned))
+        return self._conduct(
+            call, self._effective(timeout), turn or Turn(), None, threads.Attempt(self._count_abandoned)
+        )
 
     def run_all(
         self,
@@ -169,7 +282,7 @@ class ToolExecutor:
             for job in jobs:
                 self._submit(job)
             if waiting:
-                await asyncio.wait(waiting, timeout=_left(turn))
+                await asyncio.wait(waiting, timeout=turn.left())
                 for job in jobs:
                     job.outcome.cancel()  # only those that have not begun
                 await asyncio.wait(waiting)
@@ -192,7 +305,7 @@ class ToolExecutor:
             for key in ended[: max(0, len(ended) - FINISHED + 1)]:
                 del self._started[key]
             self._started[handle.id] = handle, job
-        if is_full or not start_thread(job.conduct):
+        if is_full or not threads.start_thread(job.conduct):
             message = f"{call.name} was not started: too many calls are running; wait for one to end, then try again"
             job.answer(_refused(call, "busy", message))
         return handle
@@ -244,7 +357,7 @@ class ToolExecutor:
         takes = tuple(name for name in READ_ARGUMENTS if reader.takes is None or name in reader.takes)
         return replace(policy, read_tool=reader.name, read_arguments=takes, resolves=resolves)
 
-    def _find(self, handle: Handle | str) -> tuple[Handle, Job]:
+    def _find(self, handle: Handle | str) -> tuple[Handle, threads.Job]:
         key = handle.id if isinstance(handle, Handle) else handle
         with self._lock:
             found = self._started.get(key)
@@ -254,15 +367,17 @@ class ToolExecutor:
             )
         return found
 
-    def _job(self, call: ToolCall, timeout: float | None, turn: Turn, loop: asyncio.AbstractEventLoop | None) -> Job:
+    def _job(
+        self, call: ToolCall, timeout: float | None, turn: Turn, loop: asyncio.AbstractEventLoop | None
+    ) -> threads.Job:
         run = functools.partial(self._conduct, call, self._effective(timeout), turn, loop)
-        return Job(run, Attempt(self._count_abandoned))
+        return threads.Job(run, threads.Attempt(self._count_abandoned))
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, job: threads.Job) -> None:
         """Queue a job. One that a tool submits gets its own thread, because its caller may occupy a worker."""
         if not _inside.get():
             self._workers.submit(job)
-        elif not start_thread(job):
+        elif not threads.start_thread(job):
             job()
 
     def _conduct(
@@ -271,13 +386,13 @@ class ToolExecutor:
         timeout: float | None,
         turn: Turn,
         loop: asyncio.AbstractEventLoop | None,
-        attempt: Attempt,
+        attempt: threads.Attempt,
     ) -> ToolOutcome:
         tool = self._tools.get(call.name)
         if tool is None:
             return _refused(call, "unknown_tool", self._unknown(call.name))
         policy = self._policy
-        deadlines = Deadlines.of(timeout, turn)
+        deadlines = threads.Deadlines(turn, timeout)
         if deadlines.turn_is_over:
             return _not_begun(call)
         busy = f"{call.name} was not called: too many abandoned calls are still running; try again later"
@@ -295,16 +410,15 @@ class ToolExecutor:
         outcome = _Waiting(self.session, policy, call, attempt, deadlines).outcome()
         return replace(outcome, duration=time.monotonic() - began)
 
-    def _collected(self, call: ToolCall, job: Job, turn: Turn) -> ToolOutcome:
+    def _collected(self, call: ToolCall, job: threads.Job, turn: Turn) -> ToolOutcome:
         try:
-            try:
-                return job.outcome.result(_left(turn))
-            except TimeoutError:
-                if job.outcome.cancel():
-                    return _not_begun(call)
+            return job.outcome.result(turn.left())
+        except TimeoutError:
+            if not job.outcome.cancel():
                 return job.outcome.result()  # it checks the deadline itself, and is in its last store step
         except CancelledError:
-            return _not_begun(call)
+            pass
+        return _not_begun(call)
 
     def _unknown(self, name: str) -> str:
         names = list(self._tools)
@@ -313,7 +427,7 @@ class ToolExecutor:
         return f"there is no tool {clip(name)}{nearest(name, names)}{known}"
 
     def _effective(self, timeout: float | None) -> float | None:
-        return self._timeout if timeout is None else checked_seconds(timeout, "timeout")
+        return self._timeout if timeout is None else threads.checked_seconds(timeout, "timeout")
 
     def _count_abandoned(self, change: int) -> None:
         with self._lock:
@@ -327,28 +441,28 @@ class _Waiting:
     session: Session
     policy: Policy
     call: ToolCall
-    attempt: Attempt
-    deadlines: Deadlines
+    attempt: threads.Attempt
+    deadlines: threads.Deadlines
 
     def outcome(self) -> ToolOutcome:
         """Wait for the tool and store its output. Raises only what interrupts the waiting thread."""
         try:
-            output = OutputStream(self.attempt, self.deadlines)
+            output = threads.OutputStream(self.attempt, self.deadlines)
             head = output.head()
             shown = None
             if self.attempt.yields:
                 shown = self._small(head, output.ending) if output.is_over else self._large(head, output)
             if output.time_was_up:
                 return self._timed_out("call", shown)
-            if isinstance(output.ending, Failed):
+            if isinstance(output.ending, threads.Failed):
                 return self._failed(output.ending.error, shown)
             if shown is None and output.ending is not None:
                 shown = self._shown(output.ending.value)
             assert shown is not None
             return self._returned(shown)
-        except TurnOver:
+        except threads.TurnOver:
             return self._timed_out("turn", None)
-        except Cancelled:
+        except threads.Cancelled:
             return _refused(self.call, "cancelled", f"{self.call.name} was cancelled")
         except Exception as error:  # noqa: BLE001 - a value's own methods may raise anything when it is serialized
             why = "".join(traceback.format_exception_only(error))
@@ -365,20 +479,20 @@ class _Waiting:
         }  # fmt: skip
         return ArtifactReference(**fields) if shown.is_stub else Result(**fields, failure=shown.failure)
 
-    def _small(self, head: bytes, ending: Ending | None) -> Outcome | None:
+    def _small(self, head: bytes, ending: threads.Ending | None) -> Outcome | None:
         """Return the outcome of output that fits in memory. Partial output is stored however small it is."""
         value: str | bytes = decode_text(head) if self.attempt.is_text else head
-        if ending is not None and not isinstance(ending, Failed):
+        if ending is not None and not isinstance(ending, threads.Failed):
             return self._shown(value)
         if not head:
             return None
         return self._kept(self._shown(value), value)
 
-    def _large(self, head: bytes, output: OutputStream) -> Outcome:
+    def _large(self, head: bytes, output: threads.OutputStream) -> Outcome:
         """Stream large output into the store. If that fails, show its beginning."""
         shown = self._shown(output)
         if shown.failure is None:
-            is_whole = output.ending is not None and not isinstance(output.ending, Failed)
+            is_whole = output.ending is not None and not isinstance(output.ending, threads.Failed)
             return shown if is_whole else self._kept(shown, shown.content)
         start = head[: _BEGINNING * 4].decode("utf-8", "replace")[:_BEGINNING]
         return replace(shown, text=f"{shown.text}\nIt began:\n{start}")
@@ -393,7 +507,7 @@ class _Waiting:
     def _shown(self, value: object, *, always: bool = False, is_error: bool = False) -> Outcome:
         """Externalize a value: the store step. A shrinking function for the tool does not apply to its errors."""
         if self.deadlines.turn_is_over:
-            raise TurnOver
+            raise threads.TurnOver
         policy = self.policy
         if is_error and callable(policy.tools.get(self.call.name)):
             policy = replace(policy, tools={})
@@ -425,7 +539,7 @@ class _Waiting:
         """Return the text of an error, and its ref if it was large enough to be stored."""
         try:
             shown = self._shown(whole, is_error=True)
-        except TurnOver:
+        except threads.TurnOver:
             return _cut(whole), None
         return f"{line}\n{shown.text}" if shown.is_stub else _cut(shown.text), shown.ref
 
@@ -472,7 +586,3 @@ def _cut(text: str) -> str:
 def _not_begun(call: ToolCall) -> TimedOut:
     text = f"the time for this turn was up before {clip(call.name)} was called"
     return TimedOut(call_id=call.id, name=call.name, text=text, scope="turn")
-
-
-def _left(turn: Turn) -> float | None:
-    return None if turn.end is None else max(0.0, turn.end - time.monotonic())

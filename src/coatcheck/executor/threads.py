@@ -20,12 +20,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coatcheck.checks import seconds
 from coatcheck.content import is_stream
-from coatcheck.executor.calls import ToolOutcome
 from coatcheck.values import encode_text
+
+if TYPE_CHECKING:
+    from coatcheck.executor.run import ToolOutcome
 
 BUFFER = 1 << 20
 _WAKE = BUFFER // 8  # bytes worth waking the waiting side for
@@ -244,6 +246,10 @@ class Turn:
         self.end = None if limit is None else time.monotonic() + limit
         self._closed = False
 
+    def left(self) -> float | None:
+        """The seconds until its deadline; None if it has none."""
+        return None if self.end is None else max(0.0, self.end - time.monotonic())
+
     def is_accepting_writes(self) -> bool:
         return not self._closed and (self.end is None or time.monotonic() < self.end)
 
@@ -251,22 +257,13 @@ class Turn:
         self._closed = True
 
 
-@dataclass(frozen=True, slots=True)
 class Deadlines:
-    """When a call ends, on the monotonic clock, and its turn. `seconds` is the timeout of the call."""
+    """When to stop waiting for a call, on the monotonic clock: after its own `seconds`, or with its turn."""
 
-    turn: Turn
-    call_end: float | None = None
-    seconds: float | None = None
-
-    @classmethod
-    def of(cls, timeout: float | None, turn: Turn) -> Deadlines:
-        return cls(turn, None if timeout is None else time.monotonic() + timeout, timeout)
-
-    @property
-    def until(self) -> float | None:
-        ends = [end for end in (self.call_end, self.turn.end) if end is not None]
-        return min(ends) if ends else None
+    def __init__(self, turn: Turn, seconds: float | None) -> None:
+        self.turn, self.seconds = turn, seconds
+        ends = (turn.end, None if seconds is None else time.monotonic() + seconds)
+        self.until = min((end for end in ends if end is not None), default=None)
 
     @property
     def turn_is_over(self) -> bool:

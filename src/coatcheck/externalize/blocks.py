@@ -53,7 +53,9 @@ _MAX_IMAGE_TOKENS: Final = 1_600  # providers scale larger images down
 _HEADER: Final = 64 * 1_024  # characters of base64 that contain an image's dimensions
 _MAX_WRAPPERS: Final = 4  # inside one another
 _MAX_TOKENS: Final = 20_000  # in a repr of blocks
-_WRAPPER: Final = 400  # characters in which a wrapper is recognized
+WRAPPER: Final = 400
+"""Characters in which `begins_wrapped` recognizes a wrapper."""
+
 _QUOTED_TEXT: Final = r"""type["']\s*+:\s*+["']text["']"""
 # How a wrapper begins: the first key of a block or a result, the fields that a model's `str` prints, or a class.
 _FIRST: Final = rf"""(?:{_QUOTED_TEXT}|(?:text|annotations)["']\s*+:|_?meta["']\s*+:\s*+(?:null|None)
@@ -64,6 +66,9 @@ _WRAPPED: Final = re.compile(
     |(?:\[\s*+)?(?:TextContent|TextBlock|CallToolResult)\()""",
     re.VERBOSE,
 )
+begins_wrapped: Final = _WRAPPED.match
+"""A quick check whether a text begins like content blocks that were written as text."""
+
 _TEXT_TYPE: Final = re.compile(r"""type["']?\s*+[:=]\s*+["']text["']""")
 # A wrapper up to the quote that begins the text of its first block, which must be its last if the end is missing.
 _CUT: Final = re.compile(
@@ -97,25 +102,21 @@ class ContentPart:
 
     def as_openai(self) -> dict[str, Any]:
         """For chat completions."""
-        if not self.media_type:
-            return {"type": "text", "text": self.text}
-        return {"type": "image_url", "image_url": {"url": self._url}}
+        return self._or_text({"type": "image_url", "image_url": {"url": self._url}})
 
     def as_openai_responses(self) -> dict[str, Any]:
         """For the Responses API."""
-        if not self.media_type:
-            return {"type": "input_text", "text": self.text}
-        return {"type": "input_image", "image_url": self._url}
+        return self._or_text({"type": "input_image", "image_url": self._url}, "input_text")
 
     def as_anthropic(self) -> dict[str, Any]:
-        if not self.media_type:
-            return {"type": "text", "text": self.text}
-        return {"type": "image", "source": {"type": "base64", "media_type": self.media_type, "data": self._base64}}
+        source = {"type": "base64", "media_type": self.media_type, "data": self._base64}
+        return self._or_text({"type": "image", "source": source})
 
     def as_mcp(self) -> dict[str, Any]:
-        if not self.media_type:
-            return {"type": "text", "text": self.text}
-        return {"type": "image", "data": self._base64, "mimeType": self.media_type}
+        return self._or_text({"type": "image", "data": self._base64, "mimeType": self.media_type})
+
+    def _or_text(self, image: dict[str, Any], kind: str = "text") -> dict[str, Any]:
+        return image if self.media_type else {"type": kind, "text": self.text}
 
     @property
     def _base64(self) -> str:
@@ -404,8 +405,8 @@ def unwrapped(text: str) -> str | None:
 
 
 def _unwrapped_once(text: str) -> str | None:
-    kind = _WRAPPED.match(text[:_WRAPPER])
-    ends = (text[:_WRAPPER], text[-_WRAPPER:])
+    kind = _WRAPPED.match(text[:WRAPPER])
+    ends = (text[:WRAPPER], text[-WRAPPER:])
     if kind is None or len(text) > CHECKED or not any(map(_TEXT_TYPE.search, ends)):
         return None
     try:
@@ -415,7 +416,7 @@ def _unwrapped_once(text: str) -> str | None:
         value, end = read_repr(source, most=_MAX_TOKENS)
         return _only_text(value) if end == len(source) else None
     except (ValueError, RecursionError):
-        cut = _CUT.match(text[:_WRAPPER])
+        cut = _CUT.match(text[:WRAPPER])
         return None if cut is None else _cut_text(text[cut.end() - 1 :], is_json=bool(cut["json"]))
 
 

@@ -29,7 +29,7 @@ from coatcheck.errors import CoatcheckError
 from coatcheck.models import USUAL_PRICES, Prices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from coatcheck.core_session import CoreSession
     from coatcheck.refs import Ref
@@ -259,10 +259,10 @@ class ReadRates:
         """Note that the model of a session got a result of this size."""
         self._session(session).tokens += chars // _CHARS_PER_TOKEN
 
-    def stubbed(self, session: CoreSession, tool: str | None, refs: Iterable[Ref], expected: float) -> None:
+    def stubbed(self, session: CoreSession, tool: str | None, refs: Sequence[Ref], expected: float) -> None:
         """Note the stubs of a result, and the reads that are expected of them."""
         self._session(session).tokens += STUB_TOKENS
-        self._stubs |= dict.fromkeys(ref.artifact_id for ref in refs)
+        self._stubs |= dict.fromkeys([ref.artifact_id for ref in refs])
         while len(self._stubs) > _REMEMBERED:
             self._stubs.pop(next(iter(self._stubs)), None)
         self._add(session, tool, _Rate(expected, 0, 1))
@@ -318,14 +318,28 @@ def rates_of(store: Store) -> ReadRates:
     return _RATES.get(store) or _RATES.setdefault(store, ReadRates())
 
 
-def estimate_for(session: CoreSession, tool: str | None, situation: Situation) -> Estimate | None:
-    """Return the expected costs of a tool's result. None if it never leaves."""
+def expected_costs(
+    session: CoreSession, tool: str | None, situation: Situation | None, prices: Prices, calls: float | None
+) -> tuple[Estimate | None, int]:
+    """Return the expected costs of a tool's result, and the size in tokens from which a stub pays. None if it never
+    leaves. Without a situation, prices and calls are those of the policy, and the context is what this process saw."""
     use = use_of(tool)
     if use == "report":
-        return None
-    rate = rates_of(session.store).rate(session, tool)
-    rounded = replace(situation, context_tokens=_rounded(situation.context_tokens))
-    return Estimate(use, rounded, max(_BOUNDS[0], round(rate * _STEPS) / _STEPS))
+        return None, 0
+    rates = rates_of(session.store)
+    given = rates.situation(session, prices, calls) if situation is None else situation
+    rate = max(_BOUNDS[0], round(rates.rate(session, tool) * _STEPS) / _STEPS)
+    found = Estimate(use, replace(given, context_tokens=_rounded(given.context_tokens)), rate)
+    return found, break_even(found)
+
+
+def note_result(session: CoreSession, tool: str | None, refs: Sequence[Ref], tokens: int, chars: int) -> None:
+    """Note what became of a result: stubs with these refs for this many tokens, or its characters in the context."""
+    rates = rates_of(session.store)
+    if refs:
+        rates.stubbed(session, tool, refs, Estimate(use_of(tool), Situation()).reads(tokens))
+    else:
+        rates.shown(session, chars)
 
 
 @lru_cache(maxsize=4_096)

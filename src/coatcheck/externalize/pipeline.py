@@ -4,8 +4,9 @@
 but if too much would stay inline, or there would be too many stubs, the whole list becomes one artifact. If the store
 fails, the model gets a bounded head and tail that says so. What our own tools returned is never stored again.
 
-Code that places text itself (transcripts, prompts, tools) uses single steps: `leaves` decides, `masked` masks, `put`
-masks and stores, `put_prepared` stores what is masked already, and `stub_for` writes the stub, each as the policy says.
+Code that places text itself (transcripts, prompts, tools) uses single steps: `leaving` decides, `masked` masks, `put`
+masks and stores, `put_prepared` stores what is masked already, and `stub_for`, `hidden_stub` and `placeholder` write
+what replaces it, each as the policy says.
 """
 
 from __future__ import annotations
@@ -27,25 +28,16 @@ from coatcheck.core_session import CoreSession
 from coatcheck.errors import InvalidArgument, StoreError, UnsupportedValue
 from coatcheck.externalize import blocks
 from coatcheck.externalize.blocks import BlockPayload, as_block, as_object, as_part, as_result, rebuilt
-from coatcheck.externalize.decision import (
-    Decision,
-    Estimate,
-    Situation,
-    break_even,
-    estimate_for,
-    rates_of,
-    use_of,
-)
+from coatcheck.externalize.decision import Decision, Estimate, Situation, expected_costs, note_result
 from coatcheck.externalize.policy import Limit, Policy, configured
 from coatcheck.externalize.shorter import sparse
 from coatcheck.externalize.stub import (
     LEAD,
+    NEAR,
     SHORTENED,
-    Facts,
-    facts,
+    STUB,
     head_and_tail,
     is_stub,
-    may_be_marked,
     media_type_of,
     nothing_shown,
     own_summary,
@@ -53,15 +45,16 @@ from coatcheck.externalize.stub import (
     stub_of,
     tag_of,
 )
+from coatcheck.ids import digest_of
 from coatcheck.intake import About
-from coatcheck.models import model
-from coatcheck.previews import EDGE, Preview, Sample
+from coatcheck.models import USUAL_PRICES, model
+from coatcheck.previews import Facts, Preview, Sample, facts
 from coatcheck.reading import sample_of
 from coatcheck.redaction import CONTEXT, mask, mask_bytes, mask_value
-from coatcheck.refs import Ref
+from coatcheck.refs import Ref, summarize
 from coatcheck.storage.frames import frames_of, line_counts
 from coatcheck.store import Store
-from coatcheck.tokens import estimate, roughly
+from coatcheck.tokens import Weighed, estimate, sampled
 from coatcheck.values import Encoded, as_text, decode_text
 
 _FRAMED: Final = 128 * 1024  # bytes from which a store wants frames
@@ -70,7 +63,15 @@ _TOGETHER: Final = 4  # what stays inline of a list may have this many times the
 _MAX_STUBS: Final = 50  # in one list
 _MAX_PARTS: Final = 1_000  # a longer list is data
 _SMALL_BLOCK: Final = 500  # characters of a block that is shown unchanged in a text
+_CACHED: Final = 256  # stubs: the same result is often on several lines of a transcript, and in several files
+_NOT_STORED: Final = "not stored: call the tool again where it is needed"
+_NUMBER: Final = 12  # characters that the number of a line and its sign may take
 _LOG: Final = logging.getLogger("coatcheck")
+
+STORED: Final = "stored whole"
+
+# A stub is a function of the content, its pointer and the policy. The policy, the stub, and the tokens it saves:
+_stubs: dict[tuple[str, str, str, str], tuple[Policy, str, int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,17 +221,24 @@ def offloaded(
     return called
 
 
-def leaves(
-    store: Store, policy: Policy, tool: str | None, text: str, *, exceeds: Callable[[Limit], bool] | None = None
-) -> bool:
-    """Whether a text leaves the context under the policy. `exceeds` replaces the exact check of the limit."""
-    rule = policy.tools.get(tool) if tool else None
-    if not policy.enabled or rule == "never" or is_stub(text, policy):
-        return False
-    limit = rule if isinstance(rule, Limit) else policy
-    if rule != "always" and not (exceeds(limit) if exceeds else limit.exceeded(text, policy.count)):
-        return False
-    return own_tag(store, text) is None
+def leaving(
+    store: Store, policy: Policy, texts: Sequence[tuple[str | None, str]], *, sampling: bool = False
+) -> list[bool]:
+    """Decide for each text, given with its tool, whether it leaves the context. With `sampling`, tokens are estimated
+    from samples if they alone decide: for the many texts of a file."""
+    if not policy.enabled:
+        return [False] * len(texts)
+    large = []
+    for tool, text in texts:
+        rule = policy.tools.get(tool) if tool else None
+        limit = rule if isinstance(rule, Limit) else policy
+        exceeded = limit.probably_exceeded if sampling else limit.exceeded
+        large.append(rule == "always" or (rule != "never" and exceeded(text, policy.count)))
+    odd = [one and (is_stub(text, policy) or " ~" in text[:NEAR]) for one, (_, text) in zip(large, texts, strict=True)]
+    return [
+        one and not (look and (is_stub(text, policy) or own_tag(store, text) is not None))
+        for one, look, (_, text) in zip(large, odd, texts, strict=True)
+    ]
 
 
 def masked(value: Any, policy: Policy) -> Any:
@@ -265,6 +273,7 @@ def put_prepared(
     session: CoreSession,
     prepared: Prepared,
     about: About,
+    policy: Policy,
     *,
     claimed: str | None = None,
     also: Sequence[CoreSession] = (),
@@ -272,13 +281,52 @@ def put_prepared(
     """Store a value that was masked before, with the media type and kind of its content. `claimed` is the media type
     that its source gave. It is put into the sessions of `also` too."""
     media_type, kind = described(prepared.encoded, claimed)
-    return session.put_encoded(prepared.encoded, replace(about, media_type=media_type, kind=kind), also)
+    tool, call_id = _label(about.tool), _label(about.call_id)
+    about = replace(about, media_type=media_type, kind=kind, tool=tool, call_id=call_id)
+    return session.put_encoded(prepared.encoded, masked_labels(about, policy), also)
 
 
-def stub_for(ref: Ref, prepared: Prepared, policy: Policy) -> tuple[str, int | None]:
-    """Return the stub of a stored value, and the tokens of the value; None for binary content."""
-    about = prepared.facts(ref.media_type, ref.kind, policy.preview_chars)
-    return stub_of(ref.pointer, about, policy), about.tokens
+def unstored(session_id: str, prepared: Prepared, *, claimed: str | None = None) -> Ref:
+    """Return the ref that `put_prepared` would return, without storing anything."""
+    data, (media_type, kind) = prepared.encoded.data, described(prepared.encoded, claimed)
+    start = data[:1_024].decode("utf-8", "ignore") if media.is_text(media_type) else ""
+    summary = summarize(mask(start)) if start else f"{media_type}, {len(data)} bytes"
+    return Ref(digest_of(data), session_id, len(data), media_type, kind, prepared.encoded.codec, summary=summary)
+
+
+def stub_for(ref: Ref, prepared: Prepared, policy: Policy) -> tuple[str, int]:
+    """Return the stub of a stored value, and an estimate of the tokens that it saves."""
+    key = (ref.artifact_id, ref.pointer, ref.media_type, ref.codec)
+    made = _stubs.get(key)
+    if made is None or made[0] != policy:
+        about = prepared.facts(ref.media_type, ref.kind, policy.preview_chars)
+        stub = stub_of(ref.pointer, about, policy)
+        # The provider decides what an image costs, not its base64.
+        whole = 0 if ref.codec == "bytes" else about.tokens or round(sampled(prepared.text))
+        made = _stubs[key] = policy, stub, max(0, whole and whole - round(sampled(stub)))
+        if len(_stubs) > _CACHED:
+            _stubs.pop(next(iter(_stubs), key), None)
+    return made[1:]
+
+
+def hidden_stub(ref: Ref) -> str:
+    """Return the stub for a place that no model is shown."""
+    note = {"stub": STORED, "artifact": ref.pointer, "media_type": ref.media_type, "size_bytes": ref.size_bytes}
+    return json.dumps(note, ensure_ascii=False, separators=(",", ":"))
+
+
+def placeholder(what: str, pointer: str | None, size: int, lines: int | None, read_tool: str | None) -> str:
+    """Return the line of JSON that replaces an old payload in a prompt. Without a pointer, it says that the payload is
+    not stored."""
+    shown: dict[str, object] = {"pruned": f"{what}, {STORED if pointer else _NOT_STORED}"}
+    if pointer:
+        shown["artifact"] = pointer
+    shown["size_bytes"] = size
+    if lines is not None and lines > 1:
+        shown["lines"] = lines
+    if pointer and read_tool:
+        shown["hint"] = f"{read_tool} reads it"
+    return json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
 
 
 def redacted(value: object) -> Any:
@@ -303,22 +351,12 @@ def redacted(value: object) -> Any:
     return value if masked == given else masked
 
 
-class Prepared:
+class Prepared(Weighed):
     """A value and the text that a model would get of it. What follows from them is computed once."""
 
     def __init__(self, value: object, text: str) -> None:
         self.value = value
         self.text = text
-
-    @cached_property
-    def text_bytes(self) -> bytes:
-        return self.text.encode("utf-8", "surrogatepass")
-
-    @cached_property
-    def tokens(self) -> float:
-        """Estimate of the tokens in the head and tail of the text."""
-        data = self.text_bytes
-        return roughly(data if len(data) <= 2 * EDGE else data[:EDGE] + data[-EDGE:])
 
     @cached_property
     def encoded(self) -> Encoded:
@@ -374,6 +412,11 @@ def _may_be(claimed: str, content: str | bytes) -> bool:
     return not media.is_json(claimed) or len(content) > media.CHECKED or media.parses(content)
 
 
+@functools.lru_cache(maxsize=4_096)
+def _limit_of(tokens: int) -> Limit:
+    return Limit(max_tokens=tokens)
+
+
 class _Result:
     """One result of a tool on its way through the pipeline."""
 
@@ -407,24 +450,18 @@ class _Result:
     def _decide_by_cost(self, situation: Situation | None) -> None:
         """Set the limit from which a stub is expected to pay in this conversation."""
         policy = self._policy
-        if situation is None:
-            prices = policy.prices or model(policy.model).prices
-            situation = rates_of(self._session.store).situation(self._session, prices, policy.expected_calls)
-        self._expected = estimate_for(self._session, self._tool, situation)
+        prices = policy.prices or (USUAL_PRICES if policy.model is None else model(policy.model).prices)
+        self._expected, most = expected_costs(self._session, self._tool, situation, prices, policy.expected_calls)
         if self._expected is None:
             self._never, self._reason = True, "report"
         else:
-            self._limit = Limit(max_tokens=break_even(self._expected))
+            self._limit = _limit_of(most)
 
     def noted(self, done: Outcome) -> Outcome:
         """Return an outcome with what it was decided by, and count it for later decisions."""
-        rates = rates_of(self._session.store)
-        if done.refs:
-            usual = Estimate(use_of(self._tool), Situation())
-            rates.stubbed(self._session, self._tool, done.refs, usual.reads(done._stored_tokens))
-        elif not self._is_known:
-            rates.shown(self._session, len(done.text))
-        return replace(done, _basis=_Basis(self._reason, self._limit.tokens, self._expected))
+        if done.refs or not self._is_known:
+            note_result(self._session, self._tool, done.refs, done._stored_tokens, len(done.text))
+        return replace(done, _basis=_Basis(self._reason, self._limit.max_tokens, self._expected))
 
     def outcome(self, value: object, text: str | None = None) -> Outcome:
         """Return the outcome of a value, given its text if that is known."""
@@ -460,28 +497,29 @@ class _Result:
         size = memoryview(value).nbytes if isinstance(value, bytes | bytearray | memoryview) else None
         prepared = Prepared(value, text)
         shorter = self._shorter(text) if value is text else None
-        rough = (lambda: prepared.tokens) if shorter is None else None
-        if self._is_large(shorter or text, size, rough) and not self._stays_anyway(text):
+        weighed = prepared if shorter is None else None
+        if self._is_large(shorter or text, size, weighed) and not self._stays_anyway(text):
             return self._put(prepared)
         return Outcome(text, value) if shorter is None else Outcome(shorter, shorter)
 
     def _shorter(self, text: str) -> str | None:
         """Return a shorter form of a text that stays, if the policy leaves that to us."""
-        return sparse(text) if self._expected is not None else None
+        may_be_numbered = self._expected is not None and ("→" in text[:_NUMBER] or "\t" in text[:_NUMBER])
+        return sparse(text) if may_be_numbered else None
 
     def _leaves(self, text: str, size: int | None = None) -> bool:
         """Whether a value leaves, given its text. `size` is its byte size, if that is not the size of the text."""
         return self._is_large(text, size) and not self._stays_anyway(text)
 
-    def _is_large(self, text: str, size: int | None = None, rough: Callable[[], float] | None = None) -> bool:
-        return self._always or self._limit.exceeded(text, self._policy.count, size=size, rough=rough)
+    def _is_large(self, text: str, size: int | None = None, weighed: Weighed | None = None) -> bool:
+        return self._always or self._limit.exceeded(text, self._policy.count, size=size, weighed=weighed)
 
     def _stays_anyway(self, text: str) -> bool:
         """Whether a text is a stub, or the first marked answer of our tools in this result. Marks can be copied, so a
         second one is treated like any other text."""
-        if is_stub(text, self._policy):
+        if text.startswith(STUB) and is_stub(text, self._policy):
             return True
-        tag = own_tag(self._session.store, text) if may_be_marked(text) else None
+        tag = own_tag(self._session.store, text) if " ~" in text[:NEAR] else None
         if tag is None or (self._tag is not None and not (self._tag_may_repeat and tag == self._tag)):
             return False
         self._tag = tag
@@ -492,8 +530,9 @@ class _Result:
     def _put(self, prepared: Prepared, *, claimed: str | None = None, shown: str | None = None) -> Outcome:
         """Store a value and return its stub, with `shown` as its preview if given."""
         try:
-            if isinstance(prepared.value, str) and (inner := blocks.unwrapped(prepared.value)) is not None:
-                prepared = Prepared(inner, inner)
+            if isinstance(prepared.value, str) and blocks.begins_wrapped(prepared.value, 0, blocks.WRAPPER):
+                inner = blocks.unwrapped(prepared.value)
+                prepared = prepared if inner is None else Prepared(inner, inner)
             if self._policy.redact == "store":
                 value = redacted(prepared.value)
                 prepared = Prepared(value, as_text(value))

@@ -17,7 +17,7 @@ from coatcheck.externalize.decision import LEAST_TOKENS
 from coatcheck.ids import clip
 from coatcheck.models import Prices
 from coatcheck.refs import Ref
-from coatcheck.tokens import CLEARLY, TokenCounter, counted, estimate, probably_exceeds, roughly
+from coatcheck.tokens import CLEARLY, TokenCounter, Weighed, counted, estimate, probably_exceeds, roughly
 
 MAX_TOKENS: Final = 3_000
 PREVIEW_CHARS: Final = 200
@@ -44,15 +44,14 @@ class Limit:
     max_tokens: int | None = None
     max_chars: int | None = None
     max_bytes: int | None = None
+    is_named: bool = field(init=False, repr=False, compare=False, default=False)
+    """Whether any limit is set."""
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_chars", "max_bytes"):
             whole(getattr(self, name), name, least=1, optional=True)
-
-    @property
-    def is_named(self) -> bool:
-        """Whether any limit is set."""
-        return not (self.max_tokens is None and self.max_chars is None and self.max_bytes is None)
+        limits = (self.max_tokens, self.max_chars, self.max_bytes)
+        object.__setattr__(self, "is_named", any(most is not None for most in limits))
 
     @property
     def tokens(self) -> int | None:
@@ -65,12 +64,12 @@ class Limit:
         count: TokenCounter | None = None,
         *,
         size: int | None = None,
-        rough: Callable[[], float] | None = None,
+        weighed: Weighed | None = None,
     ) -> bool:
         """Whether a text is over the limit. It is if the counter fails or does not return a number.
 
-        `size` is the byte size of the value, if it is not that of the text. `rough` returns an estimate of the tokens
-        at both ends of the text, if the caller has one."""
+        `size` is the byte size of the value, if it is not that of the text. `weighed` is the text with an
+        estimate of the tokens at its ends, if the caller has one."""
         if self.is_too_long(text, size):
             return True
         most = self.tokens
@@ -79,11 +78,11 @@ class Limit:
         if count is not None:
             tokens = counted(count, text)
             return tokens is None or tokens > most
-        if rough is None:
+        if weighed is not None:
+            seen = weighed.tokens
+        else:
             ends = text if len(text) <= 2 * _END else text[:_END] + text[-_END:]
             seen = roughly(ends.encode("utf-8", "surrogatepass"))
-        else:
-            seen = rough()
         return seen > most * CLEARLY or estimate(text) > most  # the ends are enough if a text is clearly too long
 
     def probably_exceeded(self, text: str, count: TokenCounter | None = None) -> bool:

@@ -19,13 +19,15 @@ from typing import Any, Final
 from coatcheck.ids import clip
 from coatcheck.tokens import estimate
 
+LEAST_REPEATED: Final = 400
+"""Characters of a result that is worth a line about where it is shown."""
+
 _EVERY: Final = 10
 _NUMBERED: Final = re.compile(r" *(\d{1,9})(→|\t)(.*)", re.DOTALL)
 _SPARSE: Final = re.compile(r"\[Lines (\d{1,9})-(\d{1,9}), numbered every 10 lines\.\]\n")
 _SAME: Final = "[Nothing new: "
 _CHANGED: Final = "[Changed: "
 _LEAST_LINES: Final = 20  # of a listing
-_LEAST_CHARS: Final = 400  # of a repeated result
 _LEAST_CHANGED: Final = 1_200
 _MOST_LINES: Final = 3_000  # of two results that are compared
 _AROUND: Final = 2
@@ -118,7 +120,7 @@ def shorter(text: str, tool: str, arguments: Any, shown: Sequence[ShownResult]) 
 
 def repeated(text: str, shown: Iterable[ShownResult]) -> str | None:
     """Return one line that says where a conversation shows a result already. None if it does not."""
-    if len(text) < _LEAST_CHARS or text.startswith((_SAME, _CHANGED)):
+    if len(text) < LEAST_REPEATED or text.startswith((_SAME, _CHANGED)):
         return None
     lines = listing(text)
     for one in shown:

@@ -17,30 +17,25 @@ import hmac
 import json
 import re
 from base64 import urlsafe_b64encode
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from coatcheck import media
 from coatcheck.errors import CoatcheckError
 from coatcheck.externalize.policy import MAX_TOKENS, Limit, Policy
-from coatcheck.previews import LEAST, Preview, Sample, preview
-from coatcheck.previews.excerpts import decode, line
+from coatcheck.previews import Facts
+from coatcheck.previews.excerpts import line
 from coatcheck.redaction import MARK, mask
 from coatcheck.refs import Ref, summarize
-from coatcheck.tokens import TokenCounter, estimate, roughly
+from coatcheck.tokens import TokenCounter, estimate
 
 LEAD: Final = "the result is stored whole, not shown here; preview is only a glance at it"
 SHORTENED: Final = "the result was shortened for you; the whole is stored"
 _REPEATING: Final = "repeating the call gives this stub again"
 _SUMMARY: Final = 80
-_WHOLE, _HEAD, _TAIL = 16 * 1_024, 5 * 1_024, 2 * 1_024  # bytes that a preview is made from
-_JSON_WHOLE, _JSON_HEAD = 32 * 1_024, 16 * 1_024
 _SUMMARY_TOKENS: Final = 16
-_LOOK: Final = 256  # characters whose tokens are estimated
-_TOKENS: Final = 52  # of a preview with its description, besides one for every two characters of the limit
-START: Final = '{"stub":"'
-"""How every stub of ours begins."""
+STUB: Final = '{"stub":"'
+"""The start of every stub."""
 
 _TABLES: Final = frozenset(
     {"text/csv", "text/tab-separated-values", media.JSONL, media.REPR, "application/vnd.apache.parquet"}
@@ -67,65 +62,13 @@ LENGTH: Final = 20
 _TAG: Final = 6
 _PERSON: Final = b"coatcheck.mark"
 _MARK: Final = re.compile(r"^(.+ ~(\d{1,9}))\.([\w-]{8})(?:\n|\Z)", re.MULTILINE | re.ASCII)
-_NEAR: Final = 16_384  # the first line as JSON, and what may precede it
+NEAR: Final = 16_384
+"""Characters in which a mark is looked for, after " ~": the first line as JSON, and what may precede it."""
+
 _STRING: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')  # a string in JSON text
 _CHARACTER: Final = re.compile(r"\\u[Dd][89ABab]..\\u[Dd][C-Fc-f]..|\\u....|\\.|.")  # one character of it, as written
 _LARGEST: Final = 4 << 20
 _ALSO_ESCAPED: Final = {"<": 5, ">": 5, "&": 5, "/": 1}  # extra characters that Go's and PHP's encoders write
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """The fields of a stub besides its pointer. `lines` and `tokens` are None for binary content."""
-
-    kind: str
-    media_type: str
-    size_bytes: int
-    lines: int | None
-    tokens: int | None
-    preview: Preview
-    summary: str = ""
-
-
-def facts(
-    sample: Sample, media_type: str, kind: str, limit: int, *, summary: str = "", tokens: float | None = None
-) -> Facts:
-    """Describe content from its head and tail. `tokens` is the estimate for both together, if it is known."""
-    size, cut, known, room = sample.size, sample, tokens, _TOKENS + limit // 2
-    whole, head = (_JSON_WHOLE, _JSON_HEAD) if media_type == media.JSON else (_WHOLE, _HEAD)
-    if size > whole:  # a preview of less is faster; JSON gets more
-        cut = sample.shortened(head, _TAIL)
-    lines = total = text = None
-    if media_type.startswith("text/") or media.is_text(media_type):
-        text = decode(cut)
-        lines, ends = sample.lines, sample.head + sample.tail
-        seen = max(1, len(ends))
-        if text.encoding != "UTF-8":
-            decoded = decode(sample)
-            lines, ends = decoded.lines, (decoded.head + decoded.tail).encode("utf-8", "replace")
-            known = None
-        total = round((roughly(ends) if known is None else known) * size / seen)
-    if text is not None and limit > LEAST and not (start := text.head[:_LOOK]).isascii():
-        limit = max(LEAST, min(limit, limit * _LOOK * 3 // (4 * estimate(start) or 1)))  # each character is a token
-    shown = preview(cut, media_type=media_type, limit=limit, text=text, grows=True)
-    while limit > LEAST and _is_too_much(shown, room):
-        limit = limit * 2 // 3
-        shown = preview(cut, media_type=media_type, limit=limit, text=text, grows=True)
-    return Facts(kind, media_type, size, lines, total, shown, _short_summary(summary) if summary else "")
-
-
-def _is_too_much(shown: Preview, room: int) -> bool:
-    """Whether a preview has more tokens than there is room for: `preview_chars` of odd characters have many."""
-    text = _ENCODER.encode(f"{shown.text}{shown.shown}{shown.ask}")
-    return len(text.encode("utf-8", "surrogatepass")) > room * 3 // 2 and estimate(text) > room
-
-
-def _short_summary(summary: str) -> str:
-    text = line(mask(summary), _SUMMARY)
-    while text and _max_tokens(json.dumps(text, ensure_ascii=False)) > _SUMMARY_TOKENS:
-        text = text.removesuffix("…")
-        text = text[: len(text) * 3 // 4].rstrip() + "…" if len(text) > 1 else ""
-    return text
 
 
 def _max_tokens(text: str) -> int:
@@ -185,7 +128,7 @@ def _hint(pointer: str, about: Facts, policy: Policy) -> str:
 
 def is_stub(text: str, policy: Policy) -> bool:
     """Whether a text looks like a stub and is as short as one, so that storing it would be useless."""
-    return text.startswith(START) and len(text) <= 1_000 + 2 * policy.preview_chars
+    return text.startswith(STUB) and len(text) <= 1_000 + 2 * policy.preview_chars
 
 
 def media_type_of(claimed: object) -> str | None:
@@ -195,10 +138,17 @@ def media_type_of(claimed: object) -> str | None:
 
 
 def own_summary(ref: Ref, head: bytes) -> str:
-    """Return a ref's summary if a person or model wrote it, "" if it only repeats how the content begins."""
+    """Return the beginning of a ref's summary if a person or model wrote it, "" if it only repeats how the content
+    begins."""
     start = ref.summary.partition(MARK)[0][:40]
     repeats = summarize(head[:1_024].decode("utf-8", "ignore")).startswith(start)
-    return "" if repeats or ref.summary == f"{ref.media_type}, {ref.size_bytes} bytes" else ref.summary
+    if repeats or ref.summary == f"{ref.media_type}, {ref.size_bytes} bytes":
+        return ""
+    text = line(mask(ref.summary), _SUMMARY)
+    while text and _max_tokens(json.dumps(text, ensure_ascii=False)) > _SUMMARY_TOKENS:
+        text = text.removesuffix("…")
+        text = text[: len(text) * 3 // 4].rstrip() + "…" if len(text) > 1 else ""
+    return text
 
 
 def reason(error: Exception) -> str:
@@ -245,14 +195,9 @@ def is_ours(key: bytes, text: str) -> bool:
     return tag_of(key, text) is not None
 
 
-def may_be_marked(text: str) -> bool:
-    """Whether a text is worth a look by `tag_of`. Most are not, and then no key is needed."""
-    return text.find("~", 0, _NEAR) >= 0 and " ~" in text[:_NEAR] and len(text) <= _LARGEST
-
-
 def tag_of(key: bytes, text: str) -> str | None:
     """Return the tag of the one marked answer in a text, or None if there is none or too much around it."""
-    if not may_be_marked(text):
+    if " ~" not in text[:NEAR] or len(text) > _LARGEST:
         return None
     found = _marked(key, text)
     if found is not None and len(text) - len(found.text) <= SLACK:
@@ -281,7 +226,7 @@ class _Marked(NamedTuple):
 
 
 def _marked(key: bytes, text: str) -> _Marked | None:
-    match = _MARK.search(text, 0, _NEAR) if " ~" in text else None
+    match = _MARK.search(text, 0, NEAR) if " ~" in text else None
     if match is None:
         return None
     end = match.end() + int(match[2])

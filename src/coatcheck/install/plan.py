@@ -82,7 +82,9 @@ class Plan:
             self._undo(file)
             return
         assert self.after is not None
-        self.record.made += _make_folders(file.parent)
+        missing = [folder for folder in (file.parent, *file.parent.parents) if not folder.exists()]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self.record.made += map(str, reversed(missing))
         if self.before is not None and is_first:
             _back_up(file, self.before)
         self.record.written = _digest(self.after)
@@ -318,14 +320,6 @@ def decode(data: bytes) -> str:
 
 def _digest(data: bytes | None) -> str | None:
     return None if data is None else hashlib.sha256(data).hexdigest()
-
-
-def _make_folders(folder: Path) -> list[str]:
-    """Create a folder and its missing parents. Return those that were created, the innermost last."""
-    missing = [one for one in (folder, *folder.parents) if not one.exists()][::-1]
-    for one in missing:
-        one.mkdir()
-    return [str(one) for one in missing]
 
 
 def _check_writable(file: Path) -> None:

@@ -162,8 +162,10 @@ class MergedServer:
         if isinstance(ref, dict) and ref.get("type") == "ref/prompt":
             member, own = await self._find("prompts/list", str(ref.get("name")))
             message = wire.rewritten(message, params={**message.params, "ref": {**ref, "name": own}})
-        elif isinstance(ref, dict) and isinstance(ref.get("uri"), str):
-            member = await self._completer(ref["uri"])
+        elif isinstance(ref, dict) and isinstance(uri := ref.get("uri"), str):
+            likely = await self._candidates(uri)
+            server = self._uris["resources/templates/list"].get(uri)
+            member = self._members[server] if server is not None else next(iter(likely), None)
         return await self._forward(member, message, request_id, "no server can complete this")
 
     async def _everywhere(self, message: Message, request_id: Id, members: Iterable[MemberServer]) -> Message:
@@ -234,27 +236,23 @@ class MergedServer:
                 del self._owners[message.id]
                 await self._to.message(message)
             return
-        if message.is_request and message.id is not None:
-            message = self._with_our_id(member, message, message.id)
+        if message.is_request and message.id is not None:  # ids and progress tokens of two servers may be equal
+            our_id, meta = wire.new_id(), message.meta
+            self._asking[our_id] = (member, message.id, meta.get("progressToken"))
+            if meta.get("progressToken") is not None:
+                params = {**message.params, "_meta": {**meta, "progressToken": our_id}}
+                message = wire.rewritten(message, params=params)
+            message = wire.rewritten(message, id=our_id)
         elif message.method == "notifications/cancelled":
             asked = (member, message.params.get("requestId"))
-            our_id = next((one for one, asking in self._asking.items() if asking[:2] == asked), None)
-            if our_id is None:
+            cancelled = next((one for one, asking in self._asking.items() if asking[:2] == asked), None)
+            if cancelled is None:
                 return
-            del self._asking[our_id]
-            message = wire.rewritten(message, params={**message.params, "requestId": our_id})
+            del self._asking[cancelled]
+            message = wire.rewritten(message, params={**message.params, "requestId": cancelled})
         elif message.method == "notifications/resources/list_changed":
             self._uris.clear()
         await self._to.message(message)
-
-    def _with_our_id(self, member: MemberServer, message: Message, own_id: Id) -> Message:
-        """Give a server's request an id and a progress token of our own: those of two servers may be equal."""
-        our_id, token = wire.new_id(), message.meta.get("progressToken")
-        self._asking[our_id] = (member, own_id, token)
-        if token is None:
-            return wire.rewritten(message, id=our_id)
-        meta = {**message.meta, "progressToken": our_id}
-        return wire.rewritten(message, id=our_id, params={**message.params, "_meta": meta})
 
     async def unanswered(self, member: MemberServer, request_id: Id | None, error: UpstreamFailed) -> None:
         for one in [one for one, owner in self._owners.items() if owner is member and request_id in (None, one)]:
@@ -343,12 +341,6 @@ class MergedServer:
         servers = [server for match, server in matches if match >= 0]
         servers += [member.name for member in self._able("resources")]
         return [self._members[server] for server in dict.fromkeys(servers) if self._members[server].lost is None]
-
-    async def _completer(self, uri: str) -> MemberServer | None:
-        """Return the server for completing a template: the one that lists it, or else the most likely."""
-        members = await self._candidates(uri)
-        server = self._uris["resources/templates/list"].get(uri)
-        return self._members[server] if server is not None else next(iter(members), None)
 
 
 class MemberServer:

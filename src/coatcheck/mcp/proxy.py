@@ -26,8 +26,7 @@ from coatcheck import Session
 from coatcheck.errors import CoatcheckError, UpstreamFailed
 from coatcheck.lanes import in_long_thread, in_reading_thread, in_thread
 from coatcheck.mcp import wire
-from coatcheck.mcp.proxy_rewrites import ProxySettings, Rewriter, text_result
-from coatcheck.mcp.savings import Counts
+from coatcheck.mcp.proxy_rewrites import Counts, ProxySettings, Rewriter, text_result
 from coatcheck.mcp.wire import Id, Message, OwnRequests, Raw, Tasks, UnparsedLine, Upstream
 
 _CHUNK: Final = 1 << 16
@@ -236,8 +235,7 @@ class Relay:
         if not messages and line.strip():
             messages = [Message(line, {})]  # let the upstream server report what is wrong with it
         for message in messages:
-            send = self._send if message.is_request else _discard
-            await wire.answer(self._route(message), message.id, "message", send)
+            await wire.answer(self._route(message), message.id, "message", self._send if message.is_request else None)
 
     async def _too_large(self, line: UnparsedLine) -> None:
         """Report that a message cannot be passed on, to the side that waits for it."""
@@ -421,10 +419,6 @@ class Relay:
 
     async def _send(self, message: Message) -> None:
         await self._to_client(message.raw)
-
-
-async def _discard(message: Message) -> None:
-    """Nobody waits for the answer to a notification or a response."""
 
 
 def _changed(message: Message, field: str, value: dict[str, Any]) -> Message:

@@ -1,5 +1,5 @@
 """The three changes that a proxy makes: large results become stubs, tools for reading them are added, and pointers in
-arguments become values.
+arguments become values. And counts of what that saves.
 
 The methods take and return plain JSON and may block: the relay calls them in threads. What becomes a stub is decided by
 `session.externalize` and the policy.
@@ -8,18 +8,20 @@ The methods take and return plain JSON and may block: the relay calls them in th
 from __future__ import annotations
 
 import json
+import secrets
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from coatcheck import Limit, Policy, Session, toolkit
+from coatcheck import Limit, Policy, Session, Store, toolkit
 from coatcheck.checks import is_whole
 from coatcheck.errors import UpstreamFailed
 from coatcheck.executor import resolve_arguments
 from coatcheck.externalize import blocks
-from coatcheck.mcp.savings import Counts
 from coatcheck.mcp.wire import FAILED, MAX_MESSAGE
+from coatcheck.refs import iso_time
 from coatcheck.values import as_text
 
 LIMIT_KEY: Final = "anthropic/maxResultSizeChars"
@@ -29,6 +31,63 @@ _PAGE: Final = 64_000  # characters of a page as JSON, escapes included
 _MAX_ERROR: Final = 2_000
 _ELSEWHERE: Final = "get_artifact of the server coatcheck"  # if the upstream server has a tool of that name
 _MODERN: Final = "io.modelcontextprotocol/protocolVersion"
+REPORTS: Final = "coatcheck proxy reports"
+"""The session with a record of each run, kept for three months: clients may hide stderr, where it is printed too."""
+_KEPT: Final = 90 * 86_400.0
+_TOOLS: Final = 200  # tools that are counted separately
+
+
+class Counts:
+    """Slimmed results, tokens saved and tokens read back, by tool and in all. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.tools: dict[str, Counter[str]] = {}
+        self._read_back = 0
+        self._lock = threading.Lock()
+
+    def slimmed(self, tool: str, saved: int, *, failed: bool) -> None:
+        with self._lock:
+            name = tool if tool in self.tools or len(self.tools) < _TOOLS else "others"
+            row = self.tools.setdefault(name, Counter(slimmed=0, tokens_saved=0, failed=0))
+            row.update(failed=1) if failed else row.update(slimmed=1, tokens_saved=saved)
+
+    def read_back(self, tokens: int) -> None:
+        with self._lock:
+            self._read_back += tokens
+
+    def __str__(self) -> str:
+        record = self.to_record()
+        text = (
+            "{slimmed_results:,} results slimmed, about {tokens_saved:,} tokens saved, {tokens_read_back:,} read back"
+        )
+        return (text + ("; {failures:,} could not be stored" if record["failures"] else "")).format(**record)
+
+    def to_record(self) -> dict[str, Any]:
+        with self._lock:
+            rows = self.tools.values()
+            return {
+                "slimmed_results": sum(row["slimmed"] for row in rows),
+                "tokens_saved": sum(row["tokens_saved"] for row in rows),
+                "tokens_read_back": self._read_back,
+                "failures": sum(row["failed"] for row in rows),
+                "tools": {name: dict(row) for name, row in self.tools.items()},
+            }
+
+    def save(self, store: Store, *, server: str, session_id: str) -> None:
+        """Store the counts of a run, unless they are all zero."""
+        record = self.to_record()
+        if any(record.values()):
+            run = secrets.token_hex(4)  # keeps two runs with the same counts apart
+            record = {"server": server, "session": session_id, "run": run, **record}
+            session = store.session(REPORTS, ttl=_KEPT)
+            session.put(record, name=session_id, kind="data", ttl=_KEPT, tool="coatcheck proxy")
+
+
+def saved_counts(store: Store) -> list[dict[str, Any]]:
+    """Return the records of earlier runs, newest first."""
+    session = store.session(REPORTS)
+    found = [(ref, session.get(ref)) for ref in session.list()]
+    return [{"ended_at": iso_time(ref.created), **record} for ref, record in found if isinstance(record, dict)]
 
 
 @dataclass(frozen=True, slots=True)

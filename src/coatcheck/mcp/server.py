@@ -2,6 +2,10 @@
 
 A resource is `art://<id>`, read in parts of at most a page of characters, or 48 KiB if it is not text. If a part is not
 the whole, a second content says so and has the URI of the next part.
+
+It serves one client on stdio, or clients with the token over streamable HTTP on 127.0.0.1. Any web page open on this
+machine can send requests to 127.0.0.1, and use any host name for it. So the Host header is checked, an Origin must be
+allowed, and every request needs the token.
 """
 
 from __future__ import annotations
@@ -10,32 +14,52 @@ import asyncio
 import base64
 import functools
 import hashlib
+import hmac
+import logging
 import re
+import secrets
+import signal
+import socket
+import sys
 import time
-from collections.abc import Awaitable, Callable, Collection
-from typing import Any, Final, TypeVar
+import warnings
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
+from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
+import anyio
+import httpx2
 import mcp_types as types
+import uvicorn
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
+from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourcesListChanged
-from mcp.shared.exceptions import MCPError
+from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
+from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coatcheck import Ref, Session, Store, __version__, toolkit
 from coatcheck._toolkit import Purpose
-from coatcheck.errors import CODES, CoatcheckError, InvalidArgument, NotFound
+from coatcheck.errors import CODES, CoatcheckError, InvalidArgument, NotFound, StoreUnavailable
 from coatcheck.ids import clip
 from coatcheck.lanes import in_reading_thread, in_thread
-from coatcheck.mcp.savings import Counts
-from coatcheck.mcp.wire import FAILED
+from coatcheck.mcp.proxy_rewrites import Counts
+from coatcheck.mcp.wire import FAILED, Tasks
 from coatcheck.media import is_text
 from coatcheck.previews.excerpts import line
+from coatcheck.reading.sandbox import kill_all
 from coatcheck.refs import iso_time
 
 T = TypeVar("T")
+P = TypeVar("P")
 Context = ServerRequestContext[Any, Any]
 
 INSTRUCTIONS: Final = (
@@ -68,6 +92,18 @@ _POINTER_SCHEMA: Final = {
         "size_bytes": {"type": "integer"},
     },
 }
+HOST: Final = "127.0.0.1"
+PATH: Final = "/mcp"
+TOKEN: Final = "COATCHECK_MCP_TOKEN"  # an environment variable
+_MIN_TOKEN: Final = 16
+_BACKLOG: Final = 128
+_ACCEPT: Final = 16  # connections that are accepted before the oldest are closed
+_IDLE: Final = 1_800.0  # seconds without a request after which a client's session ends
+_BEARER: Final = "bearer "
+_SESSION: Final = "mcp-session-id"
+_EXPOSED: Final = (_SESSION, "mcp-protocol-version", "www-authenticate")
+_PROOF: Final = (10.0, 64)  # seconds for the token to come, and connections that may be without it
+_HANDSHAKE: Final = (60.0, 100)  # seconds for a handshake, and handshakes that may be unfinished
 _BY_ID: Final = types.ResourceTemplate(
     uri_template="art://{id}{?lines,cursor,offset}",
     name="artifact",
@@ -120,10 +156,10 @@ def make_server(sessions: Sessions) -> Server[Any]:
         instructions=INSTRUCTIONS + (_LISTING if sessions.only is None or "list" in sessions.only else "."),
         on_list_tools=handlers.list_tools,
         on_call_tool=handlers.call_tool,
-        on_list_resources=handlers.list_resources,
-        on_list_resource_templates=handlers.list_templates,
-        on_read_resource=handlers.read_resource,
-        on_completion=handlers.complete,
+        on_list_resources=handlers.in_thread(list_page),
+        on_list_resource_templates=handlers.in_thread(list_templates),
+        on_read_resource=handlers.in_thread(read),
+        on_completion=handlers.in_thread(complete),
         on_subscriptions_listen=ListenHandler(handlers.bus),
     )
     server.middleware.append(_bounded)
@@ -190,35 +226,20 @@ class _Handlers:
 
     # Resources
 
-    async def list_resources(
-        self, context: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListResourcesResult:
-        session, cursor = self._sessions.of(context), params.cursor if params else None
-        return await self._in_thread(context, lambda: list_page(session, cursor))
+    def in_thread(self, answer: Callable[[Session, P], T]) -> Callable[[Context, P], Awaitable[T]]:
+        """Return a handler that calls `answer` in a thread, and reports its errors."""
 
-    async def list_templates(self, context: Context, params: Any) -> types.ListResourceTemplatesResult:
-        return types.ListResourceTemplatesResult(resource_templates=[_BY_ID, _BY_NAME])
+        async def handle(context: Context, params: P) -> T:
+            try:
+                return await in_thread(answer, self._sessions.of(context), params)
+            except CoatcheckError as error:
+                code, uri = CODES[error.code].mcp, getattr(params, "uri", None)
+                if isinstance(error, NotFound) and context.protocol_version in MODERN_PROTOCOL_VERSIONS:
+                    code = types.INVALID_PARAMS  # newer versions have no code of their own for it
+                data = {"code": error.code, **({} if uri is None else {"uri": str(uri)})}
+                raise MCPError(code=code, message=str(error), data=data) from error
 
-    async def read_resource(
-        self, context: Context, params: types.ReadResourceRequestParams
-    ) -> types.ReadResourceResult:
-        session, uri = self._sessions.of(context), str(params.uri)
-        contents = await self._in_thread(context, lambda: read(session, uri), uri=uri)
-        return types.ReadResourceResult.model_validate({"contents": contents})
-
-    async def complete(self, context: Context, params: types.CompleteRequestParams) -> types.CompleteResult:
-        session, template = self._sessions.of(context), getattr(params.ref, "uri", "")
-        completion = await self._in_thread(context, lambda: complete(session, template, params.argument))
-        return types.CompleteResult(completion=completion)
-
-    async def _in_thread(self, context: Context, call: Callable[[], T], **data: str) -> T:
-        try:
-            return await in_thread(call)
-        except CoatcheckError as error:
-            code = CODES[error.code].mcp
-            if isinstance(error, NotFound) and context.protocol_version in MODERN_PROTOCOL_VERSIONS:
-                code = types.INVALID_PARAMS  # newer versions have no code of their own for it
-            raise MCPError(code=code, message=str(error), data={"code": error.code, **data}) from error
+        return handle
 
     async def _changed(self, context: Context) -> None:
         await self.bus.publish(ResourcesListChanged())
@@ -272,8 +293,13 @@ def _short(label: str) -> str:
     return label if len(label) <= _MAX_LABEL else line(label, _MAX_LABEL)
 
 
-def list_page(session: Session, cursor: str | None) -> types.ListResourcesResult:
+def list_templates(session: Session, params: object) -> types.ListResourceTemplatesResult:
+    return types.ListResourceTemplatesResult(resource_templates=[_BY_ID, _BY_NAME])
+
+
+def list_page(session: Session, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
     """Return a page of the artifacts that a session sees, newest first."""
+    cursor = params.cursor if params else None
     try:
         if cursor is not None and not _CURSOR.fullmatch(cursor):
             raise NotFound("invalid cursor")
@@ -314,8 +340,12 @@ def parse_uri(uri: str) -> tuple[str, str | None, str | None, int]:
     return target, query.get("lines"), query.get("cursor"), int(query.get("offset", "0"))
 
 
-def read(session: Session, uri: str) -> list[dict[str, Any]]:
+def read(session: Session, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
     """Return the contents of a URI: a part, and a note about the next part if there is one. Raises `CoatcheckError`."""
+    return types.ReadResourceResult.model_validate({"contents": _contents(session, str(params.uri))})
+
+
+def _contents(session: Session, uri: str) -> list[dict[str, Any]]:
     target, lines, cursor, offset = parse_uri(uri)
     ref = session.ref(target)
     if ref is None:
@@ -350,9 +380,9 @@ def _note(ref: Ref, shown: str, **parameters: str) -> dict[str, Any]:
     }
 
 
-def complete(session: Session, template: str, argument: types.CompletionArgument) -> types.Completion:
+def complete(session: Session, params: types.CompleteRequestParams) -> types.CompleteResult:
     """Return completions for an argument of a template, the likeliest first, and their total number."""
-    found: list[str] = []
+    template, argument, found = getattr(params.ref, "uri", ""), params.argument, list[str]()
     if template == _BY_ID.uri_template and argument.name == "id":
         wanted = argument.value.strip().lower().removeprefix("art:").lstrip("/")
         ids = dict.fromkeys(ref.artifact_id for ref in session.list(limit=_RECENT))
@@ -368,4 +398,213 @@ def complete(session: Session, template: str, argument: types.CompletionArgument
         if len(one) <= min(room, _MAX_URI):
             shown.append(one)
             room -= len(one)
-    return types.Completion(values=shown, total=len(found), has_more=len(found) > len(shown))
+    completion = types.Completion(values=shown, total=len(found), has_more=len(found) > len(shown))
+    return types.CompleteResult(completion=completion)
+
+
+# Serving
+
+
+def serve_stdio(sessions: Sessions) -> None:
+    """Serve the client that started this process, until it closes our stdin."""
+    _silence_warnings()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # otherwise the thread that reads stdin delays the exit
+    signal.signal(signal.SIGTERM, _end)
+    server = make_server(sessions)
+
+    async def run() -> None:
+        async with stdio_server() as (reading, writing):
+            await server.run(reading, writing, server.create_initialization_options())
+
+    anyio.run(run)
+
+
+def serve_http(
+    sessions: Sessions, *, port: int, token: str | None, origins: Iterable[str], say: Callable[[str], None]
+) -> None:
+    """Serve over HTTP until a signal ends it. Without a token, a new one is made and printed once."""
+    _silence_warnings()
+    if token is not None and (
+        len(token) < _MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token
+    ):
+        hint = f"use at least {_MIN_TOKEN} printable characters without spaces"
+        raise InvalidArgument(f"the token in {TOKEN} is too weak", hint=hint)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((HOST, port))
+        listener.listen(_BACKLOG)  # clients may connect as soon as the URL is printed
+    except OSError as error:
+        listener.close()
+        text = f"cannot listen on port {port}: {error.strerror}"
+        raise StoreUnavailable(text, hint="choose another --port") from error
+    bound = listener.getsockname()[1]
+    secret = token or secrets.token_urlsafe(32)
+    hosts = [f"{host}:{bound}" for host in (HOST, "localhost")]
+    security = TransportSecuritySettings(
+        allowed_hosts=hosts, allowed_origins=[*(f"http://{host}" for host in hosts), *origins]
+    )
+    app = make_server(sessions).streamable_http_app(
+        streamable_http_path=PATH,
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `_protected` does it
+        session_idle_timeout=_IDLE,
+        max_sessions=MAX_CONNECTIONS,
+    )
+    unproven = Probation(*_PROOF)
+    protected = _protected(UnfinishedHandshakes(app, *_HANDSHAKE), security, secret, unproven)
+    say(f"MCP server at http://{HOST}:{bound}{PATH}")
+    if token is None:
+        say(f"token, shown only once: {secret}")
+    config = uvicorn.Config(
+        protected, log_level="warning", access_log=False, server_header=False, ws="none", timeout_graceful_shutdown=2,
+        http=_protocol(unproven), backlog=_ACCEPT,
+    )  # fmt: skip
+    signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again when it is done
+    with listener:
+        _HttpServer(config).run(sockets=[listener])
+
+
+def _protected(app: ASGIApp, settings: TransportSecuritySettings, token: str, unproven: Probation) -> ASGIApp:
+    """Protect an application: check Host and Origin, answer CORS preflights, and require the token."""
+    security = TransportSecurityMiddleware(settings)
+
+    async def with_token(scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = None
+        if not _has_token(scope, token):
+            text = f"a bearer token is required: the one printed at the start, or from {TOKEN}"
+            refusal = PlainTextResponse(text, 401, {"www-authenticate": "Bearer", "cache-control": "no-store"})
+        else:
+            unproven.passed(scope["client"])
+            if scope["path"] != PATH:
+                text = f"not found; the only path is {PATH}"
+                refusal = PlainTextResponse(text, 404, {"cache-control": "no-store"})
+        await (refusal or app)(scope, receive, send)
+
+    for_pages = CORSMiddleware(
+        with_token,
+        allow_origins=settings.allowed_origins,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("*",),
+        expose_headers=_EXPOSED,
+    )
+
+    async def protected(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await app(scope, receive, send)
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+        elif len(Headers(scope=scope).getlist("origin")) > 1:  # the SDK looks at the first
+            await PlainTextResponse("Invalid Origin header", 403)(scope, receive, send)
+        else:
+            refusal = await security.validate_request(Request(scope))
+            await (refusal or for_pages)(scope, receive, send)
+
+    return protected
+
+
+def _has_token(scope: Scope, token: str) -> bool:
+    given = Headers(scope=scope).getlist("authorization")
+    if len(given) != 1 or given[0][: len(_BEARER)].lower() != _BEARER:
+        return False
+    return hmac.compare_digest(given[0][len(_BEARER) :].strip().encode(), token.encode())
+
+
+class Probation:
+    """What must be confirmed in time: connections by the token, sessions by the end of the handshake.
+
+    Each is ended after some seconds, and the oldest if there are too many. So they cannot use up the file descriptors
+    or the memory of the process, and clients with the token get through."""
+
+    def __init__(self, seconds: float, max_open: int) -> None:
+        self._seconds = seconds
+        self._max_open = max_open
+        self._open: dict[Hashable, tuple[Callable[[], object], asyncio.TimerHandle]] = {}
+
+    def begin(self, key: Hashable, end: Callable[[], object]) -> None:
+        self.passed(key)
+        self._open[key] = end, asyncio.get_running_loop().call_later(self._seconds, self._fail, key)
+        if len(self._open) > self._max_open:
+            self._fail(next(iter(self._open)))
+
+    def passed(self, key: Hashable) -> Callable[[], object] | None:
+        """Forget what is confirmed or over, and return what would have ended it."""
+        end, timer = self._open.pop(key, (None, None))
+        if timer is not None:
+            timer.cancel()
+        return end
+
+    def _fail(self, key: Hashable) -> None:
+        if (end := self.passed(key)) is not None:
+            end()
+
+
+class UnfinishedHandshakes:
+    """ASGI middleware that ends the sessions of clients that never finish the handshake."""
+
+    def __init__(self, app: ASGIApp, seconds: float, max_open: int) -> None:
+        self._app = app
+        self._unfinished = Probation(seconds, max_open)
+        self._tasks = Tasks()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        known = Headers(scope=scope).getlist(_SESSION) if scope["type"] == "http" else []
+        for session in known:
+            self._unfinished.passed(session)
+
+        async def sent(message: Message) -> None:
+            await send(message)
+            is_start = message["type"] == "http.response.start" and not known
+            if is_start and (session := Headers(raw=message["headers"]).get(_SESSION)) is not None:
+                self._unfinished.begin(session, lambda: self._tasks.start(self._end(session)))
+
+        await self._app(scope, receive, sent)
+
+    async def _end(self, session: str) -> None:
+        """Send the DELETE with which a client ends its session."""
+        headers = {_SESSION: session, "accept": "application/json, text/event-stream"}
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(self._app)) as client:
+            await client.delete(f"http://{HOST}{PATH}", headers=headers)
+
+
+class _HttpServer(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for one in sockets or ():
+            one.listen(_BACKLOG)  # asyncio used the accept limit for this, too
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        logging.getLogger("uvicorn.error").disabled = True  # each interrupted call would log a traceback
+        await super().shutdown(sockets)
+
+
+def _protocol(unproven: Probation) -> type[H11Protocol]:
+    """Return an HTTP protocol that reports its connections."""
+
+    class Protocol(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            unproven.begin(self.client, transport.abort)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            unproven.passed(self.client)
+            super().connection_lost(exc)
+
+    return Protocol
+
+
+def _end(number: int, _: object) -> None:
+    """End by the signal, as without a handler, after ending our child processes."""
+    kill_all()
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _silence_warnings() -> None:
+    """Silence warnings: about MCP logging, deprecated but used by older clients, and about refused requests."""
+    logging.getLogger("mcp.server.transport_security").disabled = True
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore", MCPDeprecationWarning)

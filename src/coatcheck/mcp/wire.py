@@ -257,9 +257,10 @@ async def refuse(line: UnparsedLine, error: UpstreamFailed, upstream: Upstream, 
 
 
 async def answer(
-    work: Awaitable[Message | None], request_id: Id | None, what: str, send: Callable[[Message], Awaitable[None]]
+    work: Awaitable[Message | None], request_id: Id | None, what: str, send: Callable[[Message], Awaitable[None]] | None
 ) -> None:
-    """Send the response to a request that `work` returns, if it returns one, or the error that it raises."""
+    """Send the response to a request that `work` returns, if it returns one, or the error that it raises. Nobody waits
+    for the answer to a notification or a response: then `send` is None."""
     try:
         found = await work
     except UpstreamFailed as error:
@@ -267,7 +268,7 @@ async def answer(
     except Exception as error:  # noqa: BLE001 - one bad message must not stop the others
         log(f"cannot pass the {what} on: {error!r}")
         found = failure(request_id, CoatcheckError(f"the proxy could not pass the {what} on"))
-    if found is not None:
+    if found is not None and send is not None:
         await send(found)
 
 

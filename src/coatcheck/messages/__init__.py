@@ -7,7 +7,8 @@ a prompt.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import compress, islice
+from operator import not_
 from typing import Any, Final
 
 from coatcheck.errors import InvalidArgument
@@ -45,7 +46,7 @@ def detect(lines: Iterable[object], *, enough: int = _MAX_OBJECTS) -> Format | N
         for fmt in FORMATS.values():  # the first one that fits counts
             fitting = list(map(fmt.fits, unknown))
             votes[fmt.name] += sum(fitting)
-            unknown = [one for one, fits in zip(unknown, fitting, strict=True) if not fits]
+            unknown = list(compress(unknown, map(not_, fitting)))
         plain = plain or any(map(PLAIN.is_message, unknown))
         documents = [one for one in unknown if "role" not in one] + [one for one in some if isinstance(one, list)]
         for one, found in islice(_objects(documents, 0), left):

@@ -308,7 +308,9 @@ def _answered(run: Sequence[_Blocks], asked: Sequence[str]) -> Iterator[Message]
     content: list[Any] = [*given.values(), *(_missing(one) for one in asked if one not in given)]
     for message, blocks in run or ([({"role": "user", "content": []}, [])] if asked else []):
         rest = (one for one in blocks if not _answers(one, asked) or given[one["tool_use_id"]] != one)
-        content += [_late(one) if _is_result(one) else one for one in rest]
+        content += [
+            _text(late_text(one.get("tool_use_id"), one.get("content"))) if _is_result(one) else one for one in rest
+        ]
         if content or not blocks:
             yield message if content == blocks else {**message, "content": content}
         content = []
@@ -320,7 +322,3 @@ def _answers(block: Any, asked: Sequence[str]) -> bool:
 
 def _missing(call_id: str) -> Message:
     return {"type": "tool_result", "tool_use_id": call_id, "content": NO_RESULT, "is_error": True}
-
-
-def _late(block: Message) -> Message:
-    return {"type": "text", "text": late_text(block.get("tool_use_id"), block.get("content"))}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from coatcheck.externalize import blocks
 from coatcheck.externalize.policy import Policy
@@ -52,6 +52,23 @@ class ToolResult:
     path: Path
     content_path: Path
     is_error: bool = False
+
+
+class PayloadPlace(NamedTuple):
+    """A value of a line that may be moved out: its path, whether a model is sent it, and the tool and the id of the
+    call that it belongs to, as far as they are known."""
+
+    path: Path
+    value: Any
+    is_shown: bool
+    tool: str | None = None
+    call_id: str | None = None
+    document: Any = None
+    """The line, if it is not a message itself."""
+
+
+_Owner = tuple[Path, str | None, str]
+"""The path of a result or a call in a line, its tool, and the id of the call."""
 
 
 class Format:
@@ -112,11 +129,52 @@ class Format:
 
     def places(self, line: object, least: int = 0, bulk: int | None = None) -> list[Path]:
         """Return the paths of possible payloads, see `paths.places`."""
-        return paths.places(line, least, least if bulk is None else bulk, opaque=self.opaque)
+        found = paths.places(line, least, least if bulk is None else bulk, opaque=self.opaque)
+        return [path for path, _ in found]
+
+    def survey(self, lines: Sequence[Any], least: int, bulk: int, tools: dict[str, str]) -> list[list[PayloadPlace]]:
+        """Return the possible payloads of each line, see `paths.places`. `tools` maps the ids of earlier calls to their
+        tools; the calls of these lines are added. Payloads of documents are not assigned to calls: see `owned`."""
+        owners: list[list[_Owner] | None] = []
+        for line in lines:  # one after the other: the ids of calls may repeat
+            message = self.message(line)
+            base = () if message is None or message is line else ("message",)
+            owners.append(None if message is None else self._owners(message, base, tools))
+        found = [paths.places(line, least, bulk, opaque=self.opaque) for line in lines]
+        return [
+            [
+                PayloadPlace(path, value, self.is_shown(path), *_owner(path, known), line if known is None else None)
+                for path, value in some
+            ]
+            for line, some, known in zip(lines, found, owners, strict=True)
+        ]
+
+    def owned(self, places: Iterable[PayloadPlace], tools: dict[str, str]) -> Iterator[PayloadPlace]:
+        """Yield places with their tools and call ids, those of documents too."""
+        learned: Any = None
+        for place in places:
+            document, around = place.document, None
+            if document is not None:
+                around = self.message_around(document, place.path)
+            if around is not None:
+                tool, call_id = _owner(place.path, self._owners(around[1], around[0], dict(tools)))
+                if call_id and not tool and document is not learned:
+                    learned = document
+                    for base, message in self.messages(document):
+                        self._owners(message, base, tools)
+                place = place._replace(tool=tool or tools.get(call_id or ""), call_id=call_id)
+            yield place
+
+    def _owners(self, message: Message, base: Path, tools: dict[str, str]) -> list[_Owner]:
+        """Return the results and calls of a message, whose path is `base`, and add its calls to `tools`."""
+        calls, results = self.calls(message), self.results(message)
+        tools.update({one.id: one.name for one in calls if one.id and one.name})
+        found: list[_Owner] = [((*base, *one.path), one.name or tools.get(one.call_id), one.call_id) for one in results]
+        return found + [((*base, *one.path), one.name, one.id) for one in calls]
 
     def is_shown(self, path: Path) -> bool:
         """Whether a model is sent the value at this path of a line. Hosts store more than that."""
-        return not _HOST_KEYS.intersection(step for step in path if isinstance(step, str))
+        return _HOST_KEYS.isdisjoint(path)
 
     def details_path(self, line: object, path: Path) -> Path | None:
         """Return where the host keeps details of the tool result whose content is at a path. None if it keeps none."""
@@ -298,6 +356,11 @@ class Dialect:
         return describe() if callable(describe) else tool
 
 
+def _owner(path: Path, owners: list[_Owner] | None) -> tuple[str | None, str | None]:
+    """Return the tool and the call id of the result or call that a path is in."""
+    return next(((tool, call_id) for start, tool, call_id in owners or () if path[: len(start)] == start), (None, None))
+
+
 def in_line(path: Path) -> Path:
     """Strip the steps that lead to a line in a document of lines."""
     found = next((number for number, step in enumerate(path[:2]) if isinstance(step, int)), None)
@@ -370,12 +433,9 @@ def spoken(message: object) -> tuple[str, list[str]]:
     if isinstance(content, str):
         return author, [content]
     blocks = content if isinstance(content, list) else []
-    found = (one.get("text") if isinstance(one, Mapping) and not _is_output(one) else one for one in blocks)
+    outputs = ("tool_result", "function_call_output")
+    found = (one.get("text") if isinstance(one, Mapping) and one.get("type") not in outputs else one for one in blocks)
     return author, [one for one in found if isinstance(one, str)]
-
-
-def _is_output(block: Mapping[str, Any]) -> bool:
-    return block.get("type") in ("tool_result", "function_call_output")
 
 
 def calls_named(value: object, names: Collection[str], depth: int = 0) -> Iterator[Mapping[str, Any]]:

@@ -329,10 +329,6 @@ def _may_be_pi(message: Any) -> bool:
     return is_bare and isinstance(role := message.get("role"), str) and (role in _PI_ROLES or role in _SPEAKERS)
 
 
-def _pi_blocks(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [one for one in blocks_of(message) if isinstance(one, Mapping)]
-
-
 def _converted(messages: Sequence[Any], provider: str) -> Iterator[Any]:
     """Yield messages of pi in the provider's format."""
     images: list[Message] = []  # of results in OpenAI's chat, which may only contain text: they follow the last result
@@ -348,7 +344,8 @@ def _converted(messages: Sequence[Any], provider: str) -> Iterator[Any]:
         if not role or (role in _SPEAKERS and isinstance(message.get("content"), str)):
             yield message
             continue
-        parts = [part for one in _pi_blocks(message) if (part := _part(one, role, provider)) is not None]
+        blocks = [one for one in blocks_of(message) if isinstance(one, Mapping)]
+        parts = [part for one in blocks if (part := _part(one, role, provider)) is not None]
         if role == "tool":
             if provider == "openai":
                 images += [one for one in parts if one.get("type") != "text"]

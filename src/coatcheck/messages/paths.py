@@ -114,12 +114,12 @@ def size_of(value: object) -> int:
     return total
 
 
-def places(value: object, least: int, bulk: int, *, opaque: frozenset[str] = frozenset()) -> list[Path]:
-    """Return the paths of possible payloads, in text order: strings of at least `least` characters, and containers.
+def places(value: object, least: int, bulk: int, *, opaque: frozenset[str] = frozenset()) -> list[tuple[Path, Any]]:
+    """Return possible payloads with their paths, in text order: strings of at least `least` characters, and containers.
 
     A container is listed as a whole if it is opaque (arguments, details, structured content, and the keys in `opaque`)
     and its small parts add up to at least `bulk` characters. Larger parts are listed by themselves."""
-    found: list[Path] = []
+    found: list[tuple[Path, Any]] = []
     least, opaque = max(1, least), _OPAQUE | opaque
 
     def look(value: Any, path: Path, bulk: int, inside: bool, spoken: bool) -> None:
@@ -129,13 +129,13 @@ def places(value: object, least: int, bulk: int, *, opaque: frozenset[str] = fro
             if size_of(value) < bulk:
                 bulk = 0  # nothing below can reach it either
             elif _is_bulk(value, bulk):
-                found.append(path)
+                found.append((path, value))
                 return
         if isinstance(value, list):
             for index, one in enumerate(value):
                 if isinstance(one, str):
                     if len(one) >= least and not spoken:
-                        found.append((*path, index))
+                        found.append(((*path, index), one))
                 elif one and isinstance(one, _CONTAINERS) and len(path) < _MAX_DEPTH:
                     look(one, (*path, index), bulk, inside, spoken)
             return
@@ -148,7 +148,7 @@ def places(value: object, least: int, bulk: int, *, opaque: frozenset[str] = fro
         for key, one in value.items():
             if isinstance(one, str):
                 if len(one) >= least and (inside or not (key in _KEPT_KEYS or (speaks and key == "content"))):
-                    found.append((*path, key))
+                    found.append(((*path, key), one))
             elif one and isinstance(one, _CONTAINERS) and (inside or key not in _KEPT_KEYS) and len(path) < _MAX_DEPTH:
                 look(one, (*path, key), bulk, inside or key in opaque, speaks and key == "content")
 

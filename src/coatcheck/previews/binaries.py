@@ -10,15 +10,16 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from coatcheck import media
 
-from .excerpts import Preview, Sample, is_installed, line, pack, some, sql
+from .excerpts import Preview, is_installed, line, pack, some, sql
 
-_LOOK: Final = 4_096
+if TYPE_CHECKING:
+    from . import Sample
+
 _PDF: Final = "application/pdf"
-_CONTROL: Final = bytes([*range(7), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
 _BINARY: Final = ("image/", "audio/", "video/", "font/")
 _PAGES: Final = re.compile(rb"/Type[ \r\n]{0,4}/Pages\b")
 _COUNT: Final = re.compile(rb"/Count[ \r\n]{0,4}(\d{1,7})")
@@ -66,26 +67,10 @@ def found_type(head: bytes, media_type: str) -> str:
     if not media.is_text(essence) and essence != media.BINARY:
         return media_type
     sniffed = media.sniff_bytes(head[: media.HEAD], b"")
-    if sniffed == media.BINARY or not is_binary(sniffed) or (not any(odd_characters(head)) and sniffed != _PDF):
-        sniffed = media.BINARY if looks_binary(head) else media_type
+    look = media.look(head)
+    if sniffed == media.BINARY or not is_binary(sniffed) or (not look.has_odd and sniffed != _PDF):
+        sniffed = media.BINARY if look.is_binary else media_type
     return sniffed
-
-
-def looks_binary(head: bytes) -> bool:
-    """Whether content is not text: one in ten of its first characters is a control character, or one in three
-    invalid."""
-    controls, invalid = odd_characters(head)
-    looked = max(1, len(media.decode_head(head[:_LOOK])))
-    return controls * 10 > looked or invalid * 3 > looked
-
-
-def odd_characters(head: bytes) -> tuple[int, int]:
-    """Count the control characters and the invalid ones at the beginning of a text."""
-    encoding = media.encoding_of(head)
-    look = head[encoding.mark : _LOOK]
-    text = codecs.getincrementaldecoder(encoding.name)("replace").decode(look)
-    data = text.encode("utf-8", "surrogatepass")
-    return len(data) - len(data.translate(None, _CONTROL)), text.count("\ufffd")
 
 
 def binary(sample: Sample, media_type: str, limit: int) -> Preview:

@@ -14,7 +14,9 @@ from itertools import islice
 from os.path import commonprefix
 from typing import Final
 
-from .excerpts import Body, Excerpt, Kind, LinePattern, Preview, grep, masked_line, pack, some, uncoloured
+from coatcheck.redaction import QuickPattern
+
+from .excerpts import Body, Excerpt, Kind, Preview, grep, line_pattern, masked_line, pack, some, uncoloured
 
 _READ: Final = 512 << 10  # bytes that are split into lines; counts of more say "≥"
 _PEEK: Final = 24
@@ -23,21 +25,12 @@ _GAP: Final = re.compile(r"\s{2,}|\t")
 _HEADER: Final = re.compile(r"[A-Z%#][A-Za-z0-9%#_()/.:'-]*(?: [A-Z(][A-Za-z0-9%_()/.-]*)?")
 _RULE: Final = re.compile(r"[-=+|─ ]{6,}")
 _TELLING: Final = (
-    "STATUS",
-    "STATE",
-    "PHASE",
-    "READY",
-    "TYPE",
-    "REASON",
-    "SEVERITY",
-    "CONCLUSION",
-    "USER",
-    "NAMESPACE",
-    "KIND",
-)
+    "STATUS", "STATE", "PHASE", "READY", "TYPE", "REASON", "SEVERITY", "CONCLUSION", "USER", "NAMESPACE", "KIND",
+)  # fmt: skip
 _FINE: Final = frozenset(
     {"running", "active", "completed", "ready", "normal", "succeeded", "bound", "up", "ok", "true", "success", "<none>"}
 )
+_FULL: Final = re.compile(r"([^/]+)/\1")  # 3/3
 _FEW: Final = 12
 _LONG: Final = 50
 _PATH: Final = re.compile(
@@ -54,17 +47,17 @@ _CODE: Final = re.compile(
 )
 _MODE: Final = re.compile(r"[-dlbcps](?:[r-][w-][xsStT-]){3}")
 _SETTING: Final = re.compile(r"(?:export )?([A-Za-z_][A-Za-z0-9_.-]{0,80})=")
-_SECTION: Final = LinePattern(r"^([A-Z][\w /-]{1,40}):(?:[ \t]|$)")
-_KEY: Final = LinePattern(r"^([A-Za-z_][\w./-]{0,60}):(?: |$)")
+_SECTION: Final = line_pattern(r"^([A-Z][\w /-]{1,40}):(?:[ \t]|$)")
+_KEY: Final = line_pattern(r"^([A-Za-z_][\w./-]{0,60}):(?: |$)")
 _YAML: Final = re.compile(r"\s*(?:- )*(?:[\w./\"'-]{1,80}:(?: |$)|- \S|---)")
-_YAML_KINDS: Final = LinePattern(r"^(?:- |  )*kind: (\w{1,60})$")
+_YAML_KINDS: Final = line_pattern(r"^(?:- |  )*kind: (\w{1,60})$")
 _COMMAND_END: Final = re.compile(r"\d+ director(?:y|ies), \d+ files?\s*\Z")
 
 
 def _read(text: Excerpt) -> Body:
     """The content, or its beginning if it is very large."""
     body = text.body
-    return body if len(body.data) <= _READ else Body(body.data[:_READ], is_all=False)
+    return body if len(body.data) <= _READ else Body(body.data[:_READ], "≥")
 
 
 def lines_of(body: Body) -> list[str]:
@@ -75,12 +68,8 @@ def lines_of(body: Body) -> list[str]:
     return found
 
 
-def _first_lines(text: Excerpt) -> list[str]:
-    return _some_lines(text.head)
-
-
 @lru_cache(maxsize=4)  # several kinds look at them
-def _some_lines(head: str) -> list[str]:
+def _first_lines(head: str) -> list[str]:
     return [each for each in uncoloured(head[:8_192]).split("\n", _PEEK)[:_PEEK] if each.strip()]
 
 
@@ -135,13 +124,10 @@ def columns(text: Excerpt, limit: int) -> Preview | None:
         others = [f"{len(inner)} {_prefix(inner)}from line {number}" for number, inner in tables[1:] if inner]
         after = masked_line(f"; then {', '.join(others)}", limit // 2)
     if telling is None:
-        sample, kept = pack(
-            f"{lead[: limit // 2]}; first: ",
-            [masked_line(row[0], 40) for row in cells[:40]],
-            len(rows),
-            limit - len(after),
-        )
-        asked = grep(cells[0][0]) if len(cells[0][0]) > 3 else 'lines="1:40"'
+        first_cells = [row[0] for row in cells if row]  # a line of nothing but colours has none
+        items = [masked_line(cell, 40) for cell in first_cells[:40]]
+        sample, kept = pack(f"{lead[: limit // 2]}; first: ", items, len(rows), limit - len(after))
+        asked = grep(first_cells[0]) if first_cells and len(first_cells[0]) > 3 else 'lines="1:40"'
         return Preview(sample + after, f"the columns and {kept} of {len(rows)} rows by name", asked)
     counts = values[telling].most_common()
     items = [f"{masked_line(value, 40) or '(none)'} {times}" for value, times in counts[:40]]
@@ -153,7 +139,7 @@ def columns(text: Excerpt, limit: int) -> Preview | None:
 
 def bare_columns(text: Excerpt, limit: int) -> Preview | None:
     """Preview of aligned columns without a header: the values of the most telling one."""
-    first = _first_lines(text)
+    first = _first_lines(text.head)
     widths = Counter(len(_GAP.split(each.strip())) for each in first)
     width, times = widths.most_common(1)[0] if widths else (0, 0)
     if width < 3 or times < 5 or times * 10 < len(first) * 6:
@@ -168,16 +154,11 @@ def bare_columns(text: Excerpt, limit: int) -> Preview | None:
     telling = min(several, key=lambda name: len(values[name]))
     counts = values[telling].most_common()
     items = [f"{masked_line(value, 40)} {count}" for value, count in counts]
-    shape, kept = pack(
-        f"{body.least}{some(len(rows), 'row')} × {width} columns, no header; column {int(telling) + 1}: ",
-        items,
-        len(counts),
-        limit,
-    )
+    lead = f"{body.least}{some(len(rows), 'row')} × {width} columns, no header; column {int(telling) + 1}: "
+    shape, kept = pack(lead, items, len(counts), limit)
     example = masked_line("; first: " + ", ".join(rows[0]), limit - len(shape)) if limit - len(shape) > 40 else ""
-    return Preview(
-        shape + example, f"{kept} of {len(counts)} values of one column", grep(*_odd(counts)) or grep(counts[-1][0])
-    )
+    ask = grep(*_odd(counts)) or grep(counts[-1][0])
+    return Preview(shape + example, f"{kept} of {len(counts)} values of one column", ask)
 
 
 def _odd(counts: list[tuple[str, int]]) -> list[str]:
@@ -186,7 +167,7 @@ def _odd(counts: list[tuple[str, int]]) -> list[str]:
     return [
         value
         for value, _ in reversed(counts)
-        if len(value) > 2 and value != usual and value.lower() not in _FINE and not _is_full(value)
+        if len(value) > 2 and value != usual and value.lower() not in _FINE and not _FULL.fullmatch(value)
     ][:4]
 
 
@@ -194,12 +175,6 @@ def _prefix(rows: list[str]) -> str:
     """What the names of all rows begin with: `service/ ` of `kubectl get all`."""
     first = {row.partition("/")[0] for row in rows}
     return f"{first.pop()}/ " if len(first) == 1 and "/" in rows[0].split(None, 1)[0] else ""
-
-
-def _is_full(value: str) -> bool:
-    """Whether a value is `3/3`."""
-    done, _, of = value.partition("/")
-    return bool(of) and done == of
 
 
 def _cells(row: str, starts: list[int], count: int, *, is_aligned: bool) -> list[str]:
@@ -222,7 +197,7 @@ def _telling(values: dict[str, Counter[str]], rows: int) -> str | None:
 
 def listing(text: Excerpt, limit: int) -> Preview | None:
     """Preview of `ls -l`: the number of files and folders, and the largest."""
-    first = _first_lines(text)
+    first = _first_lines(text.head)
     if sum(bool(_MODE.match(each)) for each in first) * 2 < len(first) or len(first) < 3:
         return None
     body = _read(text)
@@ -255,7 +230,7 @@ def _is_path(row: str) -> bool:
 
 def paths(text: Excerpt, limit: int) -> Preview | None:
     """Preview of a list of paths: how many lie in which folder, and their suffixes."""
-    first = _first_lines(text)
+    first = _first_lines(text.head)
     if len(first) < 5 or sum(map(_is_path, first)) * 5 < len(first) * 4:
         return None
     body = _read(text)
@@ -308,7 +283,7 @@ def _file_of(row: str) -> str:
 
 def locations(text: Excerpt, limit: int) -> Preview | None:
     """Preview of lines that begin with a file and a line number: the files with the most, and errors by code."""
-    first = _first_lines(text)
+    first = _first_lines(text.head)
     if not any(_NUMBERED.search(each) for each in first[:8]):
         return None
     hits = sum(bool(_file_of(each)) for each in first)
@@ -358,7 +333,7 @@ def locations(text: Excerpt, limit: int) -> Preview | None:
 
 def settings(text: Excerpt, limit: int) -> Preview | None:
     """Preview of lines `NAME=value`: the names."""
-    first = _first_lines(text)
+    first = _first_lines(text.head)
     if len(first) < 5 or sum(bool(_SETTING.match(each)) for each in first) * 10 < len(first) * 9:
         return None
     names = [match[1] for each in lines_of(_read(text)) if (match := _SETTING.match(each))]
@@ -366,7 +341,7 @@ def settings(text: Excerpt, limit: int) -> Preview | None:
     return Preview(shape, f"{kept} of {len(names)} names", grep(f"{names[0]}=", start="^"))
 
 
-def _outlined(body: Body, pattern: LinePattern) -> Iterator[tuple[str, int]]:
+def _outlined(body: Body, pattern: QuickPattern) -> Iterator[tuple[str, int]]:
     """The names that a pattern finds, with their lines."""
     number, at = 1, 0
     for match in islice(pattern.found(body.data), 400):
@@ -393,14 +368,9 @@ def described(text: Excerpt, limit: int) -> Preview | None:
     items = [f"{masked_line(title, 30)}:{number}" for title, number in sections if title != "Name"]
     shape, kept = pack(lead, items, len(items), limit)
     events = [number for title, number in sections if title == "Events"]
-    ask = (
-        grep("  Warning ")
-        if warnings and objects > 1
-        else f'lines="{events[-1]}:{events[-1] + 60}"'
-        if events
-        else grep("Conditions:|State:|Reason:")
-    )
-    return Preview(shape, f"{kept} of {len(items)} sections with their lines", ask or 'grep="State:|Reason:"')
+    ask = f'lines="{events[-1]}:{events[-1] + 60}"' if events else grep("Conditions:|State:|Reason:")
+    ask = grep("  Warning ") if warnings and objects > 1 else ask
+    return Preview(shape, f"{kept} of {len(items)} sections with their lines", ask)
 
 
 def yaml(text: Excerpt, limit: int) -> Preview | None:

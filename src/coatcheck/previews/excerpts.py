@@ -1,29 +1,21 @@
-"""Excerpts: the two ends of content, decoded, escaped and cut to fit.
+"""Excerpts: the two ends of a text, and what every form of preview is made with.
 
-A `Sample` is cut in the same place wherever the content comes from, so a value in memory and the same bytes in a store
-have the same preview. `ends` is the preview of content without a known form. Control, bidi and invisible characters
-come out as escapes, and a cut never falls inside an escape.
+A form gets an `Excerpt` and returns a `Preview`. `ends` is the preview of content without a known form. Control, bidi
+and invisible characters come out as escapes, and a cut never falls inside an escape.
 """
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cache, cached_property
+from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
-from itertools import islice, pairwise
-from typing import Any, Final, NamedTuple
+from itertools import pairwise
+from typing import Final, NamedTuple
 
-from coatcheck.media import decoded, encoding_of
-from coatcheck.redaction import is_suspect, mask
-
-EDGE: Final = 64 * 1024
-"""Bytes of the head and of the tail in a sample. Content up to twice this size is sampled whole."""
-
-SCANNED: Final = 16 << 20
-"""Bytes from the beginning of content in which previews count and find lines. Counts of larger content say "≥"."""
+from coatcheck.media import Look, decoded
+from coatcheck.redaction import QuickPattern, is_suspect, mask
 
 _UNSEEN: Final = re.compile(
     "\r\n|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
@@ -50,52 +42,13 @@ _COUNTED: Final = 512 << 10  # bytes in which every occurrence is counted
 _WINDOWS: Final = 9
 _WINDOW: Final = 3_072
 _ASK: Final = 90  # characters of an argument
-_CONTINUED: Final = bytes(range(0x80, 0xC0))  # of UTF-8: all bytes of a character but the first
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The first and the last bytes of content of `size` bytes. Overlapping bytes are removed from the tail.
-
-    `lines` counts the lines, including a last one without a line feed; None if they were not counted. `read` returns
-    the first `SCANNED` bytes of the content; without it, they are what the sample has."""
-
-    head: bytes
-    tail: bytes
-    size: int
-    lines: int | None = None
-    read: Callable[[], bytes] | None = field(default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if len(self.head) > self.size or len(self.tail) > self.size:
-            raise ValueError("a sample cannot be larger than its content")
-        overlap = len(self.head) + len(self.tail) - self.size
-        if overlap > 0:
-            object.__setattr__(self, "tail", self.tail[overlap:])
-
-    @classmethod
-    def of(cls, data: bytes, feeds: int | None = None) -> Sample:
-        """Return the sample of content in memory, given the number of its line feeds if that is known."""
-        feeds = data.count(b"\n") if feeds is None else feeds
-        lines = feeds + (not data.endswith(b"\n") if data else 0)
-        return cls(data[:EDGE], data[max(EDGE, len(data) - EDGE) :], len(data), lines, lambda: data[:SCANNED])
-
-    def shortened(self, head: int, tail: int) -> Sample:
-        """Return a sample with less of both ends."""
-        end = self.head + self.tail if len(self.tail) < tail else self.tail
-        known = self.head + self.tail if self.is_whole else self.head
-        return Sample(self.head[:head], end[-tail:], self.size, self.lines, self.read or (lambda: known))
-
-    @property
-    def is_whole(self) -> bool:
-        return len(self.head) + len(self.tail) == self.size
 
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
     """A decoded sample. Whole content is all in `head`. Half characters at a cut edge are dropped.
 
-    `seen` and `seen_last` are the sizes of the head and the tail in bytes."""
+    `seen` is the size of the head in bytes. `read` returns the first bytes of the content."""
 
     head: str
     tail: str
@@ -104,18 +57,18 @@ class Excerpt:
     seen: int
     lines: int | None
     is_exact: bool
-    encoding: str
-    seen_last: int = 0
+    look: Look
     read: Callable[[], bytes] | None = None
 
     @property
     def body(self) -> Body:
         """The content to count and find in, in UTF-8."""
-        if self.read is None or (self.is_whole and self.encoding != "UTF-8"):
-            return Body(self.head.encode("utf-8", "surrogatepass"), self.is_whole)
+        is_utf8 = self.look.encoding.name == "UTF-8"
+        if self.read is None or (self.is_whole and not is_utf8):
+            return Body(self.head.encode("utf-8", "surrogatepass"), "" if self.is_whole else "≥")
         data = self.read()
-        is_all = len(data) == self.size
-        return Body(data if self.encoding == "UTF-8" else decoded(data).encode("utf-8", "surrogatepass"), is_all)
+        least = "" if len(data) == self.size else "≥"
+        return Body(data if is_utf8 else decoded(data).encode("utf-8", "surrogatepass"), least)
 
     @property
     def extent(self) -> str:
@@ -127,26 +80,13 @@ class Excerpt:
         """Suffix for a count over the head, naming the bytes it covers; empty if they are all there are."""
         return "" if self.is_whole else f", in the first {self.seen} of {self.size} bytes"
 
-    @property
-    def scope_of_both(self) -> str:
-        """Suffix for a count over head and tail."""
-        if self.is_whole:
-            return ""
-        ends = f"{self.seen}" if self.seen == self.seen_last else f"{self.seen} and last {self.seen_last}"
-        return f", in the first {'and last ' if self.seen == self.seen_last else ''}{ends} of {self.size} bytes"
-
 
 class Body(NamedTuple):
-    """The first bytes of content, not masked; `is_all` if there are no others. What is shown of it goes through `line`,
-    which masks."""
+    """The first bytes of content, not masked. What is shown of it goes through `line`, which masks. `least` is the
+    prefix for a count in them: empty if there are no other bytes, so that it is exact."""
 
     data: bytes
-    is_all: bool
-
-    @property
-    def least(self) -> str:
-        """Prefix for a count: empty if it is exact."""
-        return "" if self.is_all else "≥"
+    least: str
 
     def occurrences(self, word: bytes) -> tuple[int, bool]:
         """How often a text occurs, and whether that is exact: in large content it is an estimate from windows."""
@@ -162,9 +102,11 @@ class Body(NamedTuple):
         step = len(self.data) // _WINDOWS
         return b"".join(self.data[at : at + _WINDOW] for at in range(0, len(self.data), step))
 
-    def number(self, at: int) -> int:
-        """The number of the line at an offset."""
-        return self.data.count(b"\n", 0, at) + 1
+    def number(self, at: int, lines: int | None = None) -> int:
+        """The number of the line at an offset. If the number of all lines is known, it is counted from the end."""
+        if lines is None:
+            return self.data.count(b"\n", 0, at) + 1
+        return lines + self.data.endswith(b"\n") - self.data.count(b"\n", at)
 
     def line(self, at: int, room: int = 400) -> str:
         """The line at an offset, masked, without colours and on at most `room` characters."""
@@ -172,42 +114,29 @@ class Body(NamedTuple):
         start = data.rfind(b"\n", 0, at) + 1
         end = data.find(b"\n", at)
         end = min(len(data) if end < 0 else end, start + 4 * room)
+        text = data[start:end].decode("utf-8", "replace")
+        shown = line(uncoloured(text), room)
         low = max(0, start - _CONTEXT)
         around = data[low : end + _CONTEXT].decode("utf-8", "replace")
         if is_suspect(around):
             first = len(data[low:start].decode("utf-8", "replace"))
-            shown = mask(around, first, first + len(data[start:end].decode("utf-8", "replace")))
-        else:
-            shown = data[start:end].decode("utf-8", "replace")
-        return line(uncoloured(shown), room)
+            shown = line(uncoloured(mask(around, first, first + len(text))), room)
+        return shown
+
+    def errors(self, first: int, last: int, lines: int | None, room: int) -> str:
+        """The first and the last line with an error, each on a line of its own with its number."""
+        is_last = room > 150 and not self.least and self.data.find(b"\n", first, last) >= 0
+        shown = f"\nfirst error, line {self.number(first)}: "
+        shown += self.line(first, (room // 2 if is_last else room) - len(shown))
+        if is_last:
+            lead = f"\nlast, line {self.number(last, lines)}: "
+            shown += lead + self.line(last, room - len(shown) - len(lead))
+        return shown
 
 
-class LinePattern:
-    """A pattern in RE2 syntax over bytes, for lines of whole contents: linear, and many times as fast as `re`. `^` and
-    `$` match at every line. Compiled when it is first used."""
-
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
-
-    @cached_property
-    def _compiled(self) -> Any:
-        import re2  # type: ignore[import-untyped]  # it ships no types; here, so that importing coatcheck stays quick
-
-        options = re2.Options()
-        options.encoding = re2.Options.Encoding.LATIN1  # match bytes
-        return re2.compile(f"(?m){self.pattern}".encode(), options)
-
-    def is_in(self, text: str) -> bool:
-        return self._compiled.search(text.encode("utf-8", "surrogatepass")) is not None
-
-    def found(self, data: bytes, most: int = 1_000) -> list[re.Match[bytes]]:
-        """The first matches."""
-        return list(islice(self._compiled.finditer(data), most))
-
-    def last(self, data: bytes, within: int = 1 << 16) -> re.Match[bytes] | None:
-        """The last match near the end."""
-        found = self.found(data[-within:], 10_000)
-        return found[-1] if found else None
+def line_pattern(pattern: str) -> QuickPattern:
+    """A pattern for the lines of whole contents: `^` and `$` match at every line."""
+    return QuickPattern(f"(?m){pattern}", captures=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,40 +159,19 @@ Form = Callable[[Excerpt, int], Preview | None]
 class Kind(NamedTuple):
     """One kind of content, a row of the table that `preview` goes through until a form fits.
 
-    `cues` are texts of which one is near the beginning or the end of all such content; without cues, the form is always
-    tried. `percent` says how much longer than usual its preview may be, because that was measured to pay."""
+    `cues` are texts of which one is near the beginning or the end of all such content, and `begins` is a pattern for
+    how it begins; without them, the form is always tried. `percent` says how much longer than usual its preview may be,
+    because that was measured to pay."""
 
     name: str
     cues: tuple[str, ...]
     form: Form
     percent: int = 100
+    begins: re.Pattern[str] | None = None
 
 
 EMPTY: Final = Preview("(empty)", "all 0 characters")
 """The preview of empty content, which would otherwise look like a missing preview."""
-
-
-def decode(sample: Sample) -> Excerpt:
-    """Decode a sample as UTF-8, or as UTF-16 or UTF-32 if it has their byte-order mark."""
-    whole = sample.is_whole
-    encoding, unit, mark = encoding_of(sample.head)
-    raw = sample.head + sample.tail if whole else sample.head
-    head = codecs.getincrementaldecoder(encoding)("replace").decode(raw[mark:], final=whole)
-    end = b"" if whole else sample.tail
-    end = end[:3].lstrip(_CONTINUED) + end[3:] if unit == 1 else end[-(sample.size - len(end)) % unit :]
-    tail = end.decode(encoding, "replace")
-    if unit == 2:
-        tail = tail.removeprefix("\ufffd")  # the second half of a character
-    lines = sample.lines if unit == 1 else None
-    if whole and lines is None:
-        lines = head.count("\n") + (not head.endswith("\n") if head else 0)
-    bars = 0
-    if "\r" in head or "\r" in tail:
-        (head, bars), (tail, others) = folded(head), folded(tail)
-        bars += others
-    exact = "\ufffd" not in head and "\ufffd" not in tail and not bars
-    seen, last = len(sample.head), len(sample.tail)
-    return Excerpt(head, tail, whole, sample.size, seen, lines, exact, encoding, last, sample.read)
 
 
 def visible(text: str) -> str:
@@ -276,21 +184,16 @@ def uncoloured(text: str) -> str:
     return _ANSI.sub("", text) if "\x1b" in text else text
 
 
-def pattern_of(words: Iterable[str], *, start: str = "", room: int = _ASK) -> str:
-    """A regular expression that matches any of some words, as many as fit. A dot replaces every special character, so
-    that it needs no escapes and no quotes."""
+def grep(*words: str, start: str = "") -> str:
+    """The argument that searches for any of some words, which may be any text: as many as fit; empty if there is none.
+    A dot replaces every special character, so that the pattern needs no escapes and no quotes."""
     kept: list[str] = []
     for word in dict.fromkeys(_NOT_LITERAL.sub(".", one) for one in words if one and one.isprintable()):
-        if sum(map(len, kept)) + len(kept) + len(word) > room:
+        if sum(map(len, kept)) + len(kept) + len(word) > _ASK:
             break
         kept.append(word)
-    return start + (f"({'|'.join(kept)})" if start and len(kept) > 1 else "|".join(kept)) if kept else ""
-
-
-def grep(*words: str, start: str = "") -> str:
-    """The argument that searches for any of some words, which may be any text; empty if there is none."""
-    pattern = pattern_of(words, start=start)
-    return f'grep="{pattern}"' if pattern else ""
+    pattern = f"({'|'.join(kept)})" if start and len(kept) > 1 else "|".join(kept)
+    return f'grep="{start}{pattern}"' if kept else ""
 
 
 @cache
@@ -441,7 +344,7 @@ def _cut(text: Excerpt, first: int, last: int, limit: int, mark: str, middle: st
         left_out, unit = str(len(text.head) - first - last), "characters"
     else:
         sides = text.head[:first] + text.tail[len(text.tail) - last :]
-        left_out, unit = str(text.size - len(sides.encode(text.encoding, "replace"))), "bytes"
+        left_out, unit = str(text.size - len(sides.encode(text.look.encoding.name, "replace"))), "bytes"
     if limit < _ROOMY:
         return f"…[+{left_out} {unit}]…" if limit >= _ROOMY // 2 else f"…+{left_out}…"
     about = "" if text.is_whole or text.is_exact else "about "

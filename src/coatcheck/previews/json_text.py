@@ -10,9 +10,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple, cast
+from operator import methodcaller
+from typing import Final, cast
 
-from coatcheck.values import largest_array, read_repr
+from coatcheck.values import find_largest, read_repr
 
 from .excerpts import Excerpt, Preview, about, ends, grep, line, masked_line, pack, some, sql
 from .listings import ask_for_level, counts_of, level_style, tally
@@ -26,6 +27,7 @@ _LEVELS: Final = 4  # of a document in which its largest array is looked for
 _KEYS: Final = 200
 _SAMPLE: Final = 60  # rows whose values are compared
 _FEW_ROWS: Final = 20
+_NAMING: Final = frozenset({str, bool, CutText})
 _PARSED: Final = 256 << 10  # bytes of a document that is parsed to count its rows
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}", re.ASCII)
 _TELLING_KEYS: Final = (
@@ -59,11 +61,11 @@ def json_document(text: Excerpt, limit: int) -> Preview:
         return ends(inner, limit, " of a JSON string") if text.is_whole else ends(text, limit)
     if isinstance(document, dict) and "cells" in document and "nbformat" in document:
         return _notebook(text, document, limit)
-    found = _largest(document)
+    path, items = find_largest(document)
     shape, root = describe([document], limit)
-    if found is not None and isinstance(found.items, CutList):
-        shape = _counted(text, found, shape)
-    ask, part = _ask(document, found)
+    if isinstance(items, CutList):
+        shape = _counted(text, path, items, shape)
+    ask, part = _ask(document, path, items)
     return Preview(shape, _shown(document, root) + text.scope, ask, part)
 
 
@@ -82,74 +84,47 @@ def broken_json(text: Excerpt, limit: int) -> Preview | None:
         return None
     what = "invalid" if text.is_whole and text.head.count("{") <= text.head.count("}") else "cut off or invalid"
     shape, root = describe([document], limit - 20)
-    found = _largest(document)
-    rows = [row for row in found.items[:1] if isinstance(row, dict)] if found else []
-    key = (
-        _telling_key(rows[0]).rpartition(".")[2]
-        if rows
-        else next(iter(document), "")
-        if isinstance(document, dict)
-        else ""
-    )
-    return Preview(
-        f"JSON, {what}: {shape}", f"{_shown(document, root)} that can be read", grep(f'"{key}"') if key else ""
-    )
+    row = next(iter(find_largest(document)[1]), None)
+    key = next(iter(document), "") if isinstance(document, dict) else ""
+    key = _telling_key(row).rpartition(".")[2] if isinstance(row, dict) else key
+    ask = grep(f'"{key}"') if key else ""
+    return Preview(f"JSON, {what}: {shape}", f"{_shown(document, root)} that can be read", ask)
 
 
-class FoundArray(NamedTuple):
-    """An array in a document, and the keys that lead to it."""
-
-    keys: tuple[str, ...]
-    items: list[object]
-
-
-def _largest(document: object) -> FoundArray | None:
-    """The largest array of a document."""
-    found = largest_array(document)
-    if found is None:
-        return None
-    keys = tuple(key.replace("~1", "/").replace("~0", "~") for key in found.pointer.split("/")[1:])
-    inner: object = document
-    for key in keys:
-        inner = inner[int(key)] if isinstance(inner, list) else cast("dict[str, object]", inner)[key]
-    return FoundArray(keys, cast("list[object]", inner))
-
-
-def _counted(text: Excerpt, found: FoundArray, shape: str) -> str:
+def _counted(text: Excerpt, path: Sequence[str], items: list[object], shape: str) -> str:
     """Replace the number of rows that were seen by that of the whole: exact if it is parsed, else counted by the first
     key of a row, where that tells rows apart."""
-    seen = f"[≥{len(found.items)} × "
+    seen = f"[≥{len(items)} × "
     body = text.body
-    if seen not in shape or not body.is_all:
+    if seen not in shape or body.least:
         return shape
     if len(body.data) <= _PARSED:
         try:
             inner = parse(body.data.decode("utf-8", "replace"))
-            for key in found.keys:
+            for key in path:
                 inner = inner[int(key) if isinstance(inner, list) else key]  # type: ignore[index]
             return shape.replace(seen, f"[{len(inner)} × ", 1)  # type: ignore[arg-type]
         except (ValueError, LookupError, TypeError, RecursionError):
             return shape
-    rows = [row for row in found.items if isinstance(row, dict) and row]
+    rows = [row for row in items if isinstance(row, dict) and row]
     first = next(iter(rows[0]), "") if len(rows) >= _FEW_ROWS // 2 else ""
     begin = re.search(r"\{\s{0,40}" + re.escape(json.dumps(first)) + r"\s{0,4}:", text.head) if first else None
-    if begin is None or not 0 <= text.head.count(begin[0]) - len(rows) <= 1 or len(rows) < len(found.items) - 1:
+    if begin is None or not 0 <= text.head.count(begin[0]) - len(rows) <= 1 or len(rows) < len(items) - 1:
         return shape
     total, is_exact = body.occurrences(begin[0].encode())
     return shape.replace(seen, f"[{f'~{total}' if is_exact else about(total)} × ", 1)
 
 
-def _ask(document: object, found: FoundArray | None) -> tuple[str, str]:
-    """The first read of a document, and the path to its part if that is SQL on an array in it."""
-    if found is None:
-        keys = [key for key in document if _PLAIN.fullmatch(key)] if isinstance(document, dict) else []
-        largest = max(keys, key=lambda key: len(str(document[key])), default="")  # type: ignore[index]
-        return (f'query="$.{largest}"' if largest and len(keys) < _KEYS else 'query="shape"'), ""
-    is_plain = all(key.isdigit() or _PLAIN.fullmatch(key) for key in found.keys)
-    rows = [row for row in found.items[:_SAMPLE] if isinstance(row, dict)]
-    if not is_plain:
+def _ask(document: object, keys: Sequence[str], items: list[object]) -> tuple[str, str]:
+    """The first read of a document with its largest array, and the path to that array if the read is SQL on it."""
+    if not items:
+        plain = [key for key in document if _PLAIN.fullmatch(key)] if isinstance(document, dict) else []
+        largest = max(plain, key=lambda key: len(str(document[key])), default="")  # type: ignore[index]
+        return (f'query="$.{largest}"' if largest and len(plain) < _KEYS else 'query="shape"'), ""
+    if not all(key.isdigit() or _PLAIN.fullmatch(key) for key in keys):
         return 'query="shape"', ""
-    path = "".join(f"[{key}]" if key.isdigit() else f".{key}" for key in found.keys)
+    rows = [row for row in items[:_SAMPLE] if isinstance(row, dict)]
+    path = "".join(f"[{key}]" if key.isdigit() else f".{key}" for key in keys)
     if not rows:
         return f'query="${path}[:20]"', ""
     name = _telling_key(rows[0])
@@ -157,11 +132,11 @@ def _ask(document: object, found: FoundArray | None) -> tuple[str, str]:
         return f'query="${path}[*].{name}"', ""
     flat = [key for key, value in rows[0].items() if not isinstance(value, (dict, list))]
     flat.sort(key=lambda key: _TELLING_KEYS.index(key) if key in _TELLING_KEYS else len(_TELLING_KEYS))
-    is_large = len(found.items) > _FEW_ROWS
-    grouped = telling_column({key: [row.get(key) for row in rows] for key in flat}) if is_large else ""
+    is_large = len(items) > _FEW_ROWS
+    grouped = telling_column({key: list(map(methodcaller("get", key), rows)) for key in flat}) if is_large else ""
     ask = sql(flat, grouped) if flat and is_large else ""
     if ask:
-        return ask, "".join(f"/{key}" for key in found.keys)
+        return ask, "".join(f"/{key}" for key in keys)
     return f'query="${path}[*]{f".{name}" if name else ""}"', ""
 
 
@@ -170,7 +145,10 @@ def telling_column(columns: Mapping[str, Sequence[object]]) -> str:
 
     def few(key: str) -> bool:
         values = columns[key]
-        distinct = {value for value in values if isinstance(value, (str, bool))}
+        kinds = set(map(type, values))
+        if kinds.isdisjoint(_NAMING):
+            return False
+        distinct = set(values) if kinds <= _NAMING else {value for value in values if type(value) in _NAMING}
         most = min(12, len(values) // 3)
         return 1 < len(distinct) <= most and all(len(str(value)) <= 40 for value in distinct)
 
@@ -198,22 +176,11 @@ def _notebook(text: Excerpt, document: Mapping[str, object], limit: int) -> Prev
     cells = [cell for cell in cast("list[object]", document["cells"]) if isinstance(cell, dict)]
     types = Counter(str(cell.get("cell_type")) for cell in cells)
     least = "" if text.is_whole else "≥"
-    sources = [
-        "".join(map(str, source)) if isinstance(source := cell.get("source"), list) else str(source or "")
-        for cell in cells
-    ]
-    titles = [
-        each.lstrip("# ")
-        for source in sources
-        for each in source.split("\n")
-        if each.startswith("#") and each.lstrip("#")[:1] == " "
-    ]
-    errors = [
-        str(one.get("ename"))
-        for cell in cells
-        for one in cell.get("outputs") or ()
-        if isinstance(one, dict) and one.get("output_type") == "error"
-    ]
+    sources = [source if isinstance(source := cell.get("source"), list) else [source or ""] for cell in cells]
+    lines = [each for source in sources for each in "".join(map(str, source)).split("\n")]
+    titles = [each.lstrip("# ") for each in lines if each.startswith("#") and each.lstrip("#")[:1] == " "]
+    outputs = [one for cell in cells for one in cell.get("outputs") or () if isinstance(one, dict)]
+    errors = [str(one.get("ename")) for one in outputs if one.get("output_type") == "error"]
     lead = f"notebook of {', '.join(f'{least}{times} {name}' for name, times in types.most_common())} cells"
     lead += f"; errors: {', '.join(errors[:3])}" if errors else ""
     items = [line(title, 50) for title in titles]
@@ -223,10 +190,10 @@ def _notebook(text: Excerpt, document: Mapping[str, object], limit: int) -> Prev
 
 def python_rows(text: Excerpt, limit: int) -> Preview | None:
     """Preview of the repr of Python rows: how many, with how many columns, and the first. A lead before them stays."""
-    lead, start, rest = _repr_start(text.head)
-    if not start:
+    match = _REPR.search(text.head, 0, 2_000)
+    if match is None:
         return None
-    source = start + rest
+    lead, source = text.head[: match.start(1)], text.head[match.start(1) :]
     rows: list[object] = []
     for cut in _cuts(source, is_whole=text.is_whole):
         try:
@@ -246,15 +213,13 @@ def python_rows(text: Excerpt, limit: int) -> Preview | None:
         return Preview(shown, f"shape of {total} rows{_keys(root)}{text.scope}", sql(keys) or grep(keys[0]))
     first = rows[0] if isinstance(rows[0], (tuple, list)) else (rows[0],)
     named = f"c1-c{len(first)}" if len(first) > 1 else "c1" if first is rows[0] else "value"
-    head = f"{before}{some_rows(total)} × {some(len(first), 'column')} {named} (Python repr); first: "
+    size = f"{total} row{'' if total == '1' else 's'} × {some(len(first), 'column')}"
+    head = f"{before}{size} {named} (Python repr); first: "
     cells = [masked_line(str(cell), 30) or "''" for cell in first]
     shape, kept = pack(head, cells, len(cells), limit)
     values = [cell for cell in first if isinstance(cell, str) and 3 < len(cell) < 40]
-    return Preview(
-        shape,
-        f"{kept} of {len(cells)} columns of the first row{text.scope}",
-        sql((), rows=20 if len(first) < 6 else 2) or grep(*values[:1]),
-    )
+    ask = sql((), rows=20 if len(first) < 6 else 2) or grep(*values[:1])
+    return Preview(shape, f"{kept} of {len(cells)} columns of the first row{text.scope}", ask)
 
 
 def _number_of_rows(text: Excerpt, lead: str) -> str:
@@ -271,16 +236,6 @@ def _number_of_rows(text: Excerpt, lead: str) -> str:
             if not depth:
                 return str(rows)
     return f"≥{rows}"
-
-
-def some_rows(total: str) -> str:
-    return "1 row" if total == "1" else f"{total} rows"
-
-
-def _repr_start(head: str) -> tuple[str, str, str]:
-    """Split a text into what precedes the rows, the opening brackets, and the rest."""
-    match = _REPR.search(head, 0, 2_000)
-    return (head[: match.start(1)], match[1], head[match.end(1) :]) if match else ("", "", "")
 
 
 def _cuts(source: str, *, is_whole: bool) -> Iterator[str]:

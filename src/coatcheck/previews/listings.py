@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from coatcheck.redaction import QuickPattern
 
-from .excerpts import Body, Excerpt, LinePattern, Preview, about, ends, grep, line, pack, some, sql, uncoloured
-from .reports import exception_note
+from .excerpts import Body, Excerpt, Preview, about, ends, grep, line, line_pattern, pack, some, sql, uncoloured
+from .reports import TRACES, exception_note
 
 _STAMP: Final = re.compile(
     r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,]\d{1,9})?)?(?:Z|[+-]\d\d:?\d\d)?"
@@ -49,7 +49,7 @@ _MARKED: Final = re.compile(
     r"|[IWEF][01]\d[0-3]\d \d\d:"
 )
 _KLOG: Final = re.compile(r"(^|\s)([IWEF])[01]\d[0-3]\d \d\d:\d\d:\d\d\.\d{6}()")
-_TROUBLE: Final = LinePattern(r"(?i)(?:^|[\s\[(:])(error|fail(?:ed|ure)?|panic|exception|fatal)(?:[\s:!\])]|$)")
+_TROUBLE: Final = line_pattern(r"(?i)(?:^|[\s\[(:])(error|fail(?:ed|ure)?|panic|exception|fatal)(?:[\s:!\])]|$)")
 _A_LEVEL: Final = QuickPattern("(?i)" + "|".join(_ALL_WORDS))
 _FAILS: Final = QuickPattern(
     r"(?m)^[ \t]{0,8}(?:--- FAIL: |FAILED[ :]|FAIL: |ERROR[ :]|E {3}|error(?:\[|: )|fatal: |panic: |Traceback \("
@@ -77,9 +77,9 @@ _ROWS: Final = 30  # rows of a large table that are parsed
 _CELL: Final = 24
 
 
-def looks_like_log(text: Excerpt) -> bool:
+def _looks_like_log(head: str) -> bool:
     """Whether half of the first lines have a time or a level near their beginning."""
-    lines = [each for each in uncoloured(text.head[:16_384]).split("\n", _PEEK)[:_PEEK] if each.strip()]
+    lines = [each for each in head[:16_384].split("\n", _PEEK)[:_PEEK] if each.strip()]
     if len(lines) < 3 or not may_be_log("\n".join(lines)):
         return False
     missing = len(lines) // 2 + 1
@@ -225,21 +225,22 @@ def _is_near(data: bytes, at: int) -> bool:
 
 def counts_of(levels: dict[str, LevelCount], least: str) -> str:
     """`ERROR 3 INFO ~8,900`: an estimate has two digits."""
-    return " ".join(f"{name} {_written(one, least)}" for name, one in levels.items())
-
-
-def _written(one: LevelCount, least: str) -> str:
-    if one.is_exact:
-        return f"{least}{one.lines}"
-    return about(one.lines)
+    return " ".join(
+        f"{name} {f'{least}{one.lines}' if one.is_exact else about(one.lines)}" for name, one in levels.items()
+    )
 
 
 def log(text: Excerpt, limit: int) -> Preview | None:
-    """Preview of the number of lines of each level, the first and last time, and the first and last error."""
-    head, tail = uncoloured(text.head), uncoloured(text.tail)
+    """Preview of the number of lines of each level, the first and last time, and the first and last error. None if too
+    few of the first lines have a time or a level."""
+    head, tail = text.head, text.tail
+    if is_coloured := "\x1b" in head or "\x1b" in tail:
+        head, tail = uncoloured(head), uncoloured(tail)
+    if not _looks_like_log(head):
+        return None
     near = [each for each in (*head[:16_384].split("\n", 12)[:12], *(tail or head)[-400:].split("\n")[1:]) if each]
-    style = level_style(near, is_coloured="\x1b[" in text.head)
-    body = text.body
+    style = level_style(near, is_coloured=is_coloured and "\x1b[" in text.head)
+    body, extent = text.body, text.extent
     levels = tally(body, style, text.head[:_SAMPLED].encode("utf-8", "replace")) if style else {}
     first = _STAMP.search(head, 0, 16_384)
     last_lines = reversed((tail or head)[-16_384:].split("\n")) if first else ()
@@ -247,12 +248,18 @@ def log(text: Excerpt, limit: int) -> Preview | None:
     span = " to ".join(dict.fromkeys((first.group(), last.group()))) if first and last else ""
     if not levels and not span:
         return None
-    parts = [part for part in (text.extent, counts_of(levels, body.least), span) if part]
+    exact = all(one.is_exact for one in levels.values())
+    parts = [part for part in (extent, counts_of(levels, body.least), span) if part]
     while len(shape := " · ".join(parts)) > limit:
         parts.pop()
-    shape += errors_of(body, levels, text.lines, limit - len(shape))
-    shape += exception_note(text, body, limit - len(shape))
+    bad = [levels[name] for name in _BAD if name in levels]
+    first_bad, last_bad = (min(one.first for one in bad), max(one.last for one in bad)) if bad else (0, 0)
     ask, what = ask_for_level(levels), "levels and times"
+    if bad and limit - len(shape) >= 50:
+        shape += body.errors(first_bad, last_bad, text.lines, limit - len(shape))
+    ends_ = text.head[:2_048] + (text.tail or text.head)[-2_048:]
+    if limit - len(shape) >= 60 and any(map(ends_.__contains__, TRACES)):
+        shape += exception_note(body, limit - len(shape))
     if not levels and (match := next(iter(_TROUBLE.found(body.data, 1)), None)) is not None:
         lead = f"\nfirst “{match[1].decode()}”, line {body.number(match.start(1))}: "
         shape += lead + body.line(match.start(1), limit - len(shape + lead)) if limit - len(shape + lead) > 20 else ""
@@ -262,43 +269,14 @@ def log(text: Excerpt, limit: int) -> Preview | None:
         shape += "\n" + line(first_line, (limit - len(shape)) // 2 - 1)
         shape += "\n" + line(last_line, limit - len(shape) - 1)
         what = "times, first and last line"
-    exact = all(one.is_exact for one in levels.values())
-    counted = text.extent if body.is_all else f"the first {len(body.data)} of {text.size} bytes"
-    shown = f"{what} of {'all ' if body.is_all else ''}{counted}{'' if exact else ', ~ is an estimate'}"
-    return Preview(shape, shown, ask)
+    of = f"the first {len(body.data)} of {text.size} bytes" if body.least else f"all {extent}"
+    return Preview(shape, f"{what} of {of}{'' if exact else ', ~ is an estimate'}", ask)
 
 
 def ask_for_level(levels: dict[str, LevelCount]) -> str:
     """The read that shows the worst lines, or else the last ones."""
     names = [name for name in levels if name in _BAD] or [name for name in levels if name == "WARN"]
     return grep(*(word for name in names for word in levels[name].words)) if names else 'lines="-40:"'
-
-
-def errors_of(body: Body, levels: dict[str, LevelCount], lines: int | None, room: int) -> str:
-    """The first and the last line of the bad levels, each on a line of its own with its number."""
-    bad = [levels[name] for name in _BAD if name in levels]
-    if not bad or room < 50:
-        return ""
-    first, last = min(one.first for one in bad), max(one.last for one in bad)
-    start = data_start(body.data, first)
-    shown = f"\nfirst error, line {body.number(first)}: "
-    is_last = room > 150 and data_start(body.data, last) != start and body.is_all
-    shown += body.line(first, (room // 2 if is_last else room) - len(shown))
-    if is_last:
-        lead = f"\nlast, line {_number_from_end(body.data, last, lines)}: "
-        shown += lead + body.line(last, room - len(shown) - len(lead))
-    return shown
-
-
-def data_start(data: bytes, at: int) -> int:
-    return data.rfind(b"\n", 0, at) + 1
-
-
-def _number_from_end(data: bytes, at: int, lines: int | None) -> int:
-    """The number of the line at an offset near the end."""
-    if lines is None:
-        return data.count(b"\n", 0, at) + 1
-    return lines + data.endswith(b"\n") - data.count(b"\n", at)
 
 
 def output(text: Excerpt, limit: int) -> Preview | None:

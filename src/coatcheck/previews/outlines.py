@@ -1,4 +1,4 @@
-"""Outlines: definitions of a source file, files of a diff, headings of a document.
+"""Outlines: definitions of a source file, files of a diff, headings of a document or a page of the web.
 
 Light patterns instead of parsers: a missed name is harmless. Every pattern is linear on hostile text: each repetition
 is bounded, or cannot match what follows it.
@@ -6,8 +6,9 @@ is bounded, or cannot match what follows it.
 
 from __future__ import annotations
 
+import html
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
@@ -16,7 +17,7 @@ from typing import Final, NamedTuple
 
 from coatcheck.redaction import QuickPattern
 
-from .excerpts import Body, Excerpt, LinePattern, Preview, ends, grep, line, masked_line, pack, some, visible
+from .excerpts import Body, Excerpt, Preview, ends, grep, line, line_pattern, masked_line, pack, some, visible
 
 _NUMBERED: Final = re.compile(r"[ \t]{0,8}(\d{1,7})(?:→|\t|[:|] ?|-)")
 # These begin with the line feed before the line instead of "^": `re` skips ahead to it, many times faster.
@@ -70,15 +71,44 @@ _MANY: Final = 1_000
 _OUTLINED: Final = 256 << 10  # bytes of a source file that are outlined
 _DIFFED: Final = 4 << 20
 _PARTS: Final = 5_000  # commits or files that are counted
-_COMMIT: Final = LinePattern(r"^(?:\x1b\[33m)?commit ([0-9a-f]{7,64})\b")
+_COMMIT: Final = line_pattern(r"^(?:\x1b\[33m)?commit ([0-9a-f]{7,64})\b")
 _ONE_LINE: Final = re.compile(r"(?:[*|\\/ ]{0,12})(?=[a-f]*\d)([0-9a-f]{7,12}) (?:\([^()\n]{1,200}\) )?(\S[^\n]*)")
-_FILE_IN_DIFF: Final = LinePattern(
+_FILE_IN_DIFF: Final = line_pattern(
     r"^(?:diff --git a/[^\n]* b/([^\n]+)|Index: ([^\n]+)\n=+)$|^--- (?:a/)?([^\n\t]+)[^\n]*\n\+\+\+ (?:b/)?([^\n\t]+)"
 )
 _EDITED: Final = re.compile(r"([ +-])[ ]{0,6}(\d{1,6})(?: |$)")
+# How numbered lines, edits and short histories begin. A few of the first lines may be others.
+_BLANK_LINES: Final = r"(?:(?:[^\S\n]|\.)*+\n)*+"
+NUMBERED_LINES, NUMBERED_DIFF, SHORT_HISTORY = (
+    re.compile(rf"(?:{_BLANK_LINES}[^\n]*+\n){{0,2}}?{_BLANK_LINES}{one}", re.MULTILINE)
+    for one in (_NUMBERED.pattern + r"(?![^\n]*+\n[ \t]{0,8}\1[→\t:|-])", _EDITED.pattern, _ONE_LINE.pattern)
+)
 _DAY: Final = re.compile(r"(?:[A-Z][a-z]{2} ([A-Z][a-z]{2} \d{1,2}) [\d:]{8} (\d{4}).{0,10})")
-_AUTHOR: Final = LinePattern(r"^Author:\s+([^<\n]{1,80}?) *<")
-_DATE: Final = LinePattern(r"^(?:Author|Commit)?Date: +([^\n]{8,40})$")
+_AUTHOR: Final = line_pattern(r"^Author:\s+([^<\n]{1,80}?) *<")
+_DATE: Final = line_pattern(r"^(?:Author|Commit)?Date: +([^\n]{8,40})$")
+_TAG: Final = re.compile(r"<(title|p|h[1-6])\b[^<>]{0,500}>", re.IGNORECASE)
+_ANY_TAG: Final = re.compile(r"<[^<>]{0,500}>")
+_TITLE: Final = re.compile(rb"<title\b[^<>]{0,500}>([^<]{0,400})", re.IGNORECASE)
+_HEADING: Final = line_pattern(r"(?i)<(h[1-6])(?:\s[^<>]{0,500})?>")
+_SILENT: Final = line_pattern(r"(?i)<(script|style|template)\b|</(?:script|style|template)|<!--|-->")
+_SCRIPT: Final = re.compile(r"<(script|style)[^<]*+(?:<(?!/\1)[^<]*+)*+|<!--[^-]*+(?:-(?!->)[^-]*+)*+", re.IGNORECASE)
+_MARKS: Final = 20_000
+
+_ROLE: Final = line_pattern(
+    r"^\s*(?:- |\* )?(?:'|\")?"
+    r"(link|button|textbox|combobox|checkbox|radio|searchbox|heading|tab|menuitem|img|listitem|row)\b"
+)
+_UID: Final = line_pattern(
+    r"^\s*(?:uid=|\[)[\w_]+\]?\s?<?(link|button|textbox|combobox|checkbox|radio|searchbox|heading|a|input|select|textarea|StaticText|tab)\b"
+)
+_URL: Final = re.compile(r"(?:Page URL|Current URL|URL|url)[:=] ?\"?(\S{4,300}?)\"?(?=\s|$)")
+_NAME: Final = re.compile(r"(?:Page Title|Title): ([^\n]{1,200})|RootWebArea \"([^\"\n]{1,200})\"")
+SNAPSHOT_CUES: Final = ("[ref=", "Page URL:", "RootWebArea", "uid=", "]<button", "]<a ")
+_PLURAL: Final = {
+    "a": "link", "input": "field", "textarea": "field", "textbox": "field", "searchbox": "field", "select": "field",
+    "combobox": "field", "checkbox": "field", "radio": "field",
+}  # fmt: skip
+_SHOWN: Final = ("link", "button", "field", "heading", "tab", "row", "img", "listitem")
 
 
 class OutlineEntry(NamedTuple):
@@ -248,7 +278,7 @@ def _changed(data: bytes, commits: list[int]) -> list[ChangedFile]:
 
 def diff(text: Excerpt, limit: int) -> Preview | None:
     """Preview of the files in a diff, with the lines added and removed in each."""
-    if _COMMIT.is_in(text.head[:2_000]):
+    if _COMMIT(text.head[:2_000]):
         return history(text, limit)
     body = text.body
     files = _changed(body.data[:_DIFFED], [])
@@ -257,12 +287,15 @@ def diff(text: Excerpt, limit: int) -> Preview | None:
     least = _least(body, len(files))
     lead, items = _changes(files, least)
     shape, kept = pack(f"diff of {lead}: ", items, len(items), limit)
-    return Preview(shape, f"{kept} of {least}{some(len(items), 'file')}", _ask_for_file(body, files))
+    largest = max(files, key=lambda file: file.added + file.removed)
+    start = body.number(largest.start)
+    end = min(start + 120, body.number(max(largest.end - 1, largest.start)))
+    return Preview(shape, f"{kept} of {least}{some(len(items), 'file')}", f'lines="{start}:{end}"')
 
 
 def _least(body: Body, found: int) -> str:
     """Prefix for a count of commits or files: empty if it is exact."""
-    return "≥" if not body.is_all or len(body.data) > _DIFFED or found >= _PARTS else ""
+    return "≥" if body.least or len(body.data) > _DIFFED or found >= _PARTS else ""
 
 
 def _changes(files: list[ChangedFile], least: str) -> tuple[str, list[str]]:
@@ -280,13 +313,6 @@ def _changes(files: list[ChangedFile], least: str) -> tuple[str, list[str]]:
     added, removed = (sum(counts[side] for counts in merged.values()) for side in (0, 1))
     where = f", in {masked_line(folder, 60)}" if folder else ""
     return f"{least}{some(len(merged), 'file')}, +{added} -{removed}{where}", items
-
-
-def _ask_for_file(body: Body, files: list[ChangedFile]) -> str:
-    """The read of the file that changes most."""
-    one = max(files, key=lambda file: file.added + file.removed)
-    start = body.number(one.start)
-    return f'lines="{start}:{min(start + 120, body.number(max(one.end - 1, one.start)))}"'
 
 
 def history(text: Excerpt, limit: int) -> Preview | None:
@@ -309,7 +335,11 @@ def history(text: Excerpt, limit: int) -> Preview | None:
         totals, items = _changes(files, least)
         shape, kept = pack(line(f"{lead}; {totals}", limit * 2 // 3) + ": ", items, len(items), limit)
         return Preview(shape, f"{kept} of {least}{some(len(items), 'file')}", grep("commit ", "diff --git", start="^"))
-    subjects = [f"{match[1][:7].decode()} {_subject(body, match.end())}" for match in commits[:40]]
+    subjects = []
+    for match in commits[:40]:
+        start = body.data.find(b"\n    ", match.end(), match.end() + 2_000)
+        subject = masked_line(body.line(start + 1, 100), 60) if start >= 0 else ""
+        subjects.append(f"{match[1][:7].decode()} {subject}")
     shape, kept = pack(line(lead, limit * 2 // 3) + ": ", subjects, len(commits), limit)
     return Preview(shape, f"{kept} of {least}{some(len(commits), 'commit')}", 'grep="^commit |^    [^ ]"')
 
@@ -322,12 +352,6 @@ def short_history(text: Excerpt, limit: int) -> Preview | None:
     shown = [masked_line(each, 60) for each in first]
     shape, kept = pack(f"git log of {text.extent}, one each: ", shown, text.lines or len(shown), limit)
     return Preview(shape, f"{kept} of {text.extent}", 'lines="1:60"')
-
-
-def _subject(body: Body, at: int) -> str:
-    """The first line of the message of a commit."""
-    start = body.data.find(b"\n    ", at, at + 2_000)
-    return masked_line(body.line(start + 1, 100), 60) if start >= 0 else ""
 
 
 def markdown(text: Excerpt, limit: int, *, body: str | None = None) -> Preview | None:
@@ -349,11 +373,6 @@ def restructured(text: Excerpt, limit: int) -> Preview | None:
         at = match.start()
         entries.append(OutlineEntry(level, f"{number}:{line(match.group(1), 60)}"))
     return _headings(text, entries, limit)
-
-
-def begins_as_markdown(text: Excerpt) -> bool:
-    """Whether a text begins with a heading or front matter, so that what looks like code is in its examples."""
-    return text.head.startswith(("# ", "---\n")) and looks_like_markdown(text.head)
 
 
 def looks_like_markdown(body: str) -> bool:
@@ -405,3 +424,90 @@ def tree(text: Excerpt, limit: int) -> Preview | None:
     shape, kept = pack(f"XML {start}: ", items, len(items), limit)
     often = names.most_common(1)[0][0]
     return Preview(shape, f"the root and {kept} of {len(items)} names of elements{text.scope}", grep(f"<{often}"))
+
+
+def page(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of the title and headings of the whole of an HTML page."""
+    body = text.body
+    data = body.data
+    found = _TITLE.search(data, 0, 1 << 20)
+    title = _plain(found[1], 80) if found else ""
+    entries = []
+    silent = _SILENT.found(data, _MARKS)  # where scripts, styles and comments begin and end
+    begins = [match.start() for match in silent]
+    for match in _HEADING.found(data, _MANY):
+        last = silent[at - 1] if (at := bisect_left(begins, match.start())) else None
+        content = _plain(data[match.end() : _end_of(data, match.end(), match[1])], 60)
+        if content and not (last is not None and (last[1] or last[0] == b"<!--")):
+            entries.append(OutlineEntry(int(match[1][1:]), f"{match[1].decode().lower()} {content}"))
+    lead = f"HTML “{title}”" if title else "HTML"
+    shape, kept = outline(lead + "\n", entries, limit, sep="; ") if entries else (lead, 0)
+    if not kept and not title:
+        words = masked_line(html.unescape(_ANY_TAG.sub(" ", _SCRIPT.sub(" ", text.head))), limit - 6)
+        return (
+            Preview(f"HTML: {words}", "the first words of a page without headings", 'query="text"') if words else None
+        )
+    if kept == len(entries) and limit - len(shape) > 40 and (first := _first_paragraph(text.head)):
+        shape += "\n" + masked_line(first, limit - len(shape) - 1)
+    least = body.least or ("≥" if len(entries) >= _MANY else "")
+    return Preview(shape, f"{'title and ' if title else ''}{kept} of {least}{len(entries)} headings", 'query="text"')
+
+
+def _plain(source: bytes, room: int) -> str:
+    return masked_line(html.unescape(_ANY_TAG.sub("", source.decode("utf-8", "replace"))), room)
+
+
+def _end_of(data: bytes, start: int, tag: bytes) -> int:
+    """Where the element ends that begins at an offset."""
+    end = data.find(b"</", start, start + 600)
+    while 0 <= end < start + 600 and data[end + 2 : end + 4].lower() != tag.lower():
+        end = data.find(b"</", end + 2, start + 600)
+    return end if end >= 0 else start
+
+
+def _first_paragraph(source: str) -> str:
+    for match in _TAG.finditer(source):
+        if match[1].lower() == "p":
+            end = source.find("</p", match.end(), match.end() + 2_000)
+            content = masked_line(html.unescape(_ANY_TAG.sub("", source[match.end() : end])), 400) if end >= 0 else ""
+            if len(content) >= 100:
+                return content
+    return ""
+
+
+def snapshot(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of an accessibility snapshot: address, title, and the number of links, buttons and fields."""
+    body = text.body
+    roles: Counter[str] = Counter()
+    for pattern in (_ROLE, _UID):
+        for match in pattern.found(body.data, _MARKS):
+            role = match[1].decode()
+            roles[_PLURAL.get(role, role)] += 1
+        if roles:
+            break
+    if roles.total() < 5:
+        return None
+    url, name = _URL.search(text.head), _NAME.search(text.head)
+    title = next((one for one in name.groups() if one), "") if name else ""
+    lead = f"page “{masked_line(title, 70)}”" if title else "page"
+    lead += f" {masked_line(url[1], 90)}" if url else ""
+    least = body.least or ("≥" if roles.total() >= _MARKS else "")
+    counts = ", ".join(f"{least}{some(roles[role], role)}" for role in _SHOWN if roles[role])
+    shape = masked_line(f"{lead}: {counts}", limit)
+    headings = _names(body, rb'heading "')
+    shown = "address, title and the number of elements"
+    if headings and limit - len(shape) > 40:
+        shape, kept = pack(f"{shape}\nheadings: ", headings, len(headings), limit)
+        shown += f", {kept} of {len(headings)} headings"
+    asked = [role for role in ("textbox", "searchbox", "combobox", "button") if roles[_PLURAL.get(role, role)]]
+    return Preview(shape, shown, grep(*(asked[:4] if roles["field"] or roles["button"] else ["link"])))
+
+
+def _names(body: Body, start: bytes) -> list[str]:
+    """The names of elements that begin with some text."""
+    found: list[str] = []
+    at = -1
+    while len(found) < 40 and (at := body.data.find(start, at + 1)) >= 0:
+        end = body.data.find(b'"', at + len(start), at + 200)
+        found.append(masked_line(body.data[at + len(start) : max(end, at + len(start))].decode("utf-8", "replace"), 60))
+    return [one for one in dict.fromkeys(found) if one]

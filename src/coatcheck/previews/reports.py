@@ -12,7 +12,9 @@ from collections import Counter
 from functools import partial
 from typing import Final, NamedTuple
 
-from .excerpts import Body, Excerpt, Kind, LinePattern, Preview, masked_line, pack, uncoloured
+from coatcheck.redaction import QuickPattern
+
+from .excerpts import Body, Excerpt, Form, Kind, Preview, line_pattern, masked_line, pack, uncoloured
 
 _AT: Final = (
     r"^(?:\d{4}-\d\d-\d\dT[\d:.]+Z |[\w.-]{1,40} +\| |\x1b\[[0-9;]*m)?\s*"  # after a time or a container's name
@@ -91,11 +93,11 @@ REPORTS: Final = (
 )  # fmt: skip
 
 
-def report(text: Excerpt, limit: int, *, of: Reporter) -> Preview | None:
+def report(text: Excerpt, limit: int, *, of: Reporter, totals: QuickPattern, failed: QuickPattern) -> Preview | None:
     """Preview of the totals and the names of what failed. None if there is neither."""
     body = text.body
-    totals, failed = _compiled(of)
-    last = totals.last(body.data, _NEAR_END)
+    near_end = totals.found(body.data[-_NEAR_END:], 10_000)
+    last = near_end[-1] if near_end else None
     found = failed.found(body.data, _ITEMS)
     if last is None and not found:
         return None
@@ -113,13 +115,9 @@ def report(text: Excerpt, limit: int, *, of: Reporter) -> Preview | None:
     return Preview(packed, f"the totals and {kept} of {least}{len(items)} {of.noun}", f'grep="{of.ask}"')
 
 
-_PATTERNS: Final[dict[str, tuple[LinePattern, LinePattern]]] = {}
-
-
-def _compiled(of: Reporter) -> tuple[LinePattern, LinePattern]:
-    if of.name not in _PATTERNS:
-        _PATTERNS[of.name] = LinePattern(_AT + f"(?:{of.totals})"), LinePattern(_AT + of.failed)
-    return _PATTERNS[of.name]
+def _form(of: Reporter) -> Form:
+    totals, failed = line_pattern(f"{_AT}(?:{of.totals})"), line_pattern(_AT + of.failed)
+    return partial(report, of=of, totals=totals, failed=failed)
 
 
 def _text(match: re.Match[bytes]) -> str:
@@ -130,7 +128,7 @@ def _text(match: re.Match[bytes]) -> str:
 
 # Stack traces
 
-_FRAMES: Final = LinePattern(
+_FRAMES: Final = line_pattern(
     r"^\s*(?:File \"([^\"\n]+)\", line (\d+)|at (?:[^\n(]{1,200} )?\(?([^\s()]+:\d+)(?::\d+)?\)?"
     r"|at ([\w.$<>/]+\([^)\n]*\))|(\S+\.go:\d+)|at (\S+\.rs:\d+))"
 )
@@ -138,7 +136,7 @@ _FOREIGN: Final = re.compile(
     rb"site-packages|dist-packages|/lib/python|<frozen |<string>|node_modules|node:|/usr/local/go/|/go/pkg/mod/|/rustc/"
     rb"|^(?:java|javax|jdk|sun|kotlin|scala|org\.(?:springframework|apache|junit|hibernate|eclipse|gradle))\b"
 )
-_CAUSE: Final = LinePattern(
+_CAUSE: Final = line_pattern(
     r"^[^\n]{0,80}?((?:Caused by: |Uncaught |Unhandled |Exception in thread \"[^\"\n]*\" |panic: |fatal error: "
     r"|thread '[^'\n]*' (?:\(\d+\) )?panicked at )[^\n]+"
     r"|(?:[\w$]+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure)(?: \[\w+\])?(?::[^\n]*)?)$"
@@ -146,7 +144,7 @@ _CAUSE: Final = LinePattern(
 
 
 _DIRECT_CAUSE: Final = b"\nThe above exception was the direct cause of the following exception:"
-_TRACES: Final = ("Traceback (most", "\tat ", "Caused by: ", "\npanic: ")
+TRACES: Final = ("Traceback (most", "\tat ", "Caused by: ", "\npanic: ")
 
 
 class Cause(NamedTuple):
@@ -174,19 +172,16 @@ def last_cause(body: Body) -> Cause | None:
               if not _FOREIGN.search(next(part for part in one.groups() if part))]  # fmt: skip
     linked = data.rfind(_DIRECT_CAUSE, 0, at) if is_python else -1
     before = next((one for one in reversed(found) if one.start(1) < linked), None)
-    return Cause(
-        base + at,
-        body.line(base + at, 200),
-        (frames[-1] if is_python else frames[0]) if frames else "",
-        body.line(base + before.start(1), 200) if before else "",
-    )
+    frame = (frames[-1] if is_python else frames[0]) if frames else ""
+    direct = body.line(base + before.start(1), 200) if before else ""
+    return Cause(base + at, body.line(base + at, 200), frame, direct)
 
 
 def trace(text: Excerpt, limit: int) -> Preview | None:
     """Preview of a stack trace: its last cause, and where in the program's own code it came from."""
-    body = text.body
-    cause = last_cause(body)
-    if cause is None:
+    body = text.body if is_trace(text) else None
+    cause = last_cause(body) if body else None
+    if body is None or cause is None:
         return None
     number = body.number(cause.at)
     frame = f"\nat {masked_line(cause.frame, limit // 3)}" if cause.frame else ""
@@ -204,24 +199,17 @@ def is_trace(text: Excerpt) -> bool:
             return True
     end = (text.tail or text.head)[-2_048:].rstrip()
     last = end.rpartition("\n")[2].encode("utf-8", "replace")
-    return any(cue in end for cue in _TRACES) and bool(_CAUSE.found(last, 1))
-
-
-def _trace(text: Excerpt, limit: int) -> Preview | None:
-    return trace(text, limit) if is_trace(text) else None
+    return any(cue in end for cue in TRACES) and bool(_CAUSE.found(last, 1))
 
 
 KINDS: Final = (
-    *(Kind(one.name, one.cues, partial(report, of=one), 160) for one in REPORTS),
-    Kind("stack trace", (*_TRACES, "    at ", "goroutine ", "panicked at "), _trace, 140),
+    *(Kind(one.name, one.cues, _form(one), 160) for one in REPORTS),
+    Kind("stack trace", (*TRACES, "    at ", "goroutine ", "panicked at "), trace, 140),
 )
 
 
-def exception_note(text: Excerpt, body: Body, room: int) -> str:
-    """The last exception of a log on a line of its own; empty if there is none in sight, or no room."""
-    near = text.head[:2_048] + (text.tail or text.head)[-2_048:]
-    if room < 60 or not any(cue in near for cue in _TRACES):
-        return ""
+def exception_note(body: Body, room: int) -> str:
+    """The last exception of a log on a line of its own; empty if there is none."""
     cause = last_cause(body)
     lead = f"\nlast exception, line {body.number(cause.at)}: " if cause else ""
     return lead + masked_line(cause.text, room - len(lead)) if cause else ""

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from itertools import chain, islice, starmap
-from operator import itemgetter
 from typing import ClassVar, Final, Self, cast
 
 from .excerpts import count, fit, visible
@@ -49,6 +48,7 @@ class CutText(str):
 
 
 _CUT: Final = frozenset({CutDict, CutList})
+_CONTAINERS: Final = _CUT | {dict, list}
 _TYPES: Final[Mapping[type, str]] = {
     str: "str", CutText: "str", bool: "bool", int: "int", float: "number", dict: "object", CutDict: "object",
     list: "array", CutList: "array",
@@ -63,9 +63,9 @@ class _Node:
     def __init__(self, values: Sequence[object], depth: int = 0, label: str = "") -> None:
         self.values, self.depth, self.label = values, depth, label
         self.children: list[Self] = []
+        self.by_type = self._by_type()
 
-    @cached_property
-    def by_type(self) -> Mapping[str, Sequence[object]]:
+    def _by_type(self) -> Mapping[str, Sequence[object]]:
         """The values grouped by the names of their types, in the order of first appearance."""
         name_of = self.type_names.get
         names = {name_of(kind, "null") for kind in set(map(type, self.values))}
@@ -86,14 +86,11 @@ class ShapeNode(_Node):
     is_telling: bool = False
     detail: str = ""
 
-    @cached_property
-    def sizes(self) -> Mapping[str, str]:
-        """Number of members of the objects and of the arrays at this path."""
-        return {name: extent(self.by_type[name]) for name in ("object", "array") if name in self.by_type}
-
-    @property
-    def is_scalar(self) -> bool:
-        return not self.sizes
+    def __init__(self, values: Sequence[object], depth: int = 0, label: str = "") -> None:
+        super().__init__(values, depth, label)
+        # Number of members of the objects and of the arrays at this path.
+        self.sizes = {name: extent(self.by_type[name]) for name in ("object", "array") if name in self.by_type}
+        self.is_scalar = not self.sizes
 
     def text(self) -> str:
         return self.detail or "|".join(starmap(self._text_of, self.by_type.items())) or "nothing"
@@ -129,18 +126,16 @@ def extent(containers: Sequence[object], digits: str = "") -> str:
 
 def keys_of(objects: Iterable[object]) -> dict[str, list[object]]:
     """Every key in order of appearance, with its values: those of objects with equal keys together."""
+    every = [each for each in objects if isinstance(each, dict)]
     alike: dict[tuple[str, ...], list[dict[str, object]]] = {}
-    for each in objects:
-        if isinstance(each, dict):
+    if len(set(map(tuple, every))) == 1:
+        alike[tuple(every[0])] = every
+    else:
+        for each in every:
             alike.setdefault(tuple(each), []).append(each)
     found: dict[str, list[object]] = {}
     for keys, rows in alike.items():
-        if len(keys) < 2 or len(rows) < 2:
-            for row in rows:
-                for key, value in row.items():
-                    found.setdefault(key, []).append(value)
-            continue
-        for key, values in zip(keys, zip(*map(itemgetter(*keys), rows), strict=True), strict=True):
+        for key, values in zip(keys, zip(*map(dict.values, rows), strict=True), strict=True):
             found.setdefault(key, []).extend(values)
     return found
 
@@ -215,7 +210,10 @@ def _member(node: ShapeNode, key: str, values: Sequence[object], complete: int) 
 
 
 def _weight(values: Sequence[object]) -> int:
-    return sum(len(each) for each in values if isinstance(each, (dict, list)))
+    kinds = set(map(type, values))
+    if not kinds <= _CONTAINERS:
+        values = [each for each in values if type(each) in _CONTAINERS] if kinds & _CONTAINERS else ()
+    return sum(map(len, cast("Sequence[Sized]", values)))
 
 
 def _quoted(text: str, room: int) -> str:

@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from coatcheck.content import Content
 from coatcheck.errors import CoatcheckError, InvalidArgument
 from coatcheck.ids import clip, digest_of, is_pointer, parse_pointer
-from coatcheck.media import JSON, is_json, is_jsonl, is_text, sniff_text
+from coatcheck.media import JSON, is_json, is_jsonl, look, sniff_text
 from coatcheck.reading import heavy
 from coatcheck.reading.json_content import NOTHING
 from coatcheck.reading.page import Page, QueryResult, Request, misfit, seal, unseal
@@ -29,70 +29,99 @@ from coatcheck.values import encode_text
 if TYPE_CHECKING:
     from coatcheck.core_session import CoreSession
     from coatcheck.previews import Preview, Sample
+    from coatcheck.reading.documents import Form
 
-__all__ = ["Page", "Request", "preview_of", "read", "read_text", "sample_of"]
+__all__ = ["Page", "Request", "Source", "preview_of", "read", "read_text", "sample_of", "source_of"]
 
 TOOL: Final = "read"
 _HEAD: Final = 4_096
 _SHAPE: Final = "shape"
+_AS_TEXT: Final = ("pdf", "office", "sheets")  # documents that are sliced, searched and compared as their text
 _NO_TABLE: Final = re.compile(r"there is no table ['\"](.{1,80})['\"]$")
 _OTHER_TABLES: Final = 4
 
 
-def read(session: CoreSession, target: Ref | str, request: Request, cursor: str | None = None) -> Page:
-    """Return the requested page, or the next one after a cursor. Raises what opening the artifact raises."""
-    content, pointer, position = *_content(session, target), None
-    with content:
+class Source(NamedTuple):
+    """What is read: the content of an artifact or of a part of it, and its pointer."""
+
+    content: Content
+    pointer: str
+
+
+def read(session: CoreSession, target: Ref | str | Source, request: Request, cursor: str | None = None) -> Page:
+    """Return the requested page, or the next one after a cursor. Raises what opening the artifact raises.
+
+    To read several pages of what is opened once, call this with a `source_of` in a `with` block of its content."""
+    source, position = target if isinstance(target, Source) else source_of(session, target), None
+    with source.content as content:
         if cursor is not None:
             request, position = unseal(session.store.secret, content.ref.artifact_id, cursor, request)
         if request.query is not None:
-            result = _query(session, content, request)
+            found: Page | QueryResult = _query(session, content, request)
         elif request.diff is not None:
-            other, _ = _content(session, request.diff)
-            with other:
-                result = heavy.diff(other, content)
+            with source_of(session, request.diff).content as other:
+                found = _diff(other, content)
         else:
-            from coatcheck.reading import documents  # on demand: child processes import this module
+            from coatcheck.reading.documents import recognized  # on demand: child processes import this module
 
-            found = _slice(session, documents.recognized(content), pointer, request, position)
-            if isinstance(found, Page):
-                if found.spans and "#" not in pointer:
-                    session.note_shown(content.ref, found.spans)
-                return found
-            result = found
-    return _fit(session, content, pointer, request, result)
+            found = _slice(session, *recognized(content), source.pointer, request, position)
+        if isinstance(found, QueryResult):
+            return _fit(session, source, request, found)
+        if found.spans and "#" not in source.pointer:
+            session.note_shown(content.ref, found.spans)
+        return found
+
+
+def _diff(old: Content, new: Content) -> QueryResult:
+    """Compare two texts; of documents whose text can be read, that."""
+    from coatcheck.reading import documents
+
+    notes, texts = [], []
+    for content in (old, new):
+        text, form = documents.recognized(content)
+        if form in _AS_TEXT:
+            with suppress(CoatcheckError):
+                text, about = documents.as_text(text, form, is_searched=False)
+                notes.append(f"{content.ref.pointer}: {about.removeprefix('of ')}")
+        texts.append(text)
+    result = heavy.diff(*texts)
+    return replace(result, note="; ".join(filter(None, (*notes, result.note))))
 
 
 def _slice(
-    session: CoreSession, content: Content, pointer: str, request: Request, position: tuple[int, ...] | None
+    session: CoreSession,
+    content: Content,
+    form: Form,
+    pointer: str,
+    request: Request,
+    position: tuple[int, ...] | None,
 ) -> Page | QueryResult:
     """A page of a text or of the text of a document, or the description of binary content."""
-    from coatcheck.previews.binaries import looks_binary
     from coatcheck.reading import documents, sheets
+
+    is_slice = request.lines or request.chars or request.grep
 
     def paged(text: Content, position: tuple[int, ...] | None) -> Page:
         return read_text(text, request, pointer, key=lambda: session.store.secret, position=position)
 
-    def paged_text(position: tuple[int, ...] | None) -> Page:
-        text, note = documents.as_text(content, form or "page", is_searched=request.grep is not None)
+    def paged_text() -> Page:
+        text, note = documents.as_text(content, form, is_searched=request.grep is not None)
         page = paged(text, position)
         return replace(page, shown=f"{page.shown}, {note}", spans=())
 
-    form = documents.form_of(content)
-    is_slice = request.lines or request.chars or request.grep
-    if (is_slice and form in ("pdf", "office", "sheets")) or (form == "sheets" and sheets.pool.is_installed):
-        return paged_text(position)
-    if not (is_slice or is_text(content.ref.media_type)) or looks_binary(content.read(0, documents.HEAD)):
+    if (is_slice and form in _AS_TEXT) or (form == "sheets" and sheets.pool.is_installed):
+        return paged_text()
+    if form not in ("text", "page") and (not is_slice or look(content.read(0, documents.HEAD)).is_binary):
         from coatcheck.reading.describe import describe
 
         described = describe(content, max_chars=request.max_chars)
         return replace(described, note="binary content has no lines to read or search") if is_slice else described
-    if request.grep is None or form != "page" or request.invert or request.lines:
+    if form != "page" or request.grep is None or request.invert or request.lines:
         return paged(content, position)
     page = paged(content, None)
     if page.matches or not page.matches_exact:
         return page if position is None else paged(content, position)
-    in_text = paged_text(position)
+    in_text = paged_text()
     return replace(in_text, shown=f"no match in the source, {in_text.shown}") if in_text.matches else page
 
 
@@ -146,17 +175,17 @@ def sample_of(content: Content) -> Sample:
     return Sample(head, tail, size, lines, lambda: content.read(0, SCANNED))
 
 
-def _content(session: CoreSession, target: Ref | str) -> tuple[Content, str]:
-    """The content of a target, and the pointer for its page. A part of a JSON artifact is a content of its own."""
+def source_of(session: CoreSession, target: Ref | str) -> Source:
+    """Return what a target names. A part of a JSON artifact is a content of its own."""
     content = session.content(target)
     if isinstance(target, Ref) or not is_pointer(target) or not (fragment := parse_pointer(target).fragment):
-        return content, content.ref.pointer
+        return Source(content, content.ref.pointer)
     data, media_type = session.part(content, fragment), JSON
     if data.startswith(b'"'):  # a string is read as the text that it is
         text = json.loads(data)
         data, media_type = encode_text(text), sniff_text(text[:_HEAD], text[-_HEAD:], None, text)
     part = replace(content.ref, artifact_id=digest_of(data), size_bytes=len(data), media_type=media_type)
-    return Content.of(part, data), f"{content.ref.pointer}#{fragment}"
+    return Source(Content.of(part, data), f"{content.ref.pointer}#{fragment}")
 
 
 def _query(session: CoreSession, content: Content, request: Request) -> QueryResult:
@@ -193,9 +222,8 @@ def _queries() -> str:
     from coatcheck.reading import pdf, sql
 
     kinds = ['"text"', '"shape"', 'a JSONPath like "$.items[0]"']
-    kinds += ['SQL like "SELECT * FROM artifact"'] * sql.pool.is_installed + [
-        '"page 3" of a PDF'
-    ] * pdf.pool.is_installed
+    kinds += ['SQL like "SELECT * FROM artifact"'] * sql.pool.is_installed
+    kinds += ['"page 3" of a PDF'] * pdf.pool.is_installed
     return f"a query is {', '.join(kinds[:-1])} or {kinds[-1]}"
 
 
@@ -229,10 +257,10 @@ def _table(session: CoreSession, content: Content) -> tuple[Content, str]:
     return content, ""
 
 
-def _rows(session: CoreSession, query: str, tables: dict[str, Content], opened: ExitStack) -> QueryResult:
+def _rows(session: CoreSession, query: str, tables: dict[str, Content], stack: ExitStack) -> QueryResult:
     """Run a statement. Another table that it names is the artifact of that name, else the one that is read; in a
     workbook it can only be one of its sheets."""
-    from coatcheck.reading.documents import form_of
+    from coatcheck.reading.documents import recognized
     from coatcheck.reading.sql import TABLE, run_sql
 
     named: list[str] = []
@@ -244,9 +272,9 @@ def _rows(session: CoreSession, query: str, tables: dict[str, Content], opened: 
             if missing is None or len(named) == _OTHER_TABLES or missing[1] in tables:
                 raise
             try:
-                tables[missing[1]] = opened.enter_context(_content(session, missing[1])[0])
+                tables[missing[1]] = stack.enter_context(source_of(session, missing[1]).content)
             except CoatcheckError:
-                if TABLE in query or form_of(tables[TABLE]) == "sheets":
+                if TABLE in query or recognized(tables[TABLE])[1] == "sheets":
                     raise error from None
                 tables[missing[1]] = tables[TABLE]
                 named.append(f"{missing[1]} is artifact")
@@ -256,11 +284,11 @@ def _rows(session: CoreSession, query: str, tables: dict[str, Content], opened: 
             return replace(result, note="; ".join(filter(None, (*named, result.note))))
 
 
-def _fit(session: CoreSession, content: Content, pointer: str, request: Request, result: QueryResult) -> Page:
+def _fit(session: CoreSession, source: Source, request: Request, result: QueryResult) -> Page:
     """Make a page of a result: all of it, or its beginning and the pointer of an artifact with all of it."""
     shown = "; ".join(filter(None, (result.shown, result.note)))
     if len(result.text) <= request.max_chars:
-        return Page(result.text, shown, pointer, None, instead=result.instead or None)
+        return Page(result.text, shown, source.pointer, None, instead=result.instead or None)
     from coatcheck.intake import About
 
     asked = {name: getattr(request, name) for name in ("query", "diff") if getattr(request, name) is not None}
@@ -269,8 +297,8 @@ def _fit(session: CoreSession, content: Content, pointer: str, request: Request,
         About(
             tool=TOOL,
             media_type=result.media_type,
-            summary=clip(next(iter(asked.values()), ""), 200) + f" of {pointer}: {result.shown}"[:250],
-            parents=(content.ref.artifact_id,),
+            summary=clip(next(iter(asked.values()), ""), 200) + f" of {source.pointer}: {result.shown}"[:250],
+            parents=(source.content.ref.artifact_id,),
             request=mask(json.dumps({**asked, "max_chars": request.max_chars}, ensure_ascii=False)),
         ),
     )
@@ -278,4 +306,4 @@ def _fit(session: CoreSession, content: Content, pointer: str, request: Request,
         first = read_text(whole, Request(max_chars=request.max_chars), ref.pointer, key=lambda: session.store.secret)
     session.note_shown(ref, first.spans)
     shown = f"{shown}; {first.shown} of the result, the full result is {ref.pointer}"
-    return Page(first.text, shown, pointer, None, ref.pointer)
+    return Page(first.text, shown, source.pointer, None, ref.pointer)

@@ -9,17 +9,18 @@ from __future__ import annotations
 import re
 import struct
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from coatcheck.content import ArtifactStream, Content
 from coatcheck.errors import CoatcheckError, MissingExtra
 from coatcheck.ids import clip
 from coatcheck.media import TEXT, essence
+from coatcheck.previews import Sample
 from coatcheck.previews.binaries import WORKBOOKS, header, office_kind, pixels
-from coatcheck.previews.excerpts import Sample, count
+from coatcheck.previews.excerpts import count
 from coatcheck.reading.page import MAX_CHARS, QueryResult
-from coatcheck.reading.pdf import PdfLimits, ask
+from coatcheck.reading.pdf import ask
 
 _HEAD: Final = 64 << 10
 _TAIL: Final = 64 << 10
@@ -48,19 +49,17 @@ def describe(content: Content, *, max_chars: int = MAX_CHARS) -> QueryResult:
         lines.extend(_pdf(content))
     elif media in _NOTES:
         lines.append(_NOTES[media])
-    elif head.startswith(b"PK\x03\x04"):
+    elif head.startswith(b"PK\x03\x04") or media == "application/zip":
         lines.extend(_zip(content, head))
-    elif media in _READERS:
-        lines.extend(_READERS[media](content, head))
+    elif media == "application/gzip":
+        lines.extend(_gzip(content, head))
     elif about := header(Sample(head, b"", content.size), media):
         lines.append(about)
     if not media.startswith("image/") and media != "application/pdf" and content.size and not head.startswith(b"PK"):
         lines.extend(_dump(head))
     text = "\n".join(lines)
     cut = len(text) > max_chars
-    return QueryResult(
-        text[:max_chars], TEXT, "description", complete=not cut, note="the description is cut" if cut else ""
-    )
+    return QueryResult(text[:max_chars], TEXT, "description", note="the description is cut" if cut else "")
 
 
 def _bitmap_size(head: bytes) -> tuple[int, int] | None:
@@ -72,7 +71,7 @@ def _bitmap_size(head: bytes) -> tuple[int, int] | None:
 
 def _pdf(content: Content) -> Iterator[str]:
     try:
-        found = ask(content, 1, 0, 0, PdfLimits(seconds=5))
+        found = ask(content, 1, 0, 0, seconds=5)
     except MissingExtra:
         yield "Its text cannot be read here."
         return
@@ -107,9 +106,7 @@ def _zip(content: Content, head: bytes) -> Iterator[str]:
         return
     at = tail.rfind(b"PK\x05\x06")
     claimed = int.from_bytes(tail[at + 12 : at + 16], "little")
-    if (
-        at < 0 or len(tail) < at + 22 or claimed > _DIRECTORY or b"PK\x06\x07" in tail
-    ):  # the last: ZIP64, without a limit
+    if at < 0 or len(tail) < at + 22 or claimed > _DIRECTORY or b"PK\x06\x07" in tail:  # the last: ZIP64, no limit
         yield "Its directory is missing or too large to list."
         return
     try:
@@ -131,8 +128,3 @@ def _dump(head: bytes) -> Iterator[str]:
     for at in range(0, min(_DUMP, len(head)), 16):
         row = head[at : at + 16]
         yield f"  {at:04x}  {row.hex(' '):<47}  {re.sub(rb'[^ -~]', b'.', row).decode('ascii')}"
-
-
-_READERS: Final[dict[str, Callable[[Content, bytes], Iterator[str]]]] = {
-    "application/gzip": _gzip, "application/zip": _zip,
-}  # fmt: skip

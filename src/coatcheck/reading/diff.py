@@ -65,7 +65,6 @@ def diff(old: Content, new: Content, *, context: int = 3, limit: int = MAX_RESUL
         text=lines.text if hunks else "",
         media_type="text/x-diff",
         shown=f"{count(removed, 'line')} removed, {count(added, 'line')} added, {places}",
-        complete=not lines.full,
         note="; ".join(notes),
     )
 
@@ -175,4 +174,4 @@ def _summary(old: Content, new: Content, why: str) -> QueryResult:
         f"{new.ref.pointer}: {new.ref.media_type}, {new.size:,} bytes\n"
         f"They are equal up to byte {same:,} and differ from there on."
     )
-    return QueryResult(text, TEXT, "summary of the difference", complete=False, note=why)
+    return QueryResult(text, TEXT, "summary of the difference", note=why)

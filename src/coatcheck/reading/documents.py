@@ -13,10 +13,9 @@ from __future__ import annotations
 import html
 import posixpath
 import re
-import threading
 import zipfile
 import zlib
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Final, Literal, NamedTuple
@@ -26,16 +25,15 @@ from coatcheck.content import ArtifactStream, Content
 from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded, TooLarge
 from coatcheck.ids import clip
 from coatcheck.media import TEXT, decoded, essence, is_text
+from coatcheck.previews import Sample
 from coatcheck.previews.binaries import WORKBOOKS, found_type, office_kind
-from coatcheck.previews.excerpts import Sample, count
+from coatcheck.previews.excerpts import count
 from coatcheck.reading import heavy, pdf, sheets
-from coatcheck.reading.page import MAX_RESULT, BoundedLines, QueryResult
-from coatcheck.storage.frames import FRAME
+from coatcheck.reading.page import MAX_RESULT, BoundedLines, QueryResult, TextCache
 
-Form = Literal["pdf", "page", "office", "sheets"]
+Form = Literal["pdf", "page", "office", "sheets", "text", "other"]
 MAX_HTML: Final = 16 << 20
 MAX_UNPACKED: Final = 64 << 20  # bytes of XML in an office file
-MAX_KEPT: Final = 2 * MAX_RESULT  # characters of all texts
 _HTML: Final = ("text/html", "application/xhtml+xml")
 HEAD: Final = 4_096  # bytes that show whether content is text
 _EDGE: Final = 64 << 10
@@ -44,50 +42,41 @@ _SLIDE: Final = re.compile(r"^--- slide (\d+) ---$", re.MULTILINE)
 
 _BETWEEN: Final = re.compile(r"^--- (?:page|slide) \d+(?::[^\n]*)? ---$", re.MULTILINE)
 
-_lock: Final = threading.Lock()
-_kept: Final[OrderedDict[str, QueryResult]] = OrderedDict()
+_kept: Final[TextCache[QueryResult]] = TextCache()
 
 
-def recognized(content: Content) -> Content:
-    """Return a content with the media type that its bytes show: PNG data declared as text is an image. Its first bytes
-    are read once for all that follows."""
-    head = content.read(0, FRAME)
-
-    def read(offset: int, length: int) -> bytes:
-        is_here = offset + length <= len(head) or len(head) == content.size
-        return head[offset : offset + length] if is_here else content.read(offset, length)
-
-    return Content(replace(content.ref, media_type=found_type(head, content.ref.media_type)), content.frames, read)
-
-
-def form_of(content: Content) -> Form | None:
-    """Whether a content is a PDF, a web page, an office file or a workbook."""
-    media_type = essence(content.ref.media_type)
-    if media_type == "application/pdf":
-        return "pdf"
-    if media_type in _HTML:
-        return "page"
-    if media_type == "application/zip" or media_type.startswith("application/vnd.o"):
+def recognized(content: Content) -> tuple[Content, Form]:
+    """Return a content with the media type that its bytes show (PNG data declared as text is an image), and its form:
+    a PDF, a web page, an office file, a workbook, another text, or anything else."""
+    media_type = found_type(content.read(0, HEAD), content.ref.media_type)
+    if media_type != content.ref.media_type:
+        content = Content(replace(content.ref, media_type=media_type), content.frames, content.read)
+    bare = essence(media_type)
+    form: Form = "other"
+    if bare == "application/pdf":
+        form = "pdf"
+    elif bare in _HTML:
+        form = "page"
+    elif bare == "application/zip" or bare.startswith("application/vnd.o"):
         head = content.read(0, _EDGE)
         tail = content.read(max(len(head), content.size - _EDGE), _EDGE)
-        kind = office_kind(Sample(head, tail, content.size))
-        return None if not kind else "sheets" if kind in WORKBOOKS else "office"
-    return "sheets" if sheets.is_old_workbook(content) else None
+        if kind := office_kind(Sample(head, tail, content.size)):
+            form = "sheets" if kind in WORKBOOKS else "office"
+    elif is_text(bare):
+        form = "text"
+    elif bare in sheets.OLD and sheets.is_old_workbook(content):
+        form = "sheets"
+    return content, form
 
 
 def text_of(content: Content, form: Form) -> QueryResult:
     """Return the text of a document, as much as its limit allows."""
     if form == "pdf":
         return pdf.pdf_text(content, 1, pdf.EVERY)
-    key = content.ref.artifact_id
-    with _lock:
-        kept = _kept.get(key)
+    kept = _kept.get(content.ref.artifact_id)
     if kept is None:
         kept = sheets.cells(content) if form == "sheets" else heavy.document(content, form)
-        with _lock:
-            _kept[key] = kept
-            while len(_kept) > 1 and sum(len(one.text) for one in _kept.values()) > MAX_KEPT:
-                _kept.popitem(last=False)
+        _kept.put(content.ref.artifact_id, kept, len(kept.text))
     return kept
 
 
@@ -96,12 +85,11 @@ def text_query(content: Content, query: str) -> QueryResult | None:
     match = _PART.fullmatch(query)
     if match is None and query.lower() != "text":
         return None
-    content = recognized(content)
-    form = form_of(content)
-    if form is None:
-        media_type = clip(content.ref.media_type, 60)
-        if is_text(content.ref.media_type):
-            raise InvalidArgument(f"{media_type} is text already", hint='read it with lines="1:80" or grep="…"')
+    content, form = recognized(content)
+    media_type = clip(content.ref.media_type, 60)
+    if form == "text":
+        raise InvalidArgument(f"{media_type} is text already", hint='read it with lines="1:80" or grep="…"')
+    if form == "other":
         raise InvalidArgument(f"{media_type} has no text to read", hint="read it without a query to see what it is")
     if match is None:
         return text_of(content, form)
@@ -128,13 +116,7 @@ def as_text(content: Content, form: Form, *, is_searched: bool) -> tuple[Content
     if is_searched:
         text = sheets.searched(text) if form == "sheets" else _BETWEEN.sub("\f", text)
     data = text.encode()
-    note = (
-        f"of the text of {result.shown}"
-        if form == "pdf"
-        else f"of {result.shown}"
-        if form == "sheets"
-        else "of its text"
-    )
+    note = {"pdf": f"of the text of {result.shown}", "sheets": f"of {result.shown}"}.get(form, "of its text")
     ref = replace(content.ref, size_bytes=len(data), media_type=TEXT)
     return Content.of(ref, data), "; ".join(filter(None, (note, result.note)))
 
@@ -150,8 +132,8 @@ def extract(content: Content, form: Form) -> QueryResult:
         _office(content, lines)
     lines.end()
     what = "the text of the page" if form == "page" else "the text of the document"
-    note = f"only the first {MAX_RESULT:,} characters" if lines.is_full else ""
-    return QueryResult(lines.text, shown=what, complete=not lines.is_full, note=note)
+    note = f"only the first {MAX_RESULT:,} characters" if lines.kept.full else ""
+    return QueryResult(lines.kept.text, shown=what, note=note)
 
 
 class _Writer:
@@ -159,9 +141,9 @@ class _Writer:
     that has text. The address of a link comes behind its text, or behind the first line of it."""
 
     def __init__(self) -> None:
-        self._lines = BoundedLines(MAX_RESULT)
+        self.kept = BoundedLines(MAX_RESULT)
         self._pieces: list[str] = []
-        self._size = 0
+        self.size = 0
         self._last = ""  # piece that is not blank
         self._wants_gap = False
         self._href, self._link_at = "", 0
@@ -170,21 +152,9 @@ class _Writer:
         self.mark = ""
         self.verbatim = False
 
-    @property
-    def text(self) -> str:
-        return self._lines.text
-
-    @property
-    def is_full(self) -> bool:
-        return self._lines.full
-
-    @property
-    def is_long(self) -> bool:
-        return self._size > _LONG
-
     def add(self, piece: str) -> None:
         self._pieces.append(piece)
-        self._size += len(piece.strip())
+        self.size += len(piece.strip())
         if not piece.isspace():
             self._last = piece or self._last
 
@@ -212,7 +182,7 @@ class _Writer:
         self._close_link()
         text = "".join(self._pieces)
         self._pieces.clear()
-        self._size, self._last = 0, ""
+        self.size, self._last = 0, ""
         if self.verbatim:
             for line in text.strip("\n").split("\n") if text.strip() else ():
                 self._put(line.rstrip())
@@ -237,13 +207,13 @@ class _Writer:
             self._href = ""
 
     def _put(self, line: str) -> None:
-        if self._wants_gap and len(self._lines):
-            self._lines.add("")
+        if self._wants_gap and len(self.kept):
+            self.kept.add("")
         self._wants_gap = False
         if self._title:
-            self._lines.add(f"# {self._title}")
+            self.kept.add(f"# {self._title}")
             self._title = ""
-        self._lines.add(f" {line}" if line.startswith("--- slide ") else line)
+        self.kept.add(f" {line}" if line.startswith("--- slide ") else line)
 
     def title(self, text: str) -> None:
         """Put a heading before the next line, if there is one."""
@@ -254,7 +224,7 @@ class _Writer:
         """Begin a slide with a line that no other text can have."""
         self.end()
         self.mark = ""
-        self._lines.add(f"--- slide {number} ---" if number == 1 else f"\n--- slide {number} ---")
+        self.kept.add(f"--- slide {number} ---" if number == 1 else f"\n--- slide {number} ---")
 
 
 def _decoded_address(match: re.Match[str]) -> str:
@@ -394,7 +364,10 @@ class _WebPage:
         if tag not in _VOID:
             self._open.append(tag)
             self._names[tag] += 1
-            if self._hidden is None and (tag in _SILENT or _is_hidden(tag, given)):
+            is_hidden = (
+                "hidden" in given or given.get("aria-hidden") == "true" or _INVISIBLE.search(given.get("style", ""))
+            )
+            if self._hidden is None and (tag in _SILENT or (is_hidden and tag not in ("html", "body"))):
                 self._hidden = len(self._open) - 1
             if tag == "nav" or given.get("role") == "navigation":
                 self._menus.append(len(self._open) - 1)
@@ -481,18 +454,10 @@ class _WebPage:
         """End the line, unless it belongs to a menu or is short and in a cell."""
         if self._menus:
             self._lines.item()
-        elif (self._names["td"] or self._names["th"]) and not self._lines.is_long:
+        elif (self._names["td"] or self._names["th"]) and self._lines.size <= _LONG:
             self._lines.add(" ")
         else:
             self._lines.end()
-
-
-def _is_hidden(tag: str, given: Mapping[str, str]) -> bool:
-    if tag in ("html", "body"):
-        return False
-    return (
-        "hidden" in given or given.get("aria-hidden") == "true" or _INVISIBLE.search(given.get("style", "")) is not None
-    )
 
 
 def _office(content: Content, lines: _Writer) -> None:
@@ -545,12 +510,23 @@ class _Package:
         except expat.ExpatError as error:
             raise InvalidArgument(f"the document cannot be read: {clip(name)}: {error}") from error
 
+    def elements(self, name: str) -> list[tuple[str, Mapping[str, str]]]:
+        """The start tags in a file."""
+        found = _StartTags()
+        self.parse(name, found)
+        return found.all
+
     def relations(self, name: str) -> dict[str, Relation]:
         """The relations of a file by their ids. A target inside the package is a path from its root."""
         folder, _, file = name.rpartition("/")
-        found = _Relations(folder)
-        self.parse(posixpath.join(folder, "_rels", f"{file}.rels"), found)
-        return found.by_id
+        found = {}
+        for tag, given in self.elements(posixpath.join(folder, "_rels", f"{file}.rels")):
+            if tag == "Relationship":
+                target = given.get("Target", "")
+                if given.get("TargetMode") != "External":
+                    target = posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
+                found[given.get("Id", "")] = Relation(given.get("Type", "").rpartition("/")[2], target)
+        return found
 
 
 def _attribute(key: str) -> str:
@@ -580,89 +556,85 @@ class Relation(NamedTuple):
     target: str
 
 
-class _Relations(_Elements):
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self.by_id: dict[str, Relation] = {}
-
-    def start(self, tag: str, given: Mapping[str, str]) -> None:
-        if tag == "Relationship":
-            target = given.get("Target", "")
-            if given.get("TargetMode") != "External":
-                target = posixpath.normpath(posixpath.join("/", self._folder, target)).lstrip("/")
-            self.by_id[given.get("Id", "")] = Relation(given.get("Type", "").rpartition("/")[2], target)
-
-
-class _Headings(_Elements):
-    """The heading levels of a Word file's styles. Programs translate the ids of styles, but not their names."""
-
+class _StartTags(_Elements):
     def __init__(self) -> None:
-        self.levels: dict[str, int] = {}
-        self._style = ""
+        self.all: list[tuple[str, Mapping[str, str]]] = []
 
     def start(self, tag: str, given: Mapping[str, str]) -> None:
-        if tag == "style":
-            self._style = given.get("styleId", "")
-        elif tag == "name" and (match := _HEADING.fullmatch(given.get("val", ""))):
-            self.levels[self._style] = min(int(match[1] or 1), 6)
-
-
-class _SlideIds(_Elements):
-    def __init__(self) -> None:
-        self.found: list[str] = []
-
-    def start(self, tag: str, given: Mapping[str, str]) -> None:
-        if tag == "sldId":
-            self.found.append(given.get("r:id", ""))
+        self.all.append((tag, given))
 
 
 _HEADING: Final = re.compile(r"heading (\d)|title", re.IGNORECASE)
 _REMOVED: Final = frozenset(("del", "moveFrom", "Fallback"))  # the last: the same again, for older programs
 _FURNITURE: Final = frozenset(("dt", "ftr", "hdr", "sldImg", "sldNum"))
+_DEPTHS: Final = frozenset("012345678")
 
 
-class _Tables:
-    """The open tables of a document, one inside the other. For each: whether the next cell is the first of its row."""
+class _Prose(_Elements):
+    """Writes paragraphs and tables. Each format has its names for a table, a row, a cell and what is left out."""
 
-    def __init__(self) -> None:
-        self._firsts: list[bool] = []
+    table, row, cell = "table", "table-row", "table-cell"
+    left_out: Container[str] = ("tracked-changes", "note-citation")
 
-    def __bool__(self) -> bool:
-        return bool(self._firsts)
-
-    def begin_table(self, lines: _Writer) -> None:
-        lines.end(gap=not self._firsts)
-        self._firsts.append(True)
-
-    def begin_row(self) -> None:
-        if self._firsts:
-            self._firsts[-1] = True
-
-    def begin_cell(self, lines: _Writer) -> None:
-        if self._firsts:
-            lines.cell(is_first=self._firsts[-1])
-            self._firsts[-1] = False
-
-    def end_table(self, lines: _Writer) -> None:
-        lines.end(gap=len(self._firsts) == 1)
-        if self._firsts:
-            self._firsts.pop()
-
-
-class _OfficeXml(_Elements):
-    """Writes the paragraphs, lists and tables of Word and PowerPoint."""
-
-    def __init__(self, lines: _Writer, relations: Mapping[str, Relation], levels: Mapping[str, int]) -> None:
-        self._lines, self._relations, self._levels = lines, relations, levels
-        self._is_text = self._is_muted = False
+    def __init__(self, lines: _Writer) -> None:
+        self._lines = lines
         self._depth = 0  # of elements that are left out
-        self._tables = _Tables()
+        self._tables: list[bool] = []  # one inside the other: whether the next cell is the first of its row
 
     def start(self, tag: str, given: Mapping[str, str]) -> None:
-        lines = self._lines
-        if self._depth or tag in _REMOVED:
+        if self._depth or tag in self.left_out:
             self._depth += 1
-        elif tag == "t":
+        elif tag == self.table:
+            self._lines.end(gap=not self._tables)
+            self._tables.append(True)
+        elif tag not in (self.row, self.cell):
+            self._begin(tag, given)
+        elif self._tables:
+            if tag == self.cell:
+                self._lines.cell(is_first=self._tables[-1])
+            self._tables[-1] = tag == self.row
+
+    def end(self, tag: str) -> None:
+        if self._depth:
+            self._depth -= 1
+        elif tag == self.row:
+            self._lines.end()
+        elif tag == self.table:
+            self._lines.end(gap=len(self._tables) == 1)
+            del self._tables[-1:]
+        else:
+            self._finish(tag)
+
+    def _begin(self, tag: str, given: Mapping[str, str]) -> None: ...
+
+    def _finish(self, tag: str) -> None: ...
+
+    def _heading(self, level: int) -> None:
+        if level and not self._tables:
+            self._lines.end(gap=True)
+            self._lines.mark = "#" * level + " "
+
+    def _break(self, *, is_inside: bool = False) -> None:
+        """End the line, unless it is inside a cell or a note."""
+        if self._tables or is_inside:
+            self._lines.add(" ")
+        else:
+            self._lines.end()
+
+
+class _OfficeXml(_Prose):
+    """Writes the paragraphs, lists and tables of Word and PowerPoint."""
+
+    table, row, cell, left_out = "tbl", "tr", "tc", _REMOVED
+
+    def __init__(self, lines: _Writer, relations: Mapping[str, Relation], levels: Mapping[str, int]) -> None:
+        super().__init__(lines)
+        self._relations, self._levels = relations, levels
+        self._is_text = self._is_muted = False
+
+    def _begin(self, tag: str, given: Mapping[str, str]) -> None:
+        lines = self._lines
+        if tag == "t":
             self._is_text = True
         elif tag == "tab":
             lines.add("\t")
@@ -685,18 +657,10 @@ class _OfficeXml(_Elements):
             lines.mark = f"[^{given.get('id', '')}] "
         elif tag == "comment":
             lines.mark = f"- {given.get('author', '')[:100]}: "
-        elif tag == "tbl":
-            self._tables.begin_table(lines)
-        elif tag == "tr":
-            self._tables.begin_row()
-        elif tag == "tc":
-            self._tables.begin_cell(lines)
 
-    def end(self, tag: str) -> None:
+    def _finish(self, tag: str) -> None:
         lines = self._lines
-        if self._depth:
-            self._depth -= 1
-        elif tag == "t":
+        if tag == "t":
             self._is_text = False
         elif tag in ("hyperlink", "fld") or (tag == "r" and not self._levels):
             lines.link("")
@@ -705,49 +669,34 @@ class _OfficeXml(_Elements):
             lines.mark = lines.mark if lines.mark.startswith("[^") else ""
         elif tag == "sp":
             self._is_muted = False
-        elif tag == "tr":
-            lines.end()
-        elif tag == "tbl":
-            self._tables.end_table(lines)
 
     def data(self, text: str) -> None:
         if self._is_text and not self._is_muted:
             self._lines.add(text)
 
-    def _heading(self, level: int) -> None:
-        if level and not self._tables:
-            self._lines.end(gap=True)
-            self._lines.mark = "#" * level + " "
-
-    def _break(self) -> None:
-        if self._tables:
-            self._lines.add(" ")
-        else:
-            self._lines.end()
-
-
-_DEPTHS: Final = frozenset("012345678")
-
 
 def _word(package: _Package, main: str, lines: _Writer) -> None:
     relations = package.relations(main)
     parts = {one.kind: one.target for one in relations.values()}
-    styles = _Headings()
-    package.parse(parts.get("styles", ""), styles)
-    package.parse(main, _OfficeXml(lines, relations, styles.levels))
+    levels, style = {}, ""  # programs translate the ids of styles, but not their names
+    for tag, given in package.elements(parts.get("styles", "")):
+        if tag == "style":
+            style = given.get("styleId", "")
+        elif tag == "name" and (match := _HEADING.fullmatch(given.get("val", ""))):
+            levels[style] = min(int(match[1] or 1), 6)
+    package.parse(main, _OfficeXml(lines, relations, levels))
     for kind in ("footnotes", "endnotes", "comments"):
         if kind in parts:
             lines.title(kind.capitalize())
-            package.parse(parts[kind], _OfficeXml(lines, package.relations(parts[kind]), styles.levels))
+            package.parse(parts[kind], _OfficeXml(lines, package.relations(parts[kind]), levels))
 
 
 def _slides(package: _Package, main: str, lines: _Writer) -> None:
-    ids = _SlideIds()
-    package.parse(main, ids)
+    keys = [given.get("r:id", "") for tag, given in package.elements(main) if tag == "sldId"]
     slides = package.relations(main)
-    for number, key in enumerate(ids.found, 1):
+    for number, key in enumerate(keys, 1):
         lines.slide(number)
-        if key in slides and not lines.is_full:
+        if key in slides and not lines.kept.full:
             relations = package.relations(slides[key].target)
             package.parse(slides[key].target, _OfficeXml(lines, relations, {}))
             for notes in [one.target for one in relations.values() if one.kind == "notesSlide"]:
@@ -756,30 +705,23 @@ def _slides(package: _Package, main: str, lines: _Writer) -> None:
                 package.parse(notes, _OfficeXml(lines, {}, {}))
 
 
-class _OpenDocument(_Elements):
+class _OpenDocument(_Prose):
     """Writes the paragraphs, lists, tables and slides of an OpenDocument file."""
 
     def __init__(self, lines: _Writer) -> None:
-        self._lines = lines
-        self._depth = self._paragraphs = self._lists = self._notes = self._slides = 0
-        self._tables = _Tables()
+        super().__init__(lines)
+        self._paragraphs = self._lists = self._notes = self._slides = 0
 
-    def start(self, tag: str, given: Mapping[str, str]) -> None:
+    def _begin(self, tag: str, given: Mapping[str, str]) -> None:
         lines = self._lines
-        if self._depth or tag in ("tracked-changes", "note-citation"):
-            self._depth += 1
-        elif tag in ("p", "h"):
+        if tag in ("p", "h"):
             self._paragraphs += 1
-            if tag == "h" and not self._tables:
-                level = given.get("outline-level", "1")
-                lines.end(gap=True)
-                lines.mark = "#" * min(max(1, int(level)) if level in _DEPTHS else 1, 6) + " "
-        elif tag == "s":
-            lines.add(" ")
-        elif tag == "tab":
-            lines.add("\t")
+            level = given.get("outline-level", "1")
+            self._heading(min(max(1, int(level)) if level in _DEPTHS else 1, 6) if tag == "h" else 0)
+        elif tag in ("s", "tab"):
+            lines.add(" " if tag == "s" else "\t")
         elif tag == "line-break":
-            self._break()
+            self._break(is_inside=self._notes > 0)
         elif tag == "a":
             lines.link(given.get("href", ""))
         elif tag == "list":
@@ -792,38 +734,19 @@ class _OpenDocument(_Elements):
         elif tag == "page":
             self._slides += 1
             lines.slide(self._slides)
-        elif tag == "table":
-            self._tables.begin_table(lines)
-        elif tag == "table-row":
-            self._tables.begin_row()
-        elif tag == "table-cell":
-            self._tables.begin_cell(lines)
 
-    def end(self, tag: str) -> None:
-        lines = self._lines
-        if self._depth:
-            self._depth -= 1
-        elif tag in ("p", "h"):
+    def _finish(self, tag: str) -> None:
+        if tag in ("p", "h"):
             self._paragraphs -= 1
-            self._break()
+            self._break(is_inside=self._notes > 0)
         elif tag == "a":
-            lines.link("")
+            self._lines.link("")
         elif tag == "list":
             self._lists -= 1
         elif tag in ("note-body", "annotation"):
             self._notes -= 1
-            lines.add(")")
-        elif tag == "table-row":
-            lines.end()
-        elif tag == "table":
-            self._tables.end_table(lines)
+            self._lines.add(")")
 
     def data(self, text: str) -> None:
         if self._paragraphs and not self._depth:
             self._lines.add(text)
-
-    def _break(self) -> None:
-        if self._tables or self._notes:
-            self._lines.add(" ")
-        else:
-            self._lines.end()

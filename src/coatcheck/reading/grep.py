@@ -23,15 +23,17 @@ import re
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from copy import copy
+from itertools import tee
 from time import monotonic
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import re2  # type: ignore[import-untyped]  # ships without types
 
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.ids import clip
 from coatcheck.previews.excerpts import count, folded, uncoloured
-from coatcheck.reading.long_lines import LEVELS, RECORD, SMALL, Decoded, Extract, Structure, decoded_lines
+from coatcheck.reading.long_lines import LEVELS, RECORD, SMALL, Decoded, Extract, Structure, boundary, decoded_lines
 from coatcheck.reading.page import AUTO, PageDraft, Request, lines_of
 from coatcheck.reading.text import REPLACEMENT, DecodedText, decode, visible
 
@@ -70,6 +72,7 @@ COUNT_SECONDS: Final = 1.0
 DENSE_SECONDS: Final = 0.008  # if nearly all lines match, their number says little
 SEARCH_SECONDS: Final = 10.0
 LINE_CHARS: Final = 500
+_KEPT: Final = 8 << 20  # bytes of searched lines
 RICH: Final = 2_500  # maximum characters of a page that shows whole records
 _WIDTHS: Final = (500, 300, 160)  # of the matches on a page that shows them in brief
 FULL: Final = 1_500  # characters up to which lines of context are added,
@@ -95,7 +98,10 @@ _GROUP: Final = re.compile(r"\((?:\?:)?([^()]*)\)")
 _PARTS: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|]", re.DOTALL)
 _NEXT_RECORD: Final = re.compile(rb"[\])}]\s{0,40},\s{0,40}[\[({]")
 _CONTINUATION: Final = bytes(range(0x80, 0xC0))  # the bytes of UTF-8 that do not begin a character
+_AGAIN: Final = 2 * RECORD
 _LEFT_OUT: Final = len("[999,999,999,999 characters left out]")
+
+_Views: TypeAlias = "dict[int, _LineView | _HugeLineView]"  # by the offset of the line
 
 
 def search(text: DecodedText, request: Request, position: tuple[int, ...] | None = None, base: str = "") -> PageDraft:
@@ -106,53 +112,20 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
     if not text.lines:
         Pattern(request.grep, ignore_case=request.ignore_case, literal=request.literal)
         return PageDraft("", "no match: the artifact is empty", matches=0)
-    escapes = text.is_json or text.end - text.start > LONG * text.lines
-    pattern = Pattern(request.grep, ignore_case=request.ignore_case, literal=request.literal, escapes=escapes)
     ranges = _merged([(1, text.lines)] if request.lines is None else lines_of(request.lines, text.lines))
     start, before, due, known, *inside = position or (ranges[0][0], 0, 0, 0)
-    given = request.context if isinstance(request.context, int) else None
-    usual = _usual_context(text) if given is None else given
-
-    def fill(width: int, room: int, context: int) -> tuple[_PageBuilder, bool, int | None]:
-        page = _PageBuilder(
-            text,
-            request,
-            pattern,
-            start,
-            min(due, context),
-            *inside,
-            base=base,
-            room=room,
-            context=context,
-            width=width,
-        )
-        return page, *page.fill(ranges, count=width == _WIDTHS[-1] and not known)
-
-    began = monotonic()
-    page, finished, stopped = fill(0, RICH, usual)
-    spent = monotonic() - began
-    if spent > SLOW_SECONDS:
-        pass  # once is enough
-    elif page.resume is not None:
-        for width in _WIDTHS if spent < SLOW_SECONDS / 10 else _WIDTHS[-1:]:
-            page, finished, stopped = fill(width, request.max_chars, given or 0)
-            if page.resume is None:
-                break
-    elif request.context == AUTO and 0 < page.found <= FILLED and text.lines > 1 and not (stopped or page.is_complete):
-        for context in _CONTEXTS:
-            fuller = fill(0, FULL, context)
-            if context > usual and fuller[0].resume is None:
-                page, finished, stopped = fuller
-                break
-
+    with closing(_Found(text, request, ranges, start, *inside)) as found:
+        page, seconds = _best_form(found, due, base, is_counted=not known)
+        is_first = position is None and page.found + page.more > 0 and page.stopped is None and seconds < SLOW_SECONDS
+        tallies = _tallies(found) if is_first and not (request.literal or request.invert) else []
     seen = before + page.found
-    matches, exact = max(seen + page.more, known >> 1), finished or bool(known & 1)
+    matches, exact = max(seen + page.more, known >> 1), page.is_finished or bool(known & 1)
     following: tuple[int, ...] | None = None
     if page.resume is not None:
         following = (page.resume, seen, page.due, matches << 1 | exact)
         following += (page.inside,) if page.inside else ()
-    elif stopped is not None:
-        following = (stopped, seen, page.due, known)
+    elif page.stopped is not None:
+        following = (page.stopped, seen, page.due, known)
 
     where = f"{text.lines:,} line{'s' * (text.lines != 1)}"
     if request.lines is not None:
@@ -169,18 +142,39 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
     else:
         shown = f"no {'further ' if before else ''}match in {where}"
     notes = page.notes()
-    if (
-        matches
-        and position is None
-        and spent < SLOW_SECONDS
-        and stopped is None
-        and not request.literal
-        and not request.invert
-    ):
-        notes[:0] = _tallies(text, request, ranges, escapes)
-    if stopped is not None:
-        notes.insert(0, f"searched up to line {stopped - 1} so far, the cursor continues from there")
-    return PageDraft("\n".join(page.out), "; ".join([shown, *notes]), following, matches, exact)
+    if page.stopped is not None:
+        notes.insert(0, f"searched up to line {page.stopped - 1} so far, the cursor continues from there")
+    return PageDraft("\n".join(page.out), "; ".join([shown, *tallies, *notes]), following, matches, exact)
+
+
+def _best_form(found: _Found, due: int, base: str, *, is_counted: bool) -> tuple[_PageBuilder, float]:
+    """The page in the form that shows most, and the seconds that the first form took."""
+    text, request = found.text, found.request
+    given = request.context if isinstance(request.context, int) else None
+    usual = _usual_context(text) if given is None else given
+
+    def filled(width: int, room: int, context: int) -> _PageBuilder:
+        page = _PageBuilder(found, due=min(due, context), base=base, room=room, context=context, width=width)
+        page.fill(is_counted=is_counted and width == _WIDTHS[-1])
+        return page
+
+    began = monotonic()
+    page = filled(0, RICH, usual)
+    seconds = monotonic() - began
+    if seconds > SLOW_SECONDS:
+        pass  # once is enough
+    elif page.resume is not None:
+        for width in _WIDTHS if seconds < SLOW_SECONDS / 10 else _WIDTHS[-1:]:
+            page = filled(width, request.max_chars, given or 0)
+            if page.resume is None:
+                break
+    elif request.context == AUTO and 0 < page.found <= FILLED and text.lines > 1:
+        contexts = () if page.stopped or all(map(_COMPLETE.match, page.out)) else _CONTEXTS
+        for context in (context for context in contexts if context > usual):
+            fuller = filled(0, FULL, context)
+            if fuller.resume is None:
+                return fuller, seconds
+    return page, seconds
 
 
 def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -196,7 +190,7 @@ def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _usual_context(text: DecodedText) -> int:
     """Lines around a match if the request says nothing: some where one line says little."""
-    head = text.take(text.start, _LOOK)
+    head = text.head[: 4 * _LOOK].decode("utf-8", "replace")[:_LOOK]
     is_indented = text.is_document and _INDENTED.match(head) is not None
     return CONTEXT if is_indented or len(_SNAPSHOT.findall(head)) > _NODES else 0
 
@@ -225,33 +219,129 @@ def _split(pattern: str) -> list[str]:
     return [*parts, pattern[start:]]
 
 
-def _tallies(text: DecodedText, request: Request, ranges: list[tuple[int, int]], escapes: bool) -> list[str]:
+def _tallies(found: _Found) -> list[str]:
     """A note on how often each alternative of the pattern matches, unless the few matches show it, or it takes long."""
-    parts = alternatives(request.grep or "")
+    parts = alternatives(found.request.grep or "")
     deadline = monotonic() + TALLY_SECONDS
     try:
-        patterns = [Pattern(part, ignore_case=request.ignore_case, escapes=escapes) for part in parts]
+        patterns = [found.compiled(part) for part in parts]
     except InvalidArgument:
         return []
     counts = [0] * len(parts)
-    long = LONG if text.lines > 1 else 0
-    for first, last in ranges if parts else ():
-        with closing(groups(text, first, last)) as lines:
-            for group in lines:
-                for index, pattern in enumerate(patterns):
-                    if isinstance(group, HugeLine):
-                        spans = _HugeLineView(text, group, pattern).occurrences(0)
-                        found, is_whole = _tally(spans, deadline, is_hit=False)
-                    else:
-                        found, upto = pattern.count(group.data, group.start, group.end, deadline, long=long)
-                        is_whole = upto == group.end
-                    counts[index] += found
-                    if not is_whole or monotonic() > deadline:
-                        return []
+    with closing(found.lines(keep=False)) as all_lines:
+        for lines in all_lines if parts else ():
+            for index, pattern in enumerate(patterns):
+                if isinstance(lines.group, HugeLine):
+                    spans = _occurrences_in(found.text, lines.group, pattern, 0)
+                    number, is_whole = _tally(spans, deadline, is_hit=False)
+                else:
+                    data, start, end = lines.group.data, lines.group.start, lines.group.end
+                    number, upto = pattern.count(data, start, end, deadline, long=found.long)
+                    is_whole = upto == end
+                counts[index] += number
+                if not is_whole or monotonic() > deadline:
+                    return []
     named = zip(parts, counts, strict=True)
     note = ", ".join(f"{part if len(part) <= 40 else part[:39] + '…'}: {number or 'none'}" for part, number in named)
     is_plain = all(counts) and sum(counts) <= _FEW
     return [note] if note and len(note) <= _TALLY and not is_plain else []
+
+
+class _Lines:
+    """Searched lines. Their matches, and those inside a long line, are found when they are first asked for, and kept
+    for every form of the page. `is_first` is True at the start of a range."""
+
+    def __init__(self, found: _Found, group: LineGroup | HugeLine, is_first: bool) -> None:
+        self.group, self.is_first = group, is_first
+        self.views: _Views = {}
+        self._hits = tee(found.hits(group, self.views), 1)[0]
+
+    def hits(self) -> Iterator[LineHit]:
+        """The lines to show as matches; for a huge line, itself."""
+        return copy(self._hits)
+
+
+class _Found:
+    """The lines of a search from its start on. Each form of the page goes through them, but they are read and searched
+    once: lines with matches, and those after them, are kept up to a limit."""
+
+    def __init__(
+        self, text: DecodedText, request: Request, ranges: list[tuple[int, int]], start: int, inside: int = 0
+    ) -> None:
+        self.text, self.request, self.start, self.inside = text, request, start, inside
+        self.long = LONG if text.lines > 1 else 0
+        self._has_escapes = text.is_json or text.end - text.start > LONG * text.lines
+        self.pattern = self.compiled(request.grep or "", literal=request.literal)
+        self._ranges = ranges
+        self._kept: list[_Lines] = []
+        self._room = _KEPT
+        self._next = start  # the last of the kept lines, or those after them
+
+    def compiled(self, pattern: str, *, literal: bool = False) -> Pattern:
+        return Pattern(pattern, ignore_case=self.request.ignore_case, literal=literal, escapes=self._has_escapes)
+
+    def view(
+        self, group: LineGroup | HugeLine, views: _Views, start: int, end: int, number: int
+    ) -> _LineView | _HugeLineView:
+        """A long line in which occurrences are shown, made once for all forms."""
+        if start not in views:
+            inside = self.inside if number == self.start else 0
+            views[start] = (
+                _HugeLineView(self.text, group, self.pattern, inside)
+                if isinstance(group, HugeLine)
+                else _LineView(group, start, end, self.pattern, inside)
+            )
+        return views[start]
+
+    def hits(self, group: LineGroup | HugeLine, views: _Views) -> Iterator[LineHit]:
+        """Search lines for those to show as matches."""
+        is_inverted = self.request.invert
+        if isinstance(group, HugeLine):
+            is_continued = group.number == self.start and self.inside > 0
+            spans = self.view(group, views, 0, 0, group.number).occurrences()
+            if is_continued or any(span is not None for span in spans) is not is_inverted:
+                yield LineHit(0, 0, 0)
+            return
+        hits, at = self.pattern.hits(group.data, group.start, group.end), group.start
+        if not is_inverted:
+            yield from hits
+            return
+        for hit in hits:
+            yield from _each(group.data, at, hit.start)
+            at = hit.end + 1
+        yield from _each(group.data, at, group.end)
+
+    def close(self) -> None:
+        """Drop the kept lines, which refer to this object."""
+        self._kept.clear()
+
+    def lines(self, *, keep: bool) -> Generator[_Lines, None, None]:
+        """Yield the lines in order: the kept ones, then others, which are kept if that is wanted."""
+        yield from self._kept
+        start = self._next
+        if self._kept and self._kept[-1].group.number == start:
+            start = _after(self._kept[-1].group)
+        for first, last in self._ranges:
+            begin = max(first, start)
+            is_first = begin in (first, self.start)
+            was_hit = True
+            for group in groups(self.text, begin, last) if begin <= last else ():
+                lines = _Lines(self, group, is_first)
+                keep = keep and self._room > 0
+                if keep:
+                    self._next = group.number
+                    self._kept.append(lines)
+                yield lines
+                if keep:
+                    is_hit = next(lines.hits(), None) is not None
+                    if is_first or is_hit or was_hit:
+                        self._room -= group.end - group.start
+                    else:
+                        self._kept.pop()
+                    was_hit = is_hit
+                is_first = False
+            if keep:
+                self._next = max(self._next, last + 1)
 
 
 class _LineView:
@@ -259,17 +349,19 @@ class _LineView:
 
     unit = "characters"
 
-    def __init__(self, group: LineGroup, start: int, end: int, pattern: Pattern) -> None:
-        self._raw, self._pattern = group.data[start:end], pattern
+    def __init__(self, group: LineGroup, start: int, end: int, pattern: Pattern | None = None, inside: int = 0) -> None:
+        self._raw = group.data[start:end]
         self._body = self._raw.decode()
         self._near = (0, 0)
+        self._spans = tee(pattern.occurrences_from(self._raw, inside) if pattern else (), 1)[0]
         self._structure: Structure | None = None
         self.length = len(self._body)
         self.is_repaired = group.repaired
 
-    def occurrences(self, inside: int) -> Iterator[tuple[int, int] | None]:
-        """Yield the occurrences from a byte offset on, and None from time to time."""
-        return self._pattern.occurrences_from(self._raw, inside)
+    def occurrences(self) -> Iterator[tuple[int, int] | None]:
+        """Yield the occurrences from the byte offset on that a page continues from, and None from time to time."""
+        self._structure = None
+        return copy(self._spans)
 
     def measure(self, offset: int) -> int:
         """Convert a byte offset to the line's unit."""
@@ -297,45 +389,13 @@ class _HugeLineView:
     unit = "bytes"
     is_repaired = False
 
-    def __init__(self, text: DecodedText, huge: HugeLine, pattern: Pattern) -> None:
-        self._text, self._pattern = text, pattern
-        self._number, self._start, self._end = huge
+    def __init__(self, text: DecodedText, huge: HugeLine, pattern: Pattern, inside: int = 0) -> None:
+        self._text, self._start = text, huge.start
+        self._spans = tee(_occurrences_in(text, huge, pattern, inside), 1)[0]
         self.length = huge.end - huge.start
 
-    def occurrences(self, inside: int) -> Iterator[tuple[int, int] | None]:
-        """Yield the occurrences as offsets from the start of the line, and None after each window. `inside` is the
-        start of an earlier match to continue from.
-
-        A match longer than the overlap may be missed, or found in parts that count as one. Invalid UTF-8 matches
-        nothing. Raises `LimitExceeded` if the pattern is too slow."""
-        done, is_cut = self._start + inside, False
-        deadline = monotonic() + LINE_SECONDS
-        for base in range(self._start + inside // _STEP * _STEP, self._end, _STEP):
-            if monotonic() > deadline:
-                raise LimitExceeded(
-                    f"line {self._number} has {self._end - self._start:,} bytes, too many for this pattern",
-                    hint="use a simpler pattern",
-                )
-            low = max(self._start, base - OVERLAP - _AROUND)
-            high = min(self._end, base + _STEP + _AROUND)
-            data = self._text.read(low, high - low)
-            start, stop = 0, len(data)
-            if high == self._end < self._text.end and data.endswith(b"\r"):
-                data, stop = data[:-1], stop - 1
-            elif high < self._end:
-                stop = _boundary(data, stop - _AROUND)
-            if low > self._start:
-                start = _boundary(data, _AROUND)
-            is_last = high == self._end
-            for first, last in self._pattern.occurrences(data, max(start, done - low), stop):
-                if not is_last and first >= stop - OVERLAP:
-                    break  # it is complete in the next window
-                is_rest = is_cut and last > first and low + first == done
-                done, is_cut = low + last, last == stop and not is_last
-                if not is_rest:
-                    yield low + first - self._start, low + last - self._start
-                    deadline = monotonic() + LINE_SECONDS
-            yield None
+    def occurrences(self) -> Iterator[tuple[int, int] | None]:
+        return copy(self._spans)
 
     def measure(self, offset: int) -> int:
         return offset
@@ -355,77 +415,90 @@ class _HugeLineView:
         return found and found._replace(start=found.start + low, end=found.end + low, label="")
 
 
+def _occurrences_in(
+    text: DecodedText, huge: HugeLine, pattern: Pattern, inside: int
+) -> Iterator[tuple[int, int] | None]:
+    """Yield the occurrences as offsets from the start of the line, and None after each window. `inside` is the
+    start of an earlier match to continue from.
+
+    A match longer than the overlap may be missed, or found in parts that count as one. Invalid UTF-8 matches
+    nothing. Raises `LimitExceeded` if the pattern is too slow."""
+    done, is_cut = huge.start + inside, False
+    deadline = monotonic() + LINE_SECONDS
+    for base in range(huge.start + inside // _STEP * _STEP, huge.end, _STEP):
+        if monotonic() > deadline:
+            raise LimitExceeded(
+                f"line {huge.number} has {huge.end - huge.start:,} bytes, too many for this pattern",
+                hint="use a simpler pattern",
+            )
+        low = max(huge.start, base - OVERLAP - _AROUND)
+        high = min(huge.end, base + _STEP + _AROUND)
+        data = text.read(low, high - low)
+        start, stop = 0, len(data)
+        if high == huge.end < text.end and data.endswith(b"\r"):
+            data, stop = data[:-1], stop - 1
+        elif high < huge.end:
+            stop = boundary(data, stop - _AROUND)
+        if low > huge.start:
+            start = boundary(data, _AROUND)
+        is_last = high == huge.end
+        for first, last in pattern.occurrences(data, max(start, done - low), stop):
+            if not is_last and first >= stop - OVERLAP:
+                break  # it is complete in the next window
+            is_rest = is_cut and last > first and low + first == done
+            done, is_cut = low + last, last == stop and not is_last
+            if not is_rest:
+                yield low + first - huge.start, low + last - huge.start
+                deadline = monotonic() + LINE_SECONDS
+        yield None
+
+
 class _PageBuilder:
     """A page being filled. `resume` is the first line that did not fit, None while there is room; `inside` is the
     offset of the first occurrence in it that did not. `due` counts the lines of context left to show after a match, and
-    `more` the matches beyond the page."""
+    `more` the matches beyond the page. `is_finished` is True if the end was reached, and `stopped` is the line at which
+    time ran out before the page was full."""
 
-    def __init__(
-        self,
-        text: DecodedText,
-        request: Request,
-        pattern: Pattern,
-        start: int,
-        due: int,
-        inside: int = 0,
-        *,
-        base: str,
-        room: int,
-        context: int,
-        width: int,
-    ) -> None:
-        self._text, self._request, self._pattern = text, request, pattern
+    def __init__(self, found: _Found, *, due: int, base: str, room: int, context: int, width: int) -> None:
+        self._search, self._text, self._request = found, found.text, found.request
         self._base, self._width_of_most, self._context = base, width, context
         self.records = 0
         self._last = ("", 0)  # the label of the last record, and its offset
-        self._long = LONG if text.lines > 1 else 0
         self._deadline = monotonic() + SEARCH_SECONDS
-        self._began = (start, inside)
         self.out: list[str] = []
         self.found = self.more = self.inside = 0
         self.due = due
         self.resume: int | None = None
-        self._room = min(request.max_chars, room)
-        self._floor = start  # the first line that may still be shown
+        self.is_finished = False
+        self.stopped: int | None = None
+        self._room = min(found.request.max_chars, room)
+        self._floor = found.start  # the first line that may still be shown
         self._cut = self._fits = self._repaired = self._has_huge = False
 
-    def fill(self, ranges: list[tuple[int, int]], *, count: bool) -> tuple[bool, int | None]:
-        """Go through the lines once: show until the page is full, then count.
-
-        Returns whether the end was reached, and the line at which time ran out before the page was full."""
+    def fill(self, *, is_counted: bool) -> None:
+        """Go through the lines once: show until the page is full, then count if that is wanted."""
         full_at, inside = None, 0
-        with closing(self._groups(ranges)) as lines:
-            for group in lines:
+        with closing(self._search.lines(keep=not is_counted)) as found:
+            for lines in found:
+                group = lines.group
                 at: int | None = group.start
                 if full_at is None:
                     if monotonic() > self._deadline:
-                        return False, group.number
-                    at = self._add_huge(group) if isinstance(group, HugeLine) else self._add(group)
+                        self.stopped = group.number
+                        return
+                    if lines.is_first and group.number > self._floor:  # no context reaches from one range to another
+                        self._floor, self.due = group.number, 0
+                    at = self._add_huge(lines, group) if isinstance(group, HugeLine) else self._add(lines, group)
                     if at is None:
                         continue
-                    if not count:
-                        return False, None
+                    if not is_counted:
+                        return
                     full_at, inside = monotonic(), self.inside
                 assert at is not None
                 if not self._count(group, at, inside, full_at):
-                    return False, None
+                    return
                 inside = 0
-        return True, None
-
-    def _groups(self, ranges: list[tuple[int, int]]) -> Generator[LineGroup | HugeLine, None, None]:
-        """Yield the lines of the ranges. No context reaches from one range to another."""
-        for first, last in ranges:
-            start = max(first, self._began[0])
-            if start > last:
-                continue
-            if start > self._floor:
-                self._floor, self.due = start, 0
-            yield from groups(self._text, start, last)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every line of the page says it all: lines of a log or of a listing do."""
-        return all(map(_COMPLETE.match, self.out))
+        self.is_finished = True
 
     def notes(self) -> list[str]:
         """Notes on the page for its reader."""
@@ -438,7 +511,7 @@ class _PageBuilder:
         if self._has_huge:
             most = f"a match over {OVERLAP >> 10} KiB may be missed"
             notes.append(f"lines over {LONG_LINE >> 20} MiB were searched in parts, {most}")
-        if not self.found and self._pattern.has_feed:
+        if not self.found and self._search.pattern.has_feed:
             notes.append("a pattern sees one line at a time, so \\n never matches: use context=N for the lines around")
         return notes + self._text.notes() if self._text.is_scanned else notes
 
@@ -448,29 +521,29 @@ class _PageBuilder:
         inverted, deadline = self._request.invert, full_at + COUNT_SECONDS
         if isinstance(group, HugeLine):
             self._has_huge = True
-            spans = _HugeLineView(self._text, group, self._pattern).occurrences(inside)
+            spans = _occurrences_in(self._text, group, self._search.pattern, inside)
             found, is_whole = _tally(spans, deadline, is_hit=inside > 0, stops=inverted)
             self.more += is_whole and not found if inverted else found
         else:
-            passed = group.number - self._began[0] + group.data.count(b"\n", group.start, at)
+            passed = group.number - self._search.start + group.data.count(b"\n", group.start, at)
             if 0 < 9 * passed <= 10 * (self.found + self.more) <= 10 * passed:  # more than that are occurrences
                 deadline = full_at + DENSE_SECONDS
-            long = None if inverted else self._long
-            found, upto = self._pattern.count(group.data, at, group.end, deadline, long=long, inside=inside)
+            long = None if inverted else self._search.long
+            found, upto = self._search.pattern.count(group.data, at, group.end, deadline, long=long, inside=inside)
             self.more += _line_count(group.data, at, upto) - found if inverted else found
             is_whole = upto == group.end
         return is_whole and monotonic() <= deadline
 
-    def _add(self, group: LineGroup) -> int | None:
+    def _add(self, lines: _Lines, group: LineGroup) -> int | None:
         """Show the matches in these lines. None while there is room, else the offset from which to count."""
         at, number = group.start, group.number
-        for hit in self._hits(group):
+        for hit in lines.hits():
             gap = group.data.count(b"\n", at, hit.start)
             if not (self._show_due(group, at, number, hit.start) and self._before(group, hit.start, number + gap)):
                 return hit.start
             number += gap
-            if not self._request.invert and hit.end - hit.start > self._long:
-                if not self._occurrences(_LineView(group, hit.start, hit.end, self._pattern), number):
+            if not self._request.invert and hit.end - hit.start > self._search.long:
+                if not self._occurrences(self._search.view(group, lines.views, hit.start, hit.end, number), number):
                     return hit.start
             elif not self._line(group, number, ":", hit.start, hit.end, hit.match):
                 return hit.start
@@ -480,38 +553,23 @@ class _PageBuilder:
             at, number = min(hit.end + 1, group.end), number + 1
         return None if self._show_due(group, at, number, group.end) else group.end
 
-    def _add_huge(self, huge: HugeLine) -> int | None:
+    def _add_huge(self, lines: _Lines, huge: HugeLine) -> int | None:
         """Show the matches in a huge line. None while there is room."""
         self._has_huge = True
-        line = _HugeLineView(self._text, huge, self._pattern)
-        if huge.number != self._began[0] or not self._began[1]:
-            is_hit = any(span is not None for span in line.occurrences(0))
-            if is_hit is self._request.invert:
-                if self.due:
-                    if not self._distant(huge.number):
-                        return 0
-                    self.due -= 1
-                return None
-            if not self._before(huge, 0, huge.number):
-                return 0
-        if self._request.invert:
-            if not self._distant(huge.number, ":"):
-                return 0
-            self.found += 1
-        elif not self._occurrences(line, huge.number):
-            return 0
-        self.due = self._context
-        return None
-
-    def _hits(self, group: LineGroup) -> Iterator[LineHit]:
-        if not self._request.invert:
-            yield from self._pattern.hits(group.data, group.start, group.end)
-            return
-        at = group.start
-        for hit in self._pattern.hits(group.data, group.start, group.end):
-            yield from _each(group.data, at, hit.start)
-            at = hit.end + 1
-        yield from _each(group.data, at, group.end)
+        is_shown, is_hit = True, next(lines.hits(), None) is not None
+        if not is_hit:
+            is_shown = not self.due or self._distant(huge.number)
+            self.due -= bool(self.due and is_shown)
+        elif self._request.invert:
+            is_shown = self._before(huge, 0, huge.number) and self._distant(huge.number, ":")
+            self.found += is_shown
+        else:
+            is_continued = huge.number == self._search.start and self._search.inside > 0
+            is_shown = is_continued or self._before(huge, 0, huge.number)
+            view = self._search.view(huge, lines.views, 0, 0, huge.number)
+            is_shown = is_shown and self._occurrences(view, huge.number)
+        self.due = self._context if is_hit and is_shown else self.due
+        return None if is_shown else 0
 
     def _show_due(self, group: LineGroup, at: int, number: int, end: int) -> bool:
         """Show the context due after the last match, from the lines before an offset."""
@@ -549,15 +607,15 @@ class _PageBuilder:
         return self._entry(number, mark, f"{body}[{left:,} bytes left out]", cut_from=left + width)
 
     def _line(self, group: LineGroup, number: int, mark: str, start: int, end: int, match: int = -1) -> bool:
-        line = _LineView(group, start, end, self._pattern)
+        line = _LineView(group, start, end)
         body, low, high = self._excerpt(line, number, max(0, match - start))
         cut_from = line.length if high - low < line.length else 0
         return self._entry(number, mark, body, cut_from=cut_from, is_repaired=line.is_repaired)
 
     def _occurrences(self, line: _LineView | _HugeLineView, number: int) -> bool:
         """Show the occurrences in a line, those in the same record or near one another in one entry."""
-        inside = self._began[1] if number == self._began[0] else 0
-        spans = (span for span in line.occurrences(inside) if span is not None)
+        inside = self._search.inside if number == self._search.start else 0
+        spans = (span for span in line.occurrences() if span is not None)
         span: tuple[int, int] | None = next(spans, (inside, inside))
         if span is not None and span[0] == span[1]:  # an empty match counts only if there is no other
             span = next(spans, span)
@@ -579,8 +637,9 @@ class _PageBuilder:
                 if monotonic() > self._deadline:
                     break
             cut_from = line.length if is_cut else 0
-            if self._is_shown(record):
-                pass
+            label, shown_at = self._last
+            if record is not None and self._wide and record.label == label != "" and record.start <= shown_at + _AGAIN:
+                pass  # a brief page shows a record once, but one that is very large again further on
             elif not self._entry(number, ":", body, cut_from=cut_from, is_repaired=line.is_repaired):
                 self.inside = first
                 return False
@@ -597,12 +656,6 @@ class _PageBuilder:
     def _wide(self) -> int:
         """The width of the next match; 0 for a whole record, as the first match always is."""
         return self._width_of_most if self.found else 0
-
-    def _is_shown(self, record: Extract | None) -> bool:
-        """Whether a brief page has shown this record already. One that is very large may be shown again further on."""
-        if record is None or not self._wide or not record.label:
-            return False
-        return record.label == self._last[0] and record.start <= self._last[1] + 2 * RECORD
 
     def _record(self, line: _LineView | _HugeLineView, number: int, span: tuple[int, int]) -> Extract | None:
         """The record around an occurrence, unless the whole line fits."""
@@ -627,14 +680,17 @@ class _PageBuilder:
         left, right = (f"[{size:,} {line.unit} left out]" if size else "" for size in (low, line.length - high))
         return left + line.cut(low, high) + right, low, high
 
+    def _label(self, number: int) -> str:
+        return f"p{self._text.page_at(number)}:{number}" if self._text.is_paged else str(number)
+
     def _room_for(self, number: int) -> int:
-        return self._request.max_chars - len(self._text.label(number)) - len(str(number)) - 1
+        return self._request.max_chars - len(self._label(number)) - 1
 
     def _width(self, number: int) -> int:
         return min(self._wide + _MARKS if self._wide else LINE_CHARS, LINE_CHARS, self._room_for(number))
 
     def _entry(self, number: int, mark: str, body: str, *, cut_from: int = 0, is_repaired: bool = False) -> bool:
-        entry = f"{self._text.label(number)}{number}{mark}{body}"
+        entry = f"{self._label(number)}{mark}{body}"
         if self.out and self._context and number > self._floor:
             entry = "--\n" + entry
         room = self._room - len(entry) - bool(self.out)
@@ -677,6 +733,12 @@ def _stop(data: bytes, at: int, end: int) -> int:
     """End of the line that begins at an offset."""
     found = data.find(b"\n", at, end)
     return end if found < 0 else found
+
+
+def _after(group: LineGroup | HugeLine) -> int:
+    """Number of the line after these."""
+    size = 1 if isinstance(group, HugeLine) else _line_count(group.data, group.start, group.end)
+    return group.number + size
 
 
 def _line_count(data: bytes, at: int, end: int) -> int:
@@ -909,16 +971,11 @@ def _compile(source: str, ignore_case: bool) -> Any:
     try:
         return re2.compile(source, options)
     except re2.error as error:
-        raise _rejected(error) from None
-
-
-def _rejected(error: Exception) -> InvalidArgument:
-    reason = error.args[0] if error.args else ""
-    text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
-    for signs, what, instead in _REJECTIONS:
-        if any(sign in text for sign in signs):
-            return InvalidArgument(f"{what}: {clip(text)}", hint=instead)
-    return InvalidArgument(f"RE2 rejects the pattern: {clip(text)}", hint=_ESCAPE_HINT)
+        reason = error.args[0] if error.args else ""
+        text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+        known = ((what, instead) for signs, what, instead in _REJECTIONS if any(sign in text for sign in signs))
+        what, hint = next(known, ("RE2 rejects the pattern", _ESCAPE_HINT))
+        raise InvalidArgument(f"{what}: {clip(text)}", hint=hint) from None
 
 
 class LineGroup(NamedTuple):
@@ -974,20 +1031,22 @@ def groups(text: DecodedText, first: int, last: int) -> Generator[LineGroup | Hu
 def _ahead(text: DecodedText, at: int, end: int) -> Iterator[tuple[bytes, int]]:
     """Yield the pieces of a text. If reading is slow (a slow disk, compressed content), each piece is read in a thread
     while the one before it is in use; otherwise passing pieces between threads would cost more than it saves."""
-    pieces = text.pieces(at, end)
     spent, allowed = 0.0, _PATIENCE
-    while text.is_scanned or spent <= allowed:  # the blocks of a scanned text are for one thread
+    while at < end and (text.is_scanned or spent <= allowed):  # the blocks of a scanned text are for one thread
         began = monotonic()
-        piece = next(pieces, None)
-        if piece is None:
-            return
-        spent, allowed = spent + monotonic() - began, allowed + _QUICK * len(piece[0])
-        yield piece
-    with ThreadPoolExecutor(1, "coatcheck-read-ahead") as reader:
-        reading = reader.submit(next, pieces, None)
-        while (piece := reading.result()) is not None:
-            reading = reader.submit(next, pieces, None)
-            yield piece
+        piece, feeds = text.piece(at, end)
+        spent, allowed = spent + monotonic() - began, allowed + _QUICK * len(piece)
+        at += len(piece)
+        yield piece, feeds
+    if at < end:
+        with ThreadPoolExecutor(1, "coatcheck-read-ahead") as reader:
+            reading = reader.submit(text.piece, at, end)
+            while at < end:
+                piece, feeds = reading.result()
+                at += len(piece)
+                if at < end:
+                    reading = reader.submit(text.piece, at, end)
+                yield piece, feeds
 
 
 def _cleaned(text: DecodedText, number: int, data: bytes, start: int = 0, end: int | None = None) -> LineGroup:
@@ -1010,8 +1069,3 @@ def _cleaned(text: DecodedText, number: int, data: bytes, start: int = 0, end: i
         data = data[start:end].replace(b"\r\n", b"\n")
         start, end = 0, len(data)
     return LineGroup(number, data, start, end, repaired)
-
-
-def _boundary(data: bytes, at: int) -> int:
-    """Start of the character at an offset."""
-    return next((near for near in range(at, at - 4, -1) if data[near] & 0xC0 != 0x80), at)

@@ -101,7 +101,9 @@ def diff(old: Content, new: Content) -> QueryResult:
 
 def search(content: Content, request: Request, position: tuple[int, ...] | None, base: str = "") -> PageDraft:
     """Return one page of a grep. `base` is the fragment that the content is a part at."""
-    if _is_short(content, request):
+    pattern, seen = request.grep or "", min(content.ref.size_bytes, grep.LONG_LINE)
+    is_simple = _SIMPLE.fullmatch(pattern) and _PER_CHARACTER * len(pattern) * seen <= WORK
+    if request.literal or is_simple or grep.program_size(pattern, ignore_case=request.ignore_case) * seen <= WORK:
         return grep.search(DecodedText(content, exact=request.exact), request, position, base)
     hint = "use a simpler pattern: fewer repetitions, no large ones inside one another"
     arguments = {"request": asdict(request), "position": position, "base": base}
@@ -134,14 +136,6 @@ def largest(content: Content) -> Array | None:
         return json_content.largest(content)
     found = _ask("largest", [content], {}, hint="read it as text, with lines or grep")["found"]
     return found and Array(found[0], found[1], tuple(found[2]))
-
-
-def _is_short(content: Content, request: Request) -> bool:
-    pattern = request.grep or ""
-    seen = min(content.ref.size_bytes, grep.LONG_LINE)
-    if request.literal or (_SIMPLE.fullmatch(pattern) and _PER_CHARACTER * len(pattern) * seen <= WORK):
-        return True
-    return grep.program_size(pattern, ignore_case=request.ignore_case) * seen <= WORK
 
 
 def _check_document(content: Content) -> None:

@@ -57,7 +57,10 @@ def whole(content: Content, max_bytes: int = MAX_BYTES) -> bytes:
 
 def parse(data: bytes, what: str = "the artifact", max_nodes: int = MAX_NODES) -> Any:
     """Parse a JSON document. `what` names it in errors."""
-    _check_nodes(data, what, max_nodes)
+    if _marks(data) > max_nodes and (nodes := _marks(_STRINGS.sub(b"", data))) > max_nodes:
+        raise LimitExceeded(
+            f"{what} is JSON of about {nodes:,} values, the limit here is {max_nodes:,}", hint=_AS_TEXT + BY_SQL
+        )
     try:
         return json.loads(data)
     except RecursionError as error:
@@ -124,9 +127,7 @@ def shape(content: Content, *, max_chars: int = MAX_CHARS) -> QueryResult:
     text, left = outline(values, max_chars, lead)
     if left:
         note = "; ".join(filter(None, [f"{count(left, 'place')} left out; a JSONPath like $.key[0] goes deeper", note]))
-    return QueryResult(
-        text, TEXT, "complete outline" if not left else "outline of the top levels", complete=not left, note=note
-    )
+    return QueryResult(text, TEXT, "complete outline" if not left else "outline of the top levels", note=note)
 
 
 def largest(content: Content) -> Array | None:
@@ -204,16 +205,6 @@ def _records(content: Content) -> tuple[list[Any], int, int]:
     return records, total, skipped
 
 
-def _check_nodes(data: bytes, what: str, max_nodes: int) -> None:
-    """Every value but the first follows a comma or an opening bracket, so their number outside strings is a limit."""
-    if _marks(data) <= max_nodes:
-        return
-    if (nodes := _marks(_STRINGS.sub(b"", data))) > max_nodes:
-        raise LimitExceeded(
-            f"{what} is JSON of about {nodes:,} values, the limit here is {max_nodes:,}",
-            hint=_AS_TEXT + BY_SQL,
-        )
-
-
 def _marks(data: bytes) -> int:
+    """Every value but the first follows a comma or an opening bracket, so their number outside strings is a limit."""
     return data.count(b",") + data.count(b"[") + data.count(b"{")

@@ -240,9 +240,9 @@ class Structure:
         starts = (bracket.start + 1, *(bracket.parts or ()))
         begin = next((part for part in starts if first - width // 3 <= part <= first), None)
         if begin is None:
-            begin = _boundary(self._data, max(bracket.start, first - width // 3))
+            begin = boundary(self._data, max(bracket.start, first - width // 3))
         fits = [offset for level, offset in parts if level == depth and last <= offset <= begin + width]
-        end = fits[-1] if fits else _boundary(self._data, min(len(self._data), max(begin + width, last)))
+        end = fits[-1] if fits else boundary(self._data, min(len(self._data), max(begin + width, last)))
         end = min(end, begin + 2 * width)
         text = self._text(begin, end).strip()
         return Extract(begin, max(end, first + 1), f"…{text}…", self._label(depth), is_cut=True)
@@ -293,11 +293,11 @@ def _key(written: bytes) -> str:
 
 def _lines_around(data: bytes, first: int, last: int, width: int) -> Extract:
     """The line of a match and those next to it, as many as fit."""
-    low = data.rfind(b"\n", max(0, first - width // 2), first) + 1 or _boundary(data, max(0, first - width // 3))
+    low = data.rfind(b"\n", max(0, first - width // 2), first) + 1 or boundary(data, max(0, first - width // 3))
     high = data.find(b"\n", last, low + width)
     if high < 0:
         high = min(len(data), max(low + width, last))
-        high = _boundary(data, high)
+        high = boundary(data, high)
     while (more := data.find(b"\n", high + 1, low + width)) >= 0 and more - low <= width // 2:
         high = more
     high = min(high, low + 2 * width)
@@ -306,7 +306,7 @@ def _lines_around(data: bytes, first: int, last: int, width: int) -> Extract:
     return Extract(low, max(high, first + 1), left + lines + right, "", is_cut=True)
 
 
-def _boundary(data: bytes, at: int) -> int:
+def boundary(data: bytes, at: int) -> int:
     """Start of the character at an offset."""
     while 0 < at < len(data) and data[at] & 0xC0 == 0x80:
         at -= 1

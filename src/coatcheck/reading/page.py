@@ -16,18 +16,22 @@ import base64
 import binascii
 import hmac
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import islice
 from operator import length_hint
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from coatcheck.checks import is_whole
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
 from coatcheck.media import TEXT
+
+T = TypeVar("T")
 
 MAX_CHARS: Final = 8_000
 MIN_CHARS: Final = 200
@@ -151,14 +155,12 @@ class Request:
 class QueryResult:
     """The result of a query or a diff, complete up to its limit.
 
-    `shown` describes the text ("12 of 30 results"), `complete` is False if anything is missing, and `note` says what
-    was left out, skipped or assumed. `instead` is a query that has results, if this one has none. The same query on the
-    same content gives the same text."""
+    `shown` describes the text ("12 of 30 results"), and `note` says what was left out, skipped or assumed. `instead` is
+    a query that has results, if this one has none. The same query on the same content gives the same text."""
 
     text: str
     media_type: str = TEXT
     shown: str = ""
-    complete: bool = True
     note: str = ""
     instead: str = ""
 
@@ -196,6 +198,25 @@ class BoundedLines:
             self._lines.append(line[: self._limit])
             self.cut = len(line)
         return False
+
+
+class TextCache(Generic[T]):
+    """The texts of the documents that were read last, by artifact id: up to twice the characters of a result."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, tuple[T, int]] = OrderedDict()
+
+    def get(self, key: str) -> T | None:
+        with self._lock:
+            return self._kept[key][0] if key in self._kept else None
+
+    def put(self, key: str, text: T, size: int) -> None:
+        with self._lock:
+            self._kept[key] = (text, size)
+            self._kept.move_to_end(key)
+            while len(self._kept) > 1 and sum(size for _, size in self._kept.values()) > 2 * MAX_RESULT:
+                self._kept.popitem(last=False)
 
 
 def lines_of(spec: str, total: int) -> list[tuple[int, int]]:

@@ -14,11 +14,9 @@ import io
 import logging
 import pkgutil
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
@@ -27,12 +25,12 @@ from coatcheck.errors import InvalidArgument, LimitExceeded, TooLarge
 from coatcheck.ids import clip
 from coatcheck.media import TEXT
 from coatcheck.previews.excerpts import count
-from coatcheck.reading.page import MAX_RESULT, QueryResult
+from coatcheck.reading.page import MAX_RESULT, QueryResult, TextCache
 from coatcheck.reading.sandbox import Message, Pool, serve
 
 MAX_BYTES: Final = 256 << 20
-MAX_KEPT: Final = 2 * MAX_RESULT  # characters of all documents
 EVERY: Final = 10_000_000
+SECONDS: Final = 30.0  # of one call; after two thirds of them, no further page is read
 _METADATA: Final = ("title", "author", "subject", "creator")
 _UNREADABLE: Final = "\0"  # in place of a page's text
 _LIGATURES: Final = str.maketrans(
@@ -45,14 +43,6 @@ pool: Final = Pool("coatcheck.reading.pdf", margin=1 << 30, extra="pdf", package
 
 
 @dataclass(frozen=True, slots=True)
-class PdfLimits:
-    """Limits of one call. After two thirds of its time, it reads no further page."""
-
-    seconds: float = 30.0
-    memory: int = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
 class _Pages:
     """Texts of consecutive pages, and the number of all pages. `is_cut` is True if the last text is not complete."""
 
@@ -61,22 +51,16 @@ class _Pages:
     is_cut: bool = False
 
 
-_lock: Final = threading.Lock()
-_kept: Final[OrderedDict[str, _Pages]] = OrderedDict()
+_kept: Final[TextCache[_Pages]] = TextCache()
 
 
 def pdf_text(
-    content: Content,
-    first: int,
-    last: int,
-    *,
-    limit: int = MAX_RESULT,
-    limits: PdfLimits = PdfLimits(),  # noqa: B008
+    content: Content, first: int, last: int, *, limit: int = MAX_RESULT, seconds: float = SECONDS
 ) -> QueryResult:
     """Return the text of some pages, each below a line with its number."""
     if first < 1 or last < first:
         raise InvalidArgument(f"invalid pages: {first} to {last}", hint="pages count from 1, e.g. query='pages 2-5'")
-    found = _read_pages(content, first, last, limit, limits)
+    found = _read_pages(content, first, last, limit, seconds)
     if first > found.total:
         raise InvalidArgument(f"page {first} is past the end: the PDF has {count(found.total, 'page')}")
     pages = list(enumerate(found.texts, first))
@@ -93,7 +77,6 @@ def pdf_text(
         text="\n\n".join(_page(number, text) for number, text in pages),
         media_type=TEXT,
         shown=f"{f'page {first}' if first == end else f'pages {first}-{end}'} of {found.total}",
-        complete=end == wanted and not found.is_cut,
         note="; ".join(notes),
     )
 
@@ -117,28 +100,23 @@ def _numbers(pages: Sequence[int]) -> str:
     return f"page {listed} has" if len(pages) == 1 else f"pages {listed} have"
 
 
-def _read_pages(content: Content, first: int, last: int, limit: int, limits: PdfLimits) -> _Pages:
+def _read_pages(content: Content, first: int, last: int, limit: int, seconds: float) -> _Pages:
     """Return some pages, of which the last may be missing. Pages from the first on are kept, and read once."""
     key = content.ref.artifact_id
-    with _lock:
-        kept = _kept.get(key, _Pages((), EVERY))
+    kept = _kept.get(key) or _Pages((), EVERY)
     done = len(kept.texts)
     if limit == MAX_RESULT and (kept.is_cut or min(last, kept.total) <= done):
         return _Pages(kept.texts[first - 1 : last], kept.total, kept.is_cut and last >= done)
     if limit != MAX_RESULT or first > done + 1:
-        return _ask_pages(content, first, last, limit, limits)
-    more = _ask_pages(content, done + 1, last, max(1, limit - sum(map(len, kept.texts))), limits)
+        return _ask_pages(content, first, last, limit, seconds)
+    more = _ask_pages(content, done + 1, last, max(1, limit - sum(map(len, kept.texts))), seconds)
     whole = _Pages(kept.texts + more.texts, more.total, more.is_cut)
-    with _lock:
-        _kept[key] = whole
-        _kept.move_to_end(key)
-        while len(_kept) > 1 and sum(len(text) for pages in _kept.values() for text in pages.texts) > MAX_KEPT:
-            _kept.popitem(last=False)
+    _kept.put(key, whole, sum(map(len, whole.texts)))
     return _Pages(whole.texts[first - 1 : last], whole.total, whole.is_cut)
 
 
-def _ask_pages(content: Content, first: int, last: int, limit: int, limits: PdfLimits) -> _Pages:
-    found = ask(content, first, last, limit, limits)
+def _ask_pages(content: Content, first: int, last: int, limit: int, seconds: float) -> _Pages:
+    found = ask(content, first, last, limit, seconds)
     if found["encrypted"] and not found["pages"]:
         raise InvalidArgument("the PDF is encrypted and needs a password")
     texts = tuple(_UNREADABLE if text is None else _tidy(text) for text in found["texts"])
@@ -152,12 +130,12 @@ def _tidy(text: str) -> str:
     return _MARK.sub(r" \g<0>", _HYPHENATED.sub(r"\1\2\n", text).strip())
 
 
-def ask(content: Content, first: int, last: int, chars: int, limits: PdfLimits) -> Message:
+def ask(content: Content, first: int, last: int, chars: int, seconds: float) -> Message:
     """Ask the child for the number of pages, the metadata and the texts of some pages (none if last is 0)."""
     if content.size > MAX_BYTES:
         raise TooLarge(f"{clip(content.ref.pointer)} has {content.size:,} bytes, the limit for a PDF is {MAX_BYTES:,}")
-    arguments = {"first": first, "last": last, "chars": chars, "seconds": limits.seconds * 2 / 3}
-    return pool.ask(arguments, **asdict(limits), max_chars=chars, contents=[content])
+    arguments = {"first": first, "last": last, "chars": chars, "seconds": seconds * 2 / 3}
+    return pool.ask(arguments, seconds=seconds, max_chars=chars, contents=[content])
 
 
 def main(folder: str) -> None:
@@ -172,11 +150,8 @@ def _answer(message: Message, contents: list[Content]) -> Message:
     from pypdf.errors import DependencyError, LimitReachedError
 
     began = monotonic()
-    file = io.BytesIO()
-    for chunk in contents[0].chunks():
-        file.write(chunk)
     try:
-        return _read(file, began, **message["arguments"])
+        return _read(io.BytesIO(b"".join(contents[0].chunks())), began, **message["arguments"])
     except LimitReachedError as error:
         raise LimitExceeded("the PDF unpacks to more than the limit", hint="ask for other pages") from error
     except RecursionError as error:

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument, TooLarge
 from coatcheck.ids import clip, digest_of
-from coatcheck.media import BINARY, JSON, essence
+from coatcheck.media import BINARY, JSON
 from coatcheck.previews.excerpts import count, line
 from coatcheck.reading.page import MAX_RESULT, BoundedLines, QueryResult
 from coatcheck.reading.sandbox import Message, Pool, serve
@@ -32,7 +32,7 @@ _LIMITS: Final[dict[str, Any]] = {
     "memory": 1 << 30,
     "hint": "read it without a query to see what it is",
 }
-_OLD: Final = "application/vnd.ms-excel"
+OLD: Final = ("application/vnd.ms-excel", BINARY)  # media types of workbooks before xlsx
 _OLD_MAGIC: Final = b"\xd0\xcf\x11\xe0"
 _OLD_STREAM: Final = "Workbook".encode("utf-16-le")
 _EDGE: Final = 64 << 10
@@ -50,17 +50,16 @@ Cell = str | int | float | bool
 
 def is_old_workbook(content: Content) -> bool:
     """Whether a content is a workbook in the format before xlsx. CSV is often declared as its media type."""
-    if essence(content.ref.media_type) not in (_OLD, BINARY) or content.read(0, 4) != _OLD_MAGIC:
-        return False
-    ends = content.read(0, _EDGE), content.read(max(0, content.size - _EDGE), _EDGE)
-    return any(_OLD_STREAM in end for end in ends)
+    head = content.read(0, _EDGE)
+    tail = content.read(max(0, content.size - _EDGE), _EDGE)
+    return head.startswith(_OLD_MAGIC) and (_OLD_STREAM in head or _OLD_STREAM in tail)
 
 
 def cells(content: Content) -> QueryResult:
     """Return the cells of every sheet as text."""
     found = _ask(content, "text", MAX_RESULT)
     note = f"only the first {MAX_RESULT:,} characters" if found["more"] else ""
-    return QueryResult(str(found["text"]), shown=str(found["shown"]), complete=not found["more"], note=note)
+    return QueryResult(str(found["text"]), shown=str(found["shown"]), note=note)
 
 
 def searched(text: str) -> str:

@@ -143,7 +143,7 @@ def _with_sheets(tables: Mapping[str, Content]) -> tuple[dict[str, Content], lis
     found: dict[str, Content] = {}
     notes = []
     for name, content in tables.items():
-        if documents.form_of(content) != "sheets":
+        if documents.recognized(content)[1] != "sheets":
             found[name] = content
             continue
         inside, note = sheets.tables(content, name)
@@ -252,7 +252,7 @@ def _result(reply: Mapping[str, Any], limits: SqlLimits, notes: list[str]) -> Qu
             )
         notes.append("more rows are left out; use WHERE, LIMIT … OFFSET, or aggregate")
     shown = f"{'the first ' if reply['more'] else ''}{count(rows, 'row')}, {count(columns, 'column')}"
-    return QueryResult(text, "text/csv", shown, complete=not reply["more"], note="; ".join(filter(None, notes)))
+    return QueryResult(text, "text/csv", shown, note="; ".join(filter(None, notes)))
 
 
 # The child process

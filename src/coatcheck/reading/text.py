@@ -18,7 +18,7 @@ import codecs
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -40,7 +40,8 @@ COUNTED: Final = 256 << 20  # larger totals are given in bytes: counting charact
 
 
 class DecodedText:
-    """Characters by offset. `start` and `end` are the limits of the UTF-8, without the byte-order mark.
+    """Characters by offset. `start` and `end` are the limits of the UTF-8, without the byte-order mark. `head` is its
+    first block, and `is_paged` is True for the text of a document with pages.
 
     Strings from `take` have a lone surrogate for each invalid byte, so that they can be measured. `visible` makes them
     fit to show. Without `exact`, lines are shown as on a terminal."""
@@ -58,7 +59,7 @@ class DecodedText:
         self._size = content.ref.size_bytes
         self._kept: dict[int, bytes] = {}  # the last few blocks: no frame of a page is read twice
         self._sources: array[int] | None = None
-        self._pages: list[int] | None = None
+        self._pages: list[int] = []
         self._starts: Sequence[int]
         if self._unit > 1:
             self.start = 0
@@ -67,12 +68,14 @@ class DecodedText:
             self._kept[0] = first
             self.start, self.end = mark, self._size
             self._starts = range(0, self.end, FRAME)
-            counts = line_counts(content.frames) if content.frames else ()
-            if len(counts) != len(self._starts):
+            counts = line_counts(content.frames) if content.frames else [first.count(b"\n")]
+            if len(counts) < len(self._starts):
                 counts = [self._block(index).count(b"\n") for index in range(len(self._starts))]
-            self._feeds = list(accumulate(counts, initial=0))
-        ended = self.end == self.start or self._block(len(self._starts) - 1).endswith(b"\n")
-        self.lines = self._feeds[-1] + (not ended)
+            self._feeds = list(accumulate(counts[: len(self._starts)], initial=0))
+        self.head = first[self.start :] if self._unit == 1 else self._block(0) if self.end else b""
+        self.is_paged = self.head.startswith(b"\f\n") and self.end <= MAX_LABELLED
+        last = self.head if len(self._starts) < 2 else self._block(len(self._starts) - 1)
+        self.lines = self._feeds[-1] + (self.end > self.start and not last.endswith(b"\n"))
 
     def notes(self, at: int = 0) -> list[str]:
         """Notes on the decoding of a page that begins at an offset."""
@@ -80,14 +83,12 @@ class DecodedText:
             return [f"decoded from {self.encoding}"]
         return ["a byte-order mark was left out"] if self.has_mark and at <= self.start else []
 
-    def label(self, number: int) -> str:
-        """`p3:` for a line on page 3 of a document's text, which begins with a form feed in a line of its own, as every
-        page does; empty in other texts."""
-        if self._pages is None:
-            is_paged = self._block(0).startswith(b"\f\n") and self.end <= MAX_LABELLED
-            lines = self.read(0, self.end).split(b"\n") if is_paged else []
+    def page_at(self, number: int) -> int:
+        """The page of a line in a document's text, in which every page begins with a form feed in a line of its own."""
+        if not self._pages:
+            lines = self.read(0, self.end).split(b"\n")
             self._pages = [line for line, text in enumerate(lines, 1) if text == b"\f"]
-        return f"p{bisect_right(self._pages, number)}:" if self._pages else ""
+        return bisect_right(self._pages, number)
 
     def bytes_of(self, start: int, end: int) -> tuple[int, int]:
         """The stored bytes of a range of the text: exact for UTF-8, proportional for transcoded text."""
@@ -107,25 +108,21 @@ class DecodedText:
         base = self._starts[first]
         return data[offset - base : end - base]
 
-    def pieces(self, at: int, end: int) -> Iterator[tuple[bytes, int]]:
-        """Yield the text between two offsets in large pieces of whole blocks, each with its number of line feeds.
+    def piece(self, at: int, end: int) -> tuple[bytes, int]:
+        """Return a large piece of the text from an offset on, up to the end of a block, and its number of line feeds.
 
         Blocks in memory are not read again. Unless the text is scanned, this may run in a thread of its own."""
-        while at < end:
-            first = self._index(at)
-            last = first + 1
-            block = self._block(first) if self._sources else self._kept.get(first)
-            if block is None:
-                stop = min((at // PIECE + 1) * (PIECE // FRAME), len(self._starts))
-                while last < stop and last not in self._kept:
-                    last += 1
-            upto = self._starts[last] if last < len(self._starts) else self.end
-            whole = at == self._starts[first] and upto <= end
-            upto = min(upto, end)
-            base = self._starts[first]
-            piece = self._content.read(at, upto - at) if block is None else block[at - base : upto - base]
-            yield piece, self._feeds[last] - self._feeds[first] if whole else piece.count(b"\n")
-            at = upto
+        first = self._index(at)
+        last, base = first + 1, self._starts[first]
+        block = self._block(first) if self._sources else self._kept.get(first)
+        if block is None:
+            stop = min((at // PIECE + 1) * (PIECE // FRAME), len(self._starts))
+            while last < stop and last not in self._kept:
+                last += 1
+        upto = self._starts[last] if last < len(self._starts) else self.end
+        is_whole, upto = at == base and upto <= end, min(upto, end)
+        piece = self._content.read(at, upto - at) if block is None else block[at - base : upto - base]
+        return piece, self._feeds[last] - self._feeds[first] if is_whole else piece.count(b"\n")
 
     def line_start(self, number: int) -> int:
         """Offset of a line, 1-based; the end for the line after the last."""
@@ -167,7 +164,9 @@ class DecodedText:
         """Number of characters between two offsets."""
         decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         total = 0
-        for piece, _ in self.pieces(at, end):
+        while at < end:
+            piece, _ = self.piece(at, end)
+            at += len(piece)
             if piece.isascii() and not decoder.getstate()[0]:
                 total += len(piece)
             else:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
 from math import inf
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -192,6 +193,9 @@ class Rows(ABC):
     inline_limit: int = -1
     """Content up to this size is stored in the catalog itself. The defaults store none."""
 
+    uri_prefix: str = "catalog:"
+    """The location of content that is stored in this catalog, up to its digest."""
+
     @abstractmethod
     def change(
         self, doing: str, work: Callable[[], _T], *, session_id: str | None = None, effect: Effect | None = None
@@ -247,6 +251,9 @@ class Rows(ABC):
     def _note(self, owner: str, key: str) -> bytes | None:
         return next((one.value for one in self.notes(owner, key, key + " ")), None)
 
+    def _drop_notes(self, owner: str, start: str, stop: str) -> None:
+        self.drop(*self.notes(owner, start, stop))
+
     def _use(self, info: SessionInfo, at: float, grace: float) -> None:
         """Mark a session as used. It is created if it is new. If it expired longer ago than the grace period, its
         former refs become tombstones and its records are deleted."""
@@ -255,7 +262,7 @@ class Rows(ABC):
             known = replace(info, created=at, used=at, used_bytes=0)
         elif known.ttl is not None and known.used + known.ttl + grace <= at:
             self._bury([one for one in self.refs(info.session_id) if not (one.gone or one.ref.pinned)], "expired")
-            self.drop(*self.notes(info.session_id, *RECORDS))
+            self._drop_notes(info.session_id, *RECORDS)
             known = self.session(info.session_id) or known
         self.save(replace(known, used=max(known.used, at)))
 
@@ -348,12 +355,8 @@ class Records(Rows):
         period, its older records are deleted first. Raises `Fenced` and changes nothing if `token` is not that of the
         session's newest claim; otherwise the claim counts as used. With `keep`, only that number of newest records is
         kept."""
-        session_id, name, key, attempt = (
-            session.session_id,
-            series.encode(),
-            _series_key(series),
-            secrets.token_bytes(8),
-        )
+        session_id, name = session.session_id, series.encode()
+        key, attempt = _series_key(series), secrets.token_bytes(8)
         value = _HEAD.pack(attempt, at, token or 0, len(name)) + name + body
 
         def work() -> int:
@@ -368,7 +371,7 @@ class Records(Rows):
             number = _seq(last[0]) + 1 if last else 1
             self.save(Note(session_id, f"{key}{number:016x}", xxhash.xxh3_64_digest(value) + value))
             if keep is not None:
-                self.drop(*self.notes(session_id, key, f"{key}{number - keep + 1:016x}"))
+                self._drop_notes(session_id, key, f"{key}{number - keep + 1:016x}")
             return number
 
         return self.change("writing a record", work, session_id=session_id, effect="add")
@@ -682,20 +685,11 @@ class Catalog(Records, Upkeep):
         With `prefix`: for each artifact whose id starts with it, the newest of the refs that live longest; a tombstone
         only if all of them are. With `name`: every ref put under that name. Otherwise all refs, or those with a seq
         lower than `before`. With `content`, entries include the inline content."""
+        refs = self.refs(session_id)
         if prefix is not None:
-            return self._under(session_id, prefix, content)[:limit]
-        return self._last(session_id, name, before, content, limit)
-
-    def _under(self, session_id: str, prefix: str, content: bool) -> list[Entry]:
-        """Return what `find` returns for a prefix."""
-        return newest_of_each(one for one in self.refs(session_id) if one.ref.artifact_id.startswith(prefix))
-
-    def _last(
-        self, session_id: str, name: str | None, before: int | None, content: bool, limit: int | None
-    ) -> list[Entry]:
-        """Return what `find` returns for a name or without one."""
-        refs = [one for one in self.refs(session_id) if name in (None, one.ref.name)]
-        return [one for one in refs if before is None or one.seq < before][:limit]
+            return newest_of_each(one for one in refs if one.ref.artifact_id.startswith(prefix))[:limit]
+        found = [one for one in refs if name in (None, one.ref.name)]
+        return [one for one in found if before is None or one.seq < before][:limit]
 
     def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
         """Return what `find` returns for each of these sessions and prefixes."""
@@ -808,7 +802,7 @@ class Catalog(Records, Upkeep):
             if name is None or len(going) == len(every):
                 self._stop_lending(session_id, digest or "")
                 start, stop = _SHOWN if digest is None else (_SHOWN[0] + digest, _SHOWN[0] + digest + " ")
-                self.drop(*self.notes(session_id, start, stop))
+                self._drop_notes(session_id, start, stop)
             freed = self._let_go([one for one in going if not one.gone])
             if end:
                 self.drop(*self.sessions(session_id))
@@ -830,10 +824,6 @@ class Catalog(Records, Upkeep):
         refs = [one for info in sessions for one in self.refs(info.session_id)]
         live = [one.ref.size_bytes for one in refs if not one.gone]
         return Totals(len(sessions), len(live), len(blobs), len(refs) - len(live), sum(blobs), sum(live))
-
-    def uri(self, blob: Blob) -> str:
-        """Return the location of content that is stored in this catalog."""
-        return f"catalog:{blob.digest}"
 
 
 def check_quota(whose: str, quota: int | None, used: int, entry: Entry) -> None:
@@ -916,6 +906,9 @@ def _record(note: Note) -> Record:
 
 REF_COLUMNS: Final = ("name", "codec", "media_type", "kind", "tool", "call_id", "producer", "parents", "summary",
                       "created", "expires", "pinned", "granted_by", "request")  # fmt: skip
+PARENTS: Final = REF_COLUMNS.index("parents")
+ref_fields: Final = attrgetter(*REF_COLUMNS)
+"""Returns the fields of a ref in this order. A database has `parents` as JSON, or as empty text if there are none."""
 SESSION: Final = "s.session_id, s.parent, s.ttl, s.quota, s.created, s.used, s.used_bytes"
 BLOB: Final = "b.digest, b.size, b.coding, b.place, b.frames, b.used"
 COLUMNS: Final = (
@@ -942,11 +935,8 @@ def entry_of(row: Sequence[Any]) -> Entry:
 
 def ref_values(ref: Ref) -> tuple[Any, ...]:
     """Return the values of `REF_COLUMNS`."""
-    return (
-        ref.name, ref.codec, ref.media_type, ref.kind, ref.tool, ref.call_id, ref.producer,
-        json.dumps(ref.parents) if ref.parents else "", ref.summary, ref.created, ref.expires, ref.pinned,
-        ref.granted_by, ref.request,
-    )  # fmt: skip
+    fields = ref_fields(ref)
+    return (*fields[:PARENTS], json.dumps(ref.parents) if ref.parents else "", *fields[PARENTS + 1 :])
 
 
 def values_of(row: Row) -> dict[str, Any]:

@@ -20,8 +20,7 @@ from coatcheck.ids import digest_of
 if TYPE_CHECKING:
     from obstore.store import S3Config
 
-    from coatcheck.storage.postgres_catalog import PostgresCatalog
-    from coatcheck.storage.postgres_passages import PostgresPassages
+    from coatcheck.storage.postgres_catalog import PostgresCatalog, PostgresPassages
     from coatcheck.storage.s3 import S3Blobs
 
 _OPTIONS: Final = {
@@ -90,10 +89,8 @@ def open_fleet(
     except ImportError as error:
         raise MissingExtra("s3") from error
     try:
-        from coatcheck.storage.postgres import Connections, DatabaseLeases
-        from coatcheck.storage.postgres_catalog import PostgresCatalog
-        from coatcheck.storage.postgres_passages import PostgresPassages
-        from coatcheck.storage.postgres_schema import migrate
+        from coatcheck.storage.postgres import Connections, DatabaseLeases, migrate
+        from coatcheck.storage.postgres_catalog import PostgresCatalog, PostgresPassages
     except ImportError as error:
         raise MissingExtra("postgres") from error
     from coatcheck.storage.s3 import S3Blobs

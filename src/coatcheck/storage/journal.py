@@ -113,13 +113,14 @@ class Journal:
 
     def append(self, payload: bytes) -> Position:
         record = _record(self.journal_id, self.end, payload)
+        end = self.end + len(record)
+        state = self._header(end)[_STATE_AT:]
         try:
             self._disk.write_at(self._file, record, self.end)
         except OSError:
             self._disk.truncate(self._file, self.end)
             raise
-        end = self.end + len(record)
-        self._write_state(end)
+        self._disk.write_at(self._file, state, _STATE_AT)
         self.end = end  # last: a concurrent sync in another thread may count everything up to it as synced
         return Position(self.journal_id, end)
 
@@ -252,9 +253,11 @@ class Journal:
         self.end = end
 
     def _write_state(self, end: int, *, whole: bool = False) -> None:
-        header = _sealed(_HEADER.pack(_MAGIC, self.journal_id, end, self.strained))
         at = 0 if whole else _STATE_AT
-        self._disk.write_at(self._file, header[at:], at)
+        self._disk.write_at(self._file, self._header(end)[at:], at)
+
+    def _header(self, end: int) -> bytes:
+        return _sealed(_HEADER.pack(_MAGIC, self.journal_id, end, self.strained))
 
     def _cut(self, end: int) -> None:
         self.end = end

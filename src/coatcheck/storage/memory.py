@@ -17,8 +17,7 @@ from coatcheck.storage.catalog import Effect
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.forks import Mutex, unwatch, watch
 from coatcheck.storage.frames import FRAME, Framer, check_frame
-from coatcheck.storage.sqlite import Values, migrate, translated
-from coatcheck.storage.sqlite_catalog import SqliteCatalog
+from coatcheck.storage.sqlite import SqliteCatalog, Values, migrate, translated
 
 _T = TypeVar("_T")
 

@@ -1,12 +1,7 @@
-"""The database of the embedded catalog: SQLite in WAL mode with a journal in front of it, under one lock.
+"""A catalog in the tables of an SQLite database. `memory` and `folder` say where the database is.
 
-A writer takes the store's lock (a fair file lock, so SQLite never sees a contended write), and first applies the
-records of the journal. A reader checks whether the journal has grown, and if so applies it too. Only the holder of the
-lock runs checkpoints, and automatic checkpoints are off: SQLite before 3.51.3 may corrupt a WAL that two connections
-reset at once.
-
-SQLite does not sync commits (`synchronous=NORMAL`): if durability requires it, `_settle` syncs the WAL. Until then the
-journal has the same records, and after a power cut they are applied once more.
+`blob.refs` counts refs other than tombstones; a blob whose count falls to zero is deleted in the same transaction.
+`session.used_bytes` counts each artifact of a session once.
 
 The tables are created in numbered steps: a new store runs all of them, an older one those it does not have yet. Each
 step runs in a transaction of its own, which also updates the version. A released step never changes.
@@ -15,47 +10,47 @@ step runs in a transaction of its own, which also updates the version. A release
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import logging
-import os
-import shutil
+import json
 import sqlite3
-import tempfile
-import threading
-import weakref
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import chain, groupby
+from typing import Any, Final
 
-from coatcheck.errors import (
-    Damaged,
-    StoreClosed,
-    StoreError,
-    StoreFull,
-    StoreUnavailable,
-    UnsupportedFormat,
-    development_format,
-    read_only,
-    storage_error,
+from coatcheck.errors import Damaged, StoreError, StoreFull, StoreUnavailable, UnsupportedFormat, development_format
+from coatcheck.ids import MIN_PREFIX, prefix_range
+from coatcheck.refs import Blob, Ref
+from coatcheck.storage.catalog import (
+    BATCH,
+    BLOB,
+    COLUMNS,
+    NO_LIMITS,
+    REF_COLUMNS,
+    SESSION,
+    TRANSCRIPT,
+    Catalog,
+    Entry,
+    Freed,
+    Limits,
+    Note,
+    Row,
+    SessionInfo,
+    SetAside,
+    Totals,
+    check_quota,
+    entry_of,
+    key_of,
+    newest_in_each,
+    newest_of_each,
+    ref_values,
+    values_of,
 )
-from coatcheck.storage.catalog import Effect
-from coatcheck.storage.disk import FILES, FOLDERS, Disk, open_root
-from coatcheck.storage.forks import Mutex, unwatch, watch
-from coatcheck.storage.journal import NAME as JOURNAL
-from coatcheck.storage.journal import START, Journal, Position, Reserve
+from coatcheck.storage.disk import Disk
 
-NAME = "catalog.sqlite"
-LOCK = "lock"
-APPLICATION_ID = 0x434F4143
-_DEVELOPMENT_ID = 0x434F4154  # of stores made before the first release, in formats that were never released
 Values = tuple[Any, ...] | dict[str, Any]
-_PIECE = 1024 * 1024
-_LOST = "lost "  # key prefix in `meta` for damage in a journal: its id and the offset; the value is a number of bytes
-_LOG: Final = logging.getLogger("coatcheck")
-_T = TypeVar("_T")
-
+_APPLICATION_ID: Final = 0x434F4143
+_DEVELOPMENT_ID: Final = 0x434F4154  # of stores made before the first release, in formats that were never released
 _TABLES = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
     """CREATE TABLE session (
@@ -90,15 +85,87 @@ _TABLES = (
         BEGIN UPDATE meta SET value = value - old.size WHERE key = 'stored_bytes'; END""",
 )
 STEPS: list[tuple[str, ...]] = [_TABLES]
+HIGHEST: Final = b"\xff" * 32
+_EXPIRES, _GONE = 13, 17  # positions of these columns in a row
+_BRIEF: Final = """r.digest, r.size, r.codec, r.expires, r.pinned, r.gone, b.coding, b.place, b.frames, s.ttl,
+    s.used"""
+_FROM: Final = "FROM session s JOIN ref r ON r.session_key = s.session_key LEFT JOIN blob b ON b.digest = r.digest"
+_CONTENT: Final = "LEFT JOIN content c ON c.blob_key = b.blob_key"
+# By default SQLite finds a digest by scanning all refs of a session in the order of their seq, so the index is named.
+_BY_DIGEST: Final = "ref INDEXED BY ref_by_digest"
+_BY_PREFIX: Final = f"""SELECT {{columns}}, {{content}}, (SELECT o.digest FROM ref o WHERE o.session_key = r.session_key
+    AND o.digest >= ? AND o.digest < r.digest LIMIT 1) {_FROM} {_CONTENT}
+    WHERE s.session_id = ? AND r.digest >= ? AND r.digest <= ? ORDER BY r.digest DESC, r.seq DESC LIMIT 1"""
+_NEWEST: Final = {
+    True: _BY_PREFIX.format(columns=COLUMNS, content="c.data"),
+    False: _BY_PREFIX.format(columns=COLUMNS, content="NULL"),
+}
+_NEWEST_BRIEF: Final = _BY_PREFIX.format(columns=_BRIEF, content="c.data")
+OF_SESSION: Final = "session_key = (SELECT session_key FROM session WHERE session_id = ?)"
+_DUE: Final = """SELECT session_key, seq FROM session CROSS JOIN ref USING (session_key)
+        WHERE used + ttl <= :at AND gone IS NULL AND pinned = 0
+    UNION SELECT session_key, seq FROM ref INDEXED BY ref_by_expiry
+        WHERE expires <= :at AND gone IS NULL AND pinned = 0"""
+_USED: Final = """(SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
+    WHERE ref.session_key = session.session_key AND ref.gone IS NULL))"""
+_STORED: Final = "(SELECT coalesce(sum(size), 0) FROM blob)"
+_STRAY: Final = "gone IS NULL AND digest NOT IN (SELECT digest FROM blob)"
+_NO_SESSION: Final = "session_key NOT IN (SELECT session_key FROM session)"
+_COUNTED: Final = "(SELECT count(*) FROM ref WHERE ref.digest = blob.digest AND ref.gone IS NULL)"
+_MISCOUNTED: Final = """(SELECT b.blob_key FROM blob b LEFT JOIN (SELECT digest, count(*) AS n FROM ref
+    WHERE gone IS NULL GROUP BY digest) c ON c.digest = b.digest WHERE b.refs <> coalesce(c.n, 0))"""
+_CHECKS: Final = (
+    ("refs without a blob row", f"ref WHERE {_STRAY}", f"UPDATE ref SET gone = 'damaged' WHERE {_STRAY}"),
+    ("refs without a session", f"ref WHERE {_NO_SESSION}", f"DELETE FROM ref WHERE {_NO_SESSION}"),
+    ("notes without a session", f"note WHERE session_key > 0 AND {_NO_SESSION}",
+     f"DELETE FROM note WHERE session_key > 0 AND {_NO_SESSION}"),
+    ("content without a blob row", "content WHERE blob_key NOT IN (SELECT blob_key FROM blob)", ""),
+    ("blobs with a wrong count of refs", _MISCOUNTED,
+     f"UPDATE blob SET refs = {_COUNTED} WHERE blob_key IN {_MISCOUNTED}"),
+    ("sessions with a wrong count of bytes", f"session WHERE used_bytes <> {_USED}",
+     f"UPDATE session SET used_bytes = {_USED} WHERE used_bytes <> {_USED}"),
+    ("wrong total of stored bytes", f"meta WHERE key = 'stored_bytes' AND value <> {_STORED}",
+     f"UPDATE meta SET value = {_STORED} WHERE key = 'stored_bytes'"),
+)  # fmt: skip
+"""What may be wrong with rows, where, and the statement that sets it right."""
+_OWNER: Final = "(CASE ?1 WHEN '' THEN 0 ELSE (SELECT session_key FROM session WHERE session_id = ?1) END)"
+# The notes of the store itself have an empty owner, whose length is their session key.
+_NOTES: Final = {
+    owned: f"SELECT key, value FROM note WHERE session_key = {key} AND key >= ?2 AND key < ?3 ORDER BY key"
+    for owned, key in ((False, "length(?1)"), (True, "(SELECT session_key FROM session WHERE session_id = ?1)"))
+}
+_INSERT: Final = f"INSERT INTO ref (session_key, seq, digest, size, {', '.join(REF_COLUMNS)}, gone)"
+_SAVE: Final[dict[type, str]] = {
+    SessionInfo: """INSERT INTO session (session_id, parent, ttl, quota, created, used, used_bytes)
+        VALUES (:session_id, :parent, :ttl, :quota, :created, :used, :used_bytes) ON CONFLICT (session_id) DO UPDATE
+        SET parent = excluded.parent, ttl = excluded.ttl, quota = excluded.quota, used = excluded.used,
+            used_bytes = excluded.used_bytes""",
+    Blob: """INSERT INTO blob (digest, size, coding, place, frames, used, refs)
+        VALUES (:digest, :size, :coding, :place, :frames, :used, 0) ON CONFLICT (digest) DO UPDATE
+        SET coding = excluded.coding, place = excluded.place, frames = excluded.frames,
+            used = max(used, excluded.used)""",
+    Note: f"INSERT OR REPLACE INTO note SELECT owner, ?2, ?3 FROM (SELECT {_OWNER} AS owner) WHERE owner IS NOT NULL",
+    Entry: f"""{_INSERT} SELECT session_key, :seq, :digest, :size, :{", :".join(REF_COLUMNS)}, :gone FROM session
+        WHERE session_id = :session_id ON CONFLICT (session_key, seq) DO UPDATE
+        SET pinned = excluded.pinned, granted_by = excluded.granted_by, gone = excluded.gone""",
+}
+_DROP: Final[dict[type, tuple[str, ...]]] = {
+    SessionInfo: (f"DELETE FROM note WHERE session_key = {_OWNER}", "DELETE FROM session WHERE session_id = ?1"),
+    Blob: ("DELETE FROM content WHERE blob_key = (SELECT blob_key FROM blob WHERE digest = ?1)",
+           "DELETE FROM blob WHERE digest = ?1"),
+    Note: (f"DELETE FROM note WHERE session_key = {_OWNER} AND key = ?2",),
+    Entry: (f"DELETE FROM ref WHERE session_key = {_OWNER} AND seq = ?2",),
+}  # fmt: skip
+"""The values of these statements are those of `key_of`."""
 
 
 def migrate(db: sqlite3.Connection, disk: Disk) -> None:
     """Migrate the catalog to the current version. The caller holds the store's lock."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
-    if application == _DEVELOPMENT_ID:
+    if application == _DEVELOPMENT_ID or (0 < version <= len(STEPS) and not _has_tables(db, version)):
         raise development_format()
-    if application not in (0, APPLICATION_ID):
+    if application not in (0, _APPLICATION_ID):
         raise StoreUnavailable("the catalog file belongs to another program", hint="use a new folder for the store")
     if version > len(STEPS):
         raise UnsupportedFormat(f"this store has format {version}; this version of coatcheck supports {len(STEPS)}")
@@ -107,7 +174,7 @@ def migrate(db: sqlite3.Connection, disk: Disk) -> None:
         try:
             for statement in step:
                 db.execute(statement)
-            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             db.execute(f"PRAGMA user_version = {number}")
             disk.commit(db)
         except BaseException:
@@ -116,527 +183,443 @@ def migrate(db: sqlite3.Connection, disk: Disk) -> None:
             raise
 
 
-class _Connection(sqlite3.Connection):
-    """A connection with a lock for its user."""
+def _has_tables(db: sqlite3.Connection, version: int) -> bool:
+    """Return whether the database has the tables, columns, indexes and triggers of this version. It may have other
+    tables."""
+    wanted = _tables_of(version)
+    names = {name for name, _ in wanted}
+    return {one for one in _tables(db) if one[0] in names} == wanted
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.lock = Mutex()
+
+@cache
+def _tables_of(version: int) -> set[tuple[str, str | None]]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        for statement in ("BEGIN", *chain(*STEPS[:version])):
+            db.execute(statement)
+        return _tables(db)
 
 
-class Database:
-    """Connections, lock and journal of one store. Safe across threads, processes and forks."""
+def _tables(db: sqlite3.Connection) -> set[tuple[str, str | None]]:
+    """Return the names of tables, indexes and triggers, with those of their columns."""
+    return set(db.execute("SELECT m.name, c.name FROM sqlite_master m LEFT JOIN pragma_table_info(m.name) c"))
 
-    rank = 2
+
+def is_migrated(db: sqlite3.Connection) -> bool:
+    return int(db.execute("PRAGMA user_version").fetchone()[0]) >= len(STEPS)
+
+
+def _from(index: str) -> str:
+    return _FROM.replace("ref r", f"ref r INDEXED BY {index}")
+
+
+class SqliteCatalog(Catalog):
+    """Sessions, refs and small blobs in the tables of one SQLite database."""
+
     _writer: sqlite3.Connection
+    uri_prefix = "memory:#blob="
 
-    def __init__(self, root: Path, folder: int, disk: Disk) -> None:
-        self._path = root / NAME
-        self._uri = self._path.as_uri()
-        self._folder = folder
-        self._disk = disk
-        self._lock = -1
-        self._mutex = Mutex(self._leave)
-        self._readers: list[_Connection] = []
-        self._making_reader = Mutex()
-        self._is_forked = False
-        self._journal = Journal(folder, disk)
-        self._reserve = Reserve(folder, disk)
-        self._inside = 0  # the thread that holds the lock
-        self._wal_is_named = False
-        self._wal_is_unsound = False
-        self._has_lost = False  # whether the journal still contains damage that was already recorded
-        self._closed = False
-        self.is_read_only = False
-        self._seen_files: object = None  # on a read-only file system: state of the files that the view was made from
-        self._view: Path | None = None  # private copy of the store, if a read-only one needs it
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.close(disk.create(LOCK, folder))
-                disk.sync(folder, always=True)  # first, because the lock file identifies the folder as a store
-            self._lock = self._open_lock()
-        except OSError as error:
-            if error.errno != errno.EROFS:
-                raise
-            self.is_read_only = True
-            self._lock = self._open_lock()
-        try:
-            self._exclusive("opening the store", self._open)
-        except BaseException:
-            self._close_all()
-            raise
-        watch(self)
-
-    def _open_lock(self) -> int:
-        how = os.O_RDONLY if self.is_read_only else os.O_RDWR
-        return os.open(LOCK, how | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
-
-    def _open(self) -> None:
-        if self.is_read_only:
-            return
-        if self._reserve.is_needed():  # the files that SQLite creates beside the database need space
-            self._reserve.release(self._journal)
-        with contextlib.suppress(FileExistsError):
-            os.close(self._disk.create(NAME, self._folder))
-            self._disk.sync(self._folder, always=True)  # before SQLite creates its files: alone, they are not a store
-        if not os.stat(NAME, dir_fd=self._folder, follow_symlinks=False).st_size:
-            self._check_new()  # before SQLite opens it: SQLite removes the WAL of an empty database
-        self._writer = self._connect()
-        self._prepare()
-
-    def _prepare(self) -> None:
-        is_new = self._writer.execute("PRAGMA user_version").fetchone()[0] == 0
-        if is_new:
-            self._check_new()
-            self._writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        self._writer.execute("PRAGMA journal_mode = WAL")
-        migrate(self._writer, self._disk)
-        if is_new:
-            self._sync_wal(always=True)  # tables come first: a catalog without tables counts as lost
-        self._journal.refresh()
-        with contextlib.suppress(OSError):
-            self._reserve.fill(self._journal)
-        self._sync_wal()
-        self._catch_up()
-
-    def _check_new(self) -> None:
-        """Raise if the catalog has no tables but the folder has files of a store with tables: content was lost."""
-        held = set(os.listdir(self._folder))
-        wal = self._path.with_name(NAME + "-wal")
-        is_cut = self._path.stat().st_size == 0 and wal.exists() and wal.stat().st_size > 0
-        beside = sorted(name for name in held if name in FOLDERS or (FILES.fullmatch(name) and _is_later(name)))
-        if beside or is_cut:
-            raise StoreUnavailable(
-                f"the catalog of the store is empty, but the folder contains {', '.join(beside) or wal.name!r}",
-                hint=f"restore {NAME} from a backup, or use a new folder; nothing was changed",
-            )
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._exclusive("closing the store", self._settle_and_close)
-        self._close_all()
-        os.close(self._folder)
-        unwatch(self)
-
-    def _settle_and_close(self) -> None:
-        if not self.is_read_only:
-            with contextlib.suppress(StoreError, OSError, sqlite3.Error):
-                self._refresh_and_catch_up()
-                self._settle()
-        self._closed = True
-        for reader in self._making_reader.run(self._taken_readers):
-            reader.lock.run(reader.close)
-        self._writer.close()
-        if self._journal.strained:
-            with contextlib.suppress(OSError):
-                self._reserve.fill(self._journal)
-
-    def _taken_readers(self) -> list[_Connection]:
-        readers, self._readers = self._readers, []
-        return readers
-
-    def _close_all(self) -> None:
-        """Close all open files, after a close or a failed open."""
-        self._closed = True
-        if hasattr(self, "_writer"):
-            self._writer.close()
-        self._drop_view()
-        self._journal.close()
-        lock, self._lock = self._lock, -1
-        if lock >= 0:
-            os.close(lock)
-
-    def _exclusive(self, doing: str, work: Callable[[], _T]) -> _T:
-        """Run `work` under the lock that serializes all writers of the store, threads and processes. Translates errors
-        to `StoreError`."""
-
-        def locked() -> _T:
-            if self._closed:
-                raise StoreClosed("the store is closed")
-            if self._is_forked:
-                self._take_own_files()
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-            self._inside = threading.get_ident()
-            if self._is_forked:
-                self._take_own_connections()
-            if self.is_read_only:
-                self._refresh_view()
-            return work()
-
-        try:
-            return self._mutex.run(locked)
-        except OSError as error:
-            raise storage_error(error, doing) from error
-        except sqlite3.Error as error:
-            raise translated(error, doing) from error
-
-    def _leave(self) -> None:
-        """Clean up before the mutex is released, however the work ended: roll back and release the file lock."""
-        self._inside = 0
-        with contextlib.suppress(sqlite3.Error):
-            if hasattr(self, "_writer") and self._writer.in_transaction:
-                self._writer.execute("ROLLBACK")
-        if self._lock >= 0:
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
-
-    def change(
-        self, doing: str, work: Callable[[], _T], *, session_id: str | None = None, effect: Effect | None = None
-    ) -> _T:
-        """Run `work` in one transaction, after applying the journal. Changes that free space may use the reserve;
-        changes that add to the store fail until the reserve is full again."""
-        self._check_writable(doing)
-
-        def change() -> _T:
-            self._refresh_and_catch_up()
-            if effect == "add" and self._journal.strained:
-                self._reserve.fill(self._journal)
-            with self._roomy() if effect == "free" else contextlib.nullcontext():
-                answer = self._transaction(work)
-                if effect != "note":
-                    self._sync_wal(always=effect == "move")
-                self._bound_wal()
-            return answer
-
-        return self._exclusive(doing, change)
-
-    def _transaction(self, work: Callable[[], _T]) -> _T:
-        try:
-            self._writer.execute("BEGIN IMMEDIATE")
-            answer = work()
-            self._disk.commit(self._writer)
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
-            raise
-        return answer
-
-    @contextmanager
-    def _roomy(self) -> Iterator[None]:
-        """Release the reserve while inside the context, if the disk is full."""
-        if self._reserve.is_needed():
-            self._reserve.release(self._journal)
-        try:
-            yield
-        finally:
-            if self._journal.strained:
-                with contextlib.suppress(OSError):
-                    self._reserve.fill(self._journal)
-
-    def _check_writable(self, doing: str) -> None:
-        if self.is_read_only and not self._closed:
-            raise read_only(doing)
-
-    def _refresh_view(self) -> None:
-        """Refresh the view of a store on a read-only file system. The caller holds the lock, so there is no writer.
-
-        A database without WAL and journal is read in place. Otherwise SQLite, and applying the journal, would have to
-        write; this is done in a private copy."""
-        names = (NAME, NAME + "-wal", JOURNAL)
-        found = [self._stat(name) for name in names]
-        seen = [info and (info.st_ino, info.st_size, info.st_mtime_ns) for info in found]
-        if seen == self._seen_files:
-            return
-        if hasattr(self, "_writer"):
-            self._writer.close()
-        self._drop_view()
-        _, wal, journal = found
-        if (wal and wal.st_size) or (journal and journal.st_size > START) or self._version() < len(STEPS):
-            self._view = Path(tempfile.mkdtemp(prefix="coatcheck-"))
-            weakref.finalize(self, _remove_folder, self._view, os.getpid())
-            for name, info in zip(names, found, strict=True):
-                if info:
-                    shutil.copyfile(self._path.with_name(name), self._view / name)
-            (self._view / LOCK).touch()
-            type(self)(self._view, open_root(self._view, LOCK, NAME), Disk(durable=False)).close()
-        self._writer = self._connect(reading=True)
-        migrate(self._writer, self._disk)  # only raises, if the format is too new or not ours
-        self._seen_files = seen
-
-    def _stat(self, name: str) -> os.stat_result | None:
-        with contextlib.suppress(FileNotFoundError):
-            return os.stat(name, dir_fd=self._folder, follow_symlinks=False)
-        return None
-
-    def _version(self) -> int:
-        db = self._connect(reading=True)
-        try:
-            return int(db.execute("PRAGMA user_version").fetchone()[0])
-        finally:
-            db.close()
-
-    def _drop_view(self) -> None:
-        view, self._view = self._view, None
-        self._seen_files = None
-        if view is not None:
-            shutil.rmtree(view, ignore_errors=True)
-
-    def _refresh_and_catch_up(self) -> None:
-        if self.is_read_only:
-            return
-        is_current = not self._journal.grown()
-        self._journal.refresh()
-        if not is_current:
-            self._catch_up()
-
-    def _catch_up(self) -> None:
-        """Apply the journal records that the database does not have yet. The caller holds the lock.
-
-        Batches fit into the reserve: acknowledged puts must stay readable on a full disk."""
-        while self._take_over():
-            self._bound_wal()
-        if self._reserve.is_needed():
-            self._bound_wal()
-        if self._has_lost:
-            self._has_lost = False
-            with contextlib.suppress(OSError, sqlite3.Error):
-                self._settle()  # the damaged journal is kept in a copy: start a new one
-        self._has_seen_all()
-
-    def _take_over(self) -> bool:
-        """Apply a batch. Returns whether there may be more."""
-        try:
-            return self._take_over_batch()
-        except sqlite3.OperationalError:
-            self._reserve.release(self._journal)
-            with contextlib.suppress(sqlite3.OperationalError):
-                self._checkpoint("TRUNCATE")
-            return self._take_over_batch()
-
-    def _take_over_batch(self) -> bool:
-        known = dict(self._writer.execute("SELECT key, value FROM meta WHERE key IN ('journal', 'offset')"))
-        journal = self._journal
-        start = known.get("offset", START) if known.get("journal") == journal.journal_id else START
-        if start >= journal.end:
-            if start > journal.end:
-                # A power cut removed records from the journal that the database has. New records at its end would be
-                # skipped as already applied, so start a new journal.
-                self._sync_wal(always=True)
-                journal.replace()
-            return False
-        return self._transaction(lambda: self._take_records(start)) < journal.end
-
-    def _take_records(self, start: int) -> int:
-        """Apply at most one batch of records from an offset. Returns the offset after them."""
-        journal, lost = self._journal, {}
-        most, size = self._reserve.batch
-        at = start
-        for count, (behind, record) in enumerate(journal.records(start), 1):
-            if record is None:
-                lost[at] = behind - at
-            else:
-                self._take_record(record)
-            at = behind
-            if count >= most or at - start >= size:
-                break
-        if lost:
-            self._note_loss(lost)
-        self._writer.executemany(
-            "INSERT OR REPLACE INTO meta VALUES (?, ?)", [("journal", journal.journal_id), ("offset", at)]
-        )
-        return at
-
-    def _take_record(self, record: bytes) -> None:
-        """Apply one record to the tables."""
-        raise NotImplementedError
-
-    def _append(self, record: bytes, check: Callable[[], bool] | None) -> Position | None:
-        """Append a record to the journal. If `check` is given, the journal is applied before, and None is returned if
-        the check fails. The caller holds the lock."""
-        self._journal.refresh()
-        if self._journal.strained:
-            self._reserve.fill(self._journal)
-        # Before the record is appended: a failure here must not fail a put that is already visible.
-        if self._journal.end > self._reserve.journal_limit or self._journal.is_unsound:
-            self._catch_up()
-            self._settle()
-        if check is not None:
-            self._catch_up()
-            if not check():
-                return None
-        return self._journal.append(record)
-
-    def _sync_journal(self, position: Position) -> None:
-        try:
-            self._journal.sync(position)
-        except OSError as error:
-            raise storage_error(error, "syncing the journal") from error
-
-    def _is_behind(self) -> bool:
-        """Return whether the database may lack recent puts, or have some that are not durable yet."""
-        if self._closed:
-            raise StoreClosed("the store is closed")
-        return self._is_forked or self._journal.grown() or (self._disk.durable and not self._journal.is_synced())
-
-    def _note_loss(self, lost: dict[int, int]) -> None:
-        """Keep a copy of the journal, and record its damaged parts (bytes by offset) for `verify`."""
-        journal = self._journal
-        try:
-            name = journal.keep_aside()
-        except OSError:
-            if not self._reserve.release(journal):
-                raise
-            name = journal.keep_aside()
-        self._writer.executemany(
-            "INSERT OR REPLACE INTO meta VALUES (?, ?)",
-            [(f"{_LOST}{journal.journal_id.hex()} {at}", size) for at, size in lost.items()],
-        )
-        self._has_lost = True
-        _LOG.warning("The store's journal is damaged: %s. A copy is kept as %r.", _lost_text(lost.values()), name)
-
-    def _check_losses(self, *, repair: bool) -> list[str]:
-        """Return what was lost to damage in journals. With `repair`, it is not reported again."""
-        lost: dict[str, list[int]] = {}
-        for key, size in self._writer.execute("SELECT key, value FROM meta WHERE key GLOB ?", (_LOST + "*",)):
-            lost.setdefault(key.split(" ")[1], []).append(size)
-        if repair:
-            self._writer.execute("DELETE FROM meta WHERE key GLOB ?", (_LOST + "*",))
-        return [
-            f"the journal was damaged: {_lost_text(sizes)}; a copy is kept as 'journal.damaged-{journal_id}'"
-            for journal_id, sizes in lost.items()
-        ]
-
-    def _has_seen_all(self) -> None:
-        self._journal.seen = self._journal.end
-
-    def _settle(self, *, truncate: bool = False) -> None:
-        """Make the contents of the database durable, start a new journal, and limit the WAL's size."""
-        self._sync_wal(always=True)
-        if self._journal.end > START or self._journal.is_unsound:
-            self._journal.replace()
-        self._has_seen_all()
-        if truncate:
-            self._checkpoint("TRUNCATE")
-        else:
-            self._bound_wal()
-
-    def _bound_wal(self) -> None:
-        """Keep the WAL small enough that the reserve has room for it in the database."""
-        if os.stat(NAME + "-wal", dir_fd=self._folder).st_size > self._reserve.wal_limit:
-            try:
-                self._checkpoint("PASSIVE")
-            except sqlite3.OperationalError:
-                self._reserve.release(self._journal)
-                with contextlib.suppress(sqlite3.OperationalError):  # then it grows, but stays readable
-                    self._checkpoint("TRUNCATE")
-
-    def _checkpoint(self, mode: str) -> None:
-        self._writer.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
-
-    def _sync_wal(self, *, always: bool = False) -> None:
-        # Never open the database file itself: closing a second descriptor of it would drop SQLite's locks.
-        with contextlib.suppress(FileNotFoundError):
-            file = os.open(NAME + "-wal", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
-            try:
-                if self._wal_is_unsound:
-                    for at in range(0, os.fstat(file).st_size, _PIECE):
-                        self._disk.write_at(file, os.pread(file, _PIECE, at), at)
-                self._wal_is_unsound = True  # a failed sync is reported only once: lost pages must be written again
-                self._disk.sync(file, always=always)
-                self._wal_is_unsound = False
-            finally:
-                os.close(file)
-        if not self._wal_is_named:
-            self._disk.sync(self._folder, always=True)
-            self._wal_is_named = True
-
+    @abstractmethod
     def _query(self, sql: str, values: Values = (), *, settled: bool = True, apart: bool = False) -> list[Any]:
-        """Return the rows of a query, after applying the journal if `settled`. Inside a change, it sees the change,
-        unless it is kept `apart`."""
-        if self._inside == threading.get_ident() and not (apart and not self.is_read_only):
-            return self._writer.execute(sql, values).fetchall()
-        if self.is_read_only:
-            return self._exclusive("reading the catalog", lambda: self._writer.execute(sql, values).fetchall())
-        if self._is_forked or (settled and not apart and not self._closed and self._journal.grown()):
-            self._exclusive("reading the catalog", self._refresh_and_catch_up)
+        """Return the rows of a query. Inside a change, it sees the change, unless it is kept `apart`."""
 
-        def look() -> list[Any]:
-            return reader.execute(sql, values).fetchall()
+    # Rows
 
-        try:
-            for reader in self._readers:
-                if (found := reader.lock.try_run(look)) is not None:
-                    return found
-            reader = self._making_reader.run(self._new_reader)
-            return reader.lock.run(look)
-        except sqlite3.Error as error:
-            if self._closed:
-                raise StoreClosed("the store is closed") from error
-            raise translated(error, "reading the catalog") from error
+    def sessions(self, session_id: str | None = None) -> Iterator[SessionInfo]:
+        if session_id is not None:
+            found = self._query(f"SELECT {SESSION} FROM session s WHERE s.session_id = ?", (session_id,))
+            return (SessionInfo(*row) for row in found)
+        rows = self._pages("session s", "session_key", SESSION)
+        return (SessionInfo(*row) for row in rows if isinstance(row[0], str))  # otherwise it has ended
 
-    def _new_reader(self) -> _Connection:
-        if self._closed:
-            raise StoreClosed("the store is closed")
-        reader = self._connect(reading=True)
-        self._readers = [*self._readers, reader]
-        return reader
+    def refs(self, session_id: str | None = None, digest: str | None = None) -> list[Entry]:
+        key = () if digest is None else (bytes.fromhex(digest),)
+        if session_id is None:
+            return self._entries(_FROM, "WHERE r.digest = ? ORDER BY r.seq DESC", key)
+        if digest is None:
+            return self._entries(_FROM, "WHERE s.session_id = ? ORDER BY r.seq DESC", (session_id,))
+        where = "WHERE s.session_id = ? AND r.digest = ? ORDER BY r.seq DESC"
+        return self._entries(_from("ref_by_digest"), where, (session_id, *key))
 
-    def _connect(self, *, reading: bool = False) -> _Connection:
-        for suffix in ("", "-wal", "-shm"):
-            if self._path.with_name(NAME + suffix).is_symlink():
-                raise StoreUnavailable(f"{NAME + suffix!r} is a symbolic link", hint="a store must not contain links")
-        try:
-            path: Path | str = self._path
-            if self.is_read_only:
-                path = (self._view / NAME if self._view else self._path).as_uri() + "?mode=ro&immutable=1"
-            db = sqlite3.connect(
-                path,
-                uri=self.is_read_only,
-                timeout=30,
-                isolation_level=None,
-                check_same_thread=False,
-                cached_statements=128,
-                factory=_Connection,
-            )
-            for pragma in (
-                "synchronous = NORMAL", "wal_autocheckpoint = 0", "secure_delete = FAST", "cell_size_check = ON",
-                "trusted_schema = OFF", "temp_store = MEMORY", "journal_size_limit = 0", f"query_only = {int(reading)}",
-            ):  # fmt: skip
-                db.execute(f"PRAGMA {pragma}")
-        except sqlite3.Error as error:
-            raise translated(error, "opening the catalog") from error
-        return db
+    def _entries(
+        self, source: str, where: str, values: Values, *, content: bool = False, settled: bool = True
+    ) -> list[Entry]:
+        columns = f"{COLUMNS}, {'c.data' if content else 'NULL'} {source} {_CONTENT if content else ''}"
+        rows = self._query(f"SELECT {columns} {where}", values, settled=settled)
+        return [entry_of(row) for row in rows]
 
-    def locks(self) -> Iterator[Mutex]:
-        """Yield the locks whose owner is the only thread inside SQLite. New readers are added under the second."""
-        yield self._mutex
-        yield self._making_reader
-        for reader in self._readers:
-            yield reader.lock
+    def blobs(self, digest: str | None = None) -> Iterator[tuple[Blob, bytes | StoreError | None]]:
+        if digest is None:
+            keys = self._pages("blob", "blob_key", "blob_key")
+        else:
+            keys = iter(self._query("SELECT blob_key FROM blob WHERE digest = ?", (bytes.fromhex(digest),)))
+        for key in keys:
+            # Row and content in one statement: keys are reused, so the content may be another blob's by then. Apart
+            # from the writer: a failed read would spoil its transaction.
+            try:
+                found = self._query(
+                    f"SELECT {BLOB}, c.data FROM blob b {_CONTENT} AND b.coding = 'inline' WHERE b.blob_key = ?",
+                    key, apart=True,
+                )  # fmt: skip
+            except StoreError as error:
+                rows_alone = self._query(f"SELECT {BLOB} FROM blob b WHERE b.blob_key = ?", key, apart=True)
+                found = [(*row, error) for row in rows_alone]
+            for digest_now, *rest, content in found:
+                if content is not None and not isinstance(content, (bytes, StoreError)):
+                    content = Damaged("the content has a wrong type")
+                yield Blob(digest_now.hex(), *rest), content
 
-    def renew(self) -> None:
-        """In a child: leave the connections to the parent, without closing them. New ones are opened on first use."""
-        if not self._closed:
-            _inherited.append((self._writer, self._readers))
-            self._view, self._seen_files = None, None  # they belong to the parent
-            self._readers = []
-            self._is_forked = True
-            with contextlib.suppress(OSError):  # already closed, if this is repeated after an interrupt
-                os.close(self._lock)  # otherwise the lock would outlive a parent that dies while holding it
-            self._lock = -1
-            with contextlib.suppress(OSError):
-                self._journal.close()
+    def notes(self, owner: str, start: str, stop: str, *, limit: int | None = None, newest: bool = False) -> list[Note]:
+        sql = _NOTES[owner != ""] + (" DESC LIMIT ?4" if newest else " LIMIT ?4")
+        found = self._query(sql, (owner, start, stop, -1 if limit is None else limit))
+        return [Note(owner, key, value) for key, value in found]
 
-    def _take_own_files(self) -> None:
-        self._lock = self._open_lock()
-        self._journal = Journal(self._folder, self._disk)
-        self._reserve = Reserve(self._folder, self._disk)
+    def save(self, *rows: Row) -> None:
+        for kind, some in groupby(rows, type):
+            self._writer.executemany(_SAVE[kind], [one if isinstance(one, Note) else values_of(one) for one in some])
 
-    def _take_own_connections(self) -> None:
-        if self.is_read_only:
-            del self._writer  # it belongs to the parent and stays open
-            self._is_forked = False
+    def drop(self, *rows: Row) -> None:
+        for kind, some in groupby(rows, type):
+            keys = [tuple(key_of(row).values()) for row in some]
+            for statement in _DROP[kind]:
+                self._writer.executemany(statement, keys)
+
+    def _drop_notes(self, owner: str, start: str, stop: str) -> None:
+        where = f"session_key = {_OWNER} AND key >= ?2 AND key < ?3"
+        self._run(f"DELETE FROM note WHERE {where}", (owner, start, stop))
+
+    def _let_go(self, refs: Sequence[Entry]) -> Freed:
+        return self._let_go_of(
+            [(one.ref.size_bytes, one.session.session_id, bytes.fromhex(one.ref.artifact_id)) for one in refs]
+        )
+
+    def _let_go_of(self, refs: Sequence[tuple[int, str, bytes]]) -> Freed:
+        """Update the counts after removing live refs (size, session, digest)."""
+        self._writer.executemany("UPDATE blob SET refs = refs - 1 WHERE digest = ?", [one[2:] for one in refs])
+        self._writer.executemany(
+            "UPDATE session SET used_bytes = used_bytes - ? WHERE session_id = ? AND NOT EXISTS (SELECT 1 FROM"
+            f" {_BY_DIGEST} WHERE session_key = session.session_key AND digest = ? AND gone IS NULL)",
+            set(refs),
+        )
+        return Freed.of(len(refs), self._drop_unreferenced())
+
+    def _revive(self, digest: str) -> int:
+        back = super()._revive(digest)
+        if back:
+            self._run("UPDATE blob SET refs = refs + ? WHERE digest = ?", (back, bytes.fromhex(digest)))
+        return back
+
+    def _damaged(self, digest: str) -> list[Entry]:
+        where = "WHERE r.digest = ? AND r.gone = 'damaged'"
+        return self._entries(_from("ref_damaged"), where, (bytes.fromhex(digest),))
+
+    # Reading
+
+    def find(
+        self,
+        session_id: str,
+        *,
+        prefix: str | None = None,
+        name: str | None = None,
+        content: bool = False,
+        limit: int | None = None,
+        before: int | None = None,
+    ) -> list[Entry]:
+        if prefix is not None:
+            return self._under(session_id, prefix, content)[:limit]
+        source, where, values = _FROM, "", [session_id, -1 if limit is None else limit]
+        if name is not None:
+            source, where, values = _from("ref_by_name"), "AND r.name = ?3", [*values, name]
+        elif before is not None:
+            where, values = "AND r.seq < ?3", [*values, before]
+        where = f"WHERE s.session_id = ?1 {where} ORDER BY r.seq DESC LIMIT ?2"
+        return self._entries(source, where, tuple(values), content=content)
+
+    def _under(self, session_id: str, prefix: str, content: bool, *, settled: bool = True) -> list[Entry]:
+        """Return what `find` returns for a prefix."""
+        low, high = prefix_range(prefix)
+        found = self._query(_NEWEST[content], (low, session_id, low, high), settled=settled)
+        if not found:
+            return []
+        *row, other = found[0]
+        if other is None and row[_GONE] is None and row[_EXPIRES] is None:
+            return [entry_of(row)]
+        where = "WHERE s.session_id = ? AND r.digest BETWEEN ? AND ? ORDER BY r.seq DESC"
+        return newest_of_each(
+            self._entries(_from("ref_by_digest"), where, (session_id, low, high), content=content, settled=settled)
+        )
+
+    def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
+        lineage = list(sessions)
+        columns, joined = (f"{COLUMNS}, c.data", _CONTENT) if content else (f"{COLUMNS}, NULL", "")
+        rows = self._under_any(columns, f"{_from('ref_by_digest')} {joined}", lineage, prefixes)
+        return newest_in_each(lineage, list(map(entry_of, rows)))
+
+    def near(self, sessions: Iterable[str], digests: Iterable[str]) -> set[str]:
+        source = "FROM session s JOIN ref r INDEXED BY ref_by_digest ON r.session_key = s.session_key"
+        starts = {digest[:MIN_PREFIX] for digest in digests}
+        return {digest.hex() for (digest,) in self._under_any("r.digest", source, list(sessions), starts)}
+
+    def _under_any(self, columns: str, source: str, lineage: Sequence[str], prefixes: Iterable[str]) -> list[Any]:
+        """Return columns of all refs of these sessions to artifacts whose id begins with one of the prefixes."""
+        bounds = [bound for prefix in prefixes for bound in prefix_range(prefix)]
+        if not bounds:
+            return []
+        wanted = f"WITH wanted (low, high) AS (VALUES {', '.join(['(?, ?)'] * (len(bounds) // 2))})"
+        return self._query(
+            f"{wanted} SELECT {columns} FROM wanted CROSS JOIN {source.removeprefix('FROM')} WHERE s.session_id IN"
+            f" ({', '.join('?' * len(lineage))}) AND r.digest BETWEEN wanted.low AND wanted.high ORDER BY r.seq DESC",
+            (*bounds, *lineage),
+        )
+
+    def fetch(self, session_id: str, prefix: str) -> list[Entry]:
+        low, high = prefix_range(prefix)
+        found = self._query(_NEWEST_BRIEF, (low, session_id, low, high))
+        if not found:
+            return []
+        digest, size, codec, expires, pinned, gone, coding, place, frames, ttl, used, data, other = found[0]
+        if other is not None or gone is not None or expires is not None:
+            return self._under(session_id, prefix, content=True)
+        artifact_id = digest.hex()
+        ref = Ref(artifact_id, session_id, size, "", "", codec, pinned=bool(pinned))
+        blob = Blob(artifact_id, size, coding or "inline", place or "", frames or b"")
+        return [Entry(ref, blob, SessionInfo(session_id, None, ttl, None, 0.0, used), data)]
+
+    def _granted(self, session_id: str, prefix: str = "", *, content: bool = False) -> list[Entry]:
+        return self._entries(
+            _from("ref_by_grant"),
+            "WHERE r.granted_by = ? AND r.digest BETWEEN ? AND ? AND substr(s.session_id, 1, ?) = ?"
+            " ORDER BY r.created DESC, r.seq DESC",
+            (session_id, *prefix_range(prefix), len(TRANSCRIPT), TRANSCRIPT),
+            content=content,
+        )
+
+    def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
+        key = (bytes.fromhex(digest),)
+        found = self._query(f"SELECT {BLOB} FROM blob b WHERE b.digest = ?", key, settled=settled)
+        return Blob(digest, *found[0][1:]) if found else None
+
+    def _due(self, at: float) -> list[Entry]:
+        due = f"FROM ({_DUE} LIMIT {BATCH}) due CROSS JOIN ref r USING (session_key, seq)"
+        source = f"{due} JOIN session s USING (session_key) LEFT JOIN blob b ON b.digest = r.digest"
+        return self._entries(source, "", {"at": at})
+
+    def _would_expire(self, at: float) -> Freed:
+        ((refs,),) = self._query(f"SELECT count(*) FROM ({_DUE})", {"at": at})
+        blobs = self._query(
+            f"SELECT {BLOB} FROM blob b JOIN (SELECT digest, count(*) AS n FROM ref JOIN ({_DUE}) USING"
+            " (session_key, seq) GROUP BY digest) dead ON dead.digest = b.digest AND dead.n = b.refs",
+            {"at": at},
+        )
+        return Freed.of(refs, [Blob(digest.hex(), *rest) for digest, *rest in blobs])
+
+    def _unused(self, after: float, until: float) -> Iterator[Blob]:
+        where = "WHERE coding = 'raw' AND used > ? AND used <= ?"
+        for digest, *rest in self._pages(f"(SELECT * FROM blob {where}) b", "blob_key", BLOB, (after, until)):
+            yield Blob(digest.hex(), *rest)
+
+    def totals(self) -> Totals:
+        row = self._query(
+            """SELECT (SELECT count(*) FROM session WHERE session_id < x''),
+            (SELECT count(*) FROM ref WHERE gone IS NULL), (SELECT count(*) FROM blob),
+            (SELECT count(*) FROM ref WHERE gone IS NOT NULL), (SELECT coalesce(sum(size), 0) FROM blob),
+            (SELECT coalesce(sum(size), 0) FROM ref WHERE gone IS NULL)"""
+        )[0]
+        return Totals(*row)
+
+    def _pages(self, table: str, key: str, columns: str, values: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+        """Yield all rows of a table in key order, page by page, so that no reader keeps the WAL from being reset."""
+        last = -1
+        page = f"SELECT {key}, {columns} FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT 64"
+        while rows := self._query(page, (*values, last)):
+            for row in rows:
+                yield row[1:]
+            last = rows[-1][0]
+
+    # Writing
+
+    def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
+        def work() -> bool:
+            if reuse and not self._has_copy(entry.blob):
+                return False
+            self._check_quotas(entry, limits)
+            self._apply(entry, heal=heal, grace=limits.grace)
+            return True
+
+        return self.change("putting an artifact", work, effect="add")
+
+    def _apply(self, entry: Entry, *, heal: bool, grace: float) -> None:
+        """Put an entry, inside a transaction."""
+        ref, digest = entry.ref, bytes.fromhex(entry.ref.artifact_id)
+        session_key, seq = self._session_for(entry.session, ref.created, grace)
+        self._store(entry, digest, heal)
+        held = self._one(
+            "SELECT seq, name, codec, media_type, kind, tool, call_id, producer, parents, summary, expires, pinned,"
+            f" granted_by, request FROM {_BY_DIGEST} WHERE session_key = ? AND digest = ? AND gone IS NULL"
+            " ORDER BY seq DESC LIMIT 1",
+            (session_key, digest),
+        )
+        values = ref_values(ref)
+        if held and held[11]:  # a pin belongs to the artifact: it covers later refs
+            values = (*values[:11], 1, *values[12:])
+        if held and held[1:] == values[:9] + values[10:] and self._is_current(session_key, ref.name, held[0]):
             return
-        self._writer = self._connect()
-        self._is_forked = False
-        self._refresh_and_catch_up()
+        if held is None:
+            self._run(
+                f"DELETE FROM {_BY_DIGEST} WHERE session_key = ? AND digest = ? AND gone IS NOT NULL",
+                (session_key, digest),
+            )
+        self._run(
+            f"{_INSERT} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
+            (session_key, seq, digest, ref.size_bytes, *values),
+        )
+        self._run("UPDATE blob SET refs = refs + 1 WHERE digest = ?", (digest,))
+        self._run(
+            "UPDATE session SET next_seq = next_seq + 1, used_bytes = used_bytes + ? WHERE session_key = ?",
+            (0 if held else ref.size_bytes, session_key),
+        )
 
+    def _session_for(self, info: SessionInfo, now: float, grace: float) -> tuple[int, int]:
+        """Do the same as `_use`, in fewer statements. Returns the key of the session and the number of its next ref."""
+        found = self._one(
+            "SELECT session_key, next_seq, ttl, used FROM session WHERE session_id = ?", (info.session_id,)
+        )
+        if found is None or (found[2] is not None and found[3] + found[2] + grace <= now):
+            super()._use(info, now, grace)
+            found = self._one("SELECT session_key, next_seq FROM session WHERE session_id = ?", (info.session_id,))
+        elif now > found[3]:
+            self._run("UPDATE session SET used = ? WHERE session_key = ?", (now, found[0]))
+        return found[0], found[1]
 
-def _is_later(name: str) -> bool:
-    """Return whether a store creates this file only after the tables of its catalog."""
-    return name != LOCK and not name.startswith(NAME)
+    def _use(self, info: SessionInfo, at: float, grace: float) -> None:
+        self._session_for(info, at, grace)
+
+    def _store(self, entry: Entry, digest: bytes, heal: bool) -> None:
+        """Add the blob of a put and its content, or replace what is damaged."""
+        blob = entry.blob
+        found = self._one("SELECT blob_key FROM blob WHERE digest = ?", (digest,))
+        if found is None:
+            key = self._run(
+                "INSERT INTO blob (digest, size, coding, place, frames, refs, used) VALUES (?, ?, ?, ?, ?, 0, ?)",
+                (digest, blob.size, blob.coding, blob.place, blob.frames, entry.ref.created),
+            ).lastrowid
+            if entry.content is not None:
+                try:
+                    self._run("INSERT INTO content VALUES (?, ?)", (key, entry.content))
+                except sqlite3.IntegrityError:  # damaged content was left behind under this key
+                    self._replace_content(key, entry.content)
+            self._revive(blob.digest)
+            return
+        if entry.content is not None or heal:
+            self._run(
+                "UPDATE blob SET coding = ?, place = ?, frames = ? WHERE blob_key = ? AND place <> ?",
+                (blob.coding, blob.place, blob.frames, *found, blob.place),
+            )
+        if entry.content is not None:
+            self._replace_content(found[0], entry.content)
+
+    def _replace_content(self, key: int | None, data: bytes) -> None:
+        """Replace a blob's content. If the old content's pages are damaged, they are left alone and the blob moves to a
+        new key: damage to one artifact must not affect the others."""
+        if not self._are_readable([key]):
+            new = self._one("SELECT 1 + max((SELECT max(blob_key) FROM blob), (SELECT max(blob_key) FROM content))")[0]
+            self._run("UPDATE blob SET blob_key = ? WHERE blob_key = ?", (new, key))
+            key = new
+        self._run(
+            "INSERT INTO content VALUES (?, ?) ON CONFLICT (blob_key) DO UPDATE SET data = excluded.data"
+            " WHERE data <> excluded.data",
+            (key, data),
+        )
+
+    def _are_readable(self, keys: Sequence[int | None]) -> bool:
+        """Return whether contents can be read, on another connection: a failed read would spoil the transaction."""
+        wanted = "SELECT max(data) FROM content WHERE blob_key IN (SELECT value FROM json_each(?))"
+        try:
+            self._query(wanted, (json.dumps(keys),), settled=False, apart=True)
+        except Damaged:
+            return False
+        return True
+
+    def _drop_unreferenced(self) -> list[Blob]:
+        blobs = self._run(f"SELECT {BLOB} FROM blob b WHERE refs = 0").fetchall()
+        if blobs:
+            self._drop_content("blob WHERE refs = 0 AND coding = 'inline'")
+            self._run("DELETE FROM blob WHERE refs = 0")
+        return [Blob(digest.hex(), *rest) for digest, *rest in blobs]
+
+    def _drop_content(self, which: str) -> None:
+        """Delete content, except where it cannot be read: freeing damaged pages would damage others."""
+        keys = [key for (key,) in self._run(f"SELECT blob_key FROM {which}")]
+        if not self._are_readable(keys):
+            keys = [key for key in keys if self._are_readable([key])]
+        self._writer.executemany("DELETE FROM content WHERE blob_key = ?", [(key,) for key in keys])
+
+    def _has_copy(self, blob: Blob) -> bool:
+        where = "digest = ? AND place = ?"
+        return self._one(f"SELECT 1 FROM blob WHERE {where}", (bytes.fromhex(blob.digest), blob.place)) is not None
+
+    def _check_quotas(self, entry: Entry, limits: Limits) -> None:
+        digest = bytes.fromhex(entry.ref.artifact_id)
+        if entry.session.quota is not None:
+            used, is_held = self._one(
+                f"SELECT used_bytes, EXISTS (SELECT 1 FROM {_BY_DIGEST} WHERE ref.session_key = session.session_key"
+                " AND digest = ? AND gone IS NULL) FROM session WHERE session_id = ?",
+                (digest, entry.session.session_id),
+            ) or (0, 0)
+            if not is_held:
+                check_quota("session", entry.session.quota, used, entry)
+        if limits.store_quota is not None and not self._one("SELECT 1 FROM blob WHERE digest = ?", (digest,)):
+            (used,) = self._one("SELECT value FROM meta WHERE key = 'stored_bytes'")
+            check_quota("store", limits.store_quota, used, entry)
+
+    def _is_current(self, session_key: int, name: str | None, seq: int) -> bool:
+        """Return whether no later ref uses the name."""
+        newest = "SELECT max(seq) FROM ref WHERE session_key = ? AND name = ?"
+        return name is None or self._one(newest, (session_key, name)) == (seq,)
+
+    def check(self, *, repair: bool, until: float = 0.0) -> list[str]:
+        return self.change("checking the catalog", lambda: self._check(repair, until))
+
+    def _check(self, repair: bool, until: float) -> list[str]:
+        """Return what is wrong with the rows. Parts of the database that cannot be read are reported once."""
+        try:
+            messages = [message for (message,) in self._run("PRAGMA integrity_check(20)") if message != "ok"]
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            messages = [str(error)]
+        problems = [f"SQLite reports: {message}" for message in messages]
+        mends = repair and not messages  # rows read from damaged tables and indexes are not reliable enough to change
+        for name, where, mend in _CHECKS:
+            try:
+                (count,) = self._one(f"SELECT count(*) FROM {where}")
+            except sqlite3.DatabaseError as error:
+                if not messages or not is_damage(error):
+                    raise
+                continue
+            if count:
+                problems.append(f"{count} {name}" + (": set right" if mends else ""))
+            if count and mends:
+                if mend.startswith("UPDATE ref"):
+                    for (digest,) in self._run(f"SELECT DISTINCT digest FROM {where}").fetchall():
+                        self.save(SetAside(Blob(digest.hex(), 0, "raw"), until).note())
+                if mend:
+                    self._run(mend)
+                else:
+                    self._drop_content(where)
+        if mends:
+            self._drop_unreferenced()
+        try:
+            problems += self._check_records(repair=repair) + self._check_tokens(repair=repair)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+        return problems
+
+    def _run(self, sql: str, values: Values = ()) -> sqlite3.Cursor:
+        return self._writer.execute(sql, values)
+
+    def _one(self, sql: str, values: Values = ()) -> Any:
+        return self._writer.execute(sql, values).fetchone()
 
 
 def translated(error: sqlite3.Error, doing: str) -> StoreError:
@@ -651,17 +634,3 @@ def translated(error: sqlite3.Error, doing: str) -> StoreError:
 def is_damage(error: sqlite3.DatabaseError) -> bool:
     """Return whether SQLite reports a damaged file, as opposed to one that is busy, full or misused."""
     return (getattr(error, "sqlite_errorname", "") or "").startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
-
-
-def _remove_folder(folder: Path, process: int) -> None:
-    """Remove a private copy that was not closed, unless in a child process: there it belongs to the parent."""
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _lost_text(sizes: Collection[int]) -> str:
-    places = "1 place" if len(sizes) == 1 else f"{len(sizes)} places"
-    return f"{sum(sizes)} bytes in {places}; the puts recorded there are lost"
-
-
-_inherited: list[object] = []

@@ -21,7 +21,7 @@ from coatcheck.errors import StoreUnavailable, storage_error
 from coatcheck.ids import clip
 from coatcheck.storage.disk import Disk
 from coatcheck.transcript.scan import parsed
-from coatcheck.transcript.swap import open_regular, pieces, starts_backwards
+from coatcheck.transcript.swap import closing, is_at, open_regular, pieces, starts_backwards
 
 _OPEN: Final = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAX_LINE: Final = 64 << 20  # bytes; a longer unfinished line is left alone
@@ -88,14 +88,11 @@ class Appender:
             return Torn(start, size - start, aside)
 
     def _set_aside(self, handle: int, start: int, size: int, aside: Path) -> None:
-        kept = os.open(aside, _OPEN | os.O_CREAT, 0o600)
-        try:
+        with closing(os.open(aside, _OPEN | os.O_CREAT, 0o600)) as kept:
             for piece in pieces(handle, start, size):
                 self._disk.write(kept, piece)
             self._disk.write(kept, b"\n")
             self._disk.sync(kept, always=True)
-        finally:
-            os.close(kept)
         self._sync_folder()
         self._disk.truncate(handle, start)
         self._disk.sync(handle)
@@ -121,7 +118,7 @@ class Appender:
                 return
             fcntl.flock(handle, fcntl.LOCK_EX)
             try:
-                if self._is_current(handle):
+                if is_at(handle, self._path):
                     yield handle
                     return
             finally:
@@ -135,7 +132,12 @@ class Appender:
         if self._handle is not None:
             return self._handle
         try:
-            self._handle = self._open(create)
+            if create:
+                with contextlib.suppress(FileExistsError):
+                    self._handle = os.open(self._path, _OPEN | os.O_CREAT | os.O_EXCL, 0o600)
+                    self._sync_folder()
+                    return self._handle
+            self._handle = open_regular(self._path, _OPEN)
         except FileNotFoundError:
             if not create:
                 return None
@@ -146,27 +148,9 @@ class Appender:
             raise storage_error(error, "opening a transcript") from error
         return self._handle
 
-    def _open(self, create: bool) -> int:
-        if create:
-            with contextlib.suppress(FileExistsError):
-                handle = os.open(self._path, _OPEN | os.O_CREAT | os.O_EXCL, 0o600)
-                self._sync_folder()
-                return handle
-        return open_regular(self._path, _OPEN)
-
     def _sync_folder(self) -> None:
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with closing(os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as folder:
             self._disk.sync(folder)
-        finally:
-            os.close(folder)
-
-    def _is_current(self, handle: int) -> bool:
-        try:
-            found = os.stat(self._path, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(found, os.fstat(handle))
 
     def _close(self) -> None:
         if self._handle is not None:

@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from coatcheck.checks import one_of
@@ -75,7 +74,6 @@ _STUB: Final = (b'{\\"stub\\":\\"', b"{\\u0022stub")  # how a stub looks inside 
 _SCHEME: Final = SCHEME.encode()
 _POINTER: Final = re.compile(rb"art:[0-9a-f]{12,64}(?![0-9a-f])")
 _MAX_MISSES: Final = 1_000  # pointers in one line that may resolve to nothing
-_STUBS: Final = Policy(preview_chars=2_000)
 _SEARCHED: Final = 8 << 20  # bytes at the end of a file that are searched for its session
 
 
@@ -153,9 +151,7 @@ class Transcript:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -428,8 +424,9 @@ class _Writer(Keeper):
     def slim(self, lines: Sequence[bytes], fmt: Format) -> list[tuple[Slimmed, str | None]]:
         """Return lines without their line ends, each with the reason if a payload could not be stored."""
         with self._mutex:
-            if not any(self._may_change(line) for line in lines):
-                return [self._written(line, fmt) for line in lines]
+            if not any(len(line) >= self.least or MARK in line or _SCHEME in line for line in lines):
+                self.passes(lines)
+                return [(Slimmed(line), None) for line in lines]
             if self._format is None:
                 self._format = fmt.name
                 self._recorded = any(self.is_ours({one}) for one in _sessions_near_the_end(self._path))
@@ -439,9 +436,6 @@ class _Writer(Keeper):
             except (StoreError, LimitExceeded) as error:  # puts of the batch are not durable: no line may refer to them
                 self._held.clear()
                 return [(Slimmed(line), str(error)) for line in lines]
-
-    def _may_change(self, line: bytes) -> bool:
-        return len(line) >= self.least or MARK in line or _SCHEME in line
 
     def _written(self, line: bytes, fmt: Format) -> tuple[Slimmed, str | None]:
         try:

@@ -9,41 +9,32 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
-from operator import methodcaller
+from itertools import accumulate, chain, compress
 from typing import Any, Final
 
 from coatcheck.checks import is_whole
 from coatcheck.errors import InvalidArgument
-from coatcheck.externalize.pipeline import Prepared, described, leaves, masked, masked_labels, put_prepared, stub_for
+from coatcheck.externalize.pipeline import Prepared, hidden_stub, leaving, masked, put_prepared, stub_for, unstored
 from coatcheck.externalize.policy import Policy, configured
-from coatcheck.ids import digest_of, is_encodable
 from coatcheck.intake import About
 from coatcheck.media import JSON
-from coatcheck.media import is_text as is_text_type
-from coatcheck.messages import Format, Message
-from coatcheck.redaction import mask
-from coatcheck.refs import Ref, summarize
+from coatcheck.messages import Format
+from coatcheck.messages.formats import PayloadPlace
+from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.store import Store
-from coatcheck.tokens import at_most, sampled
-from coatcheck.transcript.scan import binary, parse, utf8
+from coatcheck.tokens import at_most
+from coatcheck.transcript.scan import binary, parse, parsed, utf8
 from coatcheck.transcript.splice import PREFIX, Fetch, LinePayload
 from coatcheck.values import as_text, encode
 
 _SERIES: Final = "transcript"
 _MAX_MANIFESTS: Final = 4
-_MAX_LABEL: Final = 1_000
 _MIN_CHARS: Final = 2  # characters of JSON per token
 _RECENT: Final = 64  # short lines that were not parsed are remembered: the call of a result may be among them
-_CACHED: Final = 256  # stubs: the same result is often on several lines, and in several files
 _MAX_CALLS: Final = 10_000  # calls whose tool is remembered until their result comes
-
-
-# A stub is a function of the content, its pointer and the policy. The policy, the stub, and the tokens it saves:
-_made: dict[tuple[str, str, str, str], tuple[Policy, str, int]] = {}
 
 
 def new_session_id() -> str:
@@ -85,9 +76,9 @@ class Keeper:
         self.least = policy.safe_chars + 1 if policy.enabled else 1 << 62
         only_tokens = policy.count is None and policy.max_chars is None and policy.max_bytes is None
         self._short = tokens or 0 if only_tokens and policy.safe_chars and not policy.tools else 0
-        self._passed: deque[bytes] = deque(maxlen=_RECENT)
-        self._tools: dict[str, str] = {}
-        self._document: Any = None  # the current line, if it is not a message itself and its calls are not noted yet
+        self._short_lines: list[bytes] = []
+        self._before: list[int] = []  # for each line of a batch, the number of short lines before it
+        self._tools: dict[str, str] = {}  # by the id of a call
 
     @property
     def session_id(self) -> str:
@@ -97,25 +88,41 @@ class Keeper:
             self._known.add(self._session_id)
         return self._session_id
 
-    def passes(self, text: bytes) -> bool:
-        """Whether a text is certainly within the policy, decided without parsing it."""
-        if len(text) >= self.least and not at_most(text, self._short):
-            return False
-        self._passed.append(text)
-        return True
+    def passes(self, texts: Sequence[bytes]) -> list[bool]:
+        """Decide for each line of a batch, without parsing it, whether it is certainly within the policy."""
+        found = [len(text) < self.least or at_most(text, self._short) for text in texts]
+        del self._short_lines[:-_RECENT]
+        self._before = list(accumulate(found, initial=len(self._short_lines)))
+        self._short_lines += compress(texts, found)
+        return found
 
-    def learn(self, fmt: Format, line: Any) -> None:
-        """Take note of the calls in a parsed line, before its payloads are decided."""
-        message = fmt.message(line)
-        self._document = line if message is None else None
-        if message is not None:
-            self._learn(fmt, message)
+    def candidates(self, fmt: Format, numbers: Sequence[int], lines: Sequence[Any]) -> dict[int, list[LinePayload]]:
+        """Return the payloads of some lines of the batch by their numbers, given the parsed lines: strings over the
+        policy, and containers, for which `leaving` decides by their text."""
+        surveyed = fmt.survey(lines, self.least, self.bulk, self._tools)
+        while len(self._tools) > _MAX_CALLS:
+            del self._tools[next(iter(self._tools))]
+        places = [(number, one) for number, some in zip(numbers, surveyed, strict=True) for one in some]
+        carried = [binary(one.value) if isinstance(one.value, str) else None for _, one in places]
+        found = []
+        for (number, place), data in zip(places, carried, strict=True):
+            text = place.value if isinstance(place.value, str) else ""
+            value = text if data is None else data[1]
+            found.append(LinePayload(value, text, place, number, is_json=not isinstance(place.value, str)))
+        decided = iter(self.leaving(fmt, [one for one in found if not one.is_json]))
+        kept: dict[int, list[LinePayload]] = {number: [] for number in numbers}
+        for one in found:
+            if one.is_json or next(decided):
+                kept[one.number].append(one)
+        return kept
 
-    def leaves(self, fmt: Format, payload: LinePayload) -> bool:
-        """Whether a payload is over the policy."""
-        policy, text = self.policy, payload.text
-        tool = self._about(fmt, payload)[0] if policy.tools else None
-        return leaves(self.store, policy, tool, text, exceeds=methodcaller("probably_exceeded", text, policy.count))
+    def leaving(self, fmt: Format, payloads: Sequence[LinePayload]) -> list[bool]:
+        """Decide for each payload whether it is over the policy."""
+        if not payloads:
+            return []
+        known = self._with_tools(fmt, payloads) if self.policy.tools else [one.place for one in payloads]
+        texts = [(place.tool, one.text) for place, one in zip(known, payloads, strict=True)]
+        return leaving(self.store, self.policy, texts, sampling=True)
 
     def redacted(self, payload: LinePayload) -> LinePayload:
         """Return the payload as it may be stored: the same object, or a copy with secrets masked."""
@@ -135,33 +142,27 @@ class Keeper:
             stored = utf8(stored) if isinstance(stored, str) else as_text(stored)
         return payload._replace(value=stored, text=stored)
 
-    def put(self, fmt: Format, payload: LinePayload) -> tuple[Ref, str]:
-        """Store a payload, which is masked already. Return its ref, and the stub that replaces it."""
-        is_shown = fmt.is_shown(payload.path)
-        prepared = Prepared(_value(payload), payload.text)
-        tool, call_id = self._about(fmt, payload)
-        lender = self._agent.session_id if is_shown and self._agent else None
-        about = masked_labels(About(tool=tool, call_id=call_id, granted_by=lender), self.policy)
-        ref = self._put(prepared, about, JSON if payload.is_json else None, is_shown)
-        self.stored.add(ref.artifact_id)
-        if not is_shown:
-            return ref, _note(ref)
-        key = (ref.artifact_id, ref.pointer, ref.media_type, ref.codec)
-        made = _made.get(key)
-        if made is None or made[0] != self.policy:
-            stub, tokens = stub_for(ref, prepared, self.policy)
-            # The provider decides what an image costs, not its base64.
-            whole = 0 if ref.codec == "bytes" else tokens or round(sampled(prepared.text))
-            made = _made[key] = self.policy, stub, max(0, whole and whole - round(sampled(stub)))
-            if len(_made) > _CACHED:
-                _made.pop(next(iter(_made), key), None)
-        self.tokens_saved += made[2]
-        return ref, made[1]
+    def put(self, fmt: Format, payloads: Sequence[LinePayload]) -> list[tuple[Ref, str]]:
+        """Store payloads, which are masked already. Return for each its ref, and the stub that replaces it."""
+        places, lender = self._with_tools(fmt, payloads), self._agent.session_id if self._agent else None
+        values = [_value(one) for one in payloads]
+        prepared = [Prepared(value, one.text) for value, one in zip(values, payloads, strict=True)]
+        refs = []
+        for one, ready, place in zip(payloads, prepared, places, strict=True):
+            about = About(tool=place.tool, call_id=place.call_id, granted_by=lender if place.is_shown else None)
+            refs.append(self._put(ready, about, JSON if one.is_json else None, is_shown=place.is_shown))
+        self.stored.update(ref.artifact_id for ref in refs)
+        stubs = [
+            stub_for(ref, ready, self.policy) if one.place.is_shown else (hidden_stub(ref), 0)
+            for ref, ready, one in zip(refs, prepared, payloads, strict=True)
+        ]
+        self.tokens_saved += sum(saved for _, saved in stubs)
+        return [(ref, stub) for ref, (stub, _) in zip(refs, stubs, strict=True)]
 
     def put_raw(self, token: str) -> Ref:
         """Store a JSON token byte for byte, if no style reproduces it."""
         about = About(summary="a JSON string just as it was written")
-        return self._put(Prepared(token, token), about, "text/plain", False)
+        return self._put(Prepared(token, token), about, "text/plain", is_shown=False)
 
     def own_session(self) -> Session:
         """Return the transcript's session, which is created in the store on the first call."""
@@ -178,51 +179,33 @@ class Keeper:
             self._session_id = min(wanted)
         return wanted <= self._known
 
-    def _put(self, prepared: Prepared, about: About, claimed: str | None, is_shown: bool) -> Ref:
-        if not self.dry_run:
-            also = (self._agent,) if is_shown and self._agent else ()
-            return put_prepared(self.own_session(), prepared, about, claimed=claimed, also=also)
-        data, (media_type, kind) = prepared.encoded.data, described(prepared.encoded, claimed)
-        start = data[:1_024].decode("utf-8", "ignore") if is_text_type(media_type) else ""
-        summary = summarize(mask(start)) if start else f"{media_type}, {len(data)} bytes"
-        codec = prepared.encoded.codec
-        return Ref(digest_of(data), self.session_id, len(data), media_type, kind, codec, summary=summary)
+    def _put(self, prepared: Prepared, about: About, claimed: str | None, *, is_shown: bool) -> Ref:
+        if self.dry_run:
+            return unstored(self.session_id, prepared, claimed=claimed)
+        also = (self._agent,) if is_shown and self._agent else ()
+        return put_prepared(self.own_session(), prepared, about, self.policy, claimed=claimed, also=also)
 
-    def _learn(self, fmt: Format, message: Message) -> None:
-        for call in fmt.calls(message):
-            if call.id and call.name:
-                self._tools[call.id] = call.name
-        while len(self._tools) > _MAX_CALLS:
-            del self._tools[next(iter(self._tools))]
-
-    def _about(self, fmt: Format, payload: LinePayload) -> tuple[str | None, str | None]:
-        """Return the tool name and call id of a payload, if the line has them."""
-        around = fmt.message_around(payload.line, payload.path)
-        if around is None:
-            return None, None
-        base, message = around
-        inside = payload.path[len(base) :]
-        for result in fmt.results(message):
-            if inside[: len(result.path)] == result.path:
-                return _label(result.name or self._tool(fmt, result.call_id)), _label(result.call_id)
-        for call in fmt.calls(message):
-            if inside[: len(call.path)] == call.path:
-                return _label(call.name), _label(call.id)
-        return None, None
-
-    def _tool(self, fmt: Format, call_id: str) -> str | None:
-        """Return the tool of a call, which may be in the same document, or on a short line that was not parsed."""
-        if self._document is not None:
-            for _, message in fmt.messages(self._document):
-                self._learn(fmt, message)
-            self._document = None
-        if call_id and call_id not in self._tools:
-            wanted = call_id.encode("utf-8", "surrogatepass")
-            for text in [one for one in self._passed if wanted in one]:
-                found = parse(text.decode("utf-8", "replace"))
-                if found is not None and (one := fmt.message(found[0])) is not None:
-                    self._learn(fmt, one)
-        return self._tools.get(call_id)
+    def _with_tools(self, fmt: Format, payloads: Sequence[LinePayload]) -> list[PayloadPlace]:
+        """Return the places of payloads with their tools. The call of a result may be on a short line before it, which
+        was not parsed."""
+        places = list(fmt.owned([one.place for one in payloads], self._tools))
+        near: dict[int, list[bytes]] = {}  # short lines that contain the id of a call, the newest first
+        for at, (one, place) in enumerate(zip(payloads, places, strict=True)):
+            if place.call_id and not place.tool:
+                end, wanted = self._before[one.number], place.call_id.encode("utf-8", "surrogatepass")
+                recent = self._short_lines[max(0, end - _RECENT) : end]
+                near[at] = [text for text in reversed(recent) if wanted in text]
+        texts = list(dict.fromkeys(chain.from_iterable(near.values())))
+        messages = list(map(fmt.message, list(map(parsed, texts))))
+        calls = [() if one is None else fmt.calls(one) for one in messages]
+        names = {text: {call.id: call.name for call in some} for text, some in zip(texts, calls, strict=True)}
+        for at, some in near.items():
+            call_id = places[at].call_id or ""
+            tool = next((found for text in some if (found := names[text].get(call_id))), self._tools.get(call_id))
+            if tool:
+                self._tools[call_id] = tool
+                places[at] = places[at]._replace(tool=tool)
+        return places
 
 
 def fetch_from(store: Store) -> Fetch:
@@ -260,18 +243,6 @@ def _masked_base64(text: str, policy: Policy) -> str | None:
     body, width, start = found[0] + base64.b64encode(data).decode(), len(lines[0]), text.index(lines[0])
     gap = text[start + width : text.index(lines[1], start + width)]
     return gap.join(body[at : at + width] for at in range(0, len(body), width))
-
-
-def _note(ref: Ref) -> str:
-    """The stub for a place that no model is shown."""
-    note = {"stub": "stored whole", "artifact": ref.pointer, "media_type": ref.media_type, "size_bytes": ref.size_bytes}
-    return json.dumps(note, ensure_ascii=False, separators=(",", ":"))
-
-
-def _label(text: str | None) -> str | None:
-    """A tool name or call id as the store accepts it."""
-    label = text[:_MAX_LABEL] if text else None
-    return label if label and (label.isascii() or is_encodable(label)) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +312,7 @@ def sessions_for(store: Store, path: str) -> list[str]:
 def _parsed_manifest(body: bytes) -> Manifest | None:
     try:
         record: Any = json.loads(body)
-        segments = tuple(Segment(*one) if len(one) == 6 else Segment(*one, *one[2:]) for one in record["segments"])
+        segments = tuple(Segment(*one) for one in record["segments"])
         sizes = (size for one in segments for size in (one.size, one.whole_size, one.found_size))
         is_masked = record.get("masked") is True
         found = Manifest(str(record["path"]), str(record["format"]), segments, int(record["backup"]), is_masked)

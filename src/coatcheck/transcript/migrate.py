@@ -46,7 +46,7 @@ from coatcheck.transcript.keep import (
     record_manifest,
     sessions_for,
 )
-from coatcheck.transcript.splice import MARK, ArtifactRef, Fetch, refs_of, sessions_in, slim, whole
+from coatcheck.transcript.splice import MARK, ArtifactRef, Fetch, Slimmed, refs_of, sessions_in, slim_all, whole
 from coatcheck.transcript.swap import SwapFile, batches, is_own, layout_of, opened, pieces, write_all
 
 Paths = str | os.PathLike[str]
@@ -276,34 +276,26 @@ class _TranscriptFile:
         self.reader = opened(handle)
         self.layout = layout_of(self.reader)
         self.count = 0  # parts that were processed
+        self.is_slim = False  # whether the file has refs; `manifest_in` finds out
 
     def parts(self, start: int, end: int) -> Iterator[bytes]:
         """Yield the lines between two offsets, or the document."""
         return chain.from_iterable(batches(self.reader, start, end, is_document=self.layout.is_document))
 
     @cached_property
-    def unmarked(self) -> int | None:
-        """The size of a file that does not contain our key, else None. A fast test that most files pass."""
-        tail, size = b"", 0
-        for piece in pieces(self.handle, 0, self.size):
-            if MARK in piece or MARK in tail + piece[: len(MARK)]:
-                return None
-            tail, size = piece[-len(MARK) :], size + len(piece)
-        return size
-
-    @property
     def sessions(self) -> dict[str, None]:
         """The sessions that the refs of the file name, in file order."""
         return dict.fromkeys(self._sessions())
 
     def _sessions(self) -> Iterator[str]:
-        if self.unmarked is None:
-            for part in self.parts(0, self.size):
+        for part in self.parts(0, self.size):
+            if MARK in part:
                 yield from sessions_in(part)
 
     def manifest_in(self, store: Store) -> tuple[str, Manifest] | None:
         """Return the session and the manifest that the file begins with the slim bytes of, or None."""
         first = next(self._sessions(), None)
+        self.is_slim = first is not None
         for manifest in manifests(store, first) if first is not None else ():
             slim_bytes = [(one.size, one.checksum) for one in manifest.segments]
             if first is not None and slim_bytes and _matches(self.handle, slim_bytes, xxhash.xxh3_128):
@@ -367,7 +359,6 @@ class _Externalizing(_TranscriptFile):
         *,
         dry_run: bool,
     ) -> None:
-        self._opened_at = os.fstat(handle).st_mtime_ns
         super().__init__(file, handle, progress)
         self.layout = replace(self.layout, format=fmt or self.layout.format)
         self._format = self.layout.format or PLAIN
@@ -386,7 +377,7 @@ class _Externalizing(_TranscriptFile):
         self._shown: set[str] = set()  # ids of payloads that the agent's session can read already, and of
         self._hidden: set[str] = set()  # those that no model was shown
         self._named: dict[str, None] = {}  # sessions that lines of the file name
-        self._at = self._before.size
+        self._at = self._start = self._before.size
 
     def run(self) -> FileReport:
         if self.layout.format is None:
@@ -394,9 +385,9 @@ class _Externalizing(_TranscriptFile):
         if self._dry_run:
             self._slim_all(None)
             return self._done("would shrink")
-        if self.unmarked is None:
+        if self.is_slim:
             self._lend()
-        if os.fstat(self.handle).st_size == self._before.size and self._before.segments:
+        if os.fstat(self.handle).st_size == self._start and self._before.segments:
             if self._before.path != self.file.real_path:
                 record_manifest(self._keeper.own_session(), replace(self._before, path=self.file.real_path))
             self._check_backup()
@@ -411,7 +402,7 @@ class _Externalizing(_TranscriptFile):
 
     def _rewrite(self) -> None:
         with self.file.replacement(self._session_id) as new:
-            for piece in pieces(self.handle, 0, self._before.size):
+            for piece in pieces(self.handle, 0, self._start):
                 write_all(new, piece)
             try:
                 with self._store.batching:
@@ -451,12 +442,14 @@ class _Externalizing(_TranscriptFile):
         named = [one for one in self._named if one not in own and self._keeper.is_ours({one})]
         return [*own, *named] or sessions_for(self._store, self.file.real_path)
 
-    def _note_pointers(self, part: bytes, refs: Iterable[ArtifactRef]) -> None:
-        """Note the pointers in a slim part, and which of them are those of its own payloads."""
-        for ref in refs:
+    def _note_pointers(self, parts: Sequence[Slimmed]) -> None:
+        """Note the pointers in slim parts, and which of them are those of their own payloads."""
+        refs = [ref for one in parts for ref in one.refs]
+        for ref, is_shown in zip(refs, [self._format.is_shown(ref.path) for ref in refs], strict=True):
             self._named[ref.session] = None
-            (self._shown if self._format.is_shown(ref.path) else self._hidden).add(ref.id[:MIN_PREFIX])
-        self._pointers.update(dict.fromkeys(pointers_in(part)))
+            (self._shown if is_shown else self._hidden).add(ref.id[:MIN_PREFIX])
+        for found in [pointers_in(one.text) for one in parts]:
+            self._pointers.update(dict.fromkeys(found))
 
     def _lend(self) -> None:
         """Grant the agent's session what the file already refers to: the session may have ended, or be a new one."""
@@ -464,7 +457,7 @@ class _Externalizing(_TranscriptFile):
         with self._store.batching:
             for part in self.parts(0, os.fstat(self.handle).st_size):
                 refs = refs_of(part)
-                self._note_pointers(part, refs)
+                self._note_pointers([Slimmed(part, refs)])
                 self._named.update(dict.fromkeys(() if refs else sessions_in(part)))
                 for ref in refs:
                     if (ref.session, ref.id) not in lent and self._format.is_shown(ref.path):
@@ -475,10 +468,9 @@ class _Externalizing(_TranscriptFile):
         """Process all parts since the last run, and those that are appended during this one."""
         began = os.fstat(self.handle)
         end = began.st_size
-        unmarked = (self.unmarked or 0) if began.st_mtime_ns == self._opened_at else 0
         while self._at < end:
             for lines in batches(self.reader, self._at, end, is_document=self.layout.is_document):
-                self._slim_batch(lines, new, unmarked)
+                self._slim_batch(lines, new)
                 if self.progress is not None:
                     self.progress(self._at, end)
             self._at, end = end, os.fstat(self.handle).st_size
@@ -489,24 +481,20 @@ class _Externalizing(_TranscriptFile):
                 f"{clip(self.file.path.name)} was rewritten by another process", hint="nothing was changed: try again"
             )
 
-    def _slim_batch(self, lines: list[bytes], new: int | None, unmarked: int) -> None:
-        """Make some lines slim, then measure and write them. The first `unmarked` bytes do not contain our key."""
-        slims, wholes, keeper = [], [], self._keeper
-        document = self.layout.document
-        for part in lines:
-            self._at += len(part)
-            marked, masked = self._at > unmarked and MARK in part, keeper.masked
-            text, refs = part, tuple[ArtifactRef, ...]()
-            if marked or not keeper.passes(part):
-                is_document = document is not None and document.text == part
-                done = slim(part, self._format, keeper, opened=document if is_document else None, marked=marked)
-                text, refs = done.text, done.refs
-                self._changed = self._changed or text != part
-            if text is not part or (not marked and _SCHEME in part):
-                self._note_pointers(text, refs)
-            slims.append(text)
-            is_exact = new is None or (not marked and keeper.masked == masked)
-            wholes.append(part if is_exact else self._whole_of(part, text))
+    def _slim_batch(self, lines: list[bytes], new: int | None) -> None:
+        """Make some lines slim, then measure and write them."""
+        done = slim_all(lines, self._format, self._keeper, document=self.layout.document)
+        triples = [(one, part, MARK in part) for one, part in zip(done, lines, strict=True)]
+        self._at += sum(map(len, lines))
+        self._changed = self._changed or any(one.text != part for one, part, _ in triples)
+        self._note_pointers(
+            [one for one, part, marked in triples if one.text is not part or (not marked and _SCHEME in part)]
+        )
+        slims, wholes = [one.text for one in done], lines
+        if new is not None and any(marked or not one.is_exact for one, _, marked in triples):
+            wholes = [
+                self._whole_of(part, one.text) if marked or not one.is_exact else part for one, part, marked in triples
+            ]
         self.count += len(lines)
         self._slim.add(data := b"".join(slims))
         if new is not None:
@@ -571,7 +559,7 @@ class _Externalizing(_TranscriptFile):
 
     def _done(self, status: Status) -> FileReport:
         self.size = os.fstat(self.handle).st_size
-        after = self._before.size + self._slim.size if self._changed else self.size
+        after = self._start + self._slim.size if self._changed else self.size
         keeper, masked = self._keeper, self._keeper.masked
         payloads = "payload was" if masked == 1 else "payloads were"
         note = f"{masked} {payloads} stored with secrets masked" if masked else ""
@@ -598,21 +586,28 @@ class _SlimFile(_TranscriptFile):
 
     def rehydrate(self) -> FileReport:
         """Restore the file in place. If anything is missing it is unchanged, and that is reported."""
-        sessions = self.sessions
-        _clean_up(self.file, self._store, sessions)
-        if not sessions:
+        _clean_up(self.file, self._store, self.sessions)
+        is_spare = not self._problems_of_backup()
+        done = self._replaced("rehydrated", exact=is_spare, complete=False)
+        if done.status == "rehydrated" and is_spare and self._known and done.note != _MASKED:
+            self.file.remove_backup()  # the file has the same bytes again
+            done = replace(done, backup=None)
+        return done
+
+    def _replaced(self, status: Status, *, exact: bool, complete: bool) -> FileReport:
+        """Replace the file by the whole one, see `_restore`."""
+        if not self.sessions:
             return self._report("unchanged", self.size)
         name = new_session_id()
-        is_spare = not self._problems_of_backup()
         with self.file.replacement(name) as new:
-            problems, note = self._restore(new, exact=is_spare, complete=False)
+            problems, note = self._restore(new, exact=exact, complete=complete)
             if problems:
                 return self._report("failed", self.size, problems)
+            if complete:
+                write_all(new, self.late_in_backup(self._manifest))
             size = os.fstat(new).st_size
             self.file.replace(self.handle, new, name, keep=False, done=self.size)
-        if is_spare and self._known and note != _MASKED:
-            self.file.remove_backup()  # the file has the same bytes again
-        return self._report("rehydrated", size, note=note)
+        return self._report(status, size, note=note)
 
     def verify(self, *, remove_backup: bool) -> FileReport:
         """Read everything, and compare it with what was recorded by `externalize`."""
@@ -631,23 +626,17 @@ class _SlimFile(_TranscriptFile):
 
     def undo(self) -> FileReport:
         """Restore the file in place, from the store or else from the backup, and release its artifacts."""
-        sessions = self.sessions
-        _clean_up(self.file, self._store, sessions)
-        if not sessions:
+        _clean_up(self.file, self._store, self.sessions)
+        if not self.sessions:
             self._finish_undo()
             return self._report("unchanged", self.size, note="no refs")
-        name = new_session_id()
-        with self.file.replacement(name) as new:
-            problems, note = self._restore(new, exact=True, complete=True)
-            if problems:
-                return self._report("failed", self.size, problems)
-            write_all(new, self.late_in_backup(self._manifest))
-            size = os.fstat(new).st_size
-            self.file.replace(self.handle, new, name, keep=False, done=self.size)
-        self.file.remove_backup()
-        for session_id in sessions:
-            self._store.session(session_id).end()
-        return self._report("restored", size, note=note)
+        done = self._replaced("restored", exact=True, complete=True)
+        if done.status == "restored":
+            self.file.remove_backup()
+            for session_id in self.sessions:
+                self._store.session(session_id).end()
+            done = replace(done, backup=None)
+        return done
 
     def _finish_undo(self) -> None:
         """Do what a crashed undo left to do after it had restored the file."""

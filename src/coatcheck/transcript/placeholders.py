@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from coatcheck.checks import is_whole
 from coatcheck.errors import AmbiguousPointer, CoatcheckError, StoreError
-from coatcheck.externalize.pipeline import Prepared, masked_labels, own_tag, prepared, put_prepared
+from coatcheck.externalize.pipeline import Prepared, own_tag, placeholder, prepared, put_prepared
 from coatcheck.externalize.policy import Policy, configured
 from coatcheck.externalize.stub import is_stub
 from coatcheck.ids import digest_of, is_pointer, parse_pointer, pointer_of
@@ -26,8 +26,6 @@ from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.values import byte_size
 
-STORED: Final = "stored whole"
-_NOT_STORED: Final = "not stored: call the tool again where it is needed"
 _STUBS: Final = Policy(preview_chars=2_000)
 _POINTER: Final = re.compile(r"(?<![0-9A-Za-z:])art:[0-9a-f]{12,64}(?![0-9a-f])")
 _PAGE_HEAD: Final = re.compile(r"\[(art:[0-9a-f]{12,64})[;\]#]")
@@ -50,15 +48,7 @@ class Placeholder:
 
     def text(self, read_tool: str | None) -> str:
         """The line of JSON that the model is shown."""
-        shown: dict[str, object] = {"pruned": f"{self.what}, {STORED if self.pointer else _NOT_STORED}"}
-        if self.pointer:
-            shown["artifact"] = self.pointer
-        shown["size_bytes"] = self.size_bytes
-        if self.lines is not None and self.lines > 1:
-            shown["lines"] = self.lines
-        if self.pointer and read_tool:
-            shown["hint"] = f"{read_tool} reads it"
-        return json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
+        return placeholder(self.what, self.pointer, self.size_bytes, self.lines, read_tool)
 
 
 class Placeholders:
@@ -73,7 +63,7 @@ class Placeholders:
         redact: Literal["store"] | None = None,
     ) -> None:
         self._session = session
-        self._policy = Policy() if session is None else configured(session.store.settings, redact)
+        self.policy = Policy() if session is None else configured(session.store.settings, redact)
         self.read_tool = read_tool
         self._pinned = None if pinned is None else tuple(_prefix(one) for one in pinned)
         self.failures: list[str] = []
@@ -86,17 +76,13 @@ class Placeholders:
             return self._of_stub(text, what)
         if text is not None and (found := self._of_page(text)) is not None:
             return found
-        payload = prepared(content if text is None else text, self._policy)
+        payload = prepared(content if text is None else text, self.policy)
         data = payload.encoded.data
         artifact_id = digest_of(data)
         pinned = self._is_pinned(artifact_id, self._ref(pointer_of(artifact_id, 64)) if self._pinned is None else None)
         lines = data.count(b"\n") + 1 if isinstance(payload.value, str) else None
         pointer = None if self._session is None else pointer_of(artifact_id)
         return Placeholder(what, len(data), lines, artifact_id, pointer, payload, tool, call_id, pinned)
-
-    def never_leaves(self, tool: str | None) -> bool:
-        """Whether the settings say that results of this tool stay in the context."""
-        return self._policy.tools.get(tool or "") == "never"
 
     def _is_pinned(self, artifact_id: str, ref: Ref | None) -> bool:
         """Whether an artifact must stay: the caller named it, or, if the caller named none, it is pinned in the
@@ -105,20 +91,19 @@ class Placeholders:
             return ref is not None and ref.pinned
         return any(artifact_id.startswith(one) or one.startswith(artifact_id) for one in self._pinned)
 
-    def put(self, placeholder: Placeholder) -> Placeholder:
+    def put(self, made: Placeholder) -> Placeholder:
         """Store the payload of a placeholder. If the store fails, the placeholder has no pointer."""
-        payload = placeholder.payload
-        if payload is None or self._session is None:
-            return placeholder
-        about = About(tool=placeholder.tool or None, call_id=(placeholder.call_id or "")[:1_000] or None)
+        if made.payload is None or self._session is None:
+            return made
+        about = About(tool=made.tool, call_id=made.call_id)
         try:
-            ref = self._ref(pointer_of(placeholder.artifact_id, 64)) or put_prepared(
-                self._session, payload, masked_labels(about, self._policy)
+            ref = self._ref(pointer_of(made.artifact_id, 64)) or put_prepared(
+                self._session, made.payload, about, self.policy
             )
         except CoatcheckError as error:
             self.failures.append(str(error))
-            return replace(placeholder, pointer=None, payload=None)
-        return replace(placeholder, pointer=ref.pointer, payload=None)
+            return replace(made, pointer=None, payload=None)
+        return replace(made, pointer=ref.pointer, payload=None)
 
     def lines(self, pointers: Iterable[str], most: int) -> tuple[str, ...]:
         """Describe the first of these artifacts that the session has, one line each, at most `most`."""

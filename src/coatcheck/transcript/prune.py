@@ -24,7 +24,7 @@ from typing import Any, Final, Literal
 
 from coatcheck.checks import one_of, share, whole
 from coatcheck.errors import LimitExceeded
-from coatcheck.externalize import blocks
+from coatcheck.externalize.pipeline import STORED
 from coatcheck.externalize.policy import READ_TOOL
 from coatcheck.messages import PLAIN, Format, Message, detect, named_format
 from coatcheck.messages.cache import StablePrefix
@@ -35,13 +35,13 @@ from coatcheck.messages.paths import Path, at, replaced
 from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.tokens import TokenCounter, estimate
-from coatcheck.transcript.placeholders import STORED, Placeholder, Placeholders, pointers_in
+from coatcheck.transcript.placeholders import Placeholder, Placeholders, pointers_in
 
 LOW_WATER: Final = 0.3
 MIN_SAVED: Final = 16
 What = Literal["result", "arguments", "thinking", "media", "turns"]
-Write = Callable[[Message, str], Message]
-"""Returns a copy of a message with another text in one place."""
+Write = Callable[..., Message]
+"""Called with a message and a `text`. Returns a copy of the message with that text in one place."""
 
 _STAGES: Final[tuple[tuple[What, str], ...]] = (
     ("result", "{} messages: results became placeholders"),
@@ -84,8 +84,6 @@ class Pruned:
     replaced: tuple[Replacement, ...] = ()
     steps: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
-    _counted: int = field(default=0, repr=False, compare=False)
-    """The tokens that decide the next step: those of the newest cut, plus the messages since."""
 
     @property
     def saved(self) -> int:
@@ -135,11 +133,6 @@ def prune(
     )  # fmt: skip
     done = cutter.pruned()
     return _in_lines(done, messages, inner, fmt) if are_lines else done
-
-
-def counted_by(done: Pruned) -> int:
-    """Return the tokens that, with those of later messages, decide whether a longer history needs another step."""
-    return done._counted
 
 
 def format_of(messages: Sequence[Message], named: Format | str | None) -> Format:
@@ -283,7 +276,6 @@ class _Cutter:
             replaced=tuple(final.replaced),
             steps=cut.steps if cut else (),
             failures=tuple(self._placeholders.failures),
-            _counted=max(total, sum(tokens)),
         )
 
     def _steps(self, newest: int) -> tuple[_Cut | None, _Cut | None, int]:
@@ -379,7 +371,8 @@ class _Cutter:
             made = self._placeholders.of(content, name, tool=tool, call_id=call_id)
             if made is None:
                 continue
-            if not made.pinned and not (what == "result" and self._placeholders.never_leaves(tool)):
+            is_kept = what == "result" and self._placeholders.policy.tools.get(tool or "") == "never"
+            if not made.pinned and not is_kept:
                 parts.append((made, call_id, write))
             elif what == "result":
                 self._spared.add(number)
@@ -396,19 +389,26 @@ class _Cutter:
                 if not result.is_error and is_replaceable(message, result):
                     asked = self._pairing.call_of.get((number, place))
                     tool, content = result.name or (asked[1].name if asked else None), at(message, result.content_path)
-                    yield content, "an older result", tool, result.call_id, partial(_write_result, fmt, place)
+                    yield content, "an older result", tool, result.call_id, partial(fmt.with_content, result=result)
         elif what == "arguments":
-            for place, call in enumerate(fmt.calls(message)):
-                found = arguments_of(message, call)
-                if found is not None and len(dumped(found[1])) > _SMALL_ARGUMENTS:
-                    yield found[1], "older arguments", call.name, call.id, partial(_write_arguments, fmt, place)
+            for call in fmt.calls(message):
+                path, value = arguments_of(message, call) or ((), "")
+                if len(dumped(value)) > _SMALL_ARGUMENTS:
+                    convert = str if isinstance(value, str) else json.loads
+                    yield value, "older arguments", call.name, call.id, partial(_with_text, path=path, convert=convert)
         elif what == "media":
             for path, carried in attachments(message):
-                yield carried.value, "an older attachment", None, "", partial(_write_attachment, path)
+                yield (
+                    carried.value,
+                    "an older attachment",
+                    None,
+                    "",
+                    partial(_with_text, path=path, convert=carried.replace),
+                )
 
     def _with_placeholders(self, message: Message, parts: Iterable[tuple[Placeholder, str, Write]]) -> Message:
         for made, _, write in parts:
-            message = write(message, made.text(self._placeholders.read_tool))
+            message = write(message, text=made.text(self._placeholders.read_tool))
         return message
 
     def _folded(self, cut: _Cut, starts: list[int], old: int) -> _Cut:
@@ -511,23 +511,9 @@ class _Cutter:
             listed = listed[: len(listed) // 2]
 
 
-def _write_result(fmt: Format, place: int, message: Message, text: str) -> Message:
-    """Write the content of the n-th result of a message."""
-    return fmt.with_content(message, fmt.results(message)[place], text)
-
-
-def _write_arguments(fmt: Format, place: int, message: Message, text: str) -> Message:
-    """Write the arguments of the n-th call of a message, given the JSON of an object."""
-    found = arguments_of(message, fmt.calls(message)[place])
-    if found is None:
-        return message
-    return dict(replaced(message, found[0], text if isinstance(found[1], str) else json.loads(text)))
-
-
-def _write_attachment(path: Path, message: Message, text: str) -> Message:
-    """Write a text in place of an image or a document."""
-    carried = blocks.payload(at(message, path))
-    return message if carried is None else dict(replaced(message, path, carried.replace(text)))
+def _with_text(message: Message, text: str, path: Path, convert: Callable[[str], Any]) -> Message:
+    """Write a text, converted to what belongs there, into one place of a message."""
+    return dict(replaced(message, path, convert(text)))
 
 
 def _note_text(number: int, pointer: str | None, listed: Sequence[str], others: int, read_tool: str | None) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from coatcheck.checks import whole
 from coatcheck.errors import AmbiguousPointer, CoatcheckError, Expired
-from coatcheck.externalize import Outcome, configured
-from coatcheck.externalize.pipeline import leaves
+from coatcheck.externalize import configured
+from coatcheck.externalize.pipeline import leaving
 from coatcheck.externalize.policy import READ_TOOL, Policy
 from coatcheck.ids import MIN_PREFIX, SCHEME
 from coatcheck.messages import Format, Message
@@ -155,13 +156,17 @@ def _ranked(
                 used[pointer] = used.get(pointer, 0) + 1
         for result in (*fmt.results(message), *fmt.outputs(message)):
             tool = result.name or tools.get(result.call_id)
-            outcome = _put(at(message, result.content_path), tool, result.call_id, session, policy)
-            last |= {ref.pointer: number for ref in outcome.refs} if outcome else {}
-            failures += [outcome.failure] if outcome and outcome.failure else []
+            content = at(message, result.content_path)
+            if leaving(session.store, policy, [(tool, plain_text(content) or dumped(content))])[0]:
+                outcome = session.externalize(content, tool=tool, call_id=result.call_id, policy=policy)
+                last |= {ref.pointer: number for ref in outcome.refs}
+                failures += [outcome.failure] if outcome.failure else []
     refs: dict[str, tuple[Ref, int, int]] = {}
     unresolved = []
     for pointer, number in last.items():
-        ref = _ref(session, pointer)
+        ref = None
+        with suppress(AmbiguousPointer):
+            ref = session.ref(pointer)
         if ref is None:
             unresolved.append(pointer)
             continue
@@ -171,20 +176,6 @@ def _ranked(
         refs.values(), key=lambda one: (not one[0].pinned, -one[1], -one[2], -one[0].size_bytes, one[0].artifact_id)
     )
     return [ref for ref, _, _ in best], unresolved, failures
-
-
-def _put(content: object, tool: str | None, call_id: str, session: Session, policy: Policy) -> Outcome | None:
-    """Store a result that is over the policy. A stub is not stored again."""
-    if not leaves(session.store, policy, tool, plain_text(content) or dumped(content)):
-        return None
-    return session.externalize(content, tool=tool, call_id=call_id, policy=policy)
-
-
-def _ref(session: Session, pointer: str) -> Ref | None:
-    try:
-        return session.ref(pointer)
-    except AmbiguousPointer:
-        return None
 
 
 def _checked(name: str, session: Session) -> PointerProblem | None:

@@ -13,13 +13,19 @@ import binascii
 import json
 import json.decoder
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from itertools import groupby
 from json.encoder import encode_basestring, encode_basestring_ascii
+from operator import getitem
 from typing import Any, Final, NamedTuple
 
 from coatcheck.messages.paths import Path
 
 TextSpan = tuple[int, int]
+Where = tuple[TextSpan, str | None]
+"""The span of a value, and the style of its token if that is known."""
+
 _C: Final[Any] = json.decoder  # some type stubs lack its two C functions
 _SCAN: Final = _C.JSONDecoder().scan_once
 _STRING: Final = _C.scanstring
@@ -35,6 +41,9 @@ _ESCAPE: Final = re.compile(r"\\(?:u[0-9a-f]{4}|.)")
 _DATA_URL: Final = re.compile(r"data:[\w.+/;=-]{0,100};base64,", re.ASCII)
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/]{64,}={0,2}")
 _MIN_BASE64: Final = 256  # characters; a shorter text of that alphabet may be a long word
+_HEAD: Final = 64  # characters of a token that are searched for first
+_TRIES: Final = 16
+_NOWHERE: Final = "90631724905817263"  # prefix of numbers that are assumed to occur in no text
 _PYDANTIC_PAYS: Final = 8 << 20  # characters written before the faster writer makes up for its import
 
 
@@ -123,12 +132,26 @@ def last_value(text: str, start: int, key: str) -> tuple[Any, TextSpan] | None:
     return found
 
 
-def last_member(text: str, end: int) -> int:
-    """Return where the last member of an object ends, given where the object ends."""
-    at = end - 1
-    while text[at - 1] in " \t\n\r":
-        at -= 1
-    return at
+def locate(opened: Opened, places: Sequence[tuple[Path, Any]]) -> Sequence[Where | None]:
+    """Return the spans of the values at these paths, which are in text order; None for a path that is not found."""
+    if opened.elements is None:
+        return _located(opened.source, opened.start, places)
+    found: list[Where | None] = []
+    for index, group in groupby(places, lambda one: one[0][0]):
+        begin, end = opened.elements[int(index)]
+        inside = _located(opened.source[begin:end], 0, [(path[1:], value) for path, value in group])
+        found += [one and ((begin + one[0][0], begin + one[0][1]), one[1]) for one in inside]
+    return found
+
+
+def edited(source: str, edits: Iterable[tuple[int, int, str]]) -> str:
+    """Replace spans of a text, which do not overlap, by other texts."""
+    pieces: list[str] = []
+    done = 0
+    for begin, end, new in sorted(edits):
+        pieces += (source[done:begin], new)
+        done = end
+    return "".join((*pieces, source[done:]))
 
 
 def utf8(text: str) -> str:
@@ -191,6 +214,50 @@ def binary(text: str) -> tuple[str, bytes] | None:
     except (ValueError, UnicodeEncodeError):
         return None
     return (prefix, data) if base64.b64encode(data).decode() == body else None
+
+
+def _located(source: str, start: int, places: Sequence[tuple[Path, Any]]) -> Sequence[Where | None]:
+    """Return the spans of values in the value at `start`. Each is first searched for as most writers would write it;
+    parsing the text with unique numbers in those spans proves the guess. If that fails, the whole text is scanned."""
+    found = _guessed(source, start, places)
+    if found is not None:
+        return found
+    exact = spans(source, start, [path for path, _ in places])
+    return [(exact[path], None) if path in exact else None for path, _ in places]
+
+
+def _guessed(source: str, start: int, places: Sequence[tuple[Path, Any]]) -> list[Where] | None:
+    found: list[Where] = []
+    for _, value in places:
+        guesses = ((style, token, find(source, token, start)) for style, token in tokens_of(value))
+        guess = next((one for one in guesses if one[2] >= 0), None)
+        if guess is None:
+            return None
+        style, token, begin = guess
+        start = begin + len(token)
+        found.append(((begin, start), style))
+    if _NOWHERE in source:
+        return None
+    left = parse(edited(source, [(*span, f"{_NOWHERE}{number}") for number, (span, _) in enumerate(found)]))
+    try:
+        proved = left and all(
+            reduce(getitem, path, left[0]) == int(f"{_NOWHERE}{number}") for number, (path, _) in enumerate(places)
+        )
+    except (LookupError, TypeError):
+        return None
+    return found if proved else None
+
+
+def find(text: str, token: str, start: int) -> int:
+    """Return the position of a token from `start` on, or -1. Searches for its first characters: `str.find` reads a long
+    token twice before it begins."""
+    head = token[:_HEAD]
+    for _ in range(_TRIES):
+        start = text.find(head, start)
+        if start < 0 or text.startswith(token, start):
+            return start
+        start += 1
+    return text.find(token, start)
 
 
 def _is_deeper(value: Any) -> bool:

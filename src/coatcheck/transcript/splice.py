@@ -10,30 +10,19 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import compress, count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from coatcheck.errors import CoatcheckError, Damaged
-from coatcheck.ids import is_encodable, pointer_of
+from coatcheck.ids import pointer_of
 from coatcheck.messages import Format
+from coatcheck.messages.formats import PayloadPlace
 from coatcheck.messages.paths import REFS_KEY, Path, at
 from coatcheck.refs import Ref
 from coatcheck.storage import TRANSCRIPT
-from coatcheck.transcript.scan import (
-    STYLES,
-    Opened,
-    TextSpan,
-    binary,
-    last_member,
-    last_value,
-    parse,
-    spans,
-    styled,
-    tokens_of,
-    utf8,
-)
+from coatcheck.transcript.scan import STYLES, Opened, TextSpan, edited, last_value, locate, spans, styled, utf8
 
 if TYPE_CHECKING:
     from coatcheck.transcript.keep import Keeper
@@ -53,9 +42,6 @@ _SUMMARY: Final = 80
 _KEY: Final = f',"{REFS_KEY}":'
 _LEAST_GAIN: Final = 512  # characters; a shorter payload would be replaced by more than itself
 _MAX_DEPTH: Final = 64
-_HEAD: Final = 64  # characters of a token that are searched for first
-_TRIES: Final = 16
-_NOWHERE: Final = "90631724905817263"  # prefix of numbers that are assumed to occur in no text
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +105,11 @@ def dump_refs(refs: Sequence[ArtifactRef], session: str) -> str:
     """Return the value of our key as JSON. Without refs it only names the session."""
     records = [one.to_record() for one in refs] or [{"session": session}]
     token = json.dumps(records, ensure_ascii=False, separators=(",", ":"))
-    return token if is_encodable(token) else json.dumps(records, separators=(",", ":"))
+    try:
+        token.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return json.dumps(records, separators=(",", ":"))
+    return token
 
 
 def is_session_id(text: str) -> bool:
@@ -150,12 +140,12 @@ Missing = Callable[[ArtifactRef, CoatcheckError], None]
 
 class LinePayload(NamedTuple):
     """A large value in a line: `text` counts against a limit, `value` is stored (the text, the bytes behind base64, or
-    a container's JSON as it was written), `path` is its path in the parsed `line`."""
+    a container's JSON as it was written). `number` is that of its line among the lines that are made slim together."""
 
     value: str | bytes
     text: str
-    path: Path
-    line: Any
+    place: PayloadPlace
+    number: int
     is_json: bool = False
 
     @property
@@ -166,40 +156,57 @@ class LinePayload(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slimmed:
-    """A text without its payloads, and its new refs, each with its path from the top."""
+    """A text without its payloads, its new refs, each with its path from the top, and whether `whole` restores exactly
+    the text that was given: not if secrets were masked."""
 
     text: bytes
     refs: tuple[ArtifactRef, ...] = ()
+    is_exact: bool = True
 
 
-def slim(
-    text: bytes, fmt: Format, keeper: Keeper, *, opened: Opened | None = None, marked: bool | None = None
-) -> Slimmed:
-    """Move the payloads of a line or a whole document to the store. `whole` restores exactly these bytes, except for
-    secrets that the keeper masks.
+class _Cut(NamedTuple):
+    """A payload with its span in the text of its line, its token, the token's style if known, and the path of the
+    object that gets its ref."""
+
+    payload: LinePayload
+    span: TextSpan
+    token: str
+    style: str | None
+    holder: Path
+
+
+def slim(text: bytes, fmt: Format, keeper: Keeper) -> Slimmed:
+    """Move the payloads of a line or a whole document to the store, see `slim_all`."""
+    return slim_all([text], fmt, keeper)[0]
+
+
+def slim_all(
+    texts: Sequence[bytes],
+    fmt: Format,
+    keeper: Keeper,
+    *,
+    document: Opened | None = None,
+) -> list[Slimmed]:
+    """Move the payloads of lines, or of a whole document, to the store. `whole` restores exactly these bytes, except
+    for secrets that the keeper masks.
 
     Text that is not JSON or not UTF-8, is nested too deep, or is already slim is returned unchanged. Storage errors are
-    raised. The caller may pass the text `opened`, and whether our key occurs in it (`marked`) if it has found that the
-    text may have to be changed."""
-    if marked is None:
-        marked = MARK in text
-        if keeper.passes(text) and not marked:
-            return Slimmed(text)
-    opened = opened or Opened.of(text)
-    if opened is None:
-        return Slimmed(text)
-    value = opened.value
-    keeper.learn(fmt, value)
-    present = dict(_refs_in(opened)) if marked else {}
-    ours = {path for path, one in present.items() if keeper.is_ours(one.sessions)} if present else set()
-    payloads = _payloads(fmt, value, keeper)
-    if ours or isinstance(value, list):
-        payloads = [one for one in payloads if _holder(value, one.path) not in (None, *ours)]
-    cuts = _cuts(opened, payloads) if payloads else []
-    foreign = present.keys() - ours
-    if not cuts and not foreign:
-        return Slimmed(text)
-    return _slimmed(opened, cuts, foreign, fmt, keeper)
+    raised. The caller may pass a `document` that it has opened. Each step is done for all lines, in their order, before
+    the next one begins."""
+    marks = [MARK in text for text in texts]
+    may_change = [has_key or not passes for has_key, passes in zip(marks, keeper.passes(texts), strict=True)]
+    is_open = document is not None and [document.text] == texts
+    found = [document if is_open else Opened.of(text) for text in compress(texts, may_change)]
+    opened = {number: one for number, one in zip(compress(count(), may_change), found, strict=True) if one}
+    done = list(map(Slimmed, texts))
+    if not opened:
+        return done
+    foreign: dict[int, set[Path]] = {}
+    cuts = _cuts(opened, fmt, keeper, {number for number in opened if marks[number]}, foreign)
+    if cuts or foreign:
+        for number, one in _slimmed(opened, cuts, foreign, fmt, keeper):
+            done[number] = one
+    return done
 
 
 def whole(text: bytes, fetch: Fetch, *, missing: Missing | None = None) -> bytes:
@@ -226,7 +233,7 @@ def whole(text: bytes, fetch: Fetch, *, missing: Missing | None = None) -> bytes
                 raise _edited_since(ref)
             else:
                 missing(ref, _edited_since(ref))
-    return _edited(source, edits).encode()
+    return edited(source, edits).encode()
 
 
 def refs_of(text: bytes) -> tuple[ArtifactRef, ...]:
@@ -251,7 +258,7 @@ def bare(text: bytes) -> bytes:
     source, start = opened.source, opened.start
     holders = [holder for holder, _ in _refs_in(opened)]
     ours = (last_value(source, begin, REFS_KEY) for begin, _ in spans(source, start, holders).values())
-    return _edited(source, [(*last[1], "") for last in ours if last]).encode()
+    return edited(source, [(*last[1], "") for last in ours if last]).encode()
 
 
 def with_refs(text: bytes, refs: Sequence[ArtifactRef], session_id: str) -> bytes:
@@ -263,10 +270,10 @@ def with_refs(text: bytes, refs: Sequence[ArtifactRef], session_id: str) -> byte
     source, start = opened.source, opened.start
     earlier = dict(_refs_in(opened)).get(()) if MARK in text else None
     if earlier is not None and (last := last_value(source, start, REFS_KEY)) is not None:
-        source = _edited(source, [(*last[1], "")])
-    behind = last_member(source, spans(source, start, [()])[()][1])
+        source = edited(source, [(*last[1], "")])
+    behind = _last_member(source, spans(source, start, [()])[()][1])
     before = earlier.refs if earlier is not None else ()
-    return _edited(source, [(behind, behind, _KEY + dump_refs([*before, *refs], session_id))]).encode()
+    return edited(source, [(behind, behind, _KEY + dump_refs([*before, *refs], session_id))]).encode()
 
 
 def _marked(text: bytes) -> Opened | None:
@@ -274,158 +281,107 @@ def _marked(text: bytes) -> Opened | None:
     return Opened.of(text) if MARK in text else None
 
 
-def _payloads(fmt: Format, value: Any, keeper: Keeper) -> list[LinePayload]:
-    """Strings over the policy, and containers that may be: those are decided by their raw text."""
-    payloads = []
-    for path in fmt.places(value, keeper.least, keeper.bulk):
-        found = at(value, path)
-        if not isinstance(found, str):
-            payloads.append(LinePayload("", "", path, value, is_json=True))
-            continue
-        carried = binary(found)
-        payload = LinePayload(found if carried is None else carried[1], found, path, value)
-        if keeper.leaves(fmt, payload):
-            payloads.append(payload)
-    return payloads
-
-
-_Where = tuple[TextSpan, str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """A payload with its span in the text, and the style of its token if known."""
-
-    payload: LinePayload
-    span: TextSpan
-    style: str | None
-
-
-def _cuts(opened: Opened, payloads: Sequence[LinePayload]) -> list[_Cut]:
-    """Payloads with their spans, in order."""
-    if opened.elements is None or not isinstance(opened.value, list):
-        found = _located(opened.source, opened.value, opened.start, [one.path for one in payloads])
-        return _in_order(payloads, found, 0)
+def _cuts(
+    opened: dict[int, Opened], fmt: Format, keeper: Keeper, marked: Container[int], foreign: dict[int, set[Path]]
+) -> list[_Cut]:
+    """Return the payloads of lines that are over the policy, in order. Objects of `marked` lines that are slim already
+    are left alone; those with a key like ours that is not ours are added to `foreign`."""
+    candidates = keeper.candidates(fmt, list(opened), [one.value for one in opened.values()])
+    for number, one in opened.items():
+        present = dict(_refs_in(one)) if number in marked else {}
+        ours = {path for path, refs in present.items() if keeper.is_ours(refs.sessions)}
+        if present.keys() - ours:
+            foreign[number] = present.keys() - ours
+        if ours or isinstance(one.value, list):
+            left = candidates[number]
+            candidates[number] = [each for each in left if _holder(one.value, each.place.path) not in (None, *ours)]
+    candidates = {number: some for number, some in candidates.items() if some}
+    places = [[each.place[:2] for each in some] for some in candidates.values()]
+    located = list(map(locate, map(opened.__getitem__, candidates), places))
     cuts: list[_Cut] = []
-    for index, group in groupby(payloads, lambda one: one.path[0]):
-        some = list(group)
-        element = opened.value[int(index)]
-        begin, end = opened.elements[int(index)]
-        found = _located(opened.source[begin:end], element, 0, [one.path[1:] for one in some])
-        cuts += _in_order(some, found, begin)
-    return cuts
+    for (number, some), where in zip(candidates.items(), located, strict=True):
+        pairs = [(found, each) for found, each in zip(where, some, strict=True) if found is not None]
+        for (span, style), each in sorted(pairs, key=lambda pair: pair[0][0]):
+            token, holder = opened[number].source[slice(*span)], _holder(opened[number].value, each.place.path)
+            if holder is not None and len(token) >= _LEAST_GAIN:
+                payload = each._replace(value=token, text=token) if each.is_json else each
+                cuts.append(_Cut(payload, span, token, style, holder))
+    leaving = iter(keeper.leaving(fmt, [cut.payload for cut in cuts if cut.payload.is_json]))
+    return [cut for cut in cuts if not cut.payload.is_json or next(leaving)]
 
 
-def _in_order(payloads: Iterable[LinePayload], found: Iterable[_Where | None], base: int) -> list[_Cut]:
-    cuts = [
-        _Cut(one, (base + where[0][0], base + where[0][1]), where[1])
-        for one, where in zip(payloads, found, strict=True)
-        if where is not None
-    ]
-    return sorted(cuts, key=lambda cut: cut.span)
-
-
-def _located(source: str, value: Any, start: int, paths: Sequence[Path]) -> Sequence[_Where | None]:
-    """Return the spans of the values at these paths. Each is first searched for as most writers would write it; parsing
-    the text with unique numbers in those spans proves the guess. If that fails, the whole text is scanned."""
-    found = _guessed(source, value, start, paths)
-    if found is not None:
-        return found
-    exact = spans(source, start, paths)
-    return [(exact[path], None) if path in exact else None for path in paths]
-
-
-def _guessed(source: str, value: Any, start: int, paths: Sequence[Path]) -> list[_Where] | None:
-    found: list[_Where] = []
-    cursor = start
-    for path in paths:
-        guesses = ((style, token, _find(source, token, cursor)) for style, token in tokens_of(at(value, path)))
-        guess = next((one for one in guesses if one[2] >= 0), None)
-        if guess is None:
-            return None
-        style, token, begin = guess
-        cursor = begin + len(token)
-        found.append(((begin, cursor), style))
-    if _NOWHERE in source:
-        return None
-    left = parse(_edited(source, [(*span, f"{_NOWHERE}{number}") for number, (span, _) in enumerate(found)]))
-    proved = left and all(at(left[0], path) == int(f"{_NOWHERE}{number}") for number, path in enumerate(paths))
-    return found if proved else None
-
-
-def _find(text: str, token: str, start: int) -> int:
-    """Return the position of a token from `start` on, or -1. Searches for its first characters: `str.find` reads a long
-    token twice before it begins."""
-    head = token[:_HEAD]
-    for _ in range(_TRIES):
-        start = text.find(head, start)
-        if start < 0 or text.startswith(token, start):
-            return start
-        start += 1
-    return text.find(token, start)
-
-
-def _slimmed(opened: Opened, cuts: Iterable[_Cut], foreign: Iterable[Path], fmt: Format, keeper: Keeper) -> Slimmed:
-    edits: list[tuple[int, int, str]] = []
-    refs: dict[Path, list[ArtifactRef]] = {path: [] for path in foreign}
-    referenced: set[Path] = set()  # messages that have a `details.artifactRef`
-    source, value = opened.source, opened.value
-    if refs and not keeper.dry_run:
-        keeper.own_session()  # the line will name it, even if nothing is put into it
-    for cut in cuts:
-        payload, token = cut.payload, source[slice(*cut.span)]
-        if payload.is_json:
-            payload = payload._replace(value=token, text=token)
-        holder = _holder(value, payload.path)
-        if holder is None or len(token) < _LEAST_GAIN or (payload.is_json and not keeper.leaves(fmt, payload)):
-            continue
-        stored = keeper.redacted(payload)
-        ref, stub = keeper.put(fmt, stored)
-        about = ArtifactRef.of(ref, payload.path[len(holder) :], keeper.session_id, "json")
-        if (added := _reference(opened, payload.path, ref, fmt, keeper, edits, referenced)) is not None:
-            about = replace(about, details=added)
+def _slimmed(
+    opened: dict[int, Opened], cuts: Sequence[_Cut], foreign: dict[int, set[Path]], fmt: Format, keeper: Keeper
+) -> Iterator[tuple[int, Slimmed]]:
+    """Store the payloads of lines, and yield each line that changes, with its number."""
+    if foreign and not keeper.dry_run:
+        keeper.own_session()  # the lines will name it, even if nothing is put into it
+    stored = [keeper.redacted(one.payload) for one in cuts]
+    kept = keeper.put(fmt, stored)
+    session_id = keeper.session_id
+    tokens = [stub if cut.payload.is_json else utf8(stub) for cut, (_, stub) in zip(cuts, kept, strict=True)]
+    refs = {number: {path: list[ArtifactRef]() for path in foreign.get(number, ())} for number in opened}
+    edits: dict[int, list[tuple[int, int, str]]] = {number: [] for number in opened}
+    masked: set[int] = set()
+    referenced: set[tuple[int, Path]] = set()  # messages that have a `details.artifactRef`
+    for cut, payload, (ref, _), token in zip(cuts, stored, kept, tokens, strict=True):
+        number, path, is_exact = payload.number, payload.place.path, payload is cut.payload
+        about = ArtifactRef.of(ref, path[len(cut.holder) :], session_id, "json")
+        if keeper.policy.reference is not None and not keeper.dry_run:
+            about = replace(about, details=_reference(opened[number], cut, ref, fmt, keeper, edits[number], referenced))
         if not payload.is_json:
-            about = _encoded(about, payload, token, cut.style, keeper, is_exact=stored is payload)
-        refs.setdefault(holder, []).append(about)
-        edits.append((*cut.span, stub if payload.is_json else utf8(stub)))
-    if not refs:
-        return Slimmed(opened.text)
-    for path, (_, end) in _spans(opened, list(refs)).items():
-        behind = last_member(source, end)
-        edits.append((behind, behind, _KEY + dump_refs(refs[path], keeper.session_id)))
-    found = tuple(replace(one, path=(*holder, *one.path)) for holder, some in refs.items() for one in some)
-    return Slimmed(_edited(source, edits).encode(), found)
+            about = _encoded(about, cut, keeper, is_exact=is_exact)
+        if not is_exact:
+            masked.add(number)
+        refs[number].setdefault(cut.holder, []).append(about)
+        edits[number].append((*cut.span, token))
+    changed = [number for number, some in refs.items() if some]
+    for number in changed:
+        for path, (_, end) in _spans(opened[number], list(refs[number])).items():
+            behind = _last_member(opened[number].source, end)
+            edits[number].append((behind, behind, _KEY + dump_refs(refs[number][path], session_id)))
+    for number, text in zip(changed, [edited(opened[one].source, edits[one]) for one in changed], strict=True):
+        new = (replace(one, path=(*holder, *one.path)) for holder, some in refs[number].items() for one in some)
+        yield number, Slimmed(text.encode(), tuple(new), number not in masked)
+
+
+def _last_member(text: str, end: int) -> int:
+    """Return where the last member of an object ends, given where the object ends."""
+    at = end - 1
+    while text[at - 1] in " \t\n\r":
+        at -= 1
+    return at
 
 
 def _reference(
     opened: Opened,
-    path: Path,
+    cut: _Cut,
     ref: Ref,
     fmt: Format,
     keeper: Keeper,
     edits: list[tuple[int, int, str]],
-    referenced: set[Path],
+    referenced: set[tuple[int, Path]],
 ) -> str | None:
-    """Add an edit that writes `details.artifactRef` into the message of a tool result, if the policy wants one and the
-    message has none yet. Return what `ArtifactRef.details` says about it."""
-    make = None if keeper.dry_run else keeper.policy.reference
-    inside = fmt.details_path(opened.value, path) if make is not None and isinstance(opened.value, dict) else None
+    """Add an edit that writes `details.artifactRef` into the message of a tool result, if the message has none yet.
+    Return what `ArtifactRef.details` says about it."""
+    make, value, source = keeper.policy.reference, opened.value, opened.source
+    inside = fmt.details_path(value, cut.payload.place.path) if isinstance(value, dict) else None
     if make is None or inside is None:
         return None
-    message, details = inside[:-1], at(opened.value, inside)
-    where = spans(opened.source, opened.start, [message, inside])
+    message, details = inside[:-1], at(value, inside)
+    where = spans(source, opened.start, [message, inside])
     found = where.get(inside)
-    token = "" if found is None else opened.source[slice(*found)]
-    if "artifactRef" in token or message in referenced:
+    token = "" if found is None else source[slice(*found)]
+    if "artifactRef" in token or (cut.payload.number, message) in referenced:
         return None
-    referenced.add(message)
+    referenced.add((cut.payload.number, message))
     member = f'"artifactRef":{json.dumps(make(ref), ensure_ascii=True, separators=(",", ":"))}'
     if found is None:
-        behind = last_member(opened.source, where[message][1])
+        behind = _last_member(source, where[message][1])
         edits.append((behind, behind, f',"details":{{{member}}}'))
         return _ADDED
     if isinstance(details, dict) and details:
-        behind = last_member(opened.source, found[1])
+        behind = _last_member(source, found[1])
         edits.append((behind, behind, f",{member}"))
         return _EXTENDED
     edits.append((*found, f"{{{member}}}"))
@@ -448,20 +404,16 @@ def _without_reference(source: str, start: int, path: Path, ref: ArtifactRef) ->
     return (*last[1], "")
 
 
-def _encoded(
-    about: ArtifactRef, payload: LinePayload, token: str, style: str | None, keeper: Keeper, *, is_exact: bool
-) -> ArtifactRef:
+def _encoded(about: ArtifactRef, cut: _Cut, keeper: Keeper, *, is_exact: bool) -> ArtifactRef:
     """Return the ref with the encoding that reproduces the token exactly; if there is none, the token itself is stored.
     If secrets were masked, the nearest style is used."""
-    if isinstance(payload.value, bytes):
-        if token == f'"{payload.text}"':
-            return replace(about, encoding="base64", prefix=payload.prefix)
-    elif (style := style or styled(payload.text, token)) is not None:
-        return replace(about, encoding=style)
-    if not is_exact:
-        is_binary = isinstance(payload.value, bytes)
-        return replace(about, encoding="base64" if is_binary else "utf8", prefix=payload.prefix if is_binary else "")
-    return replace(about, encoding="raw", raw=keeper.put_raw(token).artifact_id)
+    payload, is_binary = cut.payload, isinstance(cut.payload.value, bytes)
+    if is_binary and (cut.token == f'"{payload.text}"' or not is_exact):
+        return replace(about, encoding="base64", prefix=payload.prefix)
+    style = None if is_binary else cut.style or styled(payload.text, cut.token)
+    if style is not None or not is_exact:
+        return replace(about, encoding=style or "utf8")
+    return replace(about, encoding="raw", raw=keeper.put_raw(cut.token).artifact_id)
 
 
 def _restored(ref: ArtifactRef, kind: str, fetch: Fetch, missing: Missing | None) -> str:
@@ -528,13 +480,3 @@ def _holder(value: Any, path: Path) -> Path | None:
             return path[:depth]
         value = value[path[depth]]
     return None
-
-
-def _edited(source: str, edits: Iterable[tuple[int, int, str]]) -> str:
-    """Replace spans of a text, which do not overlap, by other texts."""
-    pieces: list[str] = []
-    done = 0
-    for begin, end, new in sorted(edits):
-        pieces += (source[done:begin], new)
-        done = end
-    return "".join((*pieces, source[done:]))

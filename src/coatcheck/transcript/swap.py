@@ -102,11 +102,11 @@ def batches(file: BinaryIO, start: int, end: int, *, is_document: bool) -> Itera
 
 def open_regular(path: str | Path, flags: int, folder: int | None = None) -> int:
     """Open a regular file, without following a link or waiting for a pipe. `folder` is a descriptor."""
-    name = clip(os.path.basename(path))
     try:
         handle = os.open(path, flags | _NO_SURPRISE, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP:
+            name = clip(os.path.basename(path))
             raise InvalidArgument(f"{name} is a symbolic link", hint="pass the file that it points to") from None
         if error.errno not in (errno.ENXIO, errno.EISDIR):
             raise
@@ -114,16 +114,21 @@ def open_regular(path: str | Path, flags: int, folder: int | None = None) -> int
         if stat.S_ISREG(os.fstat(handle).st_mode):
             return handle
         os.close(handle)
+    name = clip(os.path.basename(path))
     raise InvalidArgument(f"{name} is not a file", hint="pass a transcript file, or a folder of them")
 
 
 @contextmanager
-def open_to_read(path: str | Path, folder: int | None = None) -> Iterator[int]:
-    handle = open_regular(path, os.O_RDONLY, folder)
+def closing(handle: int) -> Iterator[int]:
+    """Close a descriptor at the end."""
     try:
         yield handle
     finally:
         os.close(handle)
+
+
+def open_to_read(path: str | Path, folder: int | None = None) -> AbstractContextManager[int]:
+    return closing(open_regular(path, os.O_RDONLY, folder))
 
 
 def opened(handle: int) -> BinaryIO:
@@ -218,7 +223,7 @@ class SwapFile:
                             f"{clip(self._name)} is locked by another process", hint="try again when it is done"
                         )
                     time.sleep(0.01)
-                if self._is_at(handle, self._name):
+                if is_at(handle, self._name, self._folder):
                     yield handle
                     return
 
@@ -291,7 +296,7 @@ class SwapFile:
         _copy_attributes(old, new)
         os.utime(new, ns=(info.st_atime_ns, info.st_mtime_ns))
         os.fsync(new)
-        if not self._is_at(old, self._name):
+        if not is_at(old, self._name, self._folder):
             raise StoreUnavailable(
                 f"{clip(self._name)} was replaced by another process", hint="nothing was changed: try again"
             )
@@ -300,7 +305,7 @@ class SwapFile:
         name = self._fresh + session_id.removeprefix(PREFIX)
         os.rename(name, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         self._sync_folder()
-        if keep and self._is_at(old, self._backup) and stat.S_IMODE(info.st_mode) != 0o600:
+        if keep and is_at(old, self._backup, self._folder) and stat.S_IMODE(info.st_mode) != 0o600:
             os.fchmod(old, 0o600)
         self.append(b"".join(pieces(old, done, os.fstat(old).st_size)))
 
@@ -318,7 +323,7 @@ class SwapFile:
 
     def _keep(self, old: int, info: os.stat_result) -> None:
         """Link the file as the backup. Copy it if that is not possible."""
-        if self._is_at(old, self._backup):
+        if is_at(old, self._backup, self._folder):
             return
         if info.st_nlink == 1:
             try:
@@ -331,21 +336,17 @@ class SwapFile:
                     raise
         self.extend_backup(pieces(old, 0, info.st_size))
 
-    @contextmanager
-    def _opened(self, name: str, flags: int) -> Iterator[int]:
-        handle = os.open(name, flags, 0o600, dir_fd=self._folder)
-        try:
-            yield handle
-        finally:
-            os.close(handle)
+    def _opened(self, name: str, flags: int) -> AbstractContextManager[int]:
+        return closing(os.open(name, flags, 0o600, dir_fd=self._folder))
 
-    def _is_at(self, handle: int, name: str) -> bool:
-        """Whether this name still belongs to the file behind a descriptor."""
-        try:
-            found = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(found, os.fstat(handle))
+
+def is_at(handle: int, path: str | Path, folder: int | None = None) -> bool:
+    """Whether this path still belongs to the file behind a descriptor. `folder` is a descriptor."""
+    try:
+        found = os.stat(path, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(found, os.fstat(handle))
 
 
 def write_all(handle: int, data: bytes) -> None:

@@ -1,29 +1,38 @@
-"""The command metrics: figures of model calls as a table, sparklines, JSON, an HTML page with plots, and baselines.
+"""Commands for what prompts carry: hot shows the hot state of a session, metrics the figures of its model calls.
 
-The page is self-contained: no scripts, and nothing is loaded. All text that is not ours is escaped.
+Figures are shown as a table, sparklines, JSON, an HTML page with plots, and baselines. The page is self-contained: no
+scripts, and nothing is loaded. All text that is not ours is escaped.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from itertools import chain, groupby
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from coatcheck.cli import terminal
-from coatcheck.cli.options import open_existing, setting, store_options
-from coatcheck.errors import InvalidArgument
+from coatcheck import errors
+from coatcheck.cli import open_existing, setting, store_options, terminal, usage_error
+from coatcheck.ids import clip
+from coatcheck.redaction import mask
 from coatcheck.refs import iso_time
 
 if TYPE_CHECKING:
+    from coatcheck import Session
+    from coatcheck.context import Snapshot
     from coatcheck.context.metrics import PromptMetrics
+    from coatcheck.storage import Record
 
+_SERIES: Final = "hot"
+_NAME_WIDTH: Final = 22
+_STATES: Final = {
+    "number": "number", "written_at": "time", "holder": "holder", "risk_level": "risk", "artifacts": "artifacts",
+    "changed": "changed",
+}  # fmt: skip
 HAS_RISEN: Final = 1
 MAX_SESSIONS: Final = 50
 MAX_ROWS: Final = 500
@@ -73,6 +82,144 @@ _OVER: Final = ' class="bad"'
 Value = float | None
 Calls = dict[str, "list[PromptMetrics]"]
 """Model calls by session."""
+
+
+@click.command()
+@click.argument("session_id", metavar="SESSION", envvar="COATCHECK_SESSION")
+@click.argument("numbers", metavar="[N [M]]", nargs=-1, type=click.IntRange(min=1))
+@click.option("--history", is_flag=True, help="List the states, newest first.")
+@click.option("--diff", is_flag=True, help="Changes from state N to M. Default: the last two.")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Maximum number of states.")
+@store_options
+def hot(
+    session_id: str, numbers: tuple[int, ...], history: bool, diff: bool, limit: int, url: str | None, as_json: bool
+) -> None:
+    """Show the hot state of a SESSION.
+
+    Shows the newest state, or number N of its history."""
+    if history + diff > 1 or len(numbers) > (2 if diff else 0 if history else 1):
+        raise usage_error("specify one state, --history, or --diff with at most two numbers")
+    with open_existing(url) as store:
+        session = store.session(session_id)
+        if history:
+            rows = list(_history(session, limit))
+            terminal.print_records(rows, _STATES, as_json=as_json, shrink=("holder", "changed"))
+        elif diff:
+            _print_diff(session, numbers, as_json)
+        else:
+            _print_state(session, numbers, as_json)
+
+
+def _print_state(session: Session, numbers: tuple[int, ...], as_json: bool) -> None:
+    from coatcheck.context import Budget
+    from coatcheck.context.hot_state import entry_line
+
+    snapshot = _find_snapshot(session, *numbers)
+    try:
+        rendered = snapshot.state.fitted(Budget(**session.store.settings.section("budget")))
+        tokens, steps = rendered.tokens, list(rendered.steps)
+    except errors.BudgetExceeded as error:
+        tokens, steps = None, [error.message]
+    if as_json:
+        terminal.print_json(snapshot.to_record() | {"tokens": tokens, "steps": steps})
+        return
+    lines = [
+        (name, terminal.one_line(entry_line(item) if isinstance(item, dict) else str(item)))
+        for name, value in snapshot.state.shown().items()
+        for item in (value if isinstance(value, list) else [value])
+    ]
+    if terminal.is_terminal():
+        terminal.print_pieces(_state_pieces(snapshot, lines))
+    else:
+        terminal.print_table((), lines)
+    text = "; ".join(steps)
+    terminal.print_note(f"in a prompt: {tokens} tokens{' after ' + text if text else ''}" if tokens else text)
+
+
+def _state_pieces(snapshot: Snapshot, lines: list[tuple[str, str]]) -> Iterator[terminal.Piece]:
+    holder = terminal.one_line(mask(snapshot.holder))
+    yield f"state {snapshot.number}", terminal.BOLD
+    yield f", written {snapshot.written_at:%Y-%m-%d %H:%M:%S}Z by {holder}\n", terminal.FAINT
+    last = ""
+    for name, text in lines:
+        yield ("" if name == last else name).ljust(_NAME_WIDTH), terminal.FAINT
+        yield text + "\n", terminal.PLAIN
+        last = name
+
+
+def _print_diff(session: Session, numbers: tuple[int, ...], as_json: bool) -> None:
+    from coatcheck.context import changes_between
+
+    newer = _find_snapshot(session, *numbers[1:])
+    older = _find_snapshot(session, numbers[0]) if numbers else _find_snapshot(session, before=newer.number)
+    changes = changes_between(older.state, newer.state)
+    if as_json:
+        terminal.print_json({"from": older.number, "to": newer.number, "changes": [one.to_record() for one in changes]})
+        return
+    pieces = [
+        (f"{sign} {change.field}: {terminal.one_line(text)}\n", style)
+        for change in changes
+        for sign, style, texts in (("-", terminal.REMOVED, change.removed), ("+", terminal.ADDED, change.added))
+        for text in texts
+    ]
+    terminal.print_text("".join(text for text, _ in pieces), pieces)
+    count = f"{len(changes)} fields changed" if changes else "no difference"
+    terminal.print_note(f"from state {older.number} to {newer.number}: {count}")
+
+
+def _history(session: Session, limit: int) -> Iterator[dict[str, Any]]:
+    """One row per state, with the fields it changed. An unreadable state gets a row that says so."""
+    from coatcheck.context import changes_between
+
+    records = session.records(_SERIES, newest=True, limit=limit + 1)
+    if not records:
+        raise _no_state(session)
+    snapshots = [_readable(record) for record in records]
+    for record, snapshot, previous in zip(records[:limit], snapshots, [*snapshots[1:], None], strict=False):
+        row: dict[str, Any] = {"number": record.seq, "written_at": iso_time(record.at)}
+        if snapshot is None:
+            yield row | {"holder": None, "risk_level": None, "artifacts": None, "changed": ["cannot be read"]}
+            continue
+        state = snapshot.state
+        yield row | {
+            "holder": mask(snapshot.holder),
+            "risk_level": state.risk_level,
+            "artifacts": len(state.artifact_index),
+            "changed": [one.field for one in changes_between(previous.state, state)] if previous else [],
+        }
+
+
+def _readable(record: Record) -> Snapshot | None:
+    from coatcheck.context import Snapshot
+
+    try:
+        return Snapshot.of(record)
+    except errors.Damaged:
+        return None
+
+
+def _find_snapshot(session: Session, number: int | None = None, *, before: int | None = None) -> Snapshot:
+    """The state with this number, the last one before another, or the newest."""
+    from coatcheck.context import history
+
+    found = next(history(session, before=before if number is None else number + 1, limit=1), None)
+    if found is not None and number in (None, found.number):
+        return found
+    if before is not None:
+        raise errors.NotFound(f"hot state {before} is the first", hint="there is no earlier state to compare it with")
+    kept = [*session.records(_SERIES, limit=1), *session.records(_SERIES, newest=True, limit=1)]
+    if not kept:
+        raise _no_state(session)
+    raise errors.NotFound(f"there is no hot state {number}", hint=f"the history has {kept[0].seq} to {kept[-1].seq}")
+
+
+def _no_state(session: Session) -> errors.NotFound:
+    return errors.NotFound(
+        f"session {clip(session.session_id)} has no hot state", hint="'coatcheck ls --sessions' lists sessions"
+    )
+
+
+# Metrics
 
 
 @click.command()
@@ -146,17 +293,15 @@ def _read_file(path: str, wanted: Sequence[str], last: int | None) -> Calls:
     if invalid:
         terminal.print_error(f"{invalid} lines of {path} are not metrics")
     if invalid and not found:
-        raise InvalidArgument(f"{path} has no metrics", hint="use the file set in metrics.file")
+        raise errors.InvalidArgument(f"{path} has no metrics", hint="use the file set in metrics.file")
     return {name: calls[-last:] if last else calls for name, calls in sorted(found.items())}
 
 
 def _print(found: Calls) -> None:
     if not terminal.is_terminal():
-        for session, calls in found.items():
-            for call in calls:
-                click.echo(
-                    "\t".join([terminal.one_line(session), *(figure(call, name).replace(",", "") for name in COLUMNS)])
-                )
+        calls_of_all = ((terminal.one_line(session), call) for session, calls in found.items() for call in calls)
+        rows = ([session, *(figure(call, name).replace(",", "") for name in COLUMNS)] for session, call in calls_of_all)
+        terminal.print_table((), rows)
         return
     for number, (session, calls) in enumerate(found.items()):
         click.echo(
@@ -235,6 +380,9 @@ def thinned(values: Sequence[Value], most: int) -> tuple[list[Value], int]:
 
 def page(sessions: Mapping[str, Sequence[PromptMetrics]]) -> str:
     """An HTML page with plots and a table for each session."""
+    from importlib.resources import files
+    from string import Template
+
     every = [call for calls in sessions.values() for call in calls]
     body = _tiles(every) + "".join(_section(*one) for one in list(sessions.items())[:MAX_SESSIONS])
     if (omitted := len(sessions) - MAX_SESSIONS) > 0:
