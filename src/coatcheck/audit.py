@@ -186,7 +186,11 @@ class _Replay:
     def _add(self, given: RecordedInput) -> None:
         text = given.text
         if given.is_result:
-            situation = Situation(context_tokens=self._sent + self._new, prices=self._prices)
+            situation = Situation(
+                context_tokens=self._sent + self._new,
+                prices=self._prices,
+                tool_tokens=0 if self._stubs else self._offloading.tool_tokens,
+            )
             shown = self._offloading.show(given, situation)
             text = shown.text
             if text is not given.text:

@@ -132,13 +132,20 @@ class Conversation:
         self._prices = prices
 
     def grown(
-        self, messages: Sequence[Message], costs: Sequence[Cost | None], key: bytes, *, fixed: int = 0
+        self,
+        messages: Sequence[Message],
+        costs: Sequence[Cost | None],
+        key: bytes,
+        *,
+        fixed: int = 0,
+        tool_tokens: int = 0,
     ) -> SentMessages:
         """Return the messages as they are sent: paired, and with the new results judged. `fixed` are the tokens before
-        them. Raises `LimitExceeded` if a message cannot be counted."""
+        them, `tool_tokens` those of the tools that a first stub would add. Raises `LimitExceeded` if a message cannot be
+        counted."""
         known = {id(one): cost for one, cost in zip(messages, costs, strict=True) if cost is not None}
         paired = list(self._dialect.mended(messages))
-        return self._judged(paired, self._dialect.unanswered(paired), known, key, fixed)
+        return self._judged(paired, self._dialect.unanswered(paired), known, key, fixed, tool_tokens)
 
     def rewritten(self, sent: SentMessages, room: int, key: bytes) -> SentMessages:
         """Return the messages within `room` tokens: old results judged too, then pruned. Raises `LimitExceeded` if they
@@ -255,7 +262,13 @@ class Conversation:
         return found
 
     def _judged(
-        self, messages: list[Message], numbers: range, known: Mapping[int, Cost], key: bytes, fixed: int = 0
+        self,
+        messages: list[Message],
+        numbers: range,
+        known: Mapping[int, Cost],
+        key: bytes,
+        fixed: int = 0,
+        tool_tokens: int = 0,
     ) -> SentMessages:
         """Return the messages with stubs in place of those results in `numbers` that the policy lets leave. Messages
         without such results are the same objects."""
@@ -263,9 +276,8 @@ class Conversation:
         decisions: list[Decision] = []
         new = list(messages)
         calls = self._calls_of(messages, numbers)
-        arriving = _Arriving(
-            messages, numbers.start, fmt, fixed + sum(one.tokens for one in _known(messages[: numbers.start], known))
-        )
+        context = fixed + sum(one.tokens for one in _known(messages[: numbers.start], known))
+        arriving = _Arriving(messages, numbers.start, fmt, context, tool_tokens)
         for number in numbers:
             message = messages[number]
             if self._dialect.is_answer(message):
@@ -321,11 +333,16 @@ class Conversation:
                 arriving.add(replace(result, text=short))
                 return Outcome(short, short if isinstance(plain, str) else [{**plain[0], "text": short}])
         situation = Situation(
-            context_tokens=arriving.context, calls_to_come=policy.expected_calls, prices=policy.prices or self._prices
+            context_tokens=arriving.context,
+            calls_to_come=policy.expected_calls,
+            prices=policy.prices or self._prices,
+            tool_tokens=arriving.tool_tokens,
         )
         outcome = self._session.externalize(
             plain, tool=result.tool or None, call_id=result.call_id or None, policy=policy, situation=situation
         )
+        if outcome.refs:
+            arriving.tool_tokens = 0
         arriving.add(replace(result, text="" if outcome.refs else outcome.text), len(outcome.text))
         return outcome
 
@@ -358,10 +375,12 @@ class Conversation:
 
 
 class _Arriving:
-    """Where a new result arrives: the tokens before it, and the results that the conversation shows."""
+    """Where a new result arrives: the tokens before it, the results that the conversation shows, and the tokens of the
+    tools that a first stub would add."""
 
-    def __init__(self, messages: Sequence[Message], end: int, fmt: Format, context: int) -> None:
+    def __init__(self, messages: Sequence[Message], end: int, fmt: Format, context: int, tool_tokens: int) -> None:
         self.context = context
+        self.tool_tokens = tool_tokens
         self._messages, self._end, self._format = messages, end, fmt
         self._shown: list[ShownResult] | None = None
 

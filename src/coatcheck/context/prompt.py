@@ -316,7 +316,10 @@ class PromptBuilder:
     ) -> SentMessages:
         """Return the conversation as it is sent. A message that cannot be counted is a violation."""
         try:
-            return self._conversation.grown(given, costs, key, fixed=fixed)
+            is_added = not self._deferred or self._dialect.adding_tools(self._deferred) in given
+            return self._conversation.grown(
+                given, costs, key, fixed=fixed, tool_tokens=0 if is_added else self._tool_tokens()
+            )
         except LimitExceeded:
             is_document = any(map(referenced_documents, given))  # else the counter failed
             unknown = self._budget.prompt_tokens(None)
@@ -464,6 +467,11 @@ class PromptBuilder:
                     return None
                 parts.append(found._replace(tokens=found.tokens + more))
         return parts if self._tally.tokens(_PROBE) is not None else None
+
+    def _tool_tokens(self) -> int:
+        """Return the tokens of our tools that are added later."""
+        found = self._tally.weighed({"tools": [one for one in self._tools if one.get("name") in self._deferred]})
+        return found.tokens if found is not None else 0
 
     def _text_tokens(self, text: str) -> int | None:
         found = self._tally.weighed({"role": "user", "content": [{"type": "text", "text": text}]})

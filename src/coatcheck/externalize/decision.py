@@ -6,9 +6,10 @@ Both costs follow from the size, the context so far, the calls still to come, th
 results of this kind are read back:
 
     inline   (write + read·calls)·S
-    stub     (write + read·calls)·(stub + reads·page) + reads·(read·context + output·question)
+    stub     (write + read·calls)·(stub + tools + reads·page) + reads·(read·context + output·question)
 
-The first is a line through the size, and the expected number of reads grows more slowly than the size, so there is one
+`tools` are the descriptions of our tools, if this is the first stub and they are not described yet. The first cost is
+a line through the size, and the expected number of reads grows more slowly than the size, so there is one
 size from which a stub pays: the break-even. It is the limit that applies to the result.
 
 How often results are read was measured on recorded runs (`make bench ARGS=effect`): code that an agent reads in order
@@ -81,12 +82,13 @@ _COMMANDS: Final = frozenset({"bash", "shell", "terminal", "command", "commands"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """The conversation in which a result arrives: its tokens so far, the calls still to come (None: estimated), and the
-    model's prices."""
+    """The conversation in which a result arrives: its tokens so far, the calls still to come (None: estimated), the
+    model's prices, and the tokens of the tool descriptions that a first stub would add."""
 
     context_tokens: int = UNKNOWN_CONTEXT
     calls_to_come: float | None = None
     prices: Prices = USUAL_PRICES
+    tool_tokens: int = 0
 
     @property
     def calls(self) -> float:
@@ -173,7 +175,7 @@ class Estimate:
         return self._kept() * tokens
 
     def stub_cost(self, tokens: int) -> float:
-        return self._kept() * STUB_TOKENS + self.reads(tokens) * self._read()
+        return self._kept() * (STUB_TOKENS + self.situation.tool_tokens) + self.reads(tokens) * self._read()
 
     def break_even(self) -> int:
         """Return the size in tokens from which a stub is expected to cost less."""
@@ -191,7 +193,7 @@ class Estimate:
         prices = self.situation.prices
         asked = prices.read * self.situation.context_tokens + prices.output * QUESTION_TOKENS
         soon = prices.write + prices.read * _RECOVERED
-        return STUB_TOKENS + PAGE_TOKENS + math.ceil(asked / soon)
+        return STUB_TOKENS + PAGE_TOKENS + self.situation.tool_tokens + math.ceil(asked / soon)
 
     def decided(self, tokens: int, limit: int) -> Decision:
         return Decision(
