@@ -141,7 +141,7 @@ class Conversation:
         tool_tokens: int = 0,
     ) -> SentMessages:
         """Return the messages as they are sent: paired, and with the new results judged. `fixed` are the tokens before
-        them, `tool_tokens` those of the tools that a first stub would add. Raises `LimitExceeded` if a message cannot be
+        them, `tool_tokens` those of the tools that a first stub would add. Raises `LimitExceeded` if one cannot be
         counted."""
         known = {id(one): cost for one, cost in zip(messages, costs, strict=True) if cost is not None}
         paired = list(self._dialect.mended(messages))
