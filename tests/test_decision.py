@@ -120,6 +120,24 @@ def test_results_that_a_session_got_make_its_context(session: Session) -> None:
     assert later.context_tokens > first.context_tokens + 20_000
 
 
+def test_the_assumed_context_of_a_session_is_bounded(session: Session) -> None:
+    for _ in range(60):
+        session.externalize(text(3_000), tool="Task")
+    why = session.externalize(text(500), tool="query").why
+    assert why is not None
+    assert why.context_tokens <= 100_000
+
+
+def test_the_first_stub_pays_for_the_tools_that_it_needs(session: Session) -> None:
+    without, added = (
+        session.externalize(text(300), tool="query", situation=Situation(context_tokens=5_000, tool_tokens=tokens)).why
+        for tokens in (0, 390)
+    )
+    assert without is not None
+    assert added is not None
+    assert (added.limit_tokens or 0) >= (without.limit_tokens or 0) + 390
+
+
 def test_a_store_learns_how_often_results_of_a_tool_are_read(tmp_path: Path) -> None:
     situation = Situation(context_tokens=5_000)
 

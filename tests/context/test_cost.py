@@ -107,6 +107,18 @@ def test_our_tools_are_added_with_the_first_stub_and_stay(session: Session) -> N
     assert sent[2].startswith(sent[1])
 
 
+def test_tools_that_are_not_added_yet_do_not_count(session: Session) -> None:
+    history: list[Message] = [{"role": "user", "content": "go"}]
+    described = make(session, model="claude-opus-5-5", defer_tools=False).build(history)
+    deferred = make(session, model="claude-opus-5-5").build(history)
+    assert deferred.est_tokens + 200 < described.est_tokens
+    stub = turn(1, "a line of text that fills the result\n" * 6_000)
+    both = [
+        make(session, model="claude-opus-5-5", defer_tools=later).build([*history, *stub]) for later in (True, False)
+    ]
+    assert abs(both[0].est_tokens - both[1].est_tokens) < 100
+
+
 def test_a_hot_state_needs_our_tools_from_the_start(session: Session) -> None:
     prompt = make(session, model="claude-opus-5-5").build([{"role": "user", "content": "go"}], hot_state={"step": 1})
     assert [message["role"] for message in prompt.messages] == ["user", "system"]

@@ -193,8 +193,11 @@ class PromptBuilder:
         self._recalls = settings["memory.artifacts.enabled"] if recall is None else recall
         self._prices = self._policy.prices or model_facts(model or self._policy.model).prices
         self._deferred = self._deferring(known.values(), model, defer_tools)
+        self._addition = self._dialect.adding_tools(self._deferred) if self._deferred else None
         self._count = count
         self._tally = Tally(count, document_tokens=document_tokens)
+        later = self._tally.weighed({"tools": [one for one in self._tools if one.get("name") in self._deferred]})
+        self._later_tokens = later.tokens if self._deferred and later is not None else 0
         self._conversation = Conversation(
             session,
             self._dialect,
@@ -308,18 +311,22 @@ class PromptBuilder:
                 one = _plain(message, "message")
                 cost = self._tally.weighed(one)
             given.append(one)
-            costs.append(cost)
+            costs.append(self._with_later_tools(one, cost))
         return given, costs
+
+    def _with_later_tools(self, message: Message, cost: Cost | None) -> Cost | None:
+        """Return the cost of a message, with that of the tools if it adds them."""
+        if cost is None or message != self._addition:
+            return cost
+        return cost._replace(tokens=cost.tokens + self._later_tokens)
 
     def _grown(
         self, given: list[Message], costs: list[Cost | None], key: bytes, fixed: int, violations: list[Violation]
     ) -> SentMessages:
         """Return the conversation as it is sent. A message that cannot be counted is a violation."""
         try:
-            is_added = not self._deferred or self._dialect.adding_tools(self._deferred) in given
-            return self._conversation.grown(
-                given, costs, key, fixed=fixed, tool_tokens=0 if is_added else self._tool_tokens()
-            )
+            tool_tokens = 0 if self._addition in given else self._later_tokens
+            return self._conversation.grown(given, costs, key, fixed=fixed, tool_tokens=tool_tokens)
         except LimitExceeded:
             is_document = any(map(referenced_documents, given))  # else the counter failed
             unknown = self._budget.prompt_tokens(None)
@@ -383,11 +390,11 @@ class PromptBuilder:
 
     def _with_tools(self, sent: SentMessages, *, is_needed: bool) -> SentMessages:
         """Return the messages with our tools added, if there is something to read with them for the first time."""
-        messages = sent.messages
-        added = self._dialect.adding_tools(self._deferred)
-        if added in messages or not (is_needed or sent.refs or any(map(self._conversation.has_stub, messages))):
+        messages, added = sent.messages, self._addition
+        is_needed = is_needed or bool(sent.refs) or any(map(self._conversation.has_stub, messages))
+        if added is None or added in messages or not is_needed:
             return sent
-        cost = self._tally.weighed(added)
+        cost = self._with_later_tools(added, self._tally.weighed(added))
         if cost is None:
             return sent
         end = len(messages) - self._dialect.begun(messages)
@@ -465,13 +472,9 @@ class PromptBuilder:
                 found = self._tally.weighed(value)
                 if found is None:
                     return None
-                parts.append(found._replace(tokens=found.tokens + more))
+                later = self._later_tokens if "tools" in value else 0
+                parts.append(found._replace(tokens=found.tokens + more - later))
         return parts if self._tally.tokens(_PROBE) is not None else None
-
-    def _tool_tokens(self) -> int:
-        """Return the tokens of our tools that are added later."""
-        found = self._tally.weighed({"tools": [one for one in self._tools if one.get("name") in self._deferred]})
-        return found.tokens if found is not None else 0
 
     def _text_tokens(self, text: str) -> int | None:
         found = self._tally.weighed({"role": "user", "content": [{"type": "text", "text": text}]})

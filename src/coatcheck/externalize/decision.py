@@ -49,6 +49,7 @@ LEAST_TOKENS: Final = 400
 UNKNOWN_CONTEXT: Final = 20_000
 """Tokens that a conversation is assumed to have besides the results that were seen, if the host does not say."""
 
+_LARGEST_UNKNOWN: Final = 100_000  # hosts compact long conversations without telling us
 _RECOVERED: Final = 15  # calls within which a stub must earn one read that happens at once
 _FEWEST_CALLS, _MOST_CALLS, _PER_CALL = 8, 40, 1_500
 _TRUST: Final = 6.0  # expected reads from which on what was seen outweighs what was assumed
@@ -255,7 +256,8 @@ class ReadRates:
     def situation(self, session: CoreSession, prices: Prices, calls: float | None) -> Situation:
         """Return the conversation of a session as far as this process has seen it."""
         seen = self._sessions.get(session.session_id) or _Seen()
-        return Situation(context_tokens=UNKNOWN_CONTEXT + seen.tokens, calls_to_come=calls, prices=prices)
+        context = min(UNKNOWN_CONTEXT + seen.tokens, _LARGEST_UNKNOWN)
+        return Situation(context_tokens=context, calls_to_come=calls, prices=prices)
 
     def shown(self, session: CoreSession, chars: int) -> None:
         """Note that the model of a session got a result of this size."""
