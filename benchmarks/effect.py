@@ -219,6 +219,7 @@ def effect(bench: Bench) -> Iterator[Row]:
     for title, one in {"all coding sessions": coding, **parts}.items():
         print(f"\n{title}: {len(one.bills['inline'])} sessions, {sum(b.calls for b in one.bills['inline']):,} calls\n")
         print(one.table(), flush=True)
+    print(f"\nruns on data, with those over 1% worse in brackets\n\n{_data_table(parts)}", flush=True)
     if bench.plots is not None:
         _draw(bench.plots, coding, parts)
     sessions = len(coding.bills["inline"])
@@ -238,6 +239,16 @@ def effect(bench: Bench) -> Iterator[Row]:
     idle = [one.cost / inline.cost for one, inline in pairs if not one.stubs]
     yield Row("sessions over 2% worse though nothing left", None, sum(one > 1.02 for one in idle), 0, "count")
     yield from _built_rows(bench, chain.from_iterable(_some(folder, one, bench.quick) for one in CODING))
+
+
+def _data_table(parts: dict[str, Billed]) -> str:
+    """The cost of each source of runs, side by side, as Markdown."""
+    found = {source.rpartition("/")[2]: parts[source] for source in (*DATA, *OTHERS)}
+    heads = ["shown as", *(f"{name}, {len(one.bills['inline'])} runs" for name, one in found.items())]
+    rows = [heads, ["---"] * len(heads)]
+    for way in next(iter(found.values())).bills:
+        rows.append([way, *(f"{one.ratio(way):.2f} ({one.worse(way, 1.01)})" for one in found.values())])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def _built_rows(bench: Bench, found: Iterable[Recording]) -> Iterator[Row]:
