@@ -245,9 +245,9 @@ def _data_table(parts: dict[str, Billed]) -> str:
     """The cost of each source of runs, side by side, as Markdown."""
     found = {source.rpartition("/")[2]: parts[source] for source in (*DATA, *OTHERS)}
     heads = ["shown as", *(f"{name}, {len(one.bills['inline'])} runs" for name, one in found.items())]
-    rows = [heads, ["---"] * len(heads)]
-    for way in next(iter(found.values())).bills:
-        rows.append([way, *(f"{one.ratio(way):.2f} ({one.worse(way, 1.01)})" for one in found.values())])
+    ways = next(iter(found.values())).bills
+    costs = [[way, *(f"{one.ratio(way):.2f} ({one.worse(way, 1.01)})" for one in found.values())] for way in ways]
+    rows = [heads, ["---"] * len(heads), *costs]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
