@@ -218,6 +218,7 @@ def test_a_section_is_what_its_part_takes(tmp_path: Path) -> None:
     assert found.section("budget", max_rag_chunks=1)["max_rag_chunks"] == 1
     taken = set(inspect.signature(Policy).parameters) - {
         "count",
+        "prices",
         "read_arguments",
         "reference",
         "render",

@@ -278,9 +278,11 @@ def test_the_hosts_counter_decides_and_a_failing_one_means_too_large(session: Se
     def fails(text: str) -> int:
         raise Broken
 
-    assert session.externalize("one two", policy=Policy(count=lambda text: 3_001)).is_stub
-    assert not session.externalize(LOG, policy=Policy(count=lambda text: 3_000)).is_stub
-    assert session.externalize("one two", policy=Policy(count=fails)).is_stub
+    policy = Policy(max_tokens=3_000)
+    assert session.externalize("one two", policy=replace(policy, count=lambda text: 3_001)).is_stub
+    assert not session.externalize(LOG, policy=replace(policy, count=lambda text: 3_000)).is_stub
+    for one in (policy, Policy()):
+        assert session.externalize("one two", policy=replace(one, count=fails)).is_stub
 
 
 @pytest.mark.parametrize("said", [None, -1, 0, True, "12", [1], math.nan, math.inf, 10**5_000], ids=range(9))

@@ -201,7 +201,8 @@ def test_many_pictures_or_parts_are_data(session: Session) -> None:
     picture = FOREIGN["langchain 1"][0]
     assert session.externalize([picture] * 51).is_stub
     assert session.externalize([picture, *ROWS]).is_stub
-    outcome = session.externalize([picture, *[{"type": "text", "text": LOG[:4_000]}] * 40])
+    texts = [{"type": "text", "text": LOG[:4_000]}] * 40
+    outcome = session.externalize([picture, *texts], policy=Policy(max_tokens=3_000))
     assert 3 <= sum(len(one.get("text", "")) == 4_000 for one in outcome.content) <= 6
 
 

@@ -194,7 +194,7 @@ def test_a_named_session_gives_pointers_that_work_in_the_next_run(speak: Speak) 
 
 
 def test_what_a_page_shows_is_never_slimmed_again_by_a_proxy_before_a_proxy(speak: Speak, place: Path) -> None:
-    inner = proxy("--session", "inner", "--store", str(place.with_name("inner")), server=ODD)
+    inner = proxy("--session", "inner", "--store", str(place.with_name("inner")), "--max-tokens", "3000", server=ODD)
     speaker = speak("--max-tokens", "400", server=inner)
     names = [tool["name"] for tool in all_tools(speaker)]
     assert names[-6:] == [*OURS, *(f"coatcheck_{name}" for name in OURS)]

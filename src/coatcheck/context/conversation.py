@@ -179,8 +179,9 @@ class Conversation:
         if gained <= lost:
             return sent
         try:
-            done = self._pruned(sent, sent.tokens - 1, low_water=_EVERYTHING, fold=False, least_saved=_LEAST_SAVED)
-        except LimitExceeded:  # there was less to save than it seemed
+            room = sent.tokens - total // 2
+            done = self._pruned(sent, room, low_water=_EVERYTHING, fold=False, least_saved=_LEAST_SAVED)
+        except LimitExceeded:  # there was much less to save than it seemed
             return sent
         return self._after(replace(sent, refs=(), changes=()), done)
 

@@ -29,7 +29,7 @@ from coatcheck.errors import InvalidArgument, StoreError, UnsupportedValue
 from coatcheck.externalize import blocks
 from coatcheck.externalize.blocks import BlockPayload, as_block, as_object, as_part, as_result, rebuilt
 from coatcheck.externalize.decision import Decision, Estimate, Situation, expected_costs, note_result
-from coatcheck.externalize.policy import Limit, Policy, configured
+from coatcheck.externalize.policy import MAX_TOKENS, Limit, Policy, configured
 from coatcheck.externalize.shorter import sparse
 from coatcheck.externalize.stub import (
     LEAD,
@@ -564,7 +564,8 @@ class _Result:
         elif data and prepared.text[:1_000] != bytes(data[:4_000]).decode("utf-8", "ignore")[:1_000]:
             shown = nothing_shown(f"{data.nbytes:,} bytes:", why)
         else:
-            shown = head_and_tail(prepared.text, why, self._limit, self._policy.count, sharing=self._sharing)
+            limit = self._limit if self._expected is None else self._policy  # a break-even says nothing about room
+            shown = head_and_tail(prepared.text, why, limit, self._policy.count, sharing=self._sharing)
         return Outcome(shown, shown, failure=mask(str(error)) or type(error).__name__)
 
     def _of_shrunk(self, value: object, shrink: Callable[[Any], Any]) -> Outcome | None:
@@ -701,7 +702,7 @@ class _Result:
                 is_large = self._is_large(written)
                 plan.append(is_large and not self._stays_anyway(written))
             else:
-                most = self._limit.tokens
+                most = self._limit.tokens if self._expected is None else MAX_TOKENS  # a model cannot see a stub of it
                 is_large = most is not None and (tokens > most or billed + tokens > most * _TOGETHER)
                 is_large = is_large or self._limit.is_too_long(written)
                 plan.append(is_large)

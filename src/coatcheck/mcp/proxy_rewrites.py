@@ -28,6 +28,7 @@ LIMIT_KEY: Final = "anthropic/maxResultSizeChars"
 _PREFIX: Final = "coatcheck_"
 _MEDIA: Final = ("image", "audio")  # a model could not see or hear a stub
 _PAGE: Final = 64_000  # characters of a page as JSON, escapes included
+_FEW_LINKS: Final = 600  # characters of links that stay, if the policy has no limit
 _MAX_ERROR: Final = 2_000
 _ELSEWHERE: Final = "get_artifact of the server coatcheck"  # if the upstream server has a tool of that name
 _MODERN: Final = "io.modelcontextprotocol/protocolVersion"
@@ -243,7 +244,8 @@ class Rewriter:
             return result  # a page; but any server may use the schema of our tools
         given = result.get("content")
         content = given if isinstance(given, list) else [{"type": "text", "text": as_text(given)}] if given else []
-        few_links = len(json.dumps([one for one in content if _is_link(one)])) <= self._policy.safe_chars
+        most = self._policy.safe_chars if self._policy.is_named else _FEW_LINKS
+        few_links = len(json.dumps([one for one in content if _is_link(one)])) <= most
         stays = [_is_media(one) or (few_links and _is_link(one)) for one in content]
         kept = [one for one, unchanged in zip(content, stays, strict=True) if unchanged]
         checked = [one for one, unchanged in zip(content, stays, strict=True) if not unchanged]
