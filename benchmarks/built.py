@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import coatcheck
+from benchmarks.provider_rules import refused
 from coatcheck import Policy, toolkit
 from coatcheck.audit import Bill, things_in
 from coatcheck.context import PromptBuilder
@@ -32,16 +33,26 @@ _ASKED = 12
 _WORD = "word "
 
 
-def built(recording: Recording, *, inline: bool = False, rewrite: bool = False) -> tuple[Bill, int]:
-    """Return the bill of a session, and the number of its requests that change what was sent before."""
-    bill, rewritten = Bill(), 0
+class BuiltSession(NamedTuple):
+    """The bill of a session, and the numbers of its requests that change what was sent before, and that the provider
+    would refuse."""
+
+    bill: Bill
+    rewritten: int
+    refused: int
+
+
+def built(recording: Recording, *, inline: bool = False, rewrite: bool = False) -> BuiltSession:
+    """Send every call of a session."""
+    bill, rewritten, wrong = Bill(), 0, 0
     for conversation in recording.conversations:
         with coatcheck.open("memory:", ttl=None) as store:
             one = _Built(store.session("built"), conversation, bill, inline=inline, rewrite=rewrite)
             for call in conversation.calls:
                 one.add(call)
             rewritten += one.rewritten
-    return bill, rewritten
+            wrong += one.refused
+    return BuiltSession(bill, rewritten, wrong)
 
 
 class _Built:
@@ -63,6 +74,7 @@ class _Built:
         self._calls: set[str] = set()
         self._is_first = True
         self.rewritten = 0
+        self.refused = 0
 
     def add(self, call: RecordedCall) -> None:
         is_cold = self._is_first or call.gap > self._prices.cache_seconds
@@ -96,6 +108,7 @@ class _Built:
         bill.largest = max(bill.largest, whole)
         bill.stubs += len(prompt.refs)
         self.rewritten += prompt.rewritten_tokens > 0
+        self.refused += bool(refused(prompt.request()))
 
     def _asked(self, prompt: Prompt, call: RecordedCall) -> Iterable[dict[str, str]]:
         """Yield the arguments of the reads that an answer needs: one for each stored content that it uses."""

@@ -254,12 +254,12 @@ def _data_table(parts: dict[str, Billed]) -> str:
 def _built_rows(bench: Bench, found: Iterable[Recording]) -> Iterator[Row]:
     """The same sessions through `PromptBuilder`, with its own counting for inline too."""
     found = [one for one in found if not bench.quick or sum(len(each.calls) for each in one.conversations) < 100]
-    done: dict[str, list[tuple[Bill, int]]] = {
+    done = {
         "inline": [built(one, inline=True) for one in found],
         "append-only": [built(one) for one in found],
         "rewrite=True": [built(one, rewrite=True) for one in found],
     }
-    bills = Billed(CODING, {name: [bill for bill, _ in pairs] for name, pairs in done.items()})
+    bills = Billed(CODING, {name: [one.bill for one in some] for name, some in done.items()})
     print(f"\nall coding sessions through `PromptBuilder`: {len(found)} sessions\n\n{bills.table()}", flush=True)
     if bench.plots is not None:
         title, ratios = "Coding sessions through PromptBuilder, rewrite=True", sorted(bills.ratios("rewrite=True"))
@@ -270,8 +270,9 @@ def _built_rows(bench: Bench, found: Iterable[Recording]) -> Iterator[Row]:
         title = f"PromptBuilder, {name}"
         yield Row(f"{title}: cost against inline", None, bills.ratio(name), most, "share")
         yield Row(f"{title}: sessions over 1% worse", None, bills.worse(name, 1.01) / len(found), worse, "share")
-        share = sum(count for _, count in done[name]) / calls
+        share = sum(one.rewritten for one in done[name]) / calls
         yield Row(f"{title}: requests that rewrite what was sent", None, share, rewritten, "share")
+        yield Row(f"{title}: requests that are refused", None, sum(one.refused for one in done[name]), 0, "count")
 
 
 def _draw(folder: Path, coding: Billed, parts: dict[str, Billed]) -> None:

@@ -189,7 +189,8 @@ def test_a_session_through_the_builder_is_read_back_with_real_calls() -> None:
         *(RecordedCall([RecordedInput("And now?")], "Fine.") for _ in range(5)),
     ]
     recording = Recording("made", [RecordedConversation(calls, 5_000)])
-    (inline, _), (ours, rewritten) = built(recording, inline=True), built(recording)
+    (inline, *_), (ours, rewritten, wrong) = built(recording, inline=True), built(recording)
+    assert wrong == 0
     assert (ours.stubs, ours.reads, ours.extra_calls, ours.calls) == (1, 1, 1, inline.calls + 1)
     assert rewritten == 0
     assert ours.cost < 0.5 * inline.cost

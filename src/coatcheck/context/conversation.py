@@ -54,7 +54,7 @@ _CHARS_PER_TOKEN: Final = 3  # of results, about
 _BATCH: Final = 12_000  # tokens that it must save
 _LEAST_SAVED: Final = 100  # by each placeholder
 _PLACEHOLDER: Final = 60
-_LATE_CALLS: Final = 30  # calls to come that are counted on at most, and at most twice those so far
+_LATE_CALLS: Final = 30  # calls to come that are counted on at most, and at most as many as there were
 _LATE_READS: Final = 0.25  # expected reads of a placeholder
 _CERTAINTY: Final = 2.0
 _EVERYTHING: Final = 1e-6  # the low-water mark of a step that replaces all it can
@@ -169,7 +169,7 @@ class Conversation:
             return sent
         left = fixed + sent.tokens - total
         behind = sum(one.tokens for one in sent.costs[first:]) - total
-        calls = min(_LATE_CALLS, 2 * len(starts), Situation(context_tokens=left).calls)
+        calls = min(_LATE_CALLS, len(starts), Situation(context_tokens=left).calls)
         reads = _LATE_READS * sum(1 for tokens in saved if tokens)
         asked = prices.read * left + prices.output * QUESTION_TOKENS
         lost = reads * (asked + (prices.write + prices.read * calls) * (PAGE_TOKENS + QUESTION_TOKENS))
