@@ -645,3 +645,19 @@ def test_a_parameter_may_have_any_annotation(session: Session) -> None:
         return f"{times} {then}"
 
     assert ToolExecutor(session, [tool]).run(ToolCall("c", "tool", {"times": 2})).text == "2 None"
+
+
+def test_an_outcome_says_why_its_value_left_or_stayed(session: Session) -> None:
+    def rows() -> str:
+        return "a row of the table\n" * 5_000
+
+    def count() -> int:
+        return 7
+
+    executor = ToolExecutor(session, [rows, count])
+    left, stayed = (executor.run(ToolCall("c", name, {})).why for name in ("rows", "count"))
+    assert left is not None
+    assert (left.leaves, left.reason) == (True, "cost")
+    assert stayed is not None
+    assert stayed.leaves is False
+    assert executor.run(ToolCall("c", "missing", {})).why is None

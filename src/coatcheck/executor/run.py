@@ -37,7 +37,7 @@ from coatcheck.errors import InvalidArgument, NotFound
 from coatcheck.executor import threads
 from coatcheck.executor.binding import BadCall, bind, nearest
 from coatcheck.executor.threads import Turn
-from coatcheck.externalize import Outcome, Policy, configured
+from coatcheck.externalize import Decision, Outcome, Policy, configured
 from coatcheck.externalize.policy import READ_ARGUMENTS, READ_TOOL
 from coatcheck.ids import clip
 from coatcheck.redaction import mask
@@ -110,6 +110,12 @@ class ToolOutcome:
     text: str
     ref: Ref | None = None
     duration: float = field(default=0.0, compare=False)
+    _shown: Outcome | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def why(self) -> Decision | None:
+        """Why the value left the context or stayed; None if the tool returned none."""
+        return None if self._shown is None else self._shown.why
 
     @property
     def is_error(self) -> bool:
@@ -475,7 +481,7 @@ class _Waiting:
     def _returned(self, shown: Outcome) -> ToolOutcome:
         fields: dict[str, Any] = {
             "call_id": self.call.id, "name": self.call.name, "text": shown.text, "ref": shown.ref,
-            "content": shown.content, "refs": shown.refs,
+            "content": shown.content, "refs": shown.refs, "_shown": shown,
         }  # fmt: skip
         return ArtifactReference(**fields) if shown.is_stub else Result(**fields, failure=shown.failure)
 

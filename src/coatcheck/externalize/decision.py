@@ -26,7 +26,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
-from coatcheck.errors import CoatcheckError
 from coatcheck.models import USUAL_PRICES, Prices
 
 if TYPE_CHECKING:
@@ -300,8 +299,8 @@ class ReadRates:
         body = {name: [round(one.expected, 3), one.reads, one.stubs] for name, one in self._saved.items()}
         try:
             session.store.session(_SESSION, ttl=None).record(_SERIES, json.dumps(body).encode(), keep=1)
-        except CoatcheckError:
-            pass  # a full or read-only store: only the correction is lost
+        except Exception:  # noqa: BLE001 - a full or read-only store, or a third party's: only the correction is lost
+            pass
 
 
 def _loaded(store: Store) -> dict[str, _Rate]:
@@ -310,7 +309,7 @@ def _loaded(store: Store) -> dict[str, _Rate]:
         records = store.session(_SESSION, ttl=None).records(_SERIES, newest=True, limit=1)
         found = json.loads(records[0].body) if records else {}
         return {str(tool): _Rate(float(one[0]), int(one[1]), int(one[2])) for tool, one in found.items()}
-    except (CoatcheckError, ValueError, TypeError, AttributeError, LookupError):
+    except Exception:  # noqa: BLE001 - third-party backends raise anything, records may be damaged; the agent continues
         return {}
 
 
