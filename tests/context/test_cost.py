@@ -158,6 +158,24 @@ def test_old_results_leave_together_where_that_pays_and_thinking_goes_with_them(
     assert "value 149 of" in str(session.get(pointer[pointer.index("art:") :][:16]))
 
 
+def test_a_provider_without_deferred_tools_is_refused(session: Session) -> None:
+    with pytest.raises(InvalidArgument, match="openai"):
+        make(session, provider="openai", defer_tools=True)
+
+
+def test_our_tools_are_added_when_old_results_become_placeholders(session: Session) -> None:
+    history: list[Message] = [{"role": "user", "content": "go"}]
+    for number in range(26):
+        history += turn(number, "".join(f"value {number * 1_000 + at} of the measurement\n" for at in range(90)))
+    options: dict[str, Any] = {"model": "claude-opus-5-5", "system": "word " * 40_000}
+    kept = make(session, policy=None, **options).build(history)
+    assert all(message["role"] != "system" for message in kept.messages)
+    done = make(session, rewrite=True, **options).build([*kept.history, *turn(30, "ok")], idle_seconds=3_600)
+    assert '"pruned"' in result_of(done, 0)
+    assert done.messages[-1]["role"] == "system"
+    assert refused(done.request()) == []
+
+
 def test_without_permission_nothing_is_rewritten(session: Session) -> None:
     builder = make(session, system="word " * 40_000)
     history: list[Message] = [{"role": "user", "content": "go"}]

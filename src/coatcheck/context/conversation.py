@@ -22,7 +22,7 @@ from coatcheck.context.appended import LEADS, own_texts
 from coatcheck.errors import CoatcheckError, LimitExceeded
 from coatcheck.externalize import Decision, Outcome, Policy, Situation
 from coatcheck.externalize.decision import PAGE_TOKENS, QUESTION_TOKENS
-from coatcheck.externalize.pipeline import put
+from coatcheck.externalize.pipeline import PLACEHOLDER, put
 from coatcheck.externalize.shorter import LEAST_REPEATED, ShownResult, shorter
 from coatcheck.externalize.stub import STUB, mark
 from coatcheck.ids import clip
@@ -197,9 +197,9 @@ class Conversation:
         return SentMessages(whole, self._costs(whole, known), refs, changes, done.pruned, sent.decisions)
 
     def has_stub(self, message: Message) -> bool:
-        """Whether a message has a result that is a stub."""
+        """Whether a message has a result that is a stub, or the placeholder of one that was pruned."""
         results = (at(message, one.content_path) for one in self._dialect.format.results(message))
-        return any((plain_text(one) or "").startswith(STUB) for one in results)
+        return any((plain_text(one) or "").startswith((STUB, PLACEHOLDER)) for one in results)
 
     def clearable(self, sent: SentMessages) -> int:
         """Estimate the tokens that the provider clears of these messages, if it clears now."""

@@ -172,6 +172,10 @@ class PromptBuilder:
             raise InvalidArgument(
                 f"clearing is Anthropic's, but the provider is {self._dialect.name}", hint="use rewrite=True"
             )
+        if defer_tools and self._dialect.deferred({}) is None:
+            raise InvalidArgument(
+                f"tools cannot be added later with {self._dialect.name}", hint="leave out defer_tools"
+            )
         self._system = system
         self._files = tuple(files)
         self._root = root

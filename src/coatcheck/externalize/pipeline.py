@@ -69,6 +69,8 @@ _NUMBER: Final = 12  # characters that the number of a line and its sign may tak
 _LOG: Final = logging.getLogger("coatcheck")
 
 STORED: Final = "stored whole"
+PLACEHOLDER: Final = '{"pruned":"'
+"""The start of every placeholder."""
 
 # A stub is a function of the content, its pointer and the policy. The policy, the stub, and the tokens it saves:
 _stubs: dict[tuple[str, str, str, str], tuple[Policy, str, int]] = {}
