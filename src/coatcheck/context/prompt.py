@@ -315,7 +315,7 @@ class PromptBuilder:
                 one = _plain(message, "message")
                 cost = self._tally.weighed(one)
             given.append(one)
-            costs.append(self._with_later_tools(one, cost))
+            costs.append(cost if self._addition is None else self._with_later_tools(one, cost))
         return given, costs
 
     def _with_later_tools(self, message: Message, cost: Cost | None) -> Cost | None:
