@@ -130,7 +130,7 @@ class WithCoatcheck(Offloading):
 
     def show(self, result: RecordedInput, situation: Situation) -> Shown:
         policy, text, tool, call_id = self._policy, result.text, result.tool, result.call_id
-        if policy.enabled and not policy.is_named and tool not in policy.tools:
+        if policy.decides_by_cost(tool):
             short = shorter(text, tool, result.arguments, self._shown)
             if short is not None:
                 return Shown(short)

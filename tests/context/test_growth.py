@@ -128,16 +128,16 @@ def test_every_request_begins_with_the_previous_one_and_no_thinking_is_refused(
 
 
 def test_a_conversation_only_grows_where_our_tools_are_added_later(replays: list[Conversation]) -> None:
-    wrong, added = [], 0
+    wrong, replayed = [], 0
     for one in replays:
         if one.provider == "anthropic":
             with coatcheck.open("memory:", ttl=None) as store:
                 tools = [{"name": "run", "input_schema": {"type": "object"}}, *toolkit(store.session("s"))]
                 options = {"provider": one.provider, "model": "claude-opus-5-5", "tools": tools, "window": 2_000_000}
                 wrong += replay(one, builders(store, **options)["a new one each time"])[1]
-                added += 1
+                replayed += 1
     assert wrong == []
-    assert added > 3
+    assert replayed > 3
 
 
 @pytest.mark.parametrize("restarts", RESTARTS[1:])

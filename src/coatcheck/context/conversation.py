@@ -326,9 +326,7 @@ class Conversation:
         if policy is None or not isinstance(plain, str | list):
             return None
         text = plain_text(plain)
-        rule = policy.tools.get(result.tool)
-        is_free = policy.enabled and rule is None and not policy.is_named
-        if text is not None and is_free and len(text) >= LEAST_REPEATED:
+        if text is not None and len(text) >= LEAST_REPEATED and policy.decides_by_cost(result.tool):
             short = shorter(text, result.tool, result.arguments, arriving.shown())
             if short is not None:
                 arriving.add(replace(result, text=short))

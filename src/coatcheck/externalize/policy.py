@@ -170,6 +170,10 @@ class Policy(Limit):
         object.__setattr__(self, "tools", MappingProxyType(dict(tools)))
         object.__setattr__(self, "safe_chars", self._safe_chars())
 
+    def decides_by_cost(self, tool: str | None) -> bool:
+        """Whether neither a limit nor a rule for the tool decides about its results."""
+        return self.enabled and not self.is_named and (tool or "") not in self.tools
+
     def limited(self, **changes: Any) -> Policy:
         """Return this policy with other limits instead of its own, and with any other changes. Rules for tools stay."""
         return replace(self, **{"max_tokens": None, "max_chars": None, "max_bytes": None} | changes)
