@@ -12,23 +12,29 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate -
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench faults lock clean
+.PHONY: help demo test adapters check docs bench faults lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
-demo: $(DEMO)  ## Watch an agent at work, and what it costs with and without Coatcheck (no network)
+demo: $(DEMO)  ## Watch an agent with a scripted model, and what it costs with and without Coatcheck (no network)
 	$(BIN)/python -m examples.demo $(ARGS)
 
 # Three workers for two cores, since tests often wait for a process, a server or a disk.
 test: $(VENV) $(SERVERS)  ## Run the tests, with the short form of the faults (ARGS="-k session" for some)
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
-check: $(VENV)  ## Lint, formatting, types and layers
+adapters: $(VENV)  ## Run the tests of the adapters, each with its framework (ARGS=langchain for one)
+	$(BIN)/python -m tests.adapters $(ARGS)
+
+check: $(VENV) docs  ## Lint, formatting, types, layers and the links of the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)  ## Build the documentation into site/, for reading without a network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 bench: $(VENV) $(SERVERS)  ## Measure ours against the floor and against peers, in one run on the same disk
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -40,13 +46,17 @@ lock: $(VENV)  ## Write the constraints files (ARGS=--upgrade for newer versions
 	$(COMPILE) --group dev pyproject.toml -o constraints.txt $(ARGS)
 	$(COMPILE) --group demo pyproject.toml -c constraints.txt -o constraints-demo.txt $(ARGS)
 	$(COMPILE) benchmarks/peers/wanted.txt --override benchmarks/peers/overrides.txt -o constraints-peers.txt $(ARGS)
+	for wanted in tests/adapters/constraints/*.in; do \
+		$(COMPILE) pyproject.toml $$wanted --override tests/adapters/constraints/overrides.txt -o $${wanted%.in}.txt $(ARGS) || exit 1; \
+	done
 
 clean:  ## Remove .venv, builds and caches
-	rm -rf .venv .venv-peers build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-adapters .venv-peers build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # MCP servers from npm, for the tests of the proxy. Without a registry those tests skip, but never in CI.
-$(SERVERS): $(VENV) tests/mcp/node/package-lock.json
+$(SERVERS): $(VENV) tests/mcp/node/package-lock.json tests/gateway/node/package-lock.json
+	@$(BIN)/python -m tests.gateway.node_clients || { echo "the clients from npm cannot be installed" >&2; test -z "$$CI"; }
 	@$(BIN)/python -m tests.mcp.node_servers || { echo "the servers from npm cannot be installed" >&2; test -z "$$CI"; }
 
 # What the demo uses, about 170 MB.
@@ -61,6 +71,6 @@ $(DEMO): constraints-demo.txt pyproject.toml
 
 # What the tests, the benchmarks and the linters use on top of that.
 $(VENV): $(DEMO) constraints.txt
-	@echo "Adding the packages for tests, benchmarks and linting to .venv (about 800 MB, once) …"
+	@echo "Adding the packages for tests, benchmarks and linting to .venv (about 1 GB, once) …"
 	$(BIN)/python -m pip install --quiet --require-hashes -r constraints.txt
 	@touch $@

@@ -59,9 +59,10 @@ class BoundThinking:
             up_to = request["messages"][message]
             prefix = [*request["messages"][:message], {**up_to, "content": up_to["content"][:at]}]
             if _prefix(request, prefix) != bound:
-                found.append(f"message {message}: thinking is bound to a different conversation")
+                found.append(f"messages.{message}.content.{at}: the block is bound to a different conversation")
             elif before is not None and previous != before:
-                found.append(f"message {message}: a thinking block before it is missing")
+                text = "bound to a different conversation, a thinking block before it is missing"
+                found.append(f"messages.{message}.content.{at}: the block is {text}")
             before = block["signature"]
         return found
 

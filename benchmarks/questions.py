@@ -770,7 +770,7 @@ def _peers(bench: Bench) -> Iterator[tuple[str, Side]]:
             if name == "context-mode":
                 os.environ["CONTEXT_MODE"] = os.pathsep.join(environment.context_mode())
             side.start(python)
-        except (environment.NoPeers, OSError) as error:
+        except (environment.Missing, OSError) as error:
             side.missing = f"not installed: {error}"
         if side.missing:
             print(f"\n{name} is not asked: {side.missing}", flush=True)

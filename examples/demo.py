@@ -39,16 +39,21 @@ WINDOW = 200_000
 """The context window of the model, in tokens."""
 
 DOLLARS = 3.00
-"""Price of a million input tokens. Output costs the same on both sides and is left out."""
+"""Price of a million input tokens. Output is left out."""
 
 CACHE_READ, CACHE_WRITE, LEAST_CACHED = 0.1, 1.25, 1_024
 """Price factors for reading and writing a cached prefix, and the smallest prompt that is cached."""
 
 _TAG = re.compile(r" ~(\d{1,9})\.[\w-]{8}(?=\\n|\")")
+SCRIPTED = (
+    "The model in this demo is a script: its words and calls were written beforehand. The loop, the SDK, the tools and "
+    "the store are real. Tokens are estimated, or counted if the extra coatcheck[tokens] is installed."
+)
 REMARKS = (
     f"Each turn sends everything of the turn before again. Input costs ${DOLLARS:.2f} for a million tokens; with a "
-    f"prompt cache, {CACHE_READ:g} of that for what was sent before, and {CACHE_WRITE:g} for what is new. The log, the "
-    "orders and the charges went from tool to tool by pointer: without one, the model would have to write them out."
+    f"prompt cache, {CACHE_READ:g} of that for what was sent before, and {CACHE_WRITE:g} for what is new. Output is "
+    "left out. The log, the orders and the charges went from tool to tool by pointer: without one, the model would "
+    "have to write them out. A real model may take other turns: docs/effect.md has what recorded sessions cost."
 )
 
 
@@ -62,6 +67,11 @@ class Turn:
     asked: tuple[Call, ...]
     tokens_with: int
     tokens_without: int
+
+    @property
+    def is_refused_without(self) -> bool:
+        """Whether the provider would refuse the request without Coatcheck: it is over the context window."""
+        return self.tokens_without > WINDOW
 
 
 def _fetch(heard: Heard) -> Reply:
@@ -136,7 +146,7 @@ class Kept:
 
 
 def fix_a_bug() -> list[Kept]:
-    """Run a short coding session through `PromptBuilder`. What the model does is written here, the results are real."""
+    """Run a short coding session through `PromptBuilder`. The calls and the last two results are written here."""
     source = inspect.getsource(shop)
     steps = (
         ("Read", {"file_path": "shop.py"}, inspect.getsource(shop.reconcile)),
@@ -224,7 +234,8 @@ def show(turns: Sequence[Turn], console: Console) -> None:
         for line, before in zip(lines, [label, *[""] * len(lines)], strict=False):
             console.print(Text.assemble((f"  {before:<7}", "bold"), (line, style)))
 
-    console.print(Text(QUESTION, "bold"))
+    console.print(Text(SCRIPTED, "dim"))
+    console.print(Text(f"\n{QUESTION}", "bold"))
     for number, turn in enumerate(turns, 1):
         console.print(Text(f"\nturn {number}", "bold cyan"))
         for name, text, whole in turn.got:
@@ -235,18 +246,23 @@ def show(turns: Sequence[Turn], console: Console) -> None:
         tell("says", turn.text)
         for call in turn.asked:
             tell("calls", f"{call.name}({_arguments(call)})", "yellow")
-        over = f" (more than the {WINDOW:,} of its context window)" if turn.tokens_without > WINDOW else ""
+        over = f", refused: the window has {WINDOW:,}" if turn.is_refused_without else ""
         tell("sent", f"{turn.tokens_with:,} tokens; without Coatcheck {turn.tokens_without:,}{over}")
     console.print()
     console.print(_bill(turns, SIMPLE_HEAD if console.is_terminal else None))
-    if any(turn.tokens_without > WINDOW for turn in turns):
-        console.print(Text(f"* more than the context window of {WINDOW:,} tokens: the request would be refused"))
+    if refused := sum(turn.is_refused_without for turn in turns):
+        note = (
+            f"Without Coatcheck, {refused} of {len(turns)} requests are over the context window of {WINDOW:,} tokens, "
+            "and the provider refuses them. The total leaves these turns out on both sides. With Coatcheck, all "
+            f"{len(turns)} turns send {sum(turn.tokens_with for turn in turns):,} tokens."
+        )
+        console.print(Text(note))
     console.print(Text(REMARKS, "dim"))
 
 
 def show_kept(results: Sequence[Kept], console: Console) -> None:
     """Print a session in which a stub would not pay, and the reason for each result."""
-    console.print(Text("\nA short coding session, with the same policy: stubs would not pay", "bold"))
+    console.print(Text("\nA short coding session, scripted as well, with the same policy: stubs would not pay", "bold"))
     for one in results:
         console.print(Text.assemble(("  calls  ", "bold"), (one.call, "yellow")))
         for number, line in enumerate(textwrap.wrap(one.why, min(console.width, 110) - 9)):
@@ -257,18 +273,23 @@ def show_kept(results: Sequence[Kept], console: Console) -> None:
 
 
 def _bill(turns: Sequence[Turn], box: Box | None) -> Table:
-    small, large = [turn.tokens_with for turn in turns], [turn.tokens_without for turn in turns]
+    """Compare the turns that are possible on both sides."""
     table = Table(box=box, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("tokens sent")
     for name in ("with Coatcheck", "without", "ratio"):
         table.add_column(name, justify="right")
 
-    def row(name: str, one: float, other: float, form: str, note: str = "", style: str = "") -> None:
-        table.add_row(name, format(one, form), format(other, form) + note, f"{other / one:,.1f}×", style=style)
+    def row(name: str, one: float, other: float, form: str, style: str = "") -> None:
+        table.add_row(name, format(one, form), format(other, form), f"{other / one:,.1f}×", style=style)
 
-    for number, (one, other) in enumerate(zip(small, large, strict=True), 1):
-        row(f"turn {number}", one, other, ",", "*" if other > WINDOW else "")
-    row("total", sum(small), sum(large), ",", style="bold")
+    for number, turn in enumerate(turns, 1):
+        if turn.is_refused_without:
+            table.add_row(f"turn {number}", f"{turn.tokens_with:,}", "refused", "")
+        else:
+            row(f"turn {number}", turn.tokens_with, turn.tokens_without, ",")
+    both = [turn for turn in turns if not turn.is_refused_without]
+    small, large = [turn.tokens_with for turn in both], [turn.tokens_without for turn in both]
+    row("total" if both == [*turns] else f"total of {len(both)} turns", sum(small), sum(large), ",", style="bold")
     for name, cached in (("dollars", False), ("dollars, cached", True)):
         row(name, cost(small, cached=cached), cost(large, cached=cached), ".4f")
     return table

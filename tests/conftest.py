@@ -1,16 +1,18 @@
 """Fixtures for all tests. Fixtures for one area are in its own files."""
 
+import importlib
 import itertools
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from coatcheck import Store
+from tests import warm_server
 from tests.backends import Backend, Clock, Fleet
 from tests.servers import find_postgres, find_weed, postgres, seaweedfs
 
@@ -22,10 +24,11 @@ LONG_FAULTS = os.environ.get("COATCHECK_FAULTS") == "long"
 # Tests of layers that reach a backend only through a session, which behaves the same on each of them: the suites of the
 # backends and the tests of sessions, expiry, records, search and collection check that on all three.
 ABOVE_STORAGE = frozenset({
-    "agents", "compat", "context", "executor", "reading", "transcript", "test_aio.py", "test_archive.py",
-    "test_externalize.py", "test_hints.py", "test_media.py", "test_metrics.py", "test_mixed_content.py",
-    "test_odd_arguments.py", "test_offload.py", "test_policy_everywhere.py", "test_previews.py", "test_redact_store.py",
-    "test_redaction.py", "test_toolkit.py",
+    "agents", "compat", "context", "executor", "http", "reading", "transcript", "test_aio.py", "test_archive.py",
+    "test_externalize.py", "test_hints.py", "test_host_api.py", "test_media.py", "test_metrics.py",
+    "test_mixed_content.py", "test_odd_arguments.py", "test_offload.py", "test_policy_everywhere.py",
+    "test_previews.py", "test_redact_store.py", "test_redaction.py", "test_telemetry.py",
+    "test_toolkit.py",
 })  # fmt: skip
 
 # A run that a script started with `&` ignores control-C, and so would every process that a test starts.
@@ -41,6 +44,20 @@ settings.register_profile("long", parent=settings.get_profile("short"), max_exam
 settings.load_profile("long" if LONG_FAULTS else "short")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Let each worker begin to import the tests at another file. In a fresh clone pytest compiles them, which takes
+    longer than all else about them: like this a file is compiled by one worker, and the others read what it wrote."""
+    number, count = (int(os.environ.get(f"PYTEST_XDIST_WORKER{name}", "0").strip("gw")) for name in ("", "_COUNT"))
+    if count < 2 or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sorted(TESTS.rglob("test_*.py"))]
+    start = number * len(names) // count
+    for name in names[start:] + names[:start]:
+        with suppress(Exception, pytest.skip.Exception):  # pytest will meet it again, and report it
+            importlib.import_module(name)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark property tests, which `make faults` runs with more examples, and repetitions, which only it runs."""
     tests = [item for item in items if isinstance(item, pytest.Function)]
@@ -48,33 +65,42 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         names = getattr(test.function, "__code__", None) and test.function.__code__.co_names
         if is_hypothesis_test(test.function) or {"examples", "run_state_machine_as_test"} & set(names or ()):
             test.add_marker("properties")
-    repeated = _repeated(tests)
-    for test in repeated:
+    for test in _repeated(tests):
         test.add_marker("repeated")
-    if repeated and not LONG_FAULTS:
-        config.hook.pytest_deselected(items=repeated)
-        left_out = set(repeated)
-        items[:] = [item for item in items if item not in left_out]
+    if not LONG_FAULTS:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("repeated")])
+        items[:] = [item for item in items if not item.get_closest_marker("repeated")]
 
 
 def _repeated(tests: list[pytest.Function]) -> list[pytest.Function]:
     """Tests above storage that repeat on another backend what a folder has shown: each of them runs in a folder with
-    all values of its parameters, on a fleet with the first, and not in memory, whose catalog is the same as a folder's.
+    all values of its parameters. On a fleet, the first test of a file and those marked `on_fleet` run with the first
+    values. None runs in memory, whose catalog is the same as a folder's.
     """
-    kinds = {test: _backend_of(test) for test in tests if test.path.relative_to(TESTS).parts[0] in ABOVE_STORAGE}
+    kinds = {test: _backend_of(test) for test in tests if _is_above_storage(test)}
     in_folder = {test.function for test, kind in kinds.items() if kind in ("folder", "bytes")}
-    on_fleet, repeated = set(), []
+    on_fleet: set[object] = set()
+    repeated = []
     for test, kind in kinds.items():
-        if test.function in in_folder and (kind == "memory" or (kind == "fleet" and test.function in on_fleet)):
+        shown = test.function if test.get_closest_marker("on_fleet") else test.path
+        if test.function in in_folder and (kind == "memory" or (kind == "fleet" and shown in on_fleet)):
             repeated.append(test)
         elif kind == "fleet":
-            on_fleet.add(test.function)
+            on_fleet.add(shown)
     return repeated
+
+
+def _is_above_storage(test: pytest.Function) -> bool:
+    return test.path.relative_to(TESTS).parts[0] in ABOVE_STORAGE or test.get_closest_marker("on_fleet") is not None
 
 
 def _backend_of(test: pytest.Function) -> object:
     params = test.callspec.params if hasattr(test, "callspec") else {}
     return next((params[name] for name in ("backend", "lasting", "each_source") if name in params), None)
+
+
+def pytest_sessionfinish() -> None:
+    warm_server.close()
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from coatcheck import Store
 from coatcheck.errors import Fenced, InvalidArgument, QuotaExceeded, TooLarge
 from tests.backends import LARGE, Backend, Clock, Fleet
 
+pytestmark = pytest.mark.on_fleet
+
 
 def fill(store: Store, clock: Clock) -> None:
     """Something of everything that an export holds."""

@@ -24,6 +24,7 @@ import coatcheck
 from coatcheck import errors
 from coatcheck.cli import main
 from coatcheck.cli.terminal import one_line, visible
+from tests import warm
 
 HOSTILE = (
     "\x1b[31mred\x1b[0m",  # colours
@@ -64,7 +65,7 @@ def answer(*args: str, stdin: bytes = b"") -> str:
 
 
 def command(*args: str) -> list[str]:
-    return [sys.executable, "-m", "coatcheck", *args]
+    return warm.command("coatcheck", *args)
 
 
 def run(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -304,7 +305,8 @@ def test_stats_count_content_once() -> None:
     for session in ("one", "two"):
         answer("put", "-", "--session", session, stdin=b"same")
     listed = dict(line.split("\t") for line in answer("stats").splitlines())
-    assert listed == {key: str(value) for key, value in json.loads(answer("stats", "--json")).items()}
+    found = json.loads(answer("stats", "--json"))
+    assert listed == {key: "-" if value is None else str(value) for key, value in found.items()}
     assert [listed[key] for key in ("sessions", "refs", "artifacts", "stored_bytes", "referenced_bytes")] == list(
         "22148"
     )
@@ -442,8 +444,9 @@ def test_an_interrupt_ends_quietly_and_stores_nothing() -> None:
 
 
 def test_without_a_command_it_prints_its_help() -> None:
-    assert b"Commands:" in run().stderr
-    assert b"Commands:" in run("--help").stdout
+    for text in (run().stderr, run("--help").stdout):
+        assert b"Artifacts:" in text
+        assert text.count(b"  $ coatcheck ") == text.count(b":\n") - 1  # an example in each group
     assert run("--version").stdout.decode().strip().endswith(coatcheck.__version__)
 
 
@@ -451,7 +454,7 @@ def test_without_a_command_it_prints_its_help() -> None:
 def test_in_a_pipe_nothing_that_draws_is_imported(args: tuple[str, ...]) -> None:
     answer("put", "-", "--name", "n", stdin=b"x")
     result = subprocess.run(
-        [sys.executable, "-X", "importtime", *command(*args)[1:]], capture_output=True, text=True, check=True
+        [sys.executable, "-X", "importtime", "-m", "coatcheck", *args], capture_output=True, text=True, check=True
     )
     assert "| click" in result.stderr.replace("|   ", "| ").replace("  ", " ")
     assert "rich" not in result.stderr
@@ -502,7 +505,7 @@ def test_a_command_imports_no_other_command_and_no_heavy_package(args: tuple[str
 def test_the_list_of_commands_imports_none_of_them_and_has_the_first_sentence_of_each() -> None:
     assert not {name for name in modules_of("--help") if name.startswith("coatcheck.cli.") and "_command" in name}
     context = click.Context(main, info_name="coatcheck")
-    listed = dict(re.findall(r"^  ([a-z]+) +(\S.*)$", main.get_help(context).partition("Commands:")[2], re.MULTILINE))
+    listed = dict(re.findall(r"^  ([a-z]+) +(\S.*)$", main.get_help(context).partition("Artifacts:")[2], re.MULTILINE))
     commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
     assert listed == {name: one.get_short_help_str(100) for name, one in commands.items() if one is not None}
 
@@ -559,7 +562,7 @@ def test_a_character_that_is_split_between_reads_stays_whole_on_a_terminal() -> 
 def test_the_table_never_cuts_a_pointer() -> None:
     pointer = answer("put", "-", "--name", "long name " * 30, stdin=b"long summary " * 100).strip()
     head, row = on_terminal("ls")[1].decode().splitlines()
-    assert head.split() == ["pointer", "kind", "size", "seen", "created", "name", "summary"]
+    assert head.split() == ["pointer", "kind", "size", "age", "name"]
     assert row.startswith(pointer + " ")
     assert "…" in row
 
@@ -611,6 +614,118 @@ def test_an_import_maps_sessions_or_merges_where_asked(tmp_path: Path) -> None:
     assert call("import", archive, "--session", "s").exit_code == 2
 
 
+@pytest.mark.parametrize("command", ["get", "read", "show"])
+def test_a_pointer_from_a_chat_opens_in_any_session(command: str) -> None:
+    pointer = answer("put", "-", "--session", "mcp-1234", stdin=b'{"a": "content"}').strip()
+    assert "content" in answer(command, pointer, "--any-session")
+    assert call(command, "art:" + "0" * 12, "--any-session").exit_code == errors.CODES["not_found"].exit
+    if command != "show":
+        assert "content" in answer(command, f"{pointer}#/a", "--any-session")
+
+
+@pytest.mark.parametrize("args", [("ls",), ("search", "x"), ("get", "x"), ("forget", "x"), ("show", "x")])
+def test_a_session_that_does_not_exist_is_an_error_that_names_near_ones(args: tuple[str, ...]) -> None:
+    answer("put", "-", "--session", "fix-login-bug", stdin=b"x")
+    done = call(*args, "--session", "fix-login")
+    assert done.exit_code == errors.CODES["not_found"].exit
+    assert "fix-login-bug" in done.stderr
+    assert json.loads(answer("stats", "--json"))["sessions"] == 1
+
+
+@pytest.mark.parametrize("width", [120, 80, 60])
+def test_a_table_keeps_what_identifies_a_row(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    answer("put", "-", "--name", "reports/2026/november.csv", stdin=b"long summary " * 100)
+    answer("put", "-", "--tool", "run_tests", stdin=b"12 passed")
+    unnamed, named = on_terminal("ls")[1].decode().splitlines()[1:]
+    assert "reports/2026/nov" in named
+    assert "run_tests" in unnamed
+    assert all(len(line) <= width for line in (named, unnamed))
+    answer("put", "-", "--session", "claude-code-project-1234567890ab", stdin=b"x")
+    sessions = on_terminal("ls", "--sessions")[1].decode()
+    assert "claude-code-project-1234567890ab" in sessions
+
+
+def test_results_without_a_name_are_listed_with_the_tool_and_its_arguments() -> None:
+    def fetch(url: str, page: int) -> str:
+        return "word " * 50_000
+
+    with coatcheck.open() as store:
+        executor = coatcheck.ToolExecutor(store.session("default"), [fetch])
+        executor.run(coatcheck.ToolCall("c1", "fetch", {"url": "https://example.org/a", "page": 2}))
+    assert "fetch(url=https://" in on_terminal("ls")[1].decode()
+    (record,) = map(json.loads, answer("ls", "--json").splitlines())
+    assert record["metadata"] == {"arguments": "url=https://example.org/a, page=2"}
+
+
+def test_stats_and_config_name_the_store(store: Path) -> None:
+    answer("put", "-", stdin=b"x")
+    found = json.loads(answer("stats", "--json"))
+    assert found["store"] == str(store)
+    assert found["collected_at"] is None
+    answer("collect")
+    assert json.loads(answer("stats", "--json"))["collected_at"].startswith("20")
+    assert str(store) in on_terminal("config", "store")[2].decode() + on_terminal("config", "store")[1].decode()
+
+
+def test_doctor_finds_problems_and_names_what_mends_them(store: Path, tmp_path: Path) -> None:
+    assert "does not exist yet" in call("doctor").stdout
+    answer("put", "-", stdin=b"x")
+    done = call("doctor")
+    assert done.exit_code == 0, done.stdout
+    assert f"ok      store: {store}" in done.stdout
+    (store / "journal.damaged-1").touch()
+    done = call("doctor")
+    assert done.exit_code == 1
+    assert "PROBLEM store: records were lost: journal.damaged-1" in done.stdout
+    assert "-> coatcheck verify --repair" in done.stdout
+    found = json.loads(call("doctor", "--json").stdout)
+    assert [one["about"] for one in found if one["state"] == "problem"] == ["store"]
+    (tmp_path / "file").write_text("not a store")
+    assert "PROBLEM store" in call("doctor", "--store", str(tmp_path / "file")).stdout
+
+
+def test_doctor_sees_a_client_whose_command_is_gone(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    answer("put", "-", stdin=b"x")
+    (tmp_path / ".cursor").mkdir()
+    entry = {"command": "/nowhere/coatcheck", "args": ["mcp"]}
+    (tmp_path / ".cursor" / "mcp.json").write_text(json.dumps({"mcpServers": {"coatcheck": entry}}))
+    done = call("doctor")
+    assert done.exit_code == 1
+    assert "/nowhere/coatcheck does not exist" in done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_for_each_shell(shell: str) -> None:
+    assert "_COATCHECK_COMPLETE" in answer("completion", shell)
+
+
+def test_bash_completes_commands_sessions_names_and_pointers(tmp_path: Path) -> None:
+    pointer = answer("put", "-", "--name", "build.log", stdin=b"x").strip()
+    answer("put", "-", "--session", "fix-login-bug", stdin=b"y")
+    program = tmp_path / "coatcheck"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m coatcheck "$@"\n')
+    program.chmod(0o755)
+
+    def completed(line: str) -> list[str]:
+        words = line.split(" ")
+        script = (
+            f'eval "$(coatcheck completion bash)"; COMP_WORDS=({" ".join(w or chr(39) * 2 for w in words)}); '
+            f'COMP_CWORD={len(words) - 1}; _coatcheck_completion coatcheck; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        )
+        environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+        done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert completed("coatcheck tra") == ["transcript"]
+    assert completed("coatcheck read bu") == ["build.log"]
+    assert completed("coatcheck get art:") == [pointer]
+    assert completed("coatcheck ls --session fix") == ["fix-login-bug"]
+
+
 @pytest.mark.parametrize("command", ["get", "read", "show", "forget"])
 def test_a_pointer_of_another_session_is_recognised_in_the_error(command: str) -> None:
     pointer = answer("put", "-", "--session", "its own", stdin=b"content").strip()
@@ -618,7 +733,7 @@ def test_a_pointer_of_another_session_is_recognised_in_the_error(command: str) -
         done = call(command, target, "--session", "another")
         assert done.exit_code == errors.CODES["not_found"].exit
         assert "--session 'its own'" in done.stderr
-    assert "--session" not in call(command, "art:" + "0" * 12, "--session", "another").stderr
+    assert "its own" not in call(command, "art:" + "0" * 12, "--session", "default").stderr
     assert call(command, pointer, "--session", "its own").exit_code == 0
 
 

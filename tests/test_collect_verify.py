@@ -5,15 +5,17 @@ import io
 import os
 import random
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coatcheck import Ref, Store
+from coatcheck.collect import collecting_daily
 from coatcheck.errors import Damaged, NotFound
 from coatcheck.storage.frames import FRAME
-from tests.backends import LARGE, Backend, Clock, edit_catalog
+from tests.backends import LARGE, Backend, Clock, edit_catalog, wait_until
 
 TEXT = "".join(f"{i:06d} a line of a log that repeats itself\n" for i in range(20_000))
 NOISE = random.Random(7).randbytes(LARGE)
@@ -629,3 +631,31 @@ def test_a_read_that_the_system_answers_in_pieces_is_not_damage(
         stream.seek(500_000)
         assert stream.read(1_000_000) == data[500_000:1_500_000]
     assert store.verify().problems == []
+
+
+def test_a_collection_is_due_once_a_day_for_all_processes(lasting: Backend, clock: Clock) -> None:
+    store, other = (lasting.open(clock=clock) for _ in range(2))
+    assert store.collected_at() is None
+    assert store.collect_if_due() is not None
+    assert other.collect_if_due() is None
+    assert other.collected_at() == datetime.fromtimestamp(clock.now, UTC)
+    clock.advance(86_399)
+    assert store.collect_if_due() is None
+    clock.advance(1)
+    assert other.collect_if_due() is not None
+    assert store.collect_if_due() is None
+
+
+def test_a_long_lived_process_collects_by_itself_and_ends_quietly(store: Store) -> None:
+    with collecting_daily(store, first_after=0):
+        wait_until(lambda: store.collected_at() is not None)
+    with collecting_daily(store, first_after=3_600):
+        pass
+
+
+def test_a_surface_collects_the_tenants_that_it_serves(store: Store) -> None:
+    served, other = store.tenant("served"), store.tenant("other")
+    with collecting_daily(store, tenants=lambda: {"served"}, first_after=0):
+        wait_until(lambda: served.collected_at() is not None)
+    assert store.collected_at() is not None
+    assert other.collected_at() is None

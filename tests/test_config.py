@@ -22,7 +22,7 @@ from coatcheck.cli import main
 from coatcheck.config import DEFAULTS, SETTINGS, Setting, load, unknown
 from coatcheck.context import Budget
 from coatcheck.context._bootstrap import bootstrap
-from coatcheck.context._recall import recall
+from coatcheck.context.appended import recall
 from coatcheck.errors import InvalidArgument
 from coatcheck.externalize import configured
 

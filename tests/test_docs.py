@@ -1,4 +1,4 @@
-"""Tests of the documentation: code blocks run, and every command, option and exit code is documented."""
+"""Tests of the documentation: code runs, links lead somewhere, every command, option and exit code is documented."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import re
 import subprocess
 import sys
 import sysconfig
+from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
+from xml.etree import ElementTree
 
 import click
 import pytest
 
 from coatcheck import errors
 from coatcheck.cli import BROKEN_PIPE, INTERRUPTED, main
+from examples import pictures
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -63,9 +67,9 @@ def test_the_shell_commands_of_the_readme_run(tmp_path: Path) -> None:
     assert "all is well" in done.stdout
 
 
-def test_the_readme_begins_with_the_two_commands_for_a_fresh_machine() -> None:
-    start = (ROOT / "README.md").read_text()[:200]
-    assert start.index("make demo") < start.index("make test")
+def test_the_first_screen_of_the_readme_has_the_two_commands_for_a_fresh_machine() -> None:
+    start = (ROOT / "README.md").read_text().split("\n## ")[0]
+    assert start.index("\nmake demo") < start.index("\nmake test")
 
 
 HERE = click.Context(main)
@@ -90,7 +94,7 @@ def test_every_command_and_each_of_its_options_is_documented(name: str) -> None:
         assert f"coatcheck {called}" in text[name]
         for parameter in command.params:
             for option in parameter.opts if isinstance(parameter, click.Option) else []:
-                where = shared if option in ("--store", "--session", "--json") else text[name]
+                where = shared if option in ("--store", "--session", "--any-session", "--json") else text[name]
                 assert re.search(rf"`{re.escape(option)}\b", where), option
 
 
@@ -117,10 +121,65 @@ def test_every_command_says_what_it_does_and_each_option_has_help() -> None:
             assert all(one.help for one in command.params if isinstance(one, click.Option)), command.name
 
 
+def without_code(page: Path) -> str:
+    fenced = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`\n]*`", lambda found: re.sub(r"[^\w -]", "", found[0]), fenced)
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as repositories and the site make them."""
+    found: Counter[str] = Counter()
+    for heading in re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE):
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
+        found[re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-")] += 1
+    return {f"{name}-{again}" if again else name for name, times in found.items() for again in range(times)}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+def test_relative_links_and_anchors_lead_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^):#]*)(?:#([^)]*))?\)", without_code(page)):
+        path = page.parent / target if target else page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
+
+
+def test_every_page_is_in_the_index_and_in_the_navigation_of_the_site() -> None:
+    pages = {page.name for page in ROOT.glob("docs/*.md")}
+    linked = re.findall(r"\]\(([^)#/]+\.md)", without_code(ROOT / "docs" / "index.md"))
+    assert pages - {"index.md"} <= set(linked)
+    navigation = re.findall(r"- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text().split("\nnav:")[1], re.MULTILINE)
+    assert pages | {"SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"} == set(navigation)
+    assert len(navigation) == len(set(navigation))
+
+
+def test_the_site_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=True)
+    for page in tmp_path.rglob("*.html"):
+        loaded = re.findall(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=\"?([^\" >]+)", page.read_text())
+        assert loaded
+        assert not [one for one in loaded if re.match(r"\w+:|//", one)], page.name
+    assert (tmp_path / "examples" / "openai_agent.py").exists()
+
+
+def rows(picture: Path) -> list[str]:
+    """The lines of text in a picture of a terminal, without what depends on the width of a column."""
+    lines: dict[float, str] = defaultdict(str)
+    for part in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text"):
+        lines[float(part.attrib["y"])] += part.text or ""
+    shown = (" ".join(lines[y].split()) for y in sorted(lines))
+    return [re.sub(r"\S*…$", "…", re.sub(r"\b\d+ s\b", "1 s", line)) for line in shown if line]
+
+
+def test_the_picture_of_a_terminal_shows_what_the_commands_print_today(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "examples.pictures", str(tmp_path / "drawn.svg")], cwd=ROOT, check=True)
+    drawn = rows(tmp_path / "drawn.svg")
+    assert [line for line in drawn if line.startswith("$ ")] == [f"$ {command}" for command in pictures.COMMANDS]
+    assert drawn == rows(pictures.PICTURE), "draw it again: python -m examples.pictures"
+    text = pictures.PICTURE.read_text()
+    assert "@font-face" not in text
+    assert "url(http" not in text
 
 
 def test_the_demo_runs_as_make_runs_it() -> None:
@@ -131,4 +190,4 @@ def test_the_demo_runs_as_make_runs_it() -> None:
     assert demo.stderr == ""
     assert "\x1b" not in demo.stdout
     assert re.findall(r"^turn (\d)$", demo.stdout, re.MULTILINE) == ["1", "2", "3", "4"]
-    assert re.search(r"^total +[\d,]+ +[\d,]+ +[\d.]+×$", demo.stdout, re.MULTILINE)
+    assert re.search(r"^total of 2 turns +[\d,]+ +[\d,]+ +[\d.]+×$", demo.stdout, re.MULTILINE)

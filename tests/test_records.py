@@ -114,6 +114,7 @@ def test_records_beyond_what_is_kept_are_nowhere_after_a_collection(lasting: Bac
     assert lasting.places_of(b"record number 29.")
 
 
+@pytest.mark.on_fleet
 @pytest.mark.parametrize(
     "ask",
     [
@@ -245,6 +246,7 @@ def test_an_export_of_the_first_format_is_taken_in(store: Store, backend: Backen
     assert store.import_(io.BytesIO(b'{"coatcheck": 1}\n' + rest)) == 1
 
 
+@pytest.mark.on_fleet
 @pytest.mark.parametrize(
     "record",
     [

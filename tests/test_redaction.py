@@ -352,7 +352,7 @@ def test_a_secret_is_in_nothing_that_is_shown_and_exact_in_what_is_read(
     session = store.session("s")
     values: list[Any] = [
         f"findable words {text} and more",
-        f"{'x' * 150} findable {text}\n" + "a line of its own\n" * 8_000 + text,
+        f"{'x' * 150} findable {text}\n" + "a line of its own\n" * 1_000 + text,
         {"findable": text, "rows": [1, 2]},
         f"findable {text}".encode("utf-16"),
     ]
@@ -653,18 +653,19 @@ LEADS = ('token: "', "cookie: ", "-----BEGIN PRIVATE" + " KEY-----\n")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("piece", NEAR)
 def test_a_megabyte_of_what_is_nearly_a_secret_takes_a_moment(piece: str, long_faults: bool) -> None:
-    leads = LEADS if long_faults else [LEADS[NEAR.index(piece) % 3]]
-    for lead in ("", *leads):
+    leads = ("", *LEADS)
+    for lead in leads if long_faults else [leads[NEAR.index(piece) % len(leads)]]:
         text = lead + piece * (250_000 // len(piece))
         assert len(mask(text)) <= 3 * len(text)
 
 
-def test_real_data_is_left_alone(corpus: Path) -> None:
+def test_real_data_is_left_alone(corpus: Path, long_faults: bool) -> None:
+    most = None if long_faults else 200_000
     found = [
         span
         for file in sorted(corpus.rglob("*"))
         if file.suffix in (".json", ".jsonl", ".csv", ".html")
-        for span in find_secrets(file.read_text(encoding="utf-8"))
+        for span in find_secrets(file.read_text(encoding="utf-8")[:most])
     ]
     assert {span.label for span in found} <= {"authorization", "password", "secret", "key", "signature"}
     assert len(found) <= 35  # example headers and secrets in documentation: looked at one by one
@@ -693,9 +694,9 @@ def test_a_text_that_is_passed_over_holds_nothing_that_would_be_found(pieces: li
     assert is_suspect(text) or not [*found, *placed_secrets(text)]
 
 
-def test_no_real_text_is_passed_over_that_holds_a_secret(corpus: Path) -> None:
+def test_no_real_text_is_passed_over_that_holds_a_secret(corpus: Path, long_faults: bool) -> None:
     for path in sorted(corpus.rglob("*.json*")):
-        text = path.read_text()[:500_000]
+        text = path.read_text()[: 500_000 if long_faults else 100_000]
         for at in range(0, len(text), 8_192):
             piece = text[at : at + 8_192]
             if not is_suspect(piece):

@@ -8,9 +8,13 @@ import subprocess
 import sys
 import venv
 import zipfile
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from tests.repeated import shown_by_first
 
 ROOT = Path(__file__).resolve().parent.parent
 TRY_IT = """
@@ -52,15 +56,45 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert not [name for name in names if "__pycache__" in name]
 
 
+def link_dependencies(target: Path, *names: str, seen: set[str] | None = None) -> None:
+    """Link distributions of this environment into another, with all that they need without extras."""
+    seen = set() if seen is None else seen
+    for name in names:
+        if name in seen:
+            continue
+        seen.add(name)
+        found = distribution(name)
+        for top in {Path(str(file)).parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            place = target / top
+            if not place.exists():
+                place.symlink_to(Path(str(found.locate_file(top))))
+        needed = [Requirement(one) for one in found.requires or ()]
+        link_dependencies(target, *(one.name for one in needed if applies(one)), seen=seen)
+
+
+def applies(requirement: Requirement) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+
+
 @pytest.mark.slow
-def test_the_wheel_works_without_extras_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("packages", shown_by_first(["of this environment", "of the index"]))
+def test_the_wheel_works_without_extras_in_an_empty_environment(wheel: Path, tmp_path: Path, packages: str) -> None:
     venv.create(tmp_path / "venv", symlinks=True)
     python = str(tmp_path / "venv" / "bin" / "python")
-    constraints = tmp_path / "constraints.txt"
-    # Constraints with hashes would ask for the hash of the wheel too, which nobody knows before it is built.
-    constraints.write_text(re.sub(r" \\\n(?: +--hash=\S+(?: \\)?\n)+", "\n", (ROOT / "constraints.txt").read_text()))
     pip = [sys.executable, "-m", "pip", "--python", python]
-    run(tmp_path, *pip, "install", "-q", "--no-compile", "-c", str(constraints), str(wheel))
+    if packages == "of the index":
+        # Constraints with hashes would ask for the hash of the wheel too, which nobody knows before it is built.
+        constraints = tmp_path / "constraints.txt"
+        text = (ROOT / "constraints.txt").read_text()
+        constraints.write_text(re.sub(r" \\\n(?: +--hash=\S+(?: \\)?\n)+", "\n", text))
+        run(tmp_path, *pip, "install", "-q", "--no-compile", "-c", str(constraints), str(wheel))
+    else:
+        run(tmp_path, *pip, "install", "-q", "--no-compile", "--no-deps", "--no-index", str(wheel))
+        (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+        (metadata,) = site.glob("coatcheck-*.dist-info")
+        needed = [Requirement(one) for one in Distribution.at(metadata).requires or ()]
+        link_dependencies(site, *(one.name for one in needed if applies(one)))
+    run(tmp_path, *pip, "check")
     run(tmp_path, python, "-W", "error", "-c", TRY_IT)
     coatcheck = str(tmp_path / "venv" / "bin" / "coatcheck")
     (tmp_path / "file").write_bytes(b"hello")

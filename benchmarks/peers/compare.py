@@ -107,7 +107,7 @@ def _started(bench: Bench) -> Iterator[Side]:
     why, python = "", Path()
     try:
         python = environment.python()
-    except (environment.NoPeers, OSError) as error:
+    except (environment.Missing, OSError) as error:
         why = f"not installed: {error}"
     for name in (OURS, *PEERS):
         side = Side(name, bench.new_folder(name))

@@ -33,8 +33,10 @@ _BLOCKS: Final[dict[str, dict[str, tuple[set[str], set[str]]]]] = {
         "tool_use": ({"id", "name", "input"}, {"cache_control", "caller"}),
     },
 }
-_IN_RESULTS: Final = {"text", "image", "document", "search_result"}
+_IN_RESULTS: Final = {"text", "image", "document", "search_result", "tool_reference"}
 _BREAKPOINTS: Final = 4
+_BETAS: Final = {"context_management": "context-management-", "defer_loading": "advanced-tool-use-"}
+"""Fields that a request may have if its `anthropic-beta` header names the feature."""
 
 
 def check(headers: Any, body: dict[str, Any]) -> None:
@@ -46,8 +48,9 @@ def check(headers: Any, body: dict[str, Any]) -> None:
     for name in _REQUIRED:
         if name not in body:
             raise Refused(400, f"{name}: Field required")
+    allowed = {name for name, beta in _BETAS.items() if beta in headers.get("anthropic-beta", "")}
     for name in body:
-        if name not in _REQUIRED and name not in _OPTIONAL:
+        if name not in _REQUIRED and name not in _OPTIONAL and name not in allowed:
             raise Refused(400, f"{name}: Extra inputs are not permitted")
     if not isinstance(body["max_tokens"], int) or body["max_tokens"] < 1:
         raise Refused(400, "max_tokens: Input should be greater than or equal to 1")
@@ -57,7 +60,7 @@ def check(headers: Any, body: dict[str, Any]) -> None:
         _check_message(message, f"messages.{at}")
     if body["messages"][0]["role"] != "user":
         raise Refused(400, 'messages: first message must use the "user" role')
-    _check_tools(body.get("tools", []))
+    _check_tools(body.get("tools", []), allowed)
     if json.dumps(body).count('"cache_control"') > _BREAKPOINTS:
         raise Refused(400, "A maximum of 4 blocks with cache_control may be provided.")
     _check_pairs(body["messages"])
@@ -114,13 +117,13 @@ def _is_content(content: object) -> bool:
     return all(isinstance(one, dict) and one.get("type") in _IN_RESULTS for one in content)
 
 
-def _check_tools(tools: list[Any]) -> None:
+def _check_tools(tools: list[Any], allowed: set[str]) -> None:
     names: set[str] = set()
     for at, tool in enumerate(tools):
         where = f"tools.{at}.custom"
         if not isinstance(tool, dict) or not _NAME.fullmatch(str(tool.get("name", ""))):
             raise Refused(400, f"{where}.name: String should match pattern '^[a-zA-Z0-9_-]{{1,128}}$'")
-        if odd := set(tool) - {"name", "description", "input_schema", "cache_control", "type", "strict"}:
+        if odd := set(tool) - {"name", "description", "input_schema", "cache_control", "type", "strict"} - allowed:
             raise Refused(400, f"{where}.{min(odd)}: Extra inputs are not permitted")
         schema = tool.get("input_schema")
         if not isinstance(schema, dict) or schema.get("type") != "object":
@@ -183,7 +186,8 @@ def heard(body: dict[str, Any]) -> Heard:
         if block["type"] == "tool_result"
     )
     turn = sum(message["role"] == "assistant" for message in messages)
-    return Heard(turn, results, tuple(tool["name"] for tool in body.get("tools", [])))
+    begins = "\n".join(map(_text, _blocks(messages[0])))
+    return Heard(turn, results, tuple(tool["name"] for tool in body.get("tools", [])), begins, body)
 
 
 def prompt(body: dict[str, Any]) -> list[str]:

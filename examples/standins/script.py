@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -41,11 +41,14 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The input of the model: the number of its replies so far, and the results of its calls in order."""
+    """The input of the model: the number of its replies so far, the results of its calls in order, and its tools. From
+    Anthropic's API also the text of the first message, and the whole request."""
 
     turn: int
     results: tuple[Result, ...]
     tools: tuple[str, ...]
+    begins: str = ""
+    body: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def last(self, name: str) -> str:
         """Return the newest result of a tool."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import cycle
@@ -16,6 +16,7 @@ from examples.standins.checks import Refused
 from examples.standins.script import Fault, Heard, Received, Reply, Step, Usage
 
 WINDOW: Final = 200_000
+COUNT_TOKENS: Final = f"{anthropic.PATH}/count_tokens"
 _ODD: Final = (1, 17, 3, 64, 7, 256, 31)  # bytes per chunk, so that characters and events are split anywhere
 _LEAST_CACHED: Final = 1_024
 _PER_PART: Final = 3
@@ -44,11 +45,20 @@ _count: Final = cache(tokens.count)
 
 class StandIn:
     """A scripted model behind a real port. `with StandIn([…]) as api:` then give the SDK `api.openai_url` or
-    `api.anthropic_url`. `requests` has what was received. Prompts over `window` tokens are refused."""
+    `api.anthropic_url`. `requests` has what was received. Prompts over `window` tokens are refused. `agents` has other
+    scripts, for conversations whose first message contains the key: those of sub-agents."""
 
-    def __init__(self, script: Sequence[Step], *, window: int = WINDOW, faults: Sequence[Fault] = ()) -> None:
+    def __init__(
+        self,
+        script: Sequence[Step],
+        *,
+        window: int = WINDOW,
+        faults: Sequence[Fault] = (),
+        agents: Mapping[str, Sequence[Step]] | None = None,
+    ) -> None:
         self.requests: list[Received] = []
         self._script = script
+        self._agents = agents or {}
         self._window = window
         self._faults = {fault.request: fault for fault in faults}
         self._lock = threading.Lock()
@@ -76,6 +86,9 @@ class StandIn:
     def _answer(self, path: str, headers: Any, raw: bytes, send: _Send) -> None:
         wire = _WIRES.get(path.partition("?")[0], anthropic)
         body: dict[str, Any] = {}
+        if path.partition("?")[0] == COUNT_TOKENS:
+            send.json(200, {"input_tokens": _count(raw.decode())})
+            return
         with self._lock:  # one script handles one request at a time
             try:
                 body, reply, turn, usage = self._heard(wire, path, headers, raw)
@@ -108,9 +121,10 @@ class StandIn:
         if prompt > self._window:
             raise wire.too_long(prompt, self._window)
         heard = wire.heard(body)
-        if heard.turn >= len(self._script):
+        script = next((one for key, one in self._agents.items() if key in heard.begins), self._script)
+        if heard.turn >= len(script):
             raise Refused(500, f"the script ends before turn {heard.turn + 1}", "api_error")
-        step = self._script[heard.turn]
+        step = script[heard.turn]
         reply = step(heard) if callable(step) else step
         output = _count(reply.text) + sum(_count(call.name) + _count(call.written) for call in reply.calls)
         return body, reply, heard.turn, self._usage(wire, body, parts, prompt, output)

@@ -66,7 +66,7 @@ def open(
     }
     given = {key: value for key, value in options.items() if value is not _UNSET}
     settings = (load() if settings is None else settings).override(given)
-    place, tenant = settings["store.url"] or str(_data_folder()), settings["store.tenant"]
+    place, tenant = place_in(settings), settings["store.tenant"]
     if tenant is not None:
         check_name(tenant, "tenant")
     backend = {
@@ -95,6 +95,11 @@ def open(
     if tenant is not None and not own.is_dir():
         open_on(root, disk, **backend).close()
     return open_on(root, disk, tenant, **backend)
+
+
+def place_in(settings: Settings) -> str:
+    """Return where the store of these settings is: by default the user's data folder."""
+    return settings["store.url"] or str(_data_folder())
 
 
 def _opened(connect: _Connect, tenant: str | None, **options: Any) -> Store:

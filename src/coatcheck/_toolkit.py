@@ -14,7 +14,7 @@ import logging
 import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Protocol
 
 from coatcheck import media
@@ -47,6 +47,7 @@ from coatcheck.session import Session
 from coatcheck.values import encode_text
 
 LEAST_CHARS: Final = 1_500
+ALWAYS_LOAD: Final = "anthropic/alwaysLoad"
 
 Style = Literal["snake", "camel", "dotted"]
 Purpose = Literal["get", "list", "store", "wait"]
@@ -182,42 +183,75 @@ class Description:
 
 
 @dataclass(frozen=True, slots=True)
-class Tool(Description):
-    """One tool: its description for a model, and `run`."""
+class _Options:
+    """What the tools of a kit have in common. `list_tool` is the name under which the model knows that tool, empty if
+    it has none. None for a limit means that of the store's settings."""
 
-    _answer: Callable[[dict[str, Any]], str] = field(repr=False)
-    _failed: Callable[[str], str] = field(repr=False)
-    _picture: Callable[[dict[str, Any]], ContentPart | None] = field(repr=False)
+    max_chars: int | None
+    max_store_bytes: int | None
+    list_tool: str
+    redact: Literal["store"] | None
+    handles: Handles | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool(Description):
+    """One tool: its description for a model, and `run` for the session that it is bound to."""
+
+    purpose: Purpose
+    _options: _Options = field(repr=False)
+    _session: Session | None = field(repr=False, default=None)
+
+    def bind(self, session: Session) -> Tool:
+        """Return this tool for a session. Its description stays the same."""
+        return replace(self, _session=_checked_session(session))
 
     def run(self, /, **arguments: object) -> str:
-        """Run the tool with the arguments that a model sent, and return its answer."""
+        """Run the tool with the arguments that a model sent, and return its answer. Raises `InvalidArgument` only if
+        the tool is not bound to a session."""
+        run = self._answers()
         try:
-            return self._answer(self._checked(arguments))
+            answer: str = getattr(run, self.purpose)(self._checked(arguments))
         except CoatcheckError as error:
             if isinstance(error, Damaged) or not isinstance(error, StoreError):
-                return self._failed(str(error))
+                return run.failed(str(error))
             _LOG.warning("%s failed: %s", self.name, error.code)
-            return self._failed(f"{self.name} failed: {error.code}. The store is unavailable at the moment; try again.")
+            return run.failed(f"{self.name} failed: {error.code}. The store is unavailable at the moment; try again.")
         except Exception as error:  # noqa: BLE001 - a tool never raises
             _LOG.error("%s failed: %s", self.name, mask("".join(traceback.format_exception(error))))
-            return self._failed(f"{self.name} failed. The arguments are not the cause; continue without it.")
+            return run.failed(f"{self.name} failed. The arguments are not the cause; continue without it.")
+        return answer
 
     def parts(self, /, **arguments: object) -> list[ContentPart]:
         """Run the tool like `run`, for models that see: the answer, and the image itself if the artifact is one."""
         text = self.run(**arguments)
         given = {name: value for name, value in arguments.items() if value not in (None, "")}
-        picture = self._picture(given) if given.keys() == {"pointer"} else None
+        picture = self._answers().picture(given) if given.keys() == {"pointer"} else None
         return [ContentPart(text), picture] if picture is not None else [ContentPart(text)]
 
+    def _answers(self) -> _Answers:
+        if self._session is None:
+            raise InvalidArgument(f"{self.name} has no session", hint="call tool.bind(session) first")
+        options, settings = self._options, self._session.store.settings
+        return _Answers(
+            self._session,
+            settings["page.max_chars"] if options.max_chars is None else options.max_chars,
+            settings["tools.max_store_bytes"] if options.max_store_bytes is None else options.max_store_bytes,
+            options.list_tool,
+            configured(settings, options.redact),
+            options.handles,
+        )
+
     def as_mcp(self) -> dict[str, Any]:
-        """For MCP's list of tools. All three are idempotent, and reach only the store."""
+        """For MCP's list of tools. All three are idempotent, and reach only the store. Clients that load tools on
+        demand are asked to load these at once, since stubs name them."""
         hints = {
             "readOnlyHint": self.read_only,
             "destructiveHint": False,
             "idempotentHint": True,
             "openWorldHint": False,
         }
-        return {**self._described("inputSchema"), "annotations": hints}
+        return {**self._described("inputSchema"), "annotations": hints, "_meta": {ALWAYS_LOAD: True}}
 
     def _checked(self, arguments: dict[str, object]) -> dict[str, Any]:
         """Return the arguments that are set: models send null and "" for arguments that they leave out."""
@@ -246,7 +280,7 @@ class Tool(Description):
 
 
 def toolkit(
-    session: Session,
+    session: Session | None = None,
     *,
     style: Style = "snake",
     prefix: str = "",
@@ -257,24 +291,20 @@ def toolkit(
     only: Iterable[Purpose] | None = None,
 ) -> list[Tool]:
     """Return the three tools of a session: get, list, store; or `only` some of them, e.g. `only=("get",)`. With
-    `handles`, the executor whose calls the host starts, a fourth lets the model wait for them.
+    `handles`, the executor whose calls the host starts, a fourth lets the model wait for them. Without a session, the
+    tools are descriptions: `tool.bind(session)` returns one that runs.
 
     `style` names them `get_artifact`, `getArtifact` or `artifacts.get`, and `prefix` is put before the name. An answer
     has at most `max_chars` characters, and a model can store at most `max_store_bytes` in one call. The defaults come
     from the store's settings: 8,000 characters and 512 KiB. `redact="store"`, here or in the settings, masks secrets in
     what a model stores."""
-    if not isinstance(session, Session):
-        raise InvalidArgument(
-            f"session must be a Session, got a {type(session).__name__}",
-            hint="for async sessions, use coatcheck.aio.toolkit",
-        )
-    max_chars = session.store.settings["page.max_chars"] if max_chars is None else max_chars
-    max_store_bytes = session.store.settings["tools.max_store_bytes"] if max_store_bytes is None else max_store_bytes
+    if session is not None:
+        _checked_session(session)
     one_of(style, "style", _STYLES)
     if not _PREFIX.fullmatch(prefix):
         raise InvalidArgument(f"prefix must be at most 40 letters, digits and any of _.:/-, got {clip(str(prefix))}")
-    whole(max_chars, "max_chars", least=LEAST_CHARS)
-    whole(max_store_bytes, "max_store_bytes", least=1)
+    whole(max_chars, "max_chars", least=LEAST_CHARS, optional=True)
+    whole(max_store_bytes, "max_store_bytes", least=1, optional=True)
     one_of(redact, "redact", ("store",), optional=True)
     wanted = set(_PURPOSES[:3] if only is None else only)
     if isinstance(only, str) or not wanted or not wanted.issubset(_PURPOSES):
@@ -283,20 +313,29 @@ def toolkit(
     if handles is not None:
         wanted.add("wait")
     names = [prefix + name for name in _STYLES[style]]
-    policy = configured(session.store.settings, redact)
-    run = _Answers(session, max_chars, max_store_bytes, names[1] if "list" in wanted else "", policy, handles)
+    options = _Options(max_chars, max_store_bytes, names[1] if "list" in wanted else "", redact, handles)
     schemas = _schemas(has_sql=sql.pool.is_installed)
-    answers = zip(_PURPOSES, names, DESCRIPTIONS, schemas, (run.get, run.list, run.store, run.wait), strict=True)
     return [
-        Tool(name, words, form, purpose != "store", answer, run.failed, run.picture)
-        for purpose, name, words, form, answer in answers
+        Tool(name, words, form, purpose != "store", purpose, options, session)
+        for purpose, name, words, form in zip(_PURPOSES, names, DESCRIPTIONS, schemas, strict=True)
         if purpose in wanted
     ]
 
 
+def _checked_session(session: object) -> Session:
+    if not isinstance(session, Session):
+        raise InvalidArgument(
+            f"session must be a Session, got a {type(session).__name__}",
+            hint="for async sessions, use coatcheck.aio.toolkit",
+        )
+    return session
+
+
 def purpose_of(description: object) -> Purpose | None:
-    """Recognise one of our tools by its description: hosts rename tools."""
-    return _PURPOSES[DESCRIPTIONS.index(description)] if description in DESCRIPTIONS else None
+    """Recognise one of our tools by its description: hosts rename tools, and may add to the description."""
+    if not isinstance(description, str):
+        return None
+    return next((one for one, text in zip(_PURPOSES, DESCRIPTIONS, strict=True) if description.startswith(text)), None)
 
 
 def function_of(described: object) -> Mapping[str, Any]:
@@ -314,8 +353,7 @@ def known_as(described: object) -> tuple[Purpose, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """What the tools of one session do. `list_tool` is the name under which the model knows that tool, empty if it has
-    none, and `policy` applies to what a model stores."""
+    """What the tools of one session do. `policy` applies to what a model stores."""
 
     session: Session
     max_chars: int

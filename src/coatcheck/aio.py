@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar
 
 import coatcheck
+from coatcheck import executor
 from coatcheck._toolkit import Description, Purpose, Style, Tool
 from coatcheck.collect import Progress
 from coatcheck.executor import ToolExecutor
@@ -54,7 +55,7 @@ def _hop(
     @functools.wraps(call)
     async def hopped(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> W:
         work = functools.partial(call, self._wrapped, *args, **kwargs)
-        if long is None:
+        if long is None and self._session is not None:
             target = args[0] if args else kwargs.get("target", kwargs.get("pointer"))
             return wrap(await in_reading_thread(self._session, target, kwargs, work))
         return wrap(await (in_long_thread if long else in_thread)(work))
@@ -168,6 +169,7 @@ class AsyncSession(_Wrapper[Session]):
     count = _hop(Session.count, _same)
     artifacts = _hop(Session.artifacts, _same)
     list = _hop(Session.list, _same)
+    names = _hop(Session.names, _same)
     grant = _hop(Session.grant, _same)
     pin = _hop(Session.pin, _same)
     unpin = _hop(Session.unpin, _same)
@@ -176,6 +178,7 @@ class AsyncSession(_Wrapper[Session]):
     claimant = _hop(Session.claimant, _same)
     record = _hop(Session.record, _same)
     records = _hop(Session.records, _same)
+    first_records = _hop(Session.first_records, _same)
     annotate = _hop(Session.annotate, _same)
     forget = _hop(Session.forget, _same)
     end = _hop(Session.end, _same)
@@ -198,14 +201,31 @@ class AsyncTool(Description):
     """A tool of `coatcheck.toolkit` whose `run` and `parts` are awaited."""
 
     _wrapped: Tool = field(repr=False)
-    _session: Session = field(repr=False)
+    _session: Session | None = field(repr=False)
+
+    def bind(self, session: AsyncSession | Session) -> AsyncTool:
+        """Return this tool for a session."""
+        return _async_tool(self._wrapped.bind(_plain(session)), _plain(session))
 
     run = _hop(Tool.run, _same, long=None)
     parts = _hop(Tool.parts, _same, long=None)
 
 
-def toolkit(
+async def resolve_arguments(
     session: AsyncSession | Session,
+    arguments: Mapping[str, Any],
+    schema: Mapping[str, Any] | None = None,
+    *,
+    foreign: bool = False,
+    max_bytes: int | None = None,
+) -> Mapping[str, Any]:
+    """Replace pointers in arguments by their values, as `coatcheck.executor.resolve_arguments` does."""
+    work = functools.partial(executor.resolve_arguments, foreign=foreign, max_bytes=max_bytes)
+    return await in_thread(work, _plain(session), arguments, schema)
+
+
+def toolkit(
+    session: AsyncSession | Session | None = None,
     *,
     style: Style = "snake",
     prefix: str = "",
@@ -216,13 +236,17 @@ def toolkit(
     only: Iterable[Purpose] | None = None,
 ) -> list[AsyncTool]:
     """Return the tools of a session, as `coatcheck.toolkit` does."""
-    executor = handles._wrapped if isinstance(handles, AsyncToolExecutor) else handles
+    bound = None if session is None else _plain(session)
+    known = handles._wrapped if isinstance(handles, AsyncToolExecutor) else handles
     tools = coatcheck.toolkit(
-        _plain(session), style=style, prefix=prefix, max_chars=max_chars, max_store_bytes=max_store_bytes,
-        redact=redact, handles=executor, only=only,
+        bound, style=style, prefix=prefix, max_chars=max_chars, max_store_bytes=max_store_bytes,
+        redact=redact, handles=known, only=only,
     )  # fmt: skip
-    described = ((tool.name, tool.description, tool.parameters, tool.read_only, tool) for tool in tools)
-    return [AsyncTool(*one, _plain(session)) for one in described]
+    return [_async_tool(tool, bound) for tool in tools]
+
+
+def _async_tool(tool: Tool, session: Session | None) -> AsyncTool:
+    return AsyncTool(tool.name, tool.description, tool.parameters, tool.read_only, tool, session)
 
 
 class AsyncToolExecutor(_Wrapper[ToolExecutor]):
@@ -282,13 +306,19 @@ class AsyncStore(_Closing[Store]):
         return await in_long_thread(self._wrapped.copy_to, target, progress=progress)
 
     session = _hop(Store.session, AsyncSession)
+    session_info = _hop(Store.session_info, _same)
+    session_page = _hop(Store.session_page, _same)
     tenant = _hop(Store.tenant, lambda store: AsyncStore(store))
     collect = _hop(Store.collect, _same, long=True)
+    collect_if_due = _hop(Store.collect_if_due, _same, long=True)
+    collected_at = _hop(Store.collected_at, _same)
+    note_collected = _hop(Store.note_collected, _same)
     verify = _hop(Store.verify, _same, long=True)
     stats = _hop(Store.stats, _same)
     export = _hop(Store.export, _same, long=True)
     holders = _hop(Store.holders, _same)
     find = _hop(Store.find, _found)
+    has_session = _hop(Store.has_session, _same)
     import_ = _hop(Store.import_, _same, long=True)
     close = _hop(Store.close, _same)
 

@@ -6,14 +6,20 @@ Both may run beside any number of readers and writers. A crash at any moment lea
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreFull, StoreUnavailable, storage_error
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Catalog
+
+if TYPE_CHECKING:
+    from coatcheck.store import Store
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes or artifacts that are done, and the total, None if it is unknown."""
@@ -25,8 +31,48 @@ COLD_AFTER = 86_400.0
 _PIECE = 1 << 20
 _SOME = 500  # copies in one query to the catalog
 _GIVE_UP = 3  # failures in a row after which a backend is not asked again
+_LOOK = 3_600.0  # seconds after which a long-lived process looks again whether a collection is due
+_LAST = 5.0  # seconds that a process which ends waits for one
+_LOG = logging.getLogger("coatcheck")
 _MENDED = (": set right", ": removed")
 _T = TypeVar("_T")
+
+
+@contextmanager
+def collecting_daily(
+    store: Store,
+    *,
+    tenants: Callable[[], Collection[str]] = tuple,
+    first_after: float = 60.0,
+    every: float = 86_400.0,
+) -> Iterator[None]:
+    """Collect at most once a day while a long-lived surface runs, in a thread of its own: the store, and those of its
+    tenants that the surface serves. A failure is logged, and the next try comes with the next look, an hour later."""
+    over = threading.Event()
+
+    def work() -> None:
+        wait = first_after
+        while not over.wait(wait):
+            wait = min(every, _LOOK)
+            for tenant in (None, *sorted(tenants())):
+                try:
+                    own = store if tenant is None else store.tenant(tenant)
+                    report = own.collect_if_due(every=every)
+                except StoreClosed:
+                    return
+                except StoreError as error:
+                    _LOG.warning("collecting failed: %s", error.code)
+                else:
+                    if report is not None:
+                        _LOG.info("collected: %s", report.to_record())
+
+    thread = threading.Thread(target=work, name="coatcheck-collect", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_LAST)
 
 
 @dataclass(frozen=True, slots=True)

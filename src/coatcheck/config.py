@@ -140,6 +140,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("policy.tools", "rules", {}, "limits for single tools"),
     Setting("page.max_chars", "whole", 8_000, "maximum characters of one page", least=1_500),
     Setting("tools.max_store_bytes", "whole", 524_288, "maximum bytes that a model can store in one call"),
+    Setting("serve.tokens", "place", None, "file with the digests of the tokens of 'coatcheck serve'"),
     Setting("budget.max_hot_state_tokens", "whole", 1_000, "maximum tokens of a hot state"),
     Setting("budget.max_artifact_index_entries", "whole", 20, "maximum artifacts that a hot state lists", least=0),
     Setting("budget.max_prompt_tokens", "whole", 8_000,

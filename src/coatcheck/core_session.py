@@ -33,7 +33,7 @@ from coatcheck.errors import (
     TooLarge,
 )
 from coatcheck.ids import MIN_PREFIX, SCHEME, clip, is_encodable, is_pointer, is_prefix, parse_pointer, pointer_of
-from coatcheck.intake import About, Parts, Scope
+from coatcheck.intake import About, Parts, Scope, metadata_text
 from coatcheck.redaction import mask
 from coatcheck.refs import FENCED_SERIES, RECORD_LIMIT, Coverage, Ref
 from coatcheck.search import Hit, follow, search
@@ -92,18 +92,26 @@ class CoreSession(ABC):
         call_id: str | None = None,
         parents: Iterable[Ref | str] = (),
         ttl: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Ref:
         """Store a value: text, bytes, a JSON value, a model or dataclass, a `Path`, or a binary stream.
 
         Media type, kind and summary are detected if they are not given. `ttl` limits the life of this artifact within
-        that of the session. Returns when the value is durable."""
+        that of the session. `metadata` is a small JSON object for the host's own use. Returns when the value is
+        durable."""
         lineage = tuple(one.artifact_id if isinstance(one, Ref) else parse_pointer(one).prefix for one in parents)
-        return self.put_about(value, About(name, tool, kind, media_type, summary, producer, call_id, lineage, ttl))
+        text = None if metadata is None else metadata_text(metadata)
+        about = About(
+            name, tool, kind, media_type, summary, producer, call_id, lineage, ttl, metadata_json=text
+        )  # fmt: skip
+        return self.put_about(value, about)
 
     def put_about(self, value: object, about: About) -> Ref:
         """Store a value, like `put`."""
         parts, scope = self._parts, self._scope
         ref = parts.put(scope, value, about)
+        for ancestor in scope.shared_with:
+            self.grant(ref, to=ancestor)
         copied = ref.artifact_id if ref.size_bytes > parts.catalog.inline_limit else None
         parts.activity.note(scope.lineage, parts.clock(), scope.info.ttl, copied)
         return ref
@@ -112,6 +120,8 @@ class CoreSession(ABC):
         """Store a value that is already encoded, in the sessions of `also` too."""
         parts, scopes = self._parts, [each._scope for each in (self, *also)]
         ref = parts.put_encoded(scopes, value, about)
+        for ancestor in self._scope.shared_with:
+            self.grant(ref, to=ancestor)
         copied = ref.artifact_id if ref.size_bytes > parts.catalog.inline_limit else None
         for scope in scopes:
             parts.activity.note(scope.lineage, parts.clock(), scope.info.ttl, copied)
@@ -318,6 +328,19 @@ class CoreSession(ABC):
         is_all = limit is None and name is None and kind is None
         return self._refs(found[:limit], [entry.ref.artifact_id for entry in found] if is_all else None)
 
+    def names(self, *, prefix: str = "") -> builtins.list[str]:
+        """Return the names that begin with `prefix` and resolve in this session, the one that was put last first."""
+        found: dict[str, None] = {}
+        for session_id in self._scope.lineage:
+            before: int | None = None
+            while page := self._parts.catalog.find(session_id, before=before, limit=_PAGE):
+                named = (one for one in page if one.ref.name is not None and one.ref.name.startswith(prefix))
+                found |= {str(one.ref.name): None for one in named if self._parts.is_live(one)}
+                before = page[-1].seq
+                if len(page) < _PAGE:
+                    break
+        return [*found]
+
     def claim(self, holder: str, *, idle: float = 0, instead_of: int | None = None) -> int:
         """Claim this session for a dispatcher and return a fencing token, larger than every earlier one. From then on,
         `record` with an earlier token raises `Fenced`.
@@ -376,6 +399,12 @@ class CoreSession(ABC):
         return self._parts.catalog.records(
             self.session_id, series, after=after, before=before, limit=limit, newest=newest
         )
+
+    def first_records(self, series: Collection[str]) -> dict[str, Record]:
+        """Return the oldest record of each of these series that has one, with one question to the store."""
+        for one in series:
+            check_name(one, "series")
+        return self._parts.catalog.first_records(self.session_id, series)
 
     def grant(self, target: Ref | str, to: str) -> Ref:
         """Let another session see an artifact for as long as that session lives. Return the ref in that session."""

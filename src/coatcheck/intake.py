@@ -1,5 +1,6 @@
-"""Put a value: hash it, describe it, make its bytes durable, then add a row to the catalog, always in that order.
+"""The parts of a store that its sessions share: they put values, and note uses.
 
+A put hashes a value, describes it, makes its bytes durable, then adds a row to the catalog, always in that order.
 Content that is stored already is compared, not trusted: a damaged copy is replaced by the new one.
 """
 
@@ -7,22 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TypeVar
 
 from coatcheck import media
-from coatcheck.activity import Activity
 from coatcheck.checks import check_name, one_of, seconds
 from coatcheck.content import CHUNK, Files, chunks_of, is_stream
 from coatcheck.errors import Damaged, InvalidArgument, NotFound, QuotaExceeded, StoreError, StoreUnavailable, TooLarge
 from coatcheck.ids import MIN_PREFIX, clip, is_pointer, shared_prefix
 from coatcheck.redaction import mask
-from coatcheck.refs import PRODUCERS, SUMMARY_LIMIT, Blob, Codec, Ref
-from coatcheck.storage import BlobStore, Catalog, Entry, Known, Limits, PassageIndex, SessionInfo, Staged
+from coatcheck.refs import METADATA_LIMIT, PRODUCERS, SUMMARY_LIMIT, Blob, Codec, Ref
+from coatcheck.storage import (
+    BlobStore,
+    Catalog,
+    Entry,
+    Known,
+    Limits,
+    PassageIndex,
+    Ranges,
+    SessionInfo,
+    Staged,
+    merged,
+)
+from coatcheck.storage.forks import Mutex, watch
 from coatcheck.storage.frames import FramedChunks
 from coatcheck.values import Encoded, decode_text, encode
 
@@ -30,6 +44,7 @@ _TAIL = 64
 _SUMMARIZED, _LOOKED_AT = 201, 320  # characters; the text after a summary shows a secret that the summary would cut
 _T = TypeVar("_T")
 _HEAD = 1024  # bytes, enough for the 200 characters of a summary in any script
+_SLOWEST, _QUICKEST = 30.0, 0.05  # seconds until uses are written
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +62,7 @@ class About:
     ttl: float | None = None
     request: str | None = None
     granted_by: str | None = None
+    metadata_json: str | None = None
 
     def check(self) -> None:
         for what, text in (("name", self.name), ("tool name", self.tool), ("call id", self.call_id),
@@ -75,6 +91,86 @@ class Scope:
     info: SessionInfo
     lineage: tuple[str, ...]
     """The ids of the session and its ancestors."""
+    shared_with: tuple[str, ...] = ()
+    """The ids of ancestors that see what this session puts."""
+
+
+class Activity:
+    """The last use of sessions and blobs, and the ranges that were shown: collected in memory, written in batches.
+
+    A read must not cost a write, but it must keep its session alive. So uses are noted here, and written by a timer
+    well before the session could expire without them, and on close."""
+
+    rank = 0
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._lock = Mutex()
+        self._sessions: dict[str, float] = {}
+        self._blobs: dict[str, float] = {}
+        self._shown: dict[tuple[str, str], Ranges] = {}
+        self.last_uses: dict[str, float] = {}
+        """When this process last used each session."""
+        self._timer: threading.Timer | None = None
+        self._due = 0.0
+        watch(self)
+
+    def note(self, lineage: Iterable[str], now: float, ttl: float | None, digest: str | None = None) -> None:
+        """Note that a session and its ancestors were used, and perhaps a blob."""
+        for session_id in lineage:
+            self._sessions[session_id] = self.last_uses[session_id] = now
+        if digest is not None:
+            self._blobs[digest] = now
+        delay = _SLOWEST if ttl is None else min(_SLOWEST, max(_QUICKEST, ttl / 10))
+        if self._timer is None or now + delay < self._due or not self._timer.is_alive():
+            self._schedule(now, delay)
+
+    def show(self, session_id: str, digest: str, start: int, end: int) -> None:
+        """Note that a session was shown these bytes of an artifact. Call `note` as well: that starts the timer."""
+        key = (session_id, digest)
+
+        def add() -> None:
+            self._shown[key] = merged([*self._shown.get(key, ()), (start, end)])
+
+        self._lock.run(add)
+
+    def shown(self, session_id: str, digest: str) -> Ranges:
+        """The bytes that a session was shown and that may not be in the catalog yet."""
+        return self._shown.get((session_id, digest), ())
+
+    def flush(self) -> None:
+        sessions, blobs, shown = self._lock.run(self._taken)
+        if sessions or blobs or shown:
+            # A store that cannot be written at the moment still serves reads; the uses count in this process.
+            with contextlib.suppress(StoreError):
+                self._catalog.touch(sessions, blobs, shown)
+
+    def _taken(self) -> tuple[dict[str, float], dict[str, float], dict[tuple[str, str], Ranges]]:
+        """What was noted until now; from here on, nothing is."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        sessions, self._sessions = self._sessions, {}
+        blobs, self._blobs = self._blobs, {}
+        shown, self._shown = self._shown, {}
+        return sessions, blobs, shown
+
+    def _schedule(self, now: float, delay: float) -> None:
+        def start() -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._due = now + delay
+            self._timer = threading.Timer(delay, self.flush)
+            self._timer.daemon = True
+            self._timer.start()
+
+        self._lock.run(start)
+
+    def locks(self) -> list[Mutex]:
+        return [self._lock]
+
+    def renew(self) -> None:
+        self._timer = None  # its thread exists only in the parent process
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +228,9 @@ class Parts:
             return self._describe(scope, codec, digest, len(data), data[:_HEAD], data[-_TAIL:], about, text, data)
 
         def is_repeat(entry: Entry) -> bool:
-            return self._is_repeat(entry, digest, codec, about) and self._holds(entry, data)
+            if not self._is_repeat(entry, digest, codec, about):
+                return False
+            return entry.content == data if entry.blob.coding == "inline" else bool(self._is_sound(entry.blob, data))
 
         if len(data) <= self.catalog.inline_limit:
             entry, ids = self._within_quota(
@@ -171,6 +269,7 @@ class Parts:
             while chunk:
                 size += len(chunk)
                 self.check_size(size)
+                self._check_quotas(scope.info, size)
                 tail = (tail + chunk)[-_TAIL:]
                 is_kept = is_kept and size <= media.CHECKED
                 if is_kept:
@@ -262,6 +361,7 @@ class Parts:
             digest, scope.info.session_id, size, media_type, kind, codec, about.name, about.tool, about.call_id,
             about.producer or ("executor" if about.tool else "system"), about.parents, summary, now,
             None if about.ttl is None else now + about.ttl, granted_by=about.granted_by, request=about.request,
+            metadata_json=about.metadata_json,
         )  # fmt: skip
 
     def _is_repeat(self, entry: Entry, digest: str, codec: Codec, about: About) -> bool:
@@ -271,8 +371,9 @@ class Parts:
             return False
         if about.ttl is not None or ref.expires is not None:
             return False
-        given = (about.name, about.tool, about.call_id, about.parents, about.request, about.granted_by)
-        if given != (ref.name, ref.tool, ref.call_id, ref.parents, ref.request, ref.granted_by):
+        given = (about.name, about.tool, about.call_id, about.parents, about.request, about.granted_by,
+                 about.metadata_json)  # fmt: skip
+        if given != (ref.name, ref.tool, ref.call_id, ref.parents, ref.request, ref.granted_by, ref.metadata_json):
             return False
         guessed = ((about.kind, ref.kind), (about.media_type, ref.media_type), (about.summary, ref.summary),
                    (about.producer, ref.producer))  # fmt: skip
@@ -282,9 +383,6 @@ class Parts:
             return True
         newest = self.catalog.find(ref.session_id, name=ref.name, limit=1)
         return bool(newest) and newest[0].seq == entry.seq
-
-    def _holds(self, entry: Entry, data: bytes) -> bool:
-        return entry.content == data if entry.blob.coding == "inline" else bool(self._is_sound(entry.blob, data))
 
     def _is_sound(self, blob: Blob, data: bytes | None = None) -> bool | None:
         """Whether a copy is sound, and equals the data if they are given; None if it cannot be read, which must not
@@ -327,8 +425,15 @@ class Parts:
         return Ref(
             artifact_id, ref.session_id, ref.size_bytes, ref.media_type, ref.kind, ref.codec, ref.name, ref.tool,
             ref.call_id, ref.producer, ref.parents, ref.summary, ref.created, self.expires(entry), ref.pinned,
-            ref.granted_by, ref.request, uri, length,
+            ref.granted_by, ref.request, uri, length, ref.metadata_json,
         )  # fmt: skip
+
+    def _check_quotas(self, info: SessionInfo, size: int) -> None:
+        """Raise `QuotaExceeded` if an artifact of this size would not fit into an empty store or session. So a stream
+        does not fill the disk before its end."""
+        for whose, quota in (("store", self.limits.store_quota), ("session", info.quota)):
+            if quota is not None and size > quota:
+                raise QuotaExceeded(f"the value has at least {size} bytes; the {whose}'s quota is {quota}")
 
     def check_size(self, size: int) -> None:
         """Raise `TooLarge` if an artifact may not have this many bytes."""
@@ -337,6 +442,20 @@ class Parts:
                 f"the value has at least {size} bytes; the limit for one artifact is {self.max_artifact_bytes}",
                 hint="split it, or open the store with a larger max_artifact_bytes",
             )
+
+
+def metadata_text(metadata: object) -> str:
+    """Return the metadata of a put as JSON with sorted keys. Raises `InvalidArgument`."""
+    hint = f"pass a JSON object of at most {METADATA_LIMIT:,} bytes, and put anything larger as an artifact"
+    if not isinstance(metadata, Mapping) or not all(isinstance(key, str) for key in metadata):
+        raise InvalidArgument(f"metadata must be a JSON object, got a {type(metadata).__name__}", hint=hint)
+    try:
+        text = json.dumps(dict(metadata), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"metadata must be a JSON object: {clip(str(error), 120)}", hint=hint) from error
+    if len(text) > METADATA_LIMIT:
+        raise InvalidArgument(f"metadata must have at most {METADATA_LIMIT:,} bytes, got {len(text):,}", hint=hint)
+    return text
 
 
 def _codec_of(stream: IO[bytes]) -> Codec:

@@ -1,4 +1,5 @@
-"""Threads for async callers, in two pools, so that long calls never use up the threads of short ones."""
+"""Threads for async callers, in three pools: long calls never use up the threads of short ones, and calls that wait for
+a client never use up either."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 SHORT: Final = 32
 LONG: Final = 8
+STREAMS: Final = 32
 _SMALL: Final = 16 << 10  # bytes of an artifact that these patterns and paths read in a moment:
 _PATTERN: Final = re.compile(r"(?:[^\\{]|\\[^pPC]){0,200}")  # without counted repetitions and large classes
 _QUERY: Final = re.compile(r"shape|\$(?:[^.?]|\.(?!\.)){0,200}")  # without filters and descendants
@@ -56,6 +58,7 @@ class _Lane:
 
 _short: Final = _Lane(SHORT, "coatcheck-short")
 _long: Final = _Lane(LONG, "coatcheck-long")
+_streams: Final = _Lane(STREAMS, "coatcheck-stream")
 
 
 async def in_thread(call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -66,6 +69,11 @@ async def in_thread(call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) 
 async def in_long_thread(call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Run a long call in a thread. At most `LONG` of them run at once; the others wait."""
     return await _long.run(functools.partial(call, *args, **kwargs))
+
+
+async def in_stream_thread(call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run a call that waits for a client in between, such as an upload. At most `STREAMS` of them run at once."""
+    return await _streams.run(functools.partial(call, *args, **kwargs))
 
 
 async def in_reading_thread(session: CoreSession, target: object, asked: Mapping[str, Any], call: Callable[[], R]) -> R:
@@ -101,7 +109,7 @@ def ending() -> Iterator[None]:
 
 def leave(code: int) -> None:
     """End the process at once if calls are still in progress. Kills child processes; does not wait for threads."""
-    if not _short.running and not _long.running:
+    if not any(lane.running for lane in (_short, _long, _streams)):
         return
     from coatcheck.reading.sandbox import kill_all
 

@@ -6,6 +6,7 @@ outside.
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ Coding = Literal["inline", "raw", "zstd"]
 PRODUCERS: Final = ("dispatcher", "executor", "planner", "system")
 SUMMARY_LIMIT: Final = 500  # characters
 RECORD_LIMIT: Final = 1 << 20  # bytes
+METADATA_LIMIT: Final = 4_096  # bytes of JSON
 FENCED_SERIES: Final = frozenset({"hot"})
 """The series that only take records under a claim."""
 
@@ -67,10 +69,16 @@ class Ref:
     request: str | None = None
     content_uri: str = field(default="", compare=False)
     pointer_length: int = field(default=12, compare=False)
+    metadata_json: str | None = None
 
     @property
     def pointer(self) -> str:
         return SCHEME + self.artifact_id[: self.pointer_length]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The small JSON object that its put gave, for the host's own use; {} if there is none."""
+        return json.loads(self.metadata_json) if self.metadata_json else {}
 
     @property
     def content_hash(self) -> str:

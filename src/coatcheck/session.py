@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from coatcheck.content import Content
@@ -71,16 +71,20 @@ class Session(CoreSession):
         call_id: str | None = None,
         policy: Policy | None = None,
         situation: Situation | None = None,
+        arguments: Mapping[str, Any] | None = None,
     ) -> Outcome:
         """Return what a model should get for a tool's result: the value itself if the policy lets it stay, else a stub.
         Without a limit, a policy decides by expected cost; `situation` is what the host knows of the conversation.
+        The beginning of the call's `arguments` is kept in the metadata of the artifact, for people who look at lists.
 
         Mixed content (lists of text, image and document blocks, as dicts, SDK objects or MCP results) is decided block
         by block, images by their pixels. A `Ref` or a binary stream counts as the value behind it. If the store fails,
         the outcome is a bounded head and tail that says so, and no error is raised."""
         from coatcheck.externalize import externalize
 
-        return externalize(self, value, tool=tool, call_id=call_id, policy=policy, situation=situation)
+        return externalize(
+            self, value, tool=tool, call_id=call_id, policy=policy, situation=situation, arguments=arguments
+        )
 
     def offload(
         self, call: Callable[..., Any] | None = None, *, tool: str | None = None, policy: Policy | None = None

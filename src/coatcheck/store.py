@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import islice
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, Self
 
-from coatcheck.activity import Activity
 from coatcheck.checks import check_name, seconds, whole
 from coatcheck.config import DEFAULTS, Settings
 from coatcheck.content import Files
 from coatcheck.errors import InvalidArgument, StoreClosed, StoreError
 from coatcheck.ids import clip, is_pointer, is_prefix, parse_pointer
-from coatcheck.intake import Parts, Scope
+from coatcheck.intake import Activity, Parts, Scope
 from coatcheck.refs import Ref
 from coatcheck.storage import TRANSCRIPT, BlobStore, Catalog, Limits, PassageIndex, SessionInfo, Totals
 
@@ -26,8 +27,15 @@ if TYPE_CHECKING:
     from coatcheck.session import Session
     from coatcheck.transfer import CopyReport
 
+PRIVATE: Final = "private:"
+
 _UNSET: Final[Any] = object()
 _AT_ONCE: Final = 500  # sessions that one query looks into
+
+
+def private_id() -> str:
+    """Return the id of a session that nobody else has."""
+    return PRIVATE + secrets.token_hex(16)
 
 
 class Store:
@@ -82,17 +90,24 @@ class Store:
 
     def session(
         self,
-        session_id: str,
+        session_id: str | None = None,
         *,
         parent: str | None = None,
         ttl: float | None = _UNSET,
         quota_bytes: int | None = _UNSET,
+        shared: bool = False,
+        create: bool = False,
     ) -> Session:
-        """Return the session with this id, created if it is new. Options that are not given stay as they were.
+        """Return the session with this id; without an id, a private one that nobody else has. Options that are not
+        given stay as they were.
 
-        `ttl` is in seconds after the last use; with None the session never expires. A child session can read what its
-        `parent` can."""
+        A new session is stored with its first artifact, or at once with `create`. `ttl` is in seconds after the last
+        use; with None the session never expires. A child session can read what its `parent` can. With `shared`, its
+        ancestors also see what is put through this object."""
+        session_id = private_id() if session_id is None else session_id
         check_name(session_id, "session id")
+        if shared and parent is None:
+            raise InvalidArgument("a shared session needs a parent", hint='pass parent="…", the session to share with')
         if ttl is not _UNSET:
             seconds(ttl, "ttl", optional=True)
         if quota_bytes is not _UNSET:
@@ -106,9 +121,30 @@ class Store:
             quota=info.quota if quota_bytes is _UNSET else quota_bytes,
         )
         ancestors = self._ancestors(wanted)
-        if wanted != info:
+        if wanted != info or (create and known is None):
             self._catalog.open_session(wanted)
-        return self._session_type(self, self._parts, Scope(wanted, (wanted.session_id, *ancestors)))
+        return self._session_type(
+            self, self._parts, Scope(wanted, (wanted.session_id, *ancestors), ancestors if shared else ())
+        )
+
+    def has_session(self, session_id: str) -> bool:
+        """Whether the store has a session with this id. An expired one counts until it is collected."""
+        return self._catalog.session(session_id) is not None
+
+    def lasting_session(self, session_id: str, *, ttl: float | None, parent: str | None = None) -> Session:
+        """Return a session that lives at least `ttl` seconds after its last use. An existing one that lives longer, or
+        never expires, stays so: another surface may rely on that."""
+        found = self.session(session_id, parent=parent)
+        if self.has_session(session_id) and (found.ttl is None or (ttl is not None and found.ttl >= ttl)):
+            return found
+        return self.session(session_id, ttl=ttl, parent=parent)
+
+    def unchecked_session(self, session_id: str, *, ttl: float | None) -> Session:
+        """Return a session object without asking the store, for a caller that must go on if the store fails."""
+        check_name(session_id, "session id")
+        now = self._clock()
+        info = SessionInfo(session_id, None, ttl, None, now, now)
+        return self._session_type(self, self._parts, Scope(info, (session_id,)))
 
     @property
     def batching(self) -> AbstractContextManager[None]:
@@ -134,6 +170,19 @@ class Store:
     def sessions(self) -> Iterator[SessionInfo]:
         """All sessions of the store, with expired ones until they are collected."""
         return self._catalog.sessions()
+
+    def session_info(self, session_id: str) -> SessionInfo | None:
+        """Return the parent, limits, times and size of a session, or None if there is none with this id."""
+        check_name(session_id, "session id")
+        return self._catalog.session(session_id)
+
+    def session_page(
+        self, *, prefix: str = "", before: tuple[float, str] | None = None, limit: int = 50
+    ) -> list[SessionInfo]:
+        """Return a page of the sessions whose ids begin with `prefix`, newest first, with expired ones until they are
+        collected. `before` has the time of creation and the id of the last session of the page before."""
+        whole(limit, "limit", least=1)
+        return self._catalog.session_page(prefix, before, limit)
 
     def holders(self, pointer: str, *, limit: int = 3) -> list[str]:
         """Return the ids of at most `limit` sessions that have the artifact of a pointer, those of transcripts last.
@@ -194,6 +243,21 @@ class Store:
             except StoreError as error:  # the index can be rebuilt: it does not stop a collection
                 report.problems.append(StoreProblem("unreadable", error.message))
         return report
+
+    def collect_if_due(self, *, every: float = 86_400.0) -> CollectReport | None:
+        """Collect, unless this or another process has begun to within `every` seconds. For long-lived processes."""
+        return self.collect() if self._catalog.note_collection(self._clock(), every=every) else None
+
+    def note_collected(self) -> None:
+        """Note that the store was collected now, for `collected_at` and `collect_if_due`. Never raises a `StoreError`:
+        on a full disk, the collection itself is what counts."""
+        with suppress(StoreError):
+            self._catalog.note_collection(self._clock())
+
+    def collected_at(self) -> datetime | None:
+        """Return when `collect_if_due` or the command line last collected the store, or None if they never did."""
+        at = self._catalog.collected()
+        return None if at is None else datetime.fromtimestamp(at, UTC)
 
     def verify(self, *, repair: bool = False, progress: Progress | None = None) -> VerifyReport:
         """Read everything and check it. With `repair`, fix what can be fixed without losing sound content.

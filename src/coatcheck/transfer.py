@@ -29,7 +29,7 @@ from coatcheck.checks import check_name, seconds, whole
 from coatcheck.collect import Progress
 from coatcheck.errors import Damaged, Fenced, InvalidArgument, NotFound
 from coatcheck.ids import clip, digest_of, is_encodable, is_prefix
-from coatcheck.intake import About, Parts, discard
+from coatcheck.intake import About, Parts, discard, metadata_text
 from coatcheck.redaction import mask
 from coatcheck.refs import FENCED_SERIES, LAST_TIME, RECORD_LIMIT, SUMMARY_LIMIT, Blob, Ref
 from coatcheck.storage import TRANSCRIPT, BlobStore, Catalog, Entry, Record, SessionInfo
@@ -75,7 +75,7 @@ def export_lines(blobs: BlobStore, catalog: Catalog, target: IO[bytes], *, progr
                 for piece in _pieces(blobs, entry, _PIECE):
                     write("data", base64.b64encode(piece).decode())
                 written.add(entry.blob.digest)
-            write("ref", entry.ref, _REF)
+            write("ref", entry.ref, (*_REF, "metadata_json") if entry.ref.metadata_json else _REF)
             count += 1
             if progress:
                 progress(count, max(count, total))
@@ -191,6 +191,8 @@ def _blob(given: Any) -> Blob:
 
 def _ref(given: Any) -> Ref:
     ref: Ref = _validated(Ref, {name: given[name] for name in _REF} | {"session_id": "", "size_bytes": 0})
+    if (metadata := given.get("metadata_json")) is not None:
+        ref = replace(ref, metadata_json=metadata_text(json.loads(metadata)))
     About(ref.name, ref.tool, ref.kind, ref.media_type, ref.summary, ref.producer, ref.call_id).check()
     if not is_encodable(ref.summary) or not is_prefix(ref.artifact_id) or len(ref.artifact_id) != 64:
         raise ValueError("summary or artifact_id")

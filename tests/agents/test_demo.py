@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,12 @@ from examples import demo, shop
 @pytest.fixture(scope="module")
 def turns() -> list[demo.Turn]:
     return demo.run()
+
+
+def shown_at(turns: list[demo.Turn], width: int, *, terminal: bool = False) -> str:
+    console = Console(file=io.StringIO(), record=True, width=width, force_terminal=terminal, highlight=False)
+    demo.show(turns, console)
+    return console.export_text()
 
 
 def test_every_run_is_the_same_and_leaves_nothing_behind(
@@ -42,7 +49,21 @@ def test_a_log_a_table_and_a_large_json_stay_out_and_prompts_stay_small(turns: l
     for before, after in pairwise(turns):
         assert before.tokens_with < after.tokens_with
         assert before.tokens_without < after.tokens_without
-    assert sum(turn.tokens_without for turn in turns) > 50 * sum(turn.tokens_with for turn in turns)
+    assert turns[1].tokens_without > 50 * turns[1].tokens_with
+
+
+def test_requests_that_a_provider_would_refuse_are_in_no_total(turns: list[demo.Turn]) -> None:
+    both = [turn for turn in turns if turn.tokens_without <= demo.WINDOW]
+    assert 0 < len(both) < len(turns)
+    shown = shown_at(turns, 110)
+    small, large = sum(turn.tokens_with for turn in both), sum(turn.tokens_without for turn in both)
+    assert re.search(rf"^total of {len(both)} turns +{small:,} +{large:,} +[\d.]+×$", shown, re.MULTILINE)
+    assert len(re.findall(r"^turn \d +[\d,]+ +refused *$", shown, re.MULTILINE)) == len(turns) - len(both)
+    assert f"{sum(turn.tokens_without for turn in turns):,}" not in shown
+
+
+def test_it_says_first_that_the_model_is_a_script(turns: list[demo.Turn]) -> None:
+    assert shown_at(turns, 110).startswith("The model in this demo is a script")
 
 
 def test_no_tool_for_reading_answered_with_an_error(turns: list[demo.Turn]) -> None:
@@ -58,9 +79,7 @@ def test_money_is_counted_as_providers_count_it() -> None:
 @pytest.mark.parametrize("terminal", [True, False])
 def test_it_is_shown_on_terminals_of_any_width(turns: list[demo.Turn], terminal: bool) -> None:
     for width in (60, 200):
-        console = Console(file=io.StringIO(), record=True, width=width, force_terminal=terminal, highlight=False)
-        demo.show(turns, console)
-        shown = console.export_text()
+        shown = shown_at(turns, width, terminal=terminal)
         assert "total" in shown
         assert all(len(line) <= width for line in shown.splitlines())
 

@@ -23,6 +23,8 @@ from coatcheck.context import Claim, HotState, claim, current, history
 from tests.backends import Backend, Clock, files_with
 from tests.faults.world import ROOT, problems
 
+pytestmark = pytest.mark.on_fleet
+
 
 def state(objective: str = "o", session_id: str = "s") -> HotState:
     return HotState(session_id=session_id, objective=objective)
@@ -250,7 +252,7 @@ def test_among_competing_and_killed_processes_only_the_newest_claim_writes(
     rng, count = random.Random(7), 0
     logs.mkdir()
     lasting.open().close()
-    for turn in range(20 if long_faults else 2):
+    for turn in range(20 if long_faults else 1):
         started = [_fighter(url, logs / f"{turn}.{number}", rng) for number in range(3)]
         try:
             for number, one in enumerate(started):

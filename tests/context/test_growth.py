@@ -20,7 +20,7 @@ from coatcheck.context import Budget, Clearing, HotState, PromptBuilder
 from coatcheck.errors import BudgetExceeded, InvalidArgument
 
 Message = dict[str, Any]
-MOST = 12
+MOST = 8
 """Calls of one conversation that are replayed. `COATCHECK_FAULTS=long` replays all."""
 
 

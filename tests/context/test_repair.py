@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.provider_rules import refused
 from coatcheck.messages import dialect
-from coatcheck.messages.pairing import NO_RESULT
+from coatcheck.messages.formats import NO_RESULT
 from coatcheck.previews.binaries import pixels
 
 Message = dict[str, Any]

@@ -16,6 +16,7 @@ import coatcheck
 from coatcheck import Ref, Session, Store
 from coatcheck.errors import StoreError, StoreFull
 from tests.faults.world import assert_clean, files_under, problems, state_of
+from tests.repeated import shown_by_first
 
 pytestmark = pytest.mark.faults
 
@@ -82,7 +83,15 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(
+    ("sizes", "small_disk"),
+    [
+        *((sizes, "tmpfs") for sizes in SIZES),
+        ("mixed", "ext4"),
+        *(pytest.param(sizes, "ext4", marks=pytest.mark.repeated) for sizes in SIZES if sizes != "mixed"),
+    ],
+    indirect=["small_disk"],
+)
 @pytest.mark.timeout(0)
 def test_a_full_disk_is_a_typed_error_and_the_store_stays_usable(
     sizes: str, small_disk: Path, long_faults: bool
@@ -207,6 +216,7 @@ def test_a_full_disk_can_be_opened_read_and_cleaned_up_by_a_new_process(small_di
         assert_clean(store)
 
 
+@pytest.mark.parametrize("small_disk", shown_by_first(["tmpfs", "ext4"]), indirect=True)
 def test_many_small_puts_to_a_large_catalog_can_be_taken_over_on_a_full_disk(small_disk: Path) -> None:
     """Each record touches its own pages: then the WAL needs many times the size of the journal."""
     folder = small_disk / "store"
@@ -232,6 +242,7 @@ def test_many_small_puts_to_a_large_catalog_can_be_taken_over_on_a_full_disk(sma
         assert problems(store) == []
 
 
+@pytest.mark.parametrize("small_disk", shown_by_first(["tmpfs", "ext4"]), indirect=True)
 @pytest.mark.timeout(0)
 def test_a_session_with_very_many_artifacts_can_be_ended_on_a_full_disk(small_disk: Path, long_faults: bool) -> None:
     rng = random.Random(20)
@@ -251,9 +262,10 @@ def test_a_session_with_very_many_artifacts_can_be_ended_on_a_full_disk(small_di
         assert store.stats().refs == 1
 
 
+@pytest.mark.parametrize("small_disk", shown_by_first(["tmpfs", "ext4"]), indirect=True)
 @pytest.mark.timeout(0)
 def test_very_many_artifacts_can_expire_on_a_full_disk(small_disk: Path, long_faults: bool) -> None:
-    rng, now, count = random.Random(21), [1_000_000.0], 5_000 if long_faults else 3_000
+    rng, now, count = random.Random(21), [1_000_000.0], 5_000 if long_faults else 1_000
     with coatcheck.open(small_disk / "store", durability="process", clock=lambda: now[0]) as store:
         session = store.session("s", ttl=10)
         for _ in range(count):

@@ -14,6 +14,7 @@ import pytest
 
 import coatcheck
 from coatcheck import transcript
+from tests import warm
 from tests.faults.migrant import line
 from tests.faults.world import ROOT, chosen_seed, problems
 
@@ -85,7 +86,7 @@ def _steps(folder: Path, rng: random.Random, verbs: tuple[str, ...]) -> int:
 
 def _run(folder: Path, step: int, verbs: tuple[str, ...]) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [sys.executable, "-m", "tests.faults.migrant", "step", str(folder), "1", str(step), *verbs],
+        warm.command("tests.faults.migrant", "step", str(folder), "1", str(step), *verbs),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         check=False,

@@ -39,8 +39,10 @@ def speak(place: Path) -> Iterator[Callable[..., Speaker]]:
     """Start a proxy in front of the odd server, or of `server`. It ends with the test."""
     with ExitStack() as stack:
 
-        def start(*options: str, server: list[str] | None = None, begin: bool = True, **env: str) -> Speaker:
-            command = proxy(*options, server=ODD if server is None else server)
+        def start(
+            *options: str, server: list[str] | None = None, begin: bool = True, is_warm: bool = True, **env: str
+        ) -> Speaker:
+            command = proxy(*options, server=ODD if server is None else server, is_warm=is_warm)
             speaker = stack.enter_context(Speaker(command, environment(place, **env)))
             if begin:
                 speaker.begin()
@@ -53,7 +55,8 @@ def speak(place: Path) -> Iterator[Callable[..., Speaker]]:
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speaker]:
     """One proxy in front of the odd server, shared by the tests of a module."""
     env = environment(tmp_path_factory.mktemp("odd") / "store")
-    with Speaker(proxy("--inline", "typed", "--inline", "small_table", server=ODD), env) as speaker:
+    command = proxy("--inline", "typed", "--inline", "small_table", server=ODD, is_warm=False)
+    with Speaker(command, env) as speaker:
         speaker.begin()
         cursor: dict[str, str] = {}
         while following := speaker.ask("tools/list", cursor)["result"].get("nextCursor"):

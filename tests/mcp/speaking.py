@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests import warm
+
 ODD = [sys.executable, str(Path(__file__).with_name("odd_server.py"))]
 WAIT = 60.0
 VERSION = "2025-06-18"
@@ -25,8 +27,10 @@ def environment(store: Path | str, **more: str) -> dict[str, str]:
     return {**kept, "COATCHECK_STORE": str(store), **more}
 
 
-def proxy(*options: str, server: Sequence[str] = ()) -> list[str]:
-    return [sys.executable, "-m", "coatcheck", "proxy", *options, *(["--", *server] if server else [])]
+def proxy(*options: str, server: Sequence[str] = (), is_warm: bool = True) -> list[str]:
+    """The command for a proxy. Its process id is that of the proxy only if it is not warm."""
+    words = ["coatcheck", "proxy", *options, *(["--", *server] if server else [])]
+    return warm.command(*words) if is_warm else [sys.executable, "-m", *words]
 
 
 class Speaker:

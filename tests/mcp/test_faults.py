@@ -126,7 +126,7 @@ def test_a_client_that_stops_reading_ends_the_proxy(place: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("stubborn", [[], ["--stubborn"]], ids=["", "stubborn"])
 def test_children_end_with_the_proxy_however_it_ends(speak: Speak, number: signal.Signals, stubborn: list[str]) -> None:
-    speaker = speak(server=[*ODD, *stubborn])
+    speaker = speak(server=[*ODD, *stubborn], is_warm=False)
     pids = [int(one) for one in text_of(speaker.call("spawn")).split()]
     assert all(map(is_running, pids))
     speaker.process.send_signal(number)
@@ -136,7 +136,7 @@ def test_children_end_with_the_proxy_however_it_ends(speak: Speak, number: signa
 
 @pytest.mark.parametrize("end", ["proxy", "server", "client"])
 def test_what_a_server_started_ends_with_it_though_it_hears_of_nothing(speak: Speak, end: str) -> None:
-    speaker = speak()
+    speaker = speak(is_warm=False)
     pids = [int(one) for one in text_of(speaker.call("spawn", deaf=True)).split()]
     assert all(map(is_running, pids))
     if end == "proxy":
@@ -164,7 +164,7 @@ def test_a_command_is_looked_for_where_it_runs(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for the guard in /proc")
 def test_children_end_though_their_guard_was_killed(speak: Speak) -> None:
-    speaker = speak()
+    speaker = speak(is_warm=False)
     pids = [int(one) for one in text_of(speaker.call("spawn")).split()]
     guard = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
     assert guard != speaker.process.pid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import stat
 import subprocess
@@ -33,6 +34,10 @@ USUAL = {
     "vscode": ".config/Code/User/mcp.json",
     "codex": ".codex/config.toml",
     "gemini": ".gemini/settings.json",
+    "windsurf": ".codeium/windsurf/mcp_config.json",
+    "zed": ".config/zed/settings.json",
+    "opencode": ".config/opencode/opencode.json",
+    "cline": ".config/Code/User/globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json",
 }
 IN_PROJECT = {
     "claude-code": ".mcp.json",
@@ -40,6 +45,8 @@ IN_PROJECT = {
     "vscode": ".vscode/mcp.json",
     "codex": ".codex/config.toml",
     "gemini": ".gemini/settings.json",
+    "zed": ".zed/settings.json",
+    "opencode": "opencode.json",
 }
 JSON = f"""{{
     // what is mine
@@ -104,6 +111,10 @@ class Person:
         file.parent.mkdir(parents=True, exist_ok=True)
         if text is None:
             text = TOML if client == "codex" else JSON % CLIENTS[client].section[0]
+            if CLIENTS[client].is_list:
+                text = re.sub(r'"command": ("[^"]*"),\s*"args": \[', r'"command": [\1, ', text)
+                text = text.replace('"command": "time-server"', '"command": ["time-server"]')
+                text = text.replace('"env"', '"environment"')
         file.write_bytes(text.encode())
         return file
 
@@ -119,6 +130,12 @@ def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Person:
 def servers(client: str, file: Path) -> dict[str, Any]:
     kind = CLIENTS[client]
     return dict(config_text(file.read_text(), kind.format, kind.section).servers)
+
+
+def words_of(entry: dict[str, Any]) -> list[str]:
+    """The command of an entry with its arguments, in one list or in two keys."""
+    command = entry["command"]
+    return command if isinstance(command, list) else [command, *entry.get("args", [])]
 
 
 def files_below(folder: Path) -> set[str]:
@@ -146,13 +163,13 @@ def test_an_entry_is_written_among_the_others_and_undone_to_the_byte(client: str
     assert {name: now[name] for name in had} == had
     assert list(now) == [*had, "coatcheck"]
     assert after_launcher(now["coatcheck"]) == ["mcp", "--session", f"{client}-{{folder}}"]
-    assert Path(now["coatcheck"]["command"]).is_absolute()
+    assert Path(words_of(now["coatcheck"])[0]).is_absolute()
     assert "what is mine" in file.read_text()
     backup = file.with_name(file.name + ".coatcheck-backup")
     assert backup.read_bytes() == before
     assert stat.S_IMODE(backup.stat().st_mode) == 0o600
     assert "nothing to change" in person.run(client, "--write").stderr
-    person.run(client, "--undo")
+    person.run(client, "--undo", "--write")
     assert file.read_bytes() == before
     assert files_below(file.parent) == {file.name}
 
@@ -167,7 +184,7 @@ def test_where_there_was_no_file_none_is_left_after_an_undo(client: str, person:
     else:
         json.loads(file.read_text())
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    person.run(client, "--undo")
+    person.run(client, "--undo", "--write")
     assert not files_below(person.home)
 
 
@@ -177,7 +194,7 @@ def test_a_project_has_a_file_of_its_own(client: str, person: Person) -> None:
     file = person.project / IN_PROJECT[client]
     assert list(servers(client, file)) == ["coatcheck"]
     assert not files_below(person.home)
-    person.run(client, "--scope", "project", "--undo")
+    person.run(client, "--scope", "project", "--undo", "--write")
     assert not files_below(person.project)
 
 
@@ -193,7 +210,7 @@ def test_servers_are_wrapped_once_with_their_comments_and_environment_and_undone
     assert after_launcher(now["coatcheck"]) == ["mcp", "--session", "work"]
     for name, entry in had.items():
         behind = after_launcher(now[name])
-        assert behind == ["proxy", "--no-tools", "--session", "work", "--", entry["command"], *entry.get("args", [])]
+        assert behind == ["proxy", "--no-tools", "--session", "work", "--", *words_of(entry)]
         assert now[name].get("env") == entry.get("env")
     for comment in ("what is mine", "no questions", "good", "none"):
         assert comment in file.read_text()
@@ -203,7 +220,7 @@ def test_servers_are_wrapped_once_with_their_comments_and_environment_and_undone
     assert "nothing to change" in again.stderr
     assert file.read_bytes() == once
     assert "[masked]" in done.stdout
-    person.run(client, "--undo")
+    person.run(client, "--undo", "--write")
     assert file.read_bytes() == before
 
 
@@ -216,14 +233,36 @@ def test_after_an_edit_by_somebody_only_ours_is_taken_out(client: str, person: P
     text = file.read_text()
     text = text.replace("dark", "light").replace("o9", "o10").replace("mcp-server-git", "mcp-server-git@2")
     file.write_text(text)
-    done = person.run(client, "--undo")
+    done = person.run(client, "--undo", "--write")
     assert "edited since" in done.stderr
-    had["git"]["args"] = ["mcp-server-git@2"]
+    had["git"] |= {"command": ["uvx", "mcp-server-git@2"]} if client == "opencode" else {"args": ["mcp-server-git@2"]}
     assert servers(client, file) == had
     assert "light" in file.read_text() or "o10" in file.read_text()
     for comment in ("what is mine", "good", "none"):
         assert comment in file.read_text()
     assert files_below(file.parent) == {file.name}
+
+
+def test_an_undo_is_shown_first(person: Person) -> None:
+    file = person.has("cursor")
+    before = file.read_bytes()
+    person.run("cursor", "--wrap", "--write")
+    written = file.read_bytes()
+    done = person.run("cursor", "--undo")
+    assert "nothing was written" in done.stderr
+    assert any(line.startswith("-") and "coatcheck" in line for line in done.stdout.splitlines())
+    assert file.read_bytes() == written
+    person.run("cursor", "--undo", "--write")
+    assert file.read_bytes() == before
+
+
+def test_servers_in_other_scopes_are_named(person: Person) -> None:
+    person.has("cursor")
+    (person.project / ".cursor").mkdir()
+    (person.project / ".cursor" / "mcp.json").write_text('{"mcpServers": {"here": {"command": "x"}}}')
+    done = person.run("cursor", "--wrap")
+    assert "here in " in done.stderr
+    assert "--scope project" in done.stderr
 
 
 def test_what_was_edited_between_two_writes_is_not_lost_by_an_undo(person: Person) -> None:
@@ -232,7 +271,7 @@ def test_what_was_edited_between_two_writes_is_not_lost_by_an_undo(person: Perso
     file.write_text(file.read_text().replace("dark", "light"))
     person.run("cursor", "--wrap", "--write")
     assert b"dark" in file.with_name("mcp.json.coatcheck-backup").read_bytes()
-    person.run("cursor", "--undo")
+    person.run("cursor", "--undo", "--write")
     assert file.read_text() == (JSON % "mcpServers").replace("dark", "light")
 
 
@@ -269,7 +308,7 @@ def test_addresses_are_wrapped_with_their_headers_out_of_sight_or_left_alone_wit
     person.run("cursor", "--wrap", "open", "--write")
     assert after_launcher(servers("cursor", file)["open"]) is not None
     file.write_text(file.read_text() + "\n")
-    person.run("cursor", "--undo")
+    person.run("cursor", "--undo", "--write")
     assert json.loads(file.read_text()) == json.loads(text)
 
 
@@ -290,7 +329,7 @@ def test_claude_code_keeps_servers_for_a_user_in_a_project_too(person: Person) -
     person.run("claude-code", "--scope", "local", "--wrap", "--write")
     entry = json.loads(file.read_text())["projects"][here]["mcpServers"]["a"]
     assert after_launcher(entry) == ["proxy", "--no-tools", "--session", "claude-code-{folder}", "--", "b"]
-    person.run("claude-code", "--scope", "local", "--undo")
+    person.run("claude-code", "--scope", "local", "--undo", "--write")
     assert json.loads(file.read_text()) == whole
     assert "no scope 'local'" in person.run("cursor", "--scope", "local", code=2).stderr
     assert "no configuration for a project" in person.run("claude-desktop", "--scope", "project", code=2).stderr
@@ -307,12 +346,12 @@ def test_scopes_that_share_a_file_are_undone_apart_though_the_client_writes_to_i
     person.run("claude-code", "--wrap", "--write")
     person.run("claude-code", "--scope", "local", "--wrap", "--write")
     file.write_text(file.read_text().replace('"count": 1', '"count": 2'))
-    person.run("claude-code", "--undo")
+    person.run("claude-code", "--undo", "--write")
     now = json.loads(file.read_text())
     assert now["mcpServers"] == whole["mcpServers"]
     assert (after_launcher(now["projects"][here]["mcpServers"]["git"]) or [])[-2:] == ["--", "local-git"]
     person.run("claude-code", "--undo", code=3)
-    person.run("claude-code", "--scope", "local", "--undo")
+    person.run("claude-code", "--scope", "local", "--undo", "--write")
     assert json.loads(file.read_text()) == {**whole, "count": 2}
     assert files_below(file.parent) == {file.name}
 
@@ -324,11 +363,11 @@ def test_scopes_that_share_a_file_are_undone_apart_though_nobody_else_wrote_to_i
     file = person.has("claude-code", text)
     person.run("claude-code", "--wrap", "--write")
     person.run("claude-code", "--scope", "local", "--wrap", "--write")
-    person.run("claude-code", "--scope", "local", "--undo")
+    person.run("claude-code", "--scope", "local", "--undo", "--write")
     now = json.loads(file.read_text())
     assert after_launcher(now["mcpServers"]["a"]) is not None
     assert now["projects"] == whole["projects"]
-    person.run("claude-code", "--undo")
+    person.run("claude-code", "--undo", "--write")
     assert file.read_text() == text
 
 
@@ -341,7 +380,7 @@ def test_what_somebody_changed_in_an_address_that_was_wrapped_stays_when_it_is_u
     now["mcpServers"]["web"]["env"]["NEW"] = "2"
     del now["mcpServers"]["web"]["gone"]
     file.write_text(json.dumps(now, indent=2))
-    person.run("cursor", "--undo")
+    person.run("cursor", "--undo", "--write")
     del entry["gone"]
     after = {**entry, "env": {"OLD": "1", "NEW": "2"}, "note": "changed", "disabled": True}
     assert json.loads(file.read_text())["mcpServers"]["web"] == after
@@ -417,7 +456,7 @@ def test_odd_files_keep_what_they_have_and_come_back_to_the_byte(data: bytes, pe
     assert "coatcheck" in servers_of(text)
     assert text.count("\n") == text.count("\r\n") or "\r" not in text
     assert file.read_bytes().startswith(b"\xef\xbb\xbf") == data.startswith(b"\xef\xbb\xbf")
-    person.run("cursor", "--undo")
+    person.run("cursor", "--undo", "--write")
     assert file.read_bytes() == data
 
 
@@ -468,7 +507,7 @@ def test_a_link_is_written_through_with_the_mode_of_what_it_leads_to(person: Per
     assert "coatcheck" in real.read_text()
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
     assert files_below(real.parent) == {"cursor.json"}  # no secret's copy beside what may be in a repository
-    person.run("cursor", "--undo")
+    person.run("cursor", "--undo", "--write")
     assert real.read_text() == "{}"
     assert link.is_symlink()
 
@@ -610,7 +649,7 @@ def test_a_server_that_is_wrapped_later_joins_the_session_that_is_there(person: 
     now = servers("cursor", file)
     assert [one for one in now if "work" in now[one]["args"]] == ["git", "files", "bare", "coatcheck"]
     assert "keep their session" in person.run("cursor", "--session", "other", "--write").stderr
-    person.run("cursor", "--undo")
+    person.run("cursor", "--undo", "--write")
     assert file.read_text() == JSON % "mcpServers"
 
 

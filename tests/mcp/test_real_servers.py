@@ -14,7 +14,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -28,6 +27,7 @@ from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 import coatcheck
+from tests import warm
 from tests.mcp.speaking import environment, proxy
 
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.MCPDeprecationWarning")
@@ -402,7 +402,7 @@ def test_git_is_the_same(repository: Path, tmp_path: Path, mode: str) -> None:
         ("git_branch", {**place, "branch_type": "local"}),
         ("git_show", {**place, "revision": "no-such-revision"}),
     ]
-    command = [sys.executable, "-m", "mcp_server_git", "--repository", str(repository)]
+    command = warm.command("mcp_server_git", "--repository", str(repository))
     bare, proxied = same_but_for_the_changes(tmp_path / "store", command, calls, mode=mode)
     shown = next(key for key in proxied if key.startswith("3 git_show"))
     assert len(json.dumps(proxied[shown])) < len(json.dumps(bare[shown])) / 20
@@ -414,7 +414,7 @@ def test_time_is_the_same(place: Path) -> None:
         ("convert_time", {"source_timezone": "Asia/Tokyo", "time": "12:00", "target_timezone": "Europe/Berlin"}),
         ("get_current_time", {"timezone": "Nowhere/AtAll"}),
     ]
-    command = [sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC"]
+    command = warm.command("mcp_server_time", "--local-timezone", "UTC")
     same_but_for_the_changes(place, command, calls, mode="auto")
 
 
@@ -449,7 +449,7 @@ def test_fetch_is_the_same(page: str, place: Path) -> None:
         ("fetch", {"url": f"{page}/long", "max_length": 200_000, "raw": True}),
         ("fetch", {"url": f"{page}/missing", "raw": True}),
     ]
-    command = [sys.executable, "-m", "mcp_server_fetch", "--allow-private-ips", "--ignore-robots-txt"]
+    command = warm.command("mcp_server_fetch", "--allow-private-ips", "--ignore-robots-txt")
     bare, proxied = same_but_for_the_changes(place, command, calls, mode="auto")
     long = next(key for key in proxied if key.startswith("1 fetch"))
     assert len(json.dumps(proxied[long])) < len(json.dumps(bare[long])) / 20

@@ -27,17 +27,24 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.server.transport_security import TransportSecuritySettings
 
 import coatcheck
+from coatcheck.http.serving import Probation
 from coatcheck.mcp import server
-from coatcheck.mcp.server import Probation, Sessions, UnfinishedHandshakes, make_server
+from coatcheck.mcp.server import Sessions, UnfinishedHandshakes, make_server
+from tests import warm
 from tests.backends import Fleet
 from tests.mcp.speaking import ODD, Speaker, environment, gone, proxy, stub_in, text_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.MCPDeprecationWarning")
-SERVE = [sys.executable, "-m", "coatcheck", "mcp"]
 SESSION = "shown"
 LOG = "".join(f"line {number}\n" for number in range(5_000))
 BINARY = bytes(range(256)) * 400
 Open = Callable[..., contextlib.AbstractAsyncContextManager[Client]]
+
+
+def serve(*options: str, is_warm: bool = True) -> list[str]:
+    """The command for a server. Its process id is that of the server only if it is not warm."""
+    words = ["coatcheck", "mcp", *options]
+    return warm.command(*words) if is_warm else [sys.executable, "-m", *words]
 
 
 class Web:
@@ -67,8 +74,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def served(place: Path | str, *options: str, **env: str) -> Iterator[Web]:
-    command = [*SERVE, "--http", "--port", "0", *options]
+def served(place: Path | str, *options: str, is_warm: bool = True, **env: str) -> Iterator[Web]:
+    command = serve("--http", "--port", "0", *options, is_warm=is_warm)
     process = subprocess.Popen(command, env=environment(place, **env), stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
@@ -118,7 +125,7 @@ def opened(request: pytest.FixtureRequest, place: Path) -> Open:
                 wire: Any = streamable_http_client(found.url, http_client=http)
             else:
                 quiet = stack.enter_context(silence())
-                command = [*SERVE, "--session", SESSION]
+                command = serve("--session", SESSION)
                 wire = stdio_client(
                     StdioServerParameters(command=command[0], args=command[1:], env=environment(place)), errlog=quiet
                 )
@@ -147,9 +154,9 @@ def test_the_tools_are_the_toolkits_with_what_they_may_do(opened: Open) -> None:
 
 def test_a_server_may_offer_the_reading_tool_alone(tmp_path: Path) -> None:
     async def look() -> list[str]:
-        arguments = [*SERVE[1:], "--only", "get"]
+        command = serve("--only", "get")
         with silence() as quiet:
-            wire = StdioServerParameters(command=SERVE[0], args=arguments, env=environment(tmp_path))
+            wire = StdioServerParameters(command=command[0], args=command[1:], env=environment(tmp_path))
             async with Client(stdio_client(wire, errlog=quiet)) as client:
                 return [tool.name for tool in (await client.list_tools()).tools]
 
@@ -267,7 +274,7 @@ def test_pointers_and_names_are_completed(opened: Open) -> None:
 
 def test_a_session_sees_only_its_own(place: Path) -> None:
     async def look() -> tuple[int, bool]:
-        command = [*SERVE, "--session", "another"]
+        command = serve("--session", "another")
         with silence() as quiet:
             parameters = StdioServerParameters(command=command[0], args=command[1:], env=environment(place))
             async with Client(stdio_client(parameters, errlog=quiet)) as client:
@@ -276,6 +283,23 @@ def test_a_session_sees_only_its_own(place: Path) -> None:
                 return len(listed.resources), got.is_error
 
     assert run(look()) == (0, True)
+
+
+@pytest.mark.parametrize(("before", "after"), [(30 * 86_400.0, 30 * 86_400.0), (None, None), (60.0, 86_400.0)])
+def test_a_session_that_lives_longer_than_a_day_stays_so(
+    tmp_path: Path, before: float | None, after: float | None
+) -> None:
+    async def use() -> bool:
+        command = serve("--session", "shared")
+        with silence() as quiet:
+            parameters = StdioServerParameters(command=command[0], args=command[1:], env=environment(tmp_path))
+            async with Client(stdio_client(parameters, errlog=quiet)) as client:
+                return (await client.call_tool("store_artifact", {"name": "n", "value": "v"})).is_error
+
+    with coatcheck.open(tmp_path) as store:
+        store.session("shared", ttl=before, create=True)
+        assert not run(use())
+        assert store.session("shared").ttl == after
 
 
 def test_connections_over_http_have_sessions_of_their_own(place: Path) -> None:
@@ -304,7 +328,7 @@ def test_logs_and_changes_reach_those_who_want_them(place: Path) -> None:
         told.append(str(getattr(message, "method", "")))
 
     async def work() -> None:
-        command = [*SERVE, "--session", SESSION]
+        command = serve("--session", SESSION)
         with silence() as quiet:
             parameters = StdioServerParameters(command=command[0], args=command[1:], env=environment(place))
             wire = stdio_client(parameters, errlog=quiet)
@@ -374,7 +398,7 @@ def test_no_answer_exceeds_the_cap_whatever_is_in_names_types_and_addresses(tmp_
         session.put("expired", name="e" * 60_000, ttl=0.001)
         for number in range(30):
             session.put(f"another {number}", name=f"{number} {HUGE}")
-    with Speaker([*SERVE, "--session", "long"], environment(tmp_path / "store")) as speaker:
+    with Speaker(serve("--session", "long"), environment(tmp_path / "store")) as speaker:
         speaker.begin()
         for method, params in READS:
             answer = speaker.ask(method, params)
@@ -415,7 +439,7 @@ def test_who_has_no_token_does_not(web: Web, token: str | None) -> None:
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "localhost", "127.0.0.1.evil.example:{}", "0.0.0.0:{}"])
 def test_a_foreign_host_is_refused_even_with_the_token(web: Web, host: str) -> None:
-    assert asked(web, host=host.format(web.url.split(":")[2].split("/")[0])) == 421
+    assert asked(web, host=host.format(web.url.split(":")[2].split("/")[0])) == 403
 
 
 @pytest.mark.parametrize(
@@ -463,7 +487,7 @@ def test_a_page_whose_origin_is_allowed_can_really_ask(place: Path) -> None:
 
 def test_a_weak_token_is_refused_at_the_start(place: Path) -> None:
     done = subprocess.run(
-        [*SERVE, "--http", "--port", "0"], env=environment(place, COATCHECK_MCP_TOKEN="short"), capture_output=True,
+        serve("--http", "--port", "0"), env=environment(place, COATCHECK_MCP_TOKEN="short"), capture_output=True,
         text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
@@ -476,7 +500,7 @@ def test_a_weak_token_is_refused_at_the_start(place: Path) -> None:
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits another process")
 @pytest.mark.parametrize("beginning", [b"", b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n"])
 def test_connections_without_a_token_do_not_shut_clients_out(place: Path, beginning: bytes) -> None:
-    with served(place) as found, contextlib.ExitStack() as stack:
+    with served(place, is_warm=False) as found, contextlib.ExitStack() as stack:
         resource.prlimit(found.pid, resource.RLIMIT_NOFILE, (256, 256))
         port = int(found.url.split(":")[2].split("/")[0])
         for _ in range(400):
@@ -601,14 +625,15 @@ def test_everything_over_http_is_the_same_behind_a_proxy(web: Web, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("url", "said"), [("http://127.0.0.1:1/mcp", "cannot be reached"), ("{}", "401"), ("{}/elsewhere", "401")]
+    ("url", "reason"),
+    [("http://127.0.0.1:1/mcp", "cannot be reached"), ("{}", "answered 401"), ("{}/elsewhere", "answered 401")],
 )
 def test_an_address_that_does_not_answer_is_an_error_for_each_request(
-    web: Web, tmp_path: Path, url: str, said: str
+    web: Web, tmp_path: Path, url: str, reason: str
 ) -> None:
     with Speaker(proxy("--url", url.format(web.url)), environment(tmp_path / "store")) as speaker:
         error = speaker.ask("initialize", {"protocolVersion": "2025-06-18"})["error"]
-        assert said in error["message"]
+        assert reason in error["message"]
         assert error["data"]["code"] == "upstream_failed"
         assert "no artifacts yet" in text_of(speaker.call("list_artifacts"))
 
@@ -663,13 +688,13 @@ def with_long_line(place: Path) -> str:
         return session.put("a" * 1_000_000).pointer
 
 
-@pytest.mark.parametrize("command", [SERVE, proxy(server=ODD)], ids=["server", "proxy"])
-def test_a_short_call_is_answered_beside_slow_ones_and_a_signal_ends_them_all(
-    tmp_path: Path, command: list[str]
-) -> None:
+@pytest.mark.parametrize("kind", ["server", "proxy"])
+def test_a_short_call_is_answered_beside_slow_ones_and_a_signal_ends_them_all(tmp_path: Path, kind: str) -> None:
     pointer = with_long_line(tmp_path / "store")
-    at = command.index("--") if "--" in command else len(command)
-    command = [*command[:at], "--session", SESSION, *command[at:]]
+    if kind == "server":
+        command = serve("--session", SESSION, is_warm=False)
+    else:
+        command = proxy("--session", SESSION, server=ODD, is_warm=False)
     with Speaker(command, environment(tmp_path / "store")) as speaker:
         speaker.begin()
         slow = [
@@ -689,7 +714,7 @@ def test_a_short_call_is_answered_beside_slow_ones_and_a_signal_ends_them_all(
 
 def test_a_server_over_http_ends_on_a_signal_while_slow_calls_run(tmp_path: Path) -> None:
     pointer = with_long_line(tmp_path / "store")
-    command = [*SERVE, "--http", "--port", "0", "--session", SESSION]
+    command = serve("--http", "--port", "0", "--session", SESSION, is_warm=False)
     process = subprocess.Popen(command, env=environment(tmp_path / "store"), stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     url = process.stderr.readline().split()[-1]

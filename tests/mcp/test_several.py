@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,17 @@ from coatcheck.cli import main
 from coatcheck.errors import InvalidArgument
 from coatcheck.mcp import merged_server
 from coatcheck.mcp.upstreams import configured_servers, expanded, remote_headers
+from tests import warm
 from tests.mcp.odd_server import TOOLS
 from tests.mcp.speaking import ODD, VERSION, Speaker, environment, proxy, stub_in, text_of
 
 Speak = Callable[..., Speaker]
-TIME = {"command": sys.executable, "args": ["-m", "mcp_server_time", "--local-timezone", "UTC"]}
+
+
+def time_server() -> dict[str, Any]:
+    """The entry of a real server."""
+    start, *more = warm.command("mcp_server_time", "--local-timezone", "UTC")
+    return {"command": start, "args": more}
 
 
 def written(path: Path, **entries: Any) -> Path:
@@ -35,7 +40,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speaker]:
     """Two odd servers with the same names, and the time server with other names."""
     place = tmp_path_factory.mktemp("several")
     entry = {"command": ODD[0], "args": ODD[1:]}
-    config = written(place / "servers.json", one=entry, two=entry, time=TIME, off={**entry, "disabled": True})
+    config = written(place / "servers.json", one=entry, two=entry, time=time_server(), off={**entry, "disabled": True})
     with Speaker(proxy("--config", str(config), "--inline", "two_typed"), environment(place / "store")) as speaker:
         speaker.begin()
         yield speaker
@@ -86,7 +91,7 @@ def test_a_newer_handshake_is_declined_so_that_clients_fall_back(both: Speaker) 
 
 
 def test_capabilities_and_instructions_of_all_are_reported(speak: Speak, tmp_path: Path) -> None:
-    config = written(tmp_path / "servers.json", odd={"command": ODD[0], "args": ODD[1:]}, time=TIME)
+    config = written(tmp_path / "servers.json", odd={"command": ODD[0], "args": ODD[1:]}, time=time_server())
     with Speaker(proxy("--config", str(config)), environment(tmp_path / "store")) as speaker:
         result = speaker.begin()["result"]
     assert result["serverInfo"]["name"] == "coatcheck"
@@ -109,7 +114,7 @@ def test_the_end_of_one_server_is_not_the_end_of_the_others(tmp_path: Path) -> N
 
 def test_servers_that_end_because_the_client_leaves_are_not_logged(tmp_path: Path) -> None:
     entry = {"command": ODD[0], "args": ODD[1:]}
-    config = written(tmp_path / "servers.json", one=entry, two=entry, time=TIME)
+    config = written(tmp_path / "servers.json", one=entry, two=entry, time=time_server())
     with Speaker(proxy("--config", str(config)), environment(tmp_path / "store")) as speaker:
         speaker.begin()
         assert "two_echo" in tools(speaker)

@@ -31,12 +31,17 @@ from coatcheck.reading.sandbox import Pool
 from coatcheck.reading.text import DecodedText
 from tests.mcp.speaking import gone
 from tests.reading.framed import content_of, make_content
+from tests.repeated import shown_by_first
 
 SLOW = "(a?){1000}a{1000}b"
 LINE = "a" * 1_000_000
 JSON = "application/json"
-EMPTY_ARRAYS = b"[" + b",".join([b"[]"] * 5_000_000) + b"]"
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc as Linux has them")
+
+
+def empty_arrays(count: int) -> bytes:
+    """A document that takes far more memory parsed than as text."""
+    return b"[" + b",".join([b"[]"] * count) + b"]"
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +123,7 @@ def test_a_read_that_needs_too_much_memory_is_stopped(
     session: Session, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str]
 ) -> None:
     monkeypatch.setattr(heavy, "MEMORY", 32 << 20)
-    ref = session.put(EMPTY_ARRAYS, media_type=JSON)
+    ref = session.put(empty_arrays(5_000_000), media_type=JSON)
     with pytest.raises(LimitExceeded):
         session.read(ref, **asked)  # type: ignore[arg-type]
     monkeypatch.undo()
@@ -133,26 +138,28 @@ with coatcheck.open(sys.argv[1]) as store:
     session = store.session("s")
     ref = session.put(open(sys.argv[2], "rb"), media_type="application/json")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    try:
-        if sys.argv[3] == "get":
-            got = session.get(ref.pointer + "#/7")
-        else:
-            got = session.read(ref, query=sys.argv[3]).text
-    except CoatcheckError as error:
-        got = error.code
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(repr(got)[:40], (after - before) // 1024, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)
+    for asked in sys.argv[3:]:
+        try:
+            if asked == "get":
+                got = session.get(ref.pointer + "#/7")
+            else:
+                got = session.read(ref, query=asked).text
+        except CoatcheckError as error:
+            got = error.code
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        print(asked, (after - before) // 1024, file=sys.stderr)
+print((after - before) // 1024, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)
 """
 
 
 @linux_only
-@pytest.mark.parametrize("asked", ["get", "$..x", "shape", "$[?@ == 1]"])
-def test_a_large_document_takes_its_memory_in_the_child_and_within_the_limit(tmp_path: Path, asked: str) -> None:
-    (tmp_path / "document").write_bytes(EMPTY_ARRAYS)
-    command = [sys.executable, "-c", _PEAKS, str(tmp_path / "store"), str(tmp_path / "document"), asked]
+def test_a_large_document_takes_its_memory_in_the_child_and_within_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "document").write_bytes(empty_arrays(1_500_000))
+    asked = ["get", "$..x", "shape", "$[?@ == 1]"]
+    command = [sys.executable, "-c", _PEAKS, str(tmp_path / "store"), str(tmp_path / "document"), *asked]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    _, ours, theirs = done.stdout.rsplit(maxsplit=2)
-    assert int(ours) < 100  # parsed here, it would be 300 and more
+    ours, theirs = done.stdout.split()
+    assert int(ours) < 50, done.stderr  # parsed here, it would be 100 and more
     assert int(theirs) < (heavy.MEMORY >> 20) + 400
 
 
@@ -188,7 +195,7 @@ def test_a_part_of_a_document_over_the_size_limit_is_refused(session: Session, t
         WAYS[way](session, too_large(session), tmp_path)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", shown_by_first(WAYS))
 def test_a_part_of_a_document_of_too_many_values_is_refused(session: Session, tmp_path: Path, way: str) -> None:
     ref = session.put(b"[" + b"0," * 10_100_000 + b"0]", media_type=JSON)
     with pytest.raises(LimitExceeded, match="10,000,000"):
@@ -202,16 +209,16 @@ def test_a_part_of_a_document_that_is_nested_too_deeply_is_refused(session: Sess
 
 
 def test_parts_of_a_large_document_are_exact(session: Session) -> None:
-    rows = [{"id": number, "text": f"é \ud83d\ude00 \ud800 {number}", "share": number / 7} for number in range(30_000)]
+    rows = [{"id": number, "text": f"é \ud83d\ude00 \ud800 {number}", "share": number / 7} for number in range(17_000)]
     ref = session.put({"rows": rows, "big": 10**50})
     assert ref.size_bytes > heavy.SMALL_PART
-    assert session.get(f"{ref.pointer}#/rows/29999") == rows[29_999]
+    assert session.get(f"{ref.pointer}#/rows/16999") == rows[16_999]
     assert session.get(f"{ref.pointer}#/rows") == rows
     assert session.get(f"{ref.pointer}#/big") == 10**50
     assert session.get(f"{ref.pointer}#/nothing/here") is None
     assert session.read(f"{ref.pointer}#/rows/7/id").text == "7"
     with pytest.raises(InvalidPointer, match="nothing at"):
-        session.open(f"{ref.pointer}#/rows/30000")
+        session.open(f"{ref.pointer}#/rows/17000")
 
 
 def test_a_part_of_a_large_text_is_an_invalid_pointer(session: Session) -> None:

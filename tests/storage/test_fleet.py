@@ -24,6 +24,7 @@ from coatcheck.storage.fleet import open_fleet, parse
 from coatcheck.storage.postgres_catalog import PostgresCatalog
 from coatcheck.storage.s3 import S3Blobs
 from coatcheck.testing import BlobStoreSuite, CatalogSuite
+from tests import warm
 from tests.backends import LARGE, Fleet
 from tests.servers import SECRET
 
@@ -168,7 +169,7 @@ def command(*words: str, stdin: bytes = b"", **options: Any) -> subprocess.Compl
     env = {name: value for name, value in os.environ.items() if not name.startswith("COATCHECK_")}
     env |= {"PYTHONPATH": ":".join(sys.path)} | options.pop("env", {})
     done = subprocess.run(
-        [sys.executable, "-m", "coatcheck", *words], input=stdin, capture_output=True, timeout=60, env=env, **options
+        warm.command("coatcheck", *words), input=stdin, capture_output=True, timeout=60, env=env, **options
     )
     assert done.returncode == 0, done.stderr
     assert_no_secret(done.stdout, done.stderr)
@@ -224,7 +225,7 @@ def test_a_command_that_fails_on_a_fleet_shows_no_secret(
     url, _ = secretive(fleet)
     coatcheck.open(url).close()
     done = subprocess.run(
-        [sys.executable, "-m", "coatcheck", *words, "--store", url.replace(*wrong) if all(wrong) else url],
+        warm.command("coatcheck", *words, "--store", url.replace(*wrong) if all(wrong) else url),
         capture_output=True, timeout=60, cwd=tmp_path, env={"PYTHONPATH": ":".join(sys.path)},
     )  # fmt: skip
     assert done.returncode != 0

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from coatcheck.storage import BlobStore, Catalog
-from coatcheck.testing import BlobStoreSuite, CatalogSuite
+from coatcheck.testing import AdapterSuite, BlobStoreSuite, CatalogSuite
 
-SUITES = [BlobStoreSuite, CatalogSuite]
+SUITES = [AdapterSuite, BlobStoreSuite, CatalogSuite]
 A_TEST: dict[type, str] = {
+    AdapterSuite: "test_rows_are_stored_as_rows",
     BlobStoreSuite: "test_every_range_is_the_slice_of_the_whole",
     CatalogSuite: "test_a_sound_catalog_has_no_problems",
 }

@@ -8,7 +8,7 @@ import pytest
 
 from coatcheck.errors import InvalidArgument, StoreUnavailable
 from coatcheck.storage.disk import Disk
-from coatcheck.transcript.appending import Appender
+from coatcheck.transcript.file import Appender
 
 
 class Told(Disk):

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from coatcheck import Policy, Session
 from coatcheck.errors import InvalidArgument, NotFound, StoreError, UnsupportedValue
 from coatcheck.transcript import FORMATS, Transcript, externalize, forget, rehydrate, undo, unpaired, verify
-from coatcheck.transcript.appending import TORN
+from coatcheck.transcript.file import TORN
 from tests.backends import Backend, run_python
 from tests.transcript import samples
 

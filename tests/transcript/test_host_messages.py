@@ -14,8 +14,7 @@ from coatcheck import Session, transcript
 from coatcheck.context import Budget, PromptBuilder
 from coatcheck.errors import InvalidArgument
 from coatcheck.messages import FORMATS
-from coatcheck.messages.formats import text_of
-from coatcheck.messages.pairing import unpaired
+from coatcheck.messages.formats import text_of, unpaired
 from coatcheck.messages.paths import at
 from coatcheck.transcript import check_summary, detect, prune, safeguard
 from examples.standins import anthropic, openai_chat, openai_responses

@@ -394,11 +394,17 @@ def test_lines_that_are_appended_meanwhile_are_not_lost(file: Path, session: Ses
     assert sorted(map(int, contents)) == list(range(400))
 
 
-def test_every_shared_transcript_comes_back(corpus: Path, tmp_path: Path, session: Session) -> None:
+def test_every_shared_transcript_comes_back(corpus: Path, tmp_path: Path, session: Session, long_faults: bool) -> None:
     folder = tmp_path / "transcripts"
-    shutil.copytree(corpus / "transcripts", folder, copy_function=shutil.copyfile)
+
+    def left_out(parent: str, names: list[str]) -> list[str]:
+        """The longest of those with many lines, in the short form."""
+        paths = [Path(parent, name) for name in names if name.endswith(".jsonl")]
+        return [] if long_faults else [path.name for path in paths if path.stat().st_size > 2_200_000]
+
+    shutil.copytree(corpus / "transcripts", folder, copy_function=shutil.copyfile, ignore=left_out)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert len(before) >= 17
+    assert len(before) >= (17 if long_faults else 12)
     report = transcript.externalize(folder, session)
     assert report.is_sound
     assert [one.path for one in report.files if one.status == "no transcript"] == []

@@ -12,7 +12,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from keyword import iskeyword
@@ -31,31 +31,50 @@ INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141  # the exit code that a shell shows for a process ended by SIGPIPE
 FOLDER: Final = "{folder}"
 """Placeholder in a session id for the working folder."""
+_COMPLETED: Final = 50
+_NEAR: Final = 1_000
 _COPIED: Final = {"--session": "session_id", "--store": "url"}
-_COMMANDS: Final = {
-    "audit": ("transcript_commands", "Show what recorded sessions would have cost with Coatcheck."),
-    "collect": ("store_commands", "Remove expired artifacts and compress cold content."),
-    "config": ("store_commands", "Show the effective settings for this folder."),
-    "copy": ("store_commands", "Copy a store FROM one place TO another."),
-    "export": ("store_commands", "Export sessions, refs and content as JSON lines."),
-    "forget": ("artifact_commands", "Drop artifacts from a session."),
-    "get": ("artifact_commands", "Write the content of an artifact."),
-    "hot": ("context_commands", "Show the hot state of a SESSION."),
-    "import": ("store_commands", "Import the output of export."),
-    "install": ("mcp_commands", "Add Coatcheck to an MCP client."),
-    "ls": ("artifact_commands", "List the artifacts that a session sees, newest first."),
-    "mcp": ("mcp_commands", "Serve the store over MCP."),
-    "metrics": ("context_commands", "Show the size of prompts, and what stubs saved."),
-    "proxy": ("mcp_commands", "Run in front of another MCP server."),
-    "put": ("artifact_commands", "Store a FILE, or stdin if it is '-', and print its pointer."),
-    "read": ("artifact_commands", "Print one page of an artifact."),
-    "search": ("artifact_commands", "Find the artifacts of a session that match WORDS."),
-    "show": ("artifact_commands", "Show the record and a preview of an artifact."),
-    "stats": ("store_commands", "Count sessions, refs, artifacts, tombstones and bytes."),
-    "transcript": ("transcript_commands", "Move payloads of transcripts into the store."),
-    "verify": ("store_commands", "Read everything and report problems."),
-}
-"""The module of each command, which is imported when the command is used, and its line in the list of commands."""
+_GROUPS: Final[dict[str, tuple[str, dict[str, tuple[str, str]]]]] = {
+    "Artifacts": ("coatcheck read build.log --grep ERROR -C 2", {
+        "put": ("artifact_commands", "Store a FILE, or stdin if it is '-', and print its pointer."),
+        "get": ("artifact_commands", "Write the content of an artifact."),
+        "read": ("artifact_commands", "Print one page of an artifact."),
+        "search": ("artifact_commands", "Find the artifacts of a session that match WORDS."),
+        "ls": ("artifact_commands", "List the artifacts that a session sees, newest first."),
+        "show": ("artifact_commands", "Show the record and a preview of an artifact."),
+        "forget": ("artifact_commands", "Drop artifacts from a session."),
+    }),
+    "Agents and their sessions": ("coatcheck audit ~/.claude/projects", {
+        "audit": ("transcript_commands", "Show what recorded sessions would have cost with Coatcheck."),
+        "transcript": ("transcript_commands", "Move payloads of transcripts into the store."),
+        "metrics": ("context_commands", "Show the size of prompts, and what stubs saved."),
+        "hot": ("context_commands", "Show the hot state of a SESSION."),
+    }),
+    "MCP": ("coatcheck install cursor --wrap", {
+        "install": ("mcp_commands", "Add Coatcheck to an MCP client."),
+        "mcp": ("mcp_commands", "Serve the store over MCP."),
+        "proxy": ("mcp_commands", "Run in front of another MCP server."),
+    }),
+    "HTTP": ("coatcheck run -- claude", {
+        "serve": ("http_commands", "Serve the store over HTTP."),
+        "gateway": ("gateway_commands", "Serve a gateway between agents and model providers."),
+        "run": ("gateway_commands", "Run a command behind a gateway of its own."),
+    }),
+    "The store": ("coatcheck doctor", {
+        "doctor": ("doctor_commands", "Check the store, extras and clients, and say what to do."),
+        "stats": ("store_commands", "Count sessions, refs, artifacts, tombstones and bytes."),
+        "collect": ("store_commands", "Remove expired artifacts and compress cold content."),
+        "verify": ("store_commands", "Read everything and report problems."),
+        "export": ("store_commands", "Export sessions, refs and content as JSON lines."),
+        "import": ("store_commands", "Import the output of export."),
+        "copy": ("store_commands", "Copy a store FROM one place TO another."),
+        "config": ("store_commands", "Show the effective settings for this folder."),
+        "completion": ("doctor_commands", "Print the completion script for a SHELL."),
+    }),
+}  # fmt: skip
+"""The commands by group, each group with an example: the module of each command, which is imported when the command is
+used, and its line in the list of commands."""
+_COMMANDS: Final = {name: entry for _, group in _GROUPS.values() for name, entry in group.items()}
 
 
 class Commands(click.Group):
@@ -73,8 +92,11 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+        widest = max(map(len, _COMMANDS))
+        for heading, (example, commands) in _GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(widest), summary) for name, (_, summary) in commands.items()])
+                formatter.write_text(f"$ {example}")
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
@@ -135,14 +157,63 @@ def expand_folder(context: click.Context, parameter: click.Parameter, value: Any
     return value.replace(FOLDER, f"{label}-{hashlib.sha256(os.fsencode(here)).hexdigest()[:12]}")
 
 
+def complete_session(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+    """Complete the id of a session."""
+    return _completed(context, lambda store: (one.session_id for one in store.sessions()), incomplete)
+
+
+def complete_target(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+    """Complete the name or the pointer of an artifact of the session."""
+
+    def targets(store: Store) -> Iterator[tuple[str, str]]:
+        chosen = context.params.get("session_id") or setting("session.id")
+        session = store.session(expand_folder(context, parameter, chosen))
+        for ref in session.list(limit=_COMPLETED):
+            about = f"{ref.kind}, {ref.size_bytes:,} bytes"
+            if ref.name and ref.name.startswith(incomplete):
+                yield ref.name, about
+            else:
+                yield ref.pointer, f"{ref.name or ref.tool or ref.summary} ({about})"
+
+    return _completed(context, targets, incomplete)
+
+
+def _completed(
+    context: click.Context, found: Callable[[Store], Iterable[str | tuple[str, str]]], incomplete: str
+) -> list[Any]:
+    """Return what begins like the word on the command line. A shell that completes gets no errors."""
+    from itertools import islice
+
+    from click.shell_completion import CompletionItem
+
+    from coatcheck.cli.terminal import one_line
+
+    try:
+        with coatcheck.open(context.params.get("url"), create=False) as store:
+            known = ((one, "") if isinstance(one, str) else one for one in found(store))
+            fitting = (one for one in known if one[0].startswith(incomplete) and one[0].isprintable())
+            return [CompletionItem(word, help=one_line(about)[:80]) for word, about in islice(fitting, _COMPLETED)]
+    except (CoatcheckError, OSError):
+        return []
+
+
 _STORE_HELP: Final = "Folder of the store. Default: the settings (COATCHECK_STORE), else the user's data folder."
 store_option = click.option("--store", "url", metavar="FOLDER", help=_STORE_HELP)
 session_option = click.option(
     "--session", "session_id", metavar="ID", default=lambda: setting("session.id"), callback=expand_folder,
-    show_default="the settings (COATCHECK_SESSION), else 'default'",
+    show_default="the settings (COATCHECK_SESSION), else 'default'", shell_complete=complete_session,
     help="Session to use; {folder} is replaced by the working folder.",
 )  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+
+
+any_session_option = click.option(
+    "--any-session", is_flag=True, help="Look in every session of the store, for a pointer from elsewhere."
+)
+
+
+def target_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.argument("target", shell_complete=complete_target)(command)
 
 
 def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,26 +235,62 @@ def open_existing(url: str | None) -> Store:
 
 
 @contextmanager
-def open_session(url: str | None, session_id: str, target: str) -> Iterator[Session]:
-    """Open the session of a command that reads `target`."""
+def open_session(url: str | None, session_id: str, target: str, any_session: bool = False) -> Iterator[Session]:
+    """Open the session of a command that reads `target`; with `any_session`, the first that has it."""
     with open_existing(url) as store, naming_holders(store, target):
-        yield store.session(session_id)
+        found = store.find(target.partition("#")[0]) if any_session else None
+        yield found[0] if found else known_session(store, session_id)
+
+
+def known_session(store: Store, session_id: str) -> Session:
+    """Return a session for a command that reads. Raises `NotFound` if the store has no session with this id, unless
+    nobody chose it."""
+    import difflib
+    from itertools import islice
+
+    from coatcheck.config import DEFAULTS
+
+    if store.has_session(session_id) or session_id == DEFAULTS["session.id"]:
+        return store.session(session_id)
+
+    known = [info.session_id for info in islice(store.sessions(), _NEAR)]
+    near = difflib.get_close_matches(session_id, known, n=3, cutoff=0.5) or known[:3]
+    hint = f"there are {', '.join(near)}; coatcheck ls --sessions lists all" if near else "it has no sessions yet"
+    raise errors.NotFound(f"there is no session {session_id!r} in {shown_url(store)}", hint=hint)
+
+
+def default_place() -> str:
+    """Where the store is if no option names another, with credentials masked."""
+    from coatcheck._open import place_in
+    from coatcheck.config import load
+    from coatcheck.redaction import mask_url
+
+    return mask_url(place_in(load()))
+
+
+def shown_url(store: Store) -> str:
+    """The address of a store, with credentials masked."""
+    from coatcheck.redaction import mask_url
+
+    return mask_url(store.url)
 
 
 @contextmanager
 def naming_holders(store: Store, target: str) -> Iterator[None]:
-    """Add to a `NotFound` error the other sessions that hold the target. The command line belongs to the owner of the
-    store; models never get this information."""
+    """Add to a `NotFound` error the command that opens the target in another session that has it. The command line
+    belongs to the owner of the store; models never get this information."""
     try:
         yield
     except errors.NotFound as error:
         import shlex
 
-        found = store.holders(target)
+        found = store.holders(target.partition("#")[0])
         if not found:
             raise
-        options = " or ".join(f"--session {shlex.quote(one)}" for one in found)
-        raise type(error)(f"{error.message}; another session has it", hint=options) from error
+        context = click.get_current_context()
+        command = f"coatcheck {context.info_name} {shlex.quote(target)} --session {shlex.quote(found[0])}"
+        others = f", or --session {', '.join(map(shlex.quote, found[1:]))}" if found[1:] else ""
+        raise type(error)(f"{error.message}; another session has it", hint=command + others) from error
 
 
 def command_line(*words: str) -> str:

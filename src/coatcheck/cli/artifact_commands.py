@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 NO_MATCH: Final = 1  # like grep
 _ARTIFACTS: Final = {
-    "pointer": "pointer", "type": "kind", "size_bytes": "size", "seen": "seen", "created_at": "created", "name": "name",
+    "pointer": "pointer", "type": "kind", "size_bytes": "size", "seen": "seen", "created_at": "age", "name": "name",
     "summary": "summary",
 }  # fmt: skip
-_SESSIONS: Final = {"used_bytes": "size", "used_at": "used", "expires_at": "expires", "session_id": "session"}
+_SESSIONS: Final = {"used_bytes": "size", "used_at": "last use", "expires_at": "expires", "session_id": "session"}
+_CUT: Final = ("summary", "expires", "seen", "kind", "age", "name", "session")
 _HIT: Final = ("pointer", "name", "lines", "passage", "read_on")
 _PAGE: Final = ("text", "shown", "pointer", "cursor", "derived", "matches", "matches_exact")
 
@@ -55,17 +56,18 @@ def put(file: Path, pin: bool, session_id: str, url: str | None, as_json: bool, 
 
 
 @click.command()
-@click.argument("target")
+@cli.target_argument
 @click.option("-o", "--output", default=terminal.STDIO, metavar="FILE", help="Write to a file instead of stdout.")
 @click.option("--raw", is_flag=True, help="Write the exact bytes even to a terminal.")
+@cli.any_session_option
 @cli.session_option
 @cli.store_option
-def get(target: str, output: str, raw: bool, session_id: str, url: str | None) -> None:
+def get(target: str, output: str, raw: bool, any_session: bool, session_id: str, url: str | None) -> None:
     """Write the content of an artifact.
 
     TARGET is a pointer, an id or a name. With a fragment ('art:…#/items/0') it writes that part of a JSON artifact.
     Files and pipes get the exact bytes; on a terminal, control characters are escaped."""
-    with cli.open_session(url, session_id, target) as session, session.open(target) as content:
+    with cli.open_session(url, session_id, target, any_session) as session, session.open(target) as content:
         if output == terminal.STDIO and terminal.is_terminal() and not raw:
             terminal.print_content(content)
             return
@@ -76,7 +78,7 @@ def get(target: str, output: str, raw: bool, session_id: str, url: str | None) -
 
 
 @click.command()
-@click.argument("target")
+@cli.target_argument
 @click.option("--lines", metavar="A:B", help="Lines, counted from 1: 4100:4160, 10:40,200:220, or -50:.")
 @click.option("--chars", metavar="A:B", help="Characters, counted from 0: 0:2000, or -2000: for the last 2000.")
 @click.option("--grep", metavar="PATTERN", help="Matching lines, in RE2 syntax; with --lines, only within those.")
@@ -89,13 +91,16 @@ def get(target: str, output: str, raw: bool, session_id: str, url: str | None) -
 @click.option("--cursor", help="Continue where a page ended.")
 @click.option("--max-chars", type=int, metavar="N", help="Maximum size of a page. Default: the settings, else 8000.")
 @click.option("--raw", is_flag=True, help="Write the exact text even to a terminal.")
+@cli.any_session_option
 @cli.session_options
-def read(target: str, raw: bool, session_id: str, url: str | None, as_json: bool, **request: Any) -> int:
+def read(
+    target: str, raw: bool, any_session: bool, session_id: str, url: str | None, as_json: bool, **request: Any
+) -> int:
     """Print one page of an artifact.
 
     TARGET is a pointer, an id or a name. A line on stderr says which part the page shows. Without options it reads
     from the start. Exits with 1 if --grep matches nothing."""
-    with cli.open_session(url, session_id, target) as session:
+    with cli.open_session(url, session_id, target, any_session) as session:
         page = session.read(target, **request, exact=True)
         if as_json:
             terminal.print_json({name: getattr(page, name) for name in _PAGE})
@@ -120,7 +125,7 @@ def search(words: tuple[str, ...], limit: int, session_id: str, url: str | None,
     and a command that reads on from there. Tab-separated lines in a pipe, JSON lines with --json."""
     text = " ".join(words)
     with cli.open_existing(url) as store:
-        hits = store.session(session_id).search(text, limit=limit)
+        hits = cli.known_session(store, session_id).search(text, limit=limit)
     if terminal.is_terminal() and not as_json:
         for number, hit in enumerate(hits):
             terminal.print_pieces(_hit_pieces(hit, text, first=number == 0))
@@ -146,23 +151,24 @@ def ls(
         if sessions:
             records = [_session_record(info) for info in islice(store.sessions(), limit)]
         else:
-            session = store.session(session_id)
+            session = cli.known_session(store, session_id)
             refs = session.list(**wanted, limit=limit)
             records = [_record(ref) | {"coverage": _coverage(session, ref)} for ref in refs]
     if not sessions and not as_json:
-        records = [record | {"seen": _share(record["coverage"])} for record in records]
+        records = [record | {"seen": _share(record["coverage"]), "name": _label(record)} for record in records]
     columns = _SESSIONS if sessions else _ARTIFACTS
-    terminal.print_records(records, columns, as_json=as_json, shrink=("name", "summary", "session"))
+    terminal.print_records(records, columns, as_json=as_json, shrink=_CUT)
 
 
 @click.command()
-@click.argument("target")
+@cli.target_argument
+@cli.any_session_option
 @cli.session_options
-def show(target: str, session_id: str, url: str | None, as_json: bool) -> None:
+def show(target: str, any_session: bool, session_id: str, url: str | None, as_json: bool) -> None:
     """Show the record and a preview of an artifact.
 
     TARGET is a pointer, an id or a name. It also shows how much of the artifact was read."""
-    with cli.open_session(url, session_id, target) as session:
+    with cli.open_session(url, session_id, target, any_session) as session:
         ref = session.ref(target)
         if ref is None:
             raise _not_held(session, target)
@@ -185,7 +191,7 @@ def show(target: str, session_id: str, url: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("targets", metavar="[TARGET]...", nargs=-1)
+@click.argument("targets", metavar="[TARGET]...", nargs=-1, shell_complete=cli.complete_target)
 @click.option("--all", "everything", is_flag=True, help="Forget everything in the session, and end it.")
 @cli.session_options
 def forget(targets: tuple[str, ...], everything: bool, session_id: str, url: str | None, as_json: bool) -> int:
@@ -196,7 +202,8 @@ def forget(targets: tuple[str, ...], everything: bool, session_id: str, url: str
         raise cli.usage_error("specify the artifacts to forget, or --all")
     forgotten = code = 0
     with cli.open_existing(url) as store:
-        session = store.session(session_id)
+        with cli.naming_holders(store, next(iter(targets), "")):
+            session = cli.known_session(store, session_id)
         if everything:
             forgotten = session.end()
         for target in targets:
@@ -226,7 +233,17 @@ def _record(ref: Ref) -> dict[str, Any]:
         "call_id": ref.call_id,
         "parents": list(ref.parents),
         "granted_by": ref.granted_by,
+        "metadata": ref.metadata,
     }
+
+
+def _label(record: dict[str, Any]) -> str | None:
+    """What a person recognises an artifact by on a terminal: its name, else the tool that returned it with the
+    arguments of the call."""
+    if record["name"] is not None or not terminal.is_terminal() or record["tool"] is None:
+        return record["name"]  # type: ignore[no-any-return]
+    given = record["metadata"].get("arguments")
+    return f"{record['tool']}({given})" if isinstance(given, str) else str(record["tool"])
 
 
 def _session_record(info: SessionInfo) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,12 +20,15 @@ import click
 import coatcheck
 from coatcheck import __version__, errors
 from coatcheck.cli import FOLDER, expand_folder, open_existing, store_option, store_options, usage_error
-from coatcheck.cli.terminal import diff_lines, print_error, print_note, print_records, print_text
+from coatcheck.cli.terminal import diff_lines, print_error, print_json, print_note, print_records, print_text
 from coatcheck.install.clients import CLIENTS, SCOPES, Scope, find_config
 
 if TYPE_CHECKING:
+    from coatcheck import Store
     from coatcheck._toolkit import Purpose
+    from coatcheck.adapters.claude_code import Hooks
     from coatcheck.install.plan import Plan
+    from coatcheck.install.plugin import PluginPlan
     from coatcheck.mcp.proxy_rewrites import Counts
     from coatcheck.mcp.wire import Upstream
 
@@ -36,10 +40,13 @@ _RUN: Final = {
     "ended_at": "ended", "slimmed_results": "slimmed", "tokens_saved": "saved", "tokens_read_back": "read back",
     "server": "server", "session": "session",
 }  # fmt: skip
+_TOOL: Final = {"slimmed": "slimmed", "tokens_saved": "saved", "failed": "failed", "server": "server", "tool": "tool"}
 _POSITIVE: Final = click.IntRange(min=1)
 _SECONDS: Final = click.FloatRange(min=0, min_open=True)
 _DURATION: Final = click.FloatRange(min=0)
-_TTL: Final = "How long artifacts are kept after the session's last use."
+_TTL: Final = (
+    "How long artifacts are kept after the session's last use, at least: a session that lives longer stays so."
+)
 _TIMEOUT: Final = "Abandon a request after this time without an answer or progress; 0 for no limit."
 _SCOPE: Final = "Configuration of the user, of this folder, or of the user for this folder (Claude Code only)."
 _SESSION: Final = (
@@ -58,6 +65,7 @@ ttl_option = click.option("--ttl", type=_SECONDS, metavar="SECONDS", default=_DA
 @click.option("--port", type=click.IntRange(0, 65_535), default=8974, show_default=True, help="0 for any free port.")
 @click.option("--allow-origin", metavar="ORIGIN", multiple=True, help="Origin of an allowed web page. Repeatable.")
 @click.option("--only", type=click.Choice(["get", "list", "store"]), multiple=True, help="Tool to offer. Repeatable.")
+@click.option("--claude-code", is_flag=True, help="Answer the hooks of the Claude Code plugin too.")
 @session_option
 @ttl_option
 @store_option
@@ -66,6 +74,7 @@ def mcp(
     port: int,
     allow_origin: tuple[str, ...],
     only: tuple[Purpose, ...],
+    claude_code: bool,
     session_id: str | None,
     ttl: float,
     url: str | None,
@@ -80,9 +89,12 @@ def mcp(
         from coatcheck.mcp.server import TOKEN, Sessions, serve_http, serve_stdio
     except ImportError as error:
         raise errors.MissingExtra("mcp") from error
-    with ending(), coatcheck.open(url) as store:
+    from coatcheck.collect import collecting_daily
+
+    with ending(), coatcheck.open(url) as store, collecting_daily(store):
         name = session_id or f"mcp-{secrets.token_hex(8)}"
-        sessions = Sessions(store, name, named=session_id is not None, ttl=ttl, only=only)
+        hooks = _hooks(store, session_id, ttl, only) if claude_code else None
+        sessions = Sessions(store, name, named=session_id is not None, ttl=ttl, only=only, hooks=hooks)
         try:
             if http:
                 serve_http(sessions, port=port, token=os.environ.get(TOKEN), origins=allow_origin, say=print_error)
@@ -130,10 +142,8 @@ def proxy(
     line on stderr says what was saved."""
     given = sum(map(bool, (command, address, config)))
     if report and not given:
-        from coatcheck.mcp.proxy_rewrites import saved_counts
-
         with open_existing(url) as store:
-            print_records(saved_counts(store), _RUN, as_json=as_json, shrink=("server", "session"))
+            _print_report(store, as_json)
         return 0
     if given != 1:
         raise usage_error("specify exactly one of -- COMMAND, --url and --config")
@@ -141,6 +151,7 @@ def proxy(
         raise usage_error("--header needs --url")
     if no_tools and session_id is None:
         raise usage_error("--no-tools needs --session: another server must offer the tools for it")
+    from coatcheck.collect import collecting_daily
     from coatcheck.externalize import configured
     from coatcheck.lanes import leave
     from coatcheck.mcp.proxy import run
@@ -149,13 +160,13 @@ def proxy(
     upstream, name = _upstream(command, address, header, config or Path(), max_message * _MIB, timeout)
     counts = Counts()
     session_id = session_id or f"mcp-{secrets.token_hex(8)}"
-    with coatcheck.open(url) as store:
+    with coatcheck.open(url) as store, collecting_daily(store):
         policy = configured(store.settings)
         if max_tokens is not None:
             policy = replace(policy, max_tokens=max_tokens, max_chars=None, max_bytes=None)
         settings = ProxySettings(policy, frozenset(inline), timeout, max_message * _MIB, no_tools)
         try:
-            status = run(upstream, store.session(session_id, ttl=ttl), settings, counts)
+            status = run(upstream, store.lasting_session(session_id, ttl=ttl), settings, counts)
         finally:
             with contextlib.suppress(errors.CoatcheckError):  # a failing store was already reported
                 counts.save(store, server=name, session_id=session_id)
@@ -168,8 +179,9 @@ def proxy(
 @click.argument("client", type=click.Choice(list(CLIENTS)))
 @click.argument("server", nargs=-1)
 @click.option("--wrap", is_flag=True, help="Put the client's servers behind the proxy.")
+@click.option("--plugin", is_flag=True, help="Install the plugin for Claude Code: it covers Bash, Read and all tools.")
 @click.option("--write", is_flag=True, help="Apply the change. Without it, only show the change.")
-@click.option("--undo", is_flag=True, help="Undo everything that was written.")
+@click.option("--undo", is_flag=True, help="Undo everything that was written; with --write, else only show it.")
 @click.option("--scope", type=click.Choice(SCOPES), default="user", show_default=True, help=_SCOPE)
 @click.option("--file", type=click.Path(path_type=Path), metavar="FILE", help="File to use instead of the default.")
 @click.option("--name", default="coatcheck", show_default=True, metavar="TEXT", help="Name of our own entry.")
@@ -181,6 +193,7 @@ def install(
     client: str,
     server: tuple[str, ...],
     wrap: bool,
+    plugin: bool,
     write: bool,
     undo: bool,
     scope: Scope,
@@ -192,11 +205,15 @@ def install(
     """Add Coatcheck to an MCP client.
 
     Shows the change to the client's configuration, without its secrets. --write applies it and keeps the original
-    beside the file; --undo reverts it. With --wrap, the given SERVERs, or all, are put behind the proxy. They share
-    a session, and an entry of our own has the tools to read it."""
+    beside the file; --undo --write reverts it. With --wrap, the given SERVERs, or all, are put behind the proxy. They
+    share a session, and an entry of our own has the tools to read it. With --plugin, a plugin for Claude Code is
+    written instead; --file is its folder then."""
     from coatcheck.install.clients import launcher
-    from coatcheck.install.plan import plan_entry, plan_undo, plan_wrap
+    from coatcheck.install.plan import Plan, plan_entry, plan_undo, plan_wrap
+    from coatcheck.install.plugin import plan_plugin, plan_unplug, plugin_folder
 
+    if plugin and (client != "claude-code" or wrap or name != "coatcheck"):
+        raise usage_error("--plugin is for claude-code, without --wrap and --name")
     if server and not wrap:
         raise usage_error("SERVER needs --wrap")
     if undo and (wrap or server):
@@ -204,33 +221,78 @@ def install(
     if not _ENTRY_NAME.fullmatch(name):
         raise usage_error("--name may have letters, digits, - and _, at most 64")
     place = find_config(
-        client, scope, home=Path.home(), project=Path.cwd(), platform=sys.platform, environ=os.environ, file=file
+        client,
+        scope,
+        home=Path.home(),
+        project=Path.cwd(),
+        platform=sys.platform,
+        environ=os.environ,
+        file=None if plugin else file,
     )
+    plan: Plan | PluginPlan
+    folder = None
+    if plugin:
+        folder = plugin_folder(scope, home=Path.home(), project=Path.cwd(), environ=os.environ, folder=file)
     if undo:
-        plan = plan_undo(place)
-        plan.write()
+        plan = plan_unplug(folder) if folder is not None else plan_undo(place)
+        if write:
+            plan.write()
         _print_plan(plan)
-        print_note(f"{place.client.title} is restored" if not plan.notes else "done")
+        if not write:
+            print_note("nothing was written (use --undo --write)")
+        else:
+            print_note(f"{place.client.title} is restored" if not plan.notes else "done")
         return
     start = launcher(sys.argv[0], sys.executable, sys.prefix, __version__, os.environ)
-    options = ["--session", session_id or f"{client}-{FOLDER}", *(["--store", os.path.abspath(url)] if url else [])]
+    where = ["--store", os.path.abspath(url)] if url else []
+    options = ["--session", session_id or f"{client}-{FOLDER}", *where]
     if importlib.util.find_spec("mcp") is None:
         raise errors.MissingExtra("mcp")
-    if wrap:
+    if folder is not None:
+        plan = plan_plugin(folder, start, [*(options[:2] if session_id else []), *where], Plan(place))
+    elif wrap:
         plan = plan_wrap(place, server, start, options, own=name, is_chosen=bool(session_id or url))
     else:
         plan = plan_entry(place, name, {"command": start[0], "args": [*start[1:], "mcp", *options]})
     if write and not plan.is_empty:
         plan.write()
     _print_plan(plan)
+    for other in _other_scopes(client, scope, file) if wrap else ():
+        print_note(other)
     if plan.is_empty:
         print_note("nothing to change")
     elif write:
-        print_note(f"written; restart {place.client.title} to use it; --undo reverts it")
+        print_note(f"written; restart {place.client.title} to use it; --undo --write reverts it")
         if scope == "project":
             print_note("the entry contains a path of this machine: check before you commit it")
     else:
         print_note("nothing was written (use --write)")
+
+
+def _other_scopes(client: str, scope: Scope, file: Path | None) -> Iterator[str]:
+    """Servers of the client in other scopes, which stay as they are."""
+    from coatcheck.install.clients import after_launcher
+    from coatcheck.install.plan import Plan
+
+    for other in SCOPES if file is None else ():
+        with contextlib.suppress(errors.CoatcheckError):  # it has no such scope, or the file cannot be read
+            place = find_config(
+                client, other, home=Path.home(), project=Path.cwd(), platform=sys.platform, environ=os.environ
+            )
+            servers = Plan(place).text.servers if other != scope and place.file.exists() else {}
+            plain = [name for name, entry in servers.items() if after_launcher(entry) is None]
+            if plain:
+                yield f"{', '.join(plain)} in {str(place.file)!r} can be wrapped too: --scope {other}"
+
+
+def _hooks(store: Store, session_id: str | None, ttl: float, only: tuple[Purpose, ...]) -> Hooks:
+    """The hooks of Claude Code: a session for each of its own, or a named one for all."""
+    from coatcheck.adapters import Adapter
+    from coatcheck.adapters.claude_code import HOST, PLUGIN_SERVER, Hooks
+
+    place = store if session_id is None else store.lasting_session(session_id, ttl=ttl)
+    adapter = Adapter(place, host=HOST, ttl=ttl, only=only or None)
+    return Hooks(adapter, server=PLUGIN_SERVER, first=os.environ.get("CLAUDE_CODE_SESSION_ID"))
 
 
 def _upstream(
@@ -271,6 +333,28 @@ def _command_name(command: tuple[str, ...]) -> str:
     return f"{name} {what}" if what and _RUNNERS.match(name) else name
 
 
+def _print_report(store: Store, as_json: bool) -> None:
+    """Print the savings of all runs: together, by server and tool, and by run."""
+    from coatcheck.mcp.proxy_rewrites import saved_counts, summed
+
+    runs = saved_counts(store)
+    total, by_tool = summed(runs)
+    if as_json:
+        print_json({"total": total, "tools": by_tool, "runs": runs})
+        return
+    if not runs:
+        print_note("no run of the proxy has saved anything yet")
+        return
+    net = total["tokens_saved"] - total["tokens_read_back"]
+    click.echo(
+        f"{total['runs']:,} runs: {total['slimmed_results']:,} results slimmed, about {total['tokens_saved']:,} tokens"
+        f" saved, {total['tokens_read_back']:,} read back, {net:,} net"
+    )
+    for rows, columns in ((by_tool, _TOOL), (runs, _RUN)):
+        click.echo()
+        print_records(rows, columns, as_json=False, shrink=("session", "ended", "server", "tool"))
+
+
 def _print_counts(counts: Counts, by_tool: bool, as_json: bool) -> None:
     """Print a report on stderr: stdout carries the protocol."""
     if as_json and by_tool:
@@ -282,7 +366,7 @@ def _print_counts(counts: Counts, by_tool: bool, as_json: bool) -> None:
             print_error(f"  {name}: {row['slimmed']:,} results, about {row['tokens_saved']:,} tokens")
 
 
-def _print_plan(plan: Plan) -> None:
+def _print_plan(plan: Plan | PluginPlan) -> None:
     text = plan.diff()
     print_text(text, diff_lines(text))
     for one in plan.notes:

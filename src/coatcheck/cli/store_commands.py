@@ -10,7 +10,8 @@ import click
 
 import coatcheck
 from coatcheck import errors
-from coatcheck.cli import json_option, open_existing, setting, store_options, terminal, usage_error
+from coatcheck.cli import json_option, open_existing, setting, shown_url, store_options, terminal, usage_error
+from coatcheck.refs import iso_time
 
 if TYPE_CHECKING:
     from coatcheck.collect import CollectReport, VerifyReport
@@ -34,6 +35,8 @@ def collect(dry_run: bool, grace: float | None, no_orphans: bool, url: str | Non
     Also removes leftovers of crashes. Exits with 8 if something could not be read or removed."""
     with open_existing(url) as store, terminal.progress("collecting", quiet=as_json) as bar:
         report = store.collect(dry_run=dry_run, grace=grace, orphans=not no_orphans, progress=bar)
+        if not dry_run:
+            store.note_collected()
     if not as_json:
         terminal.print_details(report.to_record() | {"problems": len(report.problems)})
     _print_report(report, as_json)
@@ -57,9 +60,13 @@ def verify(repair: bool, url: str | None, as_json: bool) -> int:
 @click.command()
 @store_options
 def stats(url: str | None, as_json: bool) -> None:
-    """Count sessions, refs, artifacts, tombstones and bytes."""
+    """Count sessions, refs, artifacts, tombstones and bytes.
+
+    Also shows where the store is, and when it was last collected."""
     with open_existing(url) as store:
-        totals = asdict(store.stats())
+        collected = store.collected_at()
+        totals = {"store": shown_url(store), **asdict(store.stats())}
+        totals["collected_at"] = collected and iso_time(collected.timestamp())
     (terminal.print_json if as_json else terminal.print_details)(totals)
 
 
@@ -154,6 +161,7 @@ def config(keys: tuple[str, ...], as_json: bool) -> None:
 
     Each has its source: a file, the environment, or the default. With KEYs, or the beginnings of keys ('policy'),
     it shows only those. Passwords are masked."""
+    from coatcheck.cli import default_place
     from coatcheck.config import FILE, SETTINGS, VARIABLE, load, unknown
 
     settings = load()
@@ -167,6 +175,7 @@ def config(keys: tuple[str, ...], as_json: bool) -> None:
         return
     if terminal.is_terminal():
         terminal.print_note(f"file: {settings.file or f'none; {FILE} in this folder or above, or {VARIABLE}'}")
+        terminal.print_note(f"store: {default_place()}")
     for name, nearest in unknown(os.environ).items():
         terminal.print_error(f"unknown setting {name}; did you mean {nearest}?")
 

@@ -40,6 +40,10 @@ _BUFFER: Final = 64 * 1024
 _MAX_STYLED: Final = 200_000
 _UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _STEM: Final = 6
+_GAP: Final = 2  # spaces between columns
+_LEAST: Final = 8  # characters of a column that was cut
+_IDENTIFYING: Final = 40  # characters of a name that other columns make room for
+_UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
 _DIFF: Final = (("+++", BOLD), ("---", BOLD), ("@@", "cyan"), ("+", ADDED), ("-", REMOVED))
 _LINE_NUMBER: Final = re.compile(r"\d++([:-])")
 _STRING: Final = r'"(?:[^"\\\n]|\\.)*+"?+'
@@ -120,28 +124,58 @@ def print_records(
         for record in records:
             print_json(record)
         return
-    rows = ([cell(key, record.get(key)) for key in columns] for record in records)
+    rows = ([_table_cell(key, record.get(key)) for key in columns] for record in records)
     headings = columns.values() if isinstance(columns, Mapping) else [key.replace("_", " ") for key in columns]
     print_table(headings, rows, shrink=shrink)
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Sequence[str]], *, shrink: Collection[str] = ()) -> None:
-    """Print tab-separated lines in a pipe, a table on a terminal. The `shrink` columns are cut to fit its width."""
+    """Print tab-separated lines in a pipe, a table on a terminal.
+
+    If the table is too wide, the `shrink` columns are cut in their order: the one that identifies a row comes last. A
+    column that would keep fewer than eight characters is left out."""
     if not is_terminal():
         for row in rows:
             click.echo("\t".join(row))
         return
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    headings, lines = list(columns), list(rows)
+    if not lines:
+        return
+    console = Console(highlight=False, markup=False, emoji=False)
+    widths = [max(map(cell_len, column)) for column in zip(headings, *lines, strict=True)]
+    widths = _fitting(widths, [headings.index(name) for name in shrink if name in headings], console.width)
     table = Table(box=None, pad_edge=False, header_style="none")
-    for column in columns:
-        table.add_column(column, no_wrap=column not in shrink, min_width=8 if column in shrink else None)
-    for row in rows:
-        table.add_row(*(Text(text, no_wrap=True, overflow="ellipsis") for text in row))
-    if table.row_count:
-        Console(highlight=False, markup=False, emoji=False).print(table)
+    shown = [at for at, width in enumerate(widths) if width]
+    for at in shown:
+        table.add_column(headings[at], no_wrap=True, width=widths[at])
+    for line in lines:
+        table.add_row(*(Text(line[at], no_wrap=True, overflow="ellipsis") for at in shown))
+    console.print(table)
+
+
+def _fitting(widths: list[int], order: Sequence[int], room: int) -> list[int]:
+    """Return the widths of columns that fit into a line, 0 for one that is left out: the columns of `order` are cut or
+    left out one after the other, but the last is only cut."""
+
+    def over() -> int:
+        return sum(width + _GAP for width in widths if width) - _GAP - room
+
+    wanted, widths = widths, [*widths]
+    if not order or over() <= 0:
+        return widths
+    last = order[-1]
+    widths[last] = min(widths[last], _IDENTIFYING)  # a very long name must not push everything else out
+    for at in order:
+        if over() > 0:
+            kept = widths[at] - over()
+            widths[at] = kept if kept >= _LEAST else max(kept, 1) if at == last else 0
+    widths[last] = min(wanted[last], widths[last] - over())
+    return widths
 
 
 def print_content(source: IO[bytes]) -> None:
@@ -193,6 +227,21 @@ def cell(key: str, value: object) -> str:
         if key.endswith("_at"):
             return re.sub(r":\d\d(\.\d+)?Z$", "Z", str(value))
     return one_line(str(value))
+
+
+def _table_cell(key: str, value: object) -> str:
+    """One value of a table: on a terminal, times are ages."""
+    return age(str(value)) if key.endswith("_at") and value is not None and is_terminal() else cell(key, value)
+
+
+def age(moment: str) -> str:
+    """How long ago a moment was, as "5 min", or how far ahead it is, as "in 5 min"."""
+    from datetime import UTC, datetime
+
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+    unit, size = next(((unit, size) for unit, size in _UNITS if abs(seconds) >= size), ("s", 1))
+    text = f"{int(abs(seconds)) // size} {unit}"
+    return text if seconds > -1 else f"in {text}"
 
 
 @contextmanager

@@ -264,7 +264,7 @@ def audit(paths: tuple[Path, ...], model_name: str | None, plot_file: str | None
     if not as_json:
         few = sessions if len(sessions) <= 2 * _SHOWN else [*sessions[:_SHOWN], *sessions[-_SHOWN:]]
         rows = [_row(whole, sessions)] * (len(sessions) > 1) + [_row(one, [one]) for one in few]
-        terminal.print_records(rows, _AUDIT_COLUMNS, as_json=False, shrink=("sessions", "file"))
+        terminal.print_records(rows, _AUDIT_COLUMNS, as_json=False, shrink=("file", "sessions"))
         terminal.print_note(verdict(whole, sessions))
 
 

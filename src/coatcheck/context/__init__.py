@@ -4,11 +4,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coatcheck.context._bootstrap import BootstrapFile, Bootstrapped, bootstrap
-    from coatcheck.context._recall import Recalled, recall
-    from coatcheck.context.budget import Budget, Enforced, Violation
-    from coatcheck.context.claims import Claim, Snapshot, claim, current, history
+    from coatcheck.context.appended import Recalled, recall
+    from coatcheck.context.budget import Budget, Enforced, Rendered, Violation
     from coatcheck.context.conversation import Clearing
-    from coatcheck.context.hot_state import Change, HotState, IndexEntry, Rendered, artifact_index, changes_between
+    from coatcheck.context.hot_state import (
+        Change,
+        Claim,
+        HotState,
+        IndexEntry,
+        Snapshot,
+        artifact_index,
+        changes_between,
+        claim,
+        current,
+        history,
+    )
     from coatcheck.context.metrics import Meter, PromptMetrics
     from coatcheck.context.prompt import Prompt, PromptBuilder
 
@@ -20,14 +30,14 @@ __all__ = [
 
 _NAMES = {
     "_bootstrap": ("BootstrapFile", "Bootstrapped", "bootstrap"),
-    "_recall": ("Recalled", "recall"),
-    "budget": ("Budget", "Enforced", "Violation"),
-    "claims": ("Claim", "Snapshot", "claim", "current", "history"),
+    "appended": ("Recalled", "recall"),
+    "budget": ("Budget", "Enforced", "Rendered", "Violation"),
     "conversation": ("Clearing",),
-    "hot_state": ("Change", "HotState", "IndexEntry", "Rendered", "artifact_index", "changes_between"),
+    "hot_state": ("Change", "Claim", "HotState", "IndexEntry", "Snapshot", "artifact_index", "changes_between",
+                  "claim", "current", "history"),
     "metrics": ("Meter", "PromptMetrics"),
     "prompt": ("Prompt", "PromptBuilder"),
-}
+}  # fmt: skip
 _MODULE_OF = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 
 

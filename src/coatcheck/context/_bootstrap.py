@@ -26,8 +26,6 @@ from coatcheck.refs import Ref
 if TYPE_CHECKING:
     from coatcheck.session import Session
 
-__all__ = ["BootstrapFile", "Bootstrapped", "bootstrap"]
-
 _LARGEST: Final = 64 * 1024 * 1024
 _NAME: Final = 200
 _HEAD_SHARE: Final = 2 / 3

@@ -25,8 +25,6 @@ from coatcheck.tokens import LARGEST, TokenCounter, counted, estimate
 if TYPE_CHECKING:
     from coatcheck.session import Session
 
-__all__ = ["Budget", "Enforced", "References", "Violation", "log_violations", "refusal"]
-
 _LOG: Final = logging.getLogger("coatcheck")
 _AT_LEAST_ONE: Final = frozenset({"max_hot_state_tokens", "max_prompt_tokens", "max_inline_artifact_chars"})
 _PREVIEWS: Final = (200, 80, 0)
@@ -46,6 +44,26 @@ class Violation:
 
     def to_record(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A hot state as it goes into a prompt: one line of JSON, its size, and each step that made it fit.
+
+    `entries` is the number of artifacts in its index, `types` are their kinds in that order."""
+
+    text: str
+    tokens: int
+    bytes: int
+    steps: tuple[str, ...] = ()
+    entries: int = 0
+    types: tuple[str, ...] = ()
+
+    def render(self) -> str:
+        return self.text
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True, slots=True)

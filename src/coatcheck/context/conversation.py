@@ -11,7 +11,7 @@ to what is before it would refuse it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from types import MappingProxyType
@@ -30,19 +30,15 @@ from coatcheck.intake import About
 from coatcheck.messages import Dialect, Format, Message
 from coatcheck.messages.cache import with_marks_of, without_marks
 from coatcheck.messages.cost import Cost, Tally
-from coatcheck.messages.formats import Call, arguments_of, dumped, plain_text, text_of, text_paths
-from coatcheck.messages.pairing import pair, side, turns
+from coatcheck.messages.formats import Call, arguments_of, dumped, pair, plain_text, side, text_of, text_paths, turns
 from coatcheck.messages.paths import at, replaced
 from coatcheck.models import USUAL_PRICES, Prices
 from coatcheck.previews.excerpts import line as one_line
 from coatcheck.refs import Ref
-from coatcheck.transcript.placeholders import pointer_in_stub
-from coatcheck.transcript.prune import Pruned, prune
+from coatcheck.transcript.prune import Pruned, pointer_in_stub, prune
 
 if TYPE_CHECKING:
     from coatcheck.session import Session
-
-__all__ = ["Clearing", "Conversation", "SentMessages"]
 
 _NO_COSTS: Final[Mapping[int, Cost]] = MappingProxyType({})
 _LEAST_CHARS: Final = 400  # a shorter result gets no pointer: repeating its call costs less
@@ -277,7 +273,8 @@ class Conversation:
         decisions: list[Decision] = []
         new = list(messages)
         calls = self._calls_of(messages, numbers)
-        context = fixed + sum(one.tokens for one in _known(messages[: numbers.start], known))
+        before = (known.get(id(one)) for one in messages[: numbers.start])
+        context = fixed + sum(cost.tokens for cost in before if cost is not None)
         arriving = _Arriving(messages, numbers.start, fmt, context, tool_tokens)
         for number in numbers:
             message = messages[number]
@@ -414,10 +411,6 @@ def _replaceable(message: Message, cost: Cost, fmt: Format) -> int:
 def _arguments(message: Message, call: Call) -> Any:
     found = arguments_of(message, call)
     return found and found[1]
-
-
-def _known(messages: Iterable[Message], known: Mapping[int, Cost]) -> Iterator[Cost]:
-    return (cost for one in messages if (cost := known.get(id(one))) is not None)
 
 
 def _change(tool: str | None, content: Any, outcome: Outcome) -> str:

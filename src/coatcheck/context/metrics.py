@@ -79,7 +79,6 @@ _LONGEST: Final = 65_536
 _MANY: Final = 1_000
 _WINDOW: Final = 200  # calls in the baseline of a session
 _LEARNED: Final = 20  # calls from which the error of the estimate is learned
-_BASELINE: Final = "metrics_baseline"
 _RELEASES: Final = "coatcheck:releases"  # the session that contains the figures of all releases
 _LABELS: Final = "releases"
 _KEPT_CALLS: Final = 500
@@ -245,53 +244,44 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Figure:
+class MeasuredFigure:
+    """The median of a figure, and its 90th percentile."""
+
     median: Number
     p90: Number
 
 
 @dataclass(frozen=True, slots=True)
-class _BaselineRecord:
-    type: Literal["metrics_baseline"]
-    label: Text
-    calls: Number
-    figures: Mapping[str, _Figure]
-
-
-@dataclass(frozen=True, slots=True)
 class Baseline:
-    """The figures of a release: the median of each, and its 90th percentile.
+    """The figures of a release.
 
     Medians are compared with medians, so that one unusual turn changes nothing. A rise is reported once, and again only
     when the figure has risen as much above the reported value."""
 
-    label: str
-    calls: int
-    medians: Mapping[str, float]
-    tops: Mapping[str, float]
+    type: Literal["metrics_baseline"]
+    label: Text
+    calls: Number
+    figures: Mapping[str, MeasuredFigure]
 
     @classmethod
     def of(cls, label: str, calls: Iterable[PromptMetrics]) -> Self:
         known = list(calls)
         tops = {name: values[(len(values) - 1) * 9 // 10] for name, values in _columns(known).items()}
-        return cls(label, len(known), _medians(known), tops)
+        figures = {name: MeasuredFigure(median, tops[name]) for name, median in _medians(known).items()}
+        return cls("metrics_baseline", label, len(known), figures)
 
     def to_json(self) -> str:
-        figures = {name: {"median": self.medians[name], "p90": self.tops[name]} for name in self.medians}
-        record = {"type": _BASELINE, "label": self.label, "calls": self.calls, "figures": figures}
-        return json.dumps(record, indent=2) + "\n"
+        return json.dumps(asdict(self), indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
         """Read a baseline. Raises `InvalidArgument` if it is not valid."""
         try:
-            record: _BaselineRecord = _reader(_BaselineRecord)(json.loads(text))
+            found: Self = _reader(Baseline)(json.loads(text))
         except (ValueError, RecursionError) as error:
             hint = "make one with 'coatcheck metrics --save-baseline FILE'"
             raise InvalidArgument("not a valid baseline of metrics", hint=hint) from error
-        figures = {name: one for name, one in record.figures.items() if name in FLOORS}
-        medians = {name: one.median for name, one in figures.items()}
-        return cls(record.label, int(record.calls), medians, {name: one.p90 for name, one in figures.items()})
+        return replace(found, figures={name: one for name, one in found.figures.items() if name in FLOORS})
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -306,8 +296,8 @@ class Baseline:
         each figure when it was last reported."""
         if self.calls < CALLS or len(now) < CALLS:
             return []
-        where = f"in release {clip(self.label)}"
-        return list(_rises("release", where, self.medians, _medians(now), percent, reported))
+        where, medians = f"in release {clip(self.label)}", {name: one.median for name, one in self.figures.items()}
+        return list(_rises("release", where, medians, _medians(now), percent, reported))
 
 
 def session_rises(calls: Sequence[PromptMetrics], percent: float) -> list[Notice]:

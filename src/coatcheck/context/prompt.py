@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from coatcheck._toolkit import function_of, known_as
 from coatcheck.checks import seconds
 from coatcheck.context._bootstrap import Bootstrapped, bootstrap
-from coatcheck.context._recall import Recalled
-from coatcheck.context.appended import STARTS, Additions, TurnParts, key_of, kind_of, last_of_each
+from coatcheck.context.appended import STARTS, Additions, Recalled, TurnParts, key_of, kind_of, last_of_each
 from coatcheck.context.budget import Budget, Violation, listed, log_violations, refusal
 from coatcheck.context.conversation import Clearing, Conversation, SentMessages
 from coatcheck.errors import BudgetExceeded, InvalidArgument, LimitExceeded
@@ -47,8 +46,6 @@ from coatcheck.transcript.prune import Pruned
 
 if TYPE_CHECKING:
     from coatcheck.session import Session
-
-__all__ = ["Prompt", "PromptBuilder"]
 
 _UNSET: Final[Any] = object()
 _REQUEST_TOKENS: Final = 3
@@ -421,6 +418,7 @@ class PromptBuilder:
         state, file_changes = more.hot_state, self._file_changes
         self._sent, self._last, self._file_changes = now, messages[-1] if messages else None, ()
         lost = comparison.rewritten and not self._rewrites
+        written = [text for author, texts in map(spoken, messages) if author == "user" for text in texts]
         return Prompt(
             provider=self._dialect.name,
             system=system,
@@ -441,7 +439,7 @@ class PromptBuilder:
             artifacts=state.entries if state else 0,
             artifact_types=state.types if state else (),
             sys_chars=len(system),
-            user_chars=_user_chars(messages),
+            user_chars=sum(map(len, written)),
             ref_files=len(files.refs) if files else 0,
             bootstrapped=files,
             pruned=sent.pruned,
@@ -520,8 +518,3 @@ def _dumped(value: Any) -> Any:
     if callable(dump):
         return dump(mode="json", exclude_none=True)
     raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
-
-
-def _user_chars(messages: Sequence[Message]) -> int:
-    """Count the characters that are in the user's role, without results of tools."""
-    return sum(len(text) for author, texts in map(spoken, messages) if author == "user" for text in texts)

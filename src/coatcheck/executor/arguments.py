@@ -60,13 +60,16 @@ def resolve_arguments(
     *,
     foreign: bool = False,
     max_bytes: int | None = None,
-) -> dict[str, Any]:
-    """Return the arguments with every pointer replaced by its value, in the form that the schema asks for.
+) -> Mapping[str, Any]:
+    """Return the arguments with every pointer replaced by its value, in the form that the schema asks for; the same
+    object if there is none.
 
     Raises `InvalidArgument` for a pointer that cannot be resolved; with `foreign`, a pointer unknown to the session
     stays, because another server may know it. Raises `TooLarge` if the values have more than `max_bytes` in all."""
-    pointers = list(_pointers(dict(arguments)))
-    if max_bytes is not None and pointers:
+    pointers = list(argument_pointers(arguments))
+    if not pointers:
+        return arguments
+    if max_bytes is not None:
         sizes = {pointer: ref.size_bytes for pointer in pointers if (ref := session.ref(pointer)) is not None}
         total = sum(sizes.get(pointer, 0) for pointer in pointers)
         if total > max_bytes:
@@ -81,7 +84,7 @@ def resolve_arguments(
         except Unresolvable as error:
             raise InvalidArgument(str(error), hint="") from error
     assert isinstance(resolved, dict)
-    return resolved
+    return arguments if resolved == arguments else resolved
 
 
 class Resolver:
@@ -112,7 +115,7 @@ class Resolver:
 
     def _inside(self, hint: Any, key: str | int) -> Any:
         """Return the annotation of an item of a list, or of a field of a dict, model, dataclass or typed dict."""
-        for one in _alternatives(hint):
+        for one in alternatives(hint):
             bare, args = _bare(one), typing.get_args(one)
             if not isinstance(bare, type):
                 continue
@@ -231,12 +234,13 @@ class _SchemaResolver(Resolver):
         return at
 
 
-def _pointers(value: object) -> Iterator[str]:
+def argument_pointers(value: object) -> Iterator[str]:
+    """Yield the pointers in a value from a model, at any depth."""
     if is_pointer(value):
         yield str(value)
-    elif isinstance(value, dict | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _pointers(one)
+    elif isinstance(value, Mapping | list):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from argument_pointers(one)
 
 
 def _as_text(value: Any) -> Any:
@@ -248,7 +252,7 @@ def _as_text(value: Any) -> Any:
 
 def want(hint: Any) -> Want:
     """Return the form in which a parameter of this annotation takes the value of a pointer."""
-    for one in _alternatives(hint):
+    for one in alternatives(hint):
         if typing.get_origin(one) is Annotated and any(isinstance(m, _PassPointer) for m in one.__metadata__):
             return "pointer"
         bare = _bare(one)
@@ -258,7 +262,7 @@ def want(hint: Any) -> Want:
             return "path"
         if bare in _STREAMS or (isinstance(bare, type) and issubclass(bare, io.RawIOBase | io.BufferedIOBase)):
             return "value" if typing.get_args(one) == (str,) else "stream"
-    kinds = [bare for one in _alternatives(hint) if (bare := _bare(one)) is not type(None)]
+    kinds = [bare for one in alternatives(hint) if (bare := _bare(one)) is not type(None)]
     forms: dict[type, Want] = {str: "text", bytes: "bytes"}
     return next((form for kind, form in forms.items() if kinds and all(one is kind for one in kinds)), "value")
 
@@ -268,14 +272,14 @@ def takes_streams(hint: Any) -> bool:
     return want(hint) == "stream" or any(takes_streams(one) for one in typing.get_args(hint))
 
 
-def _alternatives(hint: Any) -> list[Any]:
+def alternatives(hint: Any) -> list[Any]:
     """Return the members of a union, through aliases and optionals, or the annotation itself."""
     while (named := getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)) is not None:
         hint = named  # a NewType, a `type` statement
     if typing.get_origin(hint) is Annotated and not any(isinstance(m, _PassPointer) for m in hint.__metadata__):
-        return _alternatives(typing.get_args(hint)[0])
+        return alternatives(typing.get_args(hint)[0])
     if typing.get_origin(hint) in (Union, types.UnionType):
-        return [found for one in typing.get_args(hint) for found in _alternatives(one)]
+        return [found for one in typing.get_args(hint) for found in alternatives(one)]
     return [hint]
 
 

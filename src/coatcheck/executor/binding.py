@@ -11,16 +11,27 @@ import difflib
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+import operator
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeGuard, cast, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, TypeGuard, cast, runtime_checkable
 
 from coatcheck._toolkit import Description, purpose_of
 from coatcheck.checks import check_name
 from coatcheck.errors import CoatcheckError, InvalidArgument
-from coatcheck.executor.arguments import Resolver, Unresolvable, Want, hints_of, takes_streams, want
+from coatcheck.executor.arguments import (
+    Resolver,
+    Unresolvable,
+    Want,
+    alternatives,
+    argument_pointers,
+    hints_of,
+    takes_streams,
+    want,
+)
 from coatcheck.externalize import Policy
 from coatcheck.externalize.pipeline import masked
 from coatcheck.ids import clip
@@ -43,6 +54,12 @@ _MAX_CHARS: Final = 1_024  # of a description, as OpenAI limits it
 _LARGE: Final = ("array", "object")
 _BY_NAME: Final = ("properties", "$defs", "patternProperties", "dependentSchemas")
 _DATA: Final = ("default", "enum", "const", "examples")
+_PLAIN_NOTES: Final = ("pydantic", "annotated_types", "typing_extensions", "typing")
+_FRAMEWORKS: Final = (
+    "ag2", "agent_framework", "agents", "agno", "autogen", "crewai", "deepagents", "fastmcp", "google", "haystack",
+    "langchain", "langgraph", "llama_index", "mcp", "pydantic_ai", "smolagents", "strands",
+)  # fmt: skip
+_FROM_MODELS: Final = (str, int, float, list, tuple, dict, type(None))
 _VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
@@ -167,6 +184,19 @@ class BoundTool:
         bound.apply_defaults()
         return bound
 
+    def resolved(self, given: Mapping[str, Any], session: Session, resources: ExitStack) -> Mapping[str, Any]:
+        """Return arguments that a host has checked already, with values in place of pointers; the same object if there
+        are none. Only such values are checked here. Raises `BadCall`."""
+        resolver, problems = Resolver(session, resources), list[str]()
+        found = {
+            name: self._checked(name, name, value, resolver, problems)
+            for name, value in given.items()
+            if name in self._hints and any(argument_pointers(value))
+        }
+        if problems:
+            raise BadCall("invalid_arguments", "; ".join(problems[:_MAX_PROBLEMS]))
+        return {**given, **found} if found else given
+
     def _checked(self, label: str, name: str, value: Any, resolver: Resolver, problems: list[str]) -> Any:
         """Return the value for a parameter, resolved and converted, or add to `problems`."""
         try:
@@ -177,8 +207,8 @@ class BoundTool:
         if is_rest and not isinstance(resolved, list):
             problems.append(f"the parameter {name!r} takes an array")
             return None
-        adapter = self._adapters.get(name)
-        if adapter is None:
+        adapter = self._adapters.get(name) if isinstance(value, _FROM_MODELS) else None
+        if adapter is None:  # the host's own objects, which a model cannot send, are not checked
             return resolved
         import pydantic
 
@@ -341,6 +371,46 @@ def _accepted(schema: dict[str, Any], parameter: inspect.Parameter) -> dict[str,
         return {**schema, "default": json.loads(json.dumps(parameter.default, allow_nan=False))}
     except (TypeError, ValueError):
         return schema
+
+
+def widened_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a tool's arguments with pointers allowed: an argument that takes an array or an object
+    accepts a string too."""
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping):
+        return dict(schema)
+    accepted = {name: _or_pointer(one) if isinstance(one, dict) else one for name, one in properties.items()}
+    return {**schema, "properties": accepted}
+
+
+def widened(annotation: Any) -> Any:
+    """Return the annotation of a parameter with pointers allowed: `list[Row]` becomes `list[Row] | str`.
+
+    What a host injects stays as it is: classes of frameworks, and parameters with annotations of their own."""
+    if typing.get_origin(annotation) is Annotated:
+        inner, *notes = typing.get_args(annotation)
+        if not all(isinstance(one, str) or _package_of(type(one)) in _PLAIN_NOTES for one in notes):
+            return annotation
+        changed = widened(inner)
+        return annotation if changed is inner else Annotated[(changed, *notes)]
+    among = alternatives(annotation)
+    if any(one in (str, Any) for one in among) or not any(map(_may_be_large, among)):
+        return annotation
+    return functools.reduce(operator.or_, (annotation, str))
+
+
+def _may_be_large(annotation: Any) -> bool:
+    """Whether values of this type may be large, and come from a model."""
+    bare = typing.get_origin(annotation) or annotation
+    if not isinstance(bare, type) or _package_of(bare).startswith(_FRAMEWORKS):
+        return False
+    is_collection = issubclass(bare, Mapping | Sequence | set | frozenset | bytes | bytearray)
+    is_model = hasattr(bare, "model_validate") or typing.is_typeddict(bare) or is_dataclass(bare)
+    return is_collection or bare in (Iterable, Iterator) or is_model
+
+
+def _package_of(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
 
 
 def _or_pointer(schema: dict[str, Any]) -> dict[str, Any]:

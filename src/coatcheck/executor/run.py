@@ -148,12 +148,13 @@ class ArtifactReference(ToolOutcome):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolError(ToolOutcome):
-    """The call failed. `code` is stable, `message` is one line. If `partial`, `text` and `ref` have what the tool
-    yielded before it failed."""
+    """The call failed. `code` is stable, `message` is one line. `cause` is what the tool raised, None if it did not
+    run. If `partial`, `text` and `ref` have what the tool yielded before it failed."""
 
     code: ErrorCode
     message: str
     partial: bool = False
+    cause: BaseException | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -519,7 +520,10 @@ class _Waiting:
             policy = replace(policy, tools={})
         if always:
             policy = replace(policy, enabled=True, tools={self.call.name: "always"})
-        return self.session.externalize(value, tool=self.call.name, call_id=self.call.id or None, policy=policy)
+        given = self.call.arguments if isinstance(self.call.arguments, Mapping) else None
+        return self.session.externalize(
+            value, tool=self.call.name, call_id=self.call.id or None, policy=policy, arguments=given
+        )
 
     def _failed(self, error: BaseException, yielded: Outcome | None) -> ToolOutcome:
         if isinstance(error, BadCall):
@@ -530,15 +534,22 @@ class _Waiting:
         while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
             trace = trace.tb_next
         text = "".join(traceback.format_exception(type(error), error, trace))
-        return self._error("exception", line, f"{line}\n{mask(text)}".rstrip(), yielded)
+        return self._error("exception", line, f"{line}\n{mask(text)}".rstrip(), yielded, error)
 
-    def _error(self, code: ErrorCode, line: str, whole: str, yielded: Outcome | None = None) -> ToolError:
+    def _error(
+        self,
+        code: ErrorCode,
+        line: str,
+        whole: str,
+        yielded: Outcome | None = None,
+        cause: BaseException | None = None,
+    ) -> ToolError:
         text, ref = self._bounded(line, whole) if whole != line else (line, None)
         if yielded is not None:
             text, ref = _partial(text, yielded), yielded.ref
         return ToolError(
             call_id=self.call.id, name=self.call.name, text=text, ref=ref, code=code, message=line,
-            partial=yielded is not None,
+            partial=yielded is not None, cause=cause,
         )  # fmt: skip
 
     def _bounded(self, line: str, whole: str) -> tuple[str, Ref | None]:

@@ -1,5 +1,6 @@
 """A value and a policy make what a model gets: the value itself if it is small, else a stub."""
 
+from coatcheck.externalize.blocks import ContentPart
 from coatcheck.externalize.decision import Decision, Situation
 from coatcheck.externalize.pipeline import FAILURES, Outcome, externalize, offloaded, put
 from coatcheck.externalize.policy import Limit, Policy, configured
@@ -7,6 +8,6 @@ from coatcheck.intake import About
 from coatcheck.models import Prices
 
 __all__ = [
-    "FAILURES", "About", "Decision", "Limit", "Outcome", "Policy", "Prices", "Situation", "configured", "externalize",
-    "offloaded", "put",
+    "FAILURES", "About", "ContentPart", "Decision", "Limit", "Outcome", "Policy", "Prices", "Situation", "configured",
+    "externalize", "offloaded", "put",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from coatcheck.externalize.stub import media_type_of
@@ -85,12 +85,15 @@ _RESULT_FIELDS: Final = frozenset({"content", "structuredContent", "isError", "_
 
 @dataclass(frozen=True, slots=True)
 class ContentPart:
-    """One part of an answer to a model: a text, or an image. The `as_…` methods return it in the form of each
-    provider. OpenAI's chat accepts images only in messages of the user."""
+    """One part of an answer to a model: a text, or an image or another file. The `as_…` methods return it in the form
+    of each provider. OpenAI's chat accepts images only in messages of the user. `kept` is a framework's own object for
+    something else, which passes unchanged, and `original` the one that the part was read from."""
 
     text: str = ""
     media_type: str = ""
     data: bytes = b""
+    kept: object = None
+    original: object = field(default=None, repr=False, compare=False)
 
     @property
     def tokens(self) -> int:
@@ -109,22 +112,23 @@ class ContentPart:
         return self._or_text({"type": "input_image", "image_url": self._url}, "input_text")
 
     def as_anthropic(self) -> dict[str, Any]:
-        source = {"type": "base64", "media_type": self.media_type, "data": self._base64}
+        source = {"type": "base64", "media_type": self.media_type, "data": self.base64}
         return self._or_text({"type": "image", "source": source})
 
     def as_mcp(self) -> dict[str, Any]:
-        return self._or_text({"type": "image", "data": self._base64, "mimeType": self.media_type})
+        return self._or_text({"type": "image", "data": self.base64, "mimeType": self.media_type})
 
     def _or_text(self, image: dict[str, Any], kind: str = "text") -> dict[str, Any]:
         return image if self.media_type else {"type": kind, "text": self.text}
 
     @property
-    def _base64(self) -> str:
+    def base64(self) -> str:
+        """The data as base64 text."""
         return base64.b64encode(self.data).decode()
 
     @property
     def _url(self) -> str:
-        return f"data:{self.media_type};base64,{self._base64}"
+        return f"data:{self.media_type};base64,{self.base64}"
 
 
 @dataclass(frozen=True, slots=True)

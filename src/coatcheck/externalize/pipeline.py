@@ -16,7 +16,7 @@ import inspect
 import json
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import IO, Any, Final, NoReturn
@@ -46,7 +46,7 @@ from coatcheck.externalize.stub import (
     tag_of,
 )
 from coatcheck.ids import digest_of
-from coatcheck.intake import About
+from coatcheck.intake import About, metadata_text
 from coatcheck.models import USUAL_PRICES, model
 from coatcheck.previews import Facts, Preview, Sample, facts
 from coatcheck.reading import sample_of
@@ -65,6 +65,7 @@ _MAX_PARTS: Final = 1_000  # a longer list is data
 _SMALL_BLOCK: Final = 500  # characters of a block that is shown unchanged in a text
 _CACHED: Final = 256  # stubs: the same result is often on several lines of a transcript, and in several files
 _NOT_STORED: Final = "not stored: call the tool again where it is needed"
+_ARGUMENT, _ARGUMENTS = 80, 200  # characters of one argument, and of all, that are kept with a result
 _NUMBER: Final = 12  # characters that the number of a line and its sign may take
 _LOG: Final = logging.getLogger("coatcheck")
 
@@ -167,9 +168,11 @@ def externalize(
     call_id: str | None,
     policy: Policy | None,
     situation: Situation | None = None,
+    arguments: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Return what a model gets of a tool's result. A failing store raises nothing. `situation` is the conversation, if
-    the caller knows it; else it is estimated from the results that this session got so far."""
+    the caller knows it; else it is estimated from the results that this session got so far. `arguments` are those of
+    the call, of which the beginning is kept with the artifact."""
     policy = policy or configured(session.store.settings)
     text = None
     if policy.safe_chars and not (policy.tools and tool in policy.tools):  # most results are small
@@ -179,7 +182,7 @@ def externalize(
             text = as_text(value)
         if text is not None and len(text) <= policy.safe_chars:
             return Outcome(text, value, _basis=_SMALL)
-    result = _Result(session, policy, _label(tool), _label(call_id), situation)
+    result = _Result(session, policy, _label(tool), _label(call_id), situation, arguments)
     done = result.judged(value, text) if type(value) is str and text is not None else result.outcome(value, text)
     return result.noted(done)
 
@@ -189,7 +192,7 @@ def offloaded(
     call: Callable[..., Any],
     tool: str | None,
     policy: Policy | None,
-    resolve: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    resolve: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
 ) -> Callable[..., Any]:
     """Wrap a function so that it returns the externalized content of its result. An awaitable result is awaited first,
     and then stored in a thread. `resolve` is applied to its keyword arguments."""
@@ -429,10 +432,12 @@ class _Result:
         tool: str | None,
         call_id: str | None,
         situation: Situation | None = None,
+        arguments: Mapping[str, Any] | None = None,
     ) -> None:
         self._session = session
         self._policy = policy
-        self._about = masked_labels(About(tool=tool, call_id=call_id, ttl=policy.ttl), policy)
+        self._arguments = arguments
+        self._labels = About(tool=tool, call_id=call_id, ttl=policy.ttl)
         rule = policy.tools.get(tool) if tool else None
         self._always = rule == "always"
         self._never = rule == "never" or not policy.enabled
@@ -489,6 +494,15 @@ class _Result:
             done = self._of_container(value)
         return done or self.judged(value, text)
 
+    @cached_property
+    def _about(self) -> About:
+        """What is stored with the value, made only if it leaves."""
+        about = masked_labels(self._labels, self._policy)
+        if not self._arguments:
+            return about
+        written = ", ".join(f"{name}={as_text(value)[:_ARGUMENT]}" for name, value in self._arguments.items())
+        return replace(about, metadata_json=metadata_text({"arguments": mask(written)[:_ARGUMENTS]}))
+
     # Decide
 
     def judged(self, value: object, text: str | None = None) -> Outcome:
@@ -539,8 +553,8 @@ class _Result:
                 value = redacted(prepared.value)
                 prepared = Prepared(value, as_text(value))
             media_type, kind = described(prepared.encoded, claimed)
-            about = prepared.facts(media_type, kind, self._policy.preview_chars)
             entry = replace(self._about, media_type=media_type, kind=kind)
+            about = prepared.facts(media_type, kind, self._policy.preview_chars)
             ref = self._session.put_encoded(prepared.encoded, entry)
             if shown is not None:
                 about = replace(about, preview=Preview(mask(shown), "what the policy keeps of it"))

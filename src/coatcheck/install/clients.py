@@ -34,7 +34,8 @@ class Client:
     """The properties of a client.
 
     `http` maps the key of a URL in an entry to the transport that it implies if there is no `type`; None if the client
-    tries both. `has_local` clients also keep entries for one user in one project."""
+    tries both. `has_local` clients also keep entries for one user in one project. `is_list` clients have the command
+    and its arguments in one list, and call the environment `environment`."""
 
     title: str
     user: str
@@ -45,6 +46,15 @@ class Client:
     entry: Mapping[str, Any] = field(default_factory=dict)
     http: Mapping[str, str | None] = field(default_factory=lambda: {"url": "http"})
     has_local: bool = False
+    is_list: bool = False
+
+    def shaped(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an entry with `command`, `args` and `env` as this client has it."""
+        if not self.is_list:
+            return {**self.entry, **entry}
+        rest = {key: value for key, value in entry.items() if key not in ("command", "args", "env")}
+        environment = {"environment": entry["env"]} if entry.get("env") else {}
+        return {**self.entry, "command": [entry["command"], *entry.get("args", ())], **environment, **rest}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,8 @@ class ConfigFile:
     section: tuple[str, ...]
 
 
-# `{config}` is the platform's configuration folder, `{home}` the home folder or the value of `home_variable`.
+# `{config}` is the platform's configuration folder, `{xdg}` that of programs which use ~/.config on macOS too, `{home}`
+# the home folder or the value of `home_variable`.
 CLIENTS: Final[Mapping[str, Client]] = {
     "claude-code": Client(
         title="Claude Code", user="{home}/.claude.json", project=".mcp.json", home_variable="CLAUDE_CONFIG_DIR",
@@ -76,6 +87,20 @@ CLIENTS: Final[Mapping[str, Client]] = {
     "gemini": Client(
         title="Gemini CLI", user="{home}/.gemini/settings.json", project=".gemini/settings.json",
         home_variable="GEMINI_CLI_HOME", http={"httpUrl": "http", "url": "sse"},
+    ),
+    "windsurf": Client(
+        title="Windsurf", user="{home}/.codeium/windsurf/mcp_config.json", http={"serverUrl": None, "url": None},
+    ),
+    "zed": Client(
+        title="Zed", user="{xdg}/zed/settings.json", project=".zed/settings.json", section=("context_servers",),
+    ),
+    "opencode": Client(
+        title="opencode", user="{xdg}/opencode/opencode.json", project="opencode.json", section=("mcp",),
+        entry={"type": "local", "enabled": True}, is_list=True,
+    ),
+    "cline": Client(
+        title="Cline", http={"url": "sse"},
+        user="{config}/Code/User/globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json",
     ),
 }  # fmt: skip
 _DEFAULT_HOMES: Final = {"CODEX_HOME": ".codex"}  # the other variables replace the home folder
@@ -103,7 +128,8 @@ def find_config(
     elif file is None:
         variable = client.home_variable or ""
         base = Path(environ.get(variable) or home / _DEFAULT_HOMES.get(variable, ""))
-        file = Path(client.user.format(home=base, config=_config_folder(home, platform, environ)))
+        xdg = _config_folder(home, "linux" if platform == "darwin" else platform, environ)
+        file = Path(client.user.format(home=base, config=_config_folder(home, platform, environ), xdg=xdg))
     return ConfigFile(client, scope, file.absolute(), section)
 
 
@@ -160,9 +186,13 @@ def shared_options(entry: object) -> list[str] | None:
 
 def _command_line(entry: object) -> list[str] | None:
     """Return the command of an entry and its arguments, or None if it has no valid command."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("command"), str) or not entry["command"]:
+    if not isinstance(entry, dict) or not entry.get("command"):
         return None
+    if isinstance(entry["command"], list):
+        return entry["command"] if all(isinstance(one, str) for one in entry["command"]) else None
     arguments = entry.get("args", [])
+    if not isinstance(entry["command"], str):
+        return None
     if not isinstance(arguments, list) or not all(isinstance(one, str) for one in arguments):
         return None
     return [entry["command"], *arguments]
@@ -178,17 +208,20 @@ def wrap(client: Client, entry: object, start: Sequence[str], options: Sequence[
     before = [*start[1:], "proxy", "--no-tools"]
     if "command" not in entry:
         url, env, kept = _url_of(client, entry, named=named)
-        arguments = [*before, "--url", url, *options]
-        return {**client.entry, "command": start[0], "args": arguments, **kept, **({"env": env} if env else {})}
+        wrapped = {"command": start[0], "args": [*before, "--url", url, *options], **kept}
+        return client.shaped({**wrapped, **({"env": env} if env else {})})
     words = _command_line(entry)
-    if words is None:
+    if words is None or isinstance(entry["command"], list) != client.is_list:
         raise _unchanged("its command or args are invalid")
-    if entry.get("type", "stdio") != "stdio":
+    usual = client.entry.get("type", "stdio")
+    if entry.get("type", usual) != usual:
         raise _unchanged(f"its type is {entry['type']!r}")
     if re.search(r"\s", words[0]) and not Path(words[0]).is_file():
         raise _unchanged("its command is a shell command line: split it into command and args first")
     if words[0].startswith("~"):
         raise _unchanged("its command begins with ~, which only the client expands: write the full path first")
+    if client.is_list:
+        return {**entry, "command": [start[0], *before, *options, "--", *words]}
     return {**entry, "command": start[0], "args": [*before, *options, "--", *words]}
 
 
@@ -200,7 +233,7 @@ def _url_of(client: Client, entry: dict[str, Any], *, named: bool) -> tuple[str,
     if client.format == "toml":
         raise _unchanged(f"URLs in {client.title} cannot be wrapped: add 'coatcheck proxy --url' by hand")
     url = entry[key]
-    transport = entry.get("type", client.http[key])
+    transport = client.http[key] if client.is_list else entry.get("type", client.http[key])
     if transport is None:
         transport = "sse" if urlsplit(url).path.rstrip("/").endswith("/sse") else "http"
     if transport not in HTTP:
@@ -212,10 +245,14 @@ def _url_of(client: Client, entry: dict[str, Any], *, named: bool) -> tuple[str,
         raise _unchanged("its headers are not strings")
     if not headers and not named and urlsplit(url).hostname not in _LOOPBACK:
         raise _unchanged("it may require a sign-in, which the proxy does not support; if it does not, name it")
-    env = dict(entry.get("env") or {})
+    env = dict(entry.get("environment" if client.is_list else "env") or {})
     if headers:
         env[HEADERS] = "\n".join(f"{name}: {value}" for name, value in headers.items())
-    return url, env, {one: value for one, value in entry.items() if one not in (key, "type", "headers", "args")}
+    return (
+        url,
+        env,
+        {one: value for one, value in entry.items() if one not in (key, "type", "headers", "args", "environment")},
+    )
 
 
 def _unchanged(reason: str) -> InvalidArgument:
@@ -230,13 +267,16 @@ def unwrap(entry: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any
         if "--" not in words:
             return dict(entry)
         command, *arguments = words[words.index("--") + 1 :] or [before["command"]]
+        if isinstance(entry["command"], list):
+            return {**entry, "command": [command, *arguments]}
         restored = {**entry, "command": command, "args": arguments}
         if not arguments and before["args"] is None:
             del restored["args"]
         return restored
     old = before["entry"]
-    env = {name: value for name, value in (entry.get("env") or {}).items() if name != HEADERS}
-    now = {key: value for key, value in entry.items() if key not in _REPLACED} | {"env": env}
-    if not env and "env" not in old:
-        del now["env"]
+    key = "environment" if isinstance(entry["command"], list) else "env"
+    env = {name: value for name, value in (entry.get(key) or {}).items() if name != HEADERS}
+    now = {key: value for key, value in entry.items() if key not in _REPLACED} | {key: env}
+    if not env and key not in old:
+        del now[key]
     return {**{key: value for key, value in old.items() if key in _REPLACED or key in now}, **now}

@@ -59,7 +59,7 @@ class Plan:
     def add(self, name: str, entry: Mapping[str, Any]) -> bool:
         """Add an entry of our own, and return whether it was missing. An older one of the same name is replaced, any
         other is an error."""
-        file, found, new = str(self.config.file), self.text.servers.get(name), {**self.config.client.entry, **entry}
+        file, found, new = str(self.config.file), self.text.servers.get(name), self.config.client.shaped(entry)
         if found == new:
             return False
         if found is not None and after_launcher(found) is None:

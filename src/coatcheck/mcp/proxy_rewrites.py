@@ -11,11 +11,12 @@ import json
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from coatcheck import Limit, Policy, Session, Store, toolkit
+from coatcheck import Limit, Policy, Session, Store
+from coatcheck.adapters import Adapter, Kit
 from coatcheck.checks import is_whole
 from coatcheck.errors import UpstreamFailed
 from coatcheck.executor import resolve_arguments
@@ -25,7 +26,6 @@ from coatcheck.refs import iso_time
 from coatcheck.values import as_text
 
 LIMIT_KEY: Final = "anthropic/maxResultSizeChars"
-_PREFIX: Final = "coatcheck_"
 _MEDIA: Final = ("image", "audio")  # a model could not see or hear a stub
 _PAGE: Final = 64_000  # characters of a page as JSON, escapes included
 _FEW_LINKS: Final = 600  # characters of links that stay, if the policy has no limit
@@ -91,6 +91,22 @@ def saved_counts(store: Store) -> list[dict[str, Any]]:
     return [{"ended_at": iso_time(ref.created), **record} for ref, record in found if isinstance(record, dict)]
 
 
+def summed(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    """Return what all runs saved together, and the same for each tool of each server, what saved most first."""
+    keys = ("slimmed_results", "tokens_saved", "tokens_read_back", "failures")
+    total = {"runs": len(runs)} | {key: sum(int(run.get(key) or 0) for run in runs) for key in keys}
+    rows: dict[tuple[str, str], Counter[str]] = {}
+    for run in runs:
+        tools = run.get("tools")
+        for tool, counts in tools.items() if isinstance(tools, dict) else ():
+            rows.setdefault((str(run.get("server")), str(tool)), Counter()).update(counts)
+    by_tool = [
+        {"server": server, "tool": tool} | {name: row[name] for name in ("slimmed", "tokens_saved", "failed")}
+        for (server, tool), row in rows.items()
+    ]
+    return total, sorted(by_tool, key=lambda row: (-row["tokens_saved"], row["server"], row["tool"]))
+
+
 @dataclass(frozen=True, slots=True)
 class ProxySettings:
     """`inline` names tools whose results stay unchanged. `timeout` 0 means no timeout. With `no_tools`, another server
@@ -128,30 +144,22 @@ class Rewriter:
         self._lock = threading.Lock()
         self._tools: dict[str, UpstreamTool] = {}  # of the upstream server,
         self._listing: dict[str, UpstreamTool] = {}  # and those of the pages so far while they are listed again
-        self._ours = self._our_tools("")
-        self._names = list(self._ours)
-        self._forms = [tool.parameters for tool in self._ours.values()]
+        self._adapter = Adapter(session, host="mcp", policy=replace(self._base, enabled=True))
         self.has_tools = not settings.no_tools
         self.is_listed = False
-        self._policy = self._current_policy()
+        self._kit = self._current_kit()
+        self._forms = [tool.parameters for tool in self._kit.tools]
 
     # Added tools
 
-    def _our_tools(self, prefix: str) -> dict[str, Any]:
-        return {tool.name: tool for tool in toolkit(self.session, prefix=prefix, redact=self._base.redact)}
-
     def is_ours(self, name: object) -> bool:
-        return self.has_tools and isinstance(name, str) and name in self._ours
+        return self.has_tools and self._kit.is_ours(name)
 
-    def answer(self, name: str, arguments: object, meta: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, name: str, arguments: Any, meta: dict[str, Any]) -> dict[str, Any]:
         """Run one of our tools and return its result."""
-        tool = self._ours.get(name)
-        if tool is None:
-            return text_result(f"[error: {name} was renamed; list the tools again]", meta)
-        if arguments is not None and not isinstance(arguments, dict):
-            return text_result(f"[error: the arguments of {name} must be an object]", meta)
-        parts = tool.parts(**{str(key): value for key, value in (arguments or {}).items()})
-        if tool.read_only:
+        kit = self._kit
+        parts = kit.answer(self.session, name, arguments)
+        if any(tool.name == name and tool.read_only for tool in kit.tools):
             self._counts.read_back(sum(part.tokens for part in parts))
         result = text_result(parts[0].text, meta)
         result["content"] += [picture.as_mcp() for picture in parts[1:]]
@@ -163,7 +171,7 @@ class Rewriter:
         return {"tools": self._definitions(), **cache, **_complete(meta)}
 
     def _definitions(self) -> list[dict[str, Any]]:
-        return [tool.as_mcp() for tool in self._ours.values()] if self.has_tools else []
+        return [tool.as_mcp() for tool in self._kit.tools] if self.has_tools else []
 
     def with_tools_capability(self, result: dict[str, Any]) -> dict[str, Any]:
         """Add tools to the capabilities of a server."""
@@ -182,11 +190,10 @@ class Rewriter:
             shown = [self._note(tool) if isinstance(tool, dict) else tool for tool in tools]
             is_last = not result.get("nextCursor")  # some servers end with an empty one
             self._tools = self._listing if is_last else {**self._tools, **self._listing}
+            self._kit = self._current_kit()
             if is_last:
-                self._name_ours()
                 self.is_listed = True
                 shown += self._definitions()
-            self._policy = self._current_policy()
         return {**result, "tools": shown}
 
     def _note(self, tool: dict[str, Any]) -> dict[str, Any]:
@@ -203,26 +210,19 @@ class Rewriter:
     def _rule(self, name: str) -> Any:
         return self._base.tools.get(name, self._base.tools.get(self._plain_name(name)))
 
-    def _name_ours(self) -> None:
-        """Give our tools a prefix if the upstream server has tools with the same names."""
-        number, prefix = 1, ""
-        while self.has_tools and any(prefix + name in self._tools for name in self._names):
-            prefix = _PREFIX if number == 1 else f"{_PREFIX}{number}_"
-            number += 1
-        if prefix + self._names[0] not in self._ours:
-            self._ours = self._our_tools(prefix)
-
-    def _current_policy(self) -> Policy:
-        """Return the policy with the limits that tools have themselves, and the name of the tool for reading."""
-        reader = next(iter(self._ours))
+    def _current_kit(self) -> Kit:
+        """Return our tools beside those of the upstream server, and the policy with the limits that those have."""
+        kit = self._adapter.kit(self._tools if self.has_tools else ())
         limits = {name: rule for name, tool in self._tools.items() if (rule := self._rule(name) or tool.limit)}
-        is_taken = not self.has_tools and reader in self._tools
-        return replace(self._base, read_tool=_ELSEWHERE if is_taken else reader, tools={**limits, **self._base.tools})
+        is_taken = not self.has_tools and kit.policy.read_tool in self._tools
+        reader = _ELSEWHERE if is_taken else kit.policy.read_tool
+        return replace(kit, policy=replace(self._base, read_tool=reader, tools={**limits, **self._base.tools}))
 
     # Pointers in arguments
 
-    def resolve(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Resolve pointers in arguments. Raises `CoatcheckError`, with a text for the model, if one is not found."""
+    def resolve(self, tool: str, arguments: dict[str, Any]) -> Mapping[str, Any]:
+        """Resolve pointers in arguments, even if results stay as they are: pointers may come from another server.
+        Raises `CoatcheckError`, with a text for the model, if one is not found."""
         known = self._tools.get(tool)
         if known is not None and known.is_reader:
             return arguments
@@ -234,7 +234,7 @@ class Rewriter:
 
     def is_small(self, tool: str | None, size: int) -> bool:
         """Whether a message of `size` bytes cannot contain anything over the limit."""
-        return size <= self._policy.safe_chars and (tool is None or tool not in self._policy.tools)
+        return size <= self._kit.policy.safe_chars and (tool is None or tool not in self._kit.policy.tools)
 
     def call_result(self, tool: str | None, call_id: str, result: dict[str, Any]) -> dict[str, Any]:
         """Replace large parts of a result by stubs, except images, audio and a small number of links. Returns the same
@@ -244,7 +244,7 @@ class Rewriter:
             return result  # a page; but any server may use the schema of our tools
         given = result.get("content")
         content = given if isinstance(given, list) else [{"type": "text", "text": as_text(given)}] if given else []
-        most = self._policy.safe_chars if self._policy.is_named else _FEW_LINKS
+        most = self._kit.policy.safe_chars if self._kit.policy.is_named else _FEW_LINKS
         few_links = len(json.dumps([one for one in content if _is_link(one)])) <= most
         stays = [_is_media(one) or (few_links and _is_link(one)) for one in content]
         kept = [one for one, unchanged in zip(content, stays, strict=True) if unchanged]
@@ -292,7 +292,7 @@ class Rewriter:
         return done[0]["resource"] if isinstance(done, list) else content
 
     def _externalize(self, value: object, tool: str | None, call_id: str) -> Any:
-        outcome = self.session.externalize(value, tool=tool, call_id=call_id, policy=self._policy)
+        outcome = self._kit.result(self.session, value, tool=tool, call_id=call_id)
         if outcome.is_stub or outcome.failure is not None:
             self._counts.slimmed(tool or "", outcome.tokens_saved, failed=outcome.failure is not None)
         return outcome.content

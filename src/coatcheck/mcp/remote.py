@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Final
 
 import httpx2
-from mcp.shared import inbound
-from mcp_types import PROTOCOL_VERSION_META_KEY
 
 from coatcheck.errors import UpstreamFailed
 from coatcheck.mcp import wire
 from coatcheck.mcp.wire import MAX_MESSAGE, LineBuffer, Message, Raw, Sink, Tasks, UnparsedLine
+
+if find_spec("mcp") is None:  # it is imported only for newer clients, and should be missed before they connect
+    raise ImportError("mcp is not installed")
 
 RETRY: Final = 1.0  # seconds before a broken stream is resumed, unless the server says otherwise
 MIN_RETRY: Final = 0.05
@@ -26,6 +28,8 @@ MAX_RETRY: Final = 30.0
 _FIELD: Final = 16  # bytes for the name of a field before its value
 _BOM: Final = b"\xef\xbb\xbf"
 _SESSION: Final = "mcp-session-id"
+_VERSION: Final = "mcp-protocol-version"
+_VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 _CONNECT: Final = 20.0
 _CLOSE: Final = 3.0
 _ATTEMPTS: Final = 3
@@ -199,7 +203,8 @@ class RemoteServer:
             if len(body) > _ERROR_BODY:
                 break
         messages = wire.parse(body) if kind == _JSON else []
-        if messages and isinstance(messages[0].body.get("error"), dict):
+        error = messages[0].body.get("error") if messages else None
+        if isinstance(error, dict) and isinstance(error.get("code"), int):  # other JSON may have an `error`, too
             await self._received(wire.rewritten(messages[0], id=exchange.request_id).raw, exchange)
             return
         hint = None
@@ -250,6 +255,8 @@ class RemoteServer:
         elif message.method == "resources/unsubscribe":
             self._lasting.pop(setting.replace("unsubscribe", "subscribe", 1), None)
         elif message.method == "tools/list" and _version_of(message) is not None:
+            from mcp.shared import inbound  # slow to import, and only newer clients need it
+
             tools = result.get("tools")
             for tool in tools if isinstance(tools, list) else []:
                 schema = tool.get("inputSchema") if isinstance(tool, dict) else None
@@ -319,11 +326,13 @@ class RemoteServer:
         there is known once the tools were listed."""
         headers = {"accept": f"{_JSON}, {_EVENTS}", "content-type": _JSON}
         if message is None or message.method != "initialize":
-            sent = {_SESSION: self._session, inbound.MCP_PROTOCOL_VERSION_HEADER: self._version}
+            sent = {_SESSION: self._session, _VERSION: self._version}
             headers |= {name: value for name, value in sent.items() if value is not None}
         if message is None or message.method is None or (version := _version_of(message)) is None:
             return headers
-        headers |= {inbound.MCP_PROTOCOL_VERSION_HEADER: version, inbound.MCP_METHOD_HEADER: message.method}
+        from mcp.shared import inbound
+
+        headers |= {_VERSION: version, inbound.MCP_METHOD_HEADER: message.method}
         name = message.params.get(inbound.NAME_BEARING_METHODS.get(message.method, ""))
         if isinstance(name, str):
             headers[inbound.MCP_NAME_HEADER] = inbound.encode_header_value(name)
@@ -334,7 +343,7 @@ class RemoteServer:
 
 
 def _version_of(message: Message) -> str | None:
-    version = message.meta.get(PROTOCOL_VERSION_META_KEY)
+    version = message.meta.get(_VERSION_KEY)
     return version if isinstance(version, str) and version.isascii() and version.isprintable() else None
 
 

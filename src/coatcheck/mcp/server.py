@@ -3,9 +3,7 @@
 A resource is `art://<id>`, read in parts of at most a page of characters, or 48 KiB if it is not text. If a part is not
 the whole, a second content says so and has the URI of the next part.
 
-It serves one client on stdio, or clients with the token over streamable HTTP on 127.0.0.1. Any web page open on this
-machine can send requests to 127.0.0.1, and use any host name for it. So the Host header is checked, an Origin must be
-allowed, and every request needs the token.
+It serves one client on stdio, or clients with the token over streamable HTTP on 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -14,41 +12,47 @@ import asyncio
 import base64
 import functools
 import hashlib
-import hmac
+import json
 import logging
 import re
-import secrets
 import signal
-import socket
 import sys
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
-from typing import Any, Final, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import anyio
 import httpx2
 import mcp_types as types
-import uvicorn
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourcesListChanged
-from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
+from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.datastructures import Headers
-from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coatcheck import Ref, Session, Store, __version__, toolkit
 from coatcheck._toolkit import Purpose
-from coatcheck.errors import CODES, CoatcheckError, InvalidArgument, NotFound, StoreUnavailable
+from coatcheck.adapters.claude_code import CALL_ID, HOOK, Hooks, parsed_event
+from coatcheck.errors import CODES, CoatcheckError, InvalidArgument, NotFound
+from coatcheck.externalize import Outcome
+from coatcheck.http.serving import (
+    HOST,
+    LocalServer,
+    Probation,
+    bearer,
+    check_token,
+    is_same,
+    new_token,
+    problem,
+    prove,
+)
 from coatcheck.ids import clip
 from coatcheck.lanes import in_reading_thread, in_thread
 from coatcheck.mcp.proxy_rewrites import Counts
@@ -92,17 +96,12 @@ _POINTER_SCHEMA: Final = {
         "size_bytes": {"type": "integer"},
     },
 }
-HOST: Final = "127.0.0.1"
 PATH: Final = "/mcp"
 TOKEN: Final = "COATCHECK_MCP_TOKEN"  # an environment variable
-_MIN_TOKEN: Final = 16
-_BACKLOG: Final = 128
-_ACCEPT: Final = 16  # connections that are accepted before the oldest are closed
+_GRACE: Final = 2  # seconds for requests in progress when a signal comes
 _IDLE: Final = 1_800.0  # seconds without a request after which a client's session ends
-_BEARER: Final = "bearer "
 _SESSION: Final = "mcp-session-id"
 _EXPOSED: Final = (_SESSION, "mcp-protocol-version", "www-authenticate")
-_PROOF: Final = (10.0, 64)  # seconds for the token to come, and connections that may be without it
 _HANDSHAKE: Final = (60.0, 100)  # seconds for a handshake, and handshakes that may be unfinished
 _BY_ID: Final = types.ResourceTemplate(
     uri_template="art://{id}{?lines,cursor,offset}",
@@ -118,22 +117,44 @@ _BY_NAME: Final = types.ResourceTemplate(
 class Sessions:
     """The session of each client: one per connection, or a named one for all.
 
-    Since 2026-07-28, HTTP has no connections: those requests share a session."""
+    Since 2026-07-28, HTTP has no connections: those requests share a session. With `hooks`, Claude Code's own session
+    of a call decides."""
 
     def __init__(
-        self, store: Store, session_id: str, *, named: bool, ttl: float, only: Collection[Purpose] | None = None
+        self,
+        store: Store,
+        session_id: str,
+        *,
+        named: bool,
+        ttl: float | None,
+        only: Collection[Purpose] | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         self.counts = Counts()
+        self.hooks = hooks
+        if hooks is not None:
+            hooks.noted = self._note
         self.only = only or None  # the tools to offer
         self._session_id = session_id
         self._named = named
-        self._open = functools.lru_cache(MAX_CONNECTIONS)(functools.partial(store.session, ttl=ttl))
+        self._open = functools.lru_cache(MAX_CONNECTIONS)(functools.partial(store.lasting_session, ttl=ttl))
 
     def of(self, context: Context) -> Session:
+        if self.hooks is not None:
+            return self.hooks.session_of(call_id_of(context))
         connection = context.request.headers.get("mcp-session-id") if context.request is not None else None
         if not connection or self._named:
             return self._open(self._session_id)
         return self._open(f"{self._session_id}-{hashlib.sha256(connection.encode()).hexdigest()[:16]}")
+
+    def _note(self, tool: str, outcome: Outcome) -> None:
+        self.counts.slimmed(tool, outcome.tokens_saved, failed=outcome.failure is not None)
+
+
+def call_id_of(context: Context) -> str | None:
+    """Return the id that Claude Code gives the call of a model; its hooks have none."""
+    found = (context.meta or {}).get(CALL_ID)
+    return found if isinstance(found, str) else None
 
 
 class _Server(Server[Any]):
@@ -178,12 +199,17 @@ class _Handlers:
     # Tools
 
     async def list_tools(self, context: Context, params: Any) -> types.ListToolsResult:
-        tools = toolkit(self._sessions.of(context), only=self._sessions.only)
+        hooks = self._sessions.hooks
+        tools = toolkit(only=self._sessions.only) if hooks is None or hooks.kit.tools else []
         output = {"outputSchema": _POINTER_SCHEMA}  # programs use the pointer
         described = [tool.as_mcp() | ({} if tool.read_only else output) for tool in tools]
         return types.ListToolsResult(tools=[types.Tool.model_validate(tool) for tool in described])
 
     async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+        hooks = self._sessions.hooks
+        if hooks is not None and params.name == HOOK and call_id_of(context) is None:
+            done = await in_thread(hooks.answer, parsed_event(params.arguments or {}))
+            return types.CallToolResult(content=[types.TextContent(text=json.dumps(done))])
         session = self._sessions.of(context)
         tools = toolkit(session, only=self._sessions.only)
         tool = next((one for one in tools if one.name == params.name), None)
@@ -199,7 +225,7 @@ class _Handlers:
         content: list[types.ContentBlock] = [types.TextContent(text=text)]
         content += [types.ImageContent.model_validate(picture.as_mcp()) for picture in pictures]
         structured: dict[str, Any] | None = None if tool.read_only else {}
-        if ref is not None:
+        if ref is not None and hooks is None:  # Claude Code shows the model a link as one more text
             content.append(types.ResourceLink(**_labels(ref), size=ref.size_bytes))
         if tool.read_only:
             self._sessions.counts.read_back(sum(part.tokens for part in (answer, *pictures)))
@@ -424,118 +450,37 @@ def serve_http(
 ) -> None:
     """Serve over HTTP until a signal ends it. Without a token, a new one is made and printed once."""
     _silence_warnings()
-    if token is not None and (
-        len(token) < _MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token
-    ):
-        hint = f"use at least {_MIN_TOKEN} printable characters without spaces"
-        raise InvalidArgument(f"the token in {TOKEN} is too weak", hint=hint)
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((HOST, port))
-        listener.listen(_BACKLOG)  # clients may connect as soon as the URL is printed
-    except OSError as error:
-        listener.close()
-        text = f"cannot listen on port {port}: {error.strerror}"
-        raise StoreUnavailable(text, hint="choose another --port") from error
-    bound = listener.getsockname()[1]
-    secret = token or secrets.token_urlsafe(32)
-    hosts = [f"{host}:{bound}" for host in (HOST, "localhost")]
-    security = TransportSecuritySettings(
-        allowed_hosts=hosts, allowed_origins=[*(f"http://{host}" for host in hosts), *origins]
-    )
+    if token is not None:
+        check_token(token, TOKEN)
     app = make_server(sessions).streamable_http_app(
         streamable_http_path=PATH,
-        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `_protected` does it
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `LocalServer` does it
         session_idle_timeout=_IDLE,
         max_sessions=MAX_CONNECTIONS,
     )
-    unproven = Probation(*_PROOF)
-    protected = _protected(UnfinishedHandshakes(app, *_HANDSHAKE), security, secret, unproven)
-    say(f"MCP server at http://{HOST}:{bound}{PATH}")
-    if token is None:
-        say(f"token, shown only once: {secret}")
-    config = uvicorn.Config(
-        protected, log_level="warning", access_log=False, server_header=False, ws="none", timeout_graceful_shutdown=2,
-        http=_protocol(unproven), backlog=_ACCEPT,
-    )  # fmt: skip
-    signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again when it is done
-    with listener:
-        _HttpServer(config).run(sockets=[listener])
+    with LocalServer(port=port, origins=origins, exposed=_EXPOSED) as server:
+        secret = token or new_token()
+        say(f"MCP server at {server.url}{PATH}")
+        if token is None:
+            say(f"token, shown only once: {secret}")
+        server.run(_with_token(UnfinishedHandshakes(app, *_HANDSHAKE), secret), grace=_GRACE)
 
 
-def _protected(app: ASGIApp, settings: TransportSecuritySettings, token: str, unproven: Probation) -> ASGIApp:
-    """Protect an application: check Host and Origin, answer CORS preflights, and require the token."""
-    security = TransportSecurityMiddleware(settings)
+def _with_token(app: ASGIApp, token: str) -> ASGIApp:
+    """Require the token, and the only path."""
 
-    async def with_token(scope: Scope, receive: Receive, send: Send) -> None:
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         refusal = None
-        if not _has_token(scope, token):
+        if scope["type"] == "http" and not is_same(bearer(scope), token):
             text = f"a bearer token is required: the one printed at the start, or from {TOKEN}"
-            refusal = PlainTextResponse(text, 401, {"www-authenticate": "Bearer", "cache-control": "no-store"})
-        else:
-            unproven.passed(scope["client"])
+            refusal = problem(401, "unauthorized", text, www_authenticate="Bearer")
+        elif scope["type"] == "http":
+            prove(scope)
             if scope["path"] != PATH:
-                text = f"not found; the only path is {PATH}"
-                refusal = PlainTextResponse(text, 404, {"cache-control": "no-store"})
+                refusal = problem(404, "not_found", f"not found; the only path is {PATH}")
         await (refusal or app)(scope, receive, send)
 
-    for_pages = CORSMiddleware(
-        with_token,
-        allow_origins=settings.allowed_origins,
-        allow_methods=("GET", "POST", "DELETE"),
-        allow_headers=("*",),
-        expose_headers=_EXPOSED,
-    )
-
-    async def protected(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await app(scope, receive, send)
-        elif scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1008})
-        elif len(Headers(scope=scope).getlist("origin")) > 1:  # the SDK looks at the first
-            await PlainTextResponse("Invalid Origin header", 403)(scope, receive, send)
-        else:
-            refusal = await security.validate_request(Request(scope))
-            await (refusal or for_pages)(scope, receive, send)
-
-    return protected
-
-
-def _has_token(scope: Scope, token: str) -> bool:
-    given = Headers(scope=scope).getlist("authorization")
-    if len(given) != 1 or given[0][: len(_BEARER)].lower() != _BEARER:
-        return False
-    return hmac.compare_digest(given[0][len(_BEARER) :].strip().encode(), token.encode())
-
-
-class Probation:
-    """What must be confirmed in time: connections by the token, sessions by the end of the handshake.
-
-    Each is ended after some seconds, and the oldest if there are too many. So they cannot use up the file descriptors
-    or the memory of the process, and clients with the token get through."""
-
-    def __init__(self, seconds: float, max_open: int) -> None:
-        self._seconds = seconds
-        self._max_open = max_open
-        self._open: dict[Hashable, tuple[Callable[[], object], asyncio.TimerHandle]] = {}
-
-    def begin(self, key: Hashable, end: Callable[[], object]) -> None:
-        self.passed(key)
-        self._open[key] = end, asyncio.get_running_loop().call_later(self._seconds, self._fail, key)
-        if len(self._open) > self._max_open:
-            self._fail(next(iter(self._open)))
-
-    def passed(self, key: Hashable) -> Callable[[], object] | None:
-        """Forget what is confirmed or over, and return what would have ended it."""
-        end, timer = self._open.pop(key, (None, None))
-        if timer is not None:
-            timer.cancel()
-        return end
-
-    def _fail(self, key: Hashable) -> None:
-        if (end := self.passed(key)) is not None:
-            end()
+    return checked
 
 
 class UnfinishedHandshakes:
@@ -566,41 +511,11 @@ class UnfinishedHandshakes:
             await client.delete(f"http://{HOST}{PATH}", headers=headers)
 
 
-class _HttpServer(uvicorn.Server):
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for one in sockets or ():
-            one.listen(_BACKLOG)  # asyncio used the accept limit for this, too
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        logging.getLogger("uvicorn.error").disabled = True  # each interrupted call would log a traceback
-        await super().shutdown(sockets)
-
-
-def _protocol(unproven: Probation) -> type[H11Protocol]:
-    """Return an HTTP protocol that reports its connections."""
-
-    class Protocol(H11Protocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            unproven.begin(self.client, transport.abort)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            unproven.passed(self.client)
-            super().connection_lost(exc)
-
-    return Protocol
-
-
 def _end(number: int, _: object) -> None:
     """End by the signal, as without a handler, after ending our child processes."""
     kill_all()
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
-
-
-def _leave(number: int, _: object) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 def _silence_warnings() -> None:

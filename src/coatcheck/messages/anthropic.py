@@ -10,8 +10,17 @@ from itertools import groupby, pairwise, takewhile
 from typing import Any, Final
 
 from coatcheck.messages.cache import KEY, Breakpoint, marks_in
-from coatcheck.messages.formats import Dialect, Format, SessionLines, ToolResult, in_line, without_refs
-from coatcheck.messages.pairing import NO_RESULT, late_text, repeated_text
+from coatcheck.messages.formats import (
+    NO_RESULT,
+    Dialect,
+    Format,
+    SessionLines,
+    ToolResult,
+    in_line,
+    late_text,
+    repeated_text,
+    without_refs,
+)
 from coatcheck.messages.paths import Message, Path, at, blocks_of, members, replaced, text
 
 _THINKING: Final = frozenset({"thinking", "redacted_thinking"})

@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from coatcheck.messages.cache import Breakpoint
-from coatcheck.messages.formats import Call, Dialect, Format, ToolResult
-from coatcheck.messages.pairing import NO_RESULT, late_text, repeated_text
+from coatcheck.messages.formats import NO_RESULT, Call, Dialect, Format, ToolResult, late_text, repeated_text
 from coatcheck.messages.paths import Message, Path, at, members, text
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")  # a role may have no hash

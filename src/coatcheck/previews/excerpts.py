@@ -110,28 +110,34 @@ class Body(NamedTuple):
 
     def line(self, at: int, room: int = 400) -> str:
         """The line at an offset, masked, without colours and on at most `room` characters."""
+        shown, around = self._line(at, room)
+        return self._line(at, room, masks=True)[0] if is_suspect(around) else shown
+
+    def _line(self, at: int, room: int, *, masks: bool = False) -> tuple[str, str]:
+        """The line at an offset, and the text around it, which shows a secret that the line would cut."""
         data = self.data
         start = data.rfind(b"\n", 0, at) + 1
         end = data.find(b"\n", at)
         end = min(len(data) if end < 0 else end, start + 4 * room)
-        text = data[start:end].decode("utf-8", "replace")
-        shown = line(uncoloured(text), room)
-        low = max(0, start - _CONTEXT)
+        text, low = data[start:end].decode("utf-8", "replace"), max(0, start - _CONTEXT)
         around = data[low : end + _CONTEXT].decode("utf-8", "replace")
-        if is_suspect(around):
+        if masks:
             first = len(data[low:start].decode("utf-8", "replace"))
-            shown = line(uncoloured(mask(around, first, first + len(text))), room)
-        return shown
+            text = mask(around, first, first + len(text))
+        return line(uncoloured(text), room), around
 
-    def errors(self, first: int, last: int, lines: int | None, room: int) -> str:
-        """The first and the last line with an error, each on a line of its own with its number."""
+    def errors(self, first: int, last: int, lines: int | None, room: int, *, masks: bool = False) -> str:
+        """The first and the last line with an error, masked, each on a line of its own with its number."""
         is_last = room > 150 and not self.least and self.data.find(b"\n", first, last) >= 0
-        shown = f"\nfirst error, line {self.number(first)}: "
-        shown += self.line(first, (room // 2 if is_last else room) - len(shown))
+        lead, around = f"\nfirst error, line {self.number(first)}: ", ""
+        text, near = self._line(first, (room // 2 if is_last else room) - len(lead), masks=masks)
+        shown = lead + text
         if is_last:
             lead = f"\nlast, line {self.number(last, lines)}: "
-            shown += lead + self.line(last, room - len(shown) - len(lead))
-        return shown
+            text, around = self._line(last, room - len(shown) - len(lead), masks=masks)
+            shown += lead + text
+        is_safe = masks or not is_suspect(f"{near}\n{around}")
+        return shown if is_safe else self.errors(first, last, lines, room, masks=True)
 
 
 def line_pattern(pattern: str) -> QuickPattern:

@@ -112,9 +112,7 @@ def _slice(
     if (is_slice and form in _AS_TEXT) or (form == "sheets" and sheets.pool.is_installed):
         return paged_text()
     if form not in ("text", "page") and (not is_slice or look(content.read(0, documents.HEAD)).is_binary):
-        from coatcheck.reading.describe import describe
-
-        described = describe(content, max_chars=request.max_chars)
+        described = documents.describe(content, max_chars=request.max_chars)
         return replace(described, note="binary content has no lines to read or search") if is_slice else described
     if form != "page" or request.grep is None or request.invert or request.lines:
         return paged(content, position)
@@ -151,7 +149,9 @@ def read_text(
         spans = tuple(text.bytes_of(*span) for span in draft.spans)
     artifact_id = content.ref.artifact_id
     cursor = None if draft.position is None else seal(key(), artifact_id, request, draft.position)
-    return Page(draft.text, draft.shown, pointer, cursor, None, draft.matches, draft.matches_exact, spans)
+    first, last = draft.lines or (None, None)
+    return Page(draft.text, draft.shown, pointer, cursor, None, draft.matches, draft.matches_exact, spans,
+                first=first, last=last, total=draft.total, hits=draft.hits)  # fmt: skip
 
 
 def preview_of(content: Content, *, limit: int) -> Preview:

@@ -36,6 +36,7 @@ from coatcheck.previews.excerpts import count, folded, uncoloured
 from coatcheck.reading.long_lines import LEVELS, RECORD, SMALL, Decoded, Extract, Structure, boundary, decoded_lines
 from coatcheck.reading.page import AUTO, PageDraft, Request, lines_of
 from coatcheck.reading.text import REPLACEMENT, DecodedText, decode, visible
+from coatcheck.storage import merged
 
 MAX_PATTERN: Final = 1_000
 MAX_PROGRAM: Final = 20_000  # maximum instructions of a compiled pattern
@@ -112,7 +113,10 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
     if not text.lines:
         Pattern(request.grep, ignore_case=request.ignore_case, literal=request.literal)
         return PageDraft("", "no match: the artifact is empty", matches=0)
-    ranges = _merged([(1, text.lines)] if request.lines is None else lines_of(request.lines, text.lines))
+    ranges = [(1, text.lines)]
+    if request.lines is not None:
+        wanted = ((first, last + 1) for first, last in lines_of(request.lines, text.lines))
+        ranges = [(first, end - 1) for first, end in merged(wanted)]
     start, before, due, known, *inside = position or (ranges[0][0], 0, 0, 0)
     with closing(_Found(text, request, ranges, start, *inside)) as found:
         page, seconds = _best_form(found, due, base, is_counted=not known)
@@ -144,7 +148,8 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
     notes = page.notes()
     if page.stopped is not None:
         notes.insert(0, f"searched up to line {page.stopped - 1} so far, the cursor continues from there")
-    return PageDraft("\n".join(page.out), "; ".join([shown, *tallies, *notes]), following, matches, exact)
+    return PageDraft("\n".join(page.out), "; ".join([shown, *tallies, *notes]), following, matches, exact,
+                     total=text.lines, hits=tuple(page.hits))  # fmt: skip
 
 
 def _best_form(found: _Found, due: int, base: str, *, is_counted: bool) -> tuple[_PageBuilder, float]:
@@ -175,17 +180,6 @@ def _best_form(found: _Found, due: int, base: str, *, is_counted: bool) -> tuple
             if fuller.resume is None:
                 return fuller, seconds
     return page, seconds
-
-
-def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges in order, and those that touch as one."""
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
-        else:
-            merged.append((first, last))
-    return merged
 
 
 def _usual_context(text: DecodedText) -> int:
@@ -466,6 +460,7 @@ class _PageBuilder:
         self._last = ("", 0)  # the label of the last record, and its offset
         self._deadline = monotonic() + SEARCH_SECONDS
         self.out: list[str] = []
+        self.hits: list[tuple[int, str]] = []
         self.found = self.more = self.inside = 0
         self.due = due
         self.resume: int | None = None
@@ -699,6 +694,8 @@ class _PageBuilder:
             return False
         self._room = room
         self.out.append(entry)
+        if mark == ":":
+            self.hits.append((number, body))
         self._floor = number + 1
         self._cut |= cut_from > 0
         self._fits |= 0 < cut_from <= self._request.max_chars and self._text.lines > 1

@@ -108,7 +108,8 @@ def search(content: Content, request: Request, position: tuple[int, ...] | None,
     hint = "use a simpler pattern: fewer repetitions, no large ones inside one another"
     arguments = {"request": asdict(request), "position": position, "base": base}
     found = _ask("grep", [content], arguments, seconds=GREP_SECONDS, chars=request.max_chars, hint=hint)
-    return PageDraft(**found | {"position": found["position"] and tuple(found["position"]), "spans": ()})
+    tuples = {"position": found["position"] and tuple(found["position"]), "hits": tuple(map(tuple, found["hits"]))}
+    return PageDraft(**found | tuples | {"spans": ()})
 
 
 def part(content: Content, fragment: str) -> bytes:

@@ -66,8 +66,9 @@ class Page:
     `shown` describes which part of the whole the text is, and what was left out. `cursor` reads the next page; it is
     None at the end. `derived` is the pointer of the whole result if that was too large for a page. `matches` counts the
     lines that a grep found, shown or not, and on long lines each occurrence; it is a minimum if `matches_exact` is
-    False. `spans` are the byte ranges of the artifact that a slice has shown. `instead` is a query that has results,
-    if this one has none."""
+    False, and `hits` are those on this page: line number and text. `first` and `last` are the numbers of the lines that
+    a slice has shown, of `total` lines. `spans` are the byte ranges of the artifact that a slice has shown. `instead`
+    is a query that has results, if this one has none."""
 
     text: str
     shown: str
@@ -78,6 +79,10 @@ class Page:
     matches_exact: bool = True
     spans: tuple[tuple[int, int], ...] = ()
     instead: str | None = None
+    first: int | None = None
+    last: int | None = None
+    total: int | None = None
+    hits: tuple[tuple[int, str], ...] = ()
 
 
 def misfit(message: str, *, hint: str, instead: Mapping[str, Any]) -> InvalidArgument:
@@ -89,7 +94,7 @@ def misfit(message: str, *, hint: str, instead: Mapping[str, Any]) -> InvalidArg
 
 class PageDraft(NamedTuple):
     """A page before its cursor is sealed. `position` is the start of the next page, None at the end; `spans` are the
-    ranges of the text that slices cover."""
+    ranges of the text that slices cover, `lines` their first and last line."""
 
     text: str
     shown: str
@@ -97,6 +102,9 @@ class PageDraft(NamedTuple):
     matches: int | None = None
     matches_exact: bool = True
     spans: tuple[tuple[int, int], ...] = ()
+    lines: tuple[int, int] | None = None
+    total: int | None = None
+    hits: tuple[tuple[int, str], ...] = ()
 
 
 class Slice(NamedTuple):

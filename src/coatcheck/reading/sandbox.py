@@ -473,7 +473,7 @@ def confine(folder: str, also: Sequence[str] = ()) -> None:
 
 def _allow(memory: int, seconds: float) -> None:
     """Limit the next answer. RLIMIT_NPROC is not used: it counts the threads of all the user's processes."""
-    cpu = int(time.process_time() + seconds) + 2
+    cpu = int(time.process_time() + seconds) + 1
     for limit, value in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, cpu)):
         with suppress(ValueError, OSError):  # a lower hard limit applies already
             resource.setrlimit(limit, (value, resource.RLIM_INFINITY))

@@ -234,7 +234,7 @@ def by_lines(text: DecodedText, spec: str | None, cap: int, position: tuple[int,
     """A page of the lines in a slice (None for all), from the position on. Several slices are shown with `--` between
     them, and their positions begin with the number of the slice."""
     if not text.lines:
-        return PageDraft("", _shown(["empty: 0 lines"], text, 0, 0))
+        return PageDraft("", _shown(["empty: 0 lines"], text, 0, 0), total=0)
     ranges = [(1, text.lines)] if spec is None else lines_of(spec, text.lines)
     if spec is None or "," not in spec:
         return _range(text, *ranges[0], cap, position)
@@ -256,7 +256,9 @@ def by_lines(text: DecodedText, spec: str | None, cap: int, position: tuple[int,
     shown = ", ".join([*(draft.shown.removesuffix(whole) for draft in drafts[:-1]), drafts[-1].shown])
     past = spec.count(",") + 1 - len(ranges)
     shown += f"; {past} past the end" if past else ""
-    return PageDraft(body, shown, following, spans=tuple(span for draft in drafts for span in draft.spans))
+    numbers = [number for draft in drafts for number in draft.lines or ()]
+    spans = tuple(span for draft in drafts for span in draft.spans)
+    return PageDraft(body, shown, following, spans=spans, lines=(min(numbers), max(numbers)), total=text.lines)
 
 
 def _range(text: DecodedText, first: int, last: int, cap: int, position: tuple[int, ...] | None = None) -> PageDraft:
@@ -272,11 +274,13 @@ def _range(text: DecodedText, first: int, last: int, cap: int, position: tuple[i
         screen, bars = (got[:cut], 0) if text.exact else folded(got[:cut])
         body, lost = visible(screen)
         many = body.count("\n") + (not body.endswith("\n"))
-        shown = [_lines(number, number + many - 1, text.lines)]
+        numbers = number, number + many - 1
+        shown = [_lines(*numbers, text.lines)]
         if bars:
             shown.append(f"{count(bars, 'line')} folded to the end of a progress bar")
         after = at + width(got[:cut])
-        return PageDraft(body, _shown(shown, text, at, lost), None if whole else (after,), spans=((at, after),))
+        following, shown_as = None if whole else (after,), _shown(shown, text, at, lost)
+        return PageDraft(body, shown_as, following, spans=((at, after),), lines=numbers, total=text.lines)
     return _inside(text, number, at, got[: cut or len(got)], position if inside else None, whole)
 
 
@@ -346,8 +350,10 @@ def _inside(
     shown = [f"characters {start}-{start + len(rest)} of line {number} ({length})"]
     if text.lines > 1:
         shown[0] += f" of {text.lines:,}"
+    last = number
     if others:
-        shown.append(_lines(number + 1, number + others.count("\n") + (not others.endswith("\n")), text.lines))
+        last += others.count("\n") + (not others.endswith("\n"))
+        shown.append(_lines(number + 1, last, text.lines))
     body, lost = visible(got if text.exact else uncoloured(got))
     after = at + width(got)
     following: tuple[int, ...] | None
@@ -357,7 +363,8 @@ def _inside(
         following = (after,)
     else:
         following = (after, after - begin - start - len(rest), counted)
-    return PageDraft(body, _shown(shown, text, at, lost), following, spans=((at, after),))
+    shown_as = _shown(shown, text, at, lost)
+    return PageDraft(body, shown_as, following, spans=((at, after),), lines=(number, last), total=text.lines)
 
 
 def _lines(first: int, last: int, total: int) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from heapq import nlargest
 from itertools import product
 from math import inf
 from operator import attrgetter
@@ -244,6 +245,16 @@ class Rows(ABC):
     def session(self, session_id: str) -> SessionInfo | None:
         return next(iter(self.sessions(session_id)), None)
 
+    def session_page(self, prefix: str, before: tuple[float, str] | None, limit: int) -> list[SessionInfo]:
+        """Return at most `limit` sessions whose ids begin with `prefix`, newest first: by the time of their creation,
+        then by their ids. With `before`, only those that come after the session with this time and id."""
+
+        def place(info: SessionInfo) -> tuple[float, str]:
+            return info.created, info.session_id
+
+        found = (one for one in self.sessions() if one.session_id.startswith(prefix))
+        return nlargest(limit, (one for one in found if before is None or place(one) < before), key=place)
+
     def blob(self, digest: str) -> Blob | None:
         """Return the blob of this digest, regardless of session."""
         return next((blob for blob, _ in self.blobs(digest)), None)
@@ -393,6 +404,15 @@ class Records(Rows):
         stop = key + "g" if before is None else f"{key}{before:016x}"
         found = self.notes(session_id, f"{key}{after + 1:016x}", stop, limit=limit, newest=newest)
         return [_record(one) for one in found]
+
+    def first_records(self, session_id: str, series: Collection[str]) -> dict[str, Record]:
+        """Return the oldest record of each of these series that has one. Raises `Damaged` like `records`."""
+        names = {_series_key(one): one for one in series}
+        return {names[note.key[:-16]]: _record(note) for note in self._first_notes(session_id, list(names))}
+
+    def _first_notes(self, owner: str, prefixes: Sequence[str]) -> list[Note]:
+        """Return the first note after each of these beginnings of keys, for an owner that is a session."""
+        return [note for start in prefixes for note in self.notes(owner, start, start + "g", limit=1)]
 
     def series(self, session_id: str) -> list[str]:
         """Return the names of this session's series that have records, sorted."""
@@ -746,6 +766,24 @@ class Catalog(Records, Upkeep):
 
         return self._note("", "secret") or self.change("creating a key", work)
 
+    def collected(self) -> float | None:
+        """Return when the last collection began, or None if there was none."""
+        note = self._note("", "collected")
+        return None if note is None else float(note)
+
+    def note_collection(self, at: float, *, every: float = 0.0) -> bool:
+        """Note that a collection begins, unless one has begun less than `every` seconds before. Return whether it was
+        noted: of several processes that ask at once, one gets True."""
+
+        def work() -> bool:
+            last = self.collected()
+            if last is not None and every and last > at - every:
+                return False
+            self.save(Note("", "collected", repr(at).encode()))
+            return True
+
+        return self.change("noting a collection", work, effect="free")
+
     def shown(self, session_id: str, digests: Iterable[str]) -> dict[str, Ranges]:
         """Return which bytes of these artifacts this session has seen, as sorted ranges that do not touch or overlap.
         Artifacts of which it has seen nothing are omitted."""
@@ -905,7 +943,7 @@ def _record(note: Note) -> Record:
 # Rows of the two databases
 
 REF_COLUMNS: Final = ("name", "codec", "media_type", "kind", "tool", "call_id", "producer", "parents", "summary",
-                      "created", "expires", "pinned", "granted_by", "request")  # fmt: skip
+                      "created", "expires", "pinned", "granted_by", "request", "metadata_json")  # fmt: skip
 PARENTS: Final = REF_COLUMNS.index("parents")
 ref_fields: Final = attrgetter(*REF_COLUMNS)
 """Returns the fields of a ref in this order. A database has `parents` as JSON, or as empty text if there are none."""
@@ -919,14 +957,14 @@ COLUMNS: Final = (
 def entry_of(row: Sequence[Any]) -> Entry:
     """Return the entry of a row with the columns `COLUMNS` and the content."""
     (seq, digest, size, name, codec, media_type, kind, tool, call_id, producer, parents, summary, created, expires,
-     pinned, granted_by, request, gone, coding, place, frames, session_id, parent, ttl, quota, begun, used, used_bytes,
-     content) = row  # fmt: skip
+     pinned, granted_by, request, metadata_json, gone, coding, place, frames, session_id, parent, ttl, quota, begun,
+     used, used_bytes, content) = row  # fmt: skip
     artifact_id = digest.hex()
     return Entry(
         Ref(
             artifact_id, session_id, size, media_type, kind, codec, name, tool, call_id, producer,
             tuple(json.loads(parents)) if parents else (), summary, created, expires, bool(pinned), granted_by,
-            request,
+            request, metadata_json=metadata_json,
         ),
         Blob(artifact_id, size, coding or "inline", place or "", frames or b""),
         SessionInfo(session_id, parent, ttl, quota, begun, used, used_bytes), content, gone, seq,

@@ -93,26 +93,18 @@ class Connections:
                     db.execute("SET LOCAL enable_seqscan = on")
                 return change(db)
 
-        return self._tried(all_of_it, doing, slow=slow or whole)
-
-    def once(self, change: Callable[[Db], _T], doing: str) -> _T:
-        """Like `run`, for a change that is a single statement and therefore its own transaction."""
-        return self._tried(change, doing)
+        return self.once(all_of_it, doing, slow=slow or whole)
 
     def ask(
         self, sql: str, values: tuple[Any, ...] | dict[str, Any] = (), *, doing: str = "reading the catalog"
     ) -> list[Any]:
         """Return the rows of one statement, run as its own transaction."""
-        return self._tried(lambda db: db.execute(sql, values, binary=True).fetchall(), doing)
+        return self.once(lambda db: db.execute(sql, values, binary=True).fetchall(), doing)
 
     def connect(self) -> Db:
         """Open a connection outside the pool, for callers that keep it."""
         settings: dict[str, Any] = self._options()
         return psycopg.connect(self._conninfo, autocommit=True, connect_timeout=10, **settings)
-
-    def alone(self, change: Callable[[Db], _T], doing: str) -> _T:
-        """Run `change` on its own connection and close that afterwards, which frees its locks. It may take long."""
-        return self._tried(change, doing, own=True)
 
     @contextmanager
     def _connected(self, until: float, *, own: bool, slow: bool) -> Iterator[Db]:
@@ -131,11 +123,14 @@ class Connections:
                 db.close()  # the server is no longer the primary: the next connection finds the new one
                 raise
 
-    def _tried(self, call: Callable[[Db], _T], doing: str, *, own: bool = False, slow: bool = False) -> _T:
+    def once(self, change: Callable[[Db], _T], doing: str, *, own: bool = False, slow: bool = False) -> _T:
+        """Like `run`, for a change that is a single statement and therefore its own transaction. With `own`, it gets a
+        connection of its own, which is closed afterwards and so frees its locks; it may take long."""
+
         def attempt(until: float) -> _T:
             try:
                 with self._connected(until, own=own, slow=slow) as db:
-                    return call(db)
+                    return change(db)
             except _FULL as error:
                 raise StoreFull(f"the database has no space left while {doing}") from error
             except _ERRORS:
@@ -313,7 +308,7 @@ _TABLES: Final = (
         size bigint NOT NULL, name bytea, codec text NOT NULL, media_type bytea NOT NULL, kind text NOT NULL,
         tool bytea, call_id bytea, producer text NOT NULL, parents text NOT NULL, summary bytea NOT NULL,
         created float8 NOT NULL, expires float8, pinned boolean NOT NULL, granted_by bytea, request bytea,
-        gone text, PRIMARY KEY (session_key, seq))""",
+        metadata_json bytea, gone text, PRIMARY KEY (session_key, seq))""",
     "CREATE INDEX ref_by_digest ON ref (session_key, digest)",
     "CREATE INDEX ref_by_name ON ref (session_key, sha256(name), seq) WHERE name IS NOT NULL",
     "CREATE INDEX ref_by_expiry ON ref (tenant, expires) WHERE expires IS NOT NULL AND gone IS NULL",
@@ -417,7 +412,8 @@ _TABLES: Final = (
         p_frames bytea, p_data bytea, p_heal boolean, p_reuse boolean, p_name bytea, p_codec text,
         p_media_type bytea, p_kind text, p_tool bytea, p_call_id bytea, p_producer text, p_parents text,
         p_summary bytea, p_expires float8, p_pinned boolean, p_granted_by bytea, p_request bytea,
-        p_if_new boolean, p_low bytea, p_high bytea, p_alone boolean) RETURNS bytea[] LANGUAGE plpgsql AS $$
+        p_metadata_json bytea, p_if_new boolean, p_low bytea, p_high bytea, p_alone boolean)
+        RETURNS bytea[] LANGUAGE plpgsql AS $$
     DECLARE
         s record;
         held ref%ROWTYPE;
@@ -498,9 +494,10 @@ _TABLES: Final = (
                 ORDER BY seq DESC LIMIT 1;
             is_pinned := p_pinned OR held.pinned;  -- a pin is on the artifact: it covers refs that come later
             IF (held.name, held.codec, held.media_type, held.kind, held.tool, held.call_id, held.producer,
-                    held.parents, held.summary, held.expires, held.pinned, held.granted_by, held.request)
+                    held.parents, held.summary, held.expires, held.pinned, held.granted_by, held.request,
+                    held.metadata_json)
                     IS NOT DISTINCT FROM (p_name, p_codec, p_media_type, p_kind, p_tool, p_call_id, p_producer,
-                    p_parents, p_summary, p_expires, is_pinned, p_granted_by, p_request)
+                    p_parents, p_summary, p_expires, is_pinned, p_granted_by, p_request, p_metadata_json)
                 AND (p_name IS NULL OR held.seq = (SELECT max(seq) FROM ref
                     WHERE session_key = s.session_key AND sha256(name) = sha256(p_name))) THEN
                 UPDATE blob SET refs = refs - 1 WHERE tenant = p_tenant AND digest = p_digest;
@@ -512,7 +509,7 @@ _TABLES: Final = (
         END IF;
         INSERT INTO ref VALUES (s.session_key, s.next_seq, p_tenant, p_digest, p_size, p_name, p_codec, p_media_type,
             p_kind, p_tool, p_call_id, p_producer, p_parents, p_summary, p_now, p_expires, is_pinned, p_granted_by,
-            p_request, NULL);
+            p_request, p_metadata_json, NULL);
         UPDATE session SET next_seq = next_seq + 1, used = greatest(used, p_now),
             used_bytes = used_bytes + CASE WHEN is_held THEN 0 ELSE p_size END WHERE session_key = s.session_key;
         RETURN coalesce(near, '{}');
@@ -538,7 +535,7 @@ def migrate(connections: Connections, *, create: bool = True) -> None:
     if known is None and not create:
         raise StoreUnavailable("no store found in this schema", hint="check the url, or create the store with a put")
     if known is None or known < len(STEPS):
-        connections.alone(lambda db: _take_steps(db, connections), "migrating the catalog")
+        connections.once(lambda db: _take_steps(db, connections), "migrating the catalog", own=True)
     elif known > len(STEPS):
         ((needed,),) = connections.ask("SELECT max(tolerates) FROM applied_step")
         if needed > len(STEPS):

@@ -57,8 +57,9 @@ _BATCH: Final = 100  # sessions per batch of a collection
 _LATER: Final = 86_400.0  # seconds before an expired session with a pin is checked again
 _HIGHEST: Final = b"\xff" * 32
 _GONE, _OVER, _ALONE = "CC001", "CC002", "CC003"
-_PUT: Final = f"SELECT put_1({', '.join(['%s'] * 33)})"
-_TEXTS: Final = {"session_id", "parent", "name", "media_type", "tool", "call_id", "summary", "granted_by", "request"}
+_PUT: Final = f"SELECT put_1({', '.join(['%s'] * 34)})"
+_TEXTS: Final = {"session_id", "parent", "name", "media_type", "tool", "call_id", "summary", "granted_by", "request",
+                 "metadata_json"}  # fmt: skip
 """Columns of text that are stored as bytes."""
 _OF_SESSION: Final = "s.tenant = %(tenant)s AND sha256(s.session_id) = sha256(%(session_id)s)"
 _OWNER: Final = f"""(CASE %(session_id)s WHEN ''::bytea THEN 0
@@ -215,6 +216,17 @@ class PostgresCatalog(Catalog):
             yield from (SessionInfo(*row[:-1]) for row in rows)
             last = rows[-1][-1]
 
+    def session_page(self, prefix: str, before: tuple[float, str] | None, limit: int) -> list[SessionInfo]:
+        at, session_id = before or (None, "")
+        rows = self._ask_whole(
+            f"SELECT {SESSION} FROM session s WHERE tenant = %(tenant)s"
+            " AND substr(session_id, 1, length(%(prefix)s)) = %(prefix)s"
+            " AND (%(at)s::float8 IS NULL OR (created, session_id) < (%(at)s, %(session_id)s))"
+            " ORDER BY created DESC, session_id DESC LIMIT %(limit)s",
+            prefix=prefix.encode(), at=at, session_id=session_id, limit=limit,
+        )  # fmt: skip
+        return [SessionInfo(*row) for row in rows]
+
     def refs(self, session_id: str | None = None, digest: str | None = None) -> list[Entry]:
         values: dict[str, Any] = {"digest": digest and bytes.fromhex(digest)}
         where = [] if digest is None else ["r.digest = %(digest)s"]
@@ -252,6 +264,17 @@ class PostgresCatalog(Catalog):
             f"SELECT key, value FROM note WHERE tenant = %(tenant)s AND session_key = {_OWNER} AND key >= %(start)s"
             f" AND key < %(stop)s ORDER BY key {'DESC' if newest else ''} {_limit(limit)}",
             session_id=owner, start=start, stop=stop,
+        )  # fmt: skip
+        return [Note(owner, key, value) for key, value in found]
+
+    def _first_notes(self, owner: str, prefixes: Sequence[str]) -> list[Note]:
+        if not prefixes:
+            return []
+        found = self._ask(
+            "SELECT note.key, note.value FROM unnest(%(prefixes)s::text[]) AS asked (start), LATERAL (SELECT key, value"
+            f" FROM note WHERE tenant = %(tenant)s AND session_key = {_OWNER} AND key >= asked.start"
+            " AND key < asked.start || 'g' ORDER BY key LIMIT 1) note",
+            session_id=owner, prefixes=list(prefixes),
         )  # fmt: skip
         return [Note(owner, key, value) for key, value in found]
 

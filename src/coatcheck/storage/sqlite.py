@@ -66,7 +66,7 @@ _TABLES = (
         session_key INTEGER NOT NULL, seq INTEGER NOT NULL, digest BLOB NOT NULL, size INTEGER NOT NULL, name TEXT,
         codec TEXT NOT NULL, media_type TEXT NOT NULL, kind TEXT NOT NULL, tool TEXT, call_id TEXT,
         producer TEXT NOT NULL, parents TEXT NOT NULL, summary TEXT NOT NULL, created REAL NOT NULL, expires REAL,
-        pinned INTEGER NOT NULL, granted_by TEXT, request TEXT, gone TEXT,
+        pinned INTEGER NOT NULL, granted_by TEXT, request TEXT, metadata_json TEXT, gone TEXT,
         PRIMARY KEY (session_key, seq)) WITHOUT ROWID""",
     "CREATE INDEX ref_by_digest ON ref (session_key, digest)",
     "CREATE INDEX ref_by_name ON ref (session_key, name) WHERE name IS NOT NULL",
@@ -134,6 +134,10 @@ _NOTES: Final = {
     owned: f"SELECT key, value FROM note WHERE session_key = {key} AND key >= ?2 AND key < ?3 ORDER BY key"
     for owned, key in ((False, "length(?1)"), (True, "(SELECT session_key FROM session WHERE session_id = ?1)"))
 }
+_FIRST_NOTES: Final = """WITH owner AS (SELECT session_key FROM session WHERE session_id = ?1)
+    SELECT note.key, note.value FROM json_each(?2) asked, owner JOIN note ON note.session_key = owner.session_key
+    AND note.key = (SELECT min(key) FROM note WHERE session_key = owner.session_key AND key >= asked.value
+    AND key < asked.value || 'g')"""
 _INSERT: Final = f"INSERT INTO ref (session_key, seq, digest, size, {', '.join(REF_COLUMNS)}, gone)"
 _SAVE: Final[dict[type, str]] = {
     SessionInfo: """INSERT INTO session (session_id, parent, ttl, quota, created, used, used_bytes)
@@ -231,6 +235,15 @@ class SqliteCatalog(Catalog):
         rows = self._pages("session s", "session_key", SESSION)
         return (SessionInfo(*row) for row in rows if isinstance(row[0], str))  # otherwise it has ended
 
+    def session_page(self, prefix: str, before: tuple[float, str] | None, limit: int) -> list[SessionInfo]:
+        rows = self._query(
+            f"SELECT {SESSION} FROM session s WHERE s.session_id < x'' AND instr(CAST(s.session_id AS BLOB), ?1) = 1"
+            " AND (?2 IS NULL OR (s.created, s.session_id) < (?2, ?3))"
+            " ORDER BY s.created DESC, s.session_id DESC LIMIT ?4",
+            (prefix.encode(), *(before or (None, None)), limit),
+        )
+        return [SessionInfo(*row) for row in rows]
+
     def refs(self, session_id: str | None = None, digest: str | None = None) -> list[Entry]:
         key = () if digest is None else (bytes.fromhex(digest),)
         if session_id is None:
@@ -273,6 +286,10 @@ class SqliteCatalog(Catalog):
         found = self._query(sql, (owner, start, stop, -1 if limit is None else limit))
         return [Note(owner, key, value) for key, value in found]
 
+    def _first_notes(self, owner: str, prefixes: Sequence[str]) -> list[Note]:
+        found = self._query(_FIRST_NOTES, (owner, json.dumps(prefixes))) if prefixes else []
+        return [Note(owner, key, value) for key, value in found]
+
     def save(self, *rows: Row) -> None:
         for kind, some in groupby(rows, type):
             self._writer.executemany(_SAVE[kind], [one if isinstance(one, Note) else values_of(one) for one in some])
@@ -303,9 +320,11 @@ class SqliteCatalog(Catalog):
         return Freed.of(len(refs), self._drop_unreferenced())
 
     def _revive(self, digest: str) -> int:
+        key = (bytes.fromhex(digest),)
+        if self._one("SELECT 1 FROM ref INDEXED BY ref_damaged WHERE digest = ? AND gone = 'damaged'", key) is None:
+            return 0
         back = super()._revive(digest)
-        if back:
-            self._run("UPDATE blob SET refs = refs + ? WHERE digest = ?", (back, bytes.fromhex(digest)))
+        self._run("UPDATE blob SET refs = refs + ? WHERE digest = ?", (back, *key))
         return back
 
     def _damaged(self, digest: str) -> list[Entry]:
@@ -454,8 +473,8 @@ class SqliteCatalog(Catalog):
         self._store(entry, digest, heal)
         held = self._one(
             "SELECT seq, name, codec, media_type, kind, tool, call_id, producer, parents, summary, expires, pinned,"
-            f" granted_by, request FROM {_BY_DIGEST} WHERE session_key = ? AND digest = ? AND gone IS NULL"
-            " ORDER BY seq DESC LIMIT 1",
+            f" granted_by, request, metadata_json FROM {_BY_DIGEST} WHERE session_key = ? AND digest = ?"
+            " AND gone IS NULL ORDER BY seq DESC LIMIT 1",
             (session_key, digest),
         )
         values = ref_values(ref)
@@ -469,7 +488,7 @@ class SqliteCatalog(Catalog):
                 (session_key, digest),
             )
         self._run(
-            f"{_INSERT} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
+            f"{_INSERT} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
             (session_key, seq, digest, ref.size_bytes, *values),
         )
         self._run("UPDATE blob SET refs = refs + 1 WHERE digest = ?", (digest,))

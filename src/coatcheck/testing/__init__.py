@@ -1,4 +1,4 @@
-"""Conformance suites for backends: subclass one, define how to create your backend, and pytest checks every
+"""Conformance suites for backends and adapters: subclass one, define how to create yours, and pytest checks every
 guarantee of the protocol.
 
     class TestMyBlobs(BlobStoreSuite):
@@ -11,9 +11,10 @@ part of the package needs pytest.
 
 import pytest
 
-pytest.register_assert_rewrite("coatcheck.testing.blob_suite", "coatcheck.testing.catalog_suite")
+pytest.register_assert_rewrite(*(f"coatcheck.testing.{suite}_suite" for suite in ("adapter", "blob", "catalog")))
 
-from coatcheck.testing.blob_suite import BlobStoreSuite  # noqa: E402 - the asserts of this import are rewritten
+from coatcheck.testing.adapter_suite import AdapterSuite  # noqa: E402 - the asserts of this import are rewritten
+from coatcheck.testing.blob_suite import BlobStoreSuite  # noqa: E402 - likewise
 from coatcheck.testing.catalog_suite import CatalogSuite  # noqa: E402 - likewise
 
-__all__ = ["BlobStoreSuite", "CatalogSuite"]
+__all__ = ["AdapterSuite", "BlobStoreSuite", "CatalogSuite"]

@@ -18,7 +18,7 @@ from coatcheck.errors import Fenced, QuotaExceeded, StoreClosed
 from coatcheck.ids import digest_of
 from coatcheck.refs import Blob, Ref
 from coatcheck.storage import Catalog, Claimant, Entry, Freed, Limits, Note, Record, Row, SessionInfo
-from coatcheck.testing._sealed import Suite
+from coatcheck.testing.blob_suite import Suite
 
 
 def entry(
@@ -164,6 +164,22 @@ class RecordSuite(Suite, suite=True):
         assert numbers(limit=2) == [1, 2]
         assert numbers(limit=2, newest=True) == [10, 9]
         assert numbers(after=10) == numbers(limit=0) == numbers(after=6, before=7) == []
+
+    def test_the_first_records_of_many_series_are_read_at_once(self, catalog: Catalog, others: Catalog) -> None:
+        wanted = [f"x{i}" for i in range(300)]
+        for i in range(0, 300, 100):
+            catalog.record(SessionInfo("s"), f"x{i}", str(i).encode(), at=1.0)
+            catalog.record(SessionInfo("s"), f"x{i}", b"later", at=2.0)
+        catalog.record(SessionInfo("other"), "x1", b"theirs", at=1.0)
+        catalog.record(SessionInfo("s"), "not asked for", b"", at=1.0)
+        for reader in (catalog, others):
+            assert reader.first_records("s", wanted) == {
+                f"x{i}": Record(1, 1.0, None, str(i).encode()) for i in range(0, 300, 100)
+            }
+            assert reader.first_records("s", []) == reader.first_records("nobody", wanted) == {}
+        for _ in range(3):
+            catalog.record(SessionInfo("s"), "x0", b"newest", at=3.0, keep=1)
+        assert catalog.first_records("s", ["x0"]) == {"x0": Record(5, 3.0, None, b"newest")}
 
     def test_only_so_many_records_are_kept_as_asked_and_numbers_go_on(self, catalog: Catalog) -> None:
         for i in range(1, 6):
@@ -349,18 +365,48 @@ class CatalogSuite(RecordSuite, suite=True):
         catalog.open_session(SessionInfo("s", "p", None, 99, created=1.0, used=1.0))
         assert catalog.session("s") == SessionInfo("s", "p", None, 99, created=5.0, used=5.0, used_bytes=1)
 
+    def test_of_several_processes_one_notes_a_collection_in_a_period(self, catalog: Catalog, others: Catalog) -> None:
+        assert catalog.collected() is None
+        assert catalog.note_collection(100.5, every=10.0)
+        assert not others.note_collection(110.25, every=10.0)
+        assert others.collected() == catalog.collected() == 100.5
+        assert others.note_collection(110.5, every=10.0)
+        assert catalog.note_collection(111.0)
+        assert others.collected() == 111.0
+
     def test_every_session_is_listed_once(self, catalog: Catalog) -> None:
         names = {f"session {i}" for i in range(70)}
         for name in names:
             catalog.open_session(SessionInfo(name))
         assert sorted(info.session_id for info in catalog.sessions()) == sorted(names)
 
+    def test_sessions_are_listed_in_pages_the_newest_first(self, catalog: Catalog, others: Catalog) -> None:
+        for number, name in enumerate(["b", "a", "c", "\U0001f600", "\uffff", "a\0b", "%", "_"]):
+            catalog.open_session(SessionInfo(name, created=float(number // 3)))
+        every = sorted(catalog.sessions(), key=lambda info: (info.created, info.session_id), reverse=True)
+        for reader in (catalog, others):
+            found: list[SessionInfo] = []
+            while page := reader.session_page("", (found[-1].created, found[-1].session_id) if found else None, 3):
+                assert len(page) <= 3
+                found += page
+            assert found == every
+            assert reader.session_page("", None, 100) == every
+
+    def test_a_page_of_sessions_has_only_those_whose_ids_begin_with_the_prefix(self, catalog: Catalog) -> None:
+        names = ["ci-1", "ci-2", "CI-3", "c", "xci-4", "ci\0-5", "ci%", "ci_", "é-6"]
+        for name in names:
+            catalog.open_session(SessionInfo(name))
+        for prefix in ("ci-", "ci", "ci\0", "ci%", "c", "é", "none", ""):
+            found = {info.session_id for info in catalog.session_page(prefix, None, 100)}
+            assert found == {name for name in names if name.startswith(prefix)}
+        assert [info.session_id for info in catalog.session_page("ci-", None, 1)] == ["ci-2"]
+
     # Putting and finding
 
     def test_what_was_put_is_found_with_all_of_its_attributes(self, catalog: Catalog, others: Catalog) -> None:
         put = entry("x", name="n", tool="t", call_id="c", producer="planner", parents=("a" * 64, "b" * 12),
                     summary="line ☃", created=5.25, expires=99.5, pinned=True, granted_by="g", codec="json",
-                    media_type="text/x", kind="log")  # fmt: skip
+                    media_type="text/x", kind="log", metadata_json='{"a":1}')  # fmt: skip
         assert catalog.put(put)
         for reader in (catalog, others):
             (found,) = reader.find("s")

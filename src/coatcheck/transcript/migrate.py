@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Final, Literal
 
 import xxhash
 
+from coatcheck.collect import Progress
 from coatcheck.errors import (
     CODES,
     AmbiguousPointer,
@@ -50,9 +51,6 @@ from coatcheck.transcript.splice import MARK, ArtifactRef, Fetch, Slimmed, refs_
 from coatcheck.transcript.swap import SwapFile, batches, is_own, layout_of, opened, pieces, write_all
 
 Paths = str | os.PathLike[str]
-Progress = Callable[[int, int | None], None]
-"""Called with the bytes done so far, and their total if known."""
-
 Write = Callable[[bytes], object]
 _SUFFIXES: Final = (".jsonl", ".json", ".ndjson")
 _SCHEME: Final = SCHEME.encode()

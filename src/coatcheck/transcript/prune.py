@@ -9,12 +9,16 @@ become placeholders, then arguments of calls and attachments, then thinking is r
 before did not reach the target. If all of that gained less than half of the wanted room, whole turns are folded into
 one note, and if even that is not enough, fewer of the newest turns are kept. The savings of each stage are summed up
 once, so that a cut is cheap however often the budget is exceeded.
+
+A placeholder is a pure function of its payload, so a prompt that is pruned again has the same bytes. It is made before
+anything is stored; only the payloads of placeholders that a prompt really contains are put.
 """
 
 from __future__ import annotations
 
 import json
 import operator
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,20 +26,24 @@ from functools import partial
 from itertools import accumulate, takewhile
 from typing import Any, Final, Literal
 
-from coatcheck.checks import one_of, share, whole
-from coatcheck.errors import LimitExceeded
-from coatcheck.externalize.pipeline import STORED
-from coatcheck.externalize.policy import READ_TOOL
+from coatcheck.checks import is_whole, one_of, share, whole
+from coatcheck.errors import AmbiguousPointer, CoatcheckError, LimitExceeded, StoreError
+from coatcheck.externalize.pipeline import STORED, Prepared, own_tag, placeholder, prepared, put_prepared
+from coatcheck.externalize.policy import READ_TOOL, Policy, configured
+from coatcheck.externalize.stub import is_stub
+from coatcheck.ids import digest_of, is_pointer, parse_pointer, pointer_of
+from coatcheck.intake import About
 from coatcheck.messages import PLAIN, Format, Message, detect, named_format
 from coatcheck.messages.cache import StablePrefix
 from coatcheck.messages.cost import weigh
-from coatcheck.messages.formats import arguments_of, attachments, dumped, is_replaceable
-from coatcheck.messages.pairing import pair, side, turns
+from coatcheck.messages.formats import arguments_of, attachments, dumped, is_replaceable, pair, plain_text, side, turns
 from coatcheck.messages.paths import Path, at, replaced
+from coatcheck.previews.excerpts import line as one_line
+from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.tokens import TokenCounter, estimate
-from coatcheck.transcript.placeholders import Placeholder, Placeholders, pointers_in
+from coatcheck.values import byte_size
 
 LOW_WATER: Final = 0.3
 MIN_SAVED: Final = 16
@@ -54,6 +62,9 @@ _TASK: Final = 8  # the first user message stays if it takes at most this part (
 _MAX_LISTED: Final = 16  # artifacts that a note lists
 _LONG_POINTER: Final = "art:" + "a7f3c9e1b5d2" + "8e4b6" * 4  # costs more tokens than real pointers
 _NOTE_SHARE: Final = 16  # the part (1/16) of a budget that a note may take
+_STUBS: Final = Policy(preview_chars=2_000)
+_POINTER: Final = re.compile(r"(?<![0-9A-Za-z:])art:[0-9a-f]{12,64}(?![0-9a-f])")
+_PAGE_HEAD: Final = re.compile(r"\[(art:[0-9a-f]{12,64})[;\]#]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -533,3 +544,145 @@ def _note_text(number: int, pointer: str | None, listed: Sequence[str], others: 
 def _shared(same: Iterable[bool]) -> int:
     """Count how many are true before the first that is not."""
     return sum(1 for _ in takewhile(bool, same))
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """The replacement for a payload. `payload` must be put before the pointer resolves; it is None if it is stored
+    already. `artifact_id` is the full id, or the part of it that the pointer has."""
+
+    what: str
+    size_bytes: int
+    lines: int | None
+    artifact_id: str
+    pointer: str | None
+    payload: Prepared | None = None
+    tool: str | None = None
+    call_id: str | None = None
+    pinned: bool = False
+
+    def text(self, read_tool: str | None) -> str:
+        """The line of JSON that the model is shown."""
+        return placeholder(self.what, self.pointer, self.size_bytes, self.lines, read_tool)
+
+
+class Placeholders:
+    """Makes placeholders for payloads, and puts the payloads into the session, with secrets masked if `redact` or the
+    settings of the store ask for it."""
+
+    def __init__(
+        self,
+        session: Session | None,
+        pinned: Iterable[Ref | str] | None,
+        read_tool: str | None,
+        redact: Literal["store"] | None = None,
+    ) -> None:
+        self._session = session
+        self.policy = Policy() if session is None else configured(session.store.settings, redact)
+        self.read_tool = read_tool
+        self._pinned = None if pinned is None else tuple(_prefix(one) for one in pinned)
+        self.failures: list[str] = []
+
+    def of(self, content: object, what: str, *, tool: str | None, call_id: str | None) -> Placeholder | None:
+        """Return the placeholder of a payload. None if the payload claims to be a stub, but its pointer does not
+        resolve in this session."""
+        text = plain_text(content)
+        if text is not None and is_stub(text, _STUBS):
+            return self._of_stub(text, what)
+        if text is not None and (found := self._of_page(text)) is not None:
+            return found
+        payload = prepared(content if text is None else text, self.policy)
+        data = payload.encoded.data
+        artifact_id = digest_of(data)
+        pinned = self._is_pinned(artifact_id, self._ref(pointer_of(artifact_id, 64)) if self._pinned is None else None)
+        lines = data.count(b"\n") + 1 if isinstance(payload.value, str) else None
+        pointer = None if self._session is None else pointer_of(artifact_id)
+        return Placeholder(what, len(data), lines, artifact_id, pointer, payload, tool, call_id, pinned)
+
+    def _is_pinned(self, artifact_id: str, ref: Ref | None) -> bool:
+        """Whether an artifact must stay: the caller named it, or, if the caller named none, it is pinned in the
+        session."""
+        if self._pinned is None:
+            return ref is not None and ref.pinned
+        return any(artifact_id.startswith(one) or one.startswith(artifact_id) for one in self._pinned)
+
+    def put(self, made: Placeholder) -> Placeholder:
+        """Store the payload of a placeholder. If the store fails, the placeholder has no pointer."""
+        if made.payload is None or self._session is None:
+            return made
+        about = About(tool=made.tool, call_id=made.call_id)
+        try:
+            ref = self._ref(pointer_of(made.artifact_id, 64)) or put_prepared(
+                self._session, made.payload, about, self.policy
+            )
+        except CoatcheckError as error:
+            self.failures.append(str(error))
+            return replace(made, pointer=None, payload=None)
+        return replace(made, pointer=ref.pointer, payload=None)
+
+    def lines(self, pointers: Iterable[str], most: int) -> tuple[str, ...]:
+        """Describe the first of these artifacts that the session has, one line each, at most `most`."""
+        found: list[str] = []
+        for pointer in pointers:
+            if len(found) == most:
+                break
+            ref = self._ref(pointer)
+            if ref is not None:
+                found.append(line_of(ref, quoted=False))
+            elif self._session is None:
+                found.append(pointer)
+        return tuple(found)
+
+    def _of_stub(self, text: str, what: str) -> Placeholder | None:
+        pointer = pointer_in_stub(text)
+        ref = self._ref(pointer) if pointer is not None else None
+        if pointer is None or (self._session is not None and ref is None):
+            return None
+        prefix, stub = parse_pointer(pointer).prefix, json.loads(text)
+        size, lines = (one if is_whole(one) else None for one in (stub.get("size_bytes"), stub.get("lines")))
+        return Placeholder(what, size or 0, lines, prefix, pointer, pinned=self._is_pinned(prefix, ref))
+
+    def _of_page(self, text: str) -> Placeholder | None:
+        """A page from our own tools is not stored: its placeholder points at the artifact that was read."""
+        match = _PAGE_HEAD.search(text[:4_000]) if self._session is not None else None
+        if match is None or self._session is None or self._ref(match[1]) is None:
+            return None
+        if own_tag(self._session.store, text) is None:
+            return None
+        return Placeholder(
+            "an older page of an artifact", byte_size(text), None, parse_pointer(match[1]).prefix, match[1]
+        )
+
+    def _ref(self, pointer: str) -> Ref | None:
+        if self._session is None:
+            return None
+        try:
+            return self._session.ref(pointer)
+        except (AmbiguousPointer, StoreError):
+            return None
+
+
+def pointer_in_stub(text: str) -> str | None:
+    """Return the pointer of a stub, or None if the text is something else."""
+    try:
+        found = json.loads(text).get("artifact") if is_stub(text, _STUBS) else None
+    except (ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) and is_pointer(found) else None
+
+
+def line_of(ref: Ref, limit: int = 80, *, quoted: bool = True) -> str:
+    """Describe an artifact in one line: pointer, kind, size, tool, and its name or summary. Those are untrusted, so
+    they are quoted as a JSON string, unless the line goes into one anyway."""
+    label = one_line(mask(": ".join(filter(None, (ref.tool, ref.name or ref.summary)))), limit)
+    about = json.dumps(label, ensure_ascii=False) if quoted and label else label
+    return f"{ref.pointer} {ref.kind} {ref.size_bytes:,} bytes {about}".rstrip()
+
+
+def pointers_in(text: str) -> list[str]:
+    """Return the pointers in a text, each once, the last one first."""
+    return list(dict.fromkeys(reversed(_POINTER.findall(text)))) if "art:" in text else []
+
+
+def _prefix(one: Ref | str) -> str:
+    return one.artifact_id if isinstance(one, Ref) else parse_pointer(one).prefix if one.startswith("art:") else one

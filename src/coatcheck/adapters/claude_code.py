@@ -1,0 +1,321 @@
+"""The hooks of Claude Code, for its plugin and for its SDK.
+
+Before a tool runs, pointers in its arguments become values. After it, a large output becomes a stub. Claude Code
+accepts a changed output only in the tool's own shape and ignores any other, so `_SHAPES` has the place of the long text
+for each tool that is known. Outputs of other built-in tools, and shapes that are not known, stay as they are.
+
+Claude Code cuts some outputs itself before a hook sees them, and saves them to a file: those of a shell over 30,000
+characters, those of MCP tools over 25,000 tokens. They are read from there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import stat
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from coatcheck import Session
+from coatcheck.adapters import Adapter, Kit, Refusal
+from coatcheck.externalize import Outcome
+from coatcheck.ids import SCHEME
+from coatcheck.store import private_id
+
+HOOK: Final = "hook"
+"""The tool of our MCP server that answers the hooks. It is not listed: only Claude Code itself calls it."""
+
+CALL_ID: Final = "claudecode/toolUseId"
+"""The key in a request's metadata for the id of the call: a model made it. Hooks are called without one."""
+
+HOST: Final = "claude-code"
+PLUGIN_SERVER: Final = "plugin_coatcheck_artifacts"
+"""The name of the plugin's MCP server in the names of tools."""
+
+_MCP: Final = "mcp__"
+_MOST_SAVED: Final = 64 << 20  # bytes of an output that Claude Code has saved to a file
+_CUT: Final = 10_000  # characters of an error that Claude Code shows
+_REMEMBERED: Final = 1_000  # calls whose session is known
+_VALUES: Final[Mapping[str, frozenset[str]]] = {
+    "Write": frozenset({"content"}),
+    "Edit": frozenset({"old_string", "new_string"}),
+    "NotebookEdit": frozenset({"new_source"}),
+}
+"""The arguments of built-in tools that may be a pointer. A command, a path or a prompt is never replaced."""
+
+_TOOLS_LINE: Final = re.compile(r"^tools:(.*(?:\n[ \t]+.*)*)", re.MULTILINE)
+_AGENT: Final = re.compile(r"[\w-]{1,64}")
+_LOG: Final = logging.getLogger("coatcheck")
+
+
+class Hooks:
+    """Answers hooks, and knows the session of each call.
+
+    `server` is the name of our MCP server as it is in the names of tools: `mcp__<server>__get_artifact`. `first` is the
+    host's session before a hook names another. `restricted` has the tools that types of sub-agents are limited to, or
+    None if they are not; for other types, their files are read. `noted` is called with each output that left."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        *,
+        server: str,
+        first: str | None = None,
+        restricted: Mapping[str, Sequence[str] | None] | None = None,
+    ) -> None:
+        kit = adapter.kit()
+        self.prefix = f"{_MCP}{server}__"
+        reader = self.prefix + kit.policy.read_tool if kit.policy.read_tool else None
+        self.kit: Kit = replace(kit, policy=replace(kit.policy, read_tool=reader))
+        self._adapter = adapter
+        self.noted: Callable[[str, Outcome], None] | None = None
+        self._restricted = dict(restricted or {})
+        self._calls: OrderedDict[str, str] = OrderedDict()  # call id -> session id of the host
+        self._newest = first or private_id()
+
+    def session_of(self, call_id: str | None) -> Session:
+        """Return the session of a call to one of our tools; if no hook was called for it, that of the newest hook."""
+        return self._adapter.session(self._calls.get(call_id or "", self._newest))
+
+    def answer(self, event: Mapping[str, Any], schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the output of a hook for its input, as Claude Code has them; {} changes nothing. Never raises.
+
+        Claude Code does not say what an MCP tool's arguments are. With its JSON `schema`, a pointer in place of a list
+        becomes a list; without it, the text of any content."""
+        try:
+            return self._answer(event, schema)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong here, the call of the tool is not
+            _LOG.warning("a hook left a call as it is: %s", type(error).__name__)
+            return {}
+
+    def _answer(self, event: Mapping[str, Any], schema: Mapping[str, Any] | None) -> dict[str, Any]:
+        name, tool, call_id = (str(event.get(key) or "") for key in ("hook_event_name", "tool_name", "tool_use_id"))
+        host_id = str(event.get("session_id") or "")
+        if not host_id or not self.kit.policy.enabled:
+            return {}
+        self._remember(call_id, host_id)
+        if tool.startswith(self.prefix):
+            # Reading back what this session has stored needs no permission of its own.
+            return _output(name, permissionDecision="allow") if name == "PreToolUse" else {}
+        if name == "PreToolUse":
+            return self._before(host_id, tool, event.get("tool_input"), schema)
+        if not self._can_read(str(event.get("agent_type") or ""), str(event.get("cwd") or "")):
+            return {}
+        if name == "PostToolUse":
+            return self._after(host_id, tool, call_id, event.get("tool_response"))
+        return self._failed(host_id, tool, call_id, event.get("error")) if name == "PostToolUseFailure" else {}
+
+    def _remember(self, call_id: str, host_id: str) -> None:
+        self._newest = host_id
+        if call_id:
+            self._calls[call_id] = host_id
+            if len(self._calls) > _REMEMBERED:
+                self._calls.popitem(last=False)
+
+    def _before(self, host_id: str, tool: str, given: Any, schema: Mapping[str, Any] | None) -> dict[str, Any]:
+        if not isinstance(given, dict):
+            return {}
+        names = _VALUES.get(tool, frozenset()) if not tool.startswith(_MCP) else given.keys()
+        asked = {name: value for name, value in given.items() if name in names}
+        if SCHEME not in repr(asked):
+            return {}
+        schema = _TEXTS if tool in _VALUES else schema
+        values = self.kit.arguments(self._adapter.session(host_id), tool, asked, schema)
+        if isinstance(values, Refusal):
+            return _output("PreToolUse", permissionDecision="deny", permissionDecisionReason=values.text)
+        # Without a decision: the user's own rules apply to the new arguments.
+        return {} if values is asked else _output("PreToolUse", updatedInput={**given, **values})
+
+    def _after(self, host_id: str, tool: str, call_id: str, response: Any) -> dict[str, Any]:
+        change = _in_blocks if tool.startswith(_MCP) else _SHAPES.get(tool)
+        if change is None:
+            return {}
+        call = _Call(self.kit, self._adapter.session(host_id), host_id, tool, call_id, self.noted)
+        changed = change(response, call)
+        return {} if changed is response else _output("PostToolUse", updatedToolOutput=changed)
+
+    def _failed(self, host_id: str, tool: str, call_id: str, error: Any) -> dict[str, Any]:
+        """Claude Code lets no hook replace an error, and shows the model 10,000 characters of it. If there is more, add
+        the pointer to all of it."""
+        if not isinstance(error, str) or len(error) <= _CUT or not self.kit.policy.read_tool:
+            return {}
+        outcome = self.kit.result(self._adapter.session(host_id), error, tool=tool, call_id=call_id)
+        if not outcome.refs:
+            return {}
+        pointer = outcome.refs[0].pointer
+        text = (
+            f"The error above was cut. All {len(error):,} characters of it are {pointer}; "
+            f'{self.kit.policy.read_tool}(pointer="{pointer}", grep="…") searches them.'
+        )
+        return _output("PostToolUseFailure", additionalContext=text)
+
+    def _can_read(self, agent: str, folder: str) -> bool:
+        """Whether a sub-agent of this type has our tools. One that is limited to others could not open a stub."""
+        if agent and agent not in self._restricted and _AGENT.fullmatch(agent):
+            self._restricted[agent] = _tools_in_file(agent, Path(folder))
+        allowed = self._restricted.get(agent) or ("*",)
+        return any(one == "*" or one.startswith(self.prefix.rstrip("_")) for one in allowed)
+
+
+_TEXTS: Final = {"properties": {name: {"type": "string"} for names in _VALUES.values() for name in names}}
+
+
+def _output(event: str, **fields: Any) -> dict[str, Any]:
+    return {"hookSpecificOutput": {"hookEventName": event, **fields}}
+
+
+def parsed_event(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the input of a hook from the arguments of the MCP tool that answers it: objects and lists are JSON there,
+    a text is as it is."""
+    event = dict(arguments)
+    for key in ("tool_input", "tool_response"):
+        try:
+            value = json.loads(event.get(key) or "")
+        except (TypeError, ValueError):
+            continue
+        if isinstance(value, dict | list):
+            event[key] = value
+    return event
+
+
+def _tools_in_file(agent: str, folder: Path) -> list[str]:
+    """Return the tools that a custom agent's file limits it to; [] if it has no limit, or no file."""
+    for place in (folder / ".claude", Path.home() / ".claude"):
+        try:
+            text = (place / "agents" / f"{agent}.md").read_text()
+        except (OSError, ValueError):
+            continue
+        found = _TOOLS_LINE.search(text.split("\n---", 1)[0])
+        return re.findall(r"[*\w-]+", found[1]) if found else []
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call that has an output."""
+
+    kit: Kit
+    session: Session
+    host_id: str
+    tool: str
+    id: str
+    noted: Callable[[str, Outcome], None] | None
+
+    def slim(self, value: Any) -> Any:
+        """Return what the model gets for a text or for content blocks; the same object if nothing changes."""
+        outcome = self.kit.result(self.session, value, tool=self._ruled, call_id=self.id)
+        if self.noted is not None and (outcome.refs or outcome.failure):
+            self.noted(self.tool, outcome)
+        # If nothing can be stored, a built-in tool's output stays: Claude Code bounds it, and keeps what it cuts.
+        return value if outcome.failure and not self.tool.startswith(_MCP) else outcome.content
+
+    @property
+    def _ruled(self) -> str:
+        """The name that the policy has a rule for: `search` is also that of `mcp__server__search`."""
+        bare = self.tool.split("__", 2)[-1]
+        return bare if self.tool not in self.kit.policy.tools and bare in self.kit.policy.tools else self.tool
+
+    def saved(self, path: Any) -> str | None:
+        """Return the output that Claude Code has saved to a file of this session, or None."""
+        if not isinstance(path, str) or Path(path).parts[-3:-1] != (self.host_id, "tool-results"):
+            return None
+        try:
+            with open(path, "rb") as source:
+                about = os.fstat(source.fileno())
+                if not stat.S_ISREG(about.st_mode) or about.st_size > _MOST_SAVED:
+                    return None
+                return source.read().decode("utf-8", "replace")
+        except OSError:
+            return None
+
+
+# The shapes of outputs. Each function returns the same object if nothing changes.
+
+
+def _in_blocks(response: Any, call: _Call) -> Any:
+    """An MCP tool: content blocks. Claude Code checks nothing there. More than 25,000 tokens are in a file: as a text,
+    or as the JSON of the blocks."""
+    if not isinstance(response, str):
+        return call.slim(response) if isinstance(response, list) else response
+    found = _SAVED_MCP.match(response)
+    whole = call.saved(found["path"]) if found else None
+    if whole is None:
+        return call.slim(response)
+    value: Any = whole
+    if found and found["format"] != "Plain text":
+        try:
+            value = json.loads(whole)
+        except ValueError:
+            pass
+    shown = call.slim(value)
+    return response if shown is value else shown
+
+
+_SAVED_MCP: Final = re.compile(
+    r"Error: result \([\d,]+ characters.{0,80}Output has been saved to (?P<path>[^\n]+)\.\nFormat: (?P<format>[^\n]*)"
+)
+
+
+def _in_shell(response: Any, call: _Call) -> Any:
+    """Bash and PowerShell. An output that was saved to a file is read from there; without the path, Claude Code shows
+    what is in `stdout`."""
+    if not _has(response, stdout=str, stderr=str) or response.get("isImage") or response.get("structuredContent"):
+        return response
+    saved = call.saved(response.get("persistedOutputPath"))
+    out, err = response["stdout"] if saved is None else saved, response["stderr"]
+    shown = {"stdout": call.slim(out) if out else out, "stderr": call.slim(err) if err else err}
+    if shown["stdout"] is out:
+        return response if shown["stderr"] is err else {**response, "stderr": shown["stderr"]}
+    return {**{key: value for key, value in response.items() if key not in _ABOUT_SAVED}, **shown}
+
+
+_ABOUT_SAVED: Final = ("persistedOutputPath", "persistedOutputSize", "stdoutHoldsOutputEnd")
+
+
+def _in_read(response: Any, call: _Call) -> Any:
+    """A text file, without line numbers. Claude Code remembers that the file was read, so that Edit works."""
+    if not _has(response, file=dict) or response.get("type") != "text":
+        return response
+    file = _in_field("content")(response["file"], call)
+    return response if file is response["file"] else {**response, "file": file}
+
+
+def _in_grep(response: Any, call: _Call) -> Any:
+    """Lines or file names. Names are a list, so their stub is shown as lines."""
+    if not _has(response, filenames=list) or "content" in response:
+        return _in_field("content")(response, call)
+    names = "\n".join(map(str, response["filenames"]))
+    shown = call.slim(names)
+    return response if shown is names else {**response, "mode": "content", "content": shown, "filenames": []}
+
+
+def _in_field(name: str) -> Callable[[Any, _Call], Any]:
+    """The long text, or the content blocks, are in one field."""
+
+    def change(response: Any, call: _Call) -> Any:
+        if not isinstance(response, dict) or not isinstance(response.get(name), str | list):
+            return response
+        shown = call.slim(response[name])
+        return response if shown is response[name] else {**response, name: shown}
+
+    return change
+
+
+def _has(value: Any, **fields: type) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in fields.items())
+
+
+_SHAPES: Final[Mapping[str, Callable[[Any, _Call], Any]]] = {
+    "Agent": _in_field("content"),
+    "Bash": _in_shell,
+    "Grep": _in_grep,
+    "PowerShell": _in_shell,
+    "Read": _in_read,
+    "Task": _in_field("content"),
+    "WebFetch": _in_field("result"),
+}

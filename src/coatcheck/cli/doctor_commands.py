@@ -1,0 +1,192 @@
+"""Commands for a person at a shell: doctor finds out what is wrong and what to do, completion completes words."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import click
+
+import coatcheck
+from coatcheck import CoatcheckError, __version__
+from coatcheck.cli import default_place, json_option, shown_url, store_option, terminal
+
+FAILED: Final = 1
+_EXTRAS: Final = {
+    "http": ("starlette", "serve and gateway"),
+    "images": ("PIL", "pictures that are scaled for models"),
+    "mcp": ("mcp", "the MCP server, the proxy and install"),
+    "pdf": ("pypdf", "the text of PDF files"),
+    "postgres": ("psycopg", "a store that many machines share"),
+    "s3": ("obstore", "a store that many machines share"),
+    "sheets": ("python_calamine", "the cells of workbooks"),
+    "sql": ("duckdb", "SQL on tables"),
+    "tokens": ("splintr", "exact token counts"),
+}
+_LITTLE_ROOM: Final = 1 << 30
+_STALE_DAYS: Final = 30
+_SHELLS: Final = ("bash", "zsh", "fish")
+_HOW: Final = {
+    "bash": 'add to ~/.bashrc:  eval "$(coatcheck completion bash)"',
+    "zsh": 'add to ~/.zshrc:  eval "$(coatcheck completion zsh)"',
+    "fish": "run:  coatcheck completion fish > ~/.config/fish/completions/coatcheck.fish",
+}
+
+
+class Finding(NamedTuple):
+    """One line of a diagnosis: how it is, what was looked at, and the command that mends it."""
+
+    state: Literal["ok", "note", "problem"]
+    about: str
+    message: str
+    mend: str = ""
+
+
+@click.command()
+@store_option
+@json_option
+def doctor(url: str | None, as_json: bool) -> int:
+    """Check the store, extras and clients, and say what to do.
+
+    Exits with 1 if there is a problem. Nothing is changed."""
+    findings = [*_program(), *_settings(), *_store(url), *_extras(), *_clients()]
+    if as_json:
+        terminal.print_json([one._asdict() for one in findings])
+    else:
+        for one in findings:
+            mark = {"ok": "ok      ", "note": "note    ", "problem": "PROBLEM "}[one.state]
+            click.echo(f"{mark}{one.about}: {terminal.one_line(one.message)}")
+            if one.mend:
+                click.echo(f"{'':8}  -> {terminal.one_line(one.mend)}")
+    return FAILED if any(one.state == "problem" for one in findings) else 0
+
+
+def _program() -> Iterator[Finding]:
+    where = f"coatcheck {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    yield Finding("ok", "program", where)
+
+
+def _settings() -> Iterator[Finding]:
+    from coatcheck.config import load, unknown
+
+    try:
+        settings = load()
+    except CoatcheckError as error:
+        yield Finding("problem", "settings", error.message, error.hint or "")
+        return
+    yield Finding("ok", "settings", str(settings.file or "no coatcheck.toml; the defaults apply"))
+    for name, nearest in unknown(os.environ).items():
+        yield Finding("problem", "settings", f"there is no setting {name}", f"did you mean {nearest}?")
+
+
+def _store(url: str | None) -> Iterator[Finding]:
+    try:
+        place = url or default_place()
+        if not place.startswith("s3:") and not Path(place).expanduser().exists():
+            yield Finding("note", "store", f"{place} does not exist yet; the first put creates it")
+            return
+        with coatcheck.open(url, create=False) as store:
+            totals, collected = store.stats(), store.collected_at()
+            figures = f"{totals.sessions:,} sessions, {totals.artifacts:,} artifacts, {totals.stored_bytes:,} bytes"
+            yield Finding("ok", "store", f"{shown_url(store)}: {figures}")
+            yield from _upkeep(terminal.age(collected.isoformat()) if collected else None, totals.artifacts)
+            yield from _folder(Path(store.url))
+    except CoatcheckError as error:
+        yield Finding("problem", "store", error.message, error.hint or "coatcheck verify")
+
+
+def _upkeep(last: str | None, artifacts: int) -> Iterator[Finding]:
+    if last is None and artifacts:
+        yield Finding("note", "upkeep", "the store was never collected", "coatcheck collect")
+    elif last is not None:
+        days = int(last.split()[0]) if last.endswith(" d") else 0
+        mend = "coatcheck collect" if days > _STALE_DAYS else ""
+        yield Finding("note" if mend else "ok", "upkeep", f"last collected {last} ago", mend)
+
+
+def _folder(folder: Path) -> Iterator[Finding]:
+    """Look at the folder of a store: lost records, and room on its disk."""
+    import shutil
+
+    if not folder.is_dir():
+        return
+    lost = sorted(path.name for path in folder.glob("journal.damaged-*"))
+    if lost:
+        yield Finding("problem", "store", f"records were lost: {', '.join(lost)}", "coatcheck verify --repair")
+    free = shutil.disk_usage(folder).free
+    state: Literal["problem", "ok"] = "problem" if free < _LITTLE_ROOM else "ok"
+    mend = "coatcheck collect --grace 0" if state == "problem" else ""
+    yield Finding(state, "disk", f"{free / 1e9:,.1f} GB are free", mend)
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, (module, use) in _EXTRAS.items():
+        if importlib.util.find_spec(module) is not None:
+            yield Finding("ok", f"extra {extra}", f"installed, for {use}")
+        else:
+            yield Finding("note", f"extra {extra}", f"not installed, for {use}", f"pip install 'coatcheck[{extra}]'")
+
+
+def _clients() -> Iterator[Finding]:
+    """Look at each MCP client that has a configuration: whether it uses Coatcheck, and whether that can start."""
+    from coatcheck.install.clients import CLIENTS, SCOPES, after_launcher, find_config
+    from coatcheck.install.plan import Plan
+    from coatcheck.install.plugin import plugin_folder
+
+    for name, client in CLIENTS.items():
+        ours: list[str] = []
+        gone: list[str] = []
+        seen = False
+        for scope in SCOPES:
+            try:
+                place = find_config(
+                    name, scope, home=Path.home(), project=Path.cwd(), platform=sys.platform, environ=os.environ
+                )
+                servers = dict(Plan(place).text.servers) if place.file.exists() else {}
+                seen = seen or place.file.exists()
+                if name == "claude-code" and scope != "local":
+                    environ = os.environ
+                    folder = plugin_folder(scope, home=Path.home(), project=Path.cwd(), environ=environ, folder=None)
+                    plugin = Plan(replace(place, file=folder / ".mcp.json")).text.servers
+                    servers |= {f"{one} of the plugin": entry for one, entry in plugin.items()}
+            except CoatcheckError as error:
+                if "scope" not in error.message and "project" not in error.message:
+                    yield Finding("problem", client.title, error.message, error.hint or "")
+                continue
+            for entry_name, entry in servers.items():
+                if after_launcher(entry) is not None:
+                    ours.append(entry_name)
+                    command = str(entry["command"])
+                    gone += [command] if os.path.isabs(command) and not os.path.exists(command) else []
+        if gone:
+            yield Finding("problem", client.title, f"{gone[0]} does not exist", f"coatcheck install {name} --write")
+        elif ours:
+            yield Finding("ok", client.title, f"uses Coatcheck: {', '.join(sorted(set(ours)))}")
+        elif seen:
+            yield Finding("note", client.title, "does not use Coatcheck", f"coatcheck install {name} --wrap")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(_SHELLS))
+def completion(shell: str) -> None:
+    """Print the completion script for a SHELL.
+
+    It completes commands, options, sessions, names and pointers. On a terminal, a line says how to install it."""
+    from click.shell_completion import get_completion_class
+
+    from coatcheck.cli import main
+
+    found = get_completion_class(shell)
+    assert found is not None
+    source = found(main, {}, "coatcheck", "_COATCHECK_COMPLETE").source()
+    if shell == "bash":  # a pointer has a colon, at which bash would split the word
+        source = f"COMP_WORDBREAKS=${{COMP_WORDBREAKS//:}}\n{source}"
+    click.echo(source)
+    if terminal.is_terminal():
+        terminal.print_note(_HOW[shell])

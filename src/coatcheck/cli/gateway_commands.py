@@ -1,0 +1,176 @@
+"""Commands for the gateway: gateway serves it, run starts a command behind one."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+import coatcheck
+from coatcheck import errors
+from coatcheck.cli import FOLDER, expand_folder, json_option, store_option, usage_error
+from coatcheck.cli.terminal import print_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from coatcheck import Policy, Store
+
+_MODES: Final = ("observe", "stub", "loop")
+_MODE: Final = (
+    "observe changes nothing and records; stub shortens results for clients that have our tools through MCP; loop adds "
+    "our tools and answers them itself."
+)
+_SESSION: Final = (
+    "Session of all requests that name none; {folder} is replaced by the working folder. Default: one for each "
+    "conversation, by what the client sends."
+)
+
+
+def _shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    options = (
+        click.option("--mode", type=click.Choice(_MODES), default="observe", show_default=True, help=_MODE),
+        click.option("--anthropic", metavar="URL", help="Address of Anthropic's API, without /v1."),
+        click.option("--openai", metavar="URL", help="Address of OpenAI's API, or one like it, without /v1."),
+        click.option(
+            "--max-tokens", metavar="N", type=click.IntRange(min=1),
+            help="Larger results become stubs. Default: [policy], else where a stub is expected to pay.",
+        ),
+        click.option(
+            "--session", "session_id", envvar="COATCHECK_SESSION", show_envvar=True, metavar="ID",
+            callback=expand_folder, help=_SESSION,
+        ),
+        store_option,
+        json_option,
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_shared_options
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8975, show_default=True, help="0 for any free port.")
+@click.option("--allow-host", metavar="NAME", multiple=True, help="Further host name of this server. Repeatable.")
+@click.option("--allow-origin", metavar="ORIGIN", multiple=True, help="Origin of an allowed web page. Repeatable.")
+@click.option("--no-token", is_flag=True, help="Accept requests without a token. On the loopback only.")
+def gateway(
+    mode: Any,
+    anthropic: str | None,
+    openai: str | None,
+    max_tokens: int | None,
+    session_id: str | None,
+    url: str | None,
+    as_json: bool,
+    host: str,
+    port: int,
+    allow_host: tuple[str, ...],
+    allow_origin: tuple[str, ...],
+    no_token: bool,
+) -> None:
+    """Serve a gateway between agents and model providers.
+
+    Prints the address for clients, with the token from COATCHECK_GATEWAY_TOKEN or a new one. A conversation that went
+    through stub or loop mode cannot continue without the gateway."""
+    launch = _launch()
+    from coatcheck.collect import collecting_daily
+    from coatcheck.gateway import Gateway, GatewaySettings
+    from coatcheck.gateway.front import TOKEN
+    from coatcheck.http.serving import LocalServer, new_token
+    from coatcheck.lanes import ending
+
+    if no_token and not LocalServer.is_local(host):
+        raise usage_error("--no-token is only possible on the loopback")
+    given = os.environ.get(TOKEN)
+    token = None if no_token else launch.check_token(given) if given else new_token()
+    settings = GatewaySettings(mode=mode, session=session_id, token=token, **_addresses(anthropic, openai))
+    server = launch.local_server(host=host, port=port, hosts=allow_host, origins=allow_origin)
+    with server, ending(), coatcheck.open(url) as store, collecting_daily(store):
+        app = Gateway(store, replace(settings, policy=_policy(store, max_tokens)))
+        address = launch.address_of(server, None if given else token)
+        shown = f"{address}/t/…" if given and token else address
+        if as_json:
+            click.echo(json.dumps({"address": shown, "mode": mode}))
+        else:
+            print_error(f"gateway in {mode} mode at {shown}" + ("" if given or no_token else ", shown only once"))
+            print_error(f"  ANTHROPIC_BASE_URL={shown}")
+            print_error(f"  OPENAI_BASE_URL={shown}/v1")
+        try:
+            server.run(app, grace=launch.GRACE)
+        finally:
+            _print_figures(app, as_json)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("command", metavar="-- COMMAND [ARGS]...", nargs=-1, type=click.UNPROCESSED)
+@_shared_options
+def run(
+    command: tuple[str, ...],
+    mode: Any,
+    anthropic: str | None,
+    openai: str | None,
+    max_tokens: int | None,
+    session_id: str | None,
+    url: str | None,
+    as_json: bool,
+) -> int:
+    """Run a command behind a gateway of its own.
+
+    Sets the variables that point Claude Code, opencode and the providers' SDKs at it, and the option that points Codex.
+    Exits with the command's exit code. At the end, a line on stderr says what was saved."""
+    if not command:
+        raise usage_error("a command is missing after --")
+    launch = _launch()
+    from coatcheck.collect import collecting_daily
+    from coatcheck.gateway import Gateway, GatewaySettings
+    from coatcheck.http.serving import new_token
+
+    if session_id is None and mode == "stub":  # the client's own MCP server must have the same
+        session_id = expand_folder(click.get_current_context(), click.Option(["--session"]), f"run-{FOLDER}")
+    token = new_token()
+    addresses = {**launch.upstreams(os.environ), **_addresses(anthropic, openai)}
+    settings = GatewaySettings(mode=mode, session=session_id, token=token, **addresses)
+    with launch.local_server() as server, coatcheck.open(url) as store, collecting_daily(store):
+        app = Gateway(store, replace(settings, policy=_policy(store, max_tokens)))
+        address = launch.address_of(server, token)
+        environ = {**os.environ, **launch.variables(address, os.environ)}
+        if session_id is not None:
+            environ["COATCHECK_SESSION"] = session_id
+        if url is not None:
+            environ["COATCHECK_STORE"] = os.path.abspath(url)
+        with launch.beside(app, server):
+            code: int = launch.run_command(launch.pointed(command, address), environ)
+        _print_figures(app, as_json)
+    return code
+
+
+def _launch() -> Any:
+    try:
+        from coatcheck.gateway import launch
+    except ImportError as error:
+        raise errors.MissingExtra("http") from error
+    return launch
+
+
+def _addresses(anthropic: str | None, openai: str | None) -> dict[str, Any]:
+    given = {"anthropic": anthropic, "openai": openai}
+    return {name: address.rstrip("/").removesuffix("/v1") for name, address in given.items() if address}
+
+
+def _policy(store: Store, max_tokens: int | None) -> Policy | None:
+    """Return the policy for results, None for that of the settings."""
+    from coatcheck.externalize import configured
+
+    return None if max_tokens is None else configured(store.settings).limited(max_tokens=max_tokens)
+
+
+def _print_figures(app: Any, as_json: bool) -> None:
+    """Print what passed on stderr: stdout belongs to the command."""
+    if as_json:
+        click.echo(json.dumps(asdict(app.watcher.figures)), err=True)
+    else:
+        print_error(str(app.watcher.figures))

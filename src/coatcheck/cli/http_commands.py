@@ -1,0 +1,95 @@
+"""Commands for HTTP: serve gives programs in any language the store."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+import coatcheck
+from coatcheck import errors
+from coatcheck.cli import setting, store_option, usage_error
+from coatcheck.cli.terminal import print_error, print_text
+
+if TYPE_CHECKING:
+    from coatcheck.http.credentials import Keyring, TokenScope
+
+TOKEN: Final = "COATCHECK_HTTP_TOKEN"  # an environment variable
+_TOKENS: Final = "File with the digests of tokens. Default: the settings (COATCHECK_SERVE_TOKENS)."
+_GRACE: Final = "Time that requests in progress have to finish when a signal ends the server."
+_NEW: Final = "Make a token, add its digest to the tokens file, print it, and end."
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(0, 65_535), default=8976, show_default=True, help="0 for any free port.")
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
+@click.option("--allow-host", metavar="NAME", multiple=True, help="Host name that clients may use. Repeatable.")
+@click.option("--allow-origin", metavar="ORIGIN", multiple=True, help="Origin of an allowed web page. Repeatable.")
+@click.option("--grace", type=click.IntRange(min=0), metavar="SECONDS", default=15, show_default=True, help=_GRACE)
+@click.option("--tokens", type=click.Path(path_type=Path), metavar="FILE", help=_TOKENS)
+@click.option("--new-token", metavar="NAME", help=_NEW)
+@click.option("--scope", type=click.Choice(["read", "write", "admin", "metrics"]), help="With --new-token: its scope.")
+@click.option("--tenant", metavar="NAME", help="With --new-token: the tenant whose store it opens.")
+@click.option("--sessions", metavar="PREFIX", help="With --new-token: only sessions whose ids begin like this.")
+@store_option
+def serve(
+    port: int,
+    host: str,
+    allow_host: tuple[str, ...],
+    allow_origin: tuple[str, ...],
+    grace: int,
+    tokens: Path | None,
+    new_token: str | None,
+    scope: TokenScope | None,
+    tenant: str | None,
+    sessions: str | None,
+    url: str | None,
+) -> None:
+    """Serve the store over HTTP.
+
+    Clients need a token: one of the tokens file, the one in COATCHECK_HTTP_TOKEN, or without both a new one that is
+    printed once. The paths are in docs/http.md and at /api/v1/openapi.json."""
+    file = tokens or (Path(found) if (found := setting("serve.tokens")) else None)
+    try:
+        from coatcheck.http.application import EXPOSED, METHODS, store_app
+        from coatcheck.http.credentials import Access, add_token
+        from coatcheck.http.serving import LocalServer
+    except ImportError as error:
+        raise errors.MissingExtra("http") from error
+    if new_token is not None:
+        if file is None or scope is None:
+            raise usage_error("--new-token needs --tokens and --scope")
+        print_text(add_token(file, Access(new_token, scope, tenant, sessions or "")) + "\n")
+        return
+    if scope or tenant or sessions:
+        raise usage_error("--scope, --tenant and --sessions need --new-token")
+    from coatcheck.collect import collecting_daily
+    from coatcheck.lanes import ending
+
+    server = LocalServer(host=host, port=port, hosts=allow_host, origins=allow_origin, methods=METHODS, exposed=EXPOSED)
+    with server, ending(), coatcheck.open(url) as store:
+        keyring, printed = _keyring(file)
+        if keyring.tenants and store.settings["store.tenant"] is not None:
+            raise usage_error("tokens of tenants need the main store: unset store.tenant (COATCHECK_TENANT)")
+        print_error(f"store at {server.url}/api/v1")
+        if printed is not None:
+            print_error(f"token, shown only once: {printed}")
+        if not server.is_local(host):
+            print_error("tokens are readable on the way: put a proxy with TLS before this server")
+        with collecting_daily(store, tenants=lambda: keyring.tenants):
+            server.run(store_app(store, keyring), grace=grace)
+
+
+def _keyring(file: Path | None) -> tuple[Keyring, str | None]:
+    """The known tokens, and a new one to print if there is none."""
+    from coatcheck.http.credentials import Access, Keyring
+    from coatcheck.http.serving import check_token, new_token
+
+    given = os.environ.get(TOKEN)
+    if given:
+        check_token(given, TOKEN)
+    printed = None if given or file else new_token()
+    named = given or printed
+    return Keyring(file, {named: Access("start", "admin")} if named else {}), printed

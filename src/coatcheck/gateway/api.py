@@ -1,0 +1,486 @@
+"""What the gateway knows about an API: how to read a request, what it is sent instead, and how answers are merged.
+
+Requests are read as `msgspec.Raw`: a value that is not changed keeps its bytes. What is learned about a message is kept
+by the digest of its bytes, so that only new messages are decoded. `Api` is one provider's interface, `Merger` joins the
+steps of one answer into what the client is shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+
+import msgspec
+import xxhash
+from msgspec import Raw
+
+from coatcheck.gateway.sse import event
+from coatcheck.messages.cost import BoundedCache
+
+if TYPE_CHECKING:
+    from coatcheck._toolkit import Tool
+    from coatcheck.externalize.blocks import ContentPart
+
+Side = Literal["user", "answer", "system"]
+FIRST: Final = 1_000
+"""Bytes of a result that is small enough to stay without being looked up."""
+_KNOWN: Final = 20_000  # messages whose facts are kept
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
+_ARRAY: Final = msgspec.json.Decoder(list[Raw])
+_ESCAPE: Final = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\\u[eE][0-7]..|\\."
+)
+_PRIVATE: Final = re.compile(rb"\\u[eE][0-7]..|\\.")
+_PAIR: Final = 12  # bytes of two escapes
+
+
+class Unreadable(ValueError):
+    """A body that cannot be read. It passes as it came."""
+
+
+def fields_of(raw: Raw | bytes) -> dict[str, Raw]:
+    """Return the members of a JSON object with their bytes. Raises `Unreadable`."""
+    try:
+        return _OBJECT.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Unreadable(str(error)) from error
+
+
+def items_of(raw: Raw | bytes) -> list[Raw]:
+    """Return the elements of a JSON array with their bytes. Raises `Unreadable`."""
+    try:
+        return _ARRAY.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Unreadable(str(error)) from error
+
+
+def value_of(raw: Raw | bytes) -> Any:
+    """Return a JSON value. Lone surrogates are kept. Raises `Unreadable`."""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        try:
+            return json.loads(bytes(raw))
+        except (ValueError, RecursionError) as error:
+            raise Unreadable(str(error)) from error
+    except RecursionError as error:
+        raise Unreadable("nested too deeply") from error
+
+
+def raw_of(value: Any) -> Raw:
+    """Return a value, which may contain `Raw`, as JSON."""
+    try:
+        return Raw(msgspec.json.encode(value))
+    except (UnicodeEncodeError, msgspec.MsgspecError):
+        return Raw(json.dumps(value).encode())
+
+
+def text_field(fields: Mapping[str, Raw], name: str) -> str:
+    """Return a member that is a text, '' if it is not one."""
+    found = value_of(fields[name]) if name in fields else ""
+    return found if isinstance(found, str) else ""
+
+
+def number_field(fields: Mapping[str, Raw], name: str) -> int | None:
+    found = value_of(fields[name]) if name in fields else None
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def digest(*parts: str) -> str:
+    """Return a key of the ledger for these texts."""
+    whole = hashlib.sha256()
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        whole.update(len(data).to_bytes(8, "big") + data)
+    return whole.hexdigest()[:40]
+
+
+def squeezed(text: str) -> str:
+    """Return a text without whitespace: clients trim texts, and join them with blank lines."""
+    return "".join(text.split())
+
+
+def canonical(value: Any) -> str:
+    """Return a text that is equal for values that a provider treats as equal: without cache marks and outer whitespace
+    of texts, keys in one order, 1 for 1.0, and a text in place of a single text block."""
+    return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def _is_text(value: dict[str, Any]) -> bool:
+    """Whether a block has nothing but a text."""
+    is_text = value.get("type") in ("text", "input_text", "output_text") and isinstance(value.get("text"), str)
+    return is_text and value.keys() <= {"type", "text", "cache_control", "annotations", "logprobs"}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        if _is_text(value):
+            return value["text"].strip()
+        return {name: _plain(one) for name, one in value.items() if name != "cache_control"}
+    if isinstance(value, list):
+        plain = [_plain(one) for one in value]
+        return plain[0] if len(plain) == 1 and isinstance(plain[0], str) else plain
+    if isinstance(value, str):
+        return value.strip()
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@dataclass(frozen=True, slots=True)
+class HeldResult:
+    """A tool result in a message: its place there, the call it answers, its key in the ledger, and its bytes."""
+
+    place: int
+    call_id: str
+    key: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFacts:
+    """What is known about one message. `keys` are the values in an answer that clients send back unchanged, each with
+    the place of its block; `text` is the digest of an answer's text. `label` describes the message to a person."""
+
+    side: Side
+    digest: str
+    size: int
+    label: str = ""
+    keys: tuple[tuple[int, str], ...] = ()
+    results: tuple[HeldResult, ...] = ()
+    calls: tuple[tuple[str, str], ...] = ()
+    text: str = ""
+    blocks: int = 1
+
+
+@dataclass(slots=True)
+class ClientRequest:
+    """A request of a client, with its messages and tools as they came."""
+
+    top: dict[str, Raw]
+    messages: list[Raw]
+    facts: list[HeldFacts]
+    tools: list[Raw]
+    model: str
+    is_streamed: bool
+    has_surrogates: bool = False
+
+    @property
+    def has_answers(self) -> bool:
+        return any(one.side == "answer" for one in self.facts)
+
+    @property
+    def first(self) -> str:
+        """The digest of the conversation's first message, with the system messages before it."""
+        parts = []
+        for one in self.facts:
+            parts.append(one.digest)
+            if one.side != "system":
+                break
+        return digest("first", *parts)
+
+    def text_key(self, text: str, at: int | None = None) -> str:
+        """Return the key of an answer that has nothing but text, at the end or before the message of this number: its
+        text, the message before it, and how many answers there were. Without whitespace, which clients change."""
+        before = self.facts[:at]
+        sides = ["", *(one.side for one in before)]
+        turns = sum(one != "answer" == next_one for one, next_one in pairwise(sides))
+        last = next((one.digest for one in reversed(before) if one.side != "answer"), "")
+        return digest("text", squeezed(text), last, str(turns))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCall:
+    """A call of one of our tools."""
+
+    call_id: str
+    name: str
+    arguments: Any
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStep:
+    """One finished step: the model's messages as they are sent back, our calls in it, and the number of the client's.
+    `is_open` says whether the model waits for results."""
+
+    messages: list[Raw]
+    own: list[OwnCall]
+    others: int
+    is_open: bool
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """What was sent for an answer that a client holds: messages, and what the client was shown behind the key."""
+
+    messages: list[Raw]
+    after: list[str] = field(default_factory=list)
+
+
+class Merger(ABC):
+    """Joins the steps of one answer. `own` are the names of our tools. If the client wants structured output, it is
+    shown the text of the last step alone.
+
+    For a streamed answer, `feed` takes bytes and returns what the client gets now; for others, `take` takes the body of
+    a step. `end_step` returns the finished step, `next_step` begins another and returns what the client gets before it,
+    `finish` returns the end of the answer, or all of it if it is not streamed.
+
+    `last_key` is the last value that the client was shown and will send back, `after` what it was shown behind it, and
+    `texts` are all texts that it was shown."""
+
+    def __init__(self, own: Iterable[str], request: ClientRequest) -> None:
+        self.own = frozenset(own)
+        self.request = request
+        self.steps = 1
+        self.has_failed = False
+        self.is_complete = False
+        self.last_key: str | None = None
+        self.after: list[str] = []
+        self.texts: list[str] = []
+        self.usages: list[dict[str, Any]] = []
+
+    @property
+    def answer_id(self) -> str:
+        """The id under which the client knows the answer, if it can name it later."""
+        return ""
+
+    @property
+    def text_key(self) -> str:
+        """The key of an answer that has nothing but text."""
+        return self.request.text_key("".join(self.texts))
+
+    @abstractmethod
+    def feed(self, chunk: bytes) -> bytes: ...
+    @abstractmethod
+    def take(self, body: bytes) -> None: ...
+    @abstractmethod
+    def end_step(self) -> LoopStep: ...
+    @abstractmethod
+    def next_step(self) -> bytes: ...
+    @abstractmethod
+    def finish(self, stop: str | None = None) -> bytes: ...
+
+
+class Api(ABC):
+    """One provider's API."""
+
+    name: ClassVar[str]
+    list_name: ClassVar[str] = "messages"
+    joins_answers: ClassVar[bool] = False
+    """Whether consecutive messages of the model are one answer."""
+    binds_thinking: ClassVar[bool] = False
+    """Whether the provider refuses thinking behind another history than the one that it was written for."""
+    stops: ClassVar[Mapping[str, str]]
+    """How an answer ends that the limit on output or on steps has cut."""
+    ping: ClassVar[bytes]
+
+    def __init__(self) -> None:
+        self._facts: BoundedCache[bytes, HeldFacts] = BoundedCache(_KNOWN)
+
+    def read(self, body: bytes) -> ClientRequest:
+        """Read a request. Raises `Unreadable` if it is not one of this API."""
+        found = None
+        try:
+            top = fields_of(body)
+        except Unreadable:
+            found = _without_surrogates(body)
+            if found is None:
+                raise
+            top = fields_of(found)
+        messages = self.messages_in(top)
+        tools = items_of(top["tools"]) if "tools" in top and bytes(top["tools"]) != b"null" else []
+        facts = [self.facts_of(one) for one in messages]
+        stream = bytes(top["stream"]) == b"true" if "stream" in top else False
+        return ClientRequest(top, messages, facts, tools, text_field(top, "model"), stream, found is not None)
+
+    def messages_in(self, top: Mapping[str, Raw]) -> list[Raw]:
+        if self.list_name not in top:
+            raise Unreadable(f"no {self.list_name}")
+        return items_of(top[self.list_name])
+
+    def facts_of(self, raw: Raw) -> HeldFacts:
+        data = bytes(raw)
+        key = xxhash.xxh3_128_digest(data)
+        found = self._facts.get(key)
+        if found is not None:
+            return found
+        value = value_of(raw)
+        if not isinstance(value, dict):
+            raise Unreadable("a message is not an object")
+        return self._facts.keep(key, self.facts(value, len(data)))
+
+    @abstractmethod
+    def facts(self, message: dict[str, Any], size: int) -> HeldFacts:
+        """Return what is known about a message."""
+
+    def written(self, request: ClientRequest, messages: Sequence[Raw], tools: Sequence[Raw], **more: Any) -> bytes:
+        """Return the body with these messages and tools. Everything else keeps its bytes; what is new goes last."""
+        changed: dict[str, Any] = {**request.top, self.list_name: list(messages)}
+        if len(tools) > len(request.tools):
+            changed["tools"] = list(tools)
+        body = bytes(raw_of(changed | more))
+        return _with_surrogates(body) if request.has_surrogates else body
+
+    @abstractmethod
+    def described(self, tools: Sequence[Tool]) -> list[Raw]:
+        """Return our tools as this API describes them."""
+
+    @abstractmethod
+    def result_content(self, raw: Raw, result: HeldResult) -> Any:
+        """Return the content of a result."""
+
+    @abstractmethod
+    def with_results(self, raw: Raw, contents: Mapping[int, Raw]) -> Raw:
+        """Return a message with other contents in place of those of its results."""
+
+    @abstractmethod
+    def expanded(self, entry: LedgerEntry, held: Sequence[Raw], place: int | None) -> list[Raw]:
+        """Return what was sent for an answer that the client holds. `place` is that of the block with the key."""
+
+    def append(self, sent: list[Raw], message: Raw, *, is_behind_own: bool) -> None:
+        """Add a message of the client behind what is sent so far, which may end with messages of the ledger."""
+        sent.append(message)
+
+    @abstractmethod
+    def results(self, answers: Sequence[tuple[OwnCall, list[ContentPart]]]) -> list[Raw]:
+        """Return the messages with the results of our tools."""
+
+    @abstractmethod
+    def following(self, request: ClientRequest, sent: list[Raw], answer: list[Raw], results: list[Raw]) -> list[Raw]:
+        """Return the messages of the next step."""
+
+    @abstractmethod
+    def settings(self, request: ClientRequest, spent: int, *, is_last: bool) -> dict[str, Any] | None:
+        """Return what else changes in a further step, after `spent` tokens of output. None if too few are left."""
+
+    def first_settings(self, request: ClientRequest, own: Sequence[str]) -> dict[str, Any]:
+        """Return what else changes in the first step."""
+        return {}
+
+    @abstractmethod
+    def merger(self, own: Iterable[str], request: ClientRequest) -> Merger: ...
+
+    @abstractmethod
+    def refusal(self, request: ClientRequest) -> str | None:
+        """Return why a request of an adopted conversation cannot be sent, or None."""
+
+    @abstractmethod
+    def error(self, status: int, message: str) -> bytes:
+        """Return the body of an error."""
+
+    @abstractmethod
+    def error_event(self, status: int, message: str) -> bytes: ...
+
+    def wrapped_error(self, body: bytes) -> bytes:
+        """Return the body of a provider's error as an event."""
+        return event(body)
+
+    def unbound(self, request: ClientRequest, sent: Sequence[Raw], error: bytes) -> list[str]:
+        """Return the keys of the thinking that the provider refuses with this error, with all behind it. Empty if that
+        is not the reason."""
+        return []
+
+    def without_thinking(self, sent: Sequence[Raw], keys: Collection[str]) -> list[Raw]:
+        """Return messages without the thinking that has these keys."""
+        return list(sent)
+
+    def chained(self, request: ClientRequest, merger: Merger) -> dict[str, Any]:
+        """Return what ties a further step to the one before."""
+        return {}
+
+    def chain(self, request: ClientRequest) -> str | None:
+        """Return the key of what a request continues, if the provider keeps the conversation."""
+        return None
+
+    def renamed(
+        self, request: ClientRequest, merger: Merger, adopted: str, waiting: Sequence[Raw]
+    ) -> dict[str, dict[str, Any]]:
+        """Return records, by key, for requests that name this answer: ids to replace, and results of ours that wait.
+        `adopted` is the key of the adoption."""
+        return {}
+
+    def renaming(self, link: Mapping[str, Raw]) -> dict[str, Any]:
+        """Return what changes in a request that names an earlier answer, given the record of that answer."""
+        return {}
+
+    def named_before(self, request: ClientRequest) -> str | None:
+        """Return the key of an earlier answer that a request names by its id, if the id only informs the provider."""
+        return None
+
+    def with_last_id(self, request: ClientRequest, link: Mapping[str, Raw]) -> dict[str, Any]:
+        """Return what changes in a request that names an earlier answer of several steps, given its record."""
+        return {}
+
+    def waiting_keys(self, request: ClientRequest) -> list[str]:
+        """Return the keys of results of ours that go before the results in this request."""
+        return []
+
+    def unspliced(self, held: Sequence[Raw]) -> list[Raw]:
+        """Return what is sent for an answer that the ledger does not have."""
+        return list(held)
+
+    @abstractmethod
+    def usage_in(self, chunks: bytes, *, is_streamed: bool) -> tuple[dict[str, Any], Any]:
+        """Return the usage that an answer reports, and the answer as a message, None if it is not complete."""
+
+
+def added(one: Any, other: Any) -> Any:
+    """Add two usages: numbers are summed, objects by member; of anything else the later counts."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {name: added(one.get(name), other.get(name)) for name in one | other}
+    if one is None or other is None:
+        return one if other is None else other
+    if isinstance(one, int | float) and isinstance(other, int | float) and not isinstance(one, bool):
+        return one + other
+    return other
+
+
+def accumulated(known: dict[str, Any], delta: Mapping[str, Any], skip: Callable[[str], bool]) -> None:
+    """Add a delta to an object: texts and lists are joined, everything else is replaced."""
+    for name, value in delta.items():
+        if skip(name) or value is None:
+            continue
+        before = known.get(name)
+        if isinstance(value, str | list) and isinstance(before, type(value)):
+            known[name] = before + value  # type: ignore[operator]
+        else:
+            known[name] = value
+
+
+def _without_surrogates(body: bytes) -> bytes | None:
+    """Return the body with each lone surrogate as a character of private use, None if there are none. JavaScript cuts
+    strings between two surrogates, and no strict reader takes the halves."""
+    if b"\\ud" not in body and b"\\uD" not in body:
+        return None
+    found = False
+
+    def replaced(match: re.Match[bytes]) -> bytes:
+        nonlocal found
+        text = match[0]
+        if text[1:2] != b"u" or len(text) == _PAIR:
+            return text
+        if text[2:3] in b"eE":
+            raise Unreadable("lone surrogates beside characters of private use")
+        found = True
+        return b"\\ue" + b"%x" % (int(text[3:4], 16) - 8) + text[4:]
+
+    try:
+        changed = _ESCAPE.sub(replaced, body)
+    except Unreadable:
+        return None
+    return changed if found else None
+
+
+def _with_surrogates(body: bytes) -> bytes:
+    """Undo `_without_surrogates`."""
+
+    def replaced(match: re.Match[bytes]) -> bytes:
+        text = match[0]
+        return b"\\ud" + b"%x" % (int(text[3:4], 16) + 8) + text[4:] if text[1:3] in (b"ue", b"uE") else text
+
+    return _PRIVATE.sub(replaced, body)

@@ -1,0 +1,633 @@
+"""Anthropic's Messages API: requests, and the merging of answers.
+
+A call is a block of the assistant, and its result a block of the next user message. Thinking is bound to everything
+before it, so it is sent back byte for byte, and left out only where the client leaves it out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Raw
+
+from coatcheck.gateway.api import (
+    FIRST,
+    Api,
+    ClientRequest,
+    HeldFacts,
+    HeldResult,
+    LedgerEntry,
+    LoopStep,
+    Merger,
+    OwnCall,
+    Side,
+    Unreadable,
+    accumulated,
+    added,
+    canonical,
+    digest,
+    fields_of,
+    items_of,
+    number_field,
+    raw_of,
+    squeezed,
+    text_field,
+    value_of,
+)
+from coatcheck.gateway.sse import Event, EventSplitter, event
+
+if TYPE_CHECKING:
+    from coatcheck._toolkit import Tool
+    from coatcheck.externalize.blocks import ContentPart
+
+_ERRORS: Final = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error",
+}  # fmt: skip
+_DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+_MARK: Final = "cache_control"
+_DIAGNOSTICS: Final = "diagnostics"
+_TRANSFORMED: Final = "input_transformations"
+_CREDIT: Final = ("fallback_credit_token", "fallback_has_prefill_claim")  # for the exact body of a request alone
+_BOUND: Final = b"bound to a different conversation"
+_PLACE: Final = re.compile(r"messages\.(\d+)\.content\.(\d+)")
+_LEAST_OUTPUT: Final = 16  # tokens that a further step needs at least
+
+
+class MessagesApi(Api):
+    name = "anthropic"
+    joins_answers = True
+    binds_thinking = True
+    stops = MappingProxyType({"output": "max_tokens", "steps": "end_turn"})
+    ping = event(b'{"type": "ping"}', "ping")
+
+    def facts(self, message: dict[str, Any], size: int) -> HeldFacts:
+        role = message.get("role")
+        content = message.get("content")
+        blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        side: Side = "answer" if role == "assistant" else "system" if role == "system" else "user"
+        keys: list[tuple[int, str]] = []
+        results: list[HeldResult] = []
+        calls: list[tuple[str, str]] = []
+        texts: list[str] = []
+        for place, block in enumerate(blocks):
+            if not isinstance(block, dict):
+                continue
+            if side == "answer":
+                keys += [(place, key) for key in filter(None, [_key(block)])]
+                if block.get("type") == "tool_use":
+                    calls.append((str(block.get("id")), str(block.get("name"))))
+                elif block.get("type") == "text":
+                    texts.append(str(block.get("text")).strip())
+            elif block.get("type") == "tool_result":
+                results.append(_held_result(place, block))
+        label = ", ".join(dict.fromkeys(str(block.get("type")) for block in blocks if isinstance(block, dict)))
+        whole = digest(str(role), canonical(content))
+        return HeldFacts(
+            side, whole, size, f"{role}: {label}"[:200], tuple(keys), tuple(results), tuple(calls),
+            squeezed("".join(texts)), len(blocks),
+        )  # fmt: skip
+
+    def described(self, tools: Sequence[Tool]) -> list[Raw]:
+        return [raw_of(tool.as_anthropic()) for tool in tools]
+
+    def result_content(self, raw: Raw, result: HeldResult) -> Any:
+        block = fields_of(items_of(fields_of(raw)["content"])[result.place])
+        return value_of(block["content"]) if "content" in block else ""
+
+    def with_results(self, raw: Raw, contents: Mapping[int, Raw]) -> Raw:
+        message = fields_of(raw)
+        blocks = items_of(message["content"])
+        for place, content in contents.items():
+            block = fields_of(blocks[place])
+            marks = [] if _MARK in block else list(_marks(value_of(block.get("content", Raw(b"null")))))
+            blocks[place] = raw_of({**block, "content": content} | ({_MARK: marks[-1]} if marks else {}))
+        return raw_of({**message, "content": blocks})
+
+    def expanded(self, entry: LedgerEntry, held: Sequence[Raw], place: int | None) -> list[Raw]:
+        blocks = [block for message in held for block in _blocks(message)]
+        values = [value_of(block) for block in blocks]
+        kept = {key for block in values if (key := _thinking(block))}
+        sent: list[Raw] = []
+        for message in entry.messages:
+            fields = fields_of(message)
+            inner = items_of(fields["content"])
+            wanted = [block for block in inner if _is_kept(block, kept)]
+            sent.append(message if len(wanted) == len(inner) else raw_of({**fields, "content": wanted}))
+        rest = list(blocks) if place is None else blocks[place + 1 :]
+        rest = [] if place is None else list(_behind(rest, entry.after))
+        if rest and _is_answer(sent[-1]):
+            sent[-1] = _joined(sent[-1], rest)
+        elif rest:
+            sent.append(raw_of({"role": "assistant", "content": rest}))
+        marks = [mark for block in values if isinstance(block, dict) and (mark := block.get(_MARK))]
+        if marks and not rest:
+            sent[-1] = _marked(sent[-1], marks[-1])
+        return sent
+
+    def append(self, sent: list[Raw], message: Raw, *, is_behind_own: bool) -> None:
+        """Results of ours go before the client's, in the same message."""
+        if is_behind_own and _role(sent[-1]) == _role(message) == "user":
+            fields = fields_of(message)
+            sent[-1] = raw_of({**fields, "content": [*_blocks(sent[-1]), *_blocks(message)]})
+        else:
+            sent.append(message)
+
+    def results(self, answers: Sequence[tuple[OwnCall, list[ContentPart]]]) -> list[Raw]:
+        blocks = []
+        for call, parts in answers:
+            content: Any = parts[0].text if len(parts) == 1 else [part.as_anthropic() for part in parts]
+            blocks.append({"type": "tool_result", "tool_use_id": call.call_id, "content": content})
+        return [raw_of({"role": "user", "content": blocks})]
+
+    def following(self, request: ClientRequest, sent: list[Raw], answer: list[Raw], results: list[Raw]) -> list[Raw]:
+        """Return the messages of the next step. The client's last mark moves to the end of our results; else each step
+        would pay for the ones before."""
+        for at in range(len(sent) - 1, -1, -1):
+            if b'"cache_control"' not in bytes(sent[at]):
+                continue
+            bare, mark = _without_last_mark(sent[at])
+            if mark is not None:
+                return [*sent[:at], bare, *sent[at + 1 :], *answer, *results[:-1], _marked(results[-1], mark)]
+        return [*sent, *answer, *results]
+
+    def settings(self, request: ClientRequest, spent: int, *, is_last: bool) -> dict[str, Any] | None:
+        changed: dict[str, Any] = {"tool_choice": {"type": "none"}} if is_last else {}
+        most = number_field(request.top, "max_tokens")
+        if most is not None and "max_tokens" in request.top:
+            thinking = value_of(request.top.get("thinking", Raw(b"null")))
+            least = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+            if most - spent < max(_LEAST_OUTPUT, least + 1 if isinstance(least, int) else 0):
+                return None
+            changed["max_tokens"] = most - spent
+        return changed
+
+    def unbound(self, request: ClientRequest, sent: Sequence[Raw], error: bytes) -> list[str]:
+        """Return the keys of refused thinking. With `drop_block` the provider leaves it out itself."""
+        if _BOUND not in error or b"drop_block" in bytes(request.top.get("thinking", Raw(b""))):
+            return []
+        found = _PLACE.search(error.decode("utf-8", "replace"))
+        first = (int(found[1]), int(found[2])) if found else (0, 0)
+        every = list(_thinking_in(sent))
+        return [key for place, key in every if place >= first] or [key for _, key in every]
+
+    def without_thinking(self, sent: Sequence[Raw], keys: Collection[str]) -> list[Raw]:
+        changed = {number for (number, _), key in _thinking_in(sent) if key in keys}
+        left = []
+        for number, message in enumerate(sent):
+            if number not in changed:
+                left.append(message)
+                continue
+            blocks = [block for block in _blocks(message) if _thinking(value_of(block)) not in keys]
+            left += [raw_of({**fields_of(message), "content": blocks})] if blocks else []
+        return left
+
+    def chained(self, request: ClientRequest, merger: Merger) -> dict[str, Any]:
+        assert isinstance(merger, _MessagesMerger)
+        return _with_previous(request, merger.ids[-1]) if _DIAGNOSTICS in request.top and merger.ids else {}
+
+    def renamed(
+        self, request: ClientRequest, merger: Merger, adopted: str, waiting: Sequence[Raw]
+    ) -> dict[str, dict[str, Any]]:
+        """Record the last id of the answer under its first, for clients that ask why the cache was missed."""
+        assert isinstance(merger, _MessagesMerger)
+        ids = merger.ids
+        return {digest("message", ids[0]): {"id": ids[-1]}} if _DIAGNOSTICS in request.top and len(ids) > 1 else {}
+
+    def named_before(self, request: ClientRequest) -> str | None:
+        given = value_of(request.top.get(_DIAGNOSTICS, Raw(b"null")))
+        before = given.get("previous_message_id") if isinstance(given, dict) else None
+        return digest("message", before) if isinstance(before, str) else None
+
+    def with_last_id(self, request: ClientRequest, link: Mapping[str, Raw]) -> dict[str, Any]:
+        return _with_previous(request, value_of(link["id"]))
+
+    def merger(self, own: Iterable[str], request: ClientRequest) -> Merger:
+        return _MessagesMerger(own, request)
+
+    def refusal(self, request: ClientRequest) -> str | None:
+        return None
+
+    def error(self, status: int, message: str) -> bytes:
+        kind = _ERRORS.get(status, "api_error")
+        return bytes(raw_of({"type": "error", "error": {"type": kind, "message": message}}))
+
+    def error_event(self, status: int, message: str) -> bytes:
+        return event(self.error(status, message), "error")
+
+    def wrapped_error(self, body: bytes) -> bytes:
+        return event(body, "error")
+
+    def usage_in(self, chunks: bytes, *, is_streamed: bool) -> tuple[dict[str, Any], Any]:
+        merger = _MessagesMerger((), ClientRequest({}, [], [], [], "", is_streamed))
+        if is_streamed:
+            merger.feed(chunks)
+        else:
+            merger.take(chunks)
+        usage = merger.usages[0] if merger.usages else {}
+        step = merger.end_step()
+        return usage, value_of(step.messages[0]) if step.messages and merger.is_complete else None
+
+
+class _Block:
+    """A block of a streamed answer."""
+
+    def __init__(self, start: dict[str, Raw], is_own: bool) -> None:
+        self.fields = start
+        self.is_own = is_own
+        self.kind = text_field(start, "type")
+        self.parts: dict[str, list[str]] = {}
+        self.other: dict[str, Any] = {}
+        self.written: list[str] = []
+        self.is_done = False
+
+    def add(self, delta: dict[str, Any]) -> None:
+        kind = delta.get("type")
+        name = _DELTAS.get(str(kind))
+        if kind == "input_json_delta":
+            self.written.append(str(delta.get("partial_json", "")))
+        elif name is not None:
+            self.parts.setdefault(name, []).append(str(delta.get(name, "")))
+        elif kind == "citations_delta":
+            self.other["citations"] = [*self.other.get("citations", []), delta.get("citation")]
+        else:
+            accumulated(self.other, delta, lambda name: name == "type")
+
+    def raw(self) -> Raw:
+        """Return the whole block. Raises `Unreadable` if the arguments of a call are not complete."""
+        changed: dict[str, Any] = dict(self.fields)
+        for name, texts in self.parts.items():
+            start = text_field(self.fields, name) if name != "signature" else ""
+            changed[name] = start + "".join(texts)
+        written = "".join(self.written)
+        if written.strip():
+            value_of(written.encode("utf-8", "surrogatepass"))
+            changed["input"] = Raw(written.encode("utf-8", "surrogatepass"))
+        return raw_of(changed | self.other)
+
+
+class _MessagesMerger(Merger):
+    def __init__(self, own: Iterable[str], request: ClientRequest) -> None:
+        super().__init__(own, request)
+        output = bytes(request.top.get("output_config", Raw(b"")))
+        self._is_strict = b'"format"' in output or "output_format" in request.top
+        self._shown = 0
+        self._is_begun = False
+        self._wholes: list[dict[str, Raw]] = []
+        self._content: list[Raw] = []
+        self._transformed: list[Any] = []
+        self.ids: list[str] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._events = EventSplitter()
+        self._blocks: dict[int, _Block] = {}
+        self._places: dict[int, int | None] = {}
+        self._end: list[Event] = []
+        self._stop = ""
+        self._waiting: list[tuple[int, Event]] = []
+        self.is_complete = False
+
+    # Streamed
+
+    def feed(self, chunk: bytes) -> bytes:
+        return b"".join(out for one in self._events.feed(chunk) for out in self._received(one))
+
+    def _received(self, one: Event) -> Iterator[bytes]:
+        try:
+            fields = fields_of(one.data)
+            kind = text_field(fields, "type") or one.name
+            place = number_field(fields, "index")
+        except Unreadable:
+            yield one.raw
+            return
+        if kind == "message_start":
+            message = fields_of(fields["message"])
+            self._started(message)
+            if not self._is_begun:
+                self._is_begun = True
+                yield one.raw
+        elif kind in ("message_delta", "message_stop"):
+            self._ends(kind, fields, one)
+        elif kind == "error":
+            self.has_failed = True
+            yield one.raw
+        elif place is not None:
+            yield from self._of_block(kind, place, fields, one)
+        elif kind != "ping" or self._is_begun:
+            yield one.raw
+
+    def _started(self, message: dict[str, Raw]) -> None:
+        """Note usage, id and transformations of a step."""
+        self.usages.append(value_of(message["usage"]) if "usage" in message else {})
+        self.ids += [found] if (found := text_field(message, "id")) else []
+        self._note_transformed(message)
+
+    def _note_transformed(self, fields: dict[str, Raw]) -> None:
+        """Note what the provider has changed. Each step repeats what those before it have reported."""
+        found = value_of(fields[_TRANSFORMED]) if _TRANSFORMED in fields else None
+        self._transformed += [one for one in found if one not in self._transformed] if isinstance(found, list) else []
+
+    def _ends(self, kind: str, fields: dict[str, Raw], one: Event) -> None:
+        self._end.append(one)
+        if kind == "message_stop":
+            self.is_complete = True
+            return
+        self._note_transformed(fields)
+        if "usage" in fields and self.usages:
+            self.usages[-1] = {**self.usages[-1], **value_of(fields["usage"])}
+        if "delta" in fields:
+            self._stop = text_field(fields_of(fields["delta"]), "stop_reason")
+
+    def _of_block(self, kind: str, place: int, fields: dict[str, Raw], one: Event) -> Iterator[bytes]:
+        if kind == "content_block_start":
+            start = fields_of(fields["content_block"])
+            block = self._blocks[place] = _Block(start, self._is_own(start))
+            if self._is_strict and not block.is_own:
+                self._places[place] = None
+            else:
+                self._places[place] = None if block.is_own else self._next_place()
+        known = self._blocks.get(place)
+        if known is None:
+            yield one.raw
+            return
+        if kind == "content_block_delta":
+            known.add(value_of(fields["delta"]))
+        elif kind == "content_block_stop":
+            known.is_done = True
+            if not known.is_own and not self._is_strict:
+                self._note(known.raw())
+        if self._is_strict and not known.is_own:
+            self._waiting.append((place, one))
+        elif (shown := self._places[place]) is not None:
+            yield _moved(one, fields, place, shown)
+
+    def _next_place(self) -> int:
+        self._shown += 1
+        return self._shown - 1
+
+    def _is_own(self, block: Mapping[str, Raw]) -> bool:
+        if text_field(block, "type") != "tool_use" or text_field(block, "name") not in self.own:
+            return False
+        caller = value_of(block["caller"]) if "caller" in block else None
+        return not isinstance(caller, dict) or caller.get("type") == "direct"
+
+    def _note(self, raw: Raw) -> None:
+        """Note a block that the client is shown."""
+        block = value_of(raw)
+        key = _key(block)
+        if key is not None:
+            self.last_key, self.after = key, []
+        else:
+            self.after.append(_shown(block))
+        if block.get("type") == "text":
+            self.texts.append(str(block.get("text")).strip())
+
+    def _released(self, *, with_text: bool) -> bytes:
+        """Return the events that waited for the end of the step."""
+        found = []
+        for place, one in self._waiting:
+            known = self._blocks[place]
+            if known.kind == "text" and not with_text:
+                continue
+            fields = fields_of(one.data)
+            if text_field(fields, "type") == "content_block_start":
+                self._places[place] = self._next_place()
+            elif text_field(fields, "type") == "content_block_stop":
+                self._note(known.raw())
+            found.append(_moved(one, fields, place, self._places[place] or 0))
+        self._waiting = []
+        return b"".join(found)
+
+    # Whole
+
+    def take(self, body: bytes) -> None:
+        top = fields_of(body)
+        self._wholes.append(top)
+        self._started(top)
+        self._stop = text_field(top, "stop_reason")
+        for place, raw in enumerate(items_of(top["content"])):
+            start = fields_of(raw)
+            block = self._blocks[place] = _Block(start, self._is_own(start))
+            block.is_done = True
+        self.is_complete = True
+
+    # Steps
+
+    def end_step(self) -> LoopStep:
+        blocks: list[Raw] = []
+        own: list[OwnCall] = []
+        others = 0
+        for place in sorted(self._blocks):
+            block = self._blocks[place]
+            if not block.is_done:
+                continue
+            try:
+                raw = block.raw()
+            except Unreadable:
+                continue  # cut by the limit on output
+            value = value_of(raw)
+            if block.kind == "text" and not str(value.get("text")).strip():
+                continue
+            if block.is_own:
+                own.append(OwnCall(str(value.get("id")), str(value.get("name")), value.get("input")))
+            elif block.kind == "tool_use":
+                others += 1
+            blocks.append(raw)
+        messages = [raw_of({"role": "assistant", "content": blocks})] if blocks else []
+        spent = int((self.usages[-1] if self.usages else {}).get("output_tokens") or 0)
+        return LoopStep(messages, own, others, self._stop == "tool_use", spent)
+
+    def next_step(self) -> bytes:
+        shown = self._released(with_text=False)
+        self._keep_whole(with_text=not self._is_strict)
+        self.steps += 1
+        self._begin()
+        return shown
+
+    def _keep_whole(self, *, with_text: bool) -> None:
+        for place in sorted(self._blocks) if self._wholes else ():
+            block = self._blocks[place]
+            if block.is_own or (block.kind == "text" and not with_text):
+                continue
+            self._content.append(block.raw())
+            self._note(self._content[-1])
+
+    def finish(self, stop: str | None = None) -> bytes:
+        if self._wholes:
+            return self._finished_whole(stop)
+        waiting = self._released(with_text=True)
+        if self.steps == 1 and stop is None:
+            return waiting + b"".join(one.raw for one in self._end)
+        ends = []
+        for one in self._end:
+            fields: dict[str, Any] = dict(fields_of(one.data))
+            if "usage" in fields:
+                fields["usage"] = self._total()
+            if "delta" in fields:
+                end = self._without_credit(fields_of(fields["delta"]))
+                fields["delta"] = end if stop is None else {**end, "stop_reason": stop}
+                fields |= {_TRANSFORMED: self._transformed} if self._transformed else {}
+            ends.append(event(bytes(raw_of(fields)), one.name) if "usage" in fields or "delta" in fields else one.raw)
+        return waiting + b"".join(ends)
+
+    def _finished_whole(self, stop: str | None) -> bytes:
+        self._keep_whole(with_text=True)
+        first, last = self._wholes[0], self._wholes[-1]
+        body: dict[str, Any] = {**last, **{name: first[name] for name in ("id", "model") if name in first}}
+        body = self._without_credit(body) | {"content": self._content}
+        body |= {_TRANSFORMED: self._transformed} if self._transformed else {}
+        if self.steps > 1:
+            body["usage"] = self._total()
+        if stop is not None:
+            body["stop_reason"] = stop
+        return bytes(raw_of(body))
+
+    def _without_credit(self, end: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the end of an answer. A credit for a further step is of no use: the client does not have its body."""
+        details = value_of(end["stop_details"]) if self.steps > 1 and "stop_details" in end else None
+        if not isinstance(details, dict):
+            return dict(end)
+        return {**end, "stop_details": {name: one for name, one in details.items() if name not in _CREDIT}}
+
+    def _total(self) -> dict[str, Any]:
+        """Return the sums of all steps, and the steps: Claude Code takes the size of its context from the last."""
+        total: dict[str, Any] = {}
+        steps: list[Any] = []
+        for one in self.usages:
+            own = one.get("iterations")
+            steps += own if isinstance(own, list) and own else [{"type": "message", **_counts(one)}]
+            total = added(total, {name: value for name, value in one.items() if name != "iterations"})
+        return {**total, "iterations": steps}
+
+
+def _with_previous(request: ClientRequest, message_id: str) -> dict[str, Any]:
+    """Return the id of the answer with which the provider compares a request, for a client that asks for that."""
+    given = value_of(request.top[_DIAGNOSTICS])
+    return {_DIAGNOSTICS: {**given, "previous_message_id": message_id}} if isinstance(given, dict) else {}
+
+
+def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in usage.items() if name.endswith("tokens") or name == "cache_creation"}
+
+
+def _held_result(place: int, block: dict[str, Any]) -> HeldResult:
+    call_id, content = str(block.get("tool_use_id")), block.get("content", "")
+    size = len(content) if isinstance(content, str) else len(str(content))
+    return HeldResult(place, call_id, digest("result", call_id, canonical(content)) if size > FIRST else "", size)
+
+
+def _key(block: Mapping[str, Any]) -> str | None:
+    """Return the key of a block: the signature of thinking, or the id of a call."""
+    thinking = _thinking(block)
+    if thinking:
+        return thinking
+    return digest("call", str(block.get("id"))) if block.get("type") == "tool_use" else None
+
+
+def _thinking(block: Any) -> str | None:
+    if not isinstance(block, dict) or block.get("type") not in ("thinking", "redacted_thinking"):
+        return None
+    value = block.get("signature") or block.get("data")
+    return digest("signature", value) if isinstance(value, str) else None
+
+
+def _thinking_in(messages: Sequence[Raw]) -> Iterator[tuple[tuple[int, int], str]]:
+    """Yield place and key of each block of thinking."""
+    for number, message in enumerate(messages):
+        if b"thinking" in bytes(message) and _is_answer(message):
+            for at, block in enumerate(_blocks(message)):
+                if key := _thinking(value_of(block)):
+                    yield (number, at), key
+
+
+def _is_kept(block: Raw, kept: set[str]) -> bool:
+    """Whether a block of the ledger is sent: thinking that the client has left out is left out too."""
+    if b"thinking" not in bytes(block)[:200] and b"thinking" not in bytes(block)[-200:]:
+        return True
+    key = _thinking(value_of(block))
+    return key is None or key in kept
+
+
+def _shown(block: Mapping[str, Any]) -> str:
+    """Return what identifies a block without a key."""
+    if block.get("type") == "text":
+        return "t:" + str(block.get("text")).strip()
+    return "d:" + digest(canonical(block))
+
+
+def _behind(blocks: Sequence[Raw], after: Sequence[str]) -> Iterator[Raw]:
+    """Yield the blocks behind the key that the ledger does not have: the client may have cut, dropped or joined
+    texts."""
+    known = list(after)
+    for raw in blocks:
+        block = value_of(raw)
+        shown = _shown(block)
+        if shown in known:
+            del known[: known.index(shown) + 1]
+            continue
+        if block.get("type") == "text" and known and known[0].startswith("t:"):
+            if known[0].startswith(shown):
+                known.clear()
+                continue
+            if shown.startswith(known[0]):
+                block = {**block, "text": shown.removeprefix(known.pop(0)).strip()}
+                if block["text"]:
+                    yield raw_of(block)
+                continue
+        yield raw
+
+
+def _role(message: Raw) -> str:
+    return text_field(fields_of(message), "role")
+
+
+def _is_answer(message: Raw) -> bool:
+    return _role(message) == "assistant"
+
+
+def _blocks(message: Raw) -> list[Raw]:
+    content = fields_of(message).get("content", Raw(b"[]"))
+    return items_of(content) if bytes(content)[:1] == b"[" else [raw_of({"type": "text", "text": content})]
+
+
+def _joined(message: Raw, blocks: Sequence[Raw]) -> Raw:
+    return raw_of({**fields_of(message), "content": [*_blocks(message), *blocks]})
+
+
+def _marked(message: Raw, mark: Any) -> Raw:
+    """Return a message with a mark on its last block that can carry one."""
+    fields, blocks = fields_of(message), _blocks(message)
+    for at in range(len(blocks) - 1, -1, -1):
+        block = fields_of(blocks[at])
+        if text_field(block, "type") not in ("thinking", "redacted_thinking"):
+            blocks[at] = raw_of({**block, _MARK: mark})
+            break
+    return raw_of({**fields, "content": blocks})
+
+
+def _without_last_mark(message: Raw) -> tuple[Raw, Any]:
+    fields, blocks = fields_of(message), _blocks(message)
+    for at in range(len(blocks) - 1, -1, -1):
+        block = fields_of(blocks[at])
+        if _MARK in block:
+            mark = block.pop(_MARK)
+            blocks[at] = raw_of(block)
+            return raw_of({**fields, "content": blocks}), mark
+    return message, None
+
+
+def _marks(content: Any) -> Iterator[Any]:
+    for block in content if isinstance(content, list) else ():
+        if isinstance(block, dict) and block.get(_MARK):
+            yield block[_MARK]
+
+
+def _moved(one: Event, fields: dict[str, Raw], place: int, shown: int) -> bytes:
+    """Return an event with another index; the same bytes if it is the same."""
+    if place == shown:
+        return one.raw
+    return event(bytes(raw_of({**fields, "index": shown})), one.name)

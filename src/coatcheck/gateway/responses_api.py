@@ -1,0 +1,496 @@
+"""OpenAI's Responses API: requests, and the merging of answers.
+
+An answer is a list of items: reasoning, messages and calls. A client holds them itself, or leaves them to the provider
+and names the response before (`previous_response_id`) or a `conversation`. Steps of one answer are then tied the same
+way, and the client's name for the answer, its first id, is replaced by that of its last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Raw
+
+from coatcheck.gateway.api import (
+    Api,
+    ClientRequest,
+    HeldFacts,
+    HeldResult,
+    LedgerEntry,
+    LoopStep,
+    Merger,
+    OwnCall,
+    Side,
+    Unreadable,
+    added,
+    canonical,
+    digest,
+    fields_of,
+    items_of,
+    number_field,
+    raw_of,
+    squeezed,
+    text_field,
+    value_of,
+)
+from coatcheck.gateway.chat_api import openai_error
+from coatcheck.gateway.sse import COMMENT, Event, EventSplitter, event
+
+if TYPE_CHECKING:
+    from coatcheck._toolkit import Tool
+    from coatcheck.externalize.blocks import ContentPart
+
+_ADDITIONAL: Final = "additional_tools"
+_SYSTEM: Final = frozenset({"system", "developer"})
+_ENDS: Final = frozenset({"response.completed", "response.incomplete"})
+_LEAST_OUTPUT: Final = 16  # tokens that a further step needs at least
+
+
+class ResponsesApi(Api):
+    name = "openai-responses"
+    list_name = "input"
+    joins_answers = True
+    stops = MappingProxyType({"output": "incomplete", "steps": "completed"})
+    ping = COMMENT
+
+    def messages_in(self, top: Mapping[str, Raw]) -> list[Raw]:
+        if "input" not in top:
+            raise Unreadable("no input")
+        if bytes(top["input"])[:1] == b'"':
+            return [raw_of({"role": "user", "content": top["input"]})]
+        return items_of(top["input"])
+
+    def read(self, body: bytes) -> ClientRequest:
+        request = super().read(body)
+        if not request.tools and request.messages:
+            first = fields_of(request.messages[0])
+            if text_field(first, "type") == _ADDITIONAL and "tools" in first:
+                request.tools = items_of(first["tools"])
+        return request
+
+    def facts(self, message: dict[str, Any], size: int) -> HeldFacts:
+        kind, role = str(message.get("type", "message")), str(message.get("role", ""))
+        side: Side = "user"
+        if role in _SYSTEM or kind == _ADDITIONAL:
+            side = "system"
+        elif role == "assistant" or kind == "reasoning" or kind.endswith("_call"):
+            side = "answer"
+        keys: tuple[tuple[int, str], ...] = ()
+        if side == "answer" and (key := _key(message)) is not None:
+            keys = ((0, key),)
+        calls = ((str(message.get("call_id")), str(message.get("name"))),) if kind.endswith("_call") else ()
+        results: tuple[HeldResult, ...] = ()
+        if kind in ("function_call_output", "custom_tool_call_output"):
+            call_id, output = str(message.get("call_id")), message.get("output")
+            length = len(output) if isinstance(output, str) else len(str(output))
+            results = (HeldResult(0, call_id, digest("result", call_id, canonical(output)), length),)
+        text = squeezed(_text(message)) if role == "assistant" else ""
+        whole = digest(
+            kind, role, canonical({name: one for name, one in message.items() if name not in ("id", "status")})
+        )
+        return HeldFacts(side, whole, size, role or kind, keys, results, calls, text)
+
+    def written(self, request: ClientRequest, messages: Sequence[Raw], tools: Sequence[Raw], **more: Any) -> bytes:
+        changed = list(messages)
+        inside = len(tools) > len(request.tools) and "tools" not in request.top and bool(changed)
+        if inside and text_field(fields_of(changed[0]), "type") == _ADDITIONAL:
+            changed[0] = raw_of({**fields_of(changed[0]), "tools": list(tools)})
+            tools = request.tools
+        if changed == request.messages and bytes(request.top["input"])[:1] == b'"':
+            more["input"] = request.top["input"]
+        return super().written(request, changed, tools, **more)
+
+    def described(self, tools: Sequence[Tool]) -> list[Raw]:
+        return [raw_of(tool.as_openai_responses()) for tool in tools]
+
+    def result_content(self, raw: Raw, result: HeldResult) -> Any:
+        return value_of(fields_of(raw)["output"])
+
+    def with_results(self, raw: Raw, contents: Mapping[int, Raw]) -> Raw:
+        return raw_of({**fields_of(raw), "output": contents[0]})
+
+    def expanded(self, entry: LedgerEntry, held: Sequence[Raw], place: int | None) -> list[Raw]:
+        known = list(entry.after)
+        rest = []
+        for raw in [] if place is None else held[place + 1 :]:
+            text = squeezed(_text(value_of(raw)))
+            if text and any(one.startswith(text) for one in known):
+                continue
+            rest.append(raw)
+        return [*entry.messages, *rest]
+
+    def unspliced(self, held: Sequence[Raw]) -> list[Raw]:
+        """Reasoning needs the item that followed it, which may have been a call of ours."""
+        kept: list[Raw] = []
+        for at, raw in enumerate(held):
+            is_reasoning = text_field(fields_of(raw), "type") == "reasoning"
+            follows = held[at + 1] if at + 1 < len(held) else None
+            if is_reasoning and (follows is None or text_field(fields_of(follows), "type") == "reasoning"):
+                continue
+            kept.append(raw)
+        return kept if len(kept) < len(held) else list(held)
+
+    def results(self, answers: Sequence[tuple[OwnCall, list[ContentPart]]]) -> list[Raw]:
+        found = []
+        for call, parts in answers:
+            output: Any = parts[0].text if len(parts) == 1 else [part.as_openai_responses() for part in parts]
+            found.append(raw_of({"type": "function_call_output", "call_id": call.call_id, "output": output}))
+        return found
+
+    def following(self, request: ClientRequest, sent: list[Raw], answer: list[Raw], results: list[Raw]) -> list[Raw]:
+        return results if _is_stored(request) else [*sent, *answer, *results]
+
+    def chained(self, request: ClientRequest, merger: Merger) -> dict[str, Any]:
+        assert isinstance(merger, _ResponsesMerger)
+        if not _is_stored(request) or "conversation" in request.top:
+            return {}
+        return {"previous_response_id": merger.last_id}
+
+    def chain(self, request: ClientRequest) -> str | None:
+        before = text_field(request.top, "previous_response_id")
+        if before:
+            return digest("response", before)
+        if "conversation" in request.top:
+            value = value_of(request.top["conversation"])
+            name = value.get("id") if isinstance(value, dict) else value
+            return digest("conversation", str(name)) if name else None
+        return None
+
+    def renamed(
+        self, request: ClientRequest, merger: Merger, adopted: str, waiting: Sequence[Raw]
+    ) -> dict[str, dict[str, Any]]:
+        """Record the last id of the answer under its first, and under its calls the results of ours that wait."""
+        assert isinstance(merger, _ResponsesMerger)
+        found: dict[str, dict[str, Any]] = {}
+        if _is_stored(request):
+            link = {"id": merger.last_id, "adopted": adopted}
+            found[digest("response", merger.first_id)] = link
+            if "conversation" in request.top and (key := self.chain(request)) is not None:
+                found[key] = {"adopted": adopted}
+            if waiting and merger.last_call:
+                found[digest("waiting", merger.last_call)] = {"messages": list(waiting)}
+        return found
+
+    def renaming(self, link: Mapping[str, Raw]) -> dict[str, Any]:
+        return {"previous_response_id": link["id"]} if "id" in link else {}
+
+    def waiting_keys(self, request: ClientRequest) -> list[str]:
+        called = {call_id for one in request.facts for call_id, _ in one.calls}
+        ids = [result.call_id for one in request.facts for result in one.results if result.call_id not in called]
+        return [digest("waiting", call_id) for call_id in ids]
+
+    def first_settings(self, request: ClientRequest, own: Sequence[str]) -> dict[str, Any]:
+        choice = value_of(request.top["tool_choice"]) if "tool_choice" in request.top else None
+        if choice == "required":
+            names = [name for tool in request.tools if (name := text_field(fields_of(tool), "name"))]
+            allowed = [{"type": "function", "name": name} for name in names]
+            return {"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": allowed}} if names else {}
+        if isinstance(choice, dict) and choice.get("type") == "allowed_tools" and choice.get("mode") != "required":
+            ours = [{"type": "function", "name": name} for name in own]
+            return {"tool_choice": {**choice, "tools": [*choice.get("tools", ()), *ours]}}
+        return {}
+
+    def settings(self, request: ClientRequest, spent: int, *, is_last: bool) -> dict[str, Any] | None:
+        changed: dict[str, Any] = {"tool_choice": "none"} if is_last else {}
+        most = number_field(request.top, "max_output_tokens")
+        if most is not None:
+            if most - spent < _LEAST_OUTPUT:
+                return None
+            changed["max_output_tokens"] = most - spent
+        return changed
+
+    def merger(self, own: Iterable[str], request: ClientRequest) -> Merger:
+        return _ResponsesMerger(own, request)
+
+    def refusal(self, request: ClientRequest) -> str | None:
+        if bytes(request.top.get("background", Raw(b"false"))) == b"true":
+            return "background must be false: this conversation goes through the Coatcheck gateway"
+        return None
+
+    def error(self, status: int, message: str) -> bytes:
+        return openai_error(status, message)
+
+    def error_event(self, status: int, message: str) -> bytes:
+        code = "rate_limit_exceeded" if status == 429 else "server_error"
+        return event(bytes(raw_of({"type": "error", "code": code, "message": message, "param": None})), "error")
+
+    def wrapped_error(self, body: bytes) -> bytes:
+        error = value_of(body).get("error")
+        message = str(error.get("message")) if isinstance(error, dict) else "the provider refused a step"
+        kind = str(error.get("code") or error.get("type")) if isinstance(error, dict) else "server_error"
+        return event(bytes(raw_of({"type": "error", "code": kind, "message": message, "param": None})), "error")
+
+    def usage_in(self, chunks: bytes, *, is_streamed: bool) -> tuple[dict[str, Any], Any]:
+        merger = _ResponsesMerger((), ClientRequest({}, [], [], [], "", is_streamed))
+        if is_streamed:
+            merger.feed(chunks)
+        else:
+            merger.take(chunks)
+        step = merger.end_step()
+        usage = merger.usages[0] if merger.usages else {}
+        return usage, [value_of(one) for one in step.messages] if merger.is_complete else None
+
+
+class _ResponsesMerger(Merger):
+    def __init__(self, own: Iterable[str], request: ClientRequest) -> None:
+        super().__init__(own, request)
+        self._is_strict = _is_structured(request)
+        self.first_id = self.last_id = ""
+        self.last_call = ""
+        self._last_number = -1
+        self._shift: int | None = 0
+        self._base = 0
+        self._last_place = -1
+        self._output: list[Raw] = []
+        self._bodies: list[dict[str, Raw]] = []
+        self._begin()
+
+    @property
+    def answer_id(self) -> str:
+        return self.first_id
+
+    def _begin(self) -> None:
+        self._events = EventSplitter()
+        self._items: dict[int, Raw] = {}
+        self._own_places: set[int] = set()
+        self._hidden: set[int] = set()
+        self._kinds: dict[int, str] = {}
+        self._end: Event | None = None
+        self._status = ""
+        self._waiting: list[tuple[int, Event]] = []
+        self.is_complete = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        return b"".join(out for one in self._events.feed(chunk) for out in self._received(one))
+
+    def _received(self, one: Event) -> Iterator[bytes]:
+        try:
+            fields = fields_of(one.data)
+            kind = text_field(fields, "type") or one.name
+            place = number_field(fields, "output_index")
+        except Unreadable:
+            if one.data.strip() != b"[DONE]":
+                yield one.raw
+            return
+        if kind in _ENDS:
+            self._ended(one, fields)
+        elif kind in ("response.failed", "error"):
+            self.has_failed = True
+            yield self._numbered(one, fields)
+        elif "response" in fields:
+            response = fields_of(fields["response"])
+            if self.steps == 1:
+                self.first_id = self.first_id or text_field(response, "id")
+                yield self._numbered(one, fields, response=self._echoed(response))
+        elif place is not None:
+            yield from self._of_item(kind, place, fields, one)
+        else:
+            yield self._numbered(one, fields)
+
+    def _ended(self, one: Event, fields: dict[str, Raw]) -> None:
+        response = fields_of(fields["response"])
+        self._end, self.is_complete = one, True
+        self._status = text_field(response, "status")
+        self.last_id = text_field(response, "id")
+        self.first_id = self.first_id or self.last_id
+        usage = value_of(response["usage"]) if "usage" in response else None
+        self.usages.append(usage if isinstance(usage, dict) else {})
+
+    def _of_item(self, kind: str, place: int, fields: dict[str, Raw], one: Event) -> Iterator[bytes]:
+        if "item" in fields and place not in self._kinds:
+            item = fields_of(fields["item"])
+            self._kinds[place] = text_field(item, "type")
+            if self._kinds[place] == "function_call" and text_field(item, "name") in self.own:
+                self._own_places.add(place)
+                self._hidden.add(place)
+        if kind == "response.output_item.done" and "item" in fields:
+            self._items[place] = fields["item"]
+            if place not in self._own_places and not self._is_strict:
+                self._note(fields["item"])
+        if place in self._own_places:
+            self._shift = None
+            return
+        if self._is_strict:
+            self._waiting.append((place, one))
+            return
+        yield self._placed(place, fields, one)
+
+    def _placed(self, place: int, fields: dict[str, Raw], one: Event) -> bytes:
+        shown = self._base + place - sum(1 for other in self._hidden if other < place)
+        self._last_place = max(self._last_place, shown)
+        return self._numbered(one, fields, output_index=None if shown == place else shown)
+
+    def _numbered(self, one: Event, fields: Mapping[str, Raw], **changed: Any) -> bytes:
+        """Return an event with the next number; the same bytes if nothing changes."""
+        number = number_field(fields, "sequence_number")
+        new = {name: value for name, value in changed.items() if value is not None}
+        if number is not None:
+            if self._shift is None:
+                self._shift = self._last_number + 1 - number
+            self._last_number = number + self._shift
+            if self._shift:
+                new["sequence_number"] = self._last_number
+        return one.raw if not new else event(bytes(raw_of({**fields, **new})), one.name)
+
+    def _echoed(self, response: Mapping[str, Raw]) -> dict[str, Any] | None:
+        """Return a response with what the client sent in place of what we sent, None if it is the same."""
+        changed: dict[str, Any] = {}
+        if "tools" in response and self.own:
+            tools = items_of(response["tools"])
+            theirs = [tool for tool in tools if text_field(fields_of(tool), "name") not in self.own]
+            if len(theirs) < len(tools):
+                changed["tools"] = theirs
+        if "tool_choice" in response and any(name.encode() in bytes(response["tool_choice"]) for name in self.own):
+            changed["tool_choice"] = self.request.top.get("tool_choice", Raw(b'"auto"'))
+        before = self.request.top.get("previous_response_id", Raw(b"null"))
+        echoed = response.get("previous_response_id", Raw(b"null"))
+        if self.own and bytes(echoed) != b"null" and bytes(echoed) != bytes(before):
+            changed["previous_response_id"] = before
+        return {**response, **changed} if changed else None
+
+    def _note(self, raw: Raw) -> None:
+        """Note an item that the client is shown."""
+        item = value_of(raw)
+        key = _key(item)
+        if key is not None:
+            self.last_key, self.after = key, []
+        elif text := squeezed(_text(item)):
+            self.after.append(text)
+        if item.get("type") in ("function_call", "custom_tool_call"):
+            self.last_call = str(item.get("call_id"))
+        if item.get("type") == "message":
+            self.texts.append(_text(item))
+        self._output.append(raw)
+
+    def _released(self, *, with_text: bool) -> bytes:
+        found = []
+        for place, one in self._waiting:
+            if self._kinds.get(place) == "message" and not with_text:
+                self._hidden.add(place)
+                continue
+            fields = fields_of(one.data)
+            if text_field(fields, "type") == "response.output_item.done":
+                self._note(fields["item"])
+            found.append(self._placed(place, fields, one))
+        self._waiting = []
+        return b"".join(found)
+
+    def take(self, body: bytes) -> None:
+        response = fields_of(body)
+        self._bodies.append(response)
+        self._status = text_field(response, "status")
+        self.last_id = text_field(response, "id")
+        self.first_id = self.first_id or self.last_id
+        usage = value_of(response["usage"]) if "usage" in response else None
+        self.usages.append(usage if isinstance(usage, dict) else {})
+        for place, raw in enumerate(items_of(response["output"])):
+            item = fields_of(raw)
+            self._items[place] = raw
+            self._kinds[place] = text_field(item, "type")
+            if self._kinds[place] == "function_call" and text_field(item, "name") in self.own:
+                self._own_places.add(place)
+        self.is_complete = True
+
+    def end_step(self) -> LoopStep:
+        own, others, items = [], 0, []
+        for place in sorted(self._items):
+            item = value_of(self._items[place])
+            if place in self._own_places:
+                try:
+                    arguments = value_of(str(item.get("arguments") or "{}").encode("utf-8", "surrogatepass"))
+                except Unreadable:
+                    if self._status == "incomplete":
+                        continue
+                    arguments = item.get("arguments")
+                own.append(OwnCall(str(item.get("call_id")), str(item.get("name")), arguments))
+            elif self._kinds[place] in (
+                "function_call",
+                "custom_tool_call",
+                "local_shell_call",
+                "shell_call",
+                "apply_patch_call",
+            ):
+                others += 1
+            items.append(self._items[place] if _is_stored(self.request) else _without_id(self._items[place], item))
+        spent = int((self.usages[-1] if self.usages else {}).get("output_tokens") or 0)
+        return LoopStep(items, own, others, self._status == "completed", spent)
+
+    def next_step(self) -> bytes:
+        shown = self._released(with_text=False)
+        self._keep_whole(with_text=not self._is_strict)
+        self.steps += 1
+        self._shift, self._base = None, self._last_place + 1
+        self._begin()
+        return shown
+
+    def _keep_whole(self, *, with_text: bool) -> None:
+        for place in sorted(self._items) if self._bodies else ():
+            if place not in self._own_places and (with_text or self._kinds[place] != "message"):
+                self._note(self._items[place])
+
+    def finish(self, stop: str | None = None) -> bytes:
+        if self._bodies:
+            self._keep_whole(with_text=True)
+            body = self._bodies[-1]
+            changed = self._joined(body, stop)
+            return bytes(raw_of({**body, **changed}))
+        waiting = self._released(with_text=True)
+        if self._end is None:
+            return waiting
+        fields = fields_of(self._end.data)
+        response = fields_of(fields["response"])
+        echoed = self._echoed(response)
+        if self.steps == 1 and not self._own_places and stop is None:
+            return waiting + self._numbered(self._end, fields, response=echoed)
+        return waiting + self._numbered(self._end, fields, response={**response, **self._joined(response, stop)})
+
+    def _joined(self, response: Mapping[str, Raw], stop: str | None) -> dict[str, Any]:
+        """Return what the last response has in common with all steps."""
+        changed: dict[str, Any] = {**(self._echoed(response) or {}), "output": self._output, "id": self.first_id}
+        if self.steps > 1:
+            total: dict[str, Any] = {}
+            for one in self.usages:
+                total = added(total, one)
+            usage = {**total, **{name: one for name, one in self.usages[-1].items() if name.startswith("input")}}
+            usage["total_tokens"] = int(usage.get("input_tokens") or 0) + int(usage.get("output_tokens") or 0)
+            changed["usage"] = usage
+        if stop == "incomplete":
+            changed |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        return changed
+
+
+def _is_stored(request: ClientRequest) -> bool:
+    """Whether the provider keeps the response, so that the next one can name it."""
+    return bytes(request.top.get("store", Raw(b"true"))) != b"false" or "conversation" in request.top
+
+
+def _is_structured(request: ClientRequest) -> bool:
+    text = value_of(request.top["text"]) if "text" in request.top else None
+    form = text.get("format") if isinstance(text, dict) else None
+    return isinstance(form, dict) and form.get("type") in ("json_schema", "json_object")
+
+
+def _key(item: Mapping[str, Any]) -> str | None:
+    """Return the key of an item: what is encrypted in reasoning, or the id of a call."""
+    if item.get("type") == "reasoning":
+        value = item.get("encrypted_content") or item.get("id")
+        return digest("reasoning", value) if isinstance(value, str) else None
+    call_id = item.get("call_id")
+    return digest("call", call_id) if isinstance(call_id, str) else None
+
+
+def _text(item: Any) -> str:
+    content = item.get("content") if isinstance(item, dict) else None
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(str(one.get("text", "")) for one in parts if isinstance(one, dict))
+
+
+def _without_id(raw: Raw, item: Mapping[str, Any]) -> Raw:
+    """Return an item without the id under which a provider that keeps nothing would look for it."""
+    if item.get("type") == "reasoning" or "id" not in item:
+        return raw
+    return raw_of({name: value for name, value in fields_of(raw).items() if name != "id"})

@@ -1,0 +1,395 @@
+"""What passed through the gateway: transcripts, figures, and where a prefix broke.
+
+One record for each answer, in the series `gateway:calls` of its session: what was new in the request, the answer, the
+usage that the provider reported, and what was or would have been saved. The figures are recorded like those of any
+other model call, so `coatcheck metrics` shows them. Everything runs after the answer, in a thread; a failure here never
+reaches a client. Headers are not recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from msgspec import Raw
+
+from coatcheck import __version__
+from coatcheck.context.metrics import SERIES as METRICS
+from coatcheck.context.metrics import PromptMetrics
+from coatcheck.externalize import Policy, Situation, configured
+from coatcheck.externalize.decision import STUB_TOKENS, expected_costs
+from coatcheck.externalize.pipeline import masked
+from coatcheck.gateway.api import (
+    FIRST,
+    Api,
+    ClientRequest,
+    Merger,
+    Unreadable,
+    digest,
+    fields_of,
+    raw_of,
+    text_field,
+    value_of,
+)
+from coatcheck.gateway.sending import Outgoing
+from coatcheck.ids import clip
+from coatcheck.lanes import in_thread
+from coatcheck.messages.cost import BoundedCache, Usage, usage_of
+from coatcheck.models import Prices, model
+from coatcheck.redaction import mask
+from coatcheck.refs import RECORD_LIMIT
+from coatcheck.tokens import roughly
+
+if TYPE_CHECKING:
+    from coatcheck.session import Session
+    from coatcheck.store import Store
+
+SERIES: Final = "gateway:calls"
+_CONVERSATIONS: Final = 1_024
+_PER_TOKEN: Final = 4
+_LARGEST: Final = 16 << 20  # bytes of an answer that are read
+_KEPT: Final = 10_000  # calls of a session
+_LOG: Final = logging.getLogger("coatcheck")
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A request for an answer, as it was held and sent."""
+
+    api: Api
+    session: Session
+    request: ClientRequest
+    outgoing: Outgoing
+    started: float
+    is_count: bool = False
+
+
+@dataclass(slots=True)
+class Figures:
+    """Sums over all answers. Costs are in the price of an input token."""
+
+    calls: int = 0
+    errors: int = 0
+    steps: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    stubs: int = 0
+    tokens_saved: int = 0
+    """Tokens of results that were not sent, summed over all calls."""
+    reads: int = 0
+    """Further steps, in which the model read what was stored."""
+    tokens_could_save: int = 0
+    """Tokens of results that would have become stubs."""
+    broken_prefixes: int = 0
+    tokens_rewritten: int = 0
+    cost: float = 0.0
+    saved: float = 0.0
+    """What stubs saved, less what the further steps cost."""
+
+    def add(self, other: Figures) -> None:
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
+    def __str__(self) -> str:
+        shown = f"{self.calls:,} answers, {self.input_tokens:,} input tokens"
+        if self.input_tokens:
+            shown += f" ({self.cached_tokens / self.input_tokens:.0%} from the cache)"
+        if self.stubs or self.reads:
+            total = self.cost + self.saved
+            part = f", {self.saved / total:.0%} of the cost" if total > 0 else ""
+            shown += f"; saved {self.tokens_saved:,} input tokens with {self.stubs:,} stubs{part}, {self.reads:,} reads"
+        elif self.tokens_could_save:
+            shown += f"; stubs could keep out {self.tokens_could_save:,} tokens"
+        if self.broken_prefixes:
+            shown += f"; {self.broken_prefixes:,} broken prefixes, {self.tokens_rewritten:,} tokens sent again"
+        return shown
+
+
+class _Part(NamedTuple):
+    digest: str
+    label: str
+    size: int
+
+
+@dataclass(slots=True)
+class _Known:
+    """The last request of a conversation: the digest over its parts, and the parts if this process has seen them."""
+
+    count: int
+    chain: str
+    parts: list[_Part] = field(default_factory=list)
+
+
+class Watcher:
+    """Records what passes. `figures` are the sums of this process."""
+
+    def __init__(self, store: Store, *, policy: Policy | None, is_enabled: bool) -> None:
+        self._store = store
+        self._policy = policy
+        self._is_enabled = is_enabled
+        self._known: BoundedCache[tuple[str, str], _Known] = BoundedCache(_CONVERSATIONS)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lock = threading.Lock()
+        self._has_failed = False
+        self.figures = Figures()
+
+    def note(self, exchange: Exchange, status: int, headers: Mapping[str, str], data: bytes) -> None:
+        """Note an answer that passed as bytes."""
+        if exchange.is_count or not self._is_enabled:
+            return
+        is_streamed = "event-stream" in headers.get("content-type", "")
+        self._start(self._passed, exchange, status, data[:_LARGEST], is_streamed, time.time())
+
+    def note_steps(self, exchange: Exchange, merger: Merger) -> None:
+        """Note an answer that was joined from steps."""
+        if not merger.usages or not self._is_enabled:
+            return
+        answer = {"role": "assistant", "content": "\n\n".join(merger.texts)}
+        self._start(self._recorded, exchange, 200, list(merger.usages), answer, time.time())
+
+    async def finish(self) -> None:
+        """Wait until everything is recorded."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    def _start(self, work: Any, *args: Any) -> None:
+        async def run() -> None:
+            try:
+                await in_thread(work, *args)
+            except Exception as error:  # noqa: BLE001 - recording must never stop a gateway
+                if not self._has_failed:
+                    _LOG.warning("recording an answer failed: %s", mask(f"{type(error).__name__}: {error}"))
+                self._has_failed = True
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _passed(self, exchange: Exchange, status: int, data: bytes, is_streamed: bool, at: float) -> None:
+        if status != 200:
+            with self._lock:
+                self.figures.add(Figures(errors=1))
+            self._write(exchange, {"status": status, "error": _error(data)}, at)
+            return
+        try:
+            usage, answer = exchange.api.usage_in(data, is_streamed=is_streamed)
+        except (Unreadable, ValueError, KeyError, TypeError, AttributeError):
+            usage, answer = {}, None
+        self._recorded(exchange, status, [usage], answer, at)
+
+    def _recorded(self, exchange: Exchange, status: int, usages: Sequence[Any], answer: Any, at: float) -> None:
+        request, outgoing, session = exchange.request, exchange.outgoing, exchange.session
+        policy = self._policy or configured(session.store.settings)
+        prices = policy.prices or model(request.model).prices
+        parts = list(_parts(request))
+        known = self._known_of(session, request)
+        same, broke, rewritten = _compared(known, parts)
+        self._known.keep((session.session_id, request.first), _Known(len(parts), _chain(parts, len(parts)), parts))
+        figures, used = _figures(usages, outgoing, prices)
+        figures.broken_prefixes, figures.tokens_rewritten = int(broke is not None), rewritten
+        could = [] if outgoing.adoption is not None else _could_leave(exchange, session, prices)
+        figures.tokens_could_save = sum(tokens - STUB_TOKENS for _, tokens, _ in could)
+        with self._lock:
+            self.figures.add(figures)
+        lead = len(parts) - len(request.messages)
+        body: dict[str, Any] = {
+            "status": status, "usage": list(usages), "steps": len(usages), "messages": len(request.messages),
+            "same": same, "count": len(parts), "chain": _chain(parts, len(parts)),
+            "new": request.messages[max(0, same - lead) :], "answer": answer,
+        }  # fmt: skip
+        if broke is not None:
+            body["broke"] = broke
+        if outgoing.adoption is not None:
+            body |= {"mode": outgoing.adoption.mode, "sent": outgoing.messages[max(0, same - lead) :]}
+            body["judged"] = [
+                {"tool": one.tool, "tokens": one.tokens, "stub_tokens": one.stub_tokens, "artifact": one.pointer}
+                for one in outgoing.judged
+            ]
+        elif could:
+            body["could_leave"] = [{"tool": tool, "tokens": tokens, "saving": gain} for tool, tokens, gain in could]
+        self._write(exchange, body, at)
+        self._measure(exchange, figures, used, could, prices, at)
+
+    def _known_of(self, session: Session, request: ClientRequest) -> _Known | None:
+        """Return the last request of the conversation: from memory, else from the session's last record."""
+        found = self._known.get((session.session_id, request.first))
+        if found is not None:
+            return found
+        for record in session.records(SERIES, newest=True, limit=1):
+            try:
+                last = fields_of(record.body)
+                if text_field(last, "conversation") == request.first and "chain" in last:
+                    return _Known(value_of(last["count"]), value_of(last["chain"]))
+            except ValueError:
+                return None
+        return None
+
+    def _write(self, exchange: Exchange, body: dict[str, Any], at: float) -> None:
+        request, session = exchange.request, exchange.session
+        policy = self._policy or configured(session.store.settings)
+        head = {
+            "v": 1, "at": round(at, 3), "seconds": round(at - exchange.started, 3), "api": exchange.api.name,
+            "model": request.model[:200], "conversation": request.first, "stream": request.is_streamed,
+        }  # fmt: skip
+        whole = raw_of(head | body)
+        if policy.redact == "store":
+            whole = raw_of(masked(value_of(whole), policy))
+        if len(bytes(whole)) > RECORD_LIMIT // 2:
+            ref = session.put(
+                bytes(whole), media_type="application/json", tool="coatcheck gateway", name="gateway call"
+            )
+            brief = {name: body[name] for name in ("status", "count", "chain", "same", "messages") if name in body}
+            whole = raw_of(head | brief | {"artifact": ref.pointer})
+        session.record(SERIES, bytes(whole), keep=_KEPT)
+
+    def _measure(
+        self, exchange: Exchange, figures: Figures, used: Usage, could: Sequence[Any], prices: Prices, at: float
+    ) -> None:
+        """Record the figures of the answer like those of any other model call."""
+        settings, outgoing = exchange.session.store.settings, exchange.outgoing
+        if not settings["metrics.enabled"]:
+            return
+        left = [one for one in outgoing.judged if one.pointer is not None]
+        call = PromptMetrics(
+            session=exchange.session.session_id,
+            at=round(at, 3),
+            release=settings["metrics.release"] or f"coatcheck {__version__}",
+            model=exchange.request.model[:200] or None,
+            est_tokens=used.input_tokens or 0,
+            tokens_saved=figures.tokens_saved,
+            tokens_stubs=sum(one.stub_tokens for one in left),
+            tokens_rewritten=figures.tokens_rewritten,
+            results_left=len(left),
+            results_kept=len(outgoing.judged) - len(left),
+            expected_saving=round(sum(gain for _, _, gain in could), 1),
+            cost=round(figures.cost),
+            cost_without=max(0, round(figures.cost + figures.saved)),
+            input_tokens=used.input_tokens,
+            output_tokens=used.output_tokens,
+            cached_tokens=used.cached_tokens,
+            cache_write_tokens=used.cache_write_tokens,
+        )
+        exchange.session.record(METRICS, call.to_json().encode(), keep=settings["metrics.keep"])
+
+
+def _error(data: bytes) -> dict[str, str]:
+    """Return type and message of a provider's error, without secrets."""
+    try:
+        value = value_of(data)
+        inner = value.get("error") if isinstance(value, dict) else None
+        found = inner if isinstance(inner, dict) else {}
+        return {"type": str(found.get("type"))[:100], "message": mask(str(found.get("message")))[:300]}
+    except Unreadable:
+        return {"type": "unreadable", "message": ""}
+
+
+def _parts(request: ClientRequest) -> list[_Part]:
+    """Return the parts of a prompt in the order of a provider's cache: tools, system text, messages."""
+    found = [_part(raw, "tool") for raw in request.tools]
+    found += [_part(request.top[name], "system text") for name in ("system", "instructions") if name in request.top]
+    found += [_Part(one.digest[:32], one.label, one.size) for one in request.facts]
+    return found
+
+
+def _part(raw: Raw, what: str) -> _Part:
+    data = bytes(raw)
+    if b'"cache_control"' in data:
+        value = value_of(raw)
+        data = _unmarked(value)
+    if what == "tool":
+        try:
+            inner = fields_of(raw)
+            name = text_field(inner, "name") or text_field(fields_of(inner["function"]), "name")
+            what = f"tool {name[:80]}"
+        except (Unreadable, KeyError):
+            pass
+    return _Part(hashlib.blake2b(data, digest_size=16).hexdigest(), what, len(data))
+
+
+def _unmarked(value: Any) -> bytes:
+    def bare(one: Any) -> Any:
+        if isinstance(one, dict):
+            return {name: bare(inner) for name, inner in one.items() if name != "cache_control"}
+        return [bare(inner) for inner in one] if isinstance(one, list) else one
+
+    return bytes(raw_of(bare(value)))
+
+
+def _chain(parts: Sequence[_Part], count: int) -> str:
+    return digest(*(one.digest for one in parts[:count]))
+
+
+def _compared(known: _Known | None, parts: Sequence[_Part]) -> tuple[int, dict[str, Any] | None, int]:
+    """Return how many parts are as in the request before, where and why the prefix broke, and the tokens that are sent
+    again because of it."""
+    if known is None:
+        return 0, None, 0
+    if len(parts) >= known.count and _chain(parts, known.count) == known.chain:
+        return known.count, None, 0
+    before = known.parts
+    if not before:
+        return 0, {"part": None, "what": "unknown", "why": "it changed while no gateway was running"}, 0
+    pairs = zip(before, parts, strict=False)
+    same = next((at for at, (old, new) in enumerate(pairs) if old.digest != new.digest), min(len(before), len(parts)))
+    rewritten = sum(one.size for one in parts[same:]) // _PER_TOKEN
+    old = before[same] if same < len(before) else None
+    new = parts[same] if same < len(parts) else None
+    if old is None:
+        return same, None, 0
+    if new is None:
+        why = "the conversation is shorter than before"
+    elif old.label != new.label:
+        why = f"{clip(old.label, 80)} was replaced by {clip(new.label, 80)}"
+    else:
+        why = f"{clip(new.label, 80)} changed from {old.size:,} to {new.size:,} bytes"
+    return same, {"part": same, "what": old.label, "why": why}, rewritten
+
+
+def _figures(usages: Sequence[Any], outgoing: Outgoing, prices: Prices) -> tuple[Figures, Usage]:
+    found = Figures(calls=1, steps=len(usages), reads=len(usages) - 1)
+    costs = []
+    last = Usage()
+    for one in usages:
+        last = usage_of(one)
+        sent, read, wrote = last.input_tokens or 0, last.cached_tokens or 0, last.cache_write_tokens or 0
+        found.input_tokens += sent
+        found.cached_tokens += read
+        found.output_tokens += last.output_tokens or 0
+        fresh = max(0, sent - read - wrote)
+        costs.append(fresh + read * prices.read + wrote * prices.write + (last.output_tokens or 0) * prices.output)
+    found.cost = sum(costs)
+    left = [one for one in outgoing.judged if one.pointer is not None]
+    found.stubs = len(left)
+    new = sum(one.tokens - one.stub_tokens for one in left)
+    found.tokens_saved = max(new, outgoing.replaced // _PER_TOKEN)
+    found.saved = new * prices.write + (found.tokens_saved - new) * prices.read - sum(costs[1:])
+    return found, last
+
+
+def _could_leave(exchange: Exchange, session: Session, prices: Prices) -> list[tuple[str, int, float]]:
+    """Return tool, tokens and expected saving of each new result that a stub would pay for."""
+    request, api = exchange.request, exchange.api
+    behind = max((at + 1 for at, one in enumerate(request.facts) if one.side == "answer"), default=0)
+    tools = {call_id: name for one in request.facts for call_id, name in one.calls}
+    context = sum(one.size for one in request.facts) // _PER_TOKEN
+    found = []
+    for number in range(behind, len(request.facts)):
+        for result in request.facts[number].results:
+            if result.size <= FIRST:
+                continue
+            tool = tools.get(result.call_id, "")
+            content = api.result_content(request.messages[number], result)
+            text = content if isinstance(content, str) else str(content)
+            situation = Situation(context_tokens=context, prices=prices)
+            expected, limit = expected_costs(session, tool, situation, prices, None)
+            tokens = round(roughly(text.encode("utf-8", "surrogatepass")))
+            if expected is not None and tokens > limit:
+                found.append((tool[:200], tokens, round(expected.decided(tokens, limit).expected_saving, 1)))
+    return found

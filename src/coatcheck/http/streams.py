@@ -1,0 +1,315 @@
+"""Bodies that pass in pieces: an upload that a thread of the store reads, and a download by range.
+
+Neither is ever in memory as a whole, and neither side waits for the other without a limit: a client that sends or takes
+almost nothing for `stall` seconds is disconnected. An upload counts only if it came to its end: if the client leaves in
+the middle, the thread gets an error, and nothing is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import codecs
+import concurrent.futures
+import hashlib
+import io
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope, Send
+
+from coatcheck.content import CHUNK, Content
+from coatcheck.errors import Damaged, InvalidArgument, TooLarge
+from coatcheck.ids import is_pointer, parse_pointer
+from coatcheck.lanes import in_thread
+from coatcheck.session import Session
+from coatcheck.storage.frames import FRAME
+
+OCTETS: Final = "application/octet-stream"
+PLAIN: Final = "text/plain; charset=utf-8"
+SAFE: Final = {
+    "x-content-type-options": "nosniff",
+    "content-security-policy": "default-src 'none'; sandbox",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+}
+"""Headers of every answer, so that no browser runs what is in a store."""
+_PACE: Final = 16 << 10  # bytes that must come within `stall` seconds
+_LONGEST_NAME: Final = 200
+_RANGES: Final = re.compile(r"bytes\s*=\s*(.*)", re.IGNORECASE | re.DOTALL)
+_RANGE: Final = re.compile(r"(\d{1,19})-(\d{1,19})?|-(\d{1,19})")
+_TAGS: Final = re.compile(r'\s*(?:W/)?"([^"]*)"\s*(?:,|$)')
+
+
+Turns = Callable[[], Awaitable[object]]
+"""Waits until there is room for one more large body."""
+
+
+class ClientGone(Exception):
+    """The client left, or was too slow, before its request was complete."""
+
+    def __init__(self, *, is_slow: bool = False) -> None:
+        super().__init__("the client was too slow" if is_slow else "the client has disconnected")
+        self.is_slow = is_slow
+
+
+# Receiving
+
+
+class Upload:
+    """The body of a request, piece by piece. `read` is for another thread than that of the event loop."""
+
+    def __init__(self, receive: Receive, *, stall: float, is_text: bool = False) -> None:
+        self._receive = receive
+        self._stall = stall
+        self._loop = asyncio.get_running_loop()
+        self._buffer = bytearray()
+        self._waiting: concurrent.futures.Future[bytes] | None = None
+        self._decoder = codecs.getincrementaldecoder("utf-8")() if is_text else None
+        self.is_text = is_text
+        self.is_complete = False
+        self._is_over = False
+        self.size = 0
+
+    async def next(self, size: int) -> bytes:
+        """Return the next bytes, fewer than `size` only at the end. Raises `ClientGone`."""
+        while len(self._buffer) < size and not self.is_complete:
+            await self._fill(min(size, len(self._buffer) + _PACE))
+        piece = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        if self._decoder is not None:
+            try:
+                self._decoder.decode(piece, final=self.is_complete and not self._buffer)
+            except UnicodeDecodeError:
+                raise InvalidArgument("the body is not UTF-8", hint="leave codec=text out to store bytes") from None
+        return piece
+
+    async def _fill(self, size: int) -> None:
+        """Wait until the buffer has this many bytes, or all of the body."""
+        try:
+            async with asyncio.timeout(self._stall):
+                while len(self._buffer) < size and not self.is_complete:
+                    self._take(await self._receive())
+        except TimeoutError:
+            raise ClientGone(is_slow=True) from None
+
+    def _take(self, message: Message) -> None:
+        if message["type"] != "http.request":
+            raise ClientGone
+        piece = message.get("body", b"")
+        self._buffer += piece
+        self.size += len(piece)
+        self.is_complete = not message.get("more_body", False)
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes to a thread of the store. Raises `ClientGone`."""
+        if self._is_over:
+            raise ClientGone
+        self._waiting = asyncio.run_coroutine_threadsafe(self.next(CHUNK if size < 0 else size), self._loop)
+        try:
+            return self._waiting.result()
+        except concurrent.futures.CancelledError:
+            raise ClientGone from None
+
+    def abandon(self) -> None:
+        """End the thread that reads: the request is over."""
+        self._is_over = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def rest_after(self, head: bytes) -> io.RawIOBase:
+        """Return the whole body as a stream, of which `head` was taken already."""
+        return _Joined(head, self)
+
+
+class _Joined(io.RawIOBase):
+    def __init__(self, head: bytes, upload: Upload) -> None:
+        self._head = head
+        self._upload = upload
+        self.is_text = upload.is_text
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if self._head:
+            piece, self._head = (self._head[:size], self._head[size:]) if size >= 0 else (self._head, b"")
+            return piece
+        return self._upload.read(size)
+
+
+async def whole_body(receive: Receive, headers: Headers, *, most: int, stall: float, turn: Turns) -> bytes:
+    """Return the body of a request. A large one waits for its turn. Raises `TooLarge` above `most` bytes, as early as
+    possible."""
+    too_large = TooLarge(f"the body must have at most {most:,} bytes", hint="put large content as an artifact")
+    declared = headers.get("content-length", "0")
+    if declared.isascii() and declared.isdecimal() and int(declared[:20]) > most:
+        raise too_large
+    upload = Upload(receive, stall=stall)
+    body = bytearray(await upload.next(CHUNK))
+    if not upload.is_complete:
+        await turn()
+    while not upload.is_complete and len(body) <= most:
+        body += await upload.next(CHUNK)
+    if len(body) > most:
+        raise too_large
+    return bytes(body)
+
+
+# Sending
+
+
+class Span(NamedTuple):
+    """A range of bytes, the end excluded."""
+
+    start: int
+    end: int
+
+
+class NotSatisfiable(Exception):
+    """A range begins behind the end of the content."""
+
+
+def requested_range(header: str, size: int) -> Span | None:
+    """Return the range that a header asks for. None means all of the content: for another unit than bytes, and for
+    several ranges. Raises `InvalidArgument` if it is malformed, and `NotSatisfiable`."""
+    found = _RANGES.fullmatch(header.strip())
+    if found is None:
+        return None
+    parts = [_RANGE.fullmatch(part.strip()) for part in found[1].split(",") if part.strip()]
+    valid = [one for one in parts if one is not None]
+    is_reversed = any(one[1] and one[2] and int(one[2]) < int(one[1]) for one in valid)
+    if not valid or len(valid) < len(parts) or is_reversed:
+        raise InvalidArgument("invalid Range header", hint="write bytes=0-1023, bytes=1024- or bytes=-512")
+    if len(valid) > 1:
+        return None
+    first, last, suffix = valid[0][1], valid[0][2], valid[0][3]
+    start = max(0, size - int(suffix)) if suffix else int(first)
+    end = size if suffix or not last else min(size, int(last) + 1)
+    if start >= size or start >= end:
+        raise NotSatisfiable
+    return Span(start, end)
+
+
+def has_tag(header: str, etag: str, *, strong: bool = False) -> bool:
+    """Whether a list of entity tags has this one. With `strong`, weak ones do not count."""
+    if header.strip() == "*":
+        return True
+    at = 0
+    while match := _TAGS.match(header, at):
+        if f'"{match[1]}"' == etag and not (strong and header[at:].lstrip().startswith("W/")):
+            return True
+        at = match.end()
+        if at == len(header):
+            break
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class ContentBody:
+    """The bytes of an artifact, or of a part of one, to be sent by range."""
+
+    size: int
+    digest: str
+    name: str | None
+    read: Callable[[int, int], bytes]
+    close: Callable[[], object]
+
+    @classmethod
+    def of(cls, session: Session, target: str) -> ContentBody:
+        """Open an artifact. Raises what `session.open` raises."""
+        if is_pointer(target) and parse_pointer(target).fragment:
+            with session.open(target) as stream:
+                data = stream.read()
+            digest = hashlib.sha256(data).hexdigest()
+            return cls(len(data), digest, None, lambda offset, length: data[offset : offset + length], lambda: None)
+        content: Content = session.content(target)
+        content.__enter__()
+        ref = content.ref
+        return cls(ref.size_bytes, ref.artifact_id, ref.name, content.read, content.__exit__)
+
+    @property
+    def etag(self) -> str:
+        return f'"{self.digest}"'
+
+    def headers(self) -> dict[str, str]:
+        """The headers of all answers with this content."""
+        digest = f"sha-256=:{base64.b64encode(bytes.fromhex(self.digest)).decode()}:"
+        return {
+            **SAFE,
+            "accept-ranges": "bytes",
+            "cache-control": "private, no-cache",
+            "content-disposition": "attachment" + _file_name(self.name),
+            "etag": self.etag,
+            "repr-digest": digest,
+        }
+
+
+def _file_name(name: str | None) -> str:
+    """The parameter of Content-Disposition for a name. It is percent-encoded, so that no name can end the header."""
+    if name is None or len(name) > _LONGEST_NAME:
+        return ""
+    return f"; filename*=UTF-8''{quote(name, safe='')}"
+
+
+class Download:
+    """An answer with content: all of it, a range, or none for HEAD. An ASGI application for one request."""
+
+    def __init__(self, source: ContentBody, span: Span | None, *, text: bool, is_head: bool, stall: float) -> None:
+        self._source = source
+        self._span = span or Span(0, source.size)
+        self._is_head = is_head
+        self._stall = stall
+        self.status = 200 if span is None else 206
+        extra = {"content-type": PLAIN if text else OCTETS, "content-length": str(self._span.end - self._span.start)}
+        headers = source.headers()
+        if span is None:
+            extra["content-digest"] = headers["repr-digest"]
+        else:
+            extra["content-range"] = f"bytes {span.start}-{span.end - 1}/{source.size}"
+        self._headers = headers | extra
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        at, end = self._span if not self._is_head else (0, 0)
+        left = asyncio.ensure_future(_left(receive))
+        try:
+            piece = await self._piece(at, end)  # before the status is sent: an error must still be one
+            await send({"type": "http.response.start", "status": self.status, "headers": raw_headers(self._headers)})
+            while True:
+                at += len(piece)
+                await self._send(send, {"type": "http.response.body", "body": piece, "more_body": at < end})
+                if at >= end or left.done():
+                    break
+                piece = await self._piece(at, end)
+        finally:
+            left.cancel()
+            await in_thread(self._source.close)
+
+    async def _piece(self, at: int, end: int) -> bytes:
+        if at >= end:
+            return b""
+        piece = await in_thread(self._source.read, at, min(FRAME - at % FRAME, end - at))
+        if not piece:
+            raise Damaged("the content is shorter than it was")
+        return piece
+
+    async def _send(self, send: Send, message: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._stall):
+                await send(message)
+        except TimeoutError:
+            raise ClientGone(is_slow=True) from None
+
+
+async def _left(receive: Receive) -> None:
+    """Wait until the client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

@@ -1,0 +1,45 @@
+"""`python -m tests.adapters langchain` runs the tests of an adapter in an environment with its framework; without a
+name, those of all adapters. Environments are in `.venv-adapters`, made on first use from `constraints/<name>.txt`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests import environments
+from tests.adapters.conftest import FRAMEWORKS
+
+HERE = Path(__file__).parent
+PLACE = Path(os.environ.get("COATCHECK_ADAPTERS", environments.ROOT / ".venv-adapters"))
+
+
+def command(name: str, *options: str) -> list[str]:
+    """Return the command that runs the tests of an adapter. Raises `Missing` if its environment cannot be made."""
+    python = environments.python(HERE / "constraints" / f"{name}.txt", PLACE / name)
+    pytest = [str(python), "-m", "pytest", "-c", str(HERE / "pytest.ini")]
+    return [*pytest, f"--rootdir={environments.ROOT}", f"--confcutdir={HERE}", *options, str(HERE / name)]
+
+
+def main(asked: list[str]) -> int:
+    names = [one for one in asked if one in FRAMEWORKS] or FRAMEWORKS
+    options = [one for one in asked if one not in FRAMEWORKS]
+    failed = 0
+    for name in names:
+        begin = time.monotonic()
+        try:
+            run = command(name, *options)
+        except environments.Missing as missing:
+            sys.stderr.write(f"{name}: {missing}\n")
+            failed += 1
+            continue
+        sys.stderr.write(f"== {name}: environment ready after {time.monotonic() - begin:.1f} s\n")
+        failed += subprocess.run(run, cwd=environments.ROOT).returncode != 0
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

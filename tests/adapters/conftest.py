@@ -1,0 +1,12 @@
+"""Tests in a folder of this one need a framework, and run in its environment: see `__main__.py`."""
+
+from pathlib import Path
+
+import pytest
+
+FRAMEWORKS = sorted(path.stem for path in (Path(__file__).parent / "constraints").glob("*.in"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    is_theirs = collection_path.name in FRAMEWORKS and collection_path.parent == Path(__file__).parent
+    return True if is_theirs and config.inipath != Path(__file__).parent / "pytest.ini" else None

@@ -1,0 +1,22 @@
+"""The LangChain adapter passes the adapter suite in sync, async and streaming runs."""
+
+from __future__ import annotations
+
+from coatcheck.testing import AdapterSuite
+from coatcheck.testing.adapter_suite import Driver
+from tests.adapters.langchain.driver import AsyncLangChainDriver, LangChainDriver, StreamingLangChainDriver
+
+
+class TestLangChain(AdapterSuite):
+    def driver(self) -> Driver:
+        return LangChainDriver()
+
+
+class TestAsyncLangChain(AdapterSuite):
+    def driver(self) -> Driver:
+        return AsyncLangChainDriver()
+
+
+class TestStreamingLangChain(AdapterSuite):
+    def driver(self) -> Driver:
+        return StreamingLangChainDriver()

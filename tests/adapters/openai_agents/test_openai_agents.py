@@ -1,0 +1,279 @@
+"""What is special about the OpenAI Agents SDK: tools in place, MCP servers, hand-offs, strict schemas, approvals."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import re
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import Agent, FunctionTool, OpenAIResponsesModel, RunConfig, Runner, ToolOutputText, function_tool, handoff
+from agents.mcp import MCPServerStdio
+from agents.strict_schema import ensure_strict_json_schema
+from openai import AsyncOpenAI
+from pydantic import BaseModel
+
+import coatcheck
+from coatcheck import Policy, Store
+from coatcheck.adapters import within
+from coatcheck.adapters.openai_agents import slim
+from coatcheck.testing.adapter_suite import LOG, ROWS, NestedOrder, Step, fetch_log, fetch_rows, pointer_in
+from coatcheck.testing.adapter_suite import ScriptedModel as Script
+from examples.openai_agents_agent import WITH, count_lines, read_log
+from examples.standins import StandIn
+from tests.adapters.openai_agents.drivers import model_of
+from tests.adapters.pages import run_example, run_page
+from tests.environments import ROOT
+
+SERVER = Path(__file__).parents[1] / "log_server.py"
+QUIET = RunConfig(tracing_disabled=True)
+
+
+class Report(BaseModel):
+    text: str
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with coatcheck.open(tmp_path / "store") as opened:
+        yield opened
+
+
+def made(script: Script, *tools: Any, **options: Any) -> Agent:
+    wrapped = [tool if isinstance(tool, FunctionTool) else function_tool(tool) for tool in tools]
+    return Agent(name="main", model=model_of(script), tools=wrapped, **options)
+
+
+def read(script_results: Any, which: int = 0) -> list[Any]:
+    return [("get_artifact", {"pointer": pointer_in(script_results[which].text), "grep": "ERROR"})]
+
+
+def test_the_agent_and_its_tools_are_changed_in_place_and_once(store: Store) -> None:
+    script = Script([("fetch_log", {})], lambda results: read(results))
+    agent = made(script, fetch_log)
+    tool, invoker = agent.tools[0], agent.tools[0].on_invoke_tool
+    assert slim(slim(agent, store), store) is agent
+    assert agent.tools[0] is tool
+    assert tool.on_invoke_tool is invoker
+    assert len(agent.tools) == 4
+    Runner.run_sync(agent, "Begin.", run_config=QUIET)
+    assert script.results[0].text.count('"stub"') == 1
+    assert "code 4711" in script.results[1].text
+
+
+def test_a_tool_of_two_agents_is_wrapped_once(store: Store) -> None:
+    shared = function_tool(fetch_log)
+    scripts = Script([("fetch_log", {})]), Script([("fetch_log", {})])
+    for script in scripts:
+        Runner.run_sync(slim(made(script, shared), store), "Begin.", run_config=QUIET)
+        assert pointer_in(script.results[0].text)
+    assert scripts[0].results[0].text == scripts[1].results[0].text
+
+
+def test_a_copy_of_a_tool_stays_wrapped(store: Store) -> None:
+    script = Script([("fetch_log", {})])
+    agent = slim(made(Script(), fetch_log), store)
+    other = Agent(name="other", model=model_of(script), tools=[copy.copy(agent.tools[0])])
+    Runner.run_sync(other, "Begin.", run_config=QUIET)
+    assert pointer_in(script.results[0].text)
+
+
+def test_a_tool_that_is_made_by_hand_is_wrapped(store: Store) -> None:
+    async def invoke(ctx: Any, given: str) -> Any:
+        return ROWS
+
+    schema = {"type": "object", "properties": {}, "additionalProperties": False, "required": []}
+    script = Script([("rows", {})])
+    agent = slim(made(script, FunctionTool("rows", "Return rows.", schema, invoke)), store)
+    Runner.run_sync(agent, "Begin.", run_config=QUIET)
+    found = store.find(pointer_in(script.results[0].text))
+    assert found is not None
+    assert found[0].get(pointer_in(script.results[0].text)) == ROWS
+
+
+@pytest.mark.parametrize("clash", [False, True])
+def test_the_tools_of_an_mcp_server_are_covered(store: Store, tmp_path: Path, clash: bool) -> None:
+    (tmp_path / "log").write_text(LOG)
+    name = "coatcheck_get_artifact" if clash else "get_artifact"
+    script = Script(
+        [("read_log", {})],
+        lambda results: [("count_words", {"text": pointer_in(results[0].text)})],
+        lambda results: [(name, {"pointer": pointer_in(results[0].text), "grep": "ERROR"})],
+    )
+
+    async def run() -> None:
+        arguments = [str(SERVER), str(tmp_path / "log"), *(["clash"] if clash else [])]
+        params: Any = {"command": sys.executable, "args": arguments}
+        async with MCPServerStdio(params, client_session_timeout_seconds=60) as server:
+            await Runner.run(slim(made(script, mcp_servers=[server]), store), "Begin.", run_config=QUIET)
+
+    asyncio.run(run())
+    log, count, page = script.results
+    assert f"{name}(pointer=" in json.loads(log.text)["hint"]
+    assert count.text == f"{len(LOG.split())} words"
+    assert "code 4711" in page.text
+    names = [tool["name"] for tool in script.requests[0]["tools"]]
+    assert len(names) == len(set(names))
+
+
+def test_an_agent_behind_a_handoff_object_is_changed_too(store: Store) -> None:
+    other = Script([("fetch_log", {})], ids="other")
+    target = Agent(name="specialist", model=model_of(other), tools=[function_tool(fetch_log)])
+    script = Script([("transfer_to_specialist", {})])
+    agent = slim(made(script, handoffs=[handoff(target)]), store)
+    Runner.run_sync(agent, "Begin.", run_config=QUIET)
+    assert pointer_in(other.results[-1].text)
+
+
+def test_agents_that_hand_over_to_each_other_are_changed_once(store: Store) -> None:
+    first, second = made(Script(), fetch_log), made(Script(), fetch_rows)
+    first.handoffs, second.handoffs = [second], [first]
+    slim(first, store)
+    assert [len(one.tools) for one in (first, second)] == [4, 4]
+
+
+def test_runs_without_an_id_share_nothing_and_within_decides(store: Store) -> None:
+    def second_run(pointer: str) -> str:
+        script = Script([("get_artifact", {"pointer": pointer, "grep": "ERROR"})])
+        Runner.run_sync(slim(made(script, fetch_log), store), "Begin.", run_config=QUIET)
+        return script.results[0].text
+
+    script = Script([("fetch_log", {})], lambda results: read(results))
+    agent = slim(made(script, fetch_log), store)
+    Runner.run_sync(agent, "Begin.", run_config=QUIET)
+    assert "4711" in script.results[1].text
+    assert "4711" not in second_run(pointer_in(script.results[0].text))
+    session = store.session("conversation of a user")
+    with within(session):
+        again = Script([("fetch_log", {})])
+        Runner.run_sync(slim(made(again, fetch_log), store), "Begin.", run_config=QUIET)
+        assert "4711" in second_run(pointer_in(again.results[0].text))
+    assert session.get(pointer_in(again.results[0].text)) == LOG
+
+
+def test_a_session_serves_every_run(store: Store) -> None:
+    session = store.session("given")
+    script = Script([("fetch_log", {})])
+    Runner.run_sync(slim(made(script, fetch_log), session), "Begin.", run_config=QUIET)
+    assert session.get(pointer_in(script.results[0].text)) == LOG
+
+
+def test_strict_schemas_allow_a_pointer_wherever_a_value_may_be_large(store: Store) -> None:
+    def place_order(order: NestedOrder, labels: list[str]) -> str:
+        """Place an order."""
+        return "placed"
+
+    agent = slim(made(Script(), place_order), store)
+    schema = agent.tools[0].params_json_schema
+    assert ensure_strict_json_schema(copy.deepcopy(schema)) == schema
+    assert "string" in schema["properties"]["labels"]["type"]
+    assert {"type": "string"} in schema["properties"]["order"]["anyOf"]
+    assert "string" in schema["$defs"]["NestedOrder"]["properties"]["rows"]["type"]
+
+
+def test_a_policy_for_approvals_sees_what_the_model_sent(store: Store) -> None:
+    asked: list[Any] = []
+
+    async def needs_approval(ctx: Any, arguments: dict[str, Any], call_id: str) -> bool:
+        asked.append(arguments)
+        return False
+
+    def count(text: str) -> str:
+        """Count the lines of a text."""
+        return f"{len(text.splitlines())} lines"
+
+    script = Script([("fetch_log", {})], lambda results: [("count", {"text": pointer_in(results[0].text)})])
+    agent = slim(made(script, fetch_log, function_tool(count, needs_approval=needs_approval)), store)
+    result = Runner.run_sync(agent, "Begin.", run_config=QUIET)
+    assert not result.interruptions
+    assert asked == [{"text": pointer_in(script.results[0].text)}]
+    assert script.results[1].text == "3520 lines"
+
+
+def test_every_result_is_whole_if_the_first_tool_ends_the_run(store: Store) -> None:
+    script = Script([("fetch_log", {})])
+    agent = slim(made(script, fetch_log, tool_use_behavior="stop_on_first_tool"), store)
+    assert Runner.run_sync(agent, "Begin.", run_config=QUIET).final_output == LOG
+
+
+def test_an_exception_that_ends_the_run_is_not_changed(store: Store) -> None:
+    raised = ValueError(LOG)
+
+    def fail(name: str) -> str:
+        """Fail."""
+        raise raised
+
+    agent = slim(made(Script([("fail", {"name": "a"})]), function_tool(fail, failure_error_function=None)), store)
+    with pytest.raises(Exception, match="INFO") as caught:
+        Runner.run_sync(agent, "Begin.", run_config=QUIET)
+    assert LOG in str(caught.value)
+
+
+def test_a_result_with_a_declared_schema_stays_whole(store: Store) -> None:
+    def report(name: str) -> Report:
+        """Write a report."""
+        return Report(text=LOG)
+
+    script = Script([("report", {"name": "a"})])
+    schema = Report.model_json_schema()
+    agent = slim(made(script, function_tool(report, output_json_schema=schema)), store)
+    Runner.run_sync(agent, "Begin.", run_config=QUIET)
+    assert json.loads(script.results[0].text) == {"text": LOG}
+
+
+@pytest.mark.parametrize("value", [ToolOutputText(text=LOG), {"type": "text", "text": LOG}, [ToolOutputText(text=LOG)]])
+def test_structured_texts_of_the_sdk_become_stubs(store: Store, value: Any) -> None:
+    def look(name: str) -> Any:
+        """Look."""
+        return value
+
+    script = Script([("look", {"name": "a"})])
+    Runner.run_sync(slim(made(script, look), store), "Begin.", run_config=QUIET)
+    found = store.find(pointer_in(script.results[0].text))
+    assert found is not None
+    assert found[0].get(pointer_in(script.results[0].text)) == LOG
+
+
+def test_a_disabled_policy_changes_nothing(store: Store) -> None:
+    agent = made(Script(), fetch_log)
+    before = dict(vars(agent))
+    slim(agent, store, policy=Policy(enabled=False))
+    assert vars(agent) == before
+
+
+def test_our_tools_answer_odd_arguments_in_words(store: Store) -> None:
+    steps: list[Step] = [[("get_artifact", {})], [("get_artifact", {"pointer": 17})], [("list_artifacts", {"x": 1})]]
+    script = Script(*steps)
+    Runner.run_sync(slim(made(script, fetch_log), store), "Begin.", run_config=QUIET)
+    assert ["error" in one.text for one in script.results] == [True, True, True]
+
+
+def test_on_the_wire_each_request_begins_with_the_one_before(store: Store) -> None:
+    with StandIn(WITH) as api:
+        model = OpenAIResponsesModel("gpt-5.2", AsyncOpenAI(base_url=api.openai_url, api_key="none"))
+        tools: list[Any] = [function_tool(read_log), function_tool(count_lines)]
+        agent = Agent(name="main", model=model, tools=tools, instructions="Be brief.")
+        Runner.run_sync(slim(agent, store), "What failed?", run_config=QUIET)
+    bodies = [one.body for one in api.requests]
+    assert [one.status for one in api.requests] == [200] * 4
+    for before, after in pairwise(bodies):
+        assert after["input"][: len(before["input"])] == before["input"]
+        assert json.dumps(after["tools"]) == json.dumps(before["tools"])
+
+
+def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
+    run_page("openai-agents.md", tmp_path)
+
+
+def test_the_example_prints_what_the_page_shows() -> None:
+    without, run, times = run_example("openai_agents_agent").splitlines()
+    page = (ROOT / "docs" / "openai-agents.md").read_text()
+    for line in (without, run):
+        assert f"| {re.findall(r'[0-9,]+', line)[0]} |" in page
+    assert int(times.split()[0]) > 100

@@ -1,0 +1,22 @@
+"""Pydantic AI passes the adapter suite: sync, async and streaming."""
+
+from __future__ import annotations
+
+from coatcheck.testing import AdapterSuite
+from coatcheck.testing.adapter_suite import Driver
+from tests.adapters.pydantic_ai.drivers import AsyncDriver, PydanticDriver, StreamingDriver
+
+
+class TestSync(AdapterSuite):
+    def driver(self) -> Driver:
+        return PydanticDriver()
+
+
+class TestAsync(AdapterSuite):
+    def driver(self) -> Driver:
+        return AsyncDriver()
+
+
+class TestStreaming(AdapterSuite):
+    def driver(self) -> Driver:
+        return StreamingDriver()

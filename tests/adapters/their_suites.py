@@ -1,0 +1,211 @@
+"""A framework's own tests, with our adapter in every agent: what passes without it must pass with it.
+
+    COATCHECK_THEIR_TESTS=/path/to/openai-agents-0.24.0/tests python tests/adapters/their_suites.py openai_agents
+
+The folder has the tests of the framework's source archive or repository, best of the installed release. The current
+environment must have the framework and what its tests need. Options that follow are for pytest. Our tools are not
+listed to the model, since many of these tests compare the list of tools.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = "COATCHECK_THEIR_TESTS"
+ADAPTER = "COATCHECK_ADAPTER_IN_EVERY_AGENT"
+OUTCOMES = "COATCHECK_OUTCOMES"
+
+
+# The plugin for pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    import coatcheck
+
+    if name := os.environ.get(ADAPTER):
+        globals()[f"_{name}"](coatcheck.open("memory:"))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" or report.failed:
+        with open(os.environ[OUTCOMES], "a") as file:
+            file.write(json.dumps([report.nodeid, report.outcome]) + "\n")
+
+
+def _openai_agents(store: Any) -> None:
+    from agents import Agent
+    from agents.run import AgentRunner
+
+    from coatcheck.adapters.openai_agents import slim
+
+    made = Agent.__post_init__
+
+    @functools.wraps(made)
+    def post_init(self: Any) -> None:
+        made(self)
+        slim(self, store, only=())
+
+    Agent.__post_init__ = post_init
+    for name in ("run", "run_streamed", "run_sync"):
+        _before(AgentRunner, name, lambda agent: slim(agent, store, only=()))
+
+
+def _before(owner: Any, name: str, change: Any) -> None:
+    run = getattr(owner, name)
+
+    def changed(self: Any, agent: Any, *args: Any, **kwargs: Any) -> Any:
+        change(agent)
+        return run(self, agent, *args, **kwargs)
+
+    async def changed_async(self: Any, agent: Any, *args: Any, **kwargs: Any) -> Any:
+        return await changed(self, agent, *args, **kwargs)
+
+    setattr(owner, name, functools.wraps(run)(changed_async if inspect.iscoroutinefunction(run) else changed))
+
+
+def _pydantic_ai(store: Any) -> None:
+    from pydantic_ai import Agent
+
+    from coatcheck.adapters.pydantic_ai import Coatcheck
+
+    made = Agent.__init__
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, capabilities: Any = None, **kwargs: Any) -> None:
+        made(self, *args, capabilities=[*(capabilities or ()), Coatcheck(store, only=())], **kwargs)
+
+    Agent.__init__ = init
+
+
+def _google_adk(store: Any) -> None:
+    """Our plugin is in every runner, and our artifact service is the one in memory."""
+    from google.adk import artifacts, runners
+    from google.adk.artifacts import in_memory_artifact_service
+
+    import coatcheck
+    from coatcheck.adapters.google_adk import Coatcheck, CoatcheckArtifacts
+
+    class InMemory(CoatcheckArtifacts):
+        """Our service with a store of its own, and with the addresses that the tests expect."""
+
+        def __init__(self) -> None:
+            super().__init__(coatcheck.open("memory:"))
+
+        async def list_artifact_versions(self, **names: Any) -> Any:
+            found = await super().list_artifact_versions(**names)
+            uris = [one.canonical_uri.replace("artifact://", "memory://", 1) for one in found]
+            return [one.model_copy(update={"canonical_uri": uri}) for one, uri in zip(found, uris, strict=True)]
+
+    for module in (in_memory_artifact_service, artifacts):
+        module.InMemoryArtifactService = InMemory
+    made = runners.Runner.__init__
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        if self.plugin_manager.get_plugin("coatcheck") is None:
+            self.plugin_manager.register_plugin(Coatcheck(store, only=()))
+
+    runners.Runner.__init__ = init
+
+
+def _strands_storage(store: Any) -> None:
+    """Our storage is the one in memory. Tests of what only that class has (`clear`, search strategies) are lost."""
+    from strands import storage
+
+    import coatcheck
+    from coatcheck.adapters.strands import CoatcheckStorage
+
+    class InMemory(CoatcheckStorage):
+        def __init__(self) -> None:
+            super().__init__(coatcheck.open("memory:"))
+
+    storage.InMemoryStorage = InMemory
+
+
+def _strands(store: Any) -> None:
+    """Our plugin is in every agent."""
+    from strands import Agent
+
+    from coatcheck.adapters.strands import Coatcheck
+
+    made = Agent.__init__
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, plugins: Any = None, **kwargs: Any) -> None:
+        made(self, *args, plugins=[*(plugins or ()), Coatcheck(store, only=())], **kwargs)
+
+    Agent.__init__ = init
+
+
+def _fastmcp(store: Any) -> None:
+    """Our middleware is the outermost of every server. Output schemas stay and nothing becomes a stub, because many of
+    these tests compare them and clients check them. Tests that want their own middleware to be first are lost."""
+    from fastmcp import FastMCP
+
+    from coatcheck import Policy
+    from coatcheck.adapters.fastmcp import Coatcheck
+
+    class Ours(Coatcheck):
+        async def on_list_tools(self, context: Any, call_next: Any) -> Any:
+            return await call_next(context)
+
+    made = FastMCP.__init__
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self.add_middleware(Ours(store, session="theirs", only=(), policy=Policy(max_chars=5_000_000)))
+
+    FastMCP.__init__ = init
+
+
+# The script
+
+
+def outcomes(folder: Path, adapter: str, options: list[str]) -> dict[str, str]:
+    """Run their tests, and return the outcome of each. With an empty `adapter`, they run as they are."""
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "outcomes"
+        shutil.copy(__file__, Path(scratch) / "coatcheck_in_every_agent.py")  # their `tests` is a package too
+        paths = os.pathsep.join([str(ROOT / "src"), scratch])
+        env = {**os.environ, ADAPTER: adapter, OUTCOMES: str(file), "PYTHONPATH": paths}
+        plugin = ["-p", "coatcheck_in_every_agent", "--continue-on-collection-errors"]
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=no", *plugin, *options]
+        done = subprocess.run(command, cwd=folder.parent, env=env, capture_output=True, text=True)
+        if not file.exists():
+            sys.stderr.write(done.stdout[-1_000:] + done.stderr[-1_000:])
+            return {}
+        return dict(json.loads(line) for line in file.read_text().splitlines())
+
+
+def main(adapter: str, *options: str) -> int:
+    folder = Path(os.environ.get(TESTS, ""))
+    if not folder.is_dir() or not os.environ.get(TESTS):
+        sys.stderr.write(f"set {TESTS} to the folder with the framework's tests\n")
+        return 2
+    chosen = list(options) or [str(folder)]
+    without, run = (outcomes(folder, one, chosen) for one in ("", adapter))
+    passed = {node for node, outcome in without.items() if outcome == "passed"}
+    lost = sorted(node for node in passed if run.get(node) != "passed")
+    sys.stdout.write(
+        f"{len(without)} tests; {len(passed)} pass without Coatcheck, of these {len(passed) - len(lost)} with\n"
+    )
+    sys.stdout.writelines(f"  {node}\n" for node in lost)
+    return 1 if lost or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

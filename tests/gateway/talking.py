@@ -1,0 +1,187 @@
+"""Clients of a gateway: what an agent holds of a conversation, and how it sends it back, on the official SDKs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import anthropic
+import httpx2
+import openai
+
+from coatcheck import Store
+from coatcheck.gateway import Gateway, GatewaySettings, launch
+from tests.gateway.provider import Provider
+
+KEYS = {"authorization": "Bearer sk-test", "x-api-key": "sk-test", "anthropic-version": "2023-06-01"}
+SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}
+BIG = "\n".join(
+    f"2026-11-17 10:{i // 60 % 60:02}:{i % 60:02} INFO worker {i} finished job {i * 7919}" for i in range(2_000)
+)
+"""A result that leaves."""
+
+
+class Replicas:
+    """A new gateway for every request, with only the store between them."""
+
+    def __init__(self, store: Store, settings: GatewaySettings) -> None:
+        self._store, self._settings = store, settings
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        gateway = Gateway(self._store, self._settings)
+        if scope["type"] == "lifespan":
+            await gateway(scope, receive, send)
+            return
+        try:
+            await gateway(scope, receive, send)
+        finally:
+            await gateway.close()
+
+
+@contextlib.contextmanager
+def serving(store: Store, provider: Provider, *, is_one: bool = False, **settings: Any) -> Iterator[str]:
+    """Serve in front of a provider, and yield the address: a new gateway for every request, or one for all."""
+    given = GatewaySettings(**{"anthropic": provider.url, "openai": provider.url, **settings})
+    app: Any = Gateway(store, given) if is_one else Replicas(store, given)
+    with launch.local_server() as server, launch.beside(app, server):
+        yield server.url
+
+
+class Talk:
+    """An agent on Anthropic's SDK. `held` are the messages that it keeps."""
+
+    def __init__(self, address: str, *, is_streamed: bool = True, thinking: bool = True, **more: Any) -> None:
+        self.address = address
+        self.is_streamed = is_streamed
+        self.held: list[dict[str, Any]] = []
+        self.events: list[Any] = []
+        self.tools = [{"name": "search", "description": "Search.", "input_schema": SCHEMA}]
+        self.more: dict[str, Any] = {"thinking": {"type": "adaptive"}} if thinking else {}
+        self.more |= more
+        self.last: Any = None
+
+    def ask(self, content: Any) -> Any:
+        """Send a message of the user, and return the answer as the SDK gives it."""
+        self.held.append({"role": "user", "content": content})
+        return self.send()
+
+    def send(self) -> Any:
+        with anthropic.Anthropic(api_key="sk-test", base_url=self.address, max_retries=0) as client:
+            asked: Any = {
+                "model": "claude-opus-5-5",
+                "max_tokens": 4_000,
+                "messages": self.held,
+                "tools": self.tools,
+                **self.more,
+            }
+            if self.is_streamed:
+                with client.messages.stream(**asked) as stream:
+                    self.events = list(stream)
+                    answer = stream.get_final_message()
+            else:
+                answer = client.messages.create(**asked)
+        self.last = answer
+        content = [block.model_dump(exclude_none=True, exclude={"parsed_output"}) for block in answer.content]
+        self.held.append({"role": "assistant", "content": content})
+        return answer
+
+    def results(self, *texts: str) -> list[dict[str, Any]]:
+        """The results of the calls in the last answer."""
+        calls = [block for block in self.last.content if block.type == "tool_use"]
+        assert len(calls) == len(texts), calls
+        return [
+            {"type": "tool_result", "tool_use_id": call.id, "content": text}
+            for call, text in zip(calls, texts, strict=True)
+        ]
+
+
+class Chat:
+    """An agent on OpenAI's SDK, with chat completions."""
+
+    def __init__(self, address: str, *, is_streamed: bool = True, **more: Any) -> None:
+        self.address = address
+        self.is_streamed = is_streamed
+        self.held: list[dict[str, Any]] = []
+        self.chunks: list[Any] = []
+        self.tools = [
+            {"type": "function", "function": {"name": "search", "description": "Search.", "parameters": SCHEMA}}
+        ]
+        self.more = more
+        self.last: Any = None
+
+    def ask(self, *messages: dict[str, Any] | str) -> dict[str, Any]:
+        self.held += [{"role": "user", "content": one} if isinstance(one, str) else one for one in messages]
+        with openai.OpenAI(api_key="sk-test", base_url=f"{self.address}/v1", max_retries=0) as client:
+            asked: Any = {"model": "gpt-5.6", "messages": self.held, "tools": self.tools, **self.more}
+            if self.is_streamed:
+                self.chunks = list(client.chat.completions.create(**asked, stream=True))
+                message = joined(self.chunks)
+            else:
+                self.last = client.chat.completions.create(**asked)
+                message = self.last.choices[0].message.model_dump(exclude_none=True)
+        message.setdefault("content", None)
+        self.held.append(message)
+        return message
+
+    def results(self, *texts: str) -> list[dict[str, Any]]:
+        calls = self.held[-1].get("tool_calls", [])
+        assert len(calls) == len(texts), calls
+        return [
+            {"role": "tool", "tool_call_id": call["id"], "content": text}
+            for call, text in zip(calls, texts, strict=True)
+        ]
+
+
+def joined(chunks: Sequence[Any]) -> dict[str, Any]:
+    """Join the chunks of a completion as clients do, and check that they are those of one answer."""
+    assert len({(one.id, one.created, one.model) for one in chunks}) == 1
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    calls: list[dict[str, Any]] = []
+    reasons = []
+    for choice in (choice for one in chunks for choice in one.choices):
+        message["content"] += choice.delta.content or ""
+        reasons += [choice.finish_reason] if choice.finish_reason else []
+        for part in choice.delta.tool_calls or ():
+            if part.index == len(calls):
+                calls.append(
+                    {"id": part.id, "type": "function", "function": {"name": part.function.name, "arguments": ""}}
+                )
+            calls[part.index]["function"]["arguments"] += part.function.arguments or ""
+    assert len(reasons) == 1, reasons
+    assert sum(1 for one in chunks for choice in one.choices if choice.delta.role) == 1
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def grows(provider: Provider) -> None:
+    """Check that what the provider was sent only ever grew, block for block, with the same tools."""
+    assert provider.problems == []
+    before: list[str] = []
+    tools = None
+    for seen in provider.answered:
+        assert tools in (None, seen.body.get("tools"))
+        tools = seen.body.get("tools")
+        now = blocks(seen.body)
+        assert now[: len(before)] == before, (before, now)
+        before = now
+
+
+def blocks(body: dict[str, Any]) -> list[str]:
+    """The blocks of a request without cache marks, each as JSON."""
+    found = []
+    for message in body["input"] if "input" in body else body["messages"]:
+        content = message.get("content")
+        inner = content if isinstance(content, list) and "type" not in message else [message]
+        if isinstance(content, str) and message.get("role") != "tool" and "tool_calls" not in message:
+            inner = [{"type": "text", "text": content}]
+        for block in inner:
+            bare = {name: value for name, value in block.items() if name != "cache_control"}
+            found.append(json.dumps([message.get("role"), bare], sort_keys=True))
+    return found
+
+
+def post(url: str, path: str, body: Any, **headers: str) -> httpx2.Response:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with httpx2.Client(timeout=30, trust_env=False) as client:
+        return client.post(url + path, content=data, headers={**KEYS, "content-type": "application/json", **headers})

@@ -1,0 +1,169 @@
+"""What holds for every split of a stream, every script, and many streams at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import coatcheck
+from coatcheck import Store
+from coatcheck.gateway.api import ClientRequest, Merger
+from coatcheck.gateway.chat_api import ChatApi
+from coatcheck.gateway.messages_api import MessagesApi
+from coatcheck.gateway.responses_api import ResponsesApi
+from coatcheck.gateway.sse import EventSplitter
+from tests.gateway.provider import _EVENTS, Provider, Say, Seen, Think, Turn, Use, turn, written_events
+from tests.gateway.talking import BIG, KEYS, Chat, Talk, grows, serving
+
+STREAMS = 200
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+CUTS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
+BLOCKS = st.lists(
+    st.one_of(
+        TEXTS.map(Say),
+        TEXTS.map(Think),
+        st.sampled_from([Use("list_artifacts"), Use("search", {"q": "é 🎉"}), Use("get_artifact", {"pointer": "x"})]),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
+    """Cut bytes into pieces of these sizes, over and over."""
+    found, at, number = [], 0, 0
+    while at < len(data):
+        size = cuts[number % len(cuts)]
+        found.append(data[at : at + size])
+        at, number = at + size, number + 1
+    return found
+
+
+@given(st.lists(TEXTS, max_size=6), CUTS, st.sampled_from([b"\n", b"\r\n", b"\r"]))
+def test_any_split_of_the_bytes_gives_the_same_events(texts: list[str], cuts: list[int], ends: bytes) -> None:
+    clean = ["".join(one.splitlines()) for one in texts]
+    data = (
+        b"".join(written_events([("kind", {"text": text}) for text in clean], ends))
+        + b"data: [DONE]"
+        + ends * 2
+        + b": end"
+    )
+    whole, cut = EventSplitter(), EventSplitter()
+    expected = list(whole.feed(data))
+    found = [one for piece in pieces(data, cuts) for one in cut.feed(piece)]
+    assert found == expected
+    assert [json.loads(one.data)["text"] for one in found[:-1]] == clean
+    assert b"".join(one.raw for one in found) + cut.rest() == data
+
+
+def steps_of(api: str, blocks: list[Any]) -> bytes:
+    """The bytes of one answer of a provider."""
+    provider = Provider()
+    made = {"anthropic": provider._message, "chat": provider._completion, "responses": provider._response}[api]
+    body: dict[str, Any] = {"model": "m", "input": "x", "stream_options": {"include_usage": True}}
+    answer = made(body, turn(*blocks))
+    answer["usage"] = {"input_tokens": 1, "output_tokens": 1}
+    return b"".join(written_events(list(_EVENTS[api](body, answer, {}, turn(*blocks)))))
+
+
+@given(st.sampled_from(["anthropic", "chat", "responses"]), BLOCKS, BLOCKS, CUTS)
+def test_any_split_of_an_answer_is_merged_to_the_same(
+    api: str, one: list[Any], two: list[Any], cuts: list[int]
+) -> None:
+    wires: dict[str, Any] = {"anthropic": MessagesApi, "chat": ChatApi, "responses": ResponsesApi}
+    wire = wires[api]()
+
+    def merged(size: list[int] | None) -> tuple[bytes, Any]:
+        merger: Merger = wire.merger(["list_artifacts", "get_artifact"], ClientRequest({}, [], [], [], "m", True))
+        out = b""
+        steps = []
+        for number, data in enumerate((steps_of(api, one), steps_of(api, two))):
+            if number:
+                out += merger.next_step()
+            for piece in [data] if size is None else pieces(data, size):
+                out += merger.feed(piece)
+            assert merger.is_complete
+            steps.append(merger.end_step())
+        return out + merger.finish(), [[bytes(raw) for raw in step.messages] for step in steps]
+
+    whole = merged(None)
+    assert merged(cuts) == whole
+    assert b"_artifact" not in whole[0]
+
+
+TURN = st.lists(
+    st.sampled_from(
+        [
+            Say("Some text."),
+            Think("hm"),
+            Use("list"),
+            Use("search", {"q": "x"}),
+            Use("store", {"name": "n", "value": "v"}),
+        ]
+    ),
+    min_size=1,
+    max_size=4,
+).map(lambda blocks: [one for at, one in enumerate(blocks) if one not in blocks[:at]])
+
+
+@settings(max_examples=3)
+@given(st.lists(TURN, min_size=5, max_size=8), st.booleans(), st.integers(60, 400))
+def test_any_script_only_grows_whatever_replica_takes_a_request(
+    turns: list[list[Any]], is_streamed: bool, cut: int
+) -> None:
+    def model(seen: Seen) -> Turn:
+        """Think before speaking, as the API does, and end at last."""
+        number = sum(one["role"] == "assistant" for one in seen.messages)
+        blocks = turns[number] if number < len(turns) else [Say("End.")]
+        ordered = sorted(blocks, key=lambda one: (isinstance(one, Use), not isinstance(one, Think)))
+        return turn(
+            *(ordered if any(not isinstance(one, Think) for one in ordered) else [*ordered, Say("Yes.")]), cut=cut
+        )
+
+    with coatcheck.open("memory:") as store, Provider(model) as provider, serving(store, provider, mode="loop") as url:
+        talk = Talk(url, is_streamed=is_streamed)
+        content: Any = "go"
+        for _ in range(3):
+            answer = talk.ask(content)
+            calls = [block for block in answer.content if block.type == "tool_use"]
+            content = talk.results(*[BIG] * len(calls)) if calls else "and?"
+            assert all(block.name == "search" for block in calls)
+        grows(provider)
+
+
+def test_two_hundred_streams_at_once_are_not_mixed_up(store: Store) -> None:
+    def model(seen: Seen) -> Turn:
+        name = seen.messages[0]["content"]
+        if len(seen.messages) == 1:
+            return turn(Say(f"<{name}>"), Use("store", {"name": name, "value": name * 50}), cut=151)
+        return turn(Say(f"</{name}>"), cut=173)
+
+    async def ask(client: httpx2.AsyncClient, url: str, name: str) -> str:
+        body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": name}], "tools": Chat("").tools}
+        text = ""
+        async with client.stream("POST", f"{url}/v1/chat/completions", json=body, headers=KEYS) as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    chunk = json.loads(line[6:])
+                    assert "error" not in chunk, chunk
+                    choices = chunk["choices"]
+                    text += (choices[0]["delta"].get("content") or "") if choices else ""
+        return text
+
+    async def run(url: str) -> list[str]:
+        limits = httpx2.Limits(max_connections=None)
+        async with httpx2.AsyncClient(timeout=120, limits=limits, trust_env=False) as client:
+            return await asyncio.gather(*(ask(client, url, f"conversation {i}") for i in range(STREAMS)))
+
+    with Provider(model) as provider, serving(store, provider, is_one=True, mode="loop", session="all") as url:
+        found = asyncio.run(run(url))
+        assert found == [f"<conversation {i}>\n\n</conversation {i}>" for i in range(STREAMS)]
+        assert provider.problems == []
+        assert len(provider.answered) == 2 * STREAMS
+    session = store.session("all")
+    assert all(session.get(f"conversation {i}") == f"conversation {i}" * 50 for i in range(0, STREAMS, 20))

@@ -1,0 +1,143 @@
+"""Real clients, unchanged, through a gateway in `loop` mode: a loop, a mixed turn, and what follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coatcheck import Store
+from tests.conftest import CI
+from tests.gateway.node_clients import client
+from tests.gateway.provider import Provider, Say, Seen, Think, Turn, Use, turn
+from tests.gateway.talking import grows, serving
+from tests.mcp.node_servers import Missing
+
+SECRETS = ("ANTHROPIC", "CLAUDE", "OPENAI", "CODEX", "AI_GATEWAY")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    place = tmp_path / "home"
+    place.mkdir()
+    return place
+
+
+def command(name: str) -> list[str]:
+    try:
+        return client(name)
+    except Missing as error:
+        if CI:
+            raise
+        pytest.skip(str(error))
+
+
+def run(arguments: list[str], home: Path, **variables: str) -> str:
+    """Run a client with a home of its own, and return what it prints."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
+    env = kept | {"HOME": str(home), "NO_PROXY": "127.0.0.1"} | variables
+    done = subprocess.run(
+        arguments, cwd=home, env=env, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stderr[-2_000:] + done.stdout[-2_000:]
+    return done.stdout
+
+
+def stubs(seen: Seen) -> Iterator[str]:
+    """The pointers of the stubs in a request."""
+    for part in json.dumps(seen.body).split('{\\"stub\\"')[1:]:
+        yield part.split('\\"artifact\\":\\"')[1][:16]
+
+
+@pytest.mark.parametrize("name", ["anthropic", "chat", "responses", "ai-anthropic", "ai-chat", "ai-responses"])
+def test_the_sdks_from_npm_hold_one_answer_and_continue(store: Store, home: Path, name: str) -> None:
+    thinks = [] if name.endswith("chat") else [Think("a")]
+    script: list[Any] = [
+        turn(*thinks, Use("search", {"q": "x"})),
+        lambda seen: turn(*thinks, Say("Looking."), Use("get", {"pointer": next(stubs(seen)), "lines": "1:2"})),
+        turn(*thinks, Say("Found.")),
+        turn(Say("Bye.")),
+    ]
+    with Provider(script, is_lenient=name.startswith("ai-")) as provider, serving(store, provider, mode="loop") as url:
+        held = json.loads(run([*command(name), url, "2000"], home))
+        assert provider.problems == []
+        assert len(provider.answered) == 4
+        if "responses" not in name:
+            grows(provider)
+    text = json.dumps(held)
+    assert "Looking." in text
+    assert "Found." in text
+    assert "get_artifact" not in text
+
+
+def mixed(seen: Seen, calls: int, own: Use) -> Turn:
+    """A loop, a mixed turn with a call of the client's own, an end, and a loop after the client has been restarted."""
+    steps = [
+        turn(Think("a"), Say("Looking."), Use("list")),
+        turn(Think("b"), Use("store", {"name": "n", "value": "v"}), own),
+        turn(Think("c"), Say("The end.")),
+        turn(Think("d"), Use("list")),
+        turn(Say("Continued.")),
+    ]
+    return steps[calls]
+
+
+def test_claude_code_runs_a_loop_a_mixed_turn_and_continues_in_another_process(store: Store, home: Path) -> None:
+    def model(seen: Seen) -> Turn:
+        if not seen.body.get("tools"):
+            return turn(Say("A title"))
+        bash = Use("Bash", {"command": "echo hello-from-bash", "description": "say hello"})
+        return mixed(seen, sum(one["role"] == "assistant" for one in seen.messages), bash)
+
+    quiet = {"DISABLE_TELEMETRY": "1", "DISABLE_AUTOUPDATER": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+    with Provider(model, is_lenient=True) as provider, serving(store, provider, mode="loop") as url:
+        variables = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "sk-test", "IS_SANDBOX": "1", **quiet}
+        asked = [*command("claude"), "--model", "claude-opus-4-6", "-p"]
+        assert "The end." in run([*asked, "say hello", "--allowedTools", "Bash(echo:*)"], home, **variables)
+        assert "Continued." in run([*asked, "--continue", "and now?"], home, **variables)
+        assert provider.problems == []
+        assert "hello-from-bash" in json.dumps(provider.answered[-1].body)
+    assert [info.session_id[:12] for info in store.sessions() if info.session_id.startswith("claude")] == [
+        "claude-code-"
+    ]
+
+
+def test_codex_runs_a_loop_a_mixed_turn_and_resumes(store: Store, home: Path) -> None:
+    def model(seen: Seen) -> Turn:
+        calls = sum(one.get("type") == "reasoning" for one in seen.messages)
+        tools = json.dumps(seen.body)
+        shell = (
+            Use("exec_command", {"cmd": "echo hello-from-shell"})
+            if "exec_command" in tools
+            else Use("shell", {"command": ["echo", "hello-from-shell"]})
+        )
+        return mixed(seen, calls, shell)
+
+    with Provider(model, is_lenient=True) as provider, serving(store, provider, mode="loop") as url:
+        own = {"CODEX_HOME": str(home)}
+        codex = command("codex")
+        subprocess.run(
+            [*codex, "login", "--with-api-key"],
+            input="sk-test\n",
+            text=True,
+            env={**os.environ, "HOME": str(home), **own},
+            capture_output=True,
+            check=True,
+        )
+        asked = [
+            *codex,
+            "exec",
+            "--skip-git-repo-check",
+            "--dangerously-bypass-approvals-and-sandbox",
+            "-c",
+            f'openai_base_url="{url}/v1"',
+        ]
+        assert "The end." in run([*asked, "say hello"], home, **own)
+        assert "Continued." in run([*asked, "resume", "--last", "and now?"], home, **own)
+        assert provider.problems == []
+        grows(provider)

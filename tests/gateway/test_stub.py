@@ -1,0 +1,135 @@
+"""`stub`: the client has our tools itself, through MCP, and large results become stubs that name them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from coatcheck import Store, toolkit
+from coatcheck.gateway.api import Unreadable
+from coatcheck.gateway.messages_api import MessagesApi
+from tests.gateway.provider import Provider, Say, Think, Use, turn
+from tests.gateway.talking import BIG, Chat, Talk, grows, post, serving
+
+NAME = "mcp__coatcheck__get_artifact"
+
+
+def described(store: Store) -> list[dict[str, Any]]:
+    """Our tools as a client describes them that has them through MCP: with a prefix of its own."""
+    tools = [tool.as_anthropic() for tool in toolkit(store.session("mine"))]
+    return [{**tool, "name": f"mcp__coatcheck__{tool['name']}"} for tool in tools]
+
+
+def test_a_large_result_becomes_a_stub_that_names_the_clients_own_tool(store: Store, is_streamed: bool) -> None:
+    script: list[Any] = [
+        turn(Think(), Use("search", {"q": "x"})),
+        lambda seen: turn(Think(), Use("get", {"pointer": "art:0000"})),
+        turn(Think(), Say("Found.")),
+        turn(Say("Bye.")),
+    ]
+    with Provider(script) as provider, serving(store, provider, mode="stub", session="mine") as url:
+        talk = Talk(url, is_streamed=is_streamed)
+        talk.tools += described(store)
+        talk.ask("find it")
+        answer = talk.ask(talk.results(BIG))
+        assert answer.content[-1].name == NAME
+        stub = json.loads(provider.answered[1].messages[-1]["content"][0]["content"])
+        assert NAME in json.dumps(stub)
+        page = toolkit(store.session("mine"))[0].run(pointer=stub["artifact"])
+        talk.ask(talk.results(page))
+        assert provider.answered[2].messages[-1]["content"][0]["content"] == page
+        talk.ask("thanks")
+        grows(provider)
+        assert provider.answered[0].tools == [tool["name"] for tool in talk.tools]
+    assert store.session("mine").get(stub["artifact"]) == BIG
+
+
+def test_a_client_without_our_tools_is_left_alone(store: Store) -> None:
+    script = [turn(Use("search", {"q": "x"})), turn(Say("Found."))]
+    with Provider(script) as provider, serving(store, provider, mode="stub") as url:
+        chat = Chat(url)
+        chat.ask("find it")
+        chat.ask(*chat.results(BIG))
+        assert provider.answered[1].messages[-1]["content"] == BIG
+
+
+def test_a_client_with_our_tools_gets_no_others_in_loop_mode(store: Store) -> None:
+    with Provider([turn(Say("Hello."))]) as provider, serving(store, provider, mode="loop", session="mine") as url:
+        talk = Talk(url)
+        talk.tools += described(store)
+        talk.ask("hi")
+        assert len(provider.answered[0].tools) == 4
+
+
+def test_a_decision_is_made_once_whatever_the_client_changes_around_it(store: Store) -> None:
+    """Marks, key order, outer whitespace and the form of a text do not make another result of it."""
+    script: list[Any] = [
+        turn(Think(), Use("search", {"q": "x"})),
+        turn(Say("Found.")),
+        turn(Say("Bye.")),
+        turn(Say("Bye.")),
+    ]
+    with Provider(script) as provider, serving(store, provider, mode="stub", session="mine") as url:
+        talk = Talk(url)
+        talk.tools += described(store)
+        talk.ask("find it")
+        talk.ask(talk.results(BIG))
+        held = talk.held[2]["content"][0]
+        held["content"] = [{"text": BIG + "\n", "type": "text"}]
+        held["cache_control"] = {"type": "ephemeral"}
+        talk.ask("thanks")
+        talk.held[2] = {"content": [dict(reversed(held.items()))], "role": "user"}
+        talk.ask("thanks")
+        grows(provider)
+
+
+def test_everything_that_is_not_changed_keeps_its_bytes(store: Store) -> None:
+    tools = json.dumps([{"name": "search", "input_schema": {"type": "object"}}, *described(store)], indent=1)
+    start = f'{{ "model":"claude-opus-5-5","max_tokens":9,"tools":{tools}, "metadata" : {{"a" :1.0,"n":12345678901234567890}},"messages":[{{"role":"user","content":"\\u00e9 \\/"}}'  # noqa: E501 - bytes as they are on the wire
+    with (
+        Provider(lambda _: turn(Say("Hello.")), is_lenient=True) as provider,
+        serving(store, provider, mode="stub", session="mine") as url,
+    ):
+        post(url, "/v1/messages", (start + "]}").encode())
+        call = ',{"role":"assistant","content":[ {"type":"tool_use","id":"toolu_1","name":"search","input":{"x" : 1.50}} ]}'  # noqa: E501 - bytes as they are on the wire
+        result = f',{{"role":"user","content":[{{"type":"tool_result", "tool_use_id":"toolu_1", "content":{json.dumps(BIG)}, "odd":1e3}}]}}]}}'  # noqa: E501 - bytes as they are on the wire
+        post(url, "/v1/messages", (start + call + result).encode())
+    sent = provider.seen[1].raw.decode()
+    assert '{"stub":' in json.loads(sent)["messages"][-1]["content"][0]["content"]
+    for piece in (
+        '{"a" :1.0,"n":12345678901234567890}',
+        '{"role":"user","content":"\\u00e9 \\/"}',
+        '"odd":1e3',
+        call[1:],
+        tools,
+    ):
+        assert piece in sent
+
+
+def test_lone_surrogates_pass_and_other_results_still_become_stubs(store: Store) -> None:
+    """JavaScript cuts strings between the halves of a pair."""
+    tools = json.dumps([{"name": "search", "input_schema": {"type": "object"}}, *described(store)])
+    start = f'{{"model":"m","max_tokens":9,"tools":{tools},"messages":[{{"role":"user","content":"cut \\ud83d"}}'
+    with (
+        Provider(lambda _: turn(Say("Hello.")), is_lenient=True) as provider,
+        serving(store, provider, mode="stub", session="mine") as url,
+    ):
+        post(url, "/v1/messages", (start + "]}").encode())
+        call = ',{"role":"assistant","content":[{"type":"tool_use","id":"toolu_1","name":"search","input":{}}]}'
+        result = f',{{"role":"user","content":[{{"type":"tool_result","tool_use_id":"toolu_1","content":{json.dumps(BIG)}}}]}}]}}'  # noqa: E501 - bytes as they are on the wire
+        post(url, "/v1/messages", (start + call + result).encode())
+    assert b"cut \\ud83d" in provider.seen[1].raw
+    assert b"stub" in provider.seen[1].raw
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b'{"messages": 5}', b'{"messages": ["x"]}', b"\xff{", b'{"messages"']
+)
+def test_a_body_that_cannot_be_read_passes_as_it_came(store: Store, body: bytes) -> None:
+    with pytest.raises(Unreadable):
+        MessagesApi().read(body)
+    with Provider(lambda _: turn(raw=b"{}"), is_lenient=True) as provider, serving(store, provider, mode="loop") as url:
+        post(url, "/v1/messages", body)
+        assert provider.seen[0].raw == body

@@ -1,0 +1,74 @@
+"""The OpenAPI document: it is true of a running server, and the page about HTTP names all of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from coatcheck.errors import CODES
+from coatcheck.http.openapi import document
+from coatcheck.http.operations import OPERATIONS
+from tests.http.servers import ADMIN, served
+
+HERE = Path(__file__).parent
+PAGE = (HERE.parent.parent / "docs" / "http.md").read_text()
+
+
+def test_the_document_is_json_and_every_reference_in_it_leads_somewhere(client: httpx2.Client) -> None:
+    found = client.get("/api/v1/openapi.json").json()
+    assert found == json.loads(json.dumps(document()))
+    assert found["openapi"] == "3.1.0"
+    for reference in re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(found)):
+        at = found
+        for step in reference.split("/"):
+            at = at[step]
+
+
+def test_every_operation_has_a_name_of_its_own_and_a_scope() -> None:
+    described = [one for path in document()["paths"].values() for one in path.values()]
+    ids = [one["operationId"] for one in described]
+    assert len(ids) == len(set(ids)) == sum(len(operation.methods) for operation in OPERATIONS)
+    assert all(one.get("security") or one["operationId"] in ("healthz", "openapi") for one in described)
+
+
+@pytest.mark.slow
+def test_requests_made_of_the_document_get_the_answers_that_it_describes(tmp_path: Path, long_faults: bool) -> None:
+    """Schemathesis sends valid and invalid requests, and sequences of them, and checks each answer."""
+    amount = ["--max-time", "1800"] if long_faults else ["--max-time", "25", "--seed", "1"]
+    with served(tmp_path / "store", COATCHECK_STORE_DURABILITY="process") as web:
+        done = subprocess.run(
+            [str(Path(sys.executable).with_name("st")), "--config-file", str(HERE / "schemathesis.toml"), "run",
+             f"{web.url}/api/v1/openapi.json", "--header", f"Authorization: Bearer {ADMIN}", "--no-color",
+             "--suppress-health-check", "all", "--warnings", "off", *amount],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert web.process is not None
+        assert web.process.poll() is None
+    assert done.returncode == 0, done.stdout[-8_000:] + done.stderr
+
+
+# The page
+
+
+def test_every_operation_and_its_arguments_are_on_the_page() -> None:
+    for path, methods in document()["paths"].items():
+        for method, one in methods.items():
+            assert f"`{method.upper()}" in PAGE or method in ("put", "head"), method
+            for parameter in one["parameters"]:
+                if parameter["in"] == "query":
+                    assert f"`{parameter['name']}`" in PAGE, parameter
+        shown = path.replace("{session_id}", "{session}").removeprefix("/api/v1")
+        assert shown in PAGE, shown
+
+
+def test_every_code_of_an_error_is_on_the_page() -> None:
+    own = {"unauthorized", "forbidden", "method_not_allowed", "timeout", "precondition_failed",
+           "unsupported_media_type", "range_not_satisfiable", "invalid_request"}  # fmt: skip
+    for code in {*CODES, *own} - {"fenced", "budget_exceeded", "upstream_failed", "limit_exceeded"}:
+        assert f"`{code}`" in PAGE, code

@@ -1,0 +1,52 @@
+"""Adapters for the frameworks that most people use pass their suite. `make adapters` runs it for all frameworks."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import environments
+from tests.adapters.__main__ import HERE, command
+from tests.adapters.conftest import FRAMEWORKS
+
+ALWAYS = ("langchain", "openai_agents", "pydantic_ai")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALWAYS)
+def test_the_tests_of_an_adapter_pass_in_the_environment_of_its_framework(name: str) -> None:
+    try:
+        run = command(name, "-q")
+    except environments.Missing as missing:
+        reason = f"{name} cannot be installed: {missing}"
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    done = subprocess.run(run, cwd=environments.ROOT, env=env, capture_output=True, text=True)
+    sys.stdout.write(done.stdout)
+    assert done.returncode == 0, f"{done.stdout[-8_000:]}\n{done.stderr[-2_000:]}"
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_the_lock_of_a_framework_has_hashes_and_no_address(name: str) -> None:
+    lock = (HERE / "constraints" / f"{name}.txt").read_text()
+    assert "://" not in lock
+    assert lock.count("--hash=sha256:") > lock.count("==") > 0
+    wanted = (HERE / "constraints" / f"{name}.in").read_text()
+    for package in re.findall(r"^([\w.-]+)", wanted, re.MULTILINE):
+        assert re.search(rf"^{re.escape(package)}==", lock, re.MULTILINE)
+
+
+def test_an_environment_that_cannot_be_made_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting in ("PIP_NO_INDEX", "UV_NO_INDEX"):
+        monkeypatch.setenv(setting, "1")
+    lock = tmp_path / "constraints.txt"
+    lock.write_text(f"no-such-package==1.0 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(environments.Missing, match="no-such-package"):
+        environments.python(lock, tmp_path / "here" / "venv")
+    with pytest.raises(environments.Missing, match="nowhere"):
+        environments.python(tmp_path / "nowhere.txt", tmp_path / "here" / "venv")

@@ -1,0 +1,275 @@
+"""The hooks of Claude Code: outputs in the shapes of its tools, pointers in arguments, and the session of each call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import coatcheck
+from coatcheck import Policy, Store
+from coatcheck.adapters import Adapter
+from coatcheck.adapters.claude_code import HOST, PLUGIN_SERVER, Hooks, parsed_event
+
+LONG = "".join(f"line {n}: nothing to see here\n" for n in range(3_000))
+READER = f"mcp__{PLUGIN_SERVER}__get_artifact"
+BASH = {"stdout": LONG, "stderr": "", "interrupted": False, "isImage": False, "noOutputExpected": False}
+READ = {"type": "text", "file": {"filePath": "/a", "content": LONG, "numLines": 3_001, "startLine": 1, "totalLines": 9}}
+KNOWN: dict[str, Any] = {
+    "Bash": BASH,
+    "PowerShell": BASH,
+    "Read": READ,
+    "Grep": {"mode": "content", "numFiles": 0, "filenames": [], "content": LONG, "numLines": 3_000},
+    "WebFetch": {"bytes": 9, "code": 200, "codeText": "OK", "result": LONG, "durationMs": 1, "url": "u"},
+    "Agent": {"status": "completed", "content": [{"type": "text", "text": LONG}], "totalTokens": 7},
+    "mcp__server__tool": [{"type": "text", "text": LONG}],
+}
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with coatcheck.open("memory:") as opened:
+        yield opened
+
+
+@pytest.fixture
+def hooks(store: Store) -> Hooks:
+    return Hooks(Adapter(store, host=HOST), server=PLUGIN_SERVER)
+
+
+def event(name: str, tool: str, session_id: str = "one", call_id: str = "toolu_1", **fields: Any) -> dict[str, Any]:
+    common = {"hook_event_name": name, "tool_name": tool, "session_id": session_id, "tool_use_id": call_id}
+    return {**common, **fields}
+
+
+def after(hooks: Hooks, tool: str, response: Any, **fields: Any) -> Any:
+    """The new output of a tool, or None if it stays."""
+    output = hooks.answer(event("PostToolUse", tool, tool_response=response, **fields))
+    return output["hookSpecificOutput"]["updatedToolOutput"] if output else None
+
+
+def before(hooks: Hooks, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = hooks.answer(event("PreToolUse", tool, tool_input=arguments)).get("hookSpecificOutput", {})
+    return found
+
+
+def stub_in(value: Any) -> dict[str, Any]:
+    """The stub that is somewhere in an output."""
+    if isinstance(value, str):
+        try:
+            found = json.loads(value)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) and "stub" in found else {}
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return next((found for one in inner if (found := stub_in(one))), {})
+
+
+def shape(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: shape(one) for key, one in value.items()}
+    return [shape(one) for one in value] if isinstance(value, list) else type(value)
+
+
+@pytest.mark.parametrize("tool", KNOWN)
+def test_a_long_output_becomes_a_stub_in_the_shape_of_its_tool(tool: str, store: Store) -> None:
+    hooks = Hooks(Adapter(store, host=HOST, policy=Policy(max_tokens=3_000)), server=PLUGIN_SERVER)
+    changed = after(hooks, tool, KNOWN[tool])
+    assert shape(changed) == shape(KNOWN[tool])
+    stub = stub_in(changed)
+    assert READER in stub["hint"]
+    assert hooks.session_of("toolu_1").get(stub["artifact"]) == LONG
+
+
+def test_a_list_of_file_names_becomes_a_stub_as_lines(hooks: Hooks) -> None:
+    names = LONG.splitlines()
+    changed = after(hooks, "Grep", {"mode": "files_with_matches", "numFiles": 3_000, "filenames": names})
+    assert (changed["mode"], changed["filenames"], changed["numFiles"]) == ("content", [], 3_000)
+    assert hooks.session_of("toolu_1").get(stub_in(changed)["artifact"]) == "\n".join(names)
+
+
+@pytest.mark.parametrize(
+    ("tool", "response"),
+    [
+        ("Bash", {**BASH, "stdout": "small"}),
+        ("Bash", {**BASH, "isImage": True}),
+        ("Bash", {**BASH, "structuredContent": [{"type": "text", "text": "x"}]}),
+        ("Bash", {"output": LONG}),
+        ("Bash", LONG),
+        ("Read", {"type": "notebook", "file": {"filePath": "/a", "cells": [LONG]}}),
+        ("Read", {"type": "image", "file": {"base64": LONG, "type": "image/png", "originalSize": 1}}),
+        ("Read", {"type": "text", "file": LONG}),
+        ("Edit", {"filePath": "/a", "originalFile": LONG}),
+        ("SomethingNew", {"stdout": LONG}),
+        ("Grep", None),
+        ("mcp__server__tool", {"content": LONG}),
+        (READER, [{"type": "text", "text": LONG}]),
+    ],
+)
+def test_small_outputs_unknown_shapes_and_our_own_tools_stay(tool: str, response: Any, hooks: Hooks) -> None:
+    assert after(hooks, tool, response) is None
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Hooks]:
+    with coatcheck.open("memory:") as opened:
+        yield Hooks(Adapter(opened, host=HOST), server=PLUGIN_SERVER)
+
+
+_FIELDS = st.sampled_from(["stdout", "stderr", "file", "type", "content", "filenames", "result"])
+_RESPONSES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda more: st.lists(more) | st.dictionaries(_FIELDS, more),
+    max_leaves=8,
+)
+
+
+@given(_RESPONSES, st.sampled_from(["Bash", "Read", "Grep", "Agent", "WebFetch", "mcp__a__b"]))
+def test_no_small_response_is_changed_whatever_its_shape(shared: Hooks, response: Any, tool: str) -> None:
+    assert shared.answer(event("PostToolUse", tool, tool_response=response)) == {}
+
+
+def test_the_report_of_a_sub_agent_stays_unless_the_policy_has_a_limit(hooks: Hooks) -> None:
+    assert after(hooks, "Agent", KNOWN["Agent"]) is None
+
+
+def saved(folder: Path, session_id: str = "one") -> Path:
+    place = folder / session_id / "tool-results"
+    place.mkdir(parents=True)
+    (place / "b1.txt").write_text(LONG)
+    return place / "b1.txt"
+
+
+def test_the_output_of_a_shell_is_read_from_the_file_it_was_saved_to(hooks: Hooks, tmp_path: Path) -> None:
+    about = {"persistedOutputPath": str(saved(tmp_path)), "persistedOutputSize": len(LONG)}
+    changed = after(hooks, "Bash", {**BASH, "stdout": LONG[:2_000], **about})
+    assert not about.keys() & changed.keys()
+    assert hooks.session_of("toolu_1").get(stub_in(changed)["artifact"]) == LONG
+
+
+def test_the_result_of_an_mcp_tool_is_read_from_the_file_it_was_saved_to(hooks: Hooks, tmp_path: Path) -> None:
+    text = (
+        "Error: result (91,000 characters across 3,000 lines) exceeds maximum allowed tokens. Output has been saved "
+        f"to {saved(tmp_path)}.\nFormat: Plain text\nUse offset and limit."
+    )
+    stub = stub_in(after(hooks, "mcp__server__tool", text))
+    assert hooks.session_of("toolu_1").get(stub["artifact"]) == LONG
+
+
+def test_a_file_of_another_session_or_place_is_not_read(hooks: Hooks, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "secret.txt"
+    elsewhere.write_text(LONG)
+    for path in (saved(tmp_path, "another"), elsewhere, tmp_path / "one" / "tool-results" / "missing.txt"):
+        assert after(hooks, "Bash", {**BASH, "stdout": "x", "persistedOutputPath": str(path)}) is None
+
+
+def test_an_output_is_never_changed_if_it_cannot_be_stored() -> None:
+    with coatcheck.open("memory:", quota_bytes=100) as store:
+        hooks = Hooks(Adapter(store, host=HOST), server=PLUGIN_SERVER)
+        for tool in ("Bash", "Read", "Grep"):
+            assert after(hooks, tool, KNOWN[tool]) is None
+
+
+def test_arguments_of_write_and_edit_get_the_text_behind_a_pointer(hooks: Hooks) -> None:
+    pointer = hooks.session_of(None)  # nothing is known yet
+    assert pointer.list() == []
+    stub = stub_in(after(hooks, "Bash", BASH))
+    given_arguments = {"file_path": "/a", "content": stub["artifact"]}
+    assert before(hooks, "Write", given_arguments) == {
+        "hookEventName": "PreToolUse",
+        "updatedInput": {"file_path": "/a", "content": LONG},
+    }
+    assert before(hooks, "Edit", {"old_string": "x", "new_string": stub["artifact"]})["updatedInput"] == {
+        "old_string": "x",
+        "new_string": LONG,
+    }
+
+
+def test_arguments_of_an_mcp_tool_are_resolved_at_any_depth(hooks: Hooks) -> None:
+    pointer = stub_in(after(hooks, "Bash", BASH))["artifact"]
+    asked = {"rows": [{"text": pointer}], "note": f"see {pointer}"}
+    assert before(hooks, "mcp__server__tool", asked)["updatedInput"] == {**asked, "rows": [{"text": LONG}]}
+
+
+@pytest.mark.parametrize(
+    ("tool", "name"), [("Bash", "command"), ("Read", "file_path"), ("Agent", "prompt"), ("Write", "file_path")]
+)
+def test_a_command_a_path_and_a_prompt_are_never_replaced(tool: str, name: str, hooks: Hooks) -> None:
+    pointer = stub_in(after(hooks, "Bash", BASH))["artifact"]
+    assert before(hooks, tool, {name: pointer}) == {}
+
+
+def test_a_pointer_that_leads_nowhere_denies_the_call_in_words(hooks: Hooks) -> None:
+    found = before(hooks, "Write", {"file_path": "/a", "content": "art:0123456789ab"})
+    assert found["permissionDecision"] == "deny"
+    assert "art:0123456789ab" in found["permissionDecisionReason"]
+
+
+def test_our_own_tools_need_no_permission_and_no_other_tool_gets_one(hooks: Hooks) -> None:
+    assert before(hooks, READER, {"pointer": "art:0123456789ab"})["permissionDecision"] == "allow"
+    pointer = stub_in(after(hooks, "Bash", BASH))["artifact"]
+    assert "permissionDecision" not in before(hooks, "Write", {"file_path": "/a", "content": pointer})
+    assert before(hooks, "mcp__plugin_coatcheck_artifactsX__get_artifact", {}) == {}
+
+
+def test_an_error_that_claude_code_cuts_gets_a_pointer_to_all_of_it(hooks: Hooks) -> None:
+    output = hooks.answer(event("PostToolUseFailure", "Bash", error=LONG))["hookSpecificOutput"]
+    pointer = next(iter(hooks.session_of("toolu_1").list())).pointer
+    assert pointer in output["additionalContext"]
+    assert hooks.session_of("toolu_1").get(pointer) == LONG
+    assert hooks.answer(event("PostToolUseFailure", "Bash", error=LONG[:9_999])) == {}
+
+
+def test_calls_of_two_conversations_side_by_side_have_their_own_sessions(hooks: Hooks) -> None:
+    hooks.answer(event("PreToolUse", READER, "one", "toolu_a", tool_input={}))
+    hooks.answer(event("PreToolUse", READER, "two", "toolu_b", tool_input={}))
+    found = [hooks.session_of(one).session_id for one in ("toolu_a", "toolu_b", None)]
+    assert found == ["claude-code:one", "claude-code:two", "claude-code:two"]
+
+
+def test_a_sub_agent_that_cannot_use_our_tools_gets_no_stub(hooks: Hooks, tmp_path: Path) -> None:
+    agents = tmp_path / ".claude" / "agents"
+    agents.mkdir(parents=True)
+    (agents / "narrow.md").write_text("---\nname: narrow\ntools: Bash, Read\n---\nThe tools: all of them.")
+    (agents / "listed.md").write_text(f"---\nname: listed\ntools:\n  - Bash\n  - {READER}\n---\nX")
+    (agents / "open.md").write_text("---\nname: open\n---\ntools: Bash")
+    got = {
+        name: after(hooks, "Bash", BASH, agent_type=name, cwd=str(tmp_path)) is not None
+        for name in ("narrow", "listed", "open", "general-purpose", "../../narrow", "")
+    }
+    assert got == {
+        "narrow": False, "listed": True, "open": True, "general-purpose": True, "../../narrow": True, "": True,
+    }  # fmt: skip
+
+
+def test_the_policy_decides_by_the_name_of_a_tool_with_or_without_its_server(store: Store) -> None:
+    policy = Policy(tools={"Bash": "never", "rows": "never", "mcp__files__list": "never"})
+    hooks = Hooks(Adapter(store, host=HOST, policy=policy), server=PLUGIN_SERVER)
+    blocks = [{"type": "text", "text": LONG}]
+    names = ("Bash", "Read", "mcp__db__rows", "mcp__files__list", "mcp__other__list")
+    left = [after(hooks, name, KNOWN.get(name, blocks)) is not None for name in names]
+    assert left == [False, True, False, False, True]
+
+
+def test_a_disabled_policy_leaves_everything(store: Store) -> None:
+    hooks = Hooks(Adapter(store, host=HOST, policy=Policy(enabled=False)), server=PLUGIN_SERVER)
+    assert after(hooks, "Bash", BASH) is None
+    assert before(hooks, READER, {}) == {}
+    assert hooks.kit.tools == ()
+
+
+def test_a_store_that_is_closed_leaves_the_call_alone(store: Store) -> None:
+    hooks = Hooks(Adapter(store, host=HOST), server=PLUGIN_SERVER)
+    store.close()
+    assert after(hooks, "Bash", BASH) is None
+
+
+def test_the_server_gets_objects_as_json_and_texts_as_they_are() -> None:
+    found = parsed_event({"tool_input": '{"a": 1}', "tool_response": "Error: [1]", "error": "{}"})
+    assert found == {"tool_input": {"a": 1}, "tool_response": "Error: [1]", "error": "{}"}
+    assert parsed_event({"tool_response": "[]", "tool_input": None}) == {"tool_response": [], "tool_input": None}
