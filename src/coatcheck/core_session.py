@@ -557,10 +557,10 @@ class CoreSession(ABC):
         live: dict[str, Entry] = {}
         parts = self._parts
         for session_id in self._scope.lineage:
-            if brief:
-                found = parts.catalog.fetch(session_id, prefix)
+            if content:
+                found = parts.catalog.fetch(session_id, prefix, brief=brief)
             else:
-                found = parts.catalog.find(session_id, prefix=prefix, content=content)
+                found = parts.catalog.find(session_id, prefix=prefix)
             for entry in found:
                 if parts.is_live(entry):
                     live.setdefault(entry.ref.artifact_id, entry)

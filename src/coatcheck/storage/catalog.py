@@ -716,9 +716,9 @@ class Catalog(Records, Upkeep):
         pairs = product(sessions, list(prefixes))
         return [one for each, prefix in pairs for one in self.find(each, prefix=prefix, content=content)]
 
-    def fetch(self, session_id: str, prefix: str) -> list[Entry]:
-        """Like `find` with `prefix` and `content`, but the refs and sessions may lack what returning a value does not
-        need."""
+    def fetch(self, session_id: str, prefix: str, *, brief: bool = False) -> list[Entry]:
+        """Like `find` with `prefix` and `content`, but entries may lack their `seq`. If `brief`, refs and sessions may
+        also lack what returning a value does not need."""
         return self.find(session_id, prefix=prefix, content=True)
 
     def lent(self, session_id: str, *, prefix: str | None = None, content: bool = False) -> list[Entry]:

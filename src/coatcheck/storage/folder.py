@@ -25,8 +25,9 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from coatcheck.errors import (
     Damaged,
@@ -37,7 +38,7 @@ from coatcheck.errors import (
     read_only,
     storage_error,
 )
-from coatcheck.ids import MIN_PREFIX
+from coatcheck.ids import MIN_PREFIX, prefix_range
 from coatcheck.refs import Blob
 from coatcheck.storage.catalog import (
     NO_LIMITS,
@@ -58,12 +59,28 @@ from coatcheck.storage.files import FileBlobs
 from coatcheck.storage.forks import Mutex, unwatch, watch
 from coatcheck.storage.journal import NAME as JOURNAL
 from coatcheck.storage.journal import START, Journal, Position, Reserve
-from coatcheck.storage.sqlite import HIGHEST, OF_SESSION, SqliteCatalog, Values, is_migrated, migrate, translated
+from coatcheck.storage.sqlite import (
+    BY_DIGEST,
+    HIGHEST,
+    NEWEST,
+    NEWEST_BRIEF,
+    OF_SESSION,
+    SqliteCatalog,
+    Values,
+    brief_entry_alone,
+    entry_alone,
+    is_migrated,
+    migrate,
+    translated,
+)
 
 NAME = "catalog.sqlite"
 LOCK = "lock"
 INLINE_LIMIT: Final = 128 * 1024
 _PIECE = 1024 * 1024
+_REMEMBERED: Final = 1_000  # entries that a connection keeps
+_HOLDS: Final = f"""SELECT ttl, used, EXISTS (SELECT 1 FROM {BY_DIGEST} WHERE ref.session_key = session.session_key
+    AND digest BETWEEN ? AND ?) FROM session WHERE session_id = ?"""
 _PAGES: Final = 64  # pages returned to the file system in one step of compacting
 _LOST = "lost "  # key prefix in `meta` for damage in a journal: its id and the offset; the value is a number of bytes
 _ENDED: Final = b""
@@ -75,11 +92,58 @@ _T = TypeVar("_T")
 
 
 class _Connection(sqlite3.Connection):
-    """A connection with a lock for its user."""
+    """A connection with a lock for its user, and with what it has read: valid while the database has this version."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.lock = Mutex()
+        self.version = -1
+        self.applied = (b"", 0)  # the journal that the database applies, and how far it has
+        self.entries: dict[tuple[str, str, bool], tuple[Entry, int | None]] = {}
+
+    def refresh(self) -> bool:
+        """Drop what was read from an older version of the database. Return whether it was still valid."""
+        ((version,),) = self.execute("PRAGMA data_version").fetchall()
+        if version == self.version:
+            return True
+        self.entries.clear()
+        found = self.execute("SELECT key, value FROM meta WHERE key IN ('journal', 'offset')").fetchall()
+        meta = dict(found)
+        self.applied = meta.get("journal", b""), meta.get("offset", START)
+        self.version = version  # last: what is read from here on is at least as new
+        return False
+
+    def has_applied(self, journal_id: bytes, end: int) -> bool:
+        return self.applied[0] == journal_id and end <= self.applied[1]
+
+
+class _Put(NamedTuple):
+    """A record of the journal: where it ends, its entry, and whether it replaces a damaged copy."""
+
+    end: int
+    entry: Entry
+    heal: bool
+
+
+class _Tail:
+    """The puts at the end of a journal: all from the offset where this view began up to `end`, and those that this
+    process has appended since. The database may have applied some of them: its own offset tells."""
+
+    def __init__(self, journal_id: bytes, end: int) -> None:
+        self.journal_id = journal_id
+        self.end = end
+        self.puts: dict[str, list[_Put]] = {}  # by the first characters of their ids
+        self.sessions: dict[str, tuple[float | None, float] | None] = {}
+        """The time to live of each session according to its puts, and the time of its last put. None if they differ
+        about the first."""
+
+    def add(self, end: int, entry: Entry, heal: bool) -> None:
+        ref, info = entry.ref, entry.session
+        self.puts.setdefault(ref.artifact_id[:MIN_PREFIX], []).append(_Put(end, entry, heal))
+        known = self.sessions.get(info.session_id, (info.ttl, ref.created))
+        if known is not None:
+            known = (info.ttl, max(known[1], ref.created)) if known[0] == info.ttl else None
+        self.sessions[info.session_id] = known
 
 
 class FolderCatalog(SqliteCatalog):
@@ -89,8 +153,8 @@ class FolderCatalog(SqliteCatalog):
     rank = 2
 
     def __init__(self, root: Path, folder: int, disk: Disk) -> None:
-        self._recent: dict[str, Blob] = {}  # large blobs that this process put since it last applied the journal
-        self._pending: dict[str, list[Entry]] = {}  # refs put since then, by the first characters of their ids
+        self._tail = _Tail(b"", 0)
+        self._following = Mutex()  # held to add to the tail
         self._batch = threading.local()
         self.sync_copy: Callable[[Blob], None] = lambda blob: None  # called before a ref to an existing copy is added
         self._path = root / NAME
@@ -290,24 +354,39 @@ class FolderCatalog(SqliteCatalog):
     def look(self, digest: str, lineage: Sequence[str], *, blob: bool) -> Known:
         """Return what this process knows without applying the journal: puts of others may be missing."""
         start = digest[:MIN_PREFIX]
-        low = bytes.fromhex(start)
-        entries: dict[str, list[Entry]] = {each: [] for each in lineage}
-        for one in reversed(self._pending.get(start, ())):
-            if one.ref.session_id in entries:
-                entries[one.ref.session_id].append(one)
-        # Most puts are of new content: a look at the blobs shows that in a third of the time of the full query.
-        if self._query("SELECT 1 FROM blob WHERE digest BETWEEN ? AND ? LIMIT 1", (low, low + HIGHEST), settled=False):
-            for each, found in entries.items():
-                try:
-                    found += self._under(each, start, each == lineage[0], settled=False)
-                except Damaged:  # this put may repair it
-                    found += self._under(each, start, False, settled=False)
-        copy = (self._recent.get(digest) or self.blob(digest, settled=False)) if blob else None
-        if not any(entries.values()):
+        puts = [one.entry for one in reversed(self._tail.puts.get(start, ()))]
+        stored = self._alike(start, lineage)
+        copy = None
+        if blob:
+            copies = (one.blob for one in puts if one.content is None and one.blob.digest == digest)
+            copy = next(copies, None) or self.blob(digest, settled=False)
+        if not puts and not stored:
             return Known([], (), copy, False)
-        ids = {one.ref.artifact_id for found in entries.values() for one in found}
+        entries = [*(one for one in puts if one.ref.session_id in lineage), *stored]
+        own = [one for one in entries if one.ref.session_id == lineage[0]]
         # Asked last: then what was found is durable too.
-        return Known(newest_of_each(entries[lineage[0]]), ids, copy, not self._is_behind())
+        return Known(newest_of_each(own), {one.ref.artifact_id for one in entries}, copy, not self._is_behind())
+
+    def _alike(self, start: str, lineage: Sequence[str]) -> list[Entry]:
+        """Return the refs of these sessions to artifacts whose ids begin alike, as the database has them, those of the
+        first session with their content."""
+        own, is_direct = (lineage[0], start, False), self._is_direct()
+        known = self._read(lambda reader: (self._read_again(reader, own),))[0] if is_direct else None
+        low = bytes.fromhex(start)
+        # Most puts are of new content: a look at the blobs shows that in a third of the time of the full query.
+        if known is None and not self._query(
+            "SELECT 1 FROM blob WHERE digest BETWEEN ? AND ? LIMIT 1", (low, low + HIGHEST), settled=False
+        ):
+            return []
+        found = None if known is None else [known]
+        try:
+            if found is None and is_direct:
+                found = self._read(lambda reader: (self._read_first(reader, own),))[0]
+            if found is None:
+                found = self._under(lineage[0], start, True, settled=False)
+        except Damaged:  # this put may repair it
+            found = self._under(lineage[0], start, False, settled=False)
+        return [*found, *(one for each in lineage[1:] for one in self._under(each, start, False, settled=False))]
 
     def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
         guarded = limits.store_quota is not None or entry.session.quota is not None
@@ -326,9 +405,7 @@ class FolderCatalog(SqliteCatalog):
         def append() -> Position | None:
             position = self._append(record, check if guarded or reuse else None)
             if position is not None:
-                if entry.content is None:
-                    self._recent[entry.blob.digest] = entry.blob
-                self._pending.setdefault(entry.ref.artifact_id[:MIN_PREFIX], []).append(entry)
+                self._following.run(lambda: self._add_own(position, entry, heal))
             return position
 
         position = self._exclusive("putting an artifact", append)
@@ -337,6 +414,107 @@ class FolderCatalog(SqliteCatalog):
         elif position is not None and self._disk.durable:
             self._sync_journal(position)
         return position is not None
+
+    def _add_own(self, position: Position, entry: Entry, heal: bool) -> None:
+        tail = self._tail
+        if tail.journal_id != position.journal_id:  # the records of the journal before are all applied
+            tail = self._tail = _Tail(position.journal_id, START)
+        tail.add(position.end, entry, heal)
+        if tail.end == position.start:  # otherwise others have appended too, and a read adds everything from `end` on
+            tail.end = position.end
+
+    def fetch(self, session_id: str, prefix: str, *, brief: bool = False) -> list[Entry]:
+        if self._is_direct() and (tail := self._follow()) is not None:
+            found = self._read(lambda reader: (self._fetch(reader, tail, session_id, prefix, brief),))[0]
+            if found is not None:
+                return found
+        return super().fetch(session_id, prefix, brief=brief)
+
+    def _is_direct(self) -> bool:
+        """Return whether this thread may use a reader without taking the lock first."""
+        return self._inside != threading.get_ident() and not self.is_read_only and not self._is_forked
+
+    def _follow(self) -> _Tail | None:
+        """Return the tail of the journal with everything that was put before this call, or None if the database has to
+        apply the journal first."""
+        tail = self._tail
+        if self._closed:
+            return None
+        if self._journal.ends_at(tail.journal_id, tail.end):
+            return tail
+        return self._following.run(lambda: self._extended(tail))
+
+    def _extended(self, tail: _Tail) -> _Tail | None:
+        records = self._journal.behind(tail.journal_id, tail.end)
+        try:
+            for end, record in records or ():
+                entry, heal, _ = _unpack(record)
+                tail.add(end, entry, heal)
+                tail.end = end
+        except (ValueError, TypeError, struct.error):
+            return None
+        return None if records is None else tail
+
+    def _fetch(self, reader: _Connection, tail: _Tail, session_id: str, prefix: str, brief: bool) -> list[Entry] | None:
+        """Do the same as `find`, with the tail of the journal in place of applying it. Return None where that would
+        change more than the answer here considers."""
+        puts, use = tail.puts.get(prefix[:MIN_PREFIX]), tail.sessions.get(session_id)
+        if puts:
+            reader.refresh()
+            puts = [one for one in puts if not reader.has_applied(tail.journal_id, one.end)]
+        if not puts:
+            key = session_id, prefix, brief
+            entry = self._read_again(reader, key)
+            found = [entry] if entry else self._read_first(reader, key)
+            if not found or session_id not in tail.sessions or found[0].session.ttl is None:
+                return found
+            (entry,) = found
+            used = _last_use(entry.session.ttl, entry.session.used, use)
+            return None if used is None else [_used_at(entry, entry.session.ttl, used)]
+        ids = {one.entry.ref.artifact_id for one in puts}
+        if use is None or any(one.heal or one.entry.ref.session_id != session_id for one in puts):
+            return None
+        if not all(one.startswith(prefix) for one in ids):
+            return None
+        rows = reader.execute(_HOLDS, (*prefix_range(prefix), session_id)).fetchall()
+        ttl, last, is_held = rows[0] if rows else (*use, False)
+        used = None if is_held else _last_use(ttl, last, use)
+        if used is None:
+            return None
+        entries = (one.entry for one in sorted(puts, key=itemgetter(0), reverse=True))
+        return [_used_at(one, ttl, used) for one in newest_of_each(entries)]
+
+    def _read_again(self, reader: _Connection, key: tuple[str, str, bool]) -> Entry | None:
+        """Return an entry that was read before, with its content as it is now; None if it may have changed."""
+        if (known := reader.entries.get(key)) is None:
+            return None
+        entry, blob_key = known
+        if blob_key is not None:
+            try:
+                with reader.blobopen("content", "data", blob_key, readonly=True) as blob:
+                    entry = Entry(entry.ref, entry.blob, entry.session, blob.read(), None, entry.seq)
+            except sqlite3.Error:  # removed or damaged: a query tells
+                return None
+        return entry if reader.refresh() else None  # after the content: its key may belong to another blob by now
+
+    def _read_first(self, reader: _Connection, key: tuple[str, str, bool]) -> list[Entry] | None:
+        """Return the entry of a session under a prefix, and remember it; None if there are several."""
+        session_id, prefix, brief = key
+        reader.refresh()
+        low, high = prefix_range(prefix)
+        rows = reader.execute(NEWEST_BRIEF if brief else NEWEST[True], (low, session_id, low, high)).fetchall()
+        if not rows:
+            return []
+        entry = brief_entry_alone(rows[0], session_id) if brief else entry_alone(rows[0])
+        if entry is None:
+            return None
+        if len(reader.entries) >= _REMEMBERED:
+            reader.entries.clear()
+        is_inline = entry.blob.coding == "inline"
+        if not is_inline or isinstance(entry.content, bytes):
+            known = Entry(entry.ref, entry.blob, entry.session, None, None, entry.seq)
+            reader.entries[key] = known, rows[0][-1] if is_inline else None
+        return [entry]
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -600,9 +778,8 @@ class FolderCatalog(SqliteCatalog):
         ]
 
     def _has_seen_all(self) -> None:
-        # Clear the caches first, then mark the journal as seen: an interrupt in between costs a check, not a put.
-        self._recent.clear()
-        self._pending.clear()
+        # Begin the new tail first, then mark the journal as seen: an interrupt in between costs a check, not a put.
+        self._tail = _Tail(self._journal.journal_id, self._journal.end)
         self._journal.seen = self._journal.end
 
     def _settle(self, *, truncate: bool = False) -> None:
@@ -656,15 +833,20 @@ class FolderCatalog(SqliteCatalog):
         if self._is_forked or (settled and not apart and not self._closed and self._journal.grown()):
             self._exclusive("reading the catalog", self._refresh_and_catch_up)
 
-        def look() -> list[Any]:
-            return reader.execute(sql, values).fetchall()
+        return self._read(lambda reader: reader.execute(sql, values).fetchall())
+
+    def _read(self, work: Callable[[_Connection], _T]) -> _T:
+        """Run `work`, which does not return None, with a connection that no other thread uses."""
+
+        def run() -> _T:
+            return work(reader)
 
         try:
             for reader in self._readers:
-                if (found := reader.lock.try_run(look)) is not None:
+                if (found := reader.lock.try_run(run)) is not None:
                     return found
             reader = self._making_reader.run(self._new_reader)
-            return reader.lock.run(look)
+            return reader.lock.run(run)
         except sqlite3.Error as error:
             if self._closed:
                 raise StoreClosed("the store is closed") from error
@@ -707,6 +889,7 @@ class FolderCatalog(SqliteCatalog):
         """Yield the locks whose owner is the only thread inside SQLite. New readers are added under the second."""
         yield self._mutex
         yield self._making_reader
+        yield self._following
         for reader in self._readers:
             yield reader.lock
 
@@ -736,6 +919,19 @@ class FolderCatalog(SqliteCatalog):
         self._writer = self._connect()
         self._is_forked = False
         self._refresh_and_catch_up()
+
+
+def _last_use(ttl: float | None, used: float, use: tuple[float | None, float] | None) -> float | None:
+    """Return the last use of a session after its puts in the tail; None if these may find it expired, or create it."""
+    if use is None:
+        return None
+    return None if ttl is not None and used + ttl <= use[1] else max(used, use[1])
+
+
+def _used_at(entry: Entry, ttl: float | None, used: float) -> Entry:
+    info = entry.session
+    session = SessionInfo(info.session_id, info.parent, ttl, info.quota, info.created, used, info.used_bytes)
+    return Entry(entry.ref, entry.blob, session, entry.content, None, entry.seq)
 
 
 def _is_later(name: str) -> bool:
