@@ -245,6 +245,33 @@ def test_without_durability_compressing_never_loses_what_was_there_before(cut: C
     assert step > 20
 
 
+CHANGES: dict[str, Callable[[coatcheck.Store], object]] = {
+    "a note": lambda store: store.note_collected(),
+    "a put": lambda store: (store.session("new", ttl=None).put(b"small"), store.session("new").list()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("cut", CUTS)
+def test_without_durability_a_change_after_compressing_loses_nothing_that_was_there_before(
+    cut: Cut, change: str, in_memory: Path
+) -> None:
+    folder, image = in_memory / "store", in_memory / "image"
+    with coatcheck.open(folder, clock=lambda: NOW) as store:
+        for number in range(2):
+            store.session("old", ttl=None).put(TEXT + bytes([number]))
+        state = state_of(store)
+    disk = FaultyDisk(folder, durable=False, image=image, cut=cut)
+    with open_on(folder, disk, clock=lambda: NOW + 3 * DAY) as store:
+        assert store.collect().compressed == 2
+        CHANGES[change](store)  # the database begins its WAL again
+        disk.stop()
+        disk.revive()
+    with coatcheck.open(image) as store:
+        assert {one for one in state_of(store) if one[0] == "old"} == state
+        assert problems(store) == []
+
+
 def test_after_a_failed_sync_nothing_is_acknowledged_until_it_is_durable(in_memory: Path) -> None:
     folder, image = in_memory / "store", in_memory / "image"
     with coatcheck.open(folder):

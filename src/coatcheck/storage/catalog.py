@@ -13,7 +13,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from heapq import nlargest
 from itertools import product
@@ -70,7 +70,8 @@ class Entry:
     """A row of the catalog: a ref, its blob, its session, and the content if the catalog keeps it.
 
     `ref.expires` is the artifact's own expiry; the store adds the session's. `gone` marks a tombstone: the row
-    describes a former artifact, whose blob may no longer exist. `seq` orders the refs of a session.
+    describes a former artifact, whose blob may no longer exist. `seq` orders the refs of a session. `is_checked` means
+    that this process has computed the digest from the very bytes in `content`.
     """
 
     ref: Ref
@@ -79,6 +80,7 @@ class Entry:
     content: bytes | None = None
     gone: Gone | None = None
     seq: int = 0
+    is_checked: bool = field(default=False, compare=False)
 
 
 class Note(NamedTuple):

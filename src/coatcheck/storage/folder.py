@@ -79,8 +79,11 @@ LOCK = "lock"
 INLINE_LIMIT: Final = 128 * 1024
 _PIECE = 1024 * 1024
 _REMEMBERED: Final = 1_000  # entries that a connection keeps
-_HOLDS: Final = f"""SELECT ttl, used, EXISTS (SELECT 1 FROM {BY_DIGEST} WHERE ref.session_key = session.session_key
-    AND digest BETWEEN ? AND ?) FROM session WHERE session_id = ?"""
+_IS_STORED: Final = "SELECT 1 FROM blob WHERE digest BETWEEN ? AND ? LIMIT 1"
+_STATE: Final = f"""SELECT (SELECT value FROM meta WHERE key = 'journal'),
+    (SELECT value FROM meta WHERE key = 'offset'), s.session_key, s.ttl, s.used, EXISTS (SELECT 1 FROM {BY_DIGEST}
+    WHERE ref.session_key = s.session_key AND digest BETWEEN ? AND ?)
+    FROM (SELECT 1) LEFT JOIN session s ON s.session_id = ?"""
 _PAGES: Final = 64  # pages returned to the file system in one step of compacting
 _LOST = "lost "  # key prefix in `meta` for damage in a journal: its id and the offset; the value is a number of bytes
 _ENDED: Final = b""
@@ -98,7 +101,6 @@ class _Connection(sqlite3.Connection):
         super().__init__(*args, **options)
         self.lock = Mutex()
         self.version = -1
-        self.applied = (b"", 0)  # the journal that the database applies, and how far it has
         self.entries: dict[tuple[str, str, bool], tuple[Entry, int | None]] = {}
 
     def refresh(self) -> bool:
@@ -107,14 +109,8 @@ class _Connection(sqlite3.Connection):
         if version == self.version:
             return True
         self.entries.clear()
-        found = self.execute("SELECT key, value FROM meta WHERE key IN ('journal', 'offset')").fetchall()
-        meta = dict(found)
-        self.applied = meta.get("journal", b""), meta.get("offset", START)
         self.version = version  # last: what is read from here on is at least as new
         return False
-
-    def has_applied(self, journal_id: bytes, end: int) -> bool:
-        return self.applied[0] == journal_id and end <= self.applied[1]
 
 
 class _Put(NamedTuple):
@@ -123,6 +119,11 @@ class _Put(NamedTuple):
     end: int
     entry: Entry
     heal: bool
+
+    def is_more_than(self, session_id: str, prefix: str) -> bool:
+        """Return whether it is more than a new ref of this session to an artifact whose id begins like this."""
+        ref = self.entry.ref
+        return self.heal or ref.session_id != session_id or not ref.artifact_id.startswith(prefix)
 
 
 class _Tail:
@@ -134,15 +135,16 @@ class _Tail:
         self.end = end
         self.puts: dict[str, list[_Put]] = {}  # by the first characters of their ids
         self.sessions: dict[str, tuple[float | None, float] | None] = {}
-        """The time to live of each session according to its puts, and the time of its last put. None if they differ
-        about the first."""
+        """The time to live of each session according to its puts, and the time of its last put. None if its puts differ
+        about the first, or if it expired between them."""
 
     def add(self, end: int, entry: Entry, heal: bool) -> None:
         ref, info = entry.ref, entry.session
         self.puts.setdefault(ref.artifact_id[:MIN_PREFIX], []).append(_Put(end, entry, heal))
         known = self.sessions.get(info.session_id, (info.ttl, ref.created))
         if known is not None:
-            known = (info.ttl, max(known[1], ref.created)) if known[0] == info.ttl else None
+            last = _last_use(info.ttl, known[1], ref.created) if known[1] != ref.created else ref.created
+            known = None if last is None or known[0] != info.ttl else (info.ttl, last)
         self.sessions[info.session_id] = known
 
 
@@ -300,12 +302,17 @@ class FolderCatalog(SqliteCatalog):
     def _leave(self) -> None:
         """Clean up before the mutex is released, however the work ended: roll back and release the file lock."""
         self._inside = 0
-        with contextlib.suppress(sqlite3.Error):
-            if hasattr(self, "_writer") and self._writer.in_transaction:
-                self._writer.execute("ROLLBACK")
-        if self._lock >= 0:
-            with contextlib.suppress(OSError):
+        try:
+            writer = getattr(self, "_writer", None)  # not yet, if it is being opened
+            if writer is not None and writer.in_transaction:
+                writer.execute("ROLLBACK")
+        except sqlite3.Error:
+            pass
+        try:
+            if self._lock >= 0:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
+        except OSError:
+            pass
 
     def change(
         self, doing: str, work: Callable[[], _T], *, session_id: str | None = None, effect: Effect | None = None
@@ -354,39 +361,46 @@ class FolderCatalog(SqliteCatalog):
     def look(self, digest: str, lineage: Sequence[str], *, blob: bool) -> Known:
         """Return what this process knows without applying the journal: puts of others may be missing."""
         start = digest[:MIN_PREFIX]
-        puts = [one.entry for one in reversed(self._tail.puts.get(start, ()))]
+        known = self._tail.puts.get(start)
+        puts = [one.entry for one in reversed(known)] if known else []
         stored = self._alike(start, lineage)
         copy = None
         if blob:
-            copies = (one.blob for one in puts if one.content is None and one.blob.digest == digest)
+            copies = (one.blob for one in (*puts, *stored) if one.blob.place and one.blob.digest == digest)
             copy = next(copies, None) or self.blob(digest, settled=False)
         if not puts and not stored:
             return Known([], (), copy, False)
-        entries = [*(one for one in puts if one.ref.session_id in lineage), *stored]
+        entries = [*(one for one in puts if one.ref.session_id in lineage), *stored] if puts else stored
         own = [one for one in entries if one.ref.session_id == lineage[0]]
+        if len(own) > 1:
+            own = newest_of_each(own)
         # Asked last: then what was found is durable too.
-        return Known(newest_of_each(own), {one.ref.artifact_id for one in entries}, copy, not self._is_behind())
+        return Known(own, [one.ref.artifact_id for one in entries], copy, not self._is_behind())
 
     def _alike(self, start: str, lineage: Sequence[str]) -> list[Entry]:
         """Return the refs of these sessions to artifacts whose ids begin alike, as the database has them, those of the
         first session with their content."""
-        own, is_direct = (lineage[0], start, False), self._is_direct()
-        known = self._read(lambda reader: (self._read_again(reader, own),))[0] if is_direct else None
-        low = bytes.fromhex(start)
-        # Most puts are of new content: a look at the blobs shows that in a third of the time of the full query.
-        if known is None and not self._query(
-            "SELECT 1 FROM blob WHERE digest BETWEEN ? AND ? LIMIT 1", (low, low + HIGHEST), settled=False
-        ):
-            return []
-        found = None if known is None else [known]
+        low, own = bytes.fromhex(start), (lineage[0], start, False)
+
+        def look(reader: _Connection) -> tuple[bool, list[Entry] | None]:
+            if (known := self._read_again(reader, own)) is not None:
+                return True, [known]
+            # Most puts are of new content: a look at the blobs shows that in a third of the time of the full query.
+            if not reader.execute(_IS_STORED, (low, low + HIGHEST)).fetchall():
+                return False, None
+            return True, self._read_first(reader, own)
+
         try:
-            if found is None and is_direct:
-                found = self._read(lambda reader: (self._read_first(reader, own),))[0]
+            is_stored, found = self._read(look) if self._is_direct() else (True, None)
+            if not is_stored:
+                return []
             if found is None:
                 found = self._under(lineage[0], start, True, settled=False)
         except Damaged:  # this put may repair it
             found = self._under(lineage[0], start, False, settled=False)
-        return [*found, *(one for each in lineage[1:] for one in self._under(each, start, False, settled=False))]
+        for each in lineage[1:]:
+            found = [*found, *self._under(each, start, False, settled=False)]
+        return found
 
     def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
         guarded = limits.store_quota is not None or entry.session.quota is not None
@@ -458,31 +472,41 @@ class FolderCatalog(SqliteCatalog):
     def _fetch(self, reader: _Connection, tail: _Tail, session_id: str, prefix: str, brief: bool) -> list[Entry] | None:
         """Do the same as `find`, with the tail of the journal in place of applying it. Return None where that would
         change more than the answer here considers."""
-        puts, use = tail.puts.get(prefix[:MIN_PREFIX]), tail.sessions.get(session_id)
-        if puts:
-            reader.refresh()
-            puts = [one for one in puts if not reader.has_applied(tail.journal_id, one.end)]
+        puts = tail.puts.get(prefix[:MIN_PREFIX])
         if not puts:
-            key = session_id, prefix, brief
-            entry = self._read_again(reader, key)
-            found = [entry] if entry else self._read_first(reader, key)
-            if not found or session_id not in tail.sessions or found[0].session.ttl is None:
-                return found
-            (entry,) = found
-            used = _last_use(entry.session.ttl, entry.session.used, use)
-            return None if used is None else [_used_at(entry, entry.session.ttl, used)]
-        ids = {one.entry.ref.artifact_id for one in puts}
-        if use is None or any(one.heal or one.entry.ref.session_id != session_id for one in puts):
+            return self._fetch_stored(reader, tail, session_id, prefix, brief)
+        ((journal_id, offset, session_key, ttl, used, is_held),) = reader.execute(
+            _STATE, (*prefix_range(prefix), session_id)
+        ).fetchall()
+        if journal_id == tail.journal_id:
+            puts = [one for one in puts if one.end > offset]
+            if not puts:
+                return self._fetch_stored(reader, tail, session_id, prefix, brief)
+        use = tail.sessions.get(session_id)
+        if is_held or use is None or any(one.is_more_than(session_id, prefix) for one in puts):
             return None
-        if not all(one.startswith(prefix) for one in ids):
-            return None
-        rows = reader.execute(_HOLDS, (*prefix_range(prefix), session_id)).fetchall()
-        ttl, last, is_held = rows[0] if rows else (*use, False)
-        used = None if is_held else _last_use(ttl, last, use)
+        ttl, used = use if session_key is None else (ttl, _last_use(ttl, used, use[1]))
         if used is None:
             return None
+        if len(puts) == 1:
+            return [_used_at(puts[0].entry, ttl, used)]
         entries = (one.entry for one in sorted(puts, key=itemgetter(0), reverse=True))
         return [_used_at(one, ttl, used) for one in newest_of_each(entries)]
+
+    def _fetch_stored(
+        self, reader: _Connection, tail: _Tail, session_id: str, prefix: str, brief: bool
+    ) -> list[Entry] | None:
+        key = session_id, prefix, brief
+        entry = self._read_again(reader, key)
+        found = [entry] if entry else self._read_first(reader, key)
+        if not found or session_id not in tail.sessions:
+            return found
+        (entry,), use = found, tail.sessions[session_id]
+        ttl, used = entry.session.ttl, entry.session.used
+        if ttl is None or (use is not None and use[1] <= used):
+            return found
+        last = None if use is None else _last_use(ttl, used, use[1])
+        return None if last is None else [_used_at(entry, ttl, last)]
 
     def _read_again(self, reader: _Connection, key: tuple[str, str, bool]) -> Entry | None:
         """Return an entry that was read before, with its content as it is now; None if it may have changed."""
@@ -921,17 +945,15 @@ class FolderCatalog(SqliteCatalog):
         self._refresh_and_catch_up()
 
 
-def _last_use(ttl: float | None, used: float, use: tuple[float | None, float] | None) -> float | None:
-    """Return the last use of a session after its puts in the tail; None if these may find it expired, or create it."""
-    if use is None:
-        return None
-    return None if ttl is not None and used + ttl <= use[1] else max(used, use[1])
+def _last_use(ttl: float | None, used: float, at: float) -> float | None:
+    """Return the last use of a session after a put; None if the put may find it expired."""
+    return None if ttl is not None and used + ttl <= at else max(used, at)
 
 
 def _used_at(entry: Entry, ttl: float | None, used: float) -> Entry:
     info = entry.session
     session = SessionInfo(info.session_id, info.parent, ttl, info.quota, info.created, used, info.used_bytes)
-    return Entry(entry.ref, entry.blob, session, entry.content, None, entry.seq)
+    return Entry(entry.ref, entry.blob, session, entry.content, None, entry.seq, entry.is_checked)
 
 
 def _is_later(name: str) -> bool:
@@ -951,6 +973,7 @@ def _lost_text(sizes: Collection[int]) -> str:
 
 
 _inherited: list[object] = []
+_ENCODE: Final = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 
 
 def _pack(entry: Entry, *, heal: bool, grace: float) -> bytes:
@@ -958,7 +981,7 @@ def _pack(entry: Entry, *, heal: bool, grace: float) -> bytes:
     ref, blob, session = entry.ref, entry.blob, entry.session
     values = list(ref_fields(ref))
     values[PARENTS] = json.dumps(ref.parents) if ref.parents else ""
-    head = json.dumps(
+    head = _ENCODE(
         [ref.artifact_id, ref.size_bytes, values, blob.coding, blob.place,
          session.session_id, session.parent, session.ttl, session.quota, heal, grace,
          entry.content is not None]
