@@ -363,9 +363,9 @@ class FolderCatalog(SqliteCatalog):
         start = digest[:MIN_PREFIX]
         known = self._tail.puts.get(start)
         puts = [one.entry for one in reversed(known)] if known else []
-        stored = self._alike(start, lineage)
+        is_stored, stored = self._alike(start, lineage)
         copy = None
-        if blob:
+        if blob and (puts or is_stored):
             copies = (one.blob for one in (*puts, *stored) if one.blob.place and one.blob.digest == digest)
             copy = next(copies, None) or self.blob(digest, settled=False)
         if not puts and not stored:
@@ -377,9 +377,9 @@ class FolderCatalog(SqliteCatalog):
         # Asked last: then what was found is durable too.
         return Known(own, [one.ref.artifact_id for one in entries], copy, not self._is_behind())
 
-    def _alike(self, start: str, lineage: Sequence[str]) -> list[Entry]:
-        """Return the refs of these sessions to artifacts whose ids begin alike, as the database has them, those of the
-        first session with their content."""
+    def _alike(self, start: str, lineage: Sequence[str]) -> tuple[bool, list[Entry]]:
+        """Return whether the database has blobs whose digests begin alike, and the refs of these sessions to them:
+        those of the first session with their content."""
         low, own = bytes.fromhex(start), (lineage[0], start, False)
 
         def look(reader: _Connection) -> tuple[bool, list[Entry] | None]:
@@ -393,14 +393,14 @@ class FolderCatalog(SqliteCatalog):
         try:
             is_stored, found = self._read(look) if self._is_direct() else (True, None)
             if not is_stored:
-                return []
+                return False, []
             if found is None:
                 found = self._under(lineage[0], start, True, settled=False)
         except Damaged:  # this put may repair it
             found = self._under(lineage[0], start, False, settled=False)
         for each in lineage[1:]:
             found = [*found, *self._under(each, start, False, settled=False)]
-        return found
+        return True, found
 
     def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
         guarded = limits.store_quota is not None or entry.session.quota is not None
