@@ -265,6 +265,20 @@ def test_what_another_process_forgets_right_after_its_put_is_gone(lasting: Backe
             assert peer.call("get", mine.pointer) == session.get(mine) == value_of(number)
 
 
+def test_a_grant_is_read_at_once_by_those_who_have_the_session_open(lasting: Backend) -> None:
+    store, other = lasting.open(), lasting.open()
+    giver, receivers = store.session("giver"), [one.session("s") for one in (store, other)]
+    with Peer(lasting.url) as peer:
+        for number in (0, 1):
+            ref = giver.put(value_of(number))
+            assert [one.get(ref) for one in receivers] == [None, None]
+            giver.grant(ref, to="s")
+            assert [one.get(ref) for one in receivers] == [value_of(number)] * 2
+            assert peer.call("get", ref.pointer) == value_of(number)
+            giver.annotate(ref, "another summary")
+            assert giver.get(ref) == value_of(number)
+
+
 def test_a_session_that_another_process_has_ended_is_empty_until_the_next_put(lasting: Backend) -> None:
     session = lasting.open().session("s")
     with Peer(lasting.url) as peer:

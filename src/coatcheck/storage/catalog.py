@@ -71,7 +71,7 @@ class Entry:
 
     `ref.expires` is the artifact's own expiry; the store adds the session's. `gone` marks a tombstone: the row
     describes a former artifact, whose blob may no longer exist. `seq` orders the refs of a session. `is_checked` means
-    that this process has computed the digest from the very bytes in `content`.
+    that this process has computed the digest from `content` itself.
     """
 
     ref: Ref

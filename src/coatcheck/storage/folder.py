@@ -1,9 +1,10 @@
 """The embedded catalog in a folder: SQLite in WAL mode with a journal in front of it, under one lock.
 
 A writer takes the store's lock (a fair file lock, so SQLite never sees a contended write), and first applies the
-records of the journal. A reader checks whether the journal has grown, and if so applies it too. Only the holder of the
-lock runs checkpoints, and automatic checkpoints are off: SQLite before 3.51.3 may corrupt a WAL that two connections
-reset at once.
+records of the journal. A reader checks whether the journal has grown, and if so applies it too, except `fetch` and
+`look`: they combine the database with the puts at the journal's end, which each process keeps in memory. Only the
+holder of the lock runs checkpoints, and automatic checkpoints are off: SQLite before 3.51.3 may corrupt a WAL that two
+connections reset at once.
 
 SQLite does not sync commits (`synchronous=NORMAL`): if durability requires it, `_settle` syncs the WAL. Until then the
 journal has the same records, and after a power cut they are applied once more.
@@ -121,9 +122,11 @@ class _Put(NamedTuple):
     heal: bool
 
     def is_more_than(self, session_id: str, prefix: str) -> bool:
-        """Return whether it is more than a new ref of this session to an artifact whose id begins like this."""
-        ref = self.entry.ref
-        return self.heal or ref.session_id != session_id or not ref.artifact_id.startswith(prefix)
+        """Return whether it is more than a new ref of this session to new content whose id begins like this."""
+        ref, blob = self.entry.ref, self.entry.blob
+        if self.heal or (blob.coding == "inline" and self.entry.content is None):  # the content is in the database
+            return True
+        return ref.session_id != session_id or not ref.artifact_id.startswith(prefix)
 
 
 class _Tail:
