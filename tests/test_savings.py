@@ -19,7 +19,7 @@ from coatcheck.adapters.claude_code import HOST, PLUGIN_SERVER, Hooks
 from coatcheck.cli import main
 from coatcheck.context import Budget, PromptBuilder, SavingsRow, savings
 from coatcheck.errors import InvalidArgument
-from coatcheck.externalize import Source
+from coatcheck.externalize import ResultSource
 from coatcheck.externalize.savings import SESSION, counts_of
 from coatcheck.mcp.proxy_rewrites import Counts, ProxySettings, Rewriter
 from coatcheck.tokens import estimate
@@ -259,7 +259,7 @@ def test_a_forked_process_does_not_write_the_counts_of_its_parent(tmp_path: Path
 def test_sums_keep_the_number_of_records_small_and_lose_nothing(store: Store) -> None:
     session, counts = store.session("work"), counts_of(store)
     for number in range(300):
-        counts.kept_out(session, Source("library"), f"tool {number % 3}", (), 10 * number)
+        counts.kept_out(session, ResultSource("library"), f"tool {number % 3}", (), 10 * number)
         counts.flush(store)
     assert counted(savings(store).total)[:2] == (300, sum(10 * number for number in range(300)))
     assert len(savings(store).rows) == 3
@@ -295,7 +295,7 @@ def test_a_damaged_record_is_skipped(store: Store) -> None:
 def test_many_tools_are_put_together(store: Store) -> None:
     session, counts = store.session("work"), counts_of(store)
     for number in range(600):
-        counts.kept_out(session, Source("library"), f"tool {number}", (), 5)
+        counts.kept_out(session, ResultSource("library"), f"tool {number}", (), 5)
     total = savings(store)
     assert len(total.rows) == 501
     assert counted(total.total)[:2] == (600, 3_000)
@@ -309,7 +309,7 @@ def test_tenants_count_apart(store: Store) -> None:
 
 def test_a_secret_in_the_name_of_a_server_is_masked(session: Session) -> None:
     secret = "ghp_" + "a1B2" * 9
-    outcome = session.externalize(log("a"), tool="t", policy=POLICY, source=Source("proxy", f"run {secret}"))
+    outcome = session.externalize(log("a"), tool="t", policy=POLICY, source=ResultSource("proxy", f"run {secret}"))
     assert outcome.ref is not None
     assert secret not in json.dumps(outcome.ref.metadata)
     assert secret not in savings(session.store).rows[0].server

@@ -10,7 +10,7 @@ from coatcheck.core_session import CoreSession
 from coatcheck.refs import Ref
 
 if TYPE_CHECKING:
-    from coatcheck.externalize import Outcome, Policy, Situation, Source
+    from coatcheck.externalize import Outcome, Policy, ResultSource, Situation
     from coatcheck.previews import Preview
     from coatcheck.reading import Page
 
@@ -72,7 +72,7 @@ class Session(CoreSession):
         policy: Policy | None = None,
         situation: Situation | None = None,
         arguments: Mapping[str, Any] | None = None,
-        source: Source | None = None,
+        source: ResultSource | None = None,
     ) -> Outcome:
         """Return what a model should get for a tool's result: the value itself if the policy lets it stay, else a stub.
         Without a limit, a policy decides by expected cost; `situation` is what the host knows of the conversation.

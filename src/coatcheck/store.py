@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, Self
@@ -127,15 +126,6 @@ class Store:
         return self._session_type(
             self, self._parts, Scope(wanted, (wanted.session_id, *ancestors), ancestors if shared else ())
         )
-
-    def now(self) -> float:
-        """Return the time of the store's clock, in seconds since 1970."""
-        return self._clock()
-
-    def before_flush(self, write: Callable[[Self], None]) -> None:
-        """Call a function with this store whenever the last uses of sessions are written: within 30 seconds after a
-        session was used, and on close."""
-        self._activity.writers.append(partial(write, self))
 
     def has_session(self, session_id: str) -> bool:
         """Whether the store has a session with this id. An expired one counts until it is collected."""
@@ -323,6 +313,17 @@ class Store:
         if self._secret is None:
             self._secret = self._catalog.secret()
         return self._secret
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What returns the store's time, in seconds since 1970."""
+        return self._clock
+
+    @property
+    def writers(self) -> list[Callable[[], None]]:
+        """Functions that are called whenever the last uses of sessions are written: within 30 seconds after a session
+        was used, and on close."""
+        return self._activity.writers
 
     @property
     def closed(self) -> bool:

@@ -22,7 +22,7 @@ from coatcheck import Policy, Session, Store, toolkit
 from coatcheck._toolkit import Purpose, Tool
 from coatcheck.errors import CoatcheckError, InvalidArgument, MissingExtra, StoreError
 from coatcheck.executor import resolve_arguments, widened, widened_schema
-from coatcheck.externalize import ContentPart, Outcome, Source, configured
+from coatcheck.externalize import ContentPart, Outcome, ResultSource, configured
 from coatcheck.externalize.savings import LIBRARY
 from coatcheck.lanes import in_thread
 from coatcheck.redaction import mask
@@ -97,7 +97,7 @@ class Kit:
 
     tools: tuple[Tool, ...]
     policy: Policy
-    source: Source = LIBRARY
+    source: ResultSource = LIBRARY
     _by_name: Mapping[str, Tool] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -231,7 +231,7 @@ class Adapter:
         self.host = host
         self.ttl = ttl
         self.policy = policy or configured(self.store.settings)
-        self.source = Source(host)
+        self.source = ResultSource(host)
         self._only = None if only is None else tuple(only)
         self._kits: dict[str, Kit] = {}
 

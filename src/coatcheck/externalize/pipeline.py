@@ -30,7 +30,7 @@ from coatcheck.externalize import blocks
 from coatcheck.externalize.blocks import BlockPayload, as_block, as_object, as_part, as_result, rebuilt
 from coatcheck.externalize.decision import Decision, Estimate, Situation, expected_costs, note_result
 from coatcheck.externalize.policy import MAX_TOKENS, Limit, Policy, configured
-from coatcheck.externalize.savings import LIBRARY, Source, counts_of
+from coatcheck.externalize.savings import LIBRARY, ResultSource, counts_of
 from coatcheck.externalize.shorter import sparse
 from coatcheck.externalize.stub import (
     LEAD,
@@ -170,7 +170,7 @@ def externalize(
     policy: Policy | None,
     situation: Situation | None = None,
     arguments: Mapping[str, Any] | None = None,
-    source: Source | None = None,
+    source: ResultSource | None = None,
 ) -> Outcome:
     """Return what a model gets of a tool's result. A failing store raises nothing. `situation` is the conversation, if
     the caller knows it; else it is estimated from the results that this session got so far. `arguments` are those of
@@ -435,7 +435,7 @@ class _Result:
         call_id: str | None,
         situation: Situation | None = None,
         arguments: Mapping[str, Any] | None = None,
-        source: Source = LIBRARY,
+        source: ResultSource = LIBRARY,
     ) -> None:
         self._session = session
         self._policy = policy

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, date, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -53,7 +54,7 @@ _WHOLE: Final = 64  # characters of an id
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ResultSource:
     """Where a result enters: a surface of Coatcheck, and the server that the tool belongs to, if it has one."""
 
     surface: str = "library"
@@ -65,9 +66,9 @@ class Source:
         return {SURFACE: self.surface[:_LONGEST], **named} if self.surface else {}
 
 
-LIBRARY: Final = Source()
-_TOOLS: Final = Source("tools")
-UNCOUNTED: Final = Source("")
+LIBRARY: Final = ResultSource()
+_TOOLS: Final = ResultSource("tools")
+UNCOUNTED: Final = ResultSource("")
 """For a value that is stored, but is not what a model gets in place of a result."""
 
 
@@ -159,7 +160,7 @@ def savings(store: Store, *, since: date | None = None, until: date | None = Non
             )
     first, last = (None if day is None else date(day.year, day.month, day.day) for day in (since, until))
     session, counts = store.session(SESSION), dict(counts_of(store).pending())
-    wanted = [one for one in _months(store.now()) if first is None or one >= f"{first:%Y-%m}"]
+    wanted = [one for one in _months(store.clock()) if first is None or one >= f"{first:%Y-%m}"]
     for month in session.first_records(wanted):
         _add(counts, _stored(session, month)[0])
     found = []
@@ -180,15 +181,15 @@ class SavingsCounts:
     def __init__(self, store: Store) -> None:
         self._counts: dict[_Key, list[int]] = {}
         self._seen: dict[tuple[str, str, str], None] = {}
-        self._sources: dict[str, Source] = {}  # by artifact: one that a host has stored itself does not name it
+        self._sources: dict[str, ResultSource] = {}  # by artifact: one that a host has stored itself does not name it
         self._lock = Mutex()
         watch(self)
-        store.before_flush(self.flush)
+        store.writers.append(partial(self.flush, store))
 
     def kept_out(
         self,
         session: CoreSession,
-        source: Source,
+        source: ResultSource,
         tool: str | None,
         refs: Sequence[Ref],
         tokens: int,
@@ -255,11 +256,11 @@ class SavingsCounts:
         taken, self._counts = self._counts, {}
         return taken
 
-    def _count(self, store: Store, source: Source, tool: str | None, numbers: Sequence[int]) -> None:
+    def _count(self, store: Store, source: ResultSource, tool: str | None, numbers: Sequence[int]) -> None:
         server, name = source.server, tool or ""
         if not server and name.startswith(_MCP):
             server, _, name = name.removeprefix(_MCP).partition("__")
-        day = datetime.fromtimestamp(store.now(), UTC).date().isoformat()
+        day = datetime.fromtimestamp(store.clock(), UTC).date().isoformat()
         key: _Key = (day, source.surface[:_LONGEST], mask(server)[:_LONGEST], name[:_LONGEST])
 
         def add() -> None:
@@ -277,11 +278,11 @@ def counts_of(store: Store) -> SavingsCounts:
     return _COUNTS.get(store) or _COUNTS.setdefault(store, SavingsCounts(store))
 
 
-def _source_of(ref: Ref) -> Source | None:
+def _source_of(ref: Ref) -> ResultSource | None:
     """Return where an artifact entered as a result, if its metadata says so."""
     metadata = ref.metadata
     surface, server = metadata.get(SURFACE), metadata.get(SERVER, "")
-    return Source(surface, server) if isinstance(surface, str) and isinstance(server, str) else None
+    return ResultSource(surface, server) if isinstance(surface, str) and isinstance(server, str) else None
 
 
 def _bound(known: dict[Any, Any]) -> None:

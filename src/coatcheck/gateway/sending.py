@@ -16,7 +16,7 @@ from msgspec import Raw
 
 from coatcheck._toolkit import DESCRIPTIONS, Tool, function_of, known_as, toolkit
 from coatcheck.errors import CoatcheckError, StoreError
-from coatcheck.externalize import Policy, Situation, Source
+from coatcheck.externalize import Policy, ResultSource, Situation
 from coatcheck.externalize.blocks import ContentPart
 from coatcheck.externalize.policy import configured
 from coatcheck.gateway.api import (
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["observe", "stub", "loop"]
 MODES: Final[tuple[Mode, ...]] = ("observe", "stub", "loop")
-_SOURCE: Final = Source("gateway")
+_SOURCE: Final = ResultSource("gateway")
 _LOG: Final = logging.getLogger("coatcheck")
 _PREFIX: Final = "coatcheck_"
 _REMEMBERED: Final = 4_096
