@@ -13,13 +13,14 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TypeVar
 
 from coatcheck import media
 from coatcheck.checks import check_name, one_of, seconds
 from coatcheck.content import CHUNK, Files, chunks_of, is_stream
+from coatcheck.deferred import dataclass
 from coatcheck.errors import Damaged, InvalidArgument, NotFound, QuotaExceeded, StoreError, StoreUnavailable, TooLarge
 from coatcheck.ids import MIN_PREFIX, clip, is_pointer, shared_prefix
 from coatcheck.redaction import mask

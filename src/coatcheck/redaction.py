@@ -15,6 +15,7 @@ from itertools import chain, islice
 from sys import maxsize
 from typing import Any, Final, NamedTuple, cast
 
+from coatcheck.deferred import lazy_pattern
 from coatcheck.media import encoding_of
 
 MARK: Final = "[masked:"
@@ -82,10 +83,10 @@ class QuickPattern:
 
 # Six or more characters up to U+00FF in a row, in each encoding.
 _WIDE_RUNS: Final = (
-    (re.compile(rb"(?:[^\x00]\x00\x00\x00){6,}"), "utf-32-le"),
-    (re.compile(rb"(?:\x00\x00\x00[^\x00]){6,}"), "utf-32-be"),
-    (re.compile(rb"(?:[^\x00]\x00){6,}"), "utf-16-le"),
-    (re.compile(rb"(?:\x00[^\x00]){6,}"), "utf-16-be"),
+    (lazy_pattern(rb"(?:[^\x00]\x00\x00\x00){6,}"), "utf-32-le"),
+    (lazy_pattern(rb"(?:\x00\x00\x00[^\x00]){6,}"), "utf-32-be"),
+    (lazy_pattern(rb"(?:[^\x00]\x00){6,}"), "utf-16-le"),
+    (lazy_pattern(rb"(?:\x00[^\x00]){6,}"), "utf-16-be"),
 )
 _PASSWORD: Final = _lazy(r"(://[^/?#@:\s]*+:)[^/?#@\s]++(?=@)")
 _OPTION: Final = _lazy(r"([?&][\w.-]*(?:secret|password|token)[\w.-]*=)(?!\[masked: )[^&\s]++", re.IGNORECASE)

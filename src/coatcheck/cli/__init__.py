@@ -245,13 +245,12 @@ def open_session(url: str | None, session_id: str, target: str, any_session: boo
 def known_session(store: Store, session_id: str) -> Session:
     """Return a session for a command that reads. Raises `NotFound` if the store has no session with this id, unless
     nobody chose it."""
-    import difflib
-    from itertools import islice
-
     from coatcheck.config import DEFAULTS
 
     if store.has_session(session_id) or session_id == DEFAULTS["session.id"]:
         return store.session(session_id)
+    import difflib
+    from itertools import islice
 
     known = [info.session_id for info in islice(store.sessions(), _NEAR)]
     near = difflib.get_close_matches(session_id, known, n=3, cutoff=0.5) or known[:3]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Iterable
 from itertools import islice
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from coatcheck.storage import SessionInfo
 
 NO_MATCH: Final = 1  # like grep
+_BUFFER: Final = 1 << 16
 _ARTIFACTS: Final = {
     "pointer": "pointer", "type": "kind", "size_bytes": "size", "seen": "seen", "created_at": "age", "name": "name",
     "summary": "summary",
@@ -72,7 +72,8 @@ def get(target: str, output: str, raw: bool, any_session: bool, session_id: str,
             terminal.print_content(content)
             return
         with terminal.writing(output) as out:
-            shutil.copyfileobj(content, out)
+            while chunk := content.read(_BUFFER):
+                out.write(chunk)
             if coatcheck.is_pointer(target) and "#" in target:
                 out.write(b"\n")
 

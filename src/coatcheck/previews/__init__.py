@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import codecs
 import json
-import re
 import string
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Final
 
 from coatcheck import media
+from coatcheck.deferred import dataclass, lazy_pattern
 from coatcheck.redaction import MARK, QuickPattern, is_suspect, mask
 from coatcheck.tokens import estimate, roughly
 
@@ -248,7 +248,7 @@ def _markdown(text: Excerpt, limit: int) -> Preview | None:
 KINDS: Final[tuple[Kind, ...]] = (
     Kind("numbered lines", (), outlines.numbered, 125, outlines.NUMBERED_LINES),
     Kind("numbered diff", (), outlines.numbered_diff, begins=outlines.NUMBERED_DIFF),
-    Kind("document", ("#",), _markdown, 125, re.compile("# |---\n")),
+    Kind("document", ("#",), _markdown, 125, lazy_pattern("# |---\n")),
     Kind("broken JSON", ('"',), broken_json, 125),
     Kind("Python rows", ("[(", "[{'"), _rows, 125),
     Kind("accessibility snapshot", outlines.SNAPSHOT_CUES, outlines.snapshot, 130),

@@ -7,13 +7,13 @@ the page points to it. The session notes which bytes of an artifact were shown.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from coatcheck.content import Content
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import CoatcheckError, InvalidArgument
 from coatcheck.ids import clip, digest_of, is_pointer, parse_pointer
 from coatcheck.media import JSON, is_json, is_jsonl, look, sniff_text
@@ -37,7 +37,7 @@ TOOL: Final = "read"
 _HEAD: Final = 4_096
 _SHAPE: Final = "shape"
 _AS_TEXT: Final = ("pdf", "office", "sheets")  # documents that are sliced, searched and compared as their text
-_NO_TABLE: Final = re.compile(r"there is no table ['\"](.{1,80})['\"]$")
+_NO_TABLE: Final = lazy_pattern(r"there is no table ['\"](.{1,80})['\"]$")
 _OTHER_TABLES: Final = 4
 
 

@@ -15,7 +15,6 @@ characters so far, and in the whole (plus one; 0 for not counted).
 from __future__ import annotations
 
 import codecs
-import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from itertools import accumulate
 from typing import Final
 
 from coatcheck.content import Content
+from coatcheck.deferred import lazy_pattern
 from coatcheck.media import encoding_of, is_json, is_jsonl
 from coatcheck.previews.excerpts import count, folded, uncoloured
 from coatcheck.reading.page import MIN_CHARS, PageDraft, chars_of, lines_of, parse_slice
@@ -31,7 +31,7 @@ from coatcheck.storage.frames import FRAME, line_counts
 REPLACEMENT: Final = "\ufffd"
 PIECE: Final = 4 * FRAME  # small enough for the processor cache between reading and searching
 _KEPT: Final = 4
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_SURROGATE: Final = lazy_pattern("[\ud800-\udfff]")
 _BETWEEN: Final = "\n--\n"
 _LOST: Final = "\udcff"  # an invalid code unit of UTF-16 or UTF-32; the byte 0xFF in our UTF-8
 MAX_LABELLED: Final = 16 << 20
