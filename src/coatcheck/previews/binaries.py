@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import html
 import re
 import struct
 import zlib
@@ -252,13 +251,15 @@ def _zip_entries(sample: Sample) -> tuple[int, list[str]]:
 
 def _sheets(sample: Sample) -> list[str]:
     """Names of the sheets of an Excel workbook with their ranges, if they are in its first or last bytes."""
+    from html import unescape  # here, since few reads need it
+
     files = {match[2]: match[1] for match in _RELATION.finditer(_unpacked(sample, b"xl/_rels/workbook.xml.rels"))}
     files |= {match[1]: match[2] for match in _RELATION_BACK.finditer(_unpacked(sample, b"xl/_rels/workbook.xml.rels"))}
     found = []
     for name, relation in _SHEET.findall(_unpacked(sample, b"xl/workbook.xml")):
         file = files.get(relation, b"").rpartition(b"/")[2]
         span = _DIMENSION.search(_unpacked(sample, _SHEET_FILE.encode() + file)) if file else None
-        title = line(html.unescape(name.decode("utf-8", "replace")), 40)
+        title = line(unescape(name.decode("utf-8", "replace")), 40)
         found.append(f'"{title}"' + (f" {span[1].decode()}" if span else ""))
     return found
 

@@ -22,25 +22,24 @@ import zlib
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 from xml.parsers import expat
 
 from coatcheck.content import ArtifactStream, Content
 from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded, MissingExtra, TooLarge
 from coatcheck.ids import clip
-from coatcheck.media import TEXT, decoded, essence, is_text
+from coatcheck.media import TEXT, decoded, essence
 from coatcheck.previews import Sample
-from coatcheck.previews.binaries import WORKBOOKS, found_type, header, office_kind, pixels
+from coatcheck.previews.binaries import WORKBOOKS, header, office_kind, pixels
 from coatcheck.previews.excerpts import count
 from coatcheck.reading import heavy, pdf, sheets
 from coatcheck.reading.page import MAX_CHARS, MAX_RESULT, BoundedLines, QueryResult, TextCache
+from coatcheck.reading.text import Form, recognized
 
-Form = Literal["pdf", "page", "office", "sheets", "text", "other"]
 MAX_HTML: Final = 16 << 20
 MAX_UNPACKED: Final = 64 << 20  # bytes of XML in an office file
 _HTML: Final = ("text/html", "application/xhtml+xml")
-HEAD: Final = 4_096  # bytes that show whether content is text
 _EDGE: Final = 64 << 10
 _PART: Final = lazy_pattern(r"\s*(?:page|slide)s?\s+(\d{1,7})(?:\s*(?:-|to|:)\s*(\d{1,7}))?\s*", re.IGNORECASE)
 _SLIDE: Final = lazy_pattern(r"^--- slide (\d+) ---$", re.MULTILINE)
@@ -55,30 +54,6 @@ _NOTES: Final = {
     ),
 }
 _kept: Final[TextCache[QueryResult]] = TextCache()
-
-
-def recognized(content: Content) -> tuple[Content, Form]:
-    """Return a content with the media type that its bytes show (PNG data declared as text is an image), and its form:
-    a PDF, a web page, an office file, a workbook, another text, or anything else."""
-    media_type = found_type(content.read(0, HEAD), content.ref.media_type)
-    if media_type != content.ref.media_type:
-        content = Content(replace(content.ref, media_type=media_type), content.frames, content.read)
-    bare = essence(media_type)
-    form: Form = "other"
-    if bare == "application/pdf":
-        form = "pdf"
-    elif bare in _HTML:
-        form = "page"
-    elif bare == "application/zip" or bare.startswith("application/vnd.o"):
-        head = content.read(0, _EDGE)
-        tail = content.read(max(len(head), content.size - _EDGE), _EDGE)
-        if kind := office_kind(Sample(head, tail, content.size)):
-            form = "sheets" if kind in WORKBOOKS else "office"
-    elif is_text(bare):
-        form = "text"
-    elif bare in sheets.OLD and sheets.is_old_workbook(content):
-        form = "sheets"
-    return content, form
 
 
 def text_of(content: Content, form: Form) -> QueryResult:
