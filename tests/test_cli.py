@@ -688,7 +688,7 @@ def test_results_without_a_name_are_listed_with_the_tool_and_its_arguments() -> 
         executor.run(coatcheck.ToolCall("c1", "fetch", {"url": "https://example.org/a", "page": 2}))
     assert "fetch(url=https://" in on_terminal("ls")[1].decode()
     (record,) = map(json.loads, answer("ls", "--json").splitlines())
-    assert record["metadata"] == {"arguments": "url=https://example.org/a, page=2"}
+    assert record["metadata"] == {"arguments": "url=https://example.org/a, page=2", "surface": "library"}
 
 
 def test_stats_and_config_name_the_store(store: Path) -> None:
@@ -751,8 +751,10 @@ def test_bash_completes_commands_sessions_names_and_pointers(tmp_path: Path) -> 
         )
         environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
         done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
-        return done.stdout.split()
+        return done.stdout.splitlines()
 
+    answer("put", "-", "--session", "two words", stdin=b"z")
+    assert completed("coatcheck ls --session tw") == ["two\\ words"]
     assert completed("coatcheck tra") == ["transcript"]
     assert completed("coatcheck read bu") == ["build.log"]
     assert completed("coatcheck get art:") == [pointer]

@@ -150,7 +150,7 @@ def ls(
     A table on a terminal, tab-separated lines in a pipe, JSON lines with --json."""
     with cli.open_existing(url) as store:
         if sessions:
-            records = [_session_record(info) for info in islice(store.sessions(), limit)]
+            records = [_session_record(info) for info in islice(cli.sessions_of(store), limit)]
         else:
             session = cli.known_session(store, session_id)
             refs = session.list(**wanted, limit=limit)
@@ -158,6 +158,9 @@ def ls(
     if not sessions and not as_json:
         records = [record | {"seen": _share(record["coverage"]), "name": _label(record)} for record in records]
     columns = _SESSIONS if sessions else _ARTIFACTS
+    if not records and terminal.is_terminal() and not as_json:
+        what = "sessions yet" if sessions else f"artifacts in session {session_id!r}"
+        terminal.print_note(f"there are no {what}; 'coatcheck put FILE' stores one")
     terminal.print_records(records, columns, as_json=as_json, shrink=_CUT)
 
 

@@ -226,6 +226,8 @@ def cell(key: str, value: object) -> str:
             from rich.filesize import decimal
 
             return decimal(value)
+        if type(value) is int:
+            return f"{value:,}"
         if key.endswith("_at"):
             return re.sub(r":\d\d(\.\d+)?Z$", "Z", str(value))
     return one_line(str(value))
