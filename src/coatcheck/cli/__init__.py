@@ -132,6 +132,10 @@ class Commands(click.Group):
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(BROKEN_PIPE)
+        except KeyboardInterrupt:
+            if sys.stderr.isatty():
+                raise  # click ends the line with ^C
+            ctx.exit(INTERRUPTED)
         return code
 
 
