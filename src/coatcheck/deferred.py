@@ -27,7 +27,7 @@ else:
 
 
 class _Pattern:
-    """Stands for a compiled pattern. Each attribute is looked up once, and is then one of this object."""
+    """A pattern that is compiled late. Each attribute is looked up once, and is then one of this object."""
 
     def __init__(self, source: str | bytes, flags: int) -> None:
         self._source: Any = source
