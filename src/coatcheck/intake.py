@@ -13,13 +13,14 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TypeVar
 
 from coatcheck import media
 from coatcheck.checks import check_name, one_of, seconds
 from coatcheck.content import CHUNK, Files, chunks_of, is_stream
+from coatcheck.deferred import dataclass
 from coatcheck.errors import Damaged, InvalidArgument, NotFound, QuotaExceeded, StoreError, StoreUnavailable, TooLarge
 from coatcheck.ids import MIN_PREFIX, clip, is_pointer, shared_prefix
 from coatcheck.redaction import mask
@@ -111,6 +112,8 @@ class Activity:
         self._shown: dict[tuple[str, str], Ranges] = {}
         self.last_uses: dict[str, float] = {}
         """When this process last used each session."""
+        self.writers: list[Callable[[], None]] = []
+        """Called before each flush: what else is written in batches."""
         self._timer: threading.Timer | None = None
         self._due = 0.0
         watch(self)
@@ -139,6 +142,8 @@ class Activity:
         return self._shown.get((session_id, digest), ())
 
     def flush(self) -> None:
+        for write in self.writers:
+            write()
         sessions, blobs, shown = self._lock.run(self._taken)
         if sessions or blobs or shown:
             # A store that cannot be written at the moment still serves reads; the uses count in this process.

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
+from coatcheck.deferred import dataclass
 from coatcheck.ids import SCHEME
 
 Codec = Literal["text", "json", "bytes"]

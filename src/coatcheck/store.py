@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +35,7 @@ _AT_ONCE: Final = 500  # sessions that one query looks into
 
 def private_id() -> str:
     """Return the id of a session that nobody else has."""
-    return PRIVATE + secrets.token_hex(16)
+    return PRIVATE + os.urandom(16).hex()
 
 
 class Store:
@@ -313,6 +313,17 @@ class Store:
         if self._secret is None:
             self._secret = self._catalog.secret()
         return self._secret
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What returns the store's time, in seconds since 1970."""
+        return self._clock
+
+    @property
+    def writers(self) -> list[Callable[[], None]]:
+        """Functions that are called whenever the last uses of sessions are written: within 30 seconds after a session
+        was used, and on close."""
+        return self._activity.writers
 
     @property
     def closed(self) -> bool:

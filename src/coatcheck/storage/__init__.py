@@ -10,10 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from coatcheck.deferred import dataclass
 from coatcheck.refs import Blob
 from coatcheck.storage.catalog import (
     TRANSCRIPT,
