@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 import coatcheck
 from coatcheck import config, toolkit
 from coatcheck.cli import main
-from coatcheck.cli.context_commands import MAX_ROWS, MAX_SESSIONS, page, plot, sparkline, thinned
+from coatcheck.cli.context_commands import MAX_ROWS, MAX_SESSIONS, page, sparkline
 from coatcheck.context.metrics import Baseline, Meter, Notice, PromptMetrics
+from coatcheck.display import plot, thinned
 from tests.test_cli import on_terminal
 
 HOSTILE = "<script>alert(1)</script>\"'&\x1b[31m\u202e"

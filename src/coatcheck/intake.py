@@ -173,6 +173,26 @@ class Activity:
         self._timer = None  # its thread exists only in the parent process
 
 
+class Onlooker(Activity):
+    """The activity of a store, for someone who only looks: it knows what was used and shown, and notes nothing."""
+
+    def __init__(self, activity: Activity) -> None:
+        self._seen = activity
+        self.last_uses = activity.last_uses
+
+    def note(self, lineage: Iterable[str], now: float, ttl: float | None, digest: str | None = None) -> None:
+        pass
+
+    def show(self, session_id: str, digest: str, start: int, end: int) -> None:
+        pass
+
+    def shown(self, session_id: str, digest: str) -> Ranges:
+        return self._seen.shown(session_id, digest)
+
+    def flush(self) -> None:
+        self._seen.flush()
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """The parts of a store, which its sessions share, and the put path. `ttl` is that of new sessions; `make_room`
