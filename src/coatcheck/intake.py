@@ -111,6 +111,8 @@ class Activity:
         self._shown: dict[tuple[str, str], Ranges] = {}
         self.last_uses: dict[str, float] = {}
         """When this process last used each session."""
+        self.writers: list[Callable[[], None]] = []
+        """Called before each flush: what else is written in batches."""
         self._timer: threading.Timer | None = None
         self._due = 0.0
         watch(self)
@@ -139,6 +141,8 @@ class Activity:
         return self._shown.get((session_id, digest), ())
 
     def flush(self) -> None:
+        for write in self.writers:
+            write()
         sessions, blobs, shown = self._lock.run(self._taken)
         if sessions or blobs or shown:
             # A store that cannot be written at the moment still serves reads; the uses count in this process.

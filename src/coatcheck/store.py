@@ -331,6 +331,17 @@ class Store:
         return self._secret
 
     @property
+    def clock(self) -> Callable[[], float]:
+        """What returns the store's time, in seconds since 1970."""
+        return self._clock
+
+    @property
+    def writers(self) -> list[Callable[[], None]]:
+        """Functions that are called whenever the last uses of sessions are written: within 30 seconds after a session
+        was used, and on close."""
+        return self._activity.writers
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed

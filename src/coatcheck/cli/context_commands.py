@@ -22,8 +22,8 @@ from coatcheck.redaction import mask
 from coatcheck.refs import iso_time
 
 if TYPE_CHECKING:
-    from coatcheck import Session
-    from coatcheck.context import Snapshot
+    from coatcheck import Session, Store
+    from coatcheck.context import Savings, Snapshot
     from coatcheck.context.metrics import PromptMetrics
     from coatcheck.storage import Record
 
@@ -75,6 +75,10 @@ _PLOTS: Final[tuple[tuple[str, Mapping[str, str], dict[str, Any]], ...]] = (
 )  # fmt: skip
 """The plots of a session: title, labels and figures, options of `plot`."""
 _OVER: Final = ' class="bad"'
+_SAVINGS: Final = {
+    "tokens_net": "net", "tokens_kept_out": "kept out", "tokens_read_back": "read back", "results": "results",
+    "surface": "surface", "server": "server", "tool": "tool",
+}  # fmt: skip
 
 Calls = dict[str, "list[PromptMetrics]"]
 """Model calls by session."""
@@ -245,7 +249,7 @@ def metrics(
         current = Baseline.of(out["label"] or setting("metrics.release") or "unnamed", every)
         _write(saved, current.to_json())
     if html is not None:
-        _write(html, page(found))
+        _write(html, page(found, None if source else _store_savings(url)))
     if as_json:
         for call in every:
             terminal.print_json(call.to_record())
@@ -255,6 +259,28 @@ def metrics(
     for one in rises:
         terminal.print_error(one.message)
     return HAS_RISEN if rises else 0
+
+
+def print_savings(store: Store, *, as_json: bool) -> None:
+    """Print what stubs kept out of prompts: together, then by surface, server and tool."""
+    from coatcheck.context import savings
+
+    found = savings(store)
+    if as_json:
+        terminal.print_json({"total": found.total.to_record(), "rows": [row.to_record() for row in found.rows]})
+    elif not found.rows:
+        terminal.print_note("no result has become a stub in this store yet")
+    else:
+        click.echo(f"{found}\n")
+        rows = (row.to_record() for row in found.by("surface", "server", "tool"))
+        terminal.print_records(rows, _SAVINGS, as_json=False, shrink=("surface", "results", "server", "tool"))
+
+
+def _store_savings(url: str | None) -> Savings:
+    from coatcheck.context import savings
+
+    with open_existing(url) as store:
+        return savings(store)
 
 
 def _write(path: str, text: str) -> None:
@@ -367,13 +393,17 @@ def sparkline(values: Sequence[Value], width: int = 32) -> str:
     return "".join(" " if step is None else _BLOCKS[min(len(_BLOCKS) - 1, step)] for step in steps)
 
 
-def page(sessions: Mapping[str, Sequence[PromptMetrics]]) -> str:
-    """An HTML page with plots and a table for each session."""
+def page(sessions: Mapping[str, Sequence[PromptMetrics]], saved: Savings | None = None) -> str:
+    """An HTML page with the savings of the store, and plots and a table for each session."""
     from importlib.resources import files
     from string import Template
 
     every = [call for calls in sessions.values() for call in calls]
-    body = _tiles(every) + "".join(_section(*one) for one in list(sessions.items())[:MAX_SESSIONS])
+    body = (
+        _tiles(every)
+        + _savings_section(saved)
+        + "".join(_section(*one) for one in list(sessions.items())[:MAX_SESSIONS])
+    )
     if (omitted := len(sessions) - MAX_SESSIONS) > 0:
         body += f'<p class="dim">{omitted:,} more sessions are not on this page; select them by name.</p>'
     template = Template(files("coatcheck.cli").joinpath("metrics.html").read_text("utf-8"))
@@ -387,6 +417,19 @@ def _tiles(calls: Sequence[PromptMetrics]) -> str:
     return (
         f'<div class="tiles">{"".join(f"<div><b>{texts[name]}</b>{text}</div>" for name, text in _TILES.items())}</div>'
     )
+
+
+def _savings_section(saved: Savings | None) -> str:
+    if saved is None or not saved.rows:
+        return ""
+    head = "".join(f'<th scope="col">{heading}</th>' for heading in _SAVINGS.values())
+    body = ""
+    for row in saved.by("surface", "server", "tool")[:MAX_ROWS]:
+        shown = row.to_record()
+        cells = (f"{one:,}" if isinstance(one := shown[name], int) else _safe(one) for name in _SAVINGS)
+        body += f"<tr>{''.join(f'<td>{text}</td>' for text in cells)}</tr>"
+    table = f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f"<section><h2>Savings</h2><p>{saved}</p>{table}</section>"
 
 
 def _section(name: str, calls: Sequence[PromptMetrics]) -> str:

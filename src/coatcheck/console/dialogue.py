@@ -112,7 +112,7 @@ def _call(block: Any, role: str) -> TurnPart:
         return TurnPart("other", role, dumped(block))
     inner = block.get("function") if isinstance(block.get("function"), Mapping) else block
     assert isinstance(inner, Mapping)
-    arguments = next((inner[name] for name in ("input", "arguments") if name in inner), {})
+    arguments: Any = next((inner[name] for name in ("input", "arguments") if name in inner), {})
     written = arguments if isinstance(arguments, str) else dumped(arguments)
     call_id = block.get("call_id") or block.get("id") or ""
     return TurnPart("call", role, written, str(inner.get("name") or "tool"), str(call_id))
@@ -131,12 +131,9 @@ class Turn:
     mode: str = ""
     status: int = 200
     steps: int = 1
-    messages: int = 0
-    conversation: str = ""
     usage: Usage = field(default_factory=Usage)
     error: Mapping[str, Any] | None = None
     broke: Mapping[str, Any] | None = None
-    judged: Sequence[Any] = ()
     could_leave: Sequence[Any] = ()
     artifact: str = ""
     """The pointer of the record, if it is too large to be listed."""
@@ -198,12 +195,12 @@ def turn_of(record: Record, body: bytes | None = None) -> Turn | None:
         return None
     usages = value.get("usage")
     last = usages[-1] if isinstance(usages, list) and usages else {}
+    error, broke = (value[name] if isinstance(value.get(name), dict) else None for name in ("error", "broke"))
+    could = value.get("could_leave")
     turn = Turn(
         record.seq, record.at, _number(value.get("seconds")), _text(value, "api"), _text(value, "model"),
         _text(value, "mode"), int(_number(value.get("status"))), int(_number(value.get("steps"))) or 1,
-        int(_number(value.get("messages"))), _text(value, "conversation"), usage_of(last),
-        *(value[name] if isinstance(value.get(name), dict) else None for name in ("error", "broke")),
-        *(value[name] if isinstance(value.get(name), list) else () for name in ("judged", "could_leave")),
+        usage_of(last), error, broke, could if isinstance(could, list) else (),
     )  # fmt: skip
     artifact = value.get("artifact")
     if body is None and isinstance(artifact, str) and is_pointer(artifact):

@@ -65,7 +65,6 @@ _LOOK: Final = 1.0  # seconds between two looks at the store
 _READ: Final = ("lines", "chars", "grep", "query", "diff", "cursor")
 _FLAGS: Final = ("ignore_case", "invert", "literal", "exact")
 _LOG: Final = logging.getLogger("coatcheck")
-_SIZES: Final = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB"))
 
 
 def console_routes(store: Store, keyring: Keyring, *, key: str | None = None, token: str = "") -> list[BaseRoute]:
@@ -449,15 +448,8 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True, undefined=jinja2.StrictUndefined, auto_reload=False,
     )  # fmt: skip
     found.globals |= {"link": link, "version": __version__, "root": ROOT, "text": _text_of}
-    found.filters |= {
-        "size": size,
-        "age": age,
-        "when": when,
-        "count": count,
-        "part": share,
-        "svg": Markup,
-        "kilo": kilo,
-    }
+    found.filters |= {"size": size, "age": age, "when": when, "count": count, "kilo": kilo, "part": share}
+    found.filters["svg"] = Markup  # for our own plots alone
     return found
 
 
@@ -482,10 +474,10 @@ def link(page: str, session_id: str = "", target: str = "", **query: object) -> 
 
 
 def size(number: int) -> str:
-    found = next(((unit, name) for unit, name in _SIZES if number >= unit), None)
-    return (
-        f"{number} B" if found is None else f"{number / found[0]:.{0 if number / found[0] >= 100 else 1}f} {found[1]}"
-    )
+    for unit, name in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB")):
+        if number >= unit:
+            return f"{number / unit:.{0 if number >= 100 * unit else 1}f} {name}"
+    return f"{number} B"
 
 
 def kilo(number: float | None) -> str:
@@ -508,9 +500,8 @@ def share(number: float | None) -> str:
 
 def age(seconds: float, now: float) -> str:
     passed = max(0.0, now - seconds)
-    unit, name = next(
-        ((unit, name) for unit, name in ((86_400, "d"), (3_600, "h"), (60, "min")) if passed >= unit), (1, "s")
-    )
+    units = ((86_400, "d"), (3_600, "h"), (60, "min"))
+    unit, name = next(((unit, name) for unit, name in units if passed >= unit), (1, "s"))
     return f"{int(passed // unit)} {name}"
 
 

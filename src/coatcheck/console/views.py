@@ -17,11 +17,11 @@ from typing import Any, Final
 import msgspec
 
 from coatcheck import media
-from coatcheck.console.dialogue import SERIES, SIDES, TurnPart, named, parts_of, turn_of, turns_of
+from coatcheck.console.dialogue import SIDES, TurnPart, named, parts_of, turn_of, turns_of
 from coatcheck.context.metrics import SERIES as METRICS
 from coatcheck.display import plot, thinned
 from coatcheck.errors import CoatcheckError, NotFound
-from coatcheck.gateway.watching import EVENTS
+from coatcheck.gateway.watching import EVENTS, SERIES
 from coatcheck.http.credentials import Access
 from coatcheck.http.definitions import parse_place, place_after
 from coatcheck.ids import clip
@@ -380,7 +380,8 @@ def context(visit: Visit, session_id: str) -> dict[str, Any]:
     events = [_event(record.body) for record in session.records(EVENTS, newest=True, limit=500)]
     broken = [one for one in events if isinstance(one.get("broke"), dict)]
     return head(visit, session_id) | {
-        "plot": plot(title, turns, drawn, stacked=True, marked=marked) if calls else "", "labels": list(series), "step": step,
+        "plot": plot(title, turns, drawn, stacked=True, marked=marked) if calls else "", "labels": list(series),
+        "step": step,
         "calls": [(seq, at, call, _missed(call)) for seq, at, call in calls[-PAGE:]][::-1], "count": len(calls),
         "breaks": broken[:PAGE], "failed": [one for one in events if isinstance(one.get("error"), dict)][:PAGE],
         "rewritten": sum(call.tokens_rewritten for _, _, call in calls),
@@ -444,9 +445,8 @@ def lineage(visit: Visit, session_id: str, target: str) -> dict[str, Any]:
     if ref is None:
         raise NotFound(f"no artifact found for {clip(target)}")
     parents = [(one, _known(session, one)) for one in ref.parents]
-    derived = [
-        one for one in session.list(limit=_DERIVED) if ref.artifact_id in one.parents or ref.pointer in one.parents
-    ]
+    names = {ref.artifact_id, ref.pointer}
+    derived = [one for one in session.list(limit=_DERIVED) if names & set(one.parents)]
     holders = [one for one in visit.store.holders(ref.pointer, limit=PAGE) if visit.access.covers(one)]
     return {"info": visit.info(session_id), "ref": ref, "parents": parents, "derived": derived, "holders": holders}
 
@@ -482,10 +482,8 @@ def live(visit: Visit) -> dict[str, Any]:
     recent = recent_sessions(visit, time.time() - 86_400.0)[:_LIVE]
     found = []
     for info in recent:
-        session = visit.store.session(info.session_id)
-        for record in session.records(SERIES, newest=True, limit=3):
-            if (turn := turn_of(record)) is not None:
-                found.append((info.session_id, turn))
+        records = visit.store.session(info.session_id).records(SERIES, newest=True, limit=3)
+        found += [(info.session_id, turn) for record in records if (turn := turn_of(record)) is not None]
     found.sort(key=lambda one: -one[1].at)
     return {"calls": found[:_LIVE], "rows": _rows(visit, recent[:10], with_children=False)}
 

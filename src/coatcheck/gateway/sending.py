@@ -16,7 +16,7 @@ from msgspec import Raw
 
 from coatcheck._toolkit import DESCRIPTIONS, Tool, function_of, known_as, toolkit
 from coatcheck.errors import CoatcheckError, StoreError
-from coatcheck.externalize import Policy, Situation
+from coatcheck.externalize import Policy, ResultSource, Situation
 from coatcheck.externalize.blocks import ContentPart
 from coatcheck.externalize.policy import configured
 from coatcheck.gateway.api import (
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["observe", "stub", "loop"]
 MODES: Final[tuple[Mode, ...]] = ("observe", "stub", "loop")
+_SOURCE: Final = ResultSource("gateway")
 _LOG: Final = logging.getLogger("coatcheck")
 _PREFIX: Final = "coatcheck_"
 _REMEMBERED: Final = 4_096
@@ -307,7 +308,7 @@ class _Sending:
             return {}
         situation = Situation(context_tokens=len(bytes(raw)) // _BYTES_PER_TOKEN + self._context())
         outcome = self._session.externalize(
-            content, tool=tool, call_id=result.call_id, policy=self._policy, situation=situation
+            content, tool=tool, call_id=result.call_id, policy=self._policy, situation=situation, source=_SOURCE
         )
         if outcome.failure is not None:
             return {}

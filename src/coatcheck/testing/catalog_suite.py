@@ -409,7 +409,8 @@ class CatalogSuite(RecordSuite, suite=True):
         filters = [
             SessionFilter(), SessionFilter(contains="b"), SessionFilter(contains="%"), SessionFilter(contains="\0"),
             SessionFilter(without=("x:", "ab")), SessionFilter(roots=True), SessionFilter(parents=("a", "é\0")),
-            SessionFilter(parents=()), SessionFilter(used_after=4.0), SessionFilter(roots=True, contains="a", used_after=1.0),
+            SessionFilter(parents=()), SessionFilter(used_after=4.0),
+            SessionFilter(roots=True, contains="a", used_after=1.0),
         ]  # fmt: skip
         every = list(catalog.sessions())
         for reader in (catalog, others):
