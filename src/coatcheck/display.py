@@ -66,16 +66,18 @@ def thinned(values: Sequence[Value], most: int) -> tuple[list[Value], int]:
 
 def plot(
     title: str,
-    turns: Sequence[int],
+    turns: Sequence[int | str],
     series: Mapping[str, Sequence[Value]],
     *,
     colour: int = 0,
     stacked: bool = False,
     limit: float | None = None,
-    marked: Mapping[int, str] | None = None,
+    marked: Mapping[int | str, str] | None = None,
+    unit: str = "turn",
 ) -> str:
     """An SVG with lines or stacked bars over turns, and a dashed line at the limit. `series` has labels and values;
-    `colour` is the number of the first one's colour. `marked` are turns with a mark, and what it says."""
+    `colour` is the number of the first one's colour. `marked` are turns with a mark, and what it says;
+    `unit` is what a turn is called."""
     columns = zip(*series.values(), strict=True)
     heights: list[Value] = [sum(max(0, value or 0) for value in column) for column in columns]
     known = [one for one in (heights if stacked else [*chain(*series.values())]) if one is not None]
@@ -110,7 +112,7 @@ def plot(
         for at, value in enumerate(values):
             if value is None:
                 continue
-            hint = f"<title>{label}, turn {turns[at]}: {value:,.0f}</title>"
+            hint = f"<title>{label}, {unit} {turns[at]}: {value:,.0f}</title>"
             if not stacked:
                 parts.append(f'<circle class="dot s{style}" cx="{x(at)}" cy="{y(value)}" r="{radius}">{hint}</circle>')
             elif value > 0:

@@ -464,9 +464,9 @@ def _text_of(visit: Visit, value: str, limit: int) -> str:
 
 def link(page: str, session_id: str = "", target: str = "", **query: object) -> str:
     """Return the path of a page."""
-    place = f"{ROOT}/sessions/{quote(session_id, safe='')}" if session_id else ROOT
+    place = f"{ROOT}/sessions/{quote(session_id, safe=':')}" if session_id else ROOT
     if page in ("artifact", "lineage", "content", "picture", "pin", "unpin", "forget", "secrets"):
-        place += f"/artifacts/{quote(target, safe='')}" + ("" if page == "artifact" else f"/{page}")
+        place += f"/artifacts/{quote(target, safe=':')}" + ("" if page == "artifact" else f"/{page}")
     elif page not in ("sessions", "session"):
         place += f"/{page}"
     given = {name: value for name, value in query.items() if value not in ("", None, False, 0)}

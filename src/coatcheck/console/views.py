@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,8 @@ from coatcheck.console.dialogue import SIDES, TurnPart, named, parts_of, turn_of
 from coatcheck.context.metrics import SERIES as METRICS
 from coatcheck.display import plot, thinned
 from coatcheck.errors import CoatcheckError, NotFound
+from coatcheck.externalize.savings import SavingsRow
+from coatcheck.externalize.savings import savings as store_savings
 from coatcheck.gateway.watching import EVENTS, SERIES
 from coatcheck.http.credentials import Access
 from coatcheck.http.definitions import parse_place, place_after
@@ -372,7 +375,7 @@ def context(visit: Visit, session_id: str) -> dict[str, Any]:
     for label, values in series.items():
         drawn[label], step = thinned(values, _POINTS)
     turns = [seq for seq, _, _ in calls][::step]
-    marked: dict[int, str] = {}
+    marked: dict[int | str, str] = {}
     for number, (seq, _, one) in enumerate(calls):
         if one.tokens_rewritten:
             marked[turns[number // step]] = f"the prefix broke at call {seq}"
@@ -380,8 +383,8 @@ def context(visit: Visit, session_id: str) -> dict[str, Any]:
     events = [_event(record.body) for record in session.records(EVENTS, newest=True, limit=500)]
     broken = [one for one in events if isinstance(one.get("broke"), dict)]
     return head(visit, session_id) | {
-        "plot": plot(title, turns, drawn, stacked=True, marked=marked) if calls else "", "labels": list(series),
-        "step": step,
+        "plot": plot(title, turns, drawn, stacked=True, marked=marked, unit="call") if calls else "",
+        "labels": list(series), "step": step,
         "calls": [(seq, at, call, _missed(call)) for seq, at, call in calls[-PAGE:]][::-1], "count": len(calls),
         "breaks": broken[:PAGE], "failed": [one for one in events if isinstance(one.get("error"), dict)][:PAGE],
         "rewritten": sum(call.tokens_rewritten for _, _, call in calls),
@@ -470,8 +473,34 @@ def picture_type(session: Session, ref: Ref) -> str | None:
     return None if found == "image/webp" and start[8:12] != b"WEBP" else found
 
 
+# Savings
+
+
 def savings(visit: Visit, *, days: int) -> dict[str, Any]:
-    return {"days": days}
+    """What stubs kept out of prompts in these days, less what was read back. The counts are those of the whole store,
+    so a token for some sessions does not see them."""
+    if visit.access.sessions:
+        return {"days": days, "saved": None}
+    today = datetime.now(UTC).date()
+    first = today - timedelta(days=max(1, days) - 1)
+    saved = store_savings(visit.store, since=first)
+    by_day = {row.day: row for row in saved.by("day")}
+    every = [by_day.get(first + timedelta(days=number), SavingsRow()) for number in range(max(1, days))]
+    series = {"net": [row.tokens_net for row in every], "read back": [row.tokens_read_back for row in every]}
+    names = [f"{first + timedelta(days=number):%m-%d}" for number in range(len(every))]
+    drawn, step = {}, 1
+    for label, values in series.items():
+        drawn[label], step = thinned(values, _POINTS)
+    title = "Tokens kept out of prompts on each day: net, and read back"
+    return {
+        "days": days, "saved": saved, "total": saved.total, "labels": list(series),
+        "plot": plot(title, names[::step], drawn, stacked=True, unit="day") if saved.rows else "",
+        "tables": [
+            ("By surface", ("surface",), saved.by("surface")),
+            ("By server and tool", ("surface", "server", "tool"), saved.by("surface", "server", "tool")[:200]),
+            ("By day", ("day",), saved.by("day")[::-1]),
+        ],
+    }  # fmt: skip
 
 
 # What happens now
