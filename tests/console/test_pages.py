@@ -194,7 +194,9 @@ def test_a_transcript_is_shown_message_by_message(tmp_path: Path) -> None:
         '{"role":"user","content":"read the log"}',
         '{"role":"assistant","content":[{"type":"thinking","thinking":"hm","signature":"x"},'
         '{"type":"tool_use","id":"c1","name":"read","input":{"path":"log"}}]}',
-        '{"role":"user","content":[{"type":"tool_result","tool_use_id":"c1","content":"' + "a line of it. " * 9_000 + '"}]}',
+        '{"role":"user","content":[{"type":"tool_result","tool_use_id":"c1","content":"'
+        + "a line of it. " * 9_000
+        + '"}]}',
         '{"role":"assistant","content":"It is long."}',
     ]
     file = tmp_path / "talk.jsonl"
@@ -363,7 +365,12 @@ def test_any_message_has_parts(message: object) -> None:
 def test_a_damaged_record_does_not_hide_the_others(tmp_path: Path) -> None:
     with coatcheck.open(tmp_path / "store", durability="process") as store:
         session = store.session("s")
-        for body in (b"nonsense", b"[1]", b'{"new":[{"role":"user","content":"sound"}],"usage":5,"status":"x"}', b"\xff"):
+        for body in (
+            b"nonsense",
+            b"[1]",
+            b'{"new":[{"role":"user","content":"sound"}],"usage":5,"status":"x"}',
+            b"\xff",
+        ):
             for series in ("gateway:calls", "gateway:events", "metrics"):
                 session.record(series, body)
         with site(store) as url:

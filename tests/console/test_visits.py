@@ -29,7 +29,15 @@ from tests.console.visitors import (
 )
 from tests.http.servers import SERVE, WAIT, environment, running
 
-PLACES = ("", "/live", "/savings", "/search?q=x", "/events", in_session("support-1"), in_session("support-1", "/artifacts"))
+PLACES = (
+    "",
+    "/live",
+    "/savings",
+    "/search?q=x",
+    "/events",
+    in_session("support-1"),
+    in_session("support-1", "/artifacts"),
+)
 
 
 def test_pages_need_a_login(url: str) -> None:
@@ -58,7 +66,9 @@ def test_the_cookie_is_opaque_and_only_for_this_site(url: str) -> None:
         assert words in cookie
 
 
-@pytest.mark.parametrize("target", ["https://evil.example", "//evil.example", "/console\\@evil", "/api", "javascript:x"])
+@pytest.mark.parametrize(
+    "target", ["https://evil.example", "//evil.example", "/console\\@evil", "/api", "javascript:x"]
+)
 def test_a_login_leads_only_to_the_console(url: str, target: str) -> None:
     answer = Visitor(url, None).client.post("/console/login", data={"token": TOKEN, "next": target})
     assert answer.headers["location"] == "/console"

@@ -265,8 +265,16 @@ class SqliteCatalog(Catalog):
         if wanted.used_after is not None:
             where.append("s.used > :used_after")
             values["used_after"] = wanted.used_after
-        sql = f"SELECT {SESSION} FROM session s WHERE {' AND '.join(where)}"
-        rows = self._query(f"{sql} ORDER BY s.created DESC, s.session_id DESC LIMIT :limit", values)
+        found = " AND ".join(where)
+        # Sessions with high keys are usually the newest, so the oldest of as many as are wanted is a bound: only few
+        # rows behind it have to be sorted.
+        newest = f"SELECT s.created FROM session s WHERE {found} ORDER BY s.session_key DESC LIMIT :limit"
+        bound = f"SELECT CASE WHEN count(*) = :limit THEN min(created) ELSE -1e999 END FROM ({newest})"
+        likely = f"CASE WHEN s.created >= ({bound}) THEN {found} ELSE 0 END" if wanted.parents is None else found
+        rows = self._query(
+            f"SELECT {SESSION} FROM session s WHERE {likely} ORDER BY s.created DESC, s.session_id DESC LIMIT :limit",
+            values,
+        )
         return [SessionInfo(*row) for row in rows]
 
     def refs(self, session_id: str | None = None, digest: str | None = None) -> list[Entry]:
