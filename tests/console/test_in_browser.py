@@ -77,7 +77,7 @@ def test_every_page_is_accessible_and_runs_nothing_in_both_colour_schemes(
             page.goto(f"/console{place}")
             page.evaluate(AXE)
             for scheme in ("light", "dark"):
-                page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+                page.emulate_media(color_scheme=scheme)
                 only = {} if scheme == "light" else {"runOnly": ["color-contrast"]}
                 result = page.evaluate("options => axe.run(document, options)", only)
                 for one in result["violations"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from coatcheck import Store, transcript
 from coatcheck.console.dialogue import parts_of
 from coatcheck.display import visible
 from tests.console.visitors import HOSTILE, PNG, SECRET, TOKEN, Parsed, Visitor, in_session, site
-from tests.gateway.talking import BIG
+from tests.gateway.provider import Provider, Say, Use, turn
+from tests.gateway.talking import BIG, Talk, serving
 
 THINGS = f"things {HOSTILE}"
 
@@ -168,15 +170,12 @@ def test_htmx_gets_a_part_without_the_page_around_it(visitor: Visitor) -> None:
 
 
 def test_a_call_that_is_too_large_for_a_record_is_read_from_its_artifact(tmp_path: Path) -> None:
-    from tests.gateway.provider import Provider, Say, Use, turn
-    from tests.gateway.talking import Talk, serving
-
     with coatcheck.open(tmp_path / "store", durability="process") as store:
-        with Provider([turn(Use("search", {"q": "x"})), turn(Say("ok"))]) as provider:
-            with serving(store, provider, is_one=True, session="large") as address:
-                talk = Talk(address, thinking=False)
-                talk.ask("hello")
-                talk.ask(talk.results("a line of a large result\n" * 40_000))
+        answers = [turn(Use("search", {"q": "x"})), turn(Say("ok"))]
+        with Provider(answers) as provider, serving(store, provider, is_one=True, session="large") as address:
+            talk = Talk(address, thinking=False)
+            talk.ask("hello")
+            talk.ask(talk.results("a line of a large result\n" * 40_000))
         with site(store) as url:
             visitor = Visitor(url)
             assert "This call is large" in visitor.page(in_session("large"))
@@ -190,17 +189,15 @@ def test_a_session_without_calls_shows_its_artifacts(visitor: Visitor) -> None:
 
 
 def test_a_transcript_is_shown_message_by_message(tmp_path: Path) -> None:
-    lines = [
-        '{"role":"user","content":"read the log"}',
-        '{"role":"assistant","content":[{"type":"thinking","thinking":"hm","signature":"x"},'
-        '{"type":"tool_use","id":"c1","name":"read","input":{"path":"log"}}]}',
-        '{"role":"user","content":[{"type":"tool_result","tool_use_id":"c1","content":"'
-        + "a line of it. " * 9_000
-        + '"}]}',
-        '{"role":"assistant","content":"It is long."}',
-    ]
+    call = {"type": "tool_use", "id": "c1", "name": "read", "input": {"path": "log"}}
+    thinking = {"type": "thinking", "thinking": "hm", "signature": "x"}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "a line of it. " * 9_000}
+    messages = [
+        {"role": "user", "content": "read the log"}, {"role": "assistant", "content": [thinking, call]},
+        {"role": "user", "content": [result]}, {"role": "assistant", "content": "It is long."},
+    ]  # fmt: skip
     file = tmp_path / "talk.jsonl"
-    file.write_text("\n".join(lines) + "\n")
+    file.write_text("".join(json.dumps(one) + "\n" for one in messages))
     with coatcheck.open(tmp_path / "store", durability="process") as store:
         transcript.externalize(file, store.session("agent"))
         with site(store) as url:

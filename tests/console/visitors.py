@@ -68,9 +68,9 @@ def fill(store: Store) -> None:
         talk.held.pop()
         talk.more["system"] = "You are very helpful."
         talk.ask("Again")
-    with Provider([turn(Use("search", {"q": "y"}))]) as provider:
-        with serving(store, provider, is_one=True, session="chat") as url:
-            Chat(url).ask("Hello from chat completions")
+    answers = [turn(Use("search", {"q": "y"}))]
+    with Provider(answers) as provider, serving(store, provider, is_one=True, session="chat") as url:
+        Chat(url).ask("Hello from chat completions")
     child = store.session("research/agent", parent="research", create=True)
     child.put("what the sub-agent found", name="note.txt", tool="fetch")
     things = store.session(f"things {HOSTILE}")
