@@ -25,7 +25,7 @@ def answer(seen: Seen) -> Turn:
     """What the scripted model does: it reads the log, looks into the stub, and answers."""
     text = json.dumps(seen.messages)
     pointers = re.findall(r"art:[0-9a-f]{12}", text)
-    if "grep" in text:
+    if "48207|timeout" in text:
         return turn(
             Say("Two payments of order 48207 were captured: the first call timed out, and the retry had a new key.")
         )
@@ -85,7 +85,7 @@ def photograph(folder: Path) -> list[Path]:
                 height = 1400 if place == "conversation" else 760
                 page.screenshot(path=target, clip={"x": 0, "y": 0, "width": 1100, "height": height}, full_page=True)
                 with Image.open(target) as picture:
-                    picture.convert("RGB").quantize(64).save(target, optimize=True)
+                    picture.convert("RGB").quantize(128).save(target, optimize=True)
                 written.append(target)
             browser.close()
     return written
