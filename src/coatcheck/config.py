@@ -15,12 +15,13 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeGuard
 
 from coatcheck.checks import is_seconds, is_whole
-from coatcheck.deferred import dataclass, lazy_pattern, logger
+from coatcheck.deferred import lazy_pattern, logger
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
 from coatcheck.redaction import mask, mask_url

@@ -12,12 +12,12 @@ import io
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO, Final, Self, TypeGuard
 
 from coatcheck import media
 from coatcheck.atomic import Draft
-from coatcheck.deferred import dataclass
 from coatcheck.errors import NotFound, UnsupportedValue, storage_errors
 from coatcheck.refs import Ref
 from coatcheck.storage import BlobStore, Entry

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass
 from typing import Any
 
-from coatcheck.deferred import dataclass, lazy_pattern
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import InvalidPointer
 from coatcheck.redaction import CONTEXT, mask
 

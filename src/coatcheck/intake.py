@@ -13,14 +13,13 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TypeVar
 
 from coatcheck import media
 from coatcheck.checks import check_name, one_of, seconds
 from coatcheck.content import CHUNK, Files, chunks_of, is_stream
-from coatcheck.deferred import dataclass
 from coatcheck.errors import Damaged, InvalidArgument, NotFound, QuotaExceeded, StoreError, StoreUnavailable, TooLarge
 from coatcheck.ids import MIN_PREFIX, clip, is_pointer, shared_prefix
 from coatcheck.redaction import mask
@@ -176,6 +175,26 @@ class Activity:
 
     def renew(self) -> None:
         self._timer = None  # its thread exists only in the parent process
+
+
+class Onlooker(Activity):
+    """The activity of a store, for someone who only looks: it knows what was used and shown, and notes nothing."""
+
+    def __init__(self, activity: Activity) -> None:
+        self._seen = activity
+        self.last_uses = activity.last_uses
+
+    def note(self, lineage: Iterable[str], now: float, ttl: float | None, digest: str | None = None) -> None:
+        pass
+
+    def show(self, session_id: str, digest: str, start: int, end: int) -> None:
+        pass
+
+    def shown(self, session_id: str, digest: str) -> Ranges:
+        return self._seen.shown(session_id, digest)
+
+    def flush(self) -> None:
+        self._seen.flush()
 
 
 @dataclass(frozen=True, slots=True)

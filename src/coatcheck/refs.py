@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from coatcheck.deferred import dataclass
 from coatcheck.ids import SCHEME
 
 Codec = Literal["text", "json", "bytes"]

@@ -7,10 +7,11 @@ last one, so a put never waits for the index. A hit is always an artifact that t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from coatcheck import media
 from coatcheck.content import Content
-from coatcheck.deferred import dataclass, lazy_pattern
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import Damaged, NotFound
 from coatcheck.redaction import CONTEXT, mask
 from coatcheck.refs import Ref

@@ -20,7 +20,17 @@ from coatcheck.errors import InvalidArgument, StoreClosed, StoreError
 from coatcheck.ids import clip, is_pointer, is_prefix, parse_pointer
 from coatcheck.intake import Activity, Parts, Scope
 from coatcheck.refs import Ref
-from coatcheck.storage import TRANSCRIPT, BlobStore, Catalog, Limits, PassageIndex, SessionInfo, Totals
+from coatcheck.storage import (
+    ANY_SESSION,
+    TRANSCRIPT,
+    BlobStore,
+    Catalog,
+    Limits,
+    PassageIndex,
+    SessionFilter,
+    SessionInfo,
+    Totals,
+)
 
 if TYPE_CHECKING:
     from coatcheck.collect import CollectReport, Progress, VerifyReport
@@ -177,12 +187,18 @@ class Store:
         return self._catalog.session(session_id)
 
     def session_page(
-        self, *, prefix: str = "", before: tuple[float, str] | None = None, limit: int = 50
+        self,
+        *,
+        prefix: str = "",
+        before: tuple[float, str] | None = None,
+        limit: int = 50,
+        wanted: SessionFilter = ANY_SESSION,
     ) -> list[SessionInfo]:
-        """Return a page of the sessions whose ids begin with `prefix`, newest first, with expired ones until they are
-        collected. `before` has the time of creation and the id of the last session of the page before."""
+        """Return a page of the sessions whose ids begin with `prefix` and that pass the filter, newest first, with
+        expired ones until they are collected. `before` has the time of creation and the id of the last session of the
+        page before."""
         whole(limit, "limit", least=1)
-        return self._catalog.session_page(prefix, before, limit)
+        return self._catalog.session_page(prefix, before, limit, wanted)
 
     def holders(self, pointer: str, *, limit: int = 3) -> list[str]:
         """Return the ids of at most `limit` sessions that have the artifact of a pointer, those of transcripts last.

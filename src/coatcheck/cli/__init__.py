@@ -58,6 +58,7 @@ _GROUPS: Final[dict[str, tuple[str, dict[str, tuple[str, str]]]]] = {
         "proxy": ("mcp_commands", "Run in front of another MCP server."),
     }),
     "HTTP": ("coatcheck run -- claude", {
+        "console": ("http_commands", "Look at the store in a browser."),
         "serve": ("http_commands", "Serve the store over HTTP."),
         "gateway": ("gateway_commands", "Serve a gateway between agents and model providers."),
         "run": ("gateway_commands", "Run a command behind a gateway of its own."),

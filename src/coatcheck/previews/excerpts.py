@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from coatcheck.deferred import dataclass, lazy_pattern
+from coatcheck.deferred import lazy_pattern
 from coatcheck.media import Look, decoded
 from coatcheck.redaction import QuickPattern, is_suspect, mask
 

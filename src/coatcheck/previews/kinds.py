@@ -14,12 +14,12 @@ import codecs
 import json
 import string
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 from coatcheck import media
-from coatcheck.deferred import dataclass, lazy_pattern
+from coatcheck.deferred import lazy_pattern
 from coatcheck.redaction import MARK, QuickPattern, is_suspect, mask
 from coatcheck.tokens import estimate, roughly
 

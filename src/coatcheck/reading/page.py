@@ -19,14 +19,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import islice
 from operator import length_hint
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from coatcheck.checks import is_whole
-from coatcheck.deferred import dataclass, lazy_pattern
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
 from coatcheck.media import TEXT

@@ -16,11 +16,12 @@ import pkgutil
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
 from coatcheck.content import Content
-from coatcheck.deferred import dataclass, lazy_pattern
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import InvalidArgument, LimitExceeded, TooLarge
 from coatcheck.ids import clip
 from coatcheck.media import TEXT

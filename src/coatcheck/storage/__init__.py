@@ -10,12 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from coatcheck.deferred import dataclass
 from coatcheck.refs import Blob
 from coatcheck.storage.catalog import (
+    ANY_SESSION,
     TRANSCRIPT,
     Catalog,
     Claimant,
@@ -28,6 +29,7 @@ from coatcheck.storage.catalog import (
     Ranges,
     Record,
     Row,
+    SessionFilter,
     SessionInfo,
     SetAside,
     Totals,
@@ -35,9 +37,9 @@ from coatcheck.storage.catalog import (
 )
 
 __all__ = [
-    "TRANSCRIPT", "BlobStore", "Catalog", "Claimant", "Entry", "Freed", "Gone", "Held", "Known", "Limits", "Mark",
-    "Match", "Note", "Passage", "PassageIndex", "Ranges", "Record", "Row", "SessionInfo", "SetAside", "Staged",
-    "StagedBlob", "Totals", "merged",
+    "ANY_SESSION", "TRANSCRIPT", "BlobStore", "Catalog", "Claimant", "Entry", "Freed", "Gone", "Held", "Known",
+    "Limits", "Mark", "Match", "Note", "Passage", "PassageIndex", "Ranges", "Record", "Row", "SessionFilter",
+    "SessionInfo", "SetAside", "Staged", "StagedBlob", "Totals", "merged",
 ]  # fmt: skip
 
 

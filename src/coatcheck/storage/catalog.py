@@ -13,7 +13,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from heapq import nlargest
 from itertools import product
@@ -24,7 +24,6 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import xxhash
 
-from coatcheck.deferred import dataclass
 from coatcheck.errors import Damaged, Fenced, QuotaExceeded, StoreError, StoreFull
 from coatcheck.ids import MIN_PREFIX, clip, digest_of
 from coatcheck.refs import Blob, Ref
@@ -64,6 +63,32 @@ class SessionInfo:
     def expires(self, used: float = 0.0) -> float | None:
         """Return when the session expires if it was last used at `used`, or later according to the catalog."""
         return None if self.ttl is None else max(used, self.used) + self.ttl
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFilter:
+    """Which sessions a page has: those whose ids contain a text, and begin with none of the prefixes in `without`. With
+    `roots`, those whose parent is not listed itself; with `parents`, the children of these; with `used_after`, those
+    that were used after this time."""
+
+    contains: str = ""
+    without: tuple[str, ...] = ()
+    roots: bool = False
+    parents: tuple[str, ...] | None = None
+    used_after: float | None = None
+
+    def passes(self, info: SessionInfo, listed: Collection[str]) -> bool:
+        """Whether a session passes. `listed` are the ids of all sessions with the prefix of the page."""
+        return (
+            self.contains in info.session_id
+            and not info.session_id.startswith(self.without)
+            and not (self.roots and info.parent in listed)
+            and (self.parents is None or info.parent in self.parents)
+            and (self.used_after is None or info.used > self.used_after)
+        )
+
+
+ANY_SESSION: Final = SessionFilter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,14 +271,19 @@ class Rows(ABC):
     def session(self, session_id: str) -> SessionInfo | None:
         return next(iter(self.sessions(session_id)), None)
 
-    def session_page(self, prefix: str, before: tuple[float, str] | None, limit: int) -> list[SessionInfo]:
-        """Return at most `limit` sessions whose ids begin with `prefix`, newest first: by the time of their creation,
-        then by their ids. With `before`, only those that come after the session with this time and id."""
+    def session_page(
+        self, prefix: str, before: tuple[float, str] | None, limit: int, wanted: SessionFilter = ANY_SESSION
+    ) -> list[SessionInfo]:
+        """Return at most `limit` sessions whose ids begin with `prefix` and that pass the filter, newest first: by the
+        time of their creation, then by their ids. With `before`, only those that come after the session with this time
+        and id."""
 
         def place(info: SessionInfo) -> tuple[float, str]:
             return info.created, info.session_id
 
-        found = (one for one in self.sessions() if one.session_id.startswith(prefix))
+        every = list(self.sessions())
+        known = {one.session_id for one in every if one.session_id.startswith(prefix)}
+        found = (one for one in every if one.session_id in known and wanted.passes(one, known))
         return nlargest(limit, (one for one in found if before is None or place(one) < before), key=place)
 
     def blob(self, digest: str) -> Blob | None:

@@ -14,12 +14,13 @@ import struct
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, NamedTuple
 
 import xxhash
 
-from coatcheck.deferred import dataclass, lazy_pattern
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import Damaged
 from coatcheck.refs import Coding
 

@@ -20,10 +20,11 @@ import itertools
 import os
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import xxhash
 
-from coatcheck.deferred import dataclass, logger
+from coatcheck.deferred import logger
 from coatcheck.errors import StoreUnavailable
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.forks import Mutex
