@@ -233,7 +233,7 @@ def _rows(visit: Visit, infos: Sequence[SessionInfo], *, with_children: bool) ->
 
 
 def search(visit: Visit, *, q: str, after: str = "") -> dict[str, Any]:
-    """Search the content of sessions, newest first, for as long as a page may take. The next page goes on there."""
+    """Search the content of sessions, newest first, for as long as a page may take. The next page continues there."""
     place = parse_place(after) if after else None
     hits: list[dict[str, Any]] = []
     looked, last, until = 0, None, time.thread_time() + _SEARCH
