@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -45,7 +45,7 @@ _AT_ONCE: Final = 500  # sessions that one query looks into
 
 def private_id() -> str:
     """Return the id of a session that nobody else has."""
-    return PRIVATE + secrets.token_hex(16)
+    return PRIVATE + os.urandom(16).hex()
 
 
 class Store:

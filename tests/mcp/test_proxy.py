@@ -231,7 +231,7 @@ def test_a_line_at_the_end_and_a_report_say_what_was_saved(speak: Speak, place: 
     assert found["total"]["tokens_kept_out"] == row["tokens_kept_out"] > 10_000
     command.remove("--json")
     lines = subprocess.run(command, env=environment(place), capture_output=True, text=True, check=True).stdout
-    assert re.match(r"1 results kept out, about [\d,]+ tokens; [\d,]+ read back in 1 reads; [\d,]+ net\n", lines)
+    assert re.match(r"1 result kept out, about [\d,]+ tokens; [\d,]+ read back in 1 read; [\d,]+ net\n", lines)
 
 
 def test_a_server_without_tools_gets_three(speak: Speak, tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def proxy(
 
 
 @click.command()
-@click.argument("client", type=click.Choice(list(CLIENTS)))
+@click.argument("client", type=click.Choice(list(CLIENTS)), metavar="CLIENT")
 @click.argument("server", nargs=-1)
 @click.option("--wrap", is_flag=True, help="Put the client's servers behind the proxy.")
 @click.option("--plugin", is_flag=True, help="Install the plugin for Claude Code: it covers Bash, Read and all tools.")
@@ -197,10 +197,11 @@ def install(
 ) -> None:
     """Add Coatcheck to an MCP client.
 
-    Shows the change to the client's configuration, without its secrets. --write applies it and keeps the original
-    beside the file; --undo --write reverts it. With --wrap, the given SERVERs, or all, are put behind the proxy. They
-    share a session, and an entry of our own has the tools to read it. With --plugin, a plugin for Claude Code is
-    written instead; --file is its folder then."""
+    CLIENT is claude-code, claude-desktop, cursor, vscode, codex, gemini, windsurf, zed, opencode or cline. Shows the
+    change to its configuration, without secrets. --write applies it and keeps the original beside the file; --undo
+    --write reverts it. With --wrap, the given SERVERs, or all, are put behind the proxy. They share a session, and an
+    entry of our own has the tools to read it. With --plugin, a plugin for Claude Code is written instead; --file is
+    its folder then."""
     from coatcheck.install.clients import launcher
     from coatcheck.install.plan import Plan, plan_entry, plan_undo, plan_wrap
     from coatcheck.install.plugin import plan_plugin, plan_unplug, plugin_folder
@@ -327,11 +328,12 @@ def _command_name(command: tuple[str, ...]) -> str:
 
 
 def _print_counts(counts: Counts, by_tool: bool, as_json: bool) -> None:
-    """Print a report on stderr: stdout carries the protocol."""
+    """Print a report on stderr, if there is something to report: stdout carries the protocol."""
     if as_json and by_tool:
         click.echo(json.dumps(counts.to_record()), err=True)
         return
-    print_error(str(counts))
+    if by_tool or any(counts.to_record().values()):
+        print_error(str(counts))
     if by_tool:
         for name, row in sorted(counts.tools.items(), key=lambda item: -item[1]["tokens_saved"]):
             print_error(f"  {name}: {row['slimmed']:,} results, about {row['tokens_saved']:,} tokens")

@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
+from coatcheck.deferred import lazy_pattern
 from coatcheck.display import age as age
 from coatcheck.display import one_line as one_line
 from coatcheck.display import visible as visible
@@ -46,9 +47,9 @@ _GAP: Final = 2  # spaces between columns
 _LEAST: Final = 8  # characters of a column that was cut
 _IDENTIFYING: Final = 40  # characters of a name that other columns make room for
 _DIFF: Final = (("+++", BOLD), ("---", BOLD), ("@@", "cyan"), ("+", ADDED), ("-", REMOVED))
-_LINE_NUMBER: Final = re.compile(r"\d++([:-])")
+_LINE_NUMBER: Final = lazy_pattern(r"\d++([:-])")
 _STRING: Final = r'"(?:[^"\\\n]|\\.)*+"?+'
-_TOKEN: Final = re.compile(
+_TOKEN: Final = lazy_pattern(
     rf"(?P<key>{_STRING}(?=[ \t]{{0,7}}:))|(?P<string>{_STRING})|(?P<number>-?+\b\d[\d.eE+-]*+)"
     r"|\b(?P<word>true|false|null)\b"
 )
@@ -199,6 +200,8 @@ def cell(key: str, value: object) -> str:
             from rich.filesize import decimal
 
             return decimal(value)
+        if type(value) is int:
+            return f"{value:,}"
         if key.endswith("_at"):
             return re.sub(r":\d\d(\.\d+)?Z$", "Z", str(value))
     return one_line(str(value))

@@ -119,10 +119,10 @@ class Savings:
     def __str__(self) -> str:
         one = self.total
         text = (
-            f"{one.results:,} results kept out, about {one.tokens_kept_out:,} tokens; "
-            f"{one.tokens_read_back:,} read back in {one.reads:,} reads; {one.tokens_net:,} net"
+            f"{_many(one.results, 'result')} kept out, about {one.tokens_kept_out:,} tokens; "
+            f"{one.tokens_read_back:,} read back in {_many(one.reads, 'read')}; {one.tokens_net:,} net"
         )
-        return text + (f"; {one.failures:,} results could not be stored" if one.failures else "")
+        return text + (f"; {_many(one.failures, 'result')} could not be stored" if one.failures else "")
 
     def by(self, *names: str) -> list[SavingsRow]:
         """Return the sums for each combination of "surface", "server", "tool" and "day", what saved most first; days
@@ -137,6 +137,10 @@ class Savings:
         if names == ("day",):
             return sorted(found, key=lambda row: row.day or date.min)
         return sorted(found, key=_order)
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def _sum(rows: Iterable[SavingsRow]) -> SavingsRow:

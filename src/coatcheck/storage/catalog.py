@@ -8,7 +8,7 @@ backend. A backend overrides those that it can do faster. Methods that begin wit
 from __future__ import annotations
 
 import json
-import secrets
+import os
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -355,7 +355,7 @@ class Records(Rows):
         opened again. Only this token is accepted from now on; an empty `holder` releases the claim. Creates the session
         if it is new, and marks it as used, like `put`. Raises `Fenced` and changes nothing if another holder used its
         claim less than `idle` seconds ago, or if `instead_of` is given and is not the newest token (0: unclaimed)."""
-        session_id, attempt = session.session_id, secrets.token_bytes(8)
+        session_id, attempt = session.session_id, os.urandom(8)
 
         def work() -> int:
             self._use(session, at, grace)
@@ -398,7 +398,7 @@ class Records(Rows):
         session's newest claim; otherwise the claim counts as used. With `keep`, only that number of newest records is
         kept."""
         session_id, name = session.session_id, series.encode()
-        key, attempt = _series_key(series), secrets.token_bytes(8)
+        key, attempt = _series_key(series), os.urandom(8)
         value = _HEAD.pack(attempt, at, token or 0, len(name)) + name + body
 
         def work() -> int:
@@ -791,7 +791,7 @@ class Catalog(Records, Upkeep):
         """Return the store's private signing key. It is generated once, so signatures stay valid after a restart."""
 
         def work() -> bytes:
-            key = self._note("", "secret") or secrets.token_bytes(16)
+            key = self._note("", "secret") or os.urandom(16)
             self.save(Note("", "secret", key))
             return key
 
