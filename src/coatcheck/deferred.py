@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class _Pattern:
-    """Stands for a compiled pattern. Each attribute is looked up once, and is then one of this object."""
+    """A pattern that is compiled when an attribute is first read. The attribute is then kept on this object."""
 
     def __init__(self, source: str | bytes, flags: int) -> None:
         self._source: Any = source
