@@ -335,3 +335,26 @@ def test_a_replaced_copy_is_swept_only_after_the_row_that_names_the_new_one_is_d
         assert not disk.stops_at_sweep
     with coatcheck.open(image) as store:
         assert store.session("old").get("it") == TEXT
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_durable_put_does_not_rely_on_a_copy_that_another_process_has_just_put_without_durability(
+    cut: Cut, in_memory: Path
+) -> None:
+    folder, image = in_memory / "store", in_memory / "image"
+    disk = Raced(folder, image=image, cut=cut)
+    with open_on(folder, disk) as store, open_on(folder, disk) as careless:
+
+        def put_carelessly() -> None:
+            disk.durable = False
+            careless.session("careless", ttl=None).put(LARGE)
+            disk.durable = True
+
+        disk.before_stage = put_carelessly
+        ref = store.session("s", ttl=None).put(LARGE)
+        assert disk.before_stage is None
+        disk.stop()
+        disk.revive()
+    with coatcheck.open(image) as store:
+        assert store.session("s").get(ref) == LARGE
+        assert_clean(store)

@@ -312,7 +312,9 @@ class FolderCatalog(SqliteCatalog):
 
     def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
         guarded = limits.store_quota is not None or entry.session.quota is not None
-        record = _pack(entry, heal=heal, grace=limits.grace)
+        # Meanwhile another process may have put the same content without syncing its copy: a synced one replaces it.
+        replaces = heal or (self._disk.durable and not reuse and entry.content is None)
+        record = _pack(entry, heal=replaces, grace=limits.grace)
         self._check_writable("putting an artifact")
         if (reuse or heal) and entry.blob.coding != "inline":
             with contextlib.suppress(NotFound):  # removed or moved: its row is checked below
