@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Held = Literal["present", "absent", "damaged"]
+CallKind = Literal["put", "get", "forget", "heal"]
 State = tuple[Held, frozenset[Held]]
 """What the artifact is, and what it may be after a power cut instead."""
 NEW: State = ("absent", frozenset())
@@ -19,9 +20,10 @@ NEW: State = ("absent", frozenset())
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call and what it returned: for a get and a forget, what it found. `found` is None if that is unknown."""
+    """A call and what it returned: for a get and a forget, what it found. `found` is None if that is unknown. A put of
+    the same content to another session heals what is damaged."""
 
-    kind: Literal["put", "get", "forget"]
+    kind: CallKind
     start: int
     end: int
     found: Held | None = None
@@ -36,8 +38,10 @@ def after(call: Call, state: State) -> State | None:
         return state if call.found in (None, held) or (held, call.found) == ("damaged", "absent") else None
     if call.kind == "forget" and call.found == "absent" and held != "damaged":
         return None
+    if call.kind == "heal" and held != "damaged":
+        return state
     kept: frozenset[Held] = frozenset() if call.is_durable and call.is_over else undone | {held}
-    return ("present" if call.kind == "put" else "absent"), kept
+    return ("absent" if call.kind == "forget" else "present"), kept
 
 
 def cut(states: Iterable[State]) -> set[State]:
