@@ -1,8 +1,8 @@
 """Is a history of puts, gets and forgets of one artifact in one session linearizable?
 
 Each call took effect at one instant between its start and its end; a call that a crash cut short took effect before the
-crash, or never. After a power cut the artifact is in the state before it, except that changes which were not durable may
-be undone. The search is that of Wing and Gong: try each call that may come first, remember what was tried.
+crash, or never. After a power cut the artifact is in the state before it, except that changes that were not durable may
+be undone. The search is that of Wing and Gong: try each call that may come first, and remember what was tried.
 """
 
 from __future__ import annotations

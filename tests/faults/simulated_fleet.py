@@ -106,7 +106,7 @@ class FleetWorld(World):
         is_done = self.choose.random() < 0.5
         if fault == "late request" and half is None:
             fault = "lost answer"
-        if is_done and fault in ("kill", "failover") or fault == "lost answer":
+        if (is_done and fault in ("kill", "failover")) or fault == "lost answer":
             do()
         if process.is_dead:
             raise Crash

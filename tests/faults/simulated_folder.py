@@ -1,8 +1,9 @@
 """The simulation of processes on one machine that share a folder.
 
-The store's changes go through a `RecordedDisk` and SQLite's through a `RecordedSqlite`. Each of them, each file lock and
-each opened file is an instant at which another process may continue, this one may be killed, or the power may fail. A
-power cut leaves what was synced, and some, none or only the size of the rest; the processes start again on that.
+The store's changes go through a `RecordedDisk` and SQLite's through a `RecordedSqlite`. At each of them another process
+may continue, this one may be killed, or the power may fail; at each file lock and each opened file, another process may
+continue. A power cut leaves what was synced, and some, none or only the size of the rest. Then all processes start
+again.
 
     python -m tests.faults.simulated_folder 1234
 """

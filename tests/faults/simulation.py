@@ -475,10 +475,10 @@ class _InlineThread:
     """A thread that runs when it is started."""
 
     def __init__(self, target: Callable[..., object] = lambda: None, args: Sequence[Any] = (), **options: Any) -> None:
-        self._work = lambda: target(*args)
+        self._target, self._args = target, args
 
     def start(self) -> None:
-        self._work()
+        self._target(*self._args)
 
     def join(self, timeout: float | None = None) -> None:
         pass

@@ -154,7 +154,7 @@ def recorded(folder: Path, *work: tuple[bool, Callable[[Use], None]]) -> Recordi
     with wrapped_vfs().listening(RecordedSqlite(lambda: volume, Steps())):
         for durable, do in work:
             use: Use | None = None
-            disk = RecordedDisk(lambda: volume, Steps(), durable=durable)  # noqa: B023 - used within the round
+            disk = RecordedDisk(lambda: volume, Steps(), durable=durable)
             with open_on(folder, disk, clock=lambda: use.now if use else now) as store:  # noqa: B023
                 use = Use(store, recording, held, now)
                 do(use)

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
@@ -15,30 +15,67 @@ import pytest
 from coatcheck.core_session import CoreSession
 from coatcheck.errors import NotFound
 from coatcheck.refs import Blob
+from coatcheck.storage import StagedBlob
 from coatcheck.storage.files import FileBlobs, StagedFile
 from coatcheck.storage.folder import FolderCatalog
+from coatcheck.storage.frames import Framed
+from coatcheck.storage.s3 import S3Blobs
+from tests.backends import Fleet
 from tests.conftest import LONG_FAULTS
 from tests.counting import Counts
-from tests.faults.simulated_folder import COMMAND, FolderWorld, made_folder
-from tests.faults.simulation import Plan, World, report, simulate
+from tests.faults.simulated_fleet import COMMAND as FLEET
+from tests.faults.simulated_fleet import made_fleet, prepared_database
+from tests.faults.simulated_folder import COMMAND as FOLDER
+from tests.faults.simulated_folder import FolderWorld, made_folder
+from tests.faults.simulation import Made, Plan, World, report, simulate
 from tests.faults.volume import RecordedDisk
 
 pytestmark = pytest.mark.faults
 
 SEEDS = 10_000 if LONG_FAULTS else 160
 GROUPS = 40 if LONG_FAULTS else 4
+FLEET_SEEDS = 2_000 if LONG_FAULTS else 40
+FLEET_GROUPS = 20 if LONG_FAULTS else 2
 MOST = 2_000 if LONG_FAULTS else 40  # seeds within which each mistake is found
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_no_schedule_of_processes_and_faults_loses_anything_in_a_folder(group: int, counts: Counts) -> None:
-    for seed in range(group, SEEDS, GROUPS):
-        world, error = simulate(Plan.of(seed), made_folder)
-        counts("simulated histories of a folder (seeds)")
-        for what, number in world.injected.items():
-            counts(what, number)
+    run(range(group, SEEDS, GROUPS), made_folder, FOLDER, counts, "simulated histories of a folder (seeds)")
+
+
+@pytest.fixture(scope="module")
+def made_on(fleet: Fleet) -> Iterator[Made]:
+    """Worlds on the database of the tests."""
+    with prepared_database(fleet.database.url) as database:
+        yield made_fleet(database, fleet.database.url)
+
+
+@pytest.mark.parametrize("group", range(FLEET_GROUPS))
+def test_no_schedule_of_machines_and_faults_loses_anything_in_a_fleet(
+    group: int, made_on: Made, counts: Counts
+) -> None:
+    run(range(group, FLEET_SEEDS, FLEET_GROUPS), made_on, FLEET, counts, "simulated histories of a fleet (seeds)")
+
+
+def run(seeds: range, made: Made, command: str, counts: Counts, what: str) -> None:
+    for seed in seeds:
+        world, error = simulate(Plan.of(seed), made)
+        counts(what)
+        for fault, number in world.injected.items():
+            counts(fault, number)
         if error is not None:
-            pytest.fail(report(Plan.of(seed), made_folder, COMMAND))
+            pytest.fail(report(Plan.of(seed), made, command))
+
+
+@pytest.mark.parametrize("made", ["folder", "fleet"])
+def test_a_seed_repeats_every_step(made: str, request: pytest.FixtureRequest) -> None:
+    world = made_folder if made == "folder" else request.getfixturevalue("made_on")
+    for seed in (2, 3, 5):
+        first, second = (simulate(Plan.of(seed), world)[0] for _ in range(2))
+        assert first.steps
+        assert first.steps == second.steps
+        assert first.story() == second.story()
 
 
 class NoSyncOfBlobs(RecordedDisk):
@@ -146,9 +183,68 @@ MISTAKES = {
 }
 
 
+@contextmanager
+def sweep_without_lease() -> Iterator[None]:
+    def sweep(self: S3Blobs, blob: Blob, *, remove: bool = True) -> bool:
+        if remove:
+            self.remove(blob)
+        return True
+
+    with patch.object(S3Blobs, "sweep", sweep):
+        yield
+
+
+@contextmanager
+def late_upload() -> Iterator[None]:
+    """The row comes before the object."""
+    staged = S3Blobs._staged
+
+    @contextmanager
+    def late(self: S3Blobs, framed: Framed, source: Any, suffix: str) -> Iterator[StagedBlob]:
+        asked: list[Blob] = []
+
+        def note(blob: Blob, source: object) -> Blob:
+            asked.append(blob)
+            return blob
+
+        own = cast(Any, self)  # each machine has one
+        own._upload = note
+        try:
+            with staged(self, framed, source, suffix) as begun:
+                yield begun
+        finally:
+            del own._upload
+        for blob in asked:
+            self._upload(blob, source)
+
+    with patch.object(S3Blobs, "_staged", late):
+        yield
+
+
+FLEET_MISTAKES: dict[str, tuple[int, Change]] = {
+    "a sweep does not ask for the lease": (0, sweep_without_lease),
+    "the row comes before the object": (0, late_upload),
+}
+
+
+def first_found(made: Made, first: int) -> int | None:
+    first = 0 if LONG_FAULTS else first
+    return next((seed for seed in range(first, first + MOST) if simulate(Plan.of(seed), made)[1] is not None), None)
+
+
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda name: name.replace(" ", "_"))
-def test_the_simulation_finds_that(mistake: str) -> None:
+def test_the_simulation_of_a_folder_finds_that(mistake: str) -> None:
     one = MISTAKES[mistake]
-    first = 0 if LONG_FAULTS else one.first
-    found = (seed for seed in range(first, first + MOST) if simulate(Plan.of(seed), one.made)[1] is not None)
-    assert next(found, None) is not None, f"not found in {MOST} seeds"
+    assert first_found(one.made, one.first) is not None, f"not found in {MOST} seeds"
+
+
+@pytest.mark.parametrize("mistake", FLEET_MISTAKES, ids=lambda name: name.replace(" ", "_"))
+def test_the_simulation_of_a_fleet_finds_that(mistake: str, made_on: Made) -> None:
+    first, change = FLEET_MISTAKES[mistake]
+
+    @contextmanager
+    def made(plan: Plan) -> Iterator[World]:
+        with change(), made_on(plan) as world:
+            yield world
+
+    assert first_found(made, first) is not None, f"not found in {MOST} seeds"

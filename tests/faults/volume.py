@@ -6,6 +6,7 @@ The folder itself is real, and lies in memory. Each change to it is noted here a
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import sqlite3
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 from coatcheck.storage.disk import Disk
 from coatcheck.testing.faulty import Cut
-from tests.faults.below_sqlite import FAILED, OK
+from tests.faults.below_sqlite import OK
 
 ROOT = 0
 _SECTOR = 512
@@ -71,6 +72,10 @@ class Volume:
             found = self.number(os.stat(path), new=True)
             self.note("make", above, name, found, False)
         return found, above, name
+
+    def has(self, path: str) -> bool:
+        folder, name = os.path.split(path)
+        return name in self._names_now[self.number(os.stat(folder))]
 
     def note(self, *event: Any) -> None:
         """Note a change that was made to the real folder."""
@@ -145,7 +150,7 @@ class Volume:
             edges = [0, *range(_SECTOR - offset % _SECTOR, len(data), _SECTOR), len(data)]
             which = choose.randrange(3)  # the first sectors, the last ones, or any
             limit = choose.randrange(len(edges))
-            for index, (one, other) in enumerate(zip(edges, edges[1:], strict=False)):
+            for index, (one, other) in enumerate(itertools.pairwise(edges)):
                 if (index < limit, index >= limit, choose.random() < 0.5)[which]:
                     torn.append((offset + one, data[one:other]))
         return _written(held, torn)
@@ -289,9 +294,10 @@ class RecordedSqlite:
 
     def opened(self, path: str) -> None:
         if self._is_inside(path):
-            volume, before = self._volume(), self._volume()._count
+            volume = self._volume()
+            is_new = not volume.has(path)
             volume.number_at(path)
-            if volume._count > before and path.endswith(("-journal", "-wal")):
+            if is_new and path.endswith(("-journal", "-wal")):
                 self._unnamed.add(path)
 
     def write(self, path: str, offset: int, data: bytes, do: Callable[[int], int]) -> int:
@@ -351,6 +357,3 @@ class RecordedSqlite:
 
     def sleep(self) -> bool:
         return False
-
-
-__all__ = ["FAILED", "ROOT", "Event", "RecordedDisk", "RecordedSqlite", "Steps", "Volume"]
