@@ -102,13 +102,17 @@ class Plan:
         power = tuple(choose.random() < shares[durability] for _ in range(processes))
         kinds = {kind: weight * choose.choice((0.3, 1, 1, 3)) for kind, weight in KINDS.items()}
         values = choose.sample(range(len(VALUES)), choose.choice((1, 2, 3)))
+        jumps: tuple[float, ...] = (1.0, 50.0, 1.5 * DAY, 3 * DAY, -30.0, -2 * DAY)
+        if choose.random() < 0.25:  # much that is compressed, and read meanwhile
+            values, jumps = [3, choose.randrange(len(VALUES))], (3 * DAY, 1.5 * DAY)
+            kinds |= {"get": 40, "collect": 20, "jump": 15}
         operations = tuple(
             Operation(
                 choose.randrange(processes),
                 choose.choices(list(kinds), list(kinds.values()))[0],
                 choose.choice((*SESSIONS, SESSIONS[0], BRIEF)),
                 choose.choice(values),
-                choose.choice((1.0, 50.0, 1.5 * DAY, 3 * DAY, -30.0, -2 * DAY)),
+                choose.choice(jumps),
             )
             for _ in range(choose.choice((6, 12, 20, 30)))
         )
@@ -143,6 +147,7 @@ class Process:
         self.store: Store | None = None
         self.is_dead = False
         self.is_done = False
+        self.sleeps_until = 0  # before this number of steps, it continues only if another process waits
         self.may_run = threading.Lock()
         self.may_run.acquire()
         self.thread = _Thread(target=self._main, name=f"process {number}", daemon=True)
@@ -365,8 +370,11 @@ class World(Steps):
         """Let another process run, perhaps; with `wait`, surely, if there is one."""
         if len(self.processes) > 1 and (wait or self.choose.random() < self.plan.switching):
             others = [one for one in self.processes if not one.is_done and one is not process]
-            if others:
-                self.running = self.choose.choice(others)
+            ready = others if wait else [one for one in others if one.sleeps_until <= len(self.steps)]
+            if ready:
+                if not wait and self.choose.random() < 0.3:  # a slow process meets others in the middle of their work
+                    process.sleeps_until = len(self.steps) + self.choose.choice((20, 60, 150))
+                self.running = self.choose.choice(ready)
                 self.running.may_run.release()
                 process.may_run.acquire()
         if process.is_dead:
