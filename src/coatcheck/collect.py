@@ -256,10 +256,18 @@ class _Upkeep:
         def next_copies() -> Sequence[Blob] | None:
             return list(islice(copies, _SOME))
 
+        def make_durable() -> bool:
+            self._catalog.make_durable()
+            return True
+
         copies = self._blobs.places()
         while not self.is_over and (some := self.attempt(next_copies, None, doing="the copies cannot be listed: ")):
+            found = unnamed(some)
+            # A power cut must not bring back a row that names one of them.
+            if found and not self.attempt(make_durable, False):
+                continue
             # The second look counts: once a copy is no longer being published, its row exists, or never will.
-            for copy in unnamed(some):
+            for copy in found:
                 if self.try_one(copy, lambda copy: self._blobs.sweep(copy, remove=False)) and unnamed([copy]):
                     yield copy, copy.digest in replaced
 

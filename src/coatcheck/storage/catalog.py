@@ -626,6 +626,9 @@ class Upkeep(Rows):
         """Yield uncompressed blobs outside the catalog that were last used between these times."""
         return iter([blob for blob, _ in self.blobs() if blob.coding == "raw" and after < blob.used <= until])
 
+    def make_durable(self) -> None:
+        """Make everything that reads can see survive a power cut, whatever the durability."""
+
     def compact(self) -> None:
         """Return free space to the file system, and overwrite removed content."""
 

@@ -130,13 +130,14 @@ class FileBlobs(BlobStore):
             self._disk.sync(own, always=always)
         self._named.add(name)
 
-    def sync(self, blob: Blob) -> None:
-        """Make a copy that will be reused as durable as a new one: its publisher may not have synced it."""
-        if not self._disk.durable or blob.place in self._synced or not frames.PLACE.fullmatch(blob.place):
+    def sync(self, blob: Blob, *, always: bool = False) -> None:
+        """Make a copy that will be reused as durable as a new one: its publisher may not have synced it. `always` is
+        for a copy that replaces another, which may be durable."""
+        if not (always or self._disk.durable) or blob.place in self._synced or not frames.PLACE.fullmatch(blob.place):
             return  # a place that is not one of our files has nothing to sync, and reading it fails
         with self._opened(blob) as file, self._errors("syncing a blob"), self._folders(blob) as (fan, own):
             for one in (file, own, fan, self._blobs):
-                self._disk.sync(one)
+                self._disk.sync(one, always=always)
         self._note_synced(blob.place)
 
     def _note_synced(self, place: str) -> None:

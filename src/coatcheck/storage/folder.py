@@ -158,7 +158,8 @@ class FolderCatalog(SqliteCatalog):
         self._tail = _Tail(b"", 0)
         self._following = Mutex()  # held to add to the tail
         self._batch = threading.local()
-        self.sync_copy: Callable[[Blob], None] = lambda blob: None  # called before a ref to an existing copy is added
+        # Called before a ref to an existing copy is added, and always before a copy replaces another.
+        self.sync_copy: Callable[..., None] = lambda blob, always=False: None
         self._path = root / NAME
         self.uri_prefix = f"{self._path.as_uri()}#blob="
         self._folder = folder
@@ -404,11 +405,13 @@ class FolderCatalog(SqliteCatalog):
 
     def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
         guarded = limits.store_quota is not None or entry.session.quota is not None
-        record = _pack(entry, heal=heal, grace=limits.grace)
+        # Meanwhile another process may have put the same content without syncing its copy: a synced one replaces it.
+        replaces = heal or (self._disk.durable and not reuse and entry.content is None)
+        record = _pack(entry, heal=replaces, grace=limits.grace)
         self._check_writable("putting an artifact")
-        if reuse and entry.blob.coding != "inline":
+        if (reuse or heal) and entry.blob.coding != "inline":
             with contextlib.suppress(NotFound):  # removed or moved: its row is checked below
-                self.sync_copy(entry.blob)
+                self.sync_copy(entry.blob, always=heal)
 
         def check() -> bool:
             if reuse and not self._has_copy(entry.blob):
@@ -610,6 +613,14 @@ class FolderCatalog(SqliteCatalog):
 
         change = self._exclusive if self.is_read_only and not repair else self.change
         return change("checking the catalog", check)
+
+    def make_durable(self) -> None:
+        def sync() -> None:
+            self._refresh_and_catch_up()
+            self._sync_wal(always=True)
+
+        if not self.is_read_only:
+            self._exclusive("syncing the catalog", sync)
 
     def compact(self) -> None:
         self._check_writable("compacting the catalog")
