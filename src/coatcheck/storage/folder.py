@@ -71,6 +71,8 @@ _ENDED: Final = b""
 value, and all text is before it."""
 _SIZES: Final = struct.Struct("<II")
 _LOG: Final = logging.getLogger("coatcheck")
+INVALID: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, struct.error)
+"""The errors that reading or applying a record raises if its values are not those of a put."""
 _T = TypeVar("_T")
 
 
@@ -522,10 +524,8 @@ class FolderCatalog(SqliteCatalog):
         most, size = self._reserve.batch
         at = start
         for count, (behind, record) in enumerate(journal.records(start), 1):
-            if record is None:
+            if record is None or not self._take_record(record):
                 lost[at] = behind - at
-            else:
-                self._take_record(record)
             at = behind
             if count >= most or at - start >= size:
                 break
@@ -536,12 +536,17 @@ class FolderCatalog(SqliteCatalog):
         )
         return at
 
-    def _take_record(self, record: bytes) -> None:
+    def _take_record(self, record: bytes) -> bool:
+        """Apply a record. Returns False if it is not the record of a put."""
         try:
             entry, heal, grace = _unpack(record)
-        except (ValueError, TypeError, struct.error) as error:
+        except INVALID:
+            return False
+        try:
+            self._apply(entry, heal=heal, grace=grace)
+        except INVALID as error:
             raise Damaged("the journal contains an invalid record", hint="restore the store") from error
-        self._apply(entry, heal=heal, grace=grace)
+        return True
 
     def _append(self, record: bytes, check: Callable[[], bool] | None) -> Position | None:
         """Append a record to the journal. If `check` is given, the journal is applied before, and None is returned if

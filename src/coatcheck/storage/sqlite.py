@@ -572,6 +572,9 @@ class SqliteCatalog(Catalog):
             keys = [key for key in keys if self._are_readable([key])]
         self._writer.executemany("DELETE FROM content WHERE blob_key = ?", [(key,) for key in keys])
 
+    def is_named(self, place: str) -> bool:
+        return bool(self._query("SELECT 1 FROM blob WHERE place = ? LIMIT 1", (place,)))
+
     def _has_copy(self, blob: Blob) -> bool:
         where = "digest = ? AND place = ?"
         return self._one(f"SELECT 1 FROM blob WHERE {where}", (bytes.fromhex(blob.digest), blob.place)) is not None
