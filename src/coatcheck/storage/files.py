@@ -402,8 +402,9 @@ class FileBlobs(BlobStore):
                 StoreUnavailable(f"the file of blob {blob.digest} cannot be opened: {error.strerror}")
             ) from error
         try:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise StoreUnavailable(f"blob {blob.digest} is not a regular file")
+            with self._errors("opening a blob"):
+                if not stat.S_ISREG(os.fstat(file).st_mode):
+                    raise StoreUnavailable(f"blob {blob.digest} is not a regular file")
             yield file
         finally:
             os.close(file)
