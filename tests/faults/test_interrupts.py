@@ -292,11 +292,11 @@ PUBLIC: dict[str, dict[str, Any]] = {
         "detect": (World.whole, lambda w, path: transcript.detect(MESSAGES)),
         "externalize": (World.whole, lambda w, path: transcript.externalize(path, w.session)),
         "forget": (World.rehydrated, lambda w, path: transcript.forget(path, w.store)),
-        "prune": lambda w, _: transcript.prune(MESSAGES, w.session),
+        "prune": lambda w, _: transcript.prune(MESSAGES, max_tokens=1_000, session=w.session),
         "rehydrate": (World.slim, lambda w, path: transcript.rehydrate(path, w.store)),
         "safeguard": lambda w, _: transcript.safeguard(MESSAGES, w.session),
         "undo": (World.slim, lambda w, path: transcript.undo(path, w.store)),
-        "unpaired": lambda w, _: transcript.unpaired(MESSAGES),
+        "unpaired": lambda w, _: transcript.unpaired(MESSAGES, transcript.FORMATS["openai-chat"]),
         "verify": (World.slim, lambda w, path: transcript.verify(path, w.store, remove_backup=True)),
     },
 }  # fmt: skip

@@ -232,7 +232,7 @@ class FolderCatalog(SqliteCatalog):
             return self._mutex.run(locked)
         except OSError as error:
             raise storage_error(error, doing) from error
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translated(error, doing) from error
 
     def _leave(self) -> None:
@@ -670,7 +670,7 @@ class FolderCatalog(SqliteCatalog):
                     return found
             reader = self._making_reader.run(self._new_reader)
             return reader.lock.run(look)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             if self._closed:
                 raise StoreClosed("the store is closed") from error
             raise translated(error, "reading the catalog") from error
@@ -704,7 +704,7 @@ class FolderCatalog(SqliteCatalog):
                 "trusted_schema = OFF", "temp_store = MEMORY", "journal_size_limit = 0", f"query_only = {int(reading)}",
             ):  # fmt: skip
                 db.execute(f"PRAGMA {pragma}")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translated(error, "opening the catalog") from error
         return db
 

@@ -613,6 +613,8 @@ class _SlimFile(_TranscriptFile):
             return self._report("unchanged", self.size, note="no refs")
         size, problems = self._write_whole(lambda data: None)
         problems += self._problems_of_backup()
+        if not self._known and any(one.segments for each in self.sessions for one in manifests(self._store, each)):
+            problems.append("the file was edited or damaged since it was externalized: its bytes cannot be proved")
         masked = _MASKED if self._manifest.masked else ""
         note = masked if self._known else "no record of the original bytes"
         if remove_backup and not problems and self._known and self.file.size_of_backup() is not None:
