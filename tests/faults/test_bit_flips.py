@@ -82,7 +82,7 @@ def _made(state: Callable[[Store], dict[str, bytes]], folder: Path) -> dict[str,
 
 
 def _places(data: bytes, *, is_long: bool, share: int, rng: random.Random) -> Iterator[list[int]]:
-    """Yield the bytes to flip together: each byte by itself, but unused bytes of a page by the dozen. In the short form,
+    """Yield the bytes to flip together: each by itself, but unused bytes of a page by the dozen. In the short form,
     a few of them."""
     groups: list[list[int]] = []
     for at in range(len(data)):
@@ -146,7 +146,7 @@ def test_a_flipped_bit_in_any_file_of_a_store_gives_no_other_bytes_and_no_silent
     files = [path for path in sorted(start.rglob("*")) if path.is_file() and path.stat().st_size]
     for path in files:
         data = path.read_bytes()
-        for places in _places(data, is_long=long_faults, share=12, rng=rng):
+        for places in _places(data, is_long=long_faults, share=6, rng=rng):
             changed, bit = bytearray(data), rng.randrange(8)
             for at in places:
                 changed[at] ^= 1 << bit
@@ -183,7 +183,7 @@ def test_a_flipped_bit_in_a_transcript_or_its_backup_is_reported_or_harmless(
         transcript.externalize(path, session)
         sound = {one.name: one.read_bytes() for one in in_memory.iterdir() if one.is_file()}
         data = sound[name]
-        for at in range(len(data)) if long_faults else rng.sample(range(len(data)), 60):
+        for at in range(len(data)) if long_faults else rng.sample(range(len(data)), 30):
             bit = 1 << rng.randrange(8)
             for one, content in sound.items():
                 (in_memory / one).write_bytes(content)
