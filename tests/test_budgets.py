@@ -15,7 +15,7 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -181,13 +181,13 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """A store with the content of each row, and the pointers by the names of the rows."""
     folder = tmp_path_factory.mktemp("budgets") / "store"
     with coatcheck.open(folder, durability="process") as store:
         session = store.session("s", ttl=None)
         refs = {row.name: session.put(row.make(), name=row.name) for row in _rows()}
-    yield folder, {name: ref.pointer for name, ref in refs.items()}
+    return folder, {name: ref.pointer for name, ref in refs.items()}
 
 
 def _rows() -> list[Row]:
@@ -281,14 +281,15 @@ def test_an_error_of_50_megabytes_from_a_provider_costs_the_gateway_little(
     size = 50 * MIB
     raw = b'{"type":"error","error":{"type":"api_error","message":"' + b"x" * size + b'"}}'
     before = resource.getrusage(resource.RUSAGE_SELF)
-    with coatcheck.open(tmp_path / "store", durability="process") as store:
-        with Provider([Turn(status=500, raw=raw, content_type="application/json")], is_lenient=True) as provider:
-            with serving(store, provider, mode="stub") as url:
-                body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}],
-                        "stream": is_streamed}  # fmt: skip
-                answer = post(url, "/v1/messages", body)
-        assert answer.status_code >= 500
-        assert len(answer.content) <= size + 1_000
+    body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "stream": is_streamed}
+    with (
+        coatcheck.open(tmp_path / "store", durability="process") as store,
+        Provider([Turn(status=500, raw=raw, content_type="application/json")], is_lenient=True) as provider,
+        serving(store, provider, mode="stub") as url,
+    ):
+        answer = post(url, "/v1/messages", body)
+    assert answer.status_code >= 500
+    assert len(answer.content) <= size + 1_000
     after = resource.getrusage(resource.RUSAGE_SELF)
     assert after.ru_utime - before.ru_utime < 60, "CPU seconds of gateway, provider and client together"
     counts("hostile answers")

@@ -100,7 +100,10 @@ def _check(folder: Path, held: dict[str, bytes]) -> bool:
     except CoatcheckError:
         return True
     with store:
-        session = store.session("s")
+        try:
+            session = store.session("s")
+        except CoatcheckError:
+            return True
         missing = []
         for digest, data in held.items():
             try:
