@@ -10,7 +10,6 @@ contrib/seekable_format. Any zstd tool can decompress the file; we decompress on
 from __future__ import annotations
 
 import hashlib
-import re
 import struct
 import sys
 from array import array
@@ -21,14 +20,15 @@ from typing import Any, Final, NamedTuple
 
 import xxhash
 
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import Damaged
 from coatcheck.refs import Coding
 
 FRAME = 256 * 1024
-DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-PLACE: Final = re.compile(r"[0-9a-f]{16}\.(raw|zst)")
+DIGEST: Final = lazy_pattern(r"[0-9a-f]{64}")
+PLACE: Final = lazy_pattern(r"[0-9a-f]{16}\.(raw|zst)")
 """The name of a copy: random digits, and how it is coded."""
-QUARANTINED: Final = re.compile(rf"({DIGEST.pattern})-({PLACE.pattern})-(\d{{1,12}})")
+QUARANTINED: Final = lazy_pattern(r"([0-9a-f]{64})-([0-9a-f]{16}\.(raw|zst))-(\d{1,12})")
 """The name of a copy in quarantine: its digest, its place, and since when it is there, in seconds."""
 CODINGS: Final[dict[str, Coding]] = {"raw": "raw", "zst": "zstd"}
 _RECORD = struct.Struct("<QI")
