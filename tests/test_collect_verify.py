@@ -655,6 +655,18 @@ def test_a_second_copy_is_removed_only_if_the_first_is_sound(lasting: Backend, c
     assert session.get(ref) == NOISE
 
 
+def test_the_copy_of_an_artifact_that_a_put_found_expired_is_removed_and_not_kept(
+    folder: Backend, clock: Clock
+) -> None:
+    store = folder.open(clock=clock, grace=10)
+    store.session("s", ttl=10).put(NOISE)
+    clock.advance(1_000)
+    session = store.session("s")
+    assert session.get(session.put("the session begins again")) == "the session begins again"
+    assert store.collect().orphans == 1
+    assert store.stats().quarantined_bytes == 0
+
+
 def test_a_compressed_copy_that_does_not_read_back_is_not_used(
     folder: Backend, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

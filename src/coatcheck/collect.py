@@ -280,13 +280,16 @@ class _Upkeep:
             yield from (copy for copy in some if known.get(copy.digest) != copy.place)
 
     def clear_away(self, orphan: Blob, *, act: bool) -> bool:
-        """Remove a copy without a row if the catalog has another copy that is sound. Otherwise nobody can say that the
-        bytes are not needed (the catalog may have lost a row, or may be restored from a backup): the copy goes to the
-        quarantine."""
+        """Remove a copy without a row if the catalog has another copy that is sound, or if tombstones say that all refs
+        to it expired. Otherwise nobody can say that the bytes are not needed (the catalog may have lost a row, or may
+        be restored from a backup): the copy goes to the quarantine."""
         if not act:
             return self._blobs.sweep(orphan, remove=False)
         row = next(iter(self._catalog.blobs(orphan.digest)), None)
         if row is not None and row[0].place != orphan.place and self._failure(*row) is None:
+            return self._blobs.sweep(orphan)
+        refs = self._catalog.refs(digest=orphan.digest)
+        if row is None and refs and all(one.gone == "expired" for one in refs):
             return self._blobs.sweep(orphan)
         return self._blobs.quarantine(orphan, self._now)
 
