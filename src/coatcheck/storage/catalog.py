@@ -153,7 +153,8 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counts over the whole catalog. `stored_bytes` counts each blob once, `referenced_bytes` each ref."""
+    """Counts over the whole catalog. `stored_bytes` counts each blob once, `referenced_bytes` each ref.
+    `quarantined_bytes` are those of copies in quarantine, which the blob store counts."""
 
     sessions: int = 0
     refs: int = 0
@@ -161,6 +162,7 @@ class Totals:
     tombstones: int = 0
     stored_bytes: int = 0
     referenced_bytes: int = 0
+    quarantined_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -791,6 +793,10 @@ class Catalog(Records, Upkeep):
     def places(self, digests: Iterable[str]) -> dict[str, str]:
         """Return the places of the blobs of these digests. Unknown digests are omitted."""
         return {blob.digest: blob.place for blob in filter(None, map(self.blob, digests))}
+
+    def is_named(self, place: str) -> bool:
+        """Return whether a blob has this place."""
+        return any(blob.place == place for blob, _ in self.blobs())
 
     def secret(self) -> bytes:
         """Return the store's private signing key. It is generated once, so signatures stay valid after a restart."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreUnavailable, storage_error
 from coatcheck.refs import Blob, Coding
-from coatcheck.storage import BlobStore, frames
+from coatcheck.storage import BlobStore, Quarantined, frames
 from coatcheck.storage.disk import FILES, FOLDERS, KINDS, Disk, open_folder
 from coatcheck.storage.frames import FRAME, Framed, FramedChunks, Framer, check_frame
 
@@ -29,6 +29,7 @@ _FAN = lazy_pattern(r"[0-9a-f]{2}")
 _TRIES = 100  # attempts to publish a copy into a folder that other processes may remove
 _SYNCED_KEPT = 10_000
 _COMPARED = 64 * 1024  # bytes that are compared at once: they stay in the processor's cache
+_QUARANTINE = "quarantine"
 
 
 class FileBlobs(BlobStore):
@@ -228,7 +229,66 @@ class FileBlobs(BlobStore):
         except NotFound:
             return False
 
-    def leftovers(self, *, remove: bool) -> int:
+    def quarantine(self, blob: Blob, at: float) -> bool:
+        try:
+            with self._opened(blob) as file, self._errors("setting a blob aside"):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+                with self._quarantine(make=True) as apart, self._folders(blob) as (fan, own):
+                    self._disk.rename(blob.place, own, f"{blob.digest}-{blob.place}-{int(at)}", apart)
+                    self._disk.sync(apart)
+                    self._disk.remove_folder(blob.digest, fan)
+                return True
+        except NotFound:
+            return False
+
+    def quarantined(self) -> Iterator[Quarantined]:
+        with self._errors("listing the quarantine"), self._quarantine() as apart:
+            for name in sorted(os.listdir(apart)) if apart >= 0 else ():
+                if (found := frames.QUARANTINED.fullmatch(name)) is not None:
+                    with contextlib.suppress(FileNotFoundError):
+                        size = os.stat(name, dir_fd=apart, follow_symlinks=False).st_size
+                        digest, place, coding, since = found.groups()
+                        yield Quarantined(Blob(digest, 0, frames.CODINGS[coding], place), size, float(since))
+
+    def take_back(self, blob: Blob) -> bool:
+        with self._errors("returning a blob from the quarantine"), self._quarantine() as apart:
+            for name in self._names_apart(blob, apart):
+                with self._made(blob.digest[:2], self._blobs) as fan, self._made(blob.digest, fan) as own:
+                    self._disk.rename(name, apart, blob.place, own)
+                    for one in (own, fan, self._blobs):
+                        self._disk.sync(one)
+                return True
+        return False
+
+    def discard(self, blob: Blob) -> None:
+        with self._errors("emptying the quarantine"), self._quarantine() as apart:
+            for name in self._names_apart(blob, apart):
+                self._disk.remove(name, apart)
+
+    def _names_apart(self, blob: Blob, apart: int) -> list[str]:
+        start = f"{blob.digest}-{blob.place}-"
+        names = os.listdir(apart) if apart >= 0 else []
+        return [name for name in names if name.startswith(start) and frames.QUARANTINED.fullmatch(name)]
+
+    @contextmanager
+    def _quarantine(self, *, make: bool = False) -> Iterator[int]:
+        """Open the quarantine, -1 if there is none."""
+        root, apart = open_folder(str(self._root)), -1
+        try:
+            if make and self._disk.make_folder(_QUARANTINE, root):
+                self._disk.sync(root)
+            with contextlib.suppress(FileNotFoundError):
+                apart = open_folder(_QUARANTINE, root)
+            yield apart
+        finally:
+            for folder in (root, apart):
+                if folder >= 0:
+                    os.close(folder)
+
+    def leftovers(self, *, remove: bool, is_named: Callable[[str], bool] = lambda place: False) -> int:
         total = 0
         with self._errors("sweeping the staging folder"):
             names = os.listdir(self._tmp)
@@ -239,6 +299,8 @@ class FileBlobs(BlobStore):
                     info = os.fstat(file)
                     if stat.S_ISREG(info.st_mode):
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        if is_named(name):  # a power cut undid the rename of a copy that was published
+                            continue
                         if remove:
                             self._disk.remove(name, self._tmp)
                         total += info.st_size
@@ -254,6 +316,8 @@ class FileBlobs(BlobStore):
         finally:
             os.close(root)
         yield from _odd(self._tmp, "tmp/", ".*", "")
+        with self._errors("looking for foreign files"), self._quarantine() as apart:
+            yield from _odd(apart, "quarantine/", ".*", "") if apart >= 0 else ()
         yield from _odd(self._blobs, "blobs/", "", _FAN.pattern)
         for fan_name in sorted(filter(_FAN.fullmatch, _names(self._blobs))):
             with self._listed(fan_name, self._blobs) as (fan, digests):
@@ -330,8 +394,9 @@ class FileBlobs(BlobStore):
                 StoreUnavailable(f"the file of blob {blob.digest} cannot be opened: {error.strerror}")
             ) from error
         try:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise StoreUnavailable(f"blob {blob.digest} is not a regular file")
+            with self._errors("opening a blob"):
+                if not stat.S_ISREG(os.fstat(file).st_mode):
+                    raise StoreUnavailable(f"blob {blob.digest} is not a regular file")
             yield file
         finally:
             os.close(file)

@@ -89,6 +89,8 @@ _ENDED: Final = b""
 """The id of a session that has ended and still has refs is a BLOB. In SQLite's order every BLOB is at or after this
 value, and all text is before it."""
 _SIZES: Final = struct.Struct("<II")
+INVALID: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, struct.error)
+"""The errors that reading or applying a record raises if its values are not those of a put."""
 _T = TypeVar("_T")
 
 
@@ -297,7 +299,7 @@ class FolderCatalog(SqliteCatalog):
             return self._mutex.run(locked)
         except OSError as error:
             raise storage_error(error, doing) from error
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translated(error, doing) from error
 
     def _leave(self) -> None:
@@ -738,10 +740,8 @@ class FolderCatalog(SqliteCatalog):
         most, size = self._reserve.batch
         at = start
         for count, (behind, record) in enumerate(journal.records(start), 1):
-            if record is None:
+            if record is None or not self._take_record(record):
                 lost[at] = behind - at
-            else:
-                self._take_record(record)
             at = behind
             if count >= most or at - start >= size:
                 break
@@ -752,12 +752,17 @@ class FolderCatalog(SqliteCatalog):
         )
         return at
 
-    def _take_record(self, record: bytes) -> None:
+    def _take_record(self, record: bytes) -> bool:
+        """Apply a record. Returns False if it is not the record of a put."""
         try:
             entry, heal, grace = _unpack(record)
-        except (ValueError, TypeError, struct.error) as error:
+        except INVALID:
+            return False
+        try:
+            self._apply(entry, heal=heal, grace=grace)
+        except INVALID as error:
             raise Damaged("the journal contains an invalid record", hint="restore the store") from error
-        self._apply(entry, heal=heal, grace=grace)
+        return True
 
     def _append(self, record: bytes, check: Callable[[], bool] | None) -> Position | None:
         """Append a record to the journal. If `check` is given, the journal is applied before, and None is returned if
@@ -885,7 +890,7 @@ class FolderCatalog(SqliteCatalog):
                     return found
             reader = self._making_reader.run(self._new_reader)
             return reader.lock.run(run)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             if self._closed:
                 raise StoreClosed("the store is closed") from error
             raise translated(error, "reading the catalog") from error
@@ -919,7 +924,7 @@ class FolderCatalog(SqliteCatalog):
                 "trusted_schema = OFF", "temp_store = MEMORY", "journal_size_limit = 0", f"query_only = {int(reading)}",
             ):  # fmt: skip
                 db.execute(f"PRAGMA {pragma}")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translated(error, "opening the catalog") from error
         return db
 

@@ -28,6 +28,8 @@ FRAME = 256 * 1024
 DIGEST: Final = lazy_pattern(r"[0-9a-f]{64}")
 PLACE: Final = lazy_pattern(r"[0-9a-f]{16}\.(raw|zst)")
 """The name of a copy: random digits, and how it is coded."""
+QUARANTINED: Final = lazy_pattern(r"([0-9a-f]{64})-([0-9a-f]{16}\.(raw|zst))-(\d{1,12})")
+"""The name of a copy in quarantine: its digest, its place, and since when it is there, in seconds."""
 CODINGS: Final[dict[str, Coding]] = {"raw": "raw", "zst": "zstd"}
 _RECORD = struct.Struct("<QI")
 _SKIPPABLE = struct.Struct("<II")

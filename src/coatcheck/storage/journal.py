@@ -207,8 +207,9 @@ class Journal:
         self._disk.remove(spare, self._folder)
         file = self._disk.create(spare, self._folder)
         try:
-            for at in range(0, self.end, _PIECE):
-                self._disk.write(file, os.pread(self._file, min(_PIECE, self.end - at), at))
+            end = min(self.end, self._size())
+            for at in range(0, end, _PIECE):
+                self._disk.write(file, os.pread(self._file, min(_PIECE, end - at), at))
             self._disk.sync(file, always=True)
             self._disk.rename(spare, self._folder, name, self._folder)
             self._disk.sync(self._folder, always=True)
@@ -247,7 +248,7 @@ class Journal:
             else:
                 size, checksum = head
                 behind = at + _RECORD.size + size
-                payload = os.pread(self._file, size, at + _RECORD.size)
+                payload = os.pread(self._file, min(size, self._size()), at + _RECORD.size)
                 if xxhash.xxh3_64_intdigest(payload) != checksum:
                     payload = None
             yield at, behind, payload
@@ -263,12 +264,14 @@ class Journal:
         return (size, checksum) if is_valid else None
 
     def _next_head(self, at: int, end: int) -> int:
-        data = os.pread(self._file, end - at, at)
-        found = data.find(_SYNC)
-        while found >= 0:
-            if self._head_at(at + found, end) is not None:
-                return at + found
-            found = data.find(_SYNC, found + 1)
+        # A damaged header may say that the journal ends anywhere: only what is in the file is read, a piece at a time.
+        while at < end and (data := os.pread(self._file, min(_PIECE, end - at), at)):
+            found = data.find(_SYNC)
+            while found >= 0:
+                if self._head_at(at + found, end) is not None:
+                    return at + found
+                found = data.find(_SYNC, found + 1)
+            at += max(1, len(data) - len(_SYNC) + 1)
         return end
 
     def _is_unwritten(self, at: int, end: int) -> bool:
@@ -276,10 +279,15 @@ class Journal:
         is missing or zero."""
         if at < self._marked:
             return False
+        if self._size() < end:
+            return True
         data = os.pread(self._file, end - at, at)
         edges = [at, *range(at - at % _SECTOR + _SECTOR, end, _SECTOR), end]
         sectors = (data[one - at : other - at] for one, other in itertools.pairwise(edges))
-        return len(data) < end - at or not all(map(any, sectors))
+        return not all(map(any, sectors))
+
+    def _size(self) -> int:
+        return os.fstat(self._file).st_size
 
     def _mend_header(self, journal_id: bytes) -> None:
         """Rewrite a damaged header, using the id in the marker and the records themselves."""

@@ -175,6 +175,10 @@ def migrate(db: sqlite3.Connection, disk: Disk) -> None:
         raise StoreUnavailable("the catalog file belongs to another program", hint="use a new folder for the store")
     if version > len(STEPS):
         raise UnsupportedFormat(f"this store has format {version}; this version of coatcheck supports {len(STEPS)}")
+    if version and any(found != wanted for found, wanted in _definitions(db, version)):
+        raise Damaged(
+            "the definitions of the catalog's tables are damaged", hint="restore it from an export or a backup"
+        )
     for number, step in enumerate(STEPS[version:], version + 1):
         db.execute("BEGIN IMMEDIATE")
         try:
@@ -195,6 +199,21 @@ def _has_tables(db: sqlite3.Connection, version: int) -> bool:
     wanted = _tables_of(version)
     names = {name for name, _ in wanted}
     return {one for one in _tables(db) if one[0] in names} == wanted
+
+
+def _definitions(db: sqlite3.Connection, version: int) -> Iterator[tuple[str | None, str | None]]:
+    """Yield the SQL of each table, index and trigger as it is in the database, and as it should be. One changed letter
+    may give a column another type, so that no row is found."""
+    found = dict(db.execute("SELECT name, sql FROM sqlite_master").fetchall())
+    return ((found.get(name), sql) for name, sql in _sql_of(version).items())
+
+
+@cache
+def _sql_of(version: int) -> dict[str, str | None]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        for statement in ("BEGIN", *chain(*STEPS[:version])):
+            db.execute(statement)
+        return dict(db.execute("SELECT name, sql FROM sqlite_master").fetchall())
 
 
 @cache
@@ -601,6 +620,9 @@ class SqliteCatalog(Catalog):
             keys = [key for key in keys if self._are_readable([key])]
         self._writer.executemany("DELETE FROM content WHERE blob_key = ?", [(key,) for key in keys])
 
+    def is_named(self, place: str) -> bool:
+        return bool(self._query("SELECT 1 FROM blob WHERE place = ? LIMIT 1", (place,)))
+
     def _has_copy(self, blob: Blob) -> bool:
         where = "digest = ? AND place = ?"
         return self._one(f"SELECT 1 FROM blob WHERE {where}", (bytes.fromhex(blob.digest), blob.place)) is not None
@@ -687,11 +709,12 @@ def brief_entry_alone(row: Sequence[Any], session_id: str) -> Entry | None:
     return Entry(ref, blob, SessionInfo(session_id, None, ttl, None, 0.0, used), data)
 
 
-def translated(error: sqlite3.Error, doing: str) -> StoreError:
+def translated(error: sqlite3.Error | UnicodeDecodeError, doing: str) -> StoreError:
+    """Return our error for one of SQLite. Text that is not UTF-8, also in a message of SQLite, is damage."""
     name = getattr(error, "sqlite_errorname", "") or ""
     if name.startswith("SQLITE_FULL"):
         return StoreFull(f"no space left while {doing}")
-    if isinstance(error, sqlite3.DatabaseError) and is_damage(error):
+    if isinstance(error, UnicodeDecodeError) or (isinstance(error, sqlite3.DatabaseError) and is_damage(error)):
         return Damaged(f"the catalog is damaged: {error}", hint="restore it from an export, or open a new store")
     return StoreUnavailable(f"the catalog failed while {doing}: {error}", hint="check the folder and try again")
 

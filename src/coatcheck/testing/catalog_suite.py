@@ -669,6 +669,13 @@ class CatalogSuite(RecordSuite, suite=True):
             digest_of(str(i).encode()) for i in range(70)
         )
 
+    def test_a_place_is_named_while_a_blob_has_it(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", place="here"))
+        assert catalog.is_named("here")
+        assert not catalog.is_named("there")
+        catalog.remove("s", digest_of(b"x"))
+        assert not catalog.is_named("here")
+
     def test_places_are_returned_for_known_blobs(self, catalog: Catalog) -> None:
         catalog.put(entry("x", place="here"))
         catalog.put(entry("y", place="there", session="other"))
