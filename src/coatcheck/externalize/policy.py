@@ -170,8 +170,8 @@ class Policy(Limit):
             is_rule = is_rule and not isinstance(rule, Policy)
             valid(is_rule, rule, f"the rule for {clip(tool)}", 'a Limit, "always", "never" or a function')
         object.__setattr__(self, "tools", MappingProxyType(dict(tools)))
-        object.__setattr__(self, "safe_chars", self._safe_chars(COSTLIEST, _UTF8))
-        object.__setattr__(self, "safe_ascii", self._safe_chars(1, 1))
+        object.__setattr__(self, "safe_chars", self._safe_chars(COSTLIEST, _UTF8, LEAST_TOKENS))
+        object.__setattr__(self, "safe_ascii", self._safe_chars(1, 1, LEAST_TOKENS))
 
     def decides_by_cost(self, tool: str | None) -> bool:
         """Whether neither a limit nor a rule for the tool decides about its results."""
@@ -181,13 +181,17 @@ class Policy(Limit):
         """Return this policy with other limits instead of its own, and with any other changes. Rules for tools stay."""
         return replace(self, **{"max_tokens": None, "max_chars": None, "max_bytes": None} | changes)
 
-    def _safe_chars(self, tokens_per_char: int, bytes_per_char: int) -> int:
+    def safe_in_files(self) -> int:
+        """Like `safe_chars`, for the texts of a transcript, where cost does not decide."""
+        return self._safe_chars(COSTLIEST, _UTF8, MAX_TOKENS)
+
+    def _safe_chars(self, tokens_per_char: int, bytes_per_char: int, unnamed: int) -> int:
         rules = [rule for rule in self.tools.values() if rule != "never"]
         if not self.enabled or not all(isinstance(rule, Limit) for rule in rules):
             return 0
         bounds: list[int | None] = []
         for one in (self, *(rule for rule in rules if isinstance(rule, Limit))):
-            tokens = one.tokens if one.is_named else LEAST_TOKENS
+            tokens = one.tokens if one.is_named else unnamed
             bounds += [
                 None if tokens is None else (tokens // tokens_per_char if self.count is None else 0),
                 one.max_chars,
