@@ -41,7 +41,7 @@ class Row:
         return self.value >= self.limit if self.at_least else self.value <= self.limit
 
     def to_record(self) -> dict[str, Any]:
-        return _rounded({**asdict(self), "value": self.value, "ok": self.ok})
+        return dict(_rounded({**asdict(self), "value": self.value, "ok": self.ok}))
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Row:
