@@ -87,7 +87,7 @@ def follow(
     if not fresh and (known is not None or passages.followed(session_id) is None):
         return
     holds: dict[str, Held] = {}
-    for entry in fresh:
+    for entry in reversed(fresh):  # the oldest first: an index may go by the order in which it got them
         if not entry.gone:
             ref = entry.ref
             ends = None if ref.pinned else ref.expires
