@@ -201,6 +201,25 @@ def test_a_search_looks_only_at_what_is_new_and_at_what_it_finds(store: Store, m
     assert rows < 80
 
 
+@pytest.mark.on_fleet
+def test_the_first_search_of_a_session_reads_its_artifacts_in_one_query_and_a_hit_takes_one_more(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = store.session("s")
+    for n in range(100):
+        session.put(f"result number {n}")
+    asked: list[int] = []
+    find_many = type(store._catalog).find_many
+
+    def counting(self: Any, sessions: Any, prefixes: Any, **named: Any) -> Any:
+        asked.append(len(prefixes))
+        return find_many(self, sessions, prefixes, **named)
+
+    monkeypatch.setattr(type(store._catalog), "find_many", counting)
+    assert len(session.search("result", limit=4)) == 4
+    assert asked == [100, 4]
+
+
 def test_how_many_artifacts_a_session_sees_counts_each_once(store: Store) -> None:
     parent = store.session("p")
     shared = parent.put("shared")

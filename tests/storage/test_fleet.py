@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import urllib.parse
 from collections.abc import Iterator
 from multiprocessing import get_context
@@ -275,3 +276,21 @@ def test_two_processes_in_one_session_lose_and_duplicate_nothing(fleet: Fleet) -
         store.collect(grace=0)
         assert store.stats().artifacts == 2 * rounds + 1
         assert store.verify().problems == []
+
+
+def test_a_search_fetches_large_artifacts_all_at_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, together = fleet.new_url(), threading.Barrier(4)
+    fetched = S3Blobs._fetched
+
+    def waiting(self: S3Blobs, blob: Blob, first: int, last: int) -> list[memoryview]:
+        together.wait(60)  # breaks if they are fetched one after the other
+        return fetched(self, blob, first, last)
+
+    with coatcheck.open(url) as store:
+        for number in range(4):
+            store.session("s").put(f"needle {number} " + f"filler {number} " * 20_000)
+    monkeypatch.setattr(S3Blobs, "_fetched", waiting)
+    with coatcheck.open(url) as store:
+        assert len(store.session("s").search("needle")) == 4
+    with coatcheck.open(url) as store:
+        assert {hit.lines for hit in store.session("s").search("needle")} == {(1, 1)}

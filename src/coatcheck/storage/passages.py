@@ -160,8 +160,8 @@ class Passages:
             self._lock.run(self._discard)
 
     def match(self, words: str, sessions: Iterable[str], limit: int) -> list[Match]:
-        # If the words are very frequent, only the rarest are used; of a single frequent word, the newest matches are the
-        # best. To rank them, FTS5 would count the word in the whole index first.
+        # If the words are very frequent, only the rarest are used. The best matches of a single frequent word are the
+        # newest: to rank them, FTS5 would count the word in the whole index first.
         terms = terms_of(words)
         scope = list(sessions)
         marks = ", ".join("?" * len(scope))
