@@ -51,10 +51,13 @@ if TYPE_CHECKING:
     from coatcheck.store import Store
 
 SERIES: Final = "gateway:calls"
+EVENTS: Final = "gateway:events"
+"""The series with errors and broken prefixes alone, each with the number of its call: small, for lists."""
 _CONVERSATIONS: Final = 1_024
 _PER_TOKEN: Final = 4
 _LARGEST: Final = 16 << 20  # bytes of an answer that are read
 _KEPT: Final = 10_000  # calls of a session
+_KEPT_EVENTS: Final = 1_000
 _LOG: Final = logging.getLogger("coatcheck")
 
 
@@ -147,12 +150,13 @@ class Watcher:
         is_streamed = "event-stream" in headers.get("content-type", "")
         self._start(self._passed, exchange, status, data[:_LARGEST], is_streamed, time.time())
 
-    def note_steps(self, exchange: Exchange, merger: Merger) -> None:
-        """Note an answer that was joined from steps."""
+    def note_steps(self, exchange: Exchange, merger: Merger, inside: Sequence[Raw], last: Sequence[Raw]) -> None:
+        """Note an answer that was joined from steps. `inside` are the messages of the steps that the client did not see
+        as they are, with our results; `last` are those of the last step, if none of our calls is in it."""
         if not merger.usages or not self._is_enabled:
             return
-        answer = {"role": "assistant", "content": "\n\n".join(merger.texts)}
-        self._start(self._recorded, exchange, 200, list(merger.usages), answer, time.time())
+        answer = list(last) or {"role": "assistant", "content": "\n\n".join(merger.texts)}
+        self._start(self._recorded, exchange, 200, list(merger.usages), answer, time.time(), list(inside))
 
     async def finish(self) -> None:
         """Wait until everything is recorded."""
@@ -176,7 +180,9 @@ class Watcher:
         if status != 200:
             with self._lock:
                 self.figures.add(Figures(errors=1))
-            self._write(exchange, {"status": status, "error": _error(data)}, at)
+            error = _error(data)
+            number = self._write(exchange, {"status": status, "error": error}, at)
+            self._write_event(exchange, number, at, status=status, error=error)
             return
         try:
             usage, answer = exchange.api.usage_in(data, is_streamed=is_streamed)
@@ -184,7 +190,15 @@ class Watcher:
             usage, answer = {}, None
         self._recorded(exchange, status, [usage], answer, at)
 
-    def _recorded(self, exchange: Exchange, status: int, usages: Sequence[Any], answer: Any, at: float) -> None:
+    def _recorded(
+        self,
+        exchange: Exchange,
+        status: int,
+        usages: Sequence[Any],
+        answer: Any,
+        at: float,
+        inside: Sequence[Raw] = (),
+    ) -> None:
         request, outgoing, session = exchange.request, exchange.outgoing, exchange.session
         policy = self._policy or configured(session.store.settings)
         prices = policy.prices or model(request.model).prices
@@ -207,14 +221,18 @@ class Watcher:
         if broke is not None:
             body["broke"] = broke
         if outgoing.adoption is not None:
-            body |= {"mode": outgoing.adoption.mode, "sent": outgoing.messages[max(0, same - lead) :]}
+            body |= {"mode": outgoing.adoption.mode, "sent": outgoing.sent_from(max(0, same - lead))}
+            if inside:
+                body["inside"] = list(inside)
             body["judged"] = [
                 {"tool": one.tool, "tokens": one.tokens, "stub_tokens": one.stub_tokens, "artifact": one.pointer}
                 for one in outgoing.judged
             ]
         elif could:
             body["could_leave"] = [{"tool": tool, "tokens": tokens, "saving": gain} for tool, tokens, gain in could]
-        self._write(exchange, body, at)
+        number = self._write(exchange, body, at)
+        if broke is not None:
+            self._write_event(exchange, number, at, broke=broke, tokens=rewritten)
         self._measure(exchange, figures, used, could, prices, at)
 
     def _known_of(self, session: Session, request: ClientRequest) -> _Known | None:
@@ -231,7 +249,11 @@ class Watcher:
                 return None
         return None
 
-    def _write(self, exchange: Exchange, body: dict[str, Any], at: float) -> None:
+    def _write_event(self, exchange: Exchange, number: int, at: float, **body: Any) -> None:
+        whole = raw_of({"v": 1, "at": round(at, 3), "call": number, **body})
+        exchange.session.record(EVENTS, bytes(whole), keep=_KEPT_EVENTS)
+
+    def _write(self, exchange: Exchange, body: dict[str, Any], at: float) -> int:
         request, session = exchange.request, exchange.session
         policy = self._policy or configured(session.store.settings)
         head = {
@@ -245,9 +267,10 @@ class Watcher:
             ref = session.put(
                 bytes(whole), media_type="application/json", tool="coatcheck gateway", name="gateway call"
             )
-            brief = {name: body[name] for name in ("status", "count", "chain", "same", "messages") if name in body}
+            kept = ("status", "count", "chain", "same", "messages", "usage", "mode", "broke")
+            brief = {name: body[name] for name in kept if name in body}
             whole = raw_of(head | brief | {"artifact": ref.pointer})
-        session.record(SERIES, bytes(whole), keep=_KEPT)
+        return session.record(SERIES, bytes(whole), keep=_KEPT)
 
     def _measure(
         self, exchange: Exchange, figures: Figures, used: Usage, could: Sequence[Any], prices: Prices, at: float
