@@ -402,8 +402,8 @@ class Workers:
 class _Seat:
     """Where an idle thread waits for its next work.
 
-    Whoever sets `given` first decides: a caller with work, or the thread, which then ends. So an interrupt between
-    the two steps of a caller loses neither the work nor the thread."""
+    `given` is set once: by a caller with work, or by the thread, which then ends. So an interrupt between the two steps
+    of a caller loses neither the work nor the thread."""
 
     __slots__ = ("given", "wake")
 
