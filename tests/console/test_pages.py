@@ -208,7 +208,9 @@ def test_a_transcript_is_shown_message_by_message(tmp_path: Path) -> None:
             shown = Parsed(visitor.page(link[1])).text
             assert "read the log" in shown
             assert "It is long." in shown
-            assert "art:" in shown
+            assert "Stub, in the conversation" in shown
+            assert "Original, in the store" in shown
+            assert "a line of it. a line of it." in shown
             assert "stub" in visitor.page(f"{link[1]}/messages/2/held/0")
 
 

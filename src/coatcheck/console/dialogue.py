@@ -119,7 +119,7 @@ def _call(block: Any, role: str) -> TurnPart:
 
 
 @dataclass(slots=True)
-class Turn:
+class ModelTurn:
     """One call of a model, as the gateway recorded it. `held` is what was new in the client's request, `sent` what the
     provider got for it, `inside` the steps that the client did not see, `answer` what it was shown."""
 
@@ -178,14 +178,14 @@ class Turn:
         return max(0, used.input_tokens - (used.cached_tokens or 0) - (used.cache_write_tokens or 0))
 
 
-def turns_of(session: Session, *, after: int = 0, limit: int = 50) -> list[Turn]:
+def turns_of(session: Session, *, after: int = 0, limit: int = 50) -> list[ModelTurn]:
     """Return recorded calls of a session, oldest first. Damaged records are left out."""
     records = session.records(SERIES, after=after, limit=limit)
     found = [turn for record in records if (turn := turn_of(record)) is not None]
     return _followed(found)
 
 
-def turn_of(record: Record, body: bytes | None = None) -> Turn | None:
+def turn_of(record: Record, body: bytes | None = None) -> ModelTurn | None:
     """Return the call of a record; `body` is the whole of it, if the record only points at it."""
     try:
         value = _DECODER.decode(record.body if body is None else body)
@@ -197,7 +197,7 @@ def turn_of(record: Record, body: bytes | None = None) -> Turn | None:
     last = usages[-1] if isinstance(usages, list) and usages else {}
     error, broke = (value[name] if isinstance(value.get(name), dict) else None for name in ("error", "broke"))
     could = value.get("could_leave")
-    turn = Turn(
+    turn = ModelTurn(
         record.seq, record.at, _number(value.get("seconds")), _text(value, "api"), _text(value, "model"),
         _text(value, "mode"), int(_number(value.get("status"))), int(_number(value.get("steps"))) or 1,
         usage_of(last), error, broke, could if isinstance(could, list) else (),
@@ -221,7 +221,7 @@ def _listed(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _followed(turns: list[Turn]) -> list[Turn]:
+def _followed(turns: list[ModelTurn]) -> list[ModelTurn]:
     """Name the tool of each result, from the calls before it, and note what a call repeats of the one before."""
     names: dict[str, str] = {}
     known: set[tuple[str, str]] = set()

@@ -209,7 +209,7 @@ class _Site:
         return _with_cookie(request, RedirectResponse(target or ROOT, 303, _HEADERS), cookie)
 
     async def _enter(self, request: Request) -> Response:
-        """Log in with the key of the printed address, which works once. The page goes on by itself: a redirect would
+        """Log in with the key of the printed address, which works once. The page continues by itself: a redirect would
         arrive without the cookie if the address was opened from another site."""
         given, key = request.query_params.get("key"), self._key
         if key is None or not is_same(given, key):

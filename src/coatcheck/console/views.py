@@ -7,7 +7,7 @@ token does not cover is answered like one that does not exist. Content is masked
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -44,8 +44,8 @@ PICTURES: Final = {
 }  # fmt: skip
 """Types of pictures that a browser may show, by how their bytes begin."""
 MAX_PICTURE: Final = 20 << 20
-_CHILDREN: Final = 20  # of all sessions of a page together, times PAGE
-_WHOLE: Final = 4_000  # characters of a person's or a model's words that are shown at once
+_CHILDREN: Final = 20  # of a session that are listed
+_ORIGINAL: Final = 1_200
 _HEAD: Final = 600  # of a result, a call or thinking
 _BODY: Final = 200_000  # of a body that was asked for
 _SEARCH: Final = 0.08  # seconds of work for a page of results
@@ -233,7 +233,7 @@ def _rows(visit: Visit, infos: Sequence[SessionInfo], *, with_children: bool) ->
 
 
 def search(visit: Visit, *, q: str, after: str = "") -> dict[str, Any]:
-    """Search the content of sessions, newest first, for as long as a page may take. The next page goes on there."""
+    """Search the content of sessions, newest first, for as long as a page may take. The next page continues there."""
     place = parse_place(after) if after else None
     hits: list[dict[str, Any]] = []
     looked, last, until = 0, None, time.thread_time() + _SEARCH
@@ -302,8 +302,21 @@ def conversation(visit: Visit, session_id: str, *, after: int = 0) -> dict[str, 
     last = session.records(SERIES, newest=True, limit=1)
     return about | {
         "turns": shown, "after": after, "next": shown[-1].number if len(turns) > PAGE else 0,
+        "originals": _originals(visit, session, (part for turn in shown for part in turn.held)),
         "total": last[0].seq if last else 0, "artifacts": [] if shown else session.artifacts(limit=5),
     }  # fmt: skip
+
+
+def _originals(visit: Visit, session: Session, parts: Iterable[TurnPart]) -> dict[str, tuple[str, int]]:
+    """The beginnings and sizes of the originals of stubs, by their pointers."""
+    found: dict[str, tuple[str, int]] = {}
+    stubs = dict.fromkeys(part.pointers[0] for part in parts if part.is_stub)
+    for pointer in islice(stubs, PAGE):
+        with suppress(CoatcheckError), session.content(pointer) as content:
+            if media.is_text(content.ref.media_type):
+                text = content.read(0, _ORIGINAL).decode("utf-8", "replace")
+                found[pointer] = visit.text(text), content.ref.size_bytes
+    return found
 
 
 def call(visit: Visit, session_id: str, number: int) -> dict[str, Any]:
@@ -321,7 +334,9 @@ def call(visit: Visit, session_id: str, number: int) -> dict[str, Any]:
         if earlier.number < number:
             named([part for side in SIDES for part in earlier.parts.get(side, [])], names)
     turn.parts = {side: named(parts, names) for side, parts in turn.parts.items()}
-    return {"info": visit.info(session_id), "turn": turn}
+    return {
+        "info": visit.info(session_id), "turn": turn, "originals": _originals(visit, session, turn.held),
+    }  # fmt: skip
 
 
 def body(visit: Visit, session_id: str, group: str, number: int, side: str, part: int) -> dict[str, Any]:
@@ -329,7 +344,7 @@ def body(visit: Visit, session_id: str, group: str, number: int, side: str, part
     if group == "calls":
         parts: list[TurnPart] = call(visit, session_id, number)["turn"].parts.get(side, [])
     else:
-        messages = _transcript(visit, visit.session(session_id), number)["messages"]
+        messages = _transcript(visit, visit.session(session_id), number, limit=1)["messages"]
         parts = messages[0] if messages else []
     if part >= len(parts):
         raise NotFound(f"no part {part} here", hint="open the conversation again")
@@ -339,7 +354,7 @@ def body(visit: Visit, session_id: str, group: str, number: int, side: str, part
     }  # fmt: skip
 
 
-def _transcript(visit: Visit, session: Session, after: int) -> dict[str, Any]:
+def _transcript(visit: Visit, session: Session, after: int, *, limit: int = PAGE) -> dict[str, Any]:
     """A page of the messages of a transcript. Its file is on this machine, so only the store's owner may read it."""
     from coatcheck.transcript import Transcript
     from coatcheck.transcript.keep import manifests
@@ -350,12 +365,14 @@ def _transcript(visit: Visit, session: Session, after: int) -> dict[str, Any]:
         return about
     try:
         with Transcript(manifest.path, session, format=manifest.format or None, read_only=True) as transcript:
-            found = list(transcript.messages(after, after + PAGE + 1))
+            found = list(transcript.messages(after, after + limit + 1))
     except (CoatcheckError, OSError, ValueError):
         return about
     names: dict[str, str] = {}
-    messages = [named(parts_of(one), names) for one in found[:PAGE]]
-    return about | {"messages": messages, "next": after + PAGE if len(found) > PAGE else 0}
+    messages = [named(parts_of(one), names) for one in found[:limit]]
+    originals = _originals(visit, session, (part for parts in messages for part in parts))
+    going_on = after + limit if len(found) > limit else 0
+    return about | {"messages": messages, "originals": originals, "next": going_on}
 
 
 def context(visit: Visit, session_id: str) -> dict[str, Any]:
