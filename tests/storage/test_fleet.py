@@ -20,7 +20,7 @@ import pytest
 import coatcheck
 from coatcheck.errors import Fenced
 from coatcheck.refs import Blob
-from coatcheck.storage import BlobStore, Catalog
+from coatcheck.storage import BlobStore, Catalog, Entry, postgres_catalog
 from coatcheck.storage.fleet import open_fleet, parse
 from coatcheck.storage.postgres_catalog import PostgresCatalog
 from coatcheck.storage.s3 import S3Blobs
@@ -294,3 +294,25 @@ def test_a_search_fetches_large_artifacts_all_at_once(fleet: Fleet, monkeypatch:
         assert len(store.session("s").search("needle")) == 4
     with coatcheck.open(url) as store:
         assert {hit.lines for hit in store.session("s").search("needle")} == {(1, 1)}
+
+
+def test_a_large_session_ends_in_bounded_transactions(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_catalog, "BATCH", 3)
+    changed: list[int] = []
+    drop = PostgresCatalog.drop
+
+    def counting(self: PostgresCatalog, *rows: Any) -> None:
+        changed.append(sum(isinstance(one, Entry) for one in rows))
+        drop(self, *rows)
+
+    with coatcheck.open(fleet.new_url()) as store:
+        for number in range(10):
+            store.session("s").put(f"result {number}")
+        kept = store.session("other").put("result 0")
+        monkeypatch.setattr(PostgresCatalog, "drop", counting)
+        assert store.session("s").end() == 9
+        assert sum(changed) == 10
+        assert max(changed) <= 3
+        assert store.session("other").get(kept) == "result 0"
+        assert [one.session_id for one in store.sessions()] == ["other"]
+        assert store.verify().problems == []
