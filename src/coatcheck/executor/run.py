@@ -406,9 +406,8 @@ class ToolExecutor:
         deadlines = threads.Deadlines(turn, timeout)
         if deadlines.turn_is_over:
             return _not_begun(call)
-        busy = f"{call.name} was not called: too many abandoned calls are still running; try again later"
         if self._abandoned_calls >= self._most:
-            return _refused(call, "busy", busy)
+            return _busy(call)
 
         def work() -> None:
             _inside.set(True)
@@ -416,9 +415,10 @@ class ToolExecutor:
 
         began = time.monotonic()
         if not attempt.begin(functools.partial(contextvars.copy_context().run, work)):
-            return _refused(call, "busy", busy)
+            return _busy(call)
         outcome = _Waiting(self.session, policy, call, attempt, deadlines).outcome()
-        return replace(outcome, duration=time.monotonic() - began)
+        object.__setattr__(outcome, "duration", time.monotonic() - began)  # it is new, so nobody else has it
+        return outcome
 
     def _collected(self, call: ToolCall, job: threads.Job, turn: Turn) -> ToolOutcome:
         try:
@@ -582,6 +582,11 @@ def _refused(call: ToolCall, code: ErrorCode, message: str) -> ToolError:
     """Return the error of a call that did not reach its tool."""
     line = _line(message)
     return ToolError(call_id=call.id, name=call.name, text=line, code=code, message=line)
+
+
+def _busy(call: ToolCall) -> ToolError:
+    message = f"{call.name} was not called: too many abandoned calls are still running; try again later"
+    return _refused(call, "busy", message)
 
 
 def _partial(error: str, yielded: Outcome) -> str:

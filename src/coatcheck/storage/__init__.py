@@ -8,7 +8,7 @@ with a body have a slow, correct default, which a backend may override.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -96,6 +96,10 @@ class BlobStore(ABC):
         """Keep this copy open for several reads. Yields a function that does what `read` does with an offset and a
         length, and is safe to call from several threads."""
         yield partial(self.read, blob)
+
+    def prefetch(self, ranges: Sequence[tuple[Blob, int, int]]) -> None:  # noqa: B027 - optional
+        """Load these ranges (blob, offset, length) all at once, if that makes their `read` faster. Raises nothing:
+        `read` reports what is wrong."""
 
     @abstractmethod
     def remove(self, blob: Blob) -> None:

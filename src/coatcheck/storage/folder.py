@@ -38,7 +38,6 @@ from coatcheck.errors import (
     storage_error,
 )
 from coatcheck.ids import MIN_PREFIX, prefix_range
-from coatcheck.refs import Blob
 from coatcheck.storage.catalog import (
     NO_LIMITS,
     PARENTS,

@@ -8,6 +8,7 @@ interrupted uploads, so there are no leftovers.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -15,7 +16,8 @@ import secrets
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 PART: Final = 8 << 20  # larger objects are uploaded in parts of this size
 _SPOOLED: Final = 4 << 20  # bytes of a stage kept in memory before they go to a file
+_AT_ONCE: Final = 32  # requests at once
 _CACHED: Final = 64 << 20  # bytes of checked frames kept in memory
 _TABLES: Final = 512  # compressed blobs whose frame tables are cached
 _WINDOW: Final = 64  # maximum number of frames per request
@@ -153,6 +156,15 @@ class S3Blobs(BlobStore):
         views[-1] = views[-1][: end - last * FRAME]
         views[0] = views[0][offset - first * FRAME :]
         return b"".join(views)
+
+    def prefetch(self, ranges: Sequence[tuple[Blob, int, int]]) -> None:
+        def load(one: tuple[Blob, int, int]) -> None:
+            with contextlib.suppress(Exception):
+                self.read(*one)
+
+        if len(ranges) > 1 and sum(length for *_, length in ranges) <= _CACHED // 2:  # more might push each other out
+            with ThreadPoolExecutor(min(len(ranges), _AT_ONCE), "coatcheck-prefetch") as pool:
+                list(pool.map(load, ranges))
 
     def _frames(self, blob: Blob, first: int, last: int) -> list[memoryview]:
         """Return checked frames. Those at either end come from the cache, if it has them."""

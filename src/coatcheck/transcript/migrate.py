@@ -275,6 +275,7 @@ class _TranscriptFile:
         self.layout = layout_of(self.reader)
         self.count = 0  # parts that were processed
         self.is_slim = False  # whether the file has refs; `manifest_in` finds out
+        self.is_marked = False  # whether a part that was searched for refs has a key like ours
 
     def parts(self, start: int, end: int) -> Iterator[bytes]:
         """Yield the lines between two offsets, or the document."""
@@ -288,6 +289,7 @@ class _TranscriptFile:
     def _sessions(self) -> Iterator[str]:
         for part in self.parts(0, self.size):
             if MARK in part:
+                self.is_marked = True
                 yield from sessions_in(part)
 
     def manifest_in(self, store: Store) -> tuple[str, Manifest] | None:
@@ -481,9 +483,11 @@ class _Externalizing(_TranscriptFile):
 
     def _slim_batch(self, lines: list[bytes], new: int | None) -> None:
         """Make some lines slim, then measure and write them."""
-        done = slim_all(lines, self._format, self._keeper, document=self.layout.document)
-        triples = [(one, part, MARK in part) for one, part in zip(done, lines, strict=True)]
         self._at += sum(map(len, lines))
+        is_searched = self._at <= self.size and not self.is_marked
+        marks = [False] * len(lines) if is_searched else [MARK in part for part in lines]
+        done = slim_all(lines, self._format, self._keeper, marks=marks, document=self.layout.document)
+        triples = list(zip(done, lines, marks, strict=True))
         self._changed = self._changed or any(one.text != part for one, part, _ in triples)
         self._note_pointers(
             [one for one, part, marked in triples if one.text is not part or (not marked and _SCHEME in part)]
