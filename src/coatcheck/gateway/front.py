@@ -11,15 +11,12 @@ import asyncio
 import contextlib
 import logging
 import re
-import sys
 import time
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-import httpx2
 from msgspec import Raw
 
 from coatcheck.checks import one_of, valid, whole
@@ -31,17 +28,21 @@ from coatcheck.gateway.ledger import LIFE, Ledger, entry_body
 from coatcheck.gateway.messages_api import MessagesApi
 from coatcheck.gateway.responses_api import ResponsesApi
 from coatcheck.gateway.sending import MODES, Mode, Outgoing, OwnTools, RefusedRequest, Sender, readable
+from coatcheck.gateway.upstream import (
+    CODING_ERRORS,
+    Content,
+    HeaderList,
+    ProviderAnswer,
+    ProviderClient,
+    ProviderFailure,
+    decoder,
+)
 from coatcheck.gateway.watching import Exchange, Watcher
 from coatcheck.http.serving import is_same, prove
 from coatcheck.ids import clip
 from coatcheck.lanes import in_thread
 from coatcheck.messages.cost import BoundedCache
 from coatcheck.redaction import mask
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 if TYPE_CHECKING:
     from coatcheck.session import Session
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-HeaderList = list[tuple[bytes, bytes]]
 
 ANTHROPIC: Final = "https://api.anthropic.com"
 OPENAI: Final = "https://api.openai.com"
@@ -62,8 +62,6 @@ _HOP: Final = frozenset({
 })  # fmt: skip
 _NOT_SENT: Final = _HOP | {b"host", b"content-length", b"accept-encoding", b"expect"}
 _OWN: Final = b"x-coatcheck-"
-_CONNECT: Final = 20.0
-_SILENT: Final = 600.0  # seconds after which a provider that sends nothing is given up
 _RETRIED: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _ATTEMPTS: Final = 3
 _PAUSE: Final = 0.2  # seconds before a connection is tried again
@@ -101,6 +99,8 @@ class GatewaySettings:
     """Seconds that a step waits at most for a provider that is overloaded."""
     body_timeout: float = 60.0
     """Seconds without a byte after which a client that sends its body is given up."""
+    proxy: str | None = None
+    """Address of an HTTP proxy to the providers. None is taken from the environment."""
     records: bool = True
     """Whether transcripts and figures are recorded."""
 
@@ -132,7 +132,7 @@ class Gateway:
         self._store = store
         self._sender = Sender(mode=self.settings.mode, policy=self.settings.policy)
         self.watcher = Watcher(store, policy=self.settings.policy, is_enabled=self.settings.records)
-        self._client: httpx2.AsyncClient | None = None
+        self.client = ProviderClient(proxy=self.settings.proxy)
         self._sessions: BoundedCache[tuple[str, str | None], tuple[float, Session | None]] = BoundedCache(_OPENED)
         anthropic, chat, responses = MessagesApi(), ChatApi(), ResponsesApi()
         self._apis: dict[str, Api] = {
@@ -159,9 +159,7 @@ class Gateway:
     async def close(self) -> None:
         """Write what was not recorded yet, and close the connections."""
         await self.watcher.finish()
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        await self.client.close()
 
     def api_of(self, path: str) -> Api | None:
         """Return the API of a path, None if it is relayed as bytes."""
@@ -176,16 +174,6 @@ class Gateway:
         """Return the provider's address for a path."""
         api = self.error_api(path, headers)
         return (self.settings.anthropic if api.name == "anthropic" else self.settings.openai).rstrip("/")
-
-    @property
-    def client(self) -> httpx2.AsyncClient:
-        if self._client is None:
-            self._client = httpx2.AsyncClient(
-                timeout=httpx2.Timeout(_SILENT, connect=_CONNECT, pool=None),
-                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
-                follow_redirects=False,
-            )
-        return self._client
 
     @property
     def sender(self) -> Sender:
@@ -266,8 +254,8 @@ class _Call:
             await self._fail(413, str(error))
         except CoatcheckError as error:
             await self._fail(400 if isinstance(error, InvalidArgument) else 503, mask(str(error)))
-        except httpx2.HTTPError as error:
-            await self._fail(502, f"the provider cannot be reached: {type(error).__name__}")
+        except ProviderFailure as error:
+            await self._fail(502, f"the provider cannot be reached: {error}")
 
     def _take_prefixes(self) -> None:
         """Take the session and the token from the beginning of the path."""
@@ -388,7 +376,7 @@ class _Call:
             return body
         try:
             return _decoded(body, coding, self._settings.max_body)
-        except (zlib.error, zstd.ZstdError, EOFError) as error:
+        except (*CODING_ERRORS, EOFError) as error:
             raise RefusedRequest(400, f"the body is not valid {clip(coding, 20)}") from error
 
     # Relaying
@@ -405,41 +393,54 @@ class _Call:
         ]
         return [*kept, (b"accept-encoding", b"identity")]
 
-    async def opened(self, content: bytes | AsyncIterator[bytes], *, is_plain: bool) -> httpx2.Response:
-        """Send a request to the provider, and return the response with its body still to read."""
+    async def opened(self, content: Content, *, is_plain: bool) -> ProviderAnswer:
+        """Send a request to the provider, and return the answer with its body still to read."""
         query = self._scope.get("query_string", b"").decode("latin-1")
-        url = self._gateway.address(self._path, self._headers) + self._raw_path + (f"?{query}" if query else "")
+        target = self._raw_path + (f"?{query}" if query else "")
         headers = self.request_headers(is_plain=is_plain)
         if not isinstance(content, bytes):
             headers += [(b"content-length", value) for value in [self._headers.get(b"content-length")] if value]
+        send, address = self._gateway.client.send, self._gateway.address(self._path, self._headers)
         try:
-            return await self._sent(url, headers, content)
-        except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
-            if not isinstance(content, bytes):
+            return await send(self._scope["method"], address, target, headers, content)
+        except ProviderFailure as failure:
+            if not failure.is_lost or not isinstance(content, bytes):
                 raise
-            return await self._sent(url, headers, content)  # a connection that the provider had closed meanwhile
-
-    async def _sent(self, url: str, headers: HeaderList, content: bytes | AsyncIterator[bytes]) -> httpx2.Response:
-        request = httpx2.Request(self._scope["method"], url, headers=headers, content=content)
-        return await self._gateway.client.send(request, stream=True)
+            return await send(self._scope["method"], address, target, headers, content)
+        except ValueError as error:
+            raise RefusedRequest(400, "the path or a header of the request cannot be sent on") from error
 
     async def _relay_stream(self) -> None:
         """Pass a request as bytes, without reading it."""
         has_body = b"content-length" in self._headers or b"transfer-encoding" in self._headers
+        is_read, has_left = asyncio.Event(), False
 
         async def chunks() -> AsyncIterator[bytes]:
-            while True:
-                event = await self._receive()
-                if event["type"] == "http.disconnect":
-                    raise _Left
-                yield event.get("body", b"")
-                if not event.get("more_body"):
-                    return
+            nonlocal has_left
+            try:
+                while True:
+                    event = await self._receive()
+                    if event["type"] == "http.disconnect":
+                        has_left = True
+                        raise _Left
+                    yield event.get("body", b"")
+                    if not event.get("more_body"):
+                        return
+            finally:
+                is_read.set()
 
-        if not has_body:
-            await self._receive()
-        response = await self.opened(chunks() if has_body else b"", is_plain=False)
-        async with self.leaving():
+        try:
+            if has_body:
+                response = await self.opened(chunks(), is_plain=False)
+            else:
+                await self._receive()
+                is_read.set()
+                response = await self.opened(b"", is_plain=False)
+        except ProviderFailure:
+            if has_left:
+                raise _Left from None
+            raise
+        async with self.leaving(is_read):
             await self.pass_on(response, None)
 
     async def _relay(self, api: Api, body: bytes, exchange: Exchange | None, held: bytes | None) -> None:
@@ -451,50 +452,51 @@ class _Call:
                 response, read = await self.opened_bound(api, exchange.outgoing, exchange.session)
             await self.pass_on(response, exchange, read)
 
-    async def opened_bound(
-        self, api: Api, outgoing: Outgoing, session: Session
-    ) -> tuple[httpx2.Response, bytes | None]:
+    async def opened_bound(self, api: Api, outgoing: Outgoing, session: Session) -> tuple[ProviderAnswer, bytes | None]:
         """Send a request of an adopted conversation. If the provider refuses thinking that it has bound to another
         history, since the client changed its own, the request is sent again without. Return the response, and its body
         if that was read."""
         attempt = 1
-        while (response := await self.opened(outgoing.body, is_plain=True)).status_code == 400 and api.binds_thinking:
-            read = b"".join([chunk async for chunk in response.aiter_raw()])
-            await response.aclose()
+        while (response := await self.opened(outgoing.body, is_plain=True)).status == 400 and api.binds_thinking:
+            read = b"".join([chunk async for chunk in response.chunks()])
+            response.close()
             sender = self._gateway.sender
             if attempt == _ATTEMPTS or not await in_thread(sender.recovered, api, outgoing, session, read):
                 return response, read
             attempt += 1
         return response, None
 
-    async def pass_on(self, response: httpx2.Response, exchange: Exchange | None, read: bytes | None = None) -> None:
+    async def pass_on(self, response: ProviderAnswer, exchange: Exchange | None, read: bytes | None = None) -> None:
         """Pass a response on. `read` is its body, if that was read already."""
         kept: list[bytes] = []
         try:
             await self.begin(response, is_raw=True)
-            async for chunk in response.aiter_raw() if read is None else _once(read):
+            async for chunk in response.chunks() if read is None else _once(read):
                 await self.send(chunk)
                 if exchange is not None:
                     kept.append(chunk)
             await self.end()
-        except (httpx2.HTTPError, httpx2.StreamError):
+        except ProviderFailure:
             if not self._is_begun:
                 raise
             raise _Broken from None  # the client must see that the answer is not complete
         finally:
-            await response.aclose()
+            response.close()
             if exchange is not None:
-                self._gateway.watcher.note(exchange, response.status_code, response.headers, b"".join(kept))
+                self._gateway.watcher.note(exchange, response.status, response.header("content-type"), b"".join(kept))
 
     @contextlib.asynccontextmanager
-    async def leaving(self) -> AsyncIterator[None]:
-        """Cancel what runs inside when the client leaves."""
+    async def leaving(self, is_read: asyncio.Event | None = None) -> AsyncIterator[None]:
+        """Cancel what runs inside when the client leaves. `is_read` is set when the body of the request was read: the
+        provider may answer before."""
         task = asyncio.current_task()
         assert task is not None
         has_left = False
 
         async def listen() -> None:
             nonlocal has_left
+            if is_read is not None:
+                await is_read.wait()
             while (await self._receive())["type"] != "http.disconnect":
                 pass
             has_left = True
@@ -513,11 +515,11 @@ class _Call:
 
     # Responses
 
-    async def begin(self, response: httpx2.Response, *, is_raw: bool) -> None:
+    async def begin(self, response: ProviderAnswer, *, is_raw: bool) -> None:
         """Begin the response with the status and the headers of the provider's."""
         dropped = _HOP | (set() if is_raw else {b"content-length", b"content-encoding"})
-        headers = [(name, value) for name, value in response.headers.raw if name.lower() not in dropped]
-        await self._start(response.status_code, headers)
+        headers = [(name, value) for name, value in response.headers if name.lower() not in dropped]
+        await self._start(response.status, headers)
 
     async def _start(self, status: int, headers: HeaderList) -> None:
         self._is_begun = True
@@ -535,10 +537,10 @@ class _Call:
         await self._start(status, [*headers, length])
         await self.end(b"" if self._scope["method"] == "HEAD" else body)
 
-    async def whole(self, status: int, body: bytes, response: httpx2.Response, more: HeaderList) -> None:
+    async def whole(self, status: int, body: bytes, response: ProviderAnswer, more: HeaderList) -> None:
         """Answer with a body of ours and the headers of the provider's response."""
         dropped = _HOP | {b"content-length", b"content-encoding"}
-        headers = [(name, value) for name, value in response.headers.raw if name.lower() not in dropped]
+        headers = [(name, value) for name, value in response.headers if name.lower() not in dropped]
         await self._whole(status, body, [*headers, *more])
 
     async def _fail(self, status: int, message: str) -> None:
@@ -591,7 +593,7 @@ class _Answering:
         self._chain: list[Raw] = []
         self._written: set[str] = set()
         self._spent = 0
-        self._first: httpx2.Response | None = None
+        self._first: ProviderAnswer | None = None
 
     async def run(self) -> None:
         try:
@@ -626,27 +628,27 @@ class _Answering:
             settings = {**self._outgoing.settings, **more, **self._api.chained(self._request, self._merger)}
             body = self._api.written(self._request, self._sent, self._outgoing.tools, **settings)
 
-    async def _opened(self, body: bytes, number: int) -> httpx2.Response | None:
+    async def _opened(self, body: bytes, number: int) -> ProviderAnswer | None:
         """Send a step. The first one is answered as the provider answers it; a later one is tried again if the provider
         is overloaded. None if it has failed, and the client knows."""
         waited, read = 0.0, None
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                response: httpx2.Response
+                response: ProviderAnswer
                 if number == 1:
                     response, read = await self._call.opened_bound(self._api, self._outgoing, self._session)
                     self._sent = self._outgoing.messages
                 else:
                     response = await self._while_pinging(self._call.opened(body, is_plain=True))
-            except httpx2.HTTPError as error:
+            except ProviderFailure as error:
                 if number == 1:
                     raise
                 if attempt < _ATTEMPTS:
                     await self._while_pinging(asyncio.sleep(_PAUSE * attempt))
                     continue
-                await self._fail(502, f"the provider cannot be reached: {type(error).__name__}")
+                await self._fail(502, f"the provider cannot be reached: {error}")
                 return None
-            if response.status_code == 200:
+            if response.status == 200:
                 if self._first is None:
                     self._first = response
                     if self._request.is_streamed:
@@ -656,26 +658,26 @@ class _Answering:
                 await self._call.pass_on(response, self._exchange, read)
                 return None
             pause = _pause(response, attempt)
-            if response.status_code not in _RETRIED or attempt == _ATTEMPTS or waited + pause > self._settings.max_wait:
+            if response.status not in _RETRIED or attempt == _ATTEMPTS or waited + pause > self._settings.max_wait:
                 await self._refused(response)
                 return None
-            await response.aclose()
+            response.close()
             waited += pause
             await self._while_pinging(asyncio.sleep(pause))
         return None
 
-    async def _refused(self, response: httpx2.Response) -> None:
+    async def _refused(self, response: ProviderAnswer) -> None:
         """Pass on that a later step was refused: as an event inside a stream, else as it is."""
-        data = await response.aread()
-        await response.aclose()
+        data = await response.read()
+        response.close()
         if not self._request.is_streamed:
-            await self._call.whole(response.status_code, data, response, [])
+            await self._call.whole(response.status, data, response, [])
             return
         try:
             value_of(data)
             await self._call.end(self._api.wrapped_error(data))
         except Unreadable:
-            await self._fail(response.status_code, f"the provider answered {response.status_code}")
+            await self._fail(response.status, f"the provider answered {response.status}")
 
     async def _fail(self, status: int, message: str) -> None:
         if self._request.is_streamed and self._first is not None:
@@ -683,23 +685,23 @@ class _Answering:
         else:
             raise RefusedRequest(status, message)
 
-    async def _step(self, response: httpx2.Response) -> LoopStep | None:
+    async def _step(self, response: ProviderAnswer) -> LoopStep | None:
         """Read the answer to a step and show it. None if it broke, and the client knows."""
         merger = self._merger
         try:
             if self._request.is_streamed:
-                chunks = aiter(response.aiter_bytes())
+                chunks = aiter(response.plain_chunks())
                 while (chunk := await self._while_pinging(anext(chunks, None))) is not None:
                     await self._call.send(merger.feed(chunk))
             else:
-                merger.take(await response.aread())
-        except (httpx2.HTTPError, httpx2.StreamError, ValueError, KeyError, TypeError, AttributeError) as error:
-            if not isinstance(error, httpx2.HTTPError):
+                merger.take(await response.read())
+        except (ProviderFailure, ValueError, KeyError, TypeError, AttributeError) as error:
+            if not isinstance(error, ProviderFailure):
                 _LOG.warning("an answer of the provider cannot be read: %s", type(error).__name__)
             await self._fail(502, "the connection to the provider broke in the middle of an answer")
             return None
         finally:
-            await response.aclose()
+            response.close()
         if merger.has_failed:
             await self._call.end()
             return None
@@ -793,28 +795,22 @@ def _unsupported_thread() -> RefusedRequest:
     return RefusedRequest(400, _NO_THREADS)
 
 
-def _pause(response: httpx2.Response, attempt: int) -> float:
+def _pause(response: ProviderAnswer, attempt: int) -> float:
     """Return how long to wait before a step is sent again, as the provider says."""
     try:
-        return max(0.0, float(response.headers.get("retry-after", "")))
+        return max(0.0, float(response.header("retry-after")))
     except ValueError:
         return float(min(8.0, 0.5 * 2**attempt))
 
 
 def _decoded(body: bytes, coding: str, limit: int) -> bytes:
     """Decode a body, at most `limit` bytes."""
-    if coding in ("gzip", "x-gzip", "deflate"):
-        inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32 if coding != "deflate" else zlib.MAX_WBITS)
-        data = inflater.decompress(body, limit + 1)
-        is_whole = inflater.eof
-    elif coding == "zstd":
-        decompressor = zstd.ZstdDecompressor()
-        data = decompressor.decompress(body, max_length=limit + 1)
-        is_whole = decompressor.eof
-    else:
+    decoding = decoder(coding)
+    if decoding is None:
         raise RefusedRequest(415, f"the content coding {clip(coding, 20)} is not supported; send gzip, zstd or none")
+    data = decoding.decompress(body, limit + 1)
     if len(data) > limit:
         raise _too_large(limit)
-    if not is_whole:
+    if not decoding.eof:
         raise EOFError("cut")
     return data

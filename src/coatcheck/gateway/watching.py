@@ -13,7 +13,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -140,11 +140,11 @@ class Watcher:
         self._has_failed = False
         self.figures = Figures()
 
-    def note(self, exchange: Exchange, status: int, headers: Mapping[str, str], data: bytes) -> None:
+    def note(self, exchange: Exchange, status: int, media_type: str, data: bytes) -> None:
         """Note an answer that passed as bytes."""
         if exchange.is_count or not self._is_enabled:
             return
-        is_streamed = "event-stream" in headers.get("content-type", "")
+        is_streamed = "event-stream" in media_type
         self._start(self._passed, exchange, status, data[:_LARGEST], is_streamed, time.time())
 
     def note_steps(self, exchange: Exchange, merger: Merger) -> None:
