@@ -144,7 +144,8 @@ class HeldResult:
 @dataclass(frozen=True, slots=True)
 class HeldFacts:
     """What is known about one message. `keys` are the values in an answer that clients send back unchanged, each with
-    the place of its block; `text` is the digest of an answer's text. `label` describes the message to a person."""
+    the place of its block; `text` is the digest of an answer's text. `label` describes the message to a person.
+    `thinks` says whether it has thinking."""
 
     side: Side
     digest: str
@@ -155,6 +156,7 @@ class HeldFacts:
     calls: tuple[tuple[str, str], ...] = ()
     text: str = ""
     blocks: int = 1
+    thinks: bool = False
 
 
 @dataclass(slots=True)

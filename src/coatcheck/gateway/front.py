@@ -24,7 +24,7 @@ from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded
 from coatcheck.externalize import Policy
 from coatcheck.gateway.api import Api, ClientRequest, LoopStep, Merger, Unreadable, digest, raw_of, text_field, value_of
 from coatcheck.gateway.chat_api import ChatApi
-from coatcheck.gateway.ledger import LIFE, Ledger, entry_body
+from coatcheck.gateway.ledger import LIFE, Ledger, NotRemembered, entry_body
 from coatcheck.gateway.messages_api import MessagesApi
 from coatcheck.gateway.responses_api import ResponsesApi
 from coatcheck.gateway.sending import MODES, Mode, Outgoing, OwnTools, RefusedRequest, Sender, readable
@@ -179,12 +179,15 @@ class Gateway:
     def sender(self) -> Sender:
         return self._sender
 
-    def session(self, name: str, parent: str | None) -> Session:
+    def session(self, name: str, parent: str | None, *, is_quick: bool = False) -> Session:
         """Open a session. It lives 30 days after its last use, or longer if it did before. A session that was opened a
-        moment ago is used again, so that a request does not wait for what is being written."""
+        moment ago is used again, so that a request does not wait for what is being written. With `is_quick`, raises
+        `NotRemembered` for others."""
         opened, known = self._sessions.get((name, parent), (0.0, None))
         if known is not None and time.monotonic() - opened < _REOPENED:
             return known
+        if is_quick:
+            raise NotRemembered
         ttl = None if self._store.ttl is None else max(LIFE, self._store.ttl)
         found = self._store.lasting_session(name, parent=parent, ttl=ttl)
         return self._sessions.keep((name, parent), (time.monotonic(), found))[1] or found
@@ -312,31 +315,19 @@ class _Call:
                 raise
             await self._relay(api, body, None, None)
             return
-        request = await in_thread(readable, api, plain) if len(plain) > _MIB else readable(api, plain)
-        if request is None:
+        request = readable(api, plain) if len(plain) <= _MIB else None
+        if request is None and len(plain) <= _MIB:
             await self._relay(api, body, None, None)
             return
-        if api.name == "anthropic" and "thread" in request.top and self._settings.mode != "observe":
-            raise _unsupported_thread()
-        is_count = not self._path.rstrip("/").endswith(("/messages", "/completions", "/responses"))
-        name, parent = self._session_name(request)
-        if name.startswith(_UNNAMED) and (before := text_field(request.top, "previous_response_id")):
-            name = await in_thread(self._gateway.session_of, before, name)
-        if self._settings.mode == "observe" and not self._settings.records:
-            await self._relay(api, body, None, None)
-            return
-
-        def prepared() -> tuple[Session, Outgoing]:
-            session = self._gateway.session(name, parent)
-            return session, self._gateway.sender.outgoing(api, request, plain, session)
-
         try:
-            session, outgoing = await in_thread(prepared)
-        except CoatcheckError as error:
-            if request.has_answers and self._settings.mode != "observe":
-                raise RefusedRequest(503, f"the gateway cannot use its store: {mask(error.message)}") from error
+            prepared = self._prepared(api, plain, request, is_quick=True)
+        except NotRemembered:
+            prepared = await in_thread(self._prepared, api, plain, request, is_quick=False)
+        if prepared is None:
             await self._relay(api, body, None, None)
             return
+        is_count = not self._path.rstrip("/").endswith(("/messages", "/completions", "/responses"))
+        request, session, outgoing = prepared
         exchange = Exchange(api, session, request, outgoing, self._started, is_count=is_count)
         if outgoing.body is plain:
             await self._relay(api, body, exchange, None)
@@ -344,6 +335,34 @@ class _Call:
             await self._relay(api, outgoing.body, exchange, plain)
         else:
             await _Answering(self, api, request, outgoing, session, exchange).run()
+
+    def _prepared(
+        self, api: Api, plain: bytes, read: ClientRequest | None, *, is_quick: bool
+    ) -> tuple[ClientRequest, Session, Outgoing] | None:
+        """Return the request, its session, and what is sent for it; None if the body passes as it came. `read` is the
+        request if it was read already. With `is_quick`, raises `NotRemembered` if this takes long."""
+        if read is None and is_quick:
+            raise NotRemembered
+        request = read or readable(api, plain)
+        if request is None:
+            return None
+        if api.name == "anthropic" and "thread" in request.top and self._settings.mode != "observe":
+            raise _unsupported_thread()
+        name, parent = self._session_name(request)
+        if self._settings.mode == "observe" and not self._settings.records:
+            return None
+        before = text_field(request.top, "previous_response_id") if name.startswith(_UNNAMED) else ""
+        if before and is_quick:
+            raise NotRemembered
+        try:
+            session = self._gateway.session(
+                self._gateway.session_of(before, name) if before else name, parent, is_quick=is_quick
+            )
+            return request, session, self._gateway.sender.outgoing(api, request, plain, session, is_quick=is_quick)
+        except CoatcheckError as error:
+            if request.has_answers and self._settings.mode != "observe":
+                raise RefusedRequest(503, f"the gateway cannot use its store: {mask(error.message)}") from error
+            return None
 
     async def _body(self) -> bytes:
         """Read the body of the request."""

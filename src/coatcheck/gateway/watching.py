@@ -2,19 +2,21 @@
 
 One record for each answer, in the series `gateway:calls` of its session: what was new in the request, the answer, the
 usage that the provider reported, and what was or would have been saved. The figures are recorded like those of any
-other model call, so `coatcheck metrics` shows them. Everything runs after the answer, in a thread; a failure here never
-reaches a client. Headers are not recorded.
+other model call, so `coatcheck metrics` shows them. Everything runs after the answer, in a thread, and at most a moment
+later, so that several answers are written at once. A failure here never reaches a client. Headers are not recorded.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec import Raw
@@ -51,7 +53,11 @@ if TYPE_CHECKING:
     from coatcheck.store import Store
 
 SERIES: Final = "gateway:calls"
+_NewRecord = tuple[str, bytes, int | None]
+_Work = Callable[["Exchange", float], list[_NewRecord]]
 _CONVERSATIONS: Final = 1_024
+_PAUSE: Final = 0.1  # seconds in which answers are gathered before they are recorded
+_QUEUED: Final = 4 << 20  # bytes of requests and answers that wait at most
 _PER_TOKEN: Final = 4
 _LARGEST: Final = 16 << 20  # bytes of an answer that are read
 _KEPT: Final = 10_000  # calls of a session
@@ -135,7 +141,10 @@ class Watcher:
         self._policy = policy
         self._is_enabled = is_enabled
         self._known: BoundedCache[tuple[str, str], _Known] = BoundedCache(_CONVERSATIONS)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._queue: list[tuple[Exchange, _Work, float]] = []
+        self._queued = 0
+        self._is_urgent = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
         self._lock = threading.Lock()
         self._has_failed = False
         self.figures = Figures()
@@ -145,53 +154,80 @@ class Watcher:
         if exchange.is_count or not self._is_enabled:
             return
         is_streamed = "event-stream" in media_type
-        self._start(self._passed, exchange, status, data[:_LARGEST], is_streamed, time.time())
+        self._later(exchange, partial(self._passed, status, data[:_LARGEST], is_streamed), len(data))
 
     def note_steps(self, exchange: Exchange, merger: Merger) -> None:
         """Note an answer that was joined from steps."""
         if not merger.usages or not self._is_enabled:
             return
         answer = {"role": "assistant", "content": "\n\n".join(merger.texts)}
-        self._start(self._recorded, exchange, 200, list(merger.usages), answer, time.time())
+        self._later(exchange, partial(self._recorded, 200, list(merger.usages), answer), 0)
 
     async def finish(self) -> None:
         """Wait until everything is recorded."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        while self._task is not None and not self._task.done():
+            self._is_urgent.set()
+            await asyncio.wait({self._task})
 
-    def _start(self, work: Any, *args: Any) -> None:
-        async def run() -> None:
-            try:
-                await in_thread(work, *args)
-            except Exception as error:  # noqa: BLE001 - recording must never stop a gateway
-                if not self._has_failed:
-                    _LOG.warning("recording an answer failed: %s", mask(f"{type(error).__name__}: {error}"))
-                self._has_failed = True
+    def _later(self, exchange: Exchange, work: _Work, size: int) -> None:
+        """Record an answer together with others: soon, or at once if they are large."""
+        self._queue.append((exchange, work, time.time()))
+        self._queued += size + len(exchange.outgoing.body)
+        if self._queued > _QUEUED:
+            self._is_urgent.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._drain())
 
-        task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _drain(self) -> None:
+        while self._queue:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_urgent.wait(), _PAUSE)
+            self._is_urgent.clear()
+            batch, self._queue, self._queued = self._queue, [], 0
+            await in_thread(self._record, batch)
 
-    def _passed(self, exchange: Exchange, status: int, data: bytes, is_streamed: bool, at: float) -> None:
+    def _record(self, batch: Sequence[tuple[Exchange, _Work, float]]) -> None:
+        """Record answers, with one transaction for each session."""
+        written: dict[str, tuple[Session, list[_NewRecord]]] = {}
+        for exchange, work, at in batch:
+            records = written.setdefault(exchange.session.session_id, (exchange.session, []))[1]
+            with self._never_failing():
+                records += work(exchange, at)
+        for session, records in written.values():
+            with self._never_failing():
+                session.record_all(records)
+
+    @contextlib.contextmanager
+    def _never_failing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - recording must never stop a gateway
+            if not self._has_failed:
+                _LOG.warning("recording an answer failed: %s", mask(f"{type(error).__name__}: {error}"))
+            self._has_failed = True
+
+    def _passed(self, status: int, data: bytes, is_streamed: bool, exchange: Exchange, at: float) -> list[_NewRecord]:
         if status != 200:
             with self._lock:
                 self.figures.add(Figures(errors=1))
-            self._write(exchange, {"status": status, "error": _error(data)}, at)
-            return
+            return [self._call(exchange, {"status": status, "error": _error(data)}, at)]
         try:
             usage, answer = exchange.api.usage_in(data, is_streamed=is_streamed)
         except (Unreadable, ValueError, KeyError, TypeError, AttributeError):
             usage, answer = {}, None
-        self._recorded(exchange, status, [usage], answer, at)
+        return self._recorded(status, [usage], answer, exchange, at)
 
-    def _recorded(self, exchange: Exchange, status: int, usages: Sequence[Any], answer: Any, at: float) -> None:
+    def _recorded(
+        self, status: int, usages: Sequence[Any], answer: Any, exchange: Exchange, at: float
+    ) -> list[_NewRecord]:
         request, outgoing, session = exchange.request, exchange.outgoing, exchange.session
         policy = self._policy or configured(session.store.settings)
         prices = policy.prices or model(request.model).prices
         parts = list(_parts(request))
         known = self._known_of(session, request)
-        same, broke, rewritten = _compared(known, parts)
-        self._known.keep((session.session_id, request.first), _Known(len(parts), _chain(parts, len(parts)), parts))
+        whole, start = _chains(parts, known.count if known is not None else 0)
+        same, broke, rewritten = _compared(known, parts, start)
+        self._known.keep((session.session_id, request.first), _Known(len(parts), whole, parts))
         figures, used = _figures(usages, outgoing, prices)
         figures.broken_prefixes, figures.tokens_rewritten = int(broke is not None), rewritten
         could = [] if outgoing.adoption is not None else _could_leave(exchange, session, prices)
@@ -201,7 +237,7 @@ class Watcher:
         lead = len(parts) - len(request.messages)
         body: dict[str, Any] = {
             "status": status, "usage": list(usages), "steps": len(usages), "messages": len(request.messages),
-            "same": same, "count": len(parts), "chain": _chain(parts, len(parts)),
+            "same": same, "count": len(parts), "chain": whole,
             "new": request.messages[max(0, same - lead) :], "answer": answer,
         }  # fmt: skip
         if broke is not None:
@@ -214,8 +250,7 @@ class Watcher:
             ]
         elif could:
             body["could_leave"] = [{"tool": tool, "tokens": tokens, "saving": gain} for tool, tokens, gain in could]
-        self._write(exchange, body, at)
-        self._measure(exchange, figures, used, could, prices, at)
+        return [self._call(exchange, body, at), *self._measures(exchange, figures, used, could, at)]
 
     def _known_of(self, session: Session, request: ClientRequest) -> _Known | None:
         """Return the last request of the conversation: from memory, else from the session's last record."""
@@ -231,7 +266,7 @@ class Watcher:
                 return None
         return None
 
-    def _write(self, exchange: Exchange, body: dict[str, Any], at: float) -> None:
+    def _call(self, exchange: Exchange, body: dict[str, Any], at: float) -> _NewRecord:
         request, session = exchange.request, exchange.session
         policy = self._policy or configured(session.store.settings)
         head = {
@@ -247,12 +282,12 @@ class Watcher:
             )
             brief = {name: body[name] for name in ("status", "count", "chain", "same", "messages") if name in body}
             whole = raw_of(head | brief | {"artifact": ref.pointer})
-        session.record(SERIES, bytes(whole), keep=_KEPT)
+        return SERIES, bytes(whole), _KEPT
 
-    def _measure(
-        self, exchange: Exchange, figures: Figures, used: Usage, could: Sequence[Any], prices: Prices, at: float
-    ) -> None:
-        """Record the figures of the answer like those of any other model call."""
+    def _measures(
+        self, exchange: Exchange, figures: Figures, used: Usage, could: Sequence[Any], at: float
+    ) -> Iterator[_NewRecord]:
+        """Yield the figures of the answer as those of any other model call."""
         settings, outgoing = exchange.session.store.settings, exchange.outgoing
         if not settings["metrics.enabled"]:
             return
@@ -276,7 +311,7 @@ class Watcher:
             cached_tokens=used.cached_tokens,
             cache_write_tokens=used.cache_write_tokens,
         )
-        exchange.session.record(METRICS, call.to_json().encode(), keep=settings["metrics.keep"])
+        yield METRICS, call.to_json().encode(), settings["metrics.keep"]
 
 
 def _error(data: bytes) -> dict[str, str]:
@@ -322,16 +357,19 @@ def _unmarked(value: Any) -> bytes:
     return bytes(raw_of(bare(value)))
 
 
-def _chain(parts: Sequence[_Part], count: int) -> str:
-    return digest(*(one.digest for one in parts[:count]))
+def _chains(parts: Sequence[_Part], count: int) -> tuple[str, str]:
+    """Return the digest over all parts, and over the first `count` of them."""
+    digests = [one.digest for one in parts]
+    whole = digest(*digests)
+    return whole, whole if count == len(digests) else digest(*digests[:count])
 
 
-def _compared(known: _Known | None, parts: Sequence[_Part]) -> tuple[int, dict[str, Any] | None, int]:
+def _compared(known: _Known | None, parts: Sequence[_Part], start: str) -> tuple[int, dict[str, Any] | None, int]:
     """Return how many parts are as in the request before, where and why the prefix broke, and the tokens that are sent
-    again because of it."""
+    again because of it. `start` is the digest over as many parts as that request had."""
     if known is None:
         return 0, None, 0
-    if len(parts) >= known.count and _chain(parts, known.count) == known.chain:
+    if len(parts) >= known.count and start == known.chain:
         return known.count, None, 0
     before = known.parts
     if not before:

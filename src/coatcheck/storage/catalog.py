@@ -366,12 +366,24 @@ class Records(Rows):
         period, its older records are deleted first. Raises `Fenced` and changes nothing if `token` is not that of the
         session's newest claim; otherwise the claim counts as used. With `keep`, only that number of newest records is
         kept."""
-        session_id, name = session.session_id, series.encode()
-        key, attempt = _series_key(series), secrets.token_bytes(8)
-        value = _HEAD.pack(attempt, at, token or 0, len(name)) + name + body
+        return self.record_all(session, [(series, body, keep)], at=at, token=token, grace=grace)
+
+    def record_all(
+        self,
+        session: SessionInfo,
+        given: Sequence[tuple[str, bytes, int | None]],
+        *,
+        at: float,
+        token: int | None = None,
+        grace: float = 0.0,
+    ) -> int:
+        """Append several records, all or none: `record` for each series, body and `keep`. Returns the number of the
+        last one."""
+        session_id, attempt = session.session_id, secrets.token_bytes(8)
 
         def work() -> int:
             self._use(session, at, grace)
+            key = _series_key(given[-1][0])
             last = self.notes(session_id, key, key + "g", limit=1, newest=True)
             if last and last[0].value[8:16] == attempt:
                 return _seq(last[0])
@@ -379,11 +391,18 @@ class Records(Rows):
                 newest, last_attempt = self._newest_claim(session_id)
                 _check_token(token, newest)
                 self._save_claim(session_id, replace(newest, at=max(newest.at, at)), last_attempt)
-            number = _seq(last[0]) + 1 if last else 1
-            self.save(Note(session_id, f"{key}{number:016x}", xxhash.xxh3_64_digest(value) + value))
-            if keep is not None:
-                self._drop_notes(session_id, key, f"{key}{number - keep + 1:016x}")
-            return number
+            numbers: dict[str, int] = {key: _seq(last[0]) if last else 0}
+            for series, body, keep in given:
+                key, name = _series_key(series), series.encode()
+                if key not in numbers:
+                    last = self.notes(session_id, key, key + "g", limit=1, newest=True)
+                    numbers[key] = _seq(last[0]) if last else 0
+                number = numbers[key] = numbers[key] + 1
+                value = _HEAD.pack(attempt, at, token or 0, len(name)) + name + body
+                self.save(Note(session_id, f"{key}{number:016x}", xxhash.xxh3_64_digest(value) + value))
+                if keep is not None:
+                    self._drop_notes(session_id, key, f"{key}{number - keep + 1:016x}")
+            return numbers[key]
 
         return self.change("writing a record", work, session_id=session_id, effect="add")
 
