@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -31,9 +31,9 @@ from coatcheck.gateway.api import (
     FIRST,
     Api,
     ClientRequest,
+    HeldFacts,
     Merger,
     Unreadable,
-    digest,
     fields_of,
     raw_of,
     text_field,
@@ -56,6 +56,7 @@ SERIES: Final = "gateway:calls"
 _NewRecord = tuple[str, bytes, int | None]
 _Work = Callable[["Exchange", float], list[_NewRecord]]
 _CONVERSATIONS: Final = 1_024
+_DIGITS: Final = 32  # of the digest of a part
 _PAUSE: Final = 0.1  # seconds in which answers are gathered before they are recorded
 _QUEUED: Final = 4 << 20  # bytes of requests and answers that wait at most
 _PER_TOKEN: Final = 4
@@ -124,13 +125,18 @@ class _Part(NamedTuple):
     size: int
 
 
+_Parts = Sequence[_Part | HeldFacts]
+
+
 @dataclass(slots=True)
 class _Known:
-    """The last request of a conversation: the digest over its parts, and the parts if this process has seen them."""
+    """The last request of a conversation: the digest over its parts, and the parts if this process has seen them, with
+    what continues the digest."""
 
     count: int
     chain: str
-    parts: list[_Part] = field(default_factory=list)
+    parts: _Parts = ()
+    hashed: Any = None
 
 
 class Watcher:
@@ -223,11 +229,12 @@ class Watcher:
         request, outgoing, session = exchange.request, exchange.outgoing, exchange.session
         policy = self._policy or configured(session.store.settings)
         prices = policy.prices or model(request.model).prices
-        parts = list(_parts(request))
+        parts, key = _parts(request), (session.session_id, request.first)
         known = self._known_of(session, request)
-        whole, start = _chains(parts, known.count if known is not None else 0)
-        same, broke, rewritten = _compared(known, parts, start)
-        self._known.keep((session.session_id, request.first), _Known(len(parts), whole, parts))
+        same, broke, rewritten = _compared(known, parts)
+        before = known.hashed if known is not None and same == known.count else None
+        hashed = _hashed(parts if before is None else parts[same:], before)
+        whole = self._known.keep(key, _Known(len(parts), _chain(hashed), parts, hashed)).chain
         figures, used = _figures(usages, outgoing, prices)
         figures.broken_prefixes, figures.tokens_rewritten = int(broke is not None), rewritten
         could = [] if outgoing.adoption is not None else _could_leave(exchange, session, prices)
@@ -325,12 +332,15 @@ def _error(data: bytes) -> dict[str, str]:
         return {"type": "unreadable", "message": ""}
 
 
-def _parts(request: ClientRequest) -> list[_Part]:
+def _parts(request: ClientRequest) -> list[_Part | HeldFacts]:
     """Return the parts of a prompt in the order of a provider's cache: tools, system text, messages."""
-    found = [_part(raw, "tool") for raw in request.tools]
+    found: list[_Part | HeldFacts] = [_part(raw, "tool") for raw in request.tools]
     found += [_part(request.top[name], "system text") for name in ("system", "instructions") if name in request.top]
-    found += [_Part(one.digest[:32], one.label, one.size) for one in request.facts]
-    return found
+    return found + request.facts
+
+
+def _is_equal(one: _Part | HeldFacts, other: _Part | HeldFacts) -> bool:
+    return one is other or one.digest == other.digest
 
 
 def _part(raw: Raw, what: str) -> _Part:
@@ -357,20 +367,27 @@ def _unmarked(value: Any) -> bytes:
     return bytes(raw_of(bare(value)))
 
 
-def _chains(parts: Sequence[_Part], count: int) -> tuple[str, str]:
-    """Return the digest over all parts, and over the first `count` of them."""
-    digests = [one.digest for one in parts]
-    whole = digest(*digests)
-    return whole, whole if count == len(digests) else digest(*digests[:count])
+def _hashed(parts: _Parts, before: Any = None) -> Any:
+    """Return a hash over these parts, behind those that were hashed before."""
+    hashed = hashlib.sha256() if before is None else before.copy()
+    hashed.update("".join([one.digest[:_DIGITS] for one in parts]).encode())
+    return hashed
 
 
-def _compared(known: _Known | None, parts: Sequence[_Part], start: str) -> tuple[int, dict[str, Any] | None, int]:
+def _chain(hashed: Any) -> str:
+    return str(hashed.hexdigest()[:40])
+
+
+def _compared(known: _Known | None, parts: _Parts) -> tuple[int, dict[str, Any] | None, int]:
     """Return how many parts are as in the request before, where and why the prefix broke, and the tokens that are sent
-    again because of it. `start` is the digest over as many parts as that request had."""
+    again because of it."""
     if known is None:
         return 0, None, 0
-    if len(parts) >= known.count and start == known.chain:
-        return known.count, None, 0
+    if len(parts) >= known.count:
+        if known.parts and all(map(_is_equal, known.parts, parts)):
+            return known.count, None, 0
+        if not known.parts and _chain(_hashed(parts[: known.count])) == known.chain:
+            return known.count, None, 0
     before = known.parts
     if not before:
         return 0, {"part": None, "what": "unknown", "why": "it changed while no gateway was running"}, 0

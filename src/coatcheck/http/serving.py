@@ -278,6 +278,11 @@ def _protocol(unproven: Probation) -> type[HttpToolsProtocol]:
                 raise ValueError("the head of a request is too large")
             super().on_headers_complete()
 
+        def on_body(self, body: bytes) -> None:
+            if not self.cycle.body:
+                self.cycle.body = b""  # type: ignore[assignment]  # so that the application gets the bytes without a copy
+            super().on_body(body)
+
         def send_400_response(self, msg: str) -> None:
             if self.transport.is_closing():
                 return
