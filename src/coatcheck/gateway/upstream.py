@@ -123,6 +123,8 @@ class ProviderClient:
         """Send a request to an address, which has no path of its own beyond a prefix, and return the answer with its
         body still to read. `target` is the path with the query, as it came. Raises `ProviderFailure`, or `ValueError`
         if a header cannot be sent."""
+        if not target.startswith("/"):
+            raise ValueError("the target of a request must begin with a slash")
         base = self._bases.setdefault(address, URL(address))
         path, _, query = target.partition("?")
         url = URL.build(
