@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from msgspec import Raw
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.process_collector import ProcessCollector
 
 from coatcheck.checks import one_of, valid, whole
 from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded
@@ -38,6 +41,7 @@ from coatcheck.gateway.upstream import (
     decoder,
 )
 from coatcheck.gateway.watching import Exchange, Watcher
+from coatcheck.http.credentials import Access, Keyring
 from coatcheck.http.serving import is_same, prove
 from coatcheck.ids import clip
 from coatcheck.lanes import in_thread
@@ -125,15 +129,22 @@ def _check_session(name: str) -> str:
 
 
 class Gateway:
-    """An ASGI application. It has no state of its own: any other with the same store can take the next request."""
+    """An ASGI application. It has no state of its own: any other with the same store can take the next request.
 
-    def __init__(self, store: Store, settings: GatewaySettings | None = None) -> None:
+    With a keyring, each request needs one of its tokens, which names the tenant and the sessions that it may use."""
+
+    def __init__(
+        self, store: Store, settings: GatewaySettings | None = None, *, keyring: Keyring | None = None
+    ) -> None:
         self.settings = settings or GatewaySettings()
         self._store = store
-        self._sender = Sender(mode=self.settings.mode, policy=self.settings.policy)
+        self.keyring = keyring
         self.watcher = Watcher(store, policy=self.settings.policy, is_enabled=self.settings.records)
         self.client = ProviderClient(proxy=self.settings.proxy)
-        self._sessions: BoundedCache[tuple[str, str | None], tuple[float, Session | None]] = BoundedCache(_OPENED)
+        self._tenants: dict[str | None, _Tenant] = {None: _Tenant(store, self.settings)}
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self.watcher)
+        ProcessCollector(registry=self._registry)
         anthropic, chat, responses = MessagesApi(), ChatApi(), ResponsesApi()
         self._apis: dict[str, Api] = {
             "/messages": anthropic, "/messages/count_tokens": anthropic, "/chat/completions": chat,
@@ -145,7 +156,8 @@ class Gateway:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
-            await _Call(self, scope, receive, send).run()
+            with self.watcher.running():
+                await _Call(self, scope, receive, send).run()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -175,9 +187,29 @@ class Gateway:
         api = self.error_api(path, headers)
         return (self.settings.anthropic if api.name == "anthropic" else self.settings.openai).rstrip("/")
 
-    @property
-    def sender(self) -> Sender:
-        return self._sender
+    def tenant(self, name: str | None, *, is_quick: bool = False) -> _Tenant:
+        """Return what belongs to a tenant, None for the store itself. Its store is opened once; with `is_quick`, raises
+        `NotRemembered` if it is not open."""
+        found = self._tenants.get(name)
+        if found is None:
+            if is_quick:
+                raise NotRemembered
+            store = self._store if name is None else self._store.tenant(name)
+            found = self._tenants.setdefault(name, _Tenant(store, self.settings))
+        return found
+
+    def metrics(self) -> tuple[bytes, str]:
+        """Return the figures for Prometheus, and their media type."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+
+class _Tenant:
+    """What belongs to one tenant: its store, its open sessions, and what was sent for them."""
+
+    def __init__(self, store: Store, settings: GatewaySettings) -> None:
+        self._store = store
+        self.sender = Sender(mode=settings.mode, policy=settings.policy)
+        self._sessions: BoundedCache[tuple[str, str | None], tuple[float, Session | None]] = BoundedCache(_OPENED)
 
     def session(self, name: str, parent: str | None, *, is_quick: bool = False) -> Session:
         """Open a session. It lives 30 days after its last use, or longer if it did before. A session that was opened a
@@ -226,6 +258,9 @@ class _Call:
         self._path = scope.get("path", "/")
         self._raw_path = bytes(scope.get("raw_path") or self._path.encode()).partition(b"?")[0].decode("latin-1")
         self._named: dict[str, str] = {}
+        self._access: Access | None = None
+        self.tenant = gateway.tenant(None)
+        self.is_unnamed = False
         self._is_begun = False
         self._started = time.time()
 
@@ -240,6 +275,10 @@ class _Call:
                 return
             if self._path in ("", "/", "/healthz") and self._scope["method"] in ("GET", "HEAD"):
                 await self._whole(200, b"ok\n", [(b"content-type", b"text/plain")])
+                return
+            if self._path == "/metrics" and self._scope["method"] == "GET":
+                text, media_type = await in_thread(self._gateway.metrics)
+                await self._whole(200, text, [(b"content-type", media_type.encode()), (b"cache-control", b"no-store")])
                 return
             if self._header(b"upgrade").lower() == "websocket":
                 await self._fail(426, "WebSocket is not supported by this gateway; use HTTP")
@@ -268,10 +307,15 @@ class _Call:
             self._path = self._raw_path
 
     def _refused(self) -> tuple[int, str] | None:
-        if self._settings.token is not None:
-            given = self._header(b"x-coatcheck-token") or self._named.get("t")
-            if not is_same(given, self._settings.token):
-                return 401, "the token of the gateway is missing or wrong; it is in the address that it prints"
+        given = self._header(b"x-coatcheck-token") or self._named.get("t")
+        if self._gateway.keyring is not None:
+            self._access = self._gateway.keyring.find(given)
+            if self._access is None:
+                return 401, "the token of the gateway is missing or wrong; send it as x-coatcheck-token"
+            if not self._access.allows("metrics" if self._path == "/metrics" else "write"):
+                return 403, "this token does not allow that"
+        elif self._settings.token is not None and not is_same(given, self._settings.token):
+            return 401, "the token of the gateway is missing or wrong; it is in the address that it prints"
         prove(self._scope)
         return None
 
@@ -279,11 +323,25 @@ class _Call:
         return self._headers.get(name, b"").decode("latin-1").strip()
 
     def _session_name(self, request: ClientRequest | None) -> tuple[str, str | None]:
-        """Return the session of a request, and its parent: what the client names first, else what it is known by."""
-        header = self._header
-        named = header(b"x-coatcheck-session") or self._named.get("s") or self._settings.session
+        """Return the session of a request, and its parent: what the client names first, else what it is known by, in
+        the range of its token."""
+        named = self._header(b"x-coatcheck-session") or self._named.get("s") or self._settings.session
         if named:
-            return _check_session(named), None
+            if not self._may_use(_check_session(named)):
+                assert self._access is not None
+                raise RefusedRequest(403, f"this token opens only sessions {self._access.limits}")
+            return named, None
+        name, parent = self._found_name(request)
+        self.is_unnamed = name.startswith(_UNNAMED)
+        start = self._access.sessions if self._access is not None else ""
+        return (_safe(start + name, start), parent and _safe(start + parent, start)) if start else (name, parent)
+
+    def _may_use(self, session_id: str) -> bool:
+        return self._access is None or self._access.covers(session_id)
+
+    def _found_name(self, request: ClientRequest | None) -> tuple[str, str | None]:
+        """Return the session by which a client is known, and its parent."""
+        header = self._header
         for start, main, own, parent in (
             ("claude-code-", b"x-claude-code-session-id", b"x-claude-code-agent-id", b"x-claude-code-parent-agent-id"),
             ("codex-", b"session-id", b"thread-id", b"x-codex-parent-thread-id"),
@@ -351,14 +409,16 @@ class _Call:
         name, parent = self._session_name(request)
         if self._settings.mode == "observe" and not self._settings.records:
             return None
-        before = text_field(request.top, "previous_response_id") if name.startswith(_UNNAMED) else ""
+        before = text_field(request.top, "previous_response_id") if self.is_unnamed else ""
         if before and is_quick:
             raise NotRemembered
         try:
-            session = self._gateway.session(
-                self._gateway.session_of(before, name) if before else name, parent, is_quick=is_quick
-            )
-            return request, session, self._gateway.sender.outgoing(api, request, plain, session, is_quick=is_quick)
+            whose = self._access.tenant if self._access is not None else None
+            tenant = self.tenant = self._gateway.tenant(whose, is_quick=is_quick)
+            if before and self._may_use(found := tenant.session_of(before, name)):
+                name = found
+            session = tenant.session(name, parent, is_quick=is_quick)
+            return request, session, tenant.sender.outgoing(api, request, plain, session, is_quick=is_quick)
         except CoatcheckError as error:
             if request.has_answers and self._settings.mode != "observe":
                 raise RefusedRequest(503, f"the gateway cannot use its store: {mask(error.message)}") from error
@@ -479,7 +539,7 @@ class _Call:
         while (response := await self.opened(outgoing.body, is_plain=True)).status == 400 and api.binds_thinking:
             read = b"".join([chunk async for chunk in response.chunks()])
             response.close()
-            sender = self._gateway.sender
+            sender = self.tenant.sender
             if attempt == _ATTEMPTS or not await in_thread(sender.recovered, api, outgoing, session, read):
                 return response, read
             attempt += 1
@@ -542,6 +602,8 @@ class _Call:
 
     async def _start(self, status: int, headers: HeaderList) -> None:
         self._is_begun = True
+        api = self._gateway.api_of(self._path)
+        self._gateway.watcher.answers[api.name if api is not None else "other", status] += 1
         await self._send_event({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send(self, data: bytes) -> None:
@@ -750,9 +812,9 @@ class _Answering:
         for key, body in records.items():
             if not await self._written_down(key, body):
                 return
-        if merger.answer_id and records and self._session.session_id.startswith(_UNNAMED):
+        if merger.answer_id and records and self._call.is_unnamed:
             with contextlib.suppress(CoatcheckError):  # then the next request must name its session
-                await in_thread(self._call.gateway.remember, merger.answer_id, self._session)
+                await in_thread(self._call.tenant.remember, merger.answer_id, self._session)
         if self._request.is_streamed:
             await self._call.end(end)
         else:
@@ -801,9 +863,11 @@ class _Answering:
                 task.cancel()
 
 
-def _safe(name: str) -> str:
-    """Return the name of a session that a client chose without knowing it; its digest if it cannot be one."""
-    return name if _SESSION_NAME.fullmatch(name) and not name.startswith(_RESERVED) else f"client-{digest(name)[:32]}"
+def _safe(name: str, start: str = "") -> str:
+    """Return the name of a session that a client chose without knowing it; its digest if it cannot be one, behind the
+    `start` that its token wants."""
+    is_name = _SESSION_NAME.fullmatch(name) and not name.startswith(_RESERVED)
+    return name if is_name else f"{start}client-{digest(name)[:32]}"
 
 
 def _too_large(limit: int) -> RefusedRequest:

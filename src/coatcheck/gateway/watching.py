@@ -14,12 +14,15 @@ import hashlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec import Raw
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from coatcheck import __version__
 from coatcheck.context.metrics import SERIES as METRICS
@@ -56,6 +59,7 @@ SERIES: Final = "gateway:calls"
 _NewRecord = tuple[str, bytes, int | None]
 _Work = Callable[["Exchange", float], list[_NewRecord]]
 _CONVERSATIONS: Final = 1_024
+_LABELS: Final = ("api", "status")
 _DIGITS: Final = 32  # of the digest of a part
 _PAUSE: Final = 0.1  # seconds in which answers are gathered before they are recorded
 _QUEUED: Final = 4 << 20  # bytes of requests and answers that wait at most
@@ -139,20 +143,39 @@ class _Known:
     hashed: Any = None
 
 
-class Watcher:
-    """Records what passes. `figures` are the sums of this process."""
+_HELP: Final = {
+    "calls": "Answers that were recorded.",
+    "errors": "Answers of providers with an error.",
+    "steps": "Calls of the model.",
+    "input_tokens": "Input tokens, as providers report them.",
+    "cached_tokens": "Input tokens from the cache.",
+    "output_tokens": "Output tokens.",
+    "stubs": "Results that became stubs.",
+    "tokens_saved": "Tokens of results that were not sent.",
+    "reads": "Further steps, in which the model read what was stored.",
+    "tokens_could_save": "Tokens of results that would have become stubs.",
+    "broken_prefixes": "Requests that did not begin like the one before.",
+    "tokens_rewritten": "Tokens that were sent again because of that.",
+}
+
+
+class Watcher(Collector):
+    """Records what passes. `figures` are the sums of this process, `answers` its answers by API and status. Both are
+    given to Prometheus. No label is chosen by a client."""
 
     def __init__(self, store: Store, *, policy: Policy | None, is_enabled: bool) -> None:
         self._store = store
         self._policy = policy
         self._is_enabled = is_enabled
-        self._known: BoundedCache[tuple[str, str], _Known] = BoundedCache(_CONVERSATIONS)
+        self._known: BoundedCache[tuple[Store, str, str], _Known] = BoundedCache(_CONVERSATIONS)
         self._queue: list[tuple[Exchange, _Work, float]] = []
         self._queued = 0
         self._is_urgent = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._lock = threading.Lock()
         self._has_failed = False
+        self._running = 0
+        self.answers: Counter[tuple[str, int]] = Counter()
         self.figures = Figures()
 
     def note(self, exchange: Exchange, status: int, media_type: str, data: bytes) -> None:
@@ -168,6 +191,24 @@ class Watcher:
             return
         answer = {"role": "assistant", "content": "\n\n".join(merger.texts)}
         self._later(exchange, partial(self._recorded, 200, list(merger.usages), answer), 0)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Count a request while it is in progress."""
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+    def collect(self) -> Iterator[Metric]:
+        answers = CounterMetricFamily("coatcheck_gateway_requests", "Requests by API and status.", None, _LABELS)
+        for (api, status), number in self.answers.copy().items():
+            answers.add_metric((api, str(status)), number)
+        yield answers
+        yield GaugeMetricFamily("coatcheck_gateway_requests_running", "Requests in progress.", self._running)
+        for name, text in _HELP.items():
+            yield CounterMetricFamily(f"coatcheck_gateway_{name}", text, getattr(self.figures, name))
 
     async def finish(self) -> None:
         """Wait until everything is recorded."""
@@ -194,9 +235,10 @@ class Watcher:
 
     def _record(self, batch: Sequence[tuple[Exchange, _Work, float]]) -> None:
         """Record answers, with one transaction for each session."""
-        written: dict[str, tuple[Session, list[_NewRecord]]] = {}
+        written: dict[tuple[Store, str], tuple[Session, list[_NewRecord]]] = {}
         for exchange, work, at in batch:
-            records = written.setdefault(exchange.session.session_id, (exchange.session, []))[1]
+            key = exchange.session.store, exchange.session.session_id
+            records = written.setdefault(key, (exchange.session, []))[1]
             with self._never_failing():
                 records += work(exchange, at)
         for session, records in written.values():
@@ -229,7 +271,7 @@ class Watcher:
         request, outgoing, session = exchange.request, exchange.outgoing, exchange.session
         policy = self._policy or configured(session.store.settings)
         prices = policy.prices or model(request.model).prices
-        parts, key = _parts(request), (session.session_id, request.first)
+        parts, key = _parts(request), (session.store, session.session_id, request.first)
         known = self._known_of(session, request)
         same, broke, rewritten = _compared(known, parts)
         before = known.hashed if known is not None and same == known.count else None
@@ -261,7 +303,7 @@ class Watcher:
 
     def _known_of(self, session: Session, request: ClientRequest) -> _Known | None:
         """Return the last request of the conversation: from memory, else from the session's last record."""
-        found = self._known.get((session.session_id, request.first))
+        found = self._known.get((session.store, session.session_id, request.first))
         if found is not None:
             return found
         for record in session.records(SERIES, newest=True, limit=1):
