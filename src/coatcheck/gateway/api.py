@@ -1,9 +1,8 @@
 """What the gateway knows about an API: how to read a request, what it is sent instead, and how answers are merged.
 
 Requests are read as `msgspec.Raw`: a value that is not changed keeps its bytes. What is learned about a message is kept
-by the digest of its bytes, so that only new messages are decoded, and of a conversation that goes on only the end is
-read. `Api` is one provider's interface, `Merger` joins the
-steps of one answer into what the client is shown.
+by the digest of its bytes, so that only new messages are decoded. Of a request that continues a conversation, only the
+end is read. `Api` is one provider's interface, `Merger` joins the steps of one answer into what the client is shown.
 """
 
 from __future__ import annotations

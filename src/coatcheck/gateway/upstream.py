@@ -81,6 +81,8 @@ class ProviderAnswer:
             while chunk := await content.readany():
                 yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if left := content._read_nowait(-1):  # aiohttp reports the failure before what had arrived
+                yield left
             raise _failure(error) from error
 
     async def plain_chunks(self) -> AsyncIterator[bytes]:
