@@ -54,9 +54,10 @@ clean:  ## Remove .venv, builds and caches
 	rm -rf .venv .venv-adapters .venv-peers build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-# MCP servers from npm, for the tests of the proxy. Without a registry those tests skip, but never in CI.
+# MCP servers from npm, for the tests of the proxy, and a browser. Without a registry those tests skip, but never in CI.
 $(SERVERS): $(VENV) tests/mcp/node/package-lock.json tests/gateway/node/package-lock.json
 	@$(BIN)/python -m tests.gateway.node_clients || { echo "the clients from npm cannot be installed" >&2; test -z "$$CI"; }
+	@$(BIN)/python -m tests.browser || { echo "Chromium cannot be installed" >&2; test -z "$$CI"; }
 	@$(BIN)/python -m tests.mcp.node_servers || { echo "the servers from npm cannot be installed" >&2; test -z "$$CI"; }
 
 # What the demo uses, about 170 MB.

@@ -1,4 +1,4 @@
-"""The cost of `import coatcheck` in a new interpreter, and a check that it loads no extras."""
+"""The cost of `import coatcheck` in a new interpreter and of whole commands, and a check that it loads no extras."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from benchmarks.report import Row
 _CORE = frozenset({"annotated_types", "backports", "click", "coatcheck", "pydantic", "pydantic_core", "rich",
                    "typing_extensions", "typing_inspection", "xxhash"})  # fmt: skip
 _STATEMENTS = ("pass", "import pydantic", "from coatcheck import open")
+_FLOOR = "import click, rich"
+_COMMANDS = ("--version", "--help", "ls", "get log", "put {file}", "read log --lines 5:9", "stats")
 
 
 def imports(bench: Bench) -> Iterator[Row]:
@@ -33,6 +35,36 @@ def imports(bench: Bench) -> Iterator[Row]:
     bare, peer, ours = (statistics.median(took[statement]) for statement in _STATEMENTS)
     yield Row("import coatcheck against import pydantic", peer - bare, ours - bare, 2.0)
     yield Row("modules of extras that it loads", None, len(_extras()), 0, "count")
+    yield from _commands(bench, environment)
+
+
+def _commands(bench: Bench, environment: dict[str, str]) -> Iterator[Row]:
+    """CPU time of whole commands on a small store, in turns with an interpreter that imports click and rich. It counts
+    what the processes use, so that other work on the machine matters little."""
+    file = bench.new_folder("commands") / "log.txt"
+    file.write_text("".join(f"line {number}\n" for number in range(2_000)))
+    environment = {**environment, "COATCHECK_STORE": str(bench.new_folder("store") / "store")}
+    words = {one: [sys.executable, "-m", "coatcheck", *one.format(file=file).split()] for one in _COMMANDS}
+    _cpu_seconds([*words["put {file}"], "--name", "log"], environment)
+    calls = {_FLOOR: [sys.executable, "-c", _FLOOR], **words}
+    took: dict[str, list[float]] = {one: [] for one in calls}
+    for turn in range(bench.rounds(30) + 1):
+        for one, call in calls.items():
+            spent = _cpu_seconds(call, environment)
+            took[one] += [spent] if turn else []
+    floor = statistics.median(took[_FLOOR])
+    for one in _COMMANDS:
+        yield Row(f"coatcheck {one.format(file='FILE')} against {_FLOOR}", floor, statistics.median(took[one]), 2.0)
+
+
+def _cpu_seconds(call: list[str], environment: dict[str, str]) -> float:
+    """Run a process and return the CPU time that it used, in user and system mode."""
+    process = subprocess.Popen(call, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{call} exited with {process.returncode}")
+    return usage.ru_utime + usage.ru_stime
 
 
 def _extras() -> set[str]:

@@ -1,6 +1,8 @@
-"""Draw docs/terminal.svg: `python -m examples.pictures` runs the commands below in a new store on a pseudo-terminal.
+"""Draw the pictures of the documentation: `python -m examples.pictures` draws docs/terminal.svg and docs/console-*.png.
 
-What differs from run to run is replaced: ages, versions, the free disk space and the folder.
+The terminal shows the commands below, run in a new store on a pseudo-terminal. What differs from run to run is
+replaced:
+ages, versions, the free disk space and the folder. `console_pictures` draws the console.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from rich.text import Text
 
 from examples import shop
 
-PICTURE = Path(__file__).resolve().parent.parent / "docs" / "terminal.svg"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PICTURE = DOCS / "terminal.svg"
 COLUMNS = 100
 COMMANDS = (
     "coatcheck put checkout.log --tool fetch_log",
@@ -90,3 +93,8 @@ if __name__ == "__main__":
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURE
     target.write_text(draw())
     print(f"wrote {target}")
+    if target == PICTURE:
+        from examples.console_pictures import photograph  # here: it needs the packages of the tests
+
+        for one in photograph(DOCS):
+            print(f"wrote {one}, {one.stat().st_size:,} bytes")

@@ -18,6 +18,7 @@ ALWAYS = ("langchain", "openai_agents", "pydantic_ai")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_800)  # it may install the framework first, and runs some hundred tests
 @pytest.mark.parametrize("name", ALWAYS)
 def test_the_tests_of_an_adapter_pass_in_the_environment_of_its_framework(name: str) -> None:
     try:

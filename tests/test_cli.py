@@ -463,13 +463,14 @@ def test_in_a_pipe_nothing_that_draws_is_imported(args: tuple[str, ...]) -> None
 def modules_of(*args: str) -> set[str]:
     """The modules that a command imports."""
     code = "import atexit, sys; from coatcheck.cli import main; atexit.register(lambda: print(*sys.modules)); main()"
-    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=True)
+    call = [sys.executable, "-c", code, *args]
+    done = subprocess.run(call, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split())
 
 
 def test_a_command_imports_only_what_it_uses() -> None:
     version = {name for name in modules_of("--version") if name.startswith("coatcheck")}
-    assert version == {"coatcheck", "coatcheck.errors", "coatcheck.cli", "coatcheck.cli.terminal"}
+    assert version == {"coatcheck", "coatcheck.cli", "coatcheck.cli.terminal", "coatcheck.deferred", "coatcheck.errors"}
     unused = {"reading", "externalize", "previews", "context", "transcript", "executor", "mcp", "install", "aio"}
     unused |= {"transfer", "collect", "tokens", "_toolkit", "cli.store_commands"}
     answer("put", "-", "--name", "n", stdin=b"x")
@@ -500,6 +501,38 @@ def test_a_command_imports_no_other_command_and_no_heavy_package(args: tuple[str
     assert commands == {f"coatcheck.cli.{own}"}
     heavy = ("re2", "pydantic", "duckdb", "rich", "mcp", "coatcheck.context.", "coatcheck.transcript", "coatcheck.mcp")
     assert not {name for name in loaded if name.startswith(heavy)}
+
+
+QUICK = [("ls",), ("get", "n"), ("put", "-"), ("stats",), ("read", "n", "--lines", "1:2")]
+
+
+@pytest.mark.parametrize("args", QUICK, ids=" ".join)
+def test_a_quick_command_imports_nothing_that_it_could_do_without(args: tuple[str, ...]) -> None:
+    answer("put", "-", "--name", "n", stdin=b"x\n")
+    ours = {
+        "previews.kinds",
+        "reading.heavy",
+        "reading.grep",
+        "reading.documents",
+        "reading.sandbox",
+        "tokens",
+        "models",
+    }
+    ours |= {"externalize", "_toolkit", "transfer", "collect", "messages"}
+    theirs = {
+        "logging",
+        "random",
+        "secrets",
+        "tempfile",
+        "difflib",
+        "zipfile",
+        "subprocess",
+        "asyncio",
+        "pydantic",
+        "re2",
+    }
+    assert not {f"coatcheck.{name}" for name in ours} & modules_of(*args)
+    assert not theirs & modules_of(*args)
 
 
 def test_the_list_of_commands_imports_none_of_them_and_has_the_first_sentence_of_each() -> None:
@@ -655,7 +688,7 @@ def test_results_without_a_name_are_listed_with_the_tool_and_its_arguments() -> 
         executor.run(coatcheck.ToolCall("c1", "fetch", {"url": "https://example.org/a", "page": 2}))
     assert "fetch(url=https://" in on_terminal("ls")[1].decode()
     (record,) = map(json.loads, answer("ls", "--json").splitlines())
-    assert record["metadata"] == {"arguments": "url=https://example.org/a, page=2"}
+    assert record["metadata"] == {"arguments": "url=https://example.org/a, page=2", "surface": "library"}
 
 
 def test_stats_and_config_name_the_store(store: Path) -> None:
@@ -718,8 +751,10 @@ def test_bash_completes_commands_sessions_names_and_pointers(tmp_path: Path) -> 
         )
         environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
         done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
-        return done.stdout.split()
+        return done.stdout.splitlines()
 
+    answer("put", "-", "--session", "two words", stdin=b"z")
+    assert completed("coatcheck ls --session tw") == ["two\\ words"]
     assert completed("coatcheck tra") == ["transcript"]
     assert completed("coatcheck read bu") == ["build.log"]
     assert completed("coatcheck get art:") == [pointer]

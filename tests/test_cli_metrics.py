@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 import coatcheck
 from coatcheck import config, toolkit
 from coatcheck.cli import main
-from coatcheck.cli.context_commands import MAX_ROWS, MAX_SESSIONS, page, plot, sparkline, thinned
+from coatcheck.cli.context_commands import MAX_ROWS, MAX_SESSIONS, page, sparkline
 from coatcheck.context.metrics import Baseline, Meter, Notice, PromptMetrics
+from coatcheck.display import plot, thinned
+from tests.browser import chromium
 from tests.test_cli import on_terminal
 
 HOSTILE = "<script>alert(1)</script>\"'&\x1b[31m\u202e"
@@ -200,9 +202,7 @@ def test_a_page_without_calls_is_a_page() -> None:
 
 
 def test_a_browser_draws_the_page_and_refuses_nothing(folder: Path) -> None:
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no chromium on this machine")
+    browser = chromium()
     measured(folder, HOSTILE)
     run("--html", "page.html")
     done = subprocess.run(

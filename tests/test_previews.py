@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coatcheck import media
-from coatcheck.previews import EDGE, KINDS, LEAST, Preview, Sample, decode, listings, outlines, preview
+from coatcheck.previews import EDGE, LEAST, Preview, Sample, listings, outlines, preview
 from coatcheck.previews.json_text import parse_cut
+from coatcheck.previews.kinds import KINDS, decode
 from coatcheck.previews.shape import CutDict, CutList, CutText
 from tests.token_samples import corpus_files
 

@@ -46,8 +46,8 @@ def test_the_hot_series_takes_nothing_without_a_claim(store: Store) -> None:
 
 def test_records_that_are_written_together_are_checked_before_any_is_written(store: Store) -> None:
     session = store.session("s")
-    session.record_all([])
-    session.record_all([("x", b"one", None), ("y", b"two", 1)])
+    assert session.record_all([]) == []
+    assert session.record_all([("x", b"one", None), ("y", b"two", 1)]) == [1, 1]
     with pytest.raises(errors.Fenced):
         session.record_all([("x", b"three", None), ("hot", b"by nobody", None)])
     with pytest.raises(errors.TooLarge):

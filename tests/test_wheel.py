@@ -52,6 +52,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert {"coatcheck/py.typed", "coatcheck/aio.py", "coatcheck/cli/__init__.py", "coatcheck/__main__.py"} <= set(
         names
     )
+    assert {"coatcheck/console/templates/base.html", "coatcheck/console/static/htmx.min.js"} <= set(names)
+    assert "coatcheck/console/static/htmx.LICENSE.txt" in names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"coatcheck"}
     assert not [name for name in names if "__pycache__" in name]
 

@@ -14,6 +14,7 @@ import logging
 import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Protocol
 
@@ -34,6 +35,7 @@ from coatcheck.externalize.blocks import ContentPart
 from coatcheck.externalize.decision import rates_of
 from coatcheck.externalize.pipeline import masked, put
 from coatcheck.externalize.policy import Policy, configured
+from coatcheck.externalize.savings import counts_of
 from coatcheck.externalize.stub import LENGTH, mark, media_type_of
 from coatcheck.ids import SCHEME, clip, is_encodable, is_pointer
 from coatcheck.intake import About
@@ -44,6 +46,7 @@ from coatcheck.reading.page import AUTO
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.session import Session
+from coatcheck.tokens import estimate
 from coatcheck.values import encode_text
 
 LEAST_CHARS: Final = 1_500
@@ -381,6 +384,7 @@ class _Answers:
         return self._marked(f"[{_quoted(outcome.name)}: {type(outcome).__name__}]", text)
 
     def get(self, arguments: dict[str, Any]) -> str:
+        asked_tokens = estimate(json.dumps(arguments, ensure_ascii=False))
         asked = arguments.pop("pointer")
         target = self._target(asked)
         try:
@@ -392,6 +396,7 @@ class _Answers:
             raise InvalidArgument("that is not available here", hint="use grep, lines or a JSONPath") from error
         if ref is not None:  # how often results of a tool are read decides when they leave
             rates_of(self.session.store).read(self.session, ref, len(page.text))
+            self.read_back(ref, asked_tokens + estimate(page.text))
         about = _about(ref) if ref else []
         if page.matches is not None:  # the rest is known from the stub
             about = about[: bool(ref and ref.name)]
@@ -412,7 +417,16 @@ class _Answers:
         except Exception as error:  # noqa: BLE001 - the answer beside it says what is wrong
             _LOG.debug("no picture: %s", type(error).__name__)
             return None
-        return None if found is None else ContentPart(media_type=found.media_type, data=found.data)
+        if found is None:
+            return None
+        part = ContentPart(media_type=found.media_type, data=found.data)
+        self.read_back(content.ref, part.tokens)
+        return part
+
+    def read_back(self, ref: Ref, tokens: int) -> None:
+        """Count what a model read. That must never cost the answer."""
+        with suppress(Exception):
+            counts_of(self.session.store).read_back(self.session, ref, tokens)
 
     def _read(self, target: str, arguments: dict[str, Any]) -> tuple[Page, list[str]]:
         """Read what the model asked for. If that has no answer but another way to write it has, return that page, and
@@ -547,7 +561,11 @@ class _Answers:
         if at + len(page) < len(rows):
             again = "" if words is None else "the same query and "
             first += f'; more: {self.list_tool} with {again}cursor="{at + len(page)}-{page[-1][0].artifact_id[:12]}"'
-        return self._marked(f"[{first}]", "\n".join(row for _, row in page))
+        listed = "\n".join(row for _, row in page)
+        with suppress(Exception):  # as above
+            asked = estimate(json.dumps(arguments, ensure_ascii=False))
+            counts_of(self.session.store).listed(self.session.store, asked + estimate(listed))
+        return self._marked(f"[{first}]", listed)
 
     def store(self, arguments: dict[str, Any]) -> str:
         name, value = arguments["name"].strip(), arguments["value"]

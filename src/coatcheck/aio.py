@@ -183,6 +183,7 @@ class AsyncSession(_Wrapper[Session]):
     annotate = _hop(Session.annotate, _same)
     forget = _hop(Session.forget, _same)
     end = _hop(Session.end, _same)
+    viewed = _hop(Session.viewed, lambda session: AsyncSession(session))
 
     def offload(
         self, call: Callable[..., Any] | None = None, *, tool: str | None = None, policy: Policy | None = None

@@ -29,6 +29,7 @@ from coatcheck._toolkit import toolkit
 from coatcheck.externalize import Policy, Situation
 from coatcheck.externalize.decision import QUESTION_TOKENS
 from coatcheck.externalize.policy import configured
+from coatcheck.externalize.savings import UNCOUNTED
 from coatcheck.externalize.shorter import ShownResult, shorter
 from coatcheck.messages.formats import dumped
 from coatcheck.messages.recordings import RecordedCall, RecordedConversation, RecordedInput, Recording, parsed
@@ -136,7 +137,7 @@ class WithCoatcheck(Offloading):
                 return Shown(short)
         situation = replace(situation, calls_to_come=policy.expected_calls)
         outcome = self._session.externalize(
-            text, tool=tool or None, call_id=call_id or None, policy=policy, situation=situation
+            text, tool=tool or None, call_id=call_id or None, policy=policy, situation=situation, source=UNCOUNTED
         )
         if outcome.ref is not None:
             return Shown(outcome.text, outcome.ref.pointer, text)

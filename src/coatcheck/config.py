@@ -10,7 +10,6 @@ parameters of what the section configures: `Policy(**settings.section("policy"))
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
@@ -22,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, TypeGuard
 
 from coatcheck.checks import is_seconds, is_whole
+from coatcheck.deferred import lazy_pattern, logger
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
 from coatcheck.redaction import mask, mask_url
@@ -31,15 +31,14 @@ VARIABLE: Final = "COATCHECK_CONFIG"
 NONE: Final = "none"
 """How a file or a variable writes None: TOML has no null."""
 
-_LOG: Final = logging.getLogger("coatcheck")
 _SWITCHES: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 _LONGEST: Final = 4_096
 _LIMITS: Final = ("max_tokens", "max_chars", "max_bytes")
 _LARGEST_FILE: Final = 1 << 20
 _CAMEL: Final = "memory.artifacts."  # the section whose keys are accepted in camelCase too
-_ABSOLUTE: Final = re.compile(r"/|~|[A-Za-z][A-Za-z0-9+.-]+:")
-_HEADER: Final = re.compile(r"\s*\[+([^\[\]]+)\]")
-_ASSIGNED: Final = re.compile(r"\s*([^=#\[\]]+?)\s*=")
+_ABSOLUTE: Final = lazy_pattern(r"/|~|[A-Za-z][A-Za-z0-9+.-]+:")
+_HEADER: Final = lazy_pattern(r"\s*\[+([^\[\]]+)\]")
+_ASSIGNED: Final = lazy_pattern(r"\s*([^=#\[\]]+?)\s*=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +292,7 @@ def _find(environ: Mapping[str, str]) -> Path | None:
             continue
         if info.st_uid in (os.geteuid(), 0) and not info.st_mode & stat.S_IWOTH:
             return path
-        _LOG.warning("%s is ignored: other users can write it. Set %s to use it anyway", path, VARIABLE)
+        logger().warning("%s is ignored: other users can write it. Set %s to use it anyway", path, VARIABLE)
     return None
 
 

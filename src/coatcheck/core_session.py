@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
 from coatcheck import media
 from coatcheck.checks import check_name, seconds, whole
@@ -33,7 +33,7 @@ from coatcheck.errors import (
     TooLarge,
 )
 from coatcheck.ids import MIN_PREFIX, SCHEME, clip, is_encodable, is_pointer, is_prefix, parse_pointer, pointer_of
-from coatcheck.intake import About, Parts, Scope, metadata_text
+from coatcheck.intake import About, Onlooker, Parts, Scope, metadata_text
 from coatcheck.redaction import mask
 from coatcheck.refs import FENCED_SERIES, RECORD_LIMIT, Coverage, Ref
 from coatcheck.search import Hit, follow, search
@@ -78,6 +78,10 @@ class CoreSession(ABC):
 
     def __repr__(self) -> str:
         return f"Session({self.session_id!r} of {self.store!r})"
+
+    def viewed(self) -> Self:
+        """Return this session for a person who looks at it: reads do not count as its use, nor as shown to a model."""
+        return type(self)(self.store, replace(self._parts, activity=Onlooker(self._parts.activity)), self._scope)
 
     def put(
         self,
@@ -379,17 +383,20 @@ class CoreSession(ABC):
         parts.activity.note(self._scope.lineage, now, info.ttl)
         return number
 
-    def record_all(self, records: Sequence[tuple[str, bytes, int | None]]) -> None:
-        """Append several records, each with its series and its `keep`: all are written, or none."""
+    def record_all(self, records: Sequence[tuple[str, bytes, int | None]]) -> builtins.list[int]:
+        """Append several records, each with its series and its `keep`, and return their numbers: all are written, or
+        none."""
         for series, body, keep in records:
             _check_record(series, body, keep)
             if series in FENCED_SERIES:
                 raise Fenced(f"the series {series!r} only takes records under a claim", hint="claim the session first")
-        if records:
-            parts, info = self._parts, self._scope.info
-            now = parts.clock()
-            parts.catalog.record_all(info, records, at=now, grace=parts.limits.grace)
-            parts.activity.note(self._scope.lineage, now, info.ttl)
+        if not records:
+            return []
+        parts, info = self._parts, self._scope.info
+        now = parts.clock()
+        numbers = parts.catalog.record_all(info, records, at=now, grace=parts.limits.grace)
+        parts.activity.note(self._scope.lineage, now, info.ttl)
+        return numbers
 
     def records(
         self, series: str, *, after: int = 0, before: int | None = None, limit: int | None = None, newest: bool = False

@@ -11,13 +11,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import InvalidPointer
 from coatcheck.redaction import CONTEXT, mask
 
 SCHEME = "art:"
 MIN_PREFIX = 12
-_POINTER = re.compile(r"art:([0-9a-f]{12,64})(#(?:/.*)?)?", re.DOTALL)
-_HEX = re.compile(r"[0-9a-f]{12,64}")
+_POINTER = lazy_pattern(r"art:([0-9a-f]{12,64})(#(?:/.*)?)?", re.DOTALL)
+_HEX = lazy_pattern(r"[0-9a-f]{12,64}")
 _MISSING = object()
 
 

@@ -111,6 +111,8 @@ class Activity:
         self._shown: dict[tuple[str, str], Ranges] = {}
         self.last_uses: dict[str, float] = {}
         """When this process last used each session."""
+        self.writers: list[Callable[[], None]] = []
+        """Called before each flush: what else is written in batches."""
         self._timer: threading.Timer | None = None
         self._due = 0.0
         watch(self)
@@ -139,6 +141,8 @@ class Activity:
         return self._shown.get((session_id, digest), ())
 
     def flush(self) -> None:
+        for write in self.writers:
+            write()
         sessions, blobs, shown = self._lock.run(self._taken)
         if sessions or blobs or shown:
             # A store that cannot be written at the moment still serves reads; the uses count in this process.
@@ -171,6 +175,26 @@ class Activity:
 
     def renew(self) -> None:
         self._timer = None  # its thread exists only in the parent process
+
+
+class Onlooker(Activity):
+    """The activity of a store, for someone who only looks: it knows what was used and shown, and notes nothing."""
+
+    def __init__(self, activity: Activity) -> None:
+        self._seen = activity
+        self.last_uses = activity.last_uses
+
+    def note(self, lineage: Iterable[str], now: float, ttl: float | None, digest: str | None = None) -> None:
+        pass
+
+    def show(self, session_id: str, digest: str, start: int, end: int) -> None:
+        pass
+
+    def shown(self, session_id: str, digest: str) -> Ranges:
+        return self._seen.shown(session_id, digest)
+
+    def flush(self) -> None:
+        self._seen.flush()
 
 
 @dataclass(frozen=True, slots=True)

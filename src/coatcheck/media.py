@@ -12,6 +12,8 @@ import re
 import threading
 from typing import Final, Literal, NamedTuple
 
+from coatcheck.deferred import lazy_pattern
+
 KINDS: Final = ("repo", "doc", "code", "log", "data", "plan", "result")
 HEAD: Final = 512
 
@@ -55,18 +57,18 @@ _CODE: Final = frozenset(
 )
 _DOCS: Final = frozenset({"text/markdown", "text/x-rst", "text/html", "application/pdf"})
 
-_STAMP: Final = re.compile(
+_STAMP: Final = lazy_pattern(
     r"\S{0,3}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d|\[?\d\d:\d\d:\d\d|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d"
 )
 _LEVELS: Final = ("DEBUG", "INFO", "WARN", "ERROR", "FATAL", "CRITICAL")
-_LEVEL: Final = re.compile(r"\b(?:DEBUG|INFO|WARN|WARNING|ERROR|FATAL|CRITICAL)\b[\]:\s]")
-_JSON_START: Final = re.compile(
+_LEVEL: Final = lazy_pattern(r"\b(?:DEBUG|INFO|WARN|WARNING|ERROR|FATAL|CRITICAL)\b[\]:\s]")
+_JSON_START: Final = lazy_pattern(
     r'[\s\ufeff]*+(?:\{\s*+(?:"|\}|$)|(?:\[\s*+)++(?:\{\s*+(?:"|\}|$)|["\]\d-]|true|false|null|$))'
 )
-_OBJECT_START: Final = re.compile(r'[\s\ufeff]*+\[?\s*+\{\s*+"')
+_OBJECT_START: Final = lazy_pattern(r'[\s\ufeff]*+\[?\s*+\{\s*+"')
 _LINES: Final = 32 << 10  # characters at each end of JSONL in which every line must parse
 _PIECE: Final = 32 << 10  # characters of JSON that are parsed at once
-_BETWEEN_ROWS: Final = re.compile(r"\}(\s*+,\s*+)\{")
+_BETWEEN_ROWS: Final = lazy_pattern(r"\}(\s*+,\s*+)\{")
 _REPR_HEAD: Final = 64 << 10  # characters that must be Python; of shorter content, all
 # What `repr` and `pprint` write. Possessive, so that the time is proportional to the length.
 _NAME: Final = r"[^\W\d]\w*+(?:\.[^\W\d]\w*+)"
@@ -77,14 +79,14 @@ _ATOM: Final = (
 )
 _OPENING: Final = rf"(?:[\[({{]\s*+|{_NAME}*+\(\s*+|[^\W\d]\w*+=)*+"
 _UNIT: Final = rf"{_OPENING}(?:{_ATOM}|(?<=[\[({{])(?=[\])}}]))(?:\s*+,?\)|\s*+[\]}}])*+\s*+"
-_REPR: Final = re.compile(rf"\s*+(?:{_UNIT}[,:]\s*+)*+(?:{_UNIT})?+")
-_CUT_UNIT: Final = re.compile(rf"{_OPENING}(?:b?'[^'\n]*+|b?\"[^\"\n]*+|[\w.+-]*+|<[^<>\n]{{0,200}}+)[\s\])}}]*+")
-_IS_PYTHON: Final = re.compile(rf"(?:^|[\s\[({{,:=])(?:b?'|None\b|True\b|False\b|\(|{_NAME}*+\()")
-_HTML_START: Final = re.compile(r"\s*(?:<!doctype html|<html|<!--[^>]*-->\s*<(?:!doctype|html))", re.IGNORECASE)
-_DIFF_START: Final = re.compile(r"(?:diff --git |--- \S.*\n\+\+\+ )")
+_REPR: Final = lazy_pattern(rf"\s*+(?:{_UNIT}[,:]\s*+)*+(?:{_UNIT})?+")
+_CUT_UNIT: Final = lazy_pattern(rf"{_OPENING}(?:b?'[^'\n]*+|b?\"[^\"\n]*+|[\w.+-]*+|<[^<>\n]{{0,200}}+)[\s\])}}]*+")
+_IS_PYTHON: Final = lazy_pattern(rf"(?:^|[\s\[({{,:=])(?:b?'|None\b|True\b|False\b|\(|{_NAME}*+\()")
+_HTML_START: Final = lazy_pattern(r"\s*(?:<!doctype html|<html|<!--[^>]*-->\s*<(?:!doctype|html))", re.IGNORECASE)
+_DIFF_START: Final = lazy_pattern(r"(?:diff --git |--- \S.*\n\+\+\+ )")
 _SEPARATORS: Final = ((",", "text/csv"), ("\t", "text/tab-separated-values"), (";", "text/csv"))
-_COLUMN: Final = re.compile(r'"?[^\W\d][\w .%#/-]{0,39}"?')
-_QUOTED: Final = re.compile(r'"[^"]*"')
+_COLUMN: Final = lazy_pattern(r'"?[^\W\d][\w .%#/-]{0,39}"?')
+_QUOTED: Final = lazy_pattern(r'"[^"]*"')
 
 
 def essence(media_type: str) -> str:

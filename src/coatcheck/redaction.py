@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from functools import cached_property
 from itertools import chain, islice
 from sys import maxsize
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
+from coatcheck.deferred import lazy_pattern
 from coatcheck.media import encoding_of
 
 MARK: Final = "[masked:"
@@ -32,24 +33,6 @@ class Secret(NamedTuple):
     start: int
     end: int
     label: str
-
-
-class _Lazy:
-    """A regular expression that is compiled when it is first used: all of them take as long as the rest of an import.
-    Threads may do so at the same time; each gets the same result."""
-
-    def __init__(self, pattern: str, flags: int) -> None:
-        self.pattern = pattern
-        self._flags = flags
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(re.compile(self.pattern, self._flags), name)
-        setattr(self, name, method)
-        return method
-
-
-def _lazy(pattern: str, flags: int = 0) -> re.Pattern[str]:
-    return cast(re.Pattern[str], _Lazy(pattern, flags))
 
 
 class QuickPattern:
@@ -82,13 +65,13 @@ class QuickPattern:
 
 # Six or more characters up to U+00FF in a row, in each encoding.
 _WIDE_RUNS: Final = (
-    (re.compile(rb"(?:[^\x00]\x00\x00\x00){6,}"), "utf-32-le"),
-    (re.compile(rb"(?:\x00\x00\x00[^\x00]){6,}"), "utf-32-be"),
-    (re.compile(rb"(?:[^\x00]\x00){6,}"), "utf-16-le"),
-    (re.compile(rb"(?:\x00[^\x00]){6,}"), "utf-16-be"),
+    (lazy_pattern(rb"(?:[^\x00]\x00\x00\x00){6,}"), "utf-32-le"),
+    (lazy_pattern(rb"(?:\x00\x00\x00[^\x00]){6,}"), "utf-32-be"),
+    (lazy_pattern(rb"(?:[^\x00]\x00){6,}"), "utf-16-le"),
+    (lazy_pattern(rb"(?:\x00[^\x00]){6,}"), "utf-16-be"),
 )
-_PASSWORD: Final = _lazy(r"(://[^/?#@:\s]*+:)[^/?#@\s]++(?=@)")
-_OPTION: Final = _lazy(r"([?&][\w.-]*(?:secret|password|token)[\w.-]*=)(?!\[masked: )[^&\s]++", re.IGNORECASE)
+_PASSWORD: Final = lazy_pattern(r"(://[^/?#@:\s]*+:)[^/?#@\s]++(?=@)")
+_OPTION: Final = lazy_pattern(r"([?&][\w.-]*(?:secret|password|token)[\w.-]*=)(?!\[masked: )[^&\s]++", re.IGNORECASE)
 _KEYS_OF_A_NAME: Final = ("name", "Name", "key", "Key")
 _ROUNDS: Final = 8
 _LOWER: Final = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
@@ -112,6 +95,8 @@ def mask(text: str, start: int = 0, end: int | None = None) -> str:
 
 def mask_url(url: str) -> str:
     """Mask a url for display: passwords and secret options are masked by their place, whatever they look like."""
+    if "://" not in url and "=" not in url:  # a folder: no place for a secret, and masking compiles many patterns
+        return url
     return mask(_OPTION.sub(rf"\1{MARK} key]", _PASSWORD.sub(rf"\1{MARK} password]", url)))
 
 
@@ -245,7 +230,7 @@ def _replace(text: str, found: list[Secret], start: int, end: int) -> str:
 
 
 _JUDGED: Final = 64  # characters of a value that decide whether it is a secret; all of it is masked
-_DIGIT: Final = _lazy("[0-9]")
+_DIGIT: Final = lazy_pattern("[0-9]")
 # Each name is found by its rarest letters, to which `re` skips ahead; then the letters before them are checked.
 _WORDS: Final = {
     "ken": "token", "key": "key", "kie": "cookie", "word": "password", "wort": "password", "wd": "password",
@@ -262,7 +247,7 @@ _KEYS: Final = (
     "subscription", "hmac", "jwt", "service", "storage",
 )  # fmt: skip
 _NAME_SUFFIX: Final = r"(?:[ _.-]?(?:value|text|string|plain|base64|b64|prod|dev|test|live|old|new|\d{1,2}))?"
-_NAME: Final = _lazy(
+_NAME: Final = lazy_pattern(
     rf"(?P<word>{_WORD_OF_NAME}){_NAME_SUFFIX}"
     r"(?:(?:\\{0,4}[\"'`]\]?)?[ \t]{0,8}"
     r"(?:(?P<sep>:[ \t]?[a-z][\w.\[\]?]{0,24}+(?: \| [\w.\[\]]{1,24}+){0,2}+[ \t]{0,2}=(?=[ \t]{0,4}\\{0,4}[\"'])"
@@ -273,42 +258,44 @@ _NAME: Final = _lazy(
     r"(?P<newline>\r?\n|(?:\\{1,4}r)?\\{1,4}n)(?:[ \t]{0,40}(?:\r?\n|(?:\\{1,4}r)?\\{1,4}n))?[ \t]{0,40})?"
     r"(?P<open>\\{0,4}[\"'`])?"
 )
-_WHOLE_NAME: Final = _lazy(rf"(?P<word>{_WORD_OF_NAME}){_NAME_SUFFIX}\Z")
-_QUOTED: Final = {quote: _lazy(rf"(?:[^{quote}\\\n]|\\.)*+") for quote in ('"', "'", "`")}
-_QUOTED_TWICE: Final = {quote: _lazy(rf"(?:[^{quote}\\\n]|\\[^{quote}\n])*+") for quote in ('"', "'", "`")}
-_BARE: Final = _lazy(r"[^\s\"'`,;&<>(){}\\]*+")
-_BARE_LINE: Final = _lazy(r"(?:[^\s\"'`\\]|\\(?![nrt\"'\\]))*+")
-_HEADER: Final = _lazy(r"[^\n\r\"'\\]*+")
-_SCHEME: Final = _lazy(
+_WHOLE_NAME: Final = lazy_pattern(rf"(?P<word>{_WORD_OF_NAME}){_NAME_SUFFIX}\Z")
+_QUOTED: Final = {quote: lazy_pattern(rf"(?:[^{quote}\\\n]|\\.)*+") for quote in ('"', "'", "`")}
+_QUOTED_TWICE: Final = {quote: lazy_pattern(rf"(?:[^{quote}\\\n]|\\[^{quote}\n])*+") for quote in ('"', "'", "`")}
+_BARE: Final = lazy_pattern(r"[^\s\"'`,;&<>(){}\\]*+")
+_BARE_LINE: Final = lazy_pattern(r"(?:[^\s\"'`\\]|\\(?![nrt\"'\\]))*+")
+_HEADER: Final = lazy_pattern(r"[^\n\r\"'\\]*+")
+_SCHEME: Final = lazy_pattern(
     r"(?:bearer|basic|token|negotiate|apikey|bot|(?P<several>digest|signature|aws4-hmac-sha256))[ \t]{1,4}"
 )
-_LINE: Final = _lazy(r"[^\n\r\\]*+")
-_OPAQUE: Final = _lazy(r"[\w.~+/=%-]*+", re.ASCII)
-_PAIR: Final = _lazy(r"(?<![\w.-])([\w.-]{1,64}+)=([^;\s\"'\\,]{8,}+)")
+_LINE: Final = lazy_pattern(r"[^\n\r\\]*+")
+_OPAQUE: Final = lazy_pattern(r"[\w.~+/=%-]*+", re.ASCII)
+_PAIR: Final = lazy_pattern(r"(?<![\w.-])([\w.-]{1,64}+)=([^;\s\"'\\,]{8,}+)")
 _ATTRIBUTES: Final = frozenset({"path", "domain", "expires", "max-age", "samesite", "priority", "version"})
 _PASSWORDS: Final = frozenset({"password", "passphrase"})
 _DULL_BEFORE: Final = (
     "page", "next", "continuation", "sync", "cancellation", "stop", "eos", "bos", "pad", "unk", "sep", "cls", "mask",
     "special", "input", "output", "public", "image",
 )  # fmt: skip
-_NO_SECRET: Final = _lazy(
+_NO_SECRET: Final = lazy_pattern(
     r"(?:null|none|nil|undefined|true|false|yes|no|string|str|text|number|int|integer|bool|boolean|bytes|object|any|required"
     r"|optional|password|passwd|pass|secret|token|hidden|redacted|removed|masked|example|placeholder|changeme|empty|unset"
     r"|disabled|enabled|default|same-origin|include|omit|unknown|missing|invalid|expired|bearer|basic|x{3,}|your[_-].*)\Z"
     r"|\$[\w{(]\w*[})]?\Z|\$\{|\$\(|[{<\[]|%[s(]|%\w+%\Z|[*•.…x_-]{3,}\Z|art:[0-9a-f]{12}|[a-z][a-z0-9+.-]{1,15}://"
     r"|(?:~|\.{1,2})?/(?:[\w.-]{1,24}/){1,16}|[a-z]:\\"
 )
-_MEMBER: Final = _lazy(r"[a-z_]\w{0,24}(?:(?:\.|->|::)[a-z_]\w{0,24}){1,8}\Z")
-_CALL: Final = _lazy(r"[a-z_][\w.:]{0,80}+[(\[].*[)\]]\Z")
-_IDENTIFIER: Final = _lazy(r"[a-z_]*\Z")
-_ODD: Final = _lazy(r"[0-9!@#$%^&*+~?]")
-_NUMBER: Final = _lazy(r"[\d.,_-]*\Z")
-_LETTER: Final = _lazy("[A-Za-z]")
-_PLAIN_WORD: Final = _lazy("[a-z]{3,12}")
-_STRONG: Final = _lazy(r"(?=[^A-Z]*[A-Z])(?=[^a-z]*[a-z])(?=\D*\d\D*\d)[\w!@#$%^&*+~?-]{10,64}", re.ASCII)  # a word
-_REST_OF_LINE: Final = _lazy(r"[ \t]{0,8}(?:\r?\n|\\{1,4}[nr\"']|[\"'`]|\Z)")
-_BLOCK_LINE_END: Final = _lazy(r"\r?\n|\Z")
-_ESCAPED_END: Final = _lazy(r"(?:\\{1,4}r)?\\{1,4}n|\\{0,4}[\"'`]|\n|\Z")
+_MEMBER: Final = lazy_pattern(r"[a-z_]\w{0,24}(?:(?:\.|->|::)[a-z_]\w{0,24}){1,8}\Z")
+_CALL: Final = lazy_pattern(r"[a-z_][\w.:]{0,80}+[(\[].*[)\]]\Z")
+_IDENTIFIER: Final = lazy_pattern(r"[a-z_]*\Z")
+_ODD: Final = lazy_pattern(r"[0-9!@#$%^&*+~?]")
+_NUMBER: Final = lazy_pattern(r"[\d.,_-]*\Z")
+_LETTER: Final = lazy_pattern("[A-Za-z]")
+_PLAIN_WORD: Final = lazy_pattern("[a-z]{3,12}")
+_STRONG: Final = lazy_pattern(
+    r"(?=[^A-Z]*[A-Z])(?=[^a-z]*[a-z])(?=\D*\d\D*\d)[\w!@#$%^&*+~?-]{10,64}", re.ASCII
+)  # a word
+_REST_OF_LINE: Final = lazy_pattern(r"[ \t]{0,8}(?:\r?\n|\\{1,4}[nr\"']|[\"'`]|\Z)")
+_BLOCK_LINE_END: Final = lazy_pattern(r"\r?\n|\Z")
+_ESCAPED_END: Final = lazy_pattern(r"(?:\\{1,4}r)?\\{1,4}n|\\{0,4}[\"'`]|\n|\Z")
 _LONGEST_INDENT: Final = 128
 _BLOCK_LINES: Final = 100
 _LONGEST_BLOCK: Final = 16_384
@@ -317,7 +304,7 @@ _PASS_OF: Final = (
     "user", "usr", "login", "auth", "sudo", "wifi", "proxy", "http", "https", "ldap", "api", "app", "rabbitmq", "amqp",
     "mqtt", "service", "account", "keystore", "key", "cert", "jdbc", "git", "registry", "docker", "master", "vpn",
 )  # fmt: skip
-_PROSE: Final = _lazy(
+_PROSE: Final = lazy_pattern(
     r"(?<![\w'])(?:your?|the|must|enter|please|is|are|was|for|to|at|of|in|and|or|not?|with|has|have|be|an?|new|current|old"
     r"|confirm|forgot(?:ten)?|required|invalid|incorrect|wrong|characters?|minimum|reset|change|this|that|it|from|by|on"
     r"|should|can(?:not)?|if|when|will|we|users?|login|type|use|using|between|least|must|der|die|das|und|oder|ein|eine"
@@ -553,16 +540,16 @@ def _label_of(name: str, text: str) -> str | None:
     return _label(called) if _is_secret(called, text[:_JUDGED], quoted=True) else None
 
 
-_FENCE: Final = _lazy(r"-----(?:(BEGIN)|END) (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
-_PUTTY: Final = _lazy(r"Private-Lines: \d{1,4}(?=\s|\\)")
+_FENCE: Final = lazy_pattern(r"-----(?:(BEGIN)|END) (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
+_PUTTY: Final = lazy_pattern(r"Private-Lines: \d{1,4}(?=\s|\\)")
 _GAP: Final = r"(?:\s|\\[nrt]|[\"'+>|,])*+"
-_BODY: Final = _lazy(
+_BODY: Final = lazy_pattern(
     rf"(?:{_GAP}(?:[A-Za-z0-9+/=]{{16,}}+|[A-Z][A-Za-z-]{{3,16}}: [\w,. -]{{1,80}}+))*+"
     rf"(?:{_GAP}[A-Za-z0-9+/]{{1,15}}+(?:={{1,2}}|\Z))?"
 )
-_KEY_LINE_END: Final = _lazy(r"\\[nr]|[\r\n]")
+_KEY_LINE_END: Final = lazy_pattern(r"\\[nr]|[\r\n]")
 _LONGEST_KEY: Final = 32_768
-_NOT_BASE64: Final = _lazy(r"[^A-Za-z0-9+/=]")
+_NOT_BASE64: Final = lazy_pattern(r"[^A-Za-z0-9+/=]")
 
 
 def private_keys(text: str) -> Iterator[Secret]:
@@ -605,20 +592,20 @@ def _body_before(text: str, floor: int, end: int) -> int:
     return begin
 
 
-_ADDRESS: Final = _lazy(r"://[^\s/:@\"'<>\\]{0,128}:([^\s/\"'<>\\]{1,256})@")
-_USER: Final = _lazy(r"(?<=[ \t])(?:-u|--user)[ =][\"']?[\w.@+-]{1,64}:([^\s\"'\\]{1,256})")
-_PORT: Final = _lazy(r"\d{1,5}(?:\Z|[?#])")
-_BARE_TOKEN: Final = _lazy(r"://([A-Za-z0-9_~.%+-]{16,256}+)(?=@[A-Za-z0-9\[])")
+_ADDRESS: Final = lazy_pattern(r"://[^\s/:@\"'<>\\]{0,128}:([^\s/\"'<>\\]{1,256})@")
+_USER: Final = lazy_pattern(r"(?<=[ \t])(?:-u|--user)[ =][\"']?[\w.@+-]{1,64}:([^\s\"'\\]{1,256})")
+_PORT: Final = lazy_pattern(r"\d{1,5}(?:\Z|[?#])")
+_BARE_TOKEN: Final = lazy_pattern(r"://([A-Za-z0-9_~.%+-]{16,256}+)(?=@[A-Za-z0-9\[])")
 _NETRC_VALUE: Final = r"(\\{0,4}\"[^\"\n\\]{1,256}|'[^'\n\\]{1,256}'|(?:[^\s\"\\]|\\(?![nrt\"'\\])){1,256})"
 _NETRC: Final = (
-    _lazy(
+    lazy_pattern(
         r"login(?<!\wlogin)\s{1,8}\S{1,200}\s{1,40}(?:account\s{1,8}\S{1,200}\s{1,40})?password\s{1,8}" + _NETRC_VALUE
     ),
-    _lazy(r"machine(?<!\wmachine)\s{1,8}\S{1,200}\s{1,40}password\s{1,8}" + _NETRC_VALUE),
+    lazy_pattern(r"machine(?<!\wmachine)\s{1,8}\S{1,200}\s{1,40}password\s{1,8}" + _NETRC_VALUE),
 )
-_MACHINE: Final = _lazy(r"(?<!\w)(?:machine\s{1,8}\S{1,200}|default)\s{1,40}\Z")
-_LOGIN: Final = _lazy(r"\s{1,40}login\s")
-_HOST: Final = _lazy(r"machine\s{1,8}(?:localhost|\S{0,200}[.:])")
+_MACHINE: Final = lazy_pattern(r"(?<!\w)(?:machine\s{1,8}\S{1,200}|default)\s{1,40}\Z")
+_LOGIN: Final = lazy_pattern(r"\s{1,40}login\s")
+_HOST: Final = lazy_pattern(r"machine\s{1,8}(?:localhost|\S{0,200}[.:])")
 
 
 def netrc_passwords(text: str) -> Iterator[Secret]:
@@ -651,7 +638,7 @@ _TAG_WITH_VALUE: Final = (
 def _given(begin: str, rest: str) -> tuple[str, re.Pattern[str]]:
     """A literal, and a pattern for the value that follows it and the rest of what names it."""
     value = rf"(?:{_ESCAPED_QUOTE}([^\"'\n\\]{{1,256}}){_ESCAPED_QUOTE}|([^\s\"'`\\,;|&<>]{{1,256}}))"
-    return begin, _lazy(rf"{begin}(?:(?<![\w-]{begin})|(?<=\\n{begin})){rest}{value}", re.ASCII)
+    return begin, lazy_pattern(rf"{begin}(?:(?<![\w-]{begin})|(?<=\\n{begin})){rest}{value}", re.ASCII)
 
 
 _GIVEN: Final = (
@@ -791,7 +778,7 @@ _SHAPES: Final = (
     _Shape("discord webhook", "discord", r"\.com/api/webhooks/\d{10,24}/[\w-]{20,}+"),
     _Shape("discord webhook", "discordapp", r"\.com/api/webhooks/\d{10,24}/[\w-]{20,}+"),
 )
-_SHAPE_LEADS: Final = tuple(_lazy(f"(?:{shape.lead})\\Z") for shape in _SHAPES)
+_SHAPE_LEADS: Final = tuple(lazy_pattern(f"(?:{shape.lead})\\Z") for shape in _SHAPES)
 _LONGEST_LEAD: Final = 16
 _FOLLOWED_BY: Final = {"_": r"[\w+/=-]{10}", "-": r"[\w.-]{10}", ".": r"(?:[\w-]{16}|com/|u\.)", "A": "", "S": ""}
 
@@ -807,18 +794,18 @@ def _alternatives(first: str) -> str:
     return f"{re.escape(first)}(?={_FOLLOWED_BY[first]})(?:{'|'.join(shapes)})"
 
 
-_TOKEN: Final = _lazy("|".join(map(_alternatives, _FOLLOWED_BY)), re.ASCII)
+_TOKEN: Final = lazy_pattern("|".join(map(_alternatives, _FOLLOWED_BY)), re.ASCII)
 # Whether there is anything but names to look for: a token, or a literal that the other shapes have.
-_HINT: Final = _lazy(
+_HINT: Final = lazy_pattern(
     rf"{_TOKEN.pattern}|J(?<=eyJ)|-(?:----(?:BEGIN|END)|Lines:|u |-user)|:(?:AA|//[^\s/@]{{1,400}}@)|Q~", re.ASCII
 )
 # Tokens without a rare first character: the label, a literal that `in` finds quickly, the pattern.
 _OTHERS: Final = (
-    ("jwt", "eyJ", _lazy(r"eyJ(?<![\w-]eyJ)[\w-]{10,}+(?:\.[\w-]*+){1,4}", re.ASCII)),
-    ("telegram token", ":AA", _lazy(r"(?<![\w:])\d{8,10}:AA[\w-]{30,}+", re.ASCII)),
-    ("azure secret", "Q~", _lazy(r"(?<![\w~.-])[\w~.-]{3}\dQ~[\w~.-]{30,}+", re.ASCII)),
-    ("password hash", "$", _lazy(r"\$(?<=[\w.-]:\$)(?:apr1|[1567y]|2[abxy]|gy)\$[\w./$=,]{20,200}+", re.ASCII)),
-    ("password hash", "{SHA}", _lazy(r"\{SHA\}(?<=[\w.-]:\{SHA\})[A-Za-z0-9+/]{27}=", re.ASCII)),
+    ("jwt", "eyJ", lazy_pattern(r"eyJ(?<![\w-]eyJ)[\w-]{10,}+(?:\.[\w-]*+){1,4}", re.ASCII)),
+    ("telegram token", ":AA", lazy_pattern(r"(?<![\w:])\d{8,10}:AA[\w-]{30,}+", re.ASCII)),
+    ("azure secret", "Q~", lazy_pattern(r"(?<![\w~.-])[\w~.-]{3}\dQ~[\w~.-]{30,}+", re.ASCII)),
+    ("password hash", "$", lazy_pattern(r"\$(?<=[\w.-]:\$)(?:apr1|[1567y]|2[abxy]|gy)\$[\w./$=,]{20,200}+", re.ASCII)),
+    ("password hash", "{SHA}", lazy_pattern(r"\{SHA\}(?<=[\w.-]:\{SHA\})[A-Za-z0-9+/]{27}=", re.ASCII)),
 )
 
 
@@ -829,7 +816,10 @@ class _Literal:
     def __init__(self, label: str, lead: str, rest: str, quick: str) -> None:
         self.label, self.quick = label, quick
         self.literal = re.sub(r"[\[(].*", "", rest).replace("\\", "")  # `in` finds it faster
-        self.lead, self.rest = _lazy(rf"(?<![\w.+/-])(?:{lead})\Z", re.ASCII), _lazy(rf"{rest}(?![\w+/-])", re.ASCII)
+        self.lead, self.rest = (
+            lazy_pattern(rf"(?<![\w.+/-])(?:{lead})\Z", re.ASCII),
+            lazy_pattern(rf"{rest}(?![\w+/-])", re.ASCII),
+        )
 
 
 _PLAIN: Final = (
@@ -902,7 +892,7 @@ _QUICK_NAMED: Final = (
 )
 _QUICK_OTHERS: Final = r"eyJ|-----(?:BEGIN|END)|-Lines:|-u |--user|:AA|://[^\s/@]+@|Q~"
 _WRITTEN_ESCAPES: Final = ("1b[", "1B[", "033[", r"\e[")  # how the start of an escape ends, as it is written
-_ESCAPE: Final = _lazy(r"(?:\x1b|\\{1,4}(?:u001[bB]|x1[bB]|033|e))\[[0-9;:?]{0,32}[A-Za-z]")
+_ESCAPE: Final = lazy_pattern(r"(?:\x1b|\\{1,4}(?:u001[bB]|x1[bB]|033|e))\[[0-9;:?]{0,32}[A-Za-z]")
 
 
 def is_suspect(text: str) -> bool:

@@ -6,12 +6,12 @@ last one, so a put never waits for the index. A hit is always an artifact that t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coatcheck import media
 from coatcheck.content import Content
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import Damaged, NotFound
 from coatcheck.redaction import CONTEXT, mask
 from coatcheck.refs import Ref
@@ -20,7 +20,7 @@ from coatcheck.storage import Catalog, Entry, Held, Mark, Match, Passage, Passag
 PASSAGE_CHARS = 2000
 SHOWN_CHARS = 400
 INDEXED_BYTES = 4 * 1024 * 1024
-_WORDS = re.compile(r"\w{3,}")
+_WORDS = lazy_pattern(r"\w{3,}")
 _GLANCE, _PAGE = 16, 256
 _BATCH_BYTES = 8 * 1024 * 1024
 _INDEXED_AT_ONCE = 64  # artifacts in one query, each with up to 128 KiB of content

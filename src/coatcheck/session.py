@@ -10,7 +10,7 @@ from coatcheck.core_session import CoreSession
 from coatcheck.refs import Ref
 
 if TYPE_CHECKING:
-    from coatcheck.externalize import Outcome, Policy, Situation
+    from coatcheck.externalize import Outcome, Policy, ResultSource, Situation
     from coatcheck.previews import Preview
     from coatcheck.reading import Page
 
@@ -72,10 +72,12 @@ class Session(CoreSession):
         policy: Policy | None = None,
         situation: Situation | None = None,
         arguments: Mapping[str, Any] | None = None,
+        source: ResultSource | None = None,
     ) -> Outcome:
         """Return what a model should get for a tool's result: the value itself if the policy lets it stay, else a stub.
         Without a limit, a policy decides by expected cost; `situation` is what the host knows of the conversation.
         The beginning of the call's `arguments` is kept in the metadata of the artifact, for people who look at lists.
+        `source` is where the result enters, for `coatcheck.context.savings`; by default the library.
 
         Mixed content (lists of text, image and document blocks, as dicts, SDK objects or MCP results) is decided block
         by block, images by their pixels. A `Ref` or a binary stream counts as the value behind it. If the store fails,
@@ -83,7 +85,14 @@ class Session(CoreSession):
         from coatcheck.externalize import externalize
 
         return externalize(
-            self, value, tool=tool, call_id=call_id, policy=policy, situation=situation, arguments=arguments
+            self,
+            value,
+            tool=tool,
+            call_id=call_id,
+            policy=policy,
+            situation=situation,
+            arguments=arguments,
+            source=source,
         )
 
     def offload(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,17 @@ from coatcheck.errors import InvalidArgument, StoreClosed, StoreError
 from coatcheck.ids import clip, is_pointer, is_prefix, parse_pointer
 from coatcheck.intake import Activity, Parts, Scope
 from coatcheck.refs import Ref
-from coatcheck.storage import TRANSCRIPT, BlobStore, Catalog, Limits, PassageIndex, SessionInfo, Totals
+from coatcheck.storage import (
+    ANY_SESSION,
+    TRANSCRIPT,
+    BlobStore,
+    Catalog,
+    Limits,
+    PassageIndex,
+    SessionFilter,
+    SessionInfo,
+    Totals,
+)
 
 if TYPE_CHECKING:
     from coatcheck.collect import CollectReport, Progress, VerifyReport
@@ -35,7 +45,7 @@ _AT_ONCE: Final = 500  # sessions that one query looks into
 
 def private_id() -> str:
     """Return the id of a session that nobody else has."""
-    return PRIVATE + secrets.token_hex(16)
+    return PRIVATE + os.urandom(16).hex()
 
 
 class Store:
@@ -177,12 +187,18 @@ class Store:
         return self._catalog.session(session_id)
 
     def session_page(
-        self, *, prefix: str = "", before: tuple[float, str] | None = None, limit: int = 50
+        self,
+        *,
+        prefix: str = "",
+        before: tuple[float, str] | None = None,
+        limit: int = 50,
+        wanted: SessionFilter = ANY_SESSION,
     ) -> list[SessionInfo]:
-        """Return a page of the sessions whose ids begin with `prefix`, newest first, with expired ones until they are
-        collected. `before` has the time of creation and the id of the last session of the page before."""
+        """Return a page of the sessions whose ids begin with `prefix` and that pass the filter, newest first, with
+        expired ones until they are collected. `before` has the time of creation and the id of the last session of the
+        page before."""
         whole(limit, "limit", least=1)
-        return self._catalog.session_page(prefix, before, limit)
+        return self._catalog.session_page(prefix, before, limit, wanted)
 
     def holders(self, pointer: str, *, limit: int = 3) -> list[str]:
         """Return the ids of at most `limit` sessions that have the artifact of a pointer, those of transcripts last.
@@ -313,6 +329,17 @@ class Store:
         if self._secret is None:
             self._secret = self._catalog.secret()
         return self._secret
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What returns the store's time, in seconds since 1970."""
+        return self._clock
+
+    @property
+    def writers(self) -> list[Callable[[], None]]:
+        """Functions that are called whenever the last uses of sessions are written: within 30 seconds after a session
+        was used, and on close."""
+        return self._activity.writers
 
     @property
     def closed(self) -> bool:

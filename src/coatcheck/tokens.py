@@ -10,13 +10,13 @@ mostly lists of rare words, names or characters.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator
 from functools import cache, cached_property, lru_cache
 from operator import index
 from typing import Any, Final, TypeVar
 from zlib import adler32
 
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import MissingExtra
 
 _Text = TypeVar("_Text", str, bytes)
@@ -270,7 +270,7 @@ def _encoded(text: str) -> bytes:
 
 
 # Places where every o200k tokenizer cuts: a text may be counted in parts that end there.
-_CUT: Final = re.compile(r"(?<=\S)(?= [A-Za-z])|(?<=[0-9])(?=[A-Za-z])|(?<=\n)(?=[^\s/])")
+_CUT: Final = lazy_pattern(r"(?<=\S)(?= [A-Za-z])|(?<=[0-9])(?=[A-Za-z])|(?<=\n)(?=[^\s/])")
 _PART: Final = 1 << 20
 
 

@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import Damaged, InvalidArgument, UnsupportedValue
 from coatcheck.ids import clip
 from coatcheck.refs import Codec
@@ -225,13 +226,13 @@ def find_largest(value: object) -> tuple[tuple[str, ...], list[Any]]:
 
 # Python's repr
 
-_TOKEN: Final = re.compile(
+_TOKEN: Final = lazy_pattern(
     r"""(?:(?P<text>b?(?:'(?:[^'\\\n]|\\[^\n])*+'|"(?:[^"\\\n]|\\[^\n])*+"))|(?P<mark>[,:])|(?P<close>[\])}])
     |(?P<number>[-+]?\d[\d_]*+(?:\.\d*+)?+(?:[eE][-+]?\d++)?+)|(?P<open>[^\W\d][\w.]*+\(|[\[({])
     |(?P<keyword>[^\W\d]\w*+=)|(?P<word>[-+]?[^\W\d][\w.]*+|\.\.\.|<[^<>\n]{1,200}>))\s*+""",
     re.VERBOSE,
 )
-_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))")
+_ESCAPE: Final = lazy_pattern(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))")
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "0": "\0"}
 _WORDS: Final[dict[str, Any]] = {"None": None, "True": True, "False": False, "nan": None, "inf": None, "-inf": None}
 _CLOSING: Final = {"[": "]", "(": ")", "{": "}"}

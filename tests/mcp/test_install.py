@@ -138,6 +138,24 @@ def words_of(entry: dict[str, Any]) -> list[str]:
     return command if isinstance(command, list) else [command, *entry.get("args", [])]
 
 
+def test_a_file_in_another_place_that_the_client_reads_is_used(person: Person) -> None:
+    entries = {
+        "opencode": (".config/opencode/opencode.jsonc", "mcp"),
+        "cline": (".cline/data/settings/cline_mcp_settings.json", "mcpServers"),
+    }
+    for client, (place, section) in entries.items():
+        file = person.home / place
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({section: {}}))
+        person.run(client, "--write")
+        assert list(servers(client, file)) == ["coatcheck"]
+        assert not person.usual(client).exists()
+    (person.project / ".opencode").mkdir()
+    (person.project / ".opencode/opencode.json").write_text("{}")
+    person.run("opencode", "--scope", "project", "--write")
+    assert list(servers("opencode", person.project / ".opencode/opencode.json")) == ["coatcheck"]
+
+
 def files_below(folder: Path) -> set[str]:
     return {str(one.relative_to(folder)) for one in folder.rglob("*")}
 

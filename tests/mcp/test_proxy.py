@@ -225,13 +225,13 @@ def test_a_line_at_the_end_and_a_report_say_what_was_saved(speak: Speak, place: 
     command = proxy("--report", "--json")
     said = subprocess.run(command, env=environment(place), capture_output=True, text=True, check=True).stdout
     found = json.loads(said)
-    (run,), (row,) = found["runs"], found["tools"]
-    assert (run["slimmed_results"], run["session"], run["tools"]["text"]["slimmed"]) == (1, "told", 1)
-    assert (row["tool"], row["slimmed"], row["tokens_saved"]) == ("text", 1, run["tokens_saved"])
-    assert found["total"]["tokens_saved"] == run["tokens_saved"] > 10_000
+    (row,) = found["rows"]
+    assert (row["surface"], row["tool"], row["results"], row["reads"]) == ("proxy", "text", 1, 1)
+    assert row["server"].startswith("python")
+    assert found["total"]["tokens_kept_out"] == row["tokens_kept_out"] > 10_000
     command.remove("--json")
     lines = subprocess.run(command, env=environment(place), capture_output=True, text=True, check=True).stdout
-    assert re.match(r"1 runs: 1 results slimmed, about [\d,]+ tokens saved, [\d,]+ read back, [\d,]+ net\n", lines)
+    assert re.match(r"1 result kept out, about [\d,]+ tokens; [\d,]+ read back in 1 read; [\d,]+ net\n", lines)
 
 
 def test_a_server_without_tools_gets_three(speak: Speak, tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from coatcheck import Policy, Session, Store, toolkit
 from coatcheck._toolkit import Purpose, Tool
 from coatcheck.errors import CoatcheckError, InvalidArgument, MissingExtra, StoreError
 from coatcheck.executor import resolve_arguments, widened, widened_schema
-from coatcheck.externalize import ContentPart, Outcome, configured
+from coatcheck.externalize import ContentPart, Outcome, ResultSource, configured
+from coatcheck.externalize.savings import LIBRARY
 from coatcheck.lanes import in_thread
 from coatcheck.redaction import mask
 from coatcheck.store import private_id
@@ -92,10 +93,11 @@ class Kit:
     """Our tools beside those of a host, and what happens to the arguments and results of the host's own tools.
 
     `tools` are descriptions that are bound to no session. `policy` writes stubs that name them as they are named
-    here."""
+    here. `source` is where results enter, for the figures of savings."""
 
     tools: tuple[Tool, ...]
     policy: Policy
+    source: ResultSource = LIBRARY
     _by_name: Mapping[str, Tool] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -152,11 +154,15 @@ class Kit:
         tool: str | None,
         call_id: str | None = None,
         arguments: Mapping[str, Any] | None = None,
+        server: str | None = None,
     ) -> Outcome:
         """Return what the model gets of a tool's result. `content` has the shape of the value, and is the same object
-        if nothing changed. `arguments` are those of the call, as the model sent them."""
+        if nothing changed. `arguments` are those of the call, as the model sent them. `server` has the tool."""
+        source = self.source if server is None else replace(self.source, server=server)
         try:
-            return session.externalize(value, tool=tool, call_id=call_id, policy=self.policy, arguments=arguments)
+            return session.externalize(
+                value, tool=tool, call_id=call_id, policy=self.policy, arguments=arguments, source=source
+            )
         except Exception as error:  # noqa: BLE001 - an odd value is the host's to handle
             _LOG.warning("a result of %s was passed on as it is: %s", tool, type(error).__name__)
             return Outcome("", value, failure=mask(str(error)))
@@ -225,6 +231,7 @@ class Adapter:
         self.host = host
         self.ttl = ttl
         self.policy = policy or configured(self.store.settings)
+        self.source = ResultSource(host)
         self._only = None if only is None else tuple(only)
         self._kits: dict[str, Kit] = {}
 
@@ -267,10 +274,10 @@ class Adapter:
     def _kit(self, prefix: str) -> Kit:
         policy = replace(self.policy, resolves=True)
         if not policy.enabled or self._only == ():
-            return Kit((), replace(policy, read_tool=None) if self._only == () else policy)
+            return Kit((), replace(policy, read_tool=None) if self._only == () else policy, self.source)
         tools = tuple(toolkit(prefix=prefix, redact=policy.redact, only=self._only))
         reader = next((tool.name for tool in tools if tool.purpose == "get"), None)
-        return Kit(tools, replace(policy, read_tool=reader))
+        return Kit(tools, replace(policy, read_tool=reader), self.source)
 
 
 _OUR_NAMES: Final = tuple(tool.name for tool in toolkit())

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from coatcheck import Session
 from coatcheck.adapters import Adapter, Kit, Refusal
-from coatcheck.externalize import Outcome
+from coatcheck.externalize.savings import UNCOUNTED
 from coatcheck.ids import SCHEME
 from coatcheck.store import private_id
 
@@ -58,7 +58,7 @@ class Hooks:
 
     `server` is the name of our MCP server as it is in the names of tools: `mcp__<server>__get_artifact`. `first` is the
     host's session before a hook names another. `restricted` has the tools that types of sub-agents are limited to, or
-    None if they are not; for other types, their files are read. `noted` is called with each output that left."""
+    None if they are not; for other types, their files are read."""
 
     def __init__(
         self,
@@ -73,7 +73,6 @@ class Hooks:
         reader = self.prefix + kit.policy.read_tool if kit.policy.read_tool else None
         self.kit: Kit = replace(kit, policy=replace(kit.policy, read_tool=reader))
         self._adapter = adapter
-        self.noted: Callable[[str, Outcome], None] | None = None
         self._restricted = dict(restricted or {})
         self._calls: OrderedDict[str, str] = OrderedDict()  # call id -> session id of the host
         self._newest = first or private_id()
@@ -135,7 +134,7 @@ class Hooks:
         change = _in_blocks if tool.startswith(_MCP) else _SHAPES.get(tool)
         if change is None:
             return {}
-        call = _Call(self.kit, self._adapter.session(host_id), host_id, tool, call_id, self.noted)
+        call = _Call(self.kit, self._adapter.session(host_id), host_id, tool, call_id)
         changed = change(response, call)
         return {} if changed is response else _output("PostToolUse", updatedToolOutput=changed)
 
@@ -144,7 +143,8 @@ class Hooks:
         the pointer to all of it."""
         if not isinstance(error, str) or len(error) <= _CUT or not self.kit.policy.read_tool:
             return {}
-        outcome = self.kit.result(self._adapter.session(host_id), error, tool=tool, call_id=call_id)
+        kit = replace(self.kit, source=UNCOUNTED)  # the model gets the beginning of the error, not a stub
+        outcome = kit.result(self._adapter.session(host_id), error, tool=tool, call_id=call_id)
         if not outcome.refs:
             return {}
         pointer = outcome.refs[0].pointer
@@ -204,13 +204,10 @@ class _Call:
     host_id: str
     tool: str
     id: str
-    noted: Callable[[str, Outcome], None] | None
 
     def slim(self, value: Any) -> Any:
         """Return what the model gets for a text or for content blocks; the same object if nothing changes."""
         outcome = self.kit.result(self.session, value, tool=self._ruled, call_id=self.id)
-        if self.noted is not None and (outcome.refs or outcome.failure):
-            self.noted(self.tool, outcome)
         # If nothing can be stored, a built-in tool's output stays: Claude Code bounds it, and keeps what it cuts.
         return value if outcome.failure and not self.tool.startswith(_MCP) else outcome.content
 

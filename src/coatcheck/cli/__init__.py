@@ -26,12 +26,14 @@ from coatcheck.cli.terminal import print_error
 
 if TYPE_CHECKING:
     from coatcheck import Session, Store
+    from coatcheck.storage import SessionInfo
 
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141  # the exit code that a shell shows for a process ended by SIGPIPE
 FOLDER: Final = "{folder}"
 """Placeholder in a session id for the working folder."""
 _COMPLETED: Final = 50
+_OWN: Final = "coatcheck:"
 _NEAR: Final = 1_000
 _COPIED: Final = {"--session": "session_id", "--store": "url"}
 _GROUPS: Final[dict[str, tuple[str, dict[str, tuple[str, str]]]]] = {
@@ -56,6 +58,7 @@ _GROUPS: Final[dict[str, tuple[str, dict[str, tuple[str, str]]]]] = {
         "proxy": ("mcp_commands", "Run in front of another MCP server."),
     }),
     "HTTP": ("coatcheck run -- claude", {
+        "console": ("http_commands", "Look at the store in a browser."),
         "serve": ("http_commands", "Serve the store over HTTP."),
         "gateway": ("gateway_commands", "Serve a gateway between agents and model providers."),
         "run": ("gateway_commands", "Run a command behind a gateway of its own."),
@@ -130,6 +133,10 @@ class Commands(click.Group):
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(BROKEN_PIPE)
+        except KeyboardInterrupt:
+            if sys.stderr.isatty():
+                raise  # click ends the line with ^C
+            ctx.exit(INTERRUPTED)
         return code
 
 
@@ -159,7 +166,7 @@ def expand_folder(context: click.Context, parameter: click.Parameter, value: Any
 
 def complete_session(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
     """Complete the id of a session."""
-    return _completed(context, lambda store: (one.session_id for one in store.sessions()), incomplete)
+    return _completed(context, lambda store: (one.session_id for one in sessions_of(store)), incomplete)
 
 
 def complete_target(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
@@ -245,18 +252,22 @@ def open_session(url: str | None, session_id: str, target: str, any_session: boo
 def known_session(store: Store, session_id: str) -> Session:
     """Return a session for a command that reads. Raises `NotFound` if the store has no session with this id, unless
     nobody chose it."""
-    import difflib
-    from itertools import islice
-
     from coatcheck.config import DEFAULTS
 
     if store.has_session(session_id) or session_id == DEFAULTS["session.id"]:
         return store.session(session_id)
+    import difflib
+    from itertools import islice
 
-    known = [info.session_id for info in islice(store.sessions(), _NEAR)]
+    known = [info.session_id for info in islice(sessions_of(store), _NEAR)]
     near = difflib.get_close_matches(session_id, known, n=3, cutoff=0.5) or known[:3]
     hint = f"there are {', '.join(near)}; coatcheck ls --sessions lists all" if near else "it has no sessions yet"
     raise errors.NotFound(f"there is no session {session_id!r} in {shown_url(store)}", hint=hint)
+
+
+def sessions_of(store: Store) -> Iterator[SessionInfo]:
+    """Return the sessions of a store, without those that contain only figures of the store itself."""
+    return (one for one in store.sessions() if one.used_bytes or not one.session_id.startswith(_OWN))
 
 
 def default_place() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Iterable
 from itertools import islice
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from coatcheck.storage import SessionInfo
 
 NO_MATCH: Final = 1  # like grep
+_BUFFER: Final = 1 << 16
 _ARTIFACTS: Final = {
     "pointer": "pointer", "type": "kind", "size_bytes": "size", "seen": "seen", "created_at": "age", "name": "name",
     "summary": "summary",
@@ -72,7 +72,8 @@ def get(target: str, output: str, raw: bool, any_session: bool, session_id: str,
             terminal.print_content(content)
             return
         with terminal.writing(output) as out:
-            shutil.copyfileobj(content, out)
+            while chunk := content.read(_BUFFER):
+                out.write(chunk)
             if coatcheck.is_pointer(target) and "#" in target:
                 out.write(b"\n")
 
@@ -149,7 +150,7 @@ def ls(
     A table on a terminal, tab-separated lines in a pipe, JSON lines with --json."""
     with cli.open_existing(url) as store:
         if sessions:
-            records = [_session_record(info) for info in islice(store.sessions(), limit)]
+            records = [_session_record(info) for info in islice(cli.sessions_of(store), limit)]
         else:
             session = cli.known_session(store, session_id)
             refs = session.list(**wanted, limit=limit)
@@ -157,6 +158,9 @@ def ls(
     if not sessions and not as_json:
         records = [record | {"seen": _share(record["coverage"]), "name": _label(record)} for record in records]
     columns = _SESSIONS if sessions else _ARTIFACTS
+    if not records and terminal.is_terminal() and not as_json:
+        what = "sessions yet" if sessions else f"artifacts in session {session_id!r}"
+        terminal.print_note(f"there are no {what}; 'coatcheck put FILE' stores one")
     terminal.print_records(records, columns, as_json=as_json, shrink=_CUT)
 
 

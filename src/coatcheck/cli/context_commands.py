@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,13 +16,14 @@ import click
 
 from coatcheck import errors
 from coatcheck.cli import open_existing, setting, store_options, terminal, usage_error
+from coatcheck.display import Value, plot, thinned
 from coatcheck.ids import clip
 from coatcheck.redaction import mask
 from coatcheck.refs import iso_time
 
 if TYPE_CHECKING:
-    from coatcheck import Session
-    from coatcheck.context import Snapshot
+    from coatcheck import Session, Store
+    from coatcheck.context import Savings, Snapshot
     from coatcheck.context.metrics import PromptMetrics
     from coatcheck.storage import Record
 
@@ -39,10 +39,7 @@ MAX_ROWS: Final = 500
 MAX_WARNINGS: Final = 20
 _MAX_NOTES: Final = 10
 _MAX_POINTS: Final = 400
-_FEW_POINTS: Final = 40
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
-_WIDTH, _HEIGHT = 560, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 28
 
 COLUMNS: Final[Mapping[str, str]] = {
     "turn": "turn", "at": "time", "est_tokens": "prompt", "tokens_without": "without", "tokens_saved": "saved",
@@ -78,8 +75,11 @@ _PLOTS: Final[tuple[tuple[str, Mapping[str, str], dict[str, Any]], ...]] = (
 )  # fmt: skip
 """The plots of a session: title, labels and figures, options of `plot`."""
 _OVER: Final = ' class="bad"'
+_SAVINGS: Final = {
+    "tokens_net": "net", "tokens_kept_out": "kept out", "tokens_read_back": "read back", "results": "results",
+    "surface": "surface", "server": "server", "tool": "tool",
+}  # fmt: skip
 
-Value = float | None
 Calls = dict[str, "list[PromptMetrics]"]
 """Model calls by session."""
 
@@ -249,7 +249,7 @@ def metrics(
         current = Baseline.of(out["label"] or setting("metrics.release") or "unnamed", every)
         _write(saved, current.to_json())
     if html is not None:
-        _write(html, page(found))
+        _write(html, page(found, None if source else _store_savings(url)))
     if as_json:
         for call in every:
             terminal.print_json(call.to_record())
@@ -259,6 +259,28 @@ def metrics(
     for one in rises:
         terminal.print_error(one.message)
     return HAS_RISEN if rises else 0
+
+
+def print_savings(store: Store, *, as_json: bool) -> None:
+    """Print what stubs kept out of prompts: together, then by surface, server and tool."""
+    from coatcheck.context import savings
+
+    found = savings(store)
+    if as_json:
+        terminal.print_json({"total": found.total.to_record(), "rows": [row.to_record() for row in found.rows]})
+    elif not found.rows:
+        terminal.print_note("no result has become a stub in this store yet")
+    else:
+        click.echo(f"{found}\n")
+        rows = (row.to_record() for row in found.by("surface", "server", "tool"))
+        terminal.print_records(rows, _SAVINGS, as_json=False, shrink=("surface", "results", "server", "tool"))
+
+
+def _store_savings(url: str | None) -> Savings:
+    from coatcheck.context import savings
+
+    with open_existing(url) as store:
+        return savings(store)
 
 
 def _write(path: str, text: str) -> None:
@@ -371,20 +393,17 @@ def sparkline(values: Sequence[Value], width: int = 32) -> str:
     return "".join(" " if step is None else _BLOCKS[min(len(_BLOCKS) - 1, step)] for step in steps)
 
 
-def thinned(values: Sequence[Value], most: int) -> tuple[list[Value], int]:
-    """At most `most` values, each the largest of `step` neighbours, and `step`."""
-    step = max(1, math.ceil(len(values) / most))
-    groups = (values[at : at + step] for at in range(0, len(values), step))
-    return [max((one for one in group if one is not None), default=None) for group in groups], step
-
-
-def page(sessions: Mapping[str, Sequence[PromptMetrics]]) -> str:
-    """An HTML page with plots and a table for each session."""
+def page(sessions: Mapping[str, Sequence[PromptMetrics]], saved: Savings | None = None) -> str:
+    """An HTML page with the savings of the store, and plots and a table for each session."""
     from importlib.resources import files
     from string import Template
 
     every = [call for calls in sessions.values() for call in calls]
-    body = _tiles(every) + "".join(_section(*one) for one in list(sessions.items())[:MAX_SESSIONS])
+    body = (
+        _tiles(every)
+        + _savings_section(saved)
+        + "".join(_section(*one) for one in list(sessions.items())[:MAX_SESSIONS])
+    )
     if (omitted := len(sessions) - MAX_SESSIONS) > 0:
         body += f'<p class="dim">{omitted:,} more sessions are not on this page; select them by name.</p>'
     template = Template(files("coatcheck.cli").joinpath("metrics.html").read_text("utf-8"))
@@ -398,6 +417,19 @@ def _tiles(calls: Sequence[PromptMetrics]) -> str:
     return (
         f'<div class="tiles">{"".join(f"<div><b>{texts[name]}</b>{text}</div>" for name, text in _TILES.items())}</div>'
     )
+
+
+def _savings_section(saved: Savings | None) -> str:
+    if saved is None or not saved.rows:
+        return ""
+    head = "".join(f'<th scope="col">{heading}</th>' for heading in _SAVINGS.values())
+    body = ""
+    for row in saved.by("surface", "server", "tool")[:MAX_ROWS]:
+        shown = row.to_record()
+        cells = (f"{one:,}" if isinstance(one := shown[name], int) else _safe(one) for name in _SAVINGS)
+        body += f"<tr>{''.join(f'<td>{text}</td>' for text in cells)}</tr>"
+    table = f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f"<section><h2>Savings</h2><p>{saved}</p>{table}</section>"
 
 
 def _section(name: str, calls: Sequence[PromptMetrics]) -> str:
@@ -444,79 +476,3 @@ def _table(calls: Sequence[PromptMetrics]) -> str:
 
 def _safe(text: str) -> str:
     return escape(terminal.one_line(text), quote=True)
-
-
-def plot(
-    title: str,
-    turns: Sequence[int],
-    series: Mapping[str, Sequence[Value]],
-    *,
-    colour: int = 0,
-    stacked: bool = False,
-    limit: float | None = None,
-) -> str:
-    """An SVG with lines or stacked bars over turns, and a dashed line at the limit. `series` has labels and values;
-    `colour` is the number of the first one's colour."""
-    columns = zip(*series.values(), strict=True)
-    heights: list[Value] = [sum(max(0, value or 0) for value in column) for column in columns]
-    known = [one for one in (heights if stacked else [*chain(*series.values())]) if one is not None]
-    ticks = _ticks(min([0, *known]), max([1, *known, limit or 0]))
-    room = (_WIDTH - _LEFT - _RIGHT) / max(1, len(turns))
-    width = max(0.5, min(28, room * 0.8))
-    radius = 3 if len(turns) <= _FEW_POINTS else 1.5
-
-    def x(at: int) -> float:
-        return round(_LEFT + room * (at + 0.5), 1)
-
-    def y(value: float) -> float:
-        share = (value - ticks[0]) / (ticks[-1] - ticks[0])
-        return round(_HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM), 1)
-
-    def rule(style: str, value: float) -> str:
-        return f'<line class="{style}" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(value)}" y2="{y(value)}"/>'
-
-    def text(left: float, top: float, anchor: str, shown: object) -> str:
-        return f'<text class="tick" x="{left}" y="{top}" text-anchor="{anchor}">{shown}</text>'
-
-    parts = [f'<svg class="plot" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{title}">']
-    parts += [rule("grid", tick) + text(_LEFT - 6, y(tick) + 4, "end", _short(tick)) for tick in ticks]
-    every = max(1, math.ceil(len(turns) / 10))
-    parts += [text(x(at), _HEIGHT - 8, "middle", turns[at]) for at in range(0, len(turns), every)]
-    below = [0.0] * len(turns)
-    for style, (label, values) in enumerate(series.items(), colour):
-        for _, run in groupby(enumerate(values), key=lambda point: point[1] is None):  # a missing value splits a line
-            points = [f"{x(at)},{y(value)}" for at, value in run if value is not None]
-            if len(points) > 1 and not stacked:
-                parts.append(f'<polyline class="line s{style}" points="{" ".join(points)}"/>')
-        for at, value in enumerate(values):
-            if value is None:
-                continue
-            hint = f"<title>{label}, turn {turns[at]}: {value:,.0f}</title>"
-            if not stacked:
-                parts.append(f'<circle class="dot s{style}" cx="{x(at)}" cy="{y(value)}" r="{radius}">{hint}</circle>')
-            elif value > 0:
-                top, bottom = y(below[at] + value), y(below[at])
-                below[at] += value
-                parts.append(
-                    f'<rect class="bar s{style}" x="{round(x(at) - width / 2, 1)}" y="{top}" width="{round(width, 1)}"'
-                    f' height="{round(bottom - top, 1)}">{hint}</rect>'
-                )
-    if limit is not None:
-        parts.append(rule("limit", limit))
-    return "".join([*parts, "</svg>"])
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """About five round numbers that span the lowest and the highest value."""
-    raw = (high - low) / 4
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw)
-    first, last = math.floor(low / step), math.ceil(high / step)
-    return [round(step * at, 6) for at in range(first, last + 1)]
-
-
-def _short(value: float) -> str:
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{unit}"
-    return f"{value:g}"

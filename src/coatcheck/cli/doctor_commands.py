@@ -31,6 +31,7 @@ _EXTRAS: Final = {
 }
 _LITTLE_ROOM: Final = 1 << 30
 _STALE_DAYS: Final = 30
+_QUOTED: Final = """("$([[ ${COMP_WORDS[COMP_CWORD]} == [\\"\\']* ]] && echo "$value" || printf %q "$value")")"""
 _SHELLS: Final = ("bash", "zsh", "fish")
 _HOW: Final = {
     "bash": 'add to ~/.bashrc:  eval "$(coatcheck completion bash)"',
@@ -185,8 +186,8 @@ def completion(shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None
     source = found(main, {}, "coatcheck", "_COATCHECK_COMPLETE").source()
-    if shell == "bash":  # a pointer has a colon, at which bash would split the word
-        source = f"COMP_WORDBREAKS=${{COMP_WORDBREAKS//:}}\n{source}"
+    if shell == "bash":  # a pointer has a colon, at which bash would split the word; a name may have spaces
+        source = f"COMP_WORDBREAKS=${{COMP_WORDBREAKS//:}}\n{source.replace('($value)', _QUOTED)}"
     click.echo(source)
     if terminal.is_terminal():
         terminal.print_note(_HOW[shell])

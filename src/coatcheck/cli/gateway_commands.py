@@ -195,8 +195,9 @@ def _policy(store: Store, max_tokens: int | None) -> Policy | None:
 
 
 def _print_figures(app: Any, as_json: bool) -> None:
-    """Print what passed on stderr: stdout belongs to the command."""
+    """Print what passed, if something did, on stderr: stdout belongs to the command."""
+    figures = app.watcher.figures
     if as_json:
-        click.echo(json.dumps(asdict(app.watcher.figures)), err=True)
-    else:
-        print_error(str(app.watcher.figures))
+        click.echo(json.dumps(asdict(figures)), err=True)
+    elif figures.calls or figures.errors:
+        print_error(str(figures))

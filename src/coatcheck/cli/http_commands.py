@@ -53,6 +53,7 @@ def serve(
     printed once. The paths are in docs/http.md and at /api/v1/openapi.json."""
     file = tokens or (Path(found) if (found := setting("serve.tokens")) else None)
     try:
+        from coatcheck.console.site import console_routes
         from coatcheck.http.application import EXPOSED, METHODS, store_app
         from coatcheck.http.credentials import Access, add_token
         from coatcheck.http.serving import LocalServer
@@ -76,10 +77,44 @@ def serve(
         print_error(f"store at {server.url}/api/v1")
         if printed is not None:
             print_error(f"token, shown only once: {printed}")
+        print_error(f"console at {server.url}/console")
         if not server.is_local(host):
             print_error("tokens are readable on the way: put a proxy with TLS before this server")
         with collecting_daily(store, tenants=lambda: keyring.tenants):
-            server.run(store_app(store, keyring), grace=grace)
+            server.run(store_app(store, keyring, routes=console_routes(store, keyring)), grace=grace)
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(0, 65_535), default=8977, show_default=True, help="0 for any free port.")
+@click.option("--read-only", is_flag=True, help="Pages only: nothing can be pinned or forgotten.")
+@click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
+@store_option
+def console(port: int, read_only: bool, opens: bool, url: str | None) -> None:
+    """Look at the store in a browser: sessions, conversations, artifacts and savings.
+
+    Prints an address that logs in once. Only this machine can reach it; `coatcheck serve` has the same pages for
+    others, who log in with their tokens."""
+    try:
+        from coatcheck.console.site import ROOT, console_routes
+        from coatcheck.http.application import METHODS, store_app
+        from coatcheck.http.credentials import Access, Keyring
+        from coatcheck.http.serving import LocalServer, new_token
+    except ImportError as error:
+        raise errors.MissingExtra("http") from error
+    from coatcheck.lanes import ending
+
+    token, key = new_token(), new_token()
+    keyring = Keyring(given={token: Access("console", "read" if read_only else "admin")})
+    with LocalServer(port=port, methods=METHODS) as server, ending(), coatcheck.open(url) as store:
+        address = f"{server.url}{ROOT}/enter?key={key}"
+        print_error(f"console at {address}")
+        print_error("the address logs in once; end with Ctrl-C")
+        if opens:
+            import webbrowser
+
+            webbrowser.open(address)
+        routes = console_routes(store, keyring, key=key, token=token)
+        server.run(store_app(store, keyring, routes=routes), grace=1)
 
 
 def _keyring(file: Path | None) -> tuple[Keyring, str | None]:

@@ -20,7 +20,7 @@ import click
 import coatcheck
 from coatcheck import __version__, errors
 from coatcheck.cli import FOLDER, expand_folder, open_existing, store_option, store_options, usage_error
-from coatcheck.cli.terminal import diff_lines, print_error, print_json, print_note, print_records, print_text
+from coatcheck.cli.terminal import diff_lines, print_error, print_note, print_text
 from coatcheck.install.clients import CLIENTS, SCOPES, Scope, find_config
 
 if TYPE_CHECKING:
@@ -36,11 +36,6 @@ _DAY: Final = 86_400.0
 _MIB: Final = 1 << 20
 _ENTRY_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _RUNNERS: Final = re.compile(r"(npx|bunx?|deno|node|uvx|uv|pipx|python)[\d.]*$")
-_RUN: Final = {
-    "ended_at": "ended", "slimmed_results": "slimmed", "tokens_saved": "saved", "tokens_read_back": "read back",
-    "server": "server", "session": "session",
-}  # fmt: skip
-_TOOL: Final = {"slimmed": "slimmed", "tokens_saved": "saved", "failed": "failed", "server": "server", "tool": "tool"}
 _POSITIVE: Final = click.IntRange(min=1)
 _SECONDS: Final = click.FloatRange(min=0, min_open=True)
 _DURATION: Final = click.FloatRange(min=0)
@@ -95,14 +90,10 @@ def mcp(
         name = session_id or f"mcp-{secrets.token_hex(8)}"
         hooks = _hooks(store, session_id, ttl, only) if claude_code else None
         sessions = Sessions(store, name, named=session_id is not None, ttl=ttl, only=only, hooks=hooks)
-        try:
-            if http:
-                serve_http(sessions, port=port, token=os.environ.get(TOKEN), origins=allow_origin, say=print_error)
-            else:
-                serve_stdio(sessions)
-        finally:
-            with contextlib.suppress(errors.CoatcheckError):
-                sessions.counts.save(store, server="coatcheck mcp", session_id=name)
+        if http:
+            serve_http(sessions, port=port, token=os.environ.get(TOKEN), origins=allow_origin, say=print_error)
+        else:
+            serve_stdio(sessions)
 
 
 @click.command()
@@ -115,7 +106,9 @@ def mcp(
 @click.option("--no-tools", is_flag=True, help="Add no tools; 'coatcheck mcp' with the same --session offers them.")
 @click.option("--timeout", type=_DURATION, metavar="SECONDS", default=600.0, show_default=True, help=_TIMEOUT)
 @click.option("--max-message", metavar="MIB", type=_POSITIVE, default=64, show_default=True, help="Largest message.")
-@click.option("--report", is_flag=True, help="Print savings by tool at the end; without a server, those of all runs.")
+@click.option(
+    "--report", is_flag=True, help="Print savings by tool at the end; without a server, those of the whole store."
+)
 @session_option
 @ttl_option
 @store_options
@@ -142,8 +135,10 @@ def proxy(
     line on stderr says what was saved."""
     given = sum(map(bool, (command, address, config)))
     if report and not given:
+        from coatcheck.cli.context_commands import print_savings
+
         with open_existing(url) as store:
-            _print_report(store, as_json)
+            print_savings(store, as_json=as_json)
         return 0
     if given != 1:
         raise usage_error("specify exactly one of -- COMMAND, --url and --config")
@@ -164,19 +159,17 @@ def proxy(
         policy = configured(store.settings)
         if max_tokens is not None:
             policy = replace(policy, max_tokens=max_tokens, max_chars=None, max_bytes=None)
-        settings = ProxySettings(policy, frozenset(inline), timeout, max_message * _MIB, no_tools)
+        settings = ProxySettings(policy, frozenset(inline), timeout, max_message * _MIB, no_tools, name)
         try:
             status = run(upstream, store.lasting_session(session_id, ttl=ttl), settings, counts)
         finally:
-            with contextlib.suppress(errors.CoatcheckError):  # a failing store was already reported
-                counts.save(store, server=name, session_id=session_id)
             _print_counts(counts, report, as_json)
     leave(status)
     return status
 
 
 @click.command()
-@click.argument("client", type=click.Choice(list(CLIENTS)))
+@click.argument("client", type=click.Choice(list(CLIENTS)), metavar="CLIENT")
 @click.argument("server", nargs=-1)
 @click.option("--wrap", is_flag=True, help="Put the client's servers behind the proxy.")
 @click.option("--plugin", is_flag=True, help="Install the plugin for Claude Code: it covers Bash, Read and all tools.")
@@ -204,10 +197,11 @@ def install(
 ) -> None:
     """Add Coatcheck to an MCP client.
 
-    Shows the change to the client's configuration, without its secrets. --write applies it and keeps the original
-    beside the file; --undo --write reverts it. With --wrap, the given SERVERs, or all, are put behind the proxy. They
-    share a session, and an entry of our own has the tools to read it. With --plugin, a plugin for Claude Code is
-    written instead; --file is its folder then."""
+    CLIENT is claude-code, claude-desktop, cursor, vscode, codex, gemini, windsurf, zed, opencode or cline. Shows the
+    change to its configuration, without secrets. --write applies it and keeps the original beside the file; --undo
+    --write reverts it. With --wrap, the given SERVERs, or all, are put behind the proxy. They share a session, and an
+    entry of our own has the tools to read it. With --plugin, a plugin for Claude Code is written instead; --file is
+    its folder then."""
     from coatcheck.install.clients import launcher
     from coatcheck.install.plan import Plan, plan_entry, plan_undo, plan_wrap
     from coatcheck.install.plugin import plan_plugin, plan_unplug, plugin_folder
@@ -333,34 +327,13 @@ def _command_name(command: tuple[str, ...]) -> str:
     return f"{name} {what}" if what and _RUNNERS.match(name) else name
 
 
-def _print_report(store: Store, as_json: bool) -> None:
-    """Print the savings of all runs: together, by server and tool, and by run."""
-    from coatcheck.mcp.proxy_rewrites import saved_counts, summed
-
-    runs = saved_counts(store)
-    total, by_tool = summed(runs)
-    if as_json:
-        print_json({"total": total, "tools": by_tool, "runs": runs})
-        return
-    if not runs:
-        print_note("no run of the proxy has saved anything yet")
-        return
-    net = total["tokens_saved"] - total["tokens_read_back"]
-    click.echo(
-        f"{total['runs']:,} runs: {total['slimmed_results']:,} results slimmed, about {total['tokens_saved']:,} tokens"
-        f" saved, {total['tokens_read_back']:,} read back, {net:,} net"
-    )
-    for rows, columns in ((by_tool, _TOOL), (runs, _RUN)):
-        click.echo()
-        print_records(rows, columns, as_json=False, shrink=("session", "ended", "server", "tool"))
-
-
 def _print_counts(counts: Counts, by_tool: bool, as_json: bool) -> None:
-    """Print a report on stderr: stdout carries the protocol."""
+    """Print a report on stderr, if there is something to report: stdout carries the protocol."""
     if as_json and by_tool:
         click.echo(json.dumps(counts.to_record()), err=True)
         return
-    print_error(str(counts))
+    if by_tool or any(counts.to_record().values()):
+        print_error(str(counts))
     if by_tool:
         for name, row in sorted(counts.tools.items(), key=lambda item: -item[1]["tokens_saved"]):
             print_error(f"  {name}: {row['slimmed']:,} results, about {row['tokens_saved']:,} tokens")

@@ -1,8 +1,7 @@
 """Input and output: files, pipes and terminals.
 
 A pipe gets plain text, a person a readable form. Names, summaries, tools and content are untrusted: characters that a
-terminal would obey or hide (controls, escapes, bidirectional marks, invisible formats) are printed as escapes such as
-`\\x1b` or `\\u202e`.
+terminal would obey or hide are printed as escapes (see `display`).
 
 The highlighting functions split a text into pieces with a style each; joined, the pieces are the text. They never
 backtrack, and pieces are escaped after the split. Code is not highlighted: lexers can be made to run for minutes.
@@ -22,6 +21,11 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
+from coatcheck.deferred import lazy_pattern
+from coatcheck.display import age as age
+from coatcheck.display import one_line as one_line
+from coatcheck.display import visible as visible
+
 if TYPE_CHECKING:
     from coatcheck.reading.grep import Pattern
 
@@ -38,46 +42,18 @@ ADDED: Final = "green"
 REMOVED: Final = "red"
 _BUFFER: Final = 64 * 1024
 _MAX_STYLED: Final = 200_000
-_UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _STEM: Final = 6
 _GAP: Final = 2  # spaces between columns
 _LEAST: Final = 8  # characters of a column that was cut
 _IDENTIFYING: Final = 40  # characters of a name that other columns make room for
-_UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
 _DIFF: Final = (("+++", BOLD), ("---", BOLD), ("@@", "cyan"), ("+", ADDED), ("-", REMOVED))
-_LINE_NUMBER: Final = re.compile(r"\d++([:-])")
+_LINE_NUMBER: Final = lazy_pattern(r"\d++([:-])")
 _STRING: Final = r'"(?:[^"\\\n]|\\.)*+"?+'
-_TOKEN: Final = re.compile(
+_TOKEN: Final = lazy_pattern(
     rf"(?P<key>{_STRING}(?=[ \t]{{0,7}}:))|(?P<string>{_STRING})|(?P<number>-?+\b\d[\d.eE+-]*+)"
     r"|\b(?P<word>true|false|null)\b"
 )
 _TOKEN_STYLES: Final = {"key": "blue", "string": "green", "number": "cyan", "word": "magenta"}
-
-
-class _Escapes(dict[int, str]):
-    """A table for `str.translate` that is filled on demand. Harmless characters map to themselves."""
-
-    def __missing__(self, code: int) -> str:
-        import unicodedata  # here, so that the command line starts quickly
-
-        char = chr(code)
-        unsafe = unicodedata.category(char) in _UNSAFE
-        self[code] = char.encode("unicode_escape").decode("ascii") if unsafe else char
-        return self[code]
-
-
-_LINE: Final = _Escapes()
-_TEXT: Final = _Escapes({ord("\n"): "\n", ord("\t"): "\t"})
-
-
-def visible(text: str) -> str:
-    """Escape everything unsafe on a terminal; line ends and tabs stay."""
-    return text.translate(_TEXT)
-
-
-def one_line(text: str) -> str:
-    """Escape everything unsafe on a terminal or in a column, including line ends and tabs."""
-    return text.translate(_LINE)
 
 
 def is_terminal() -> bool:
@@ -224,6 +200,8 @@ def cell(key: str, value: object) -> str:
             from rich.filesize import decimal
 
             return decimal(value)
+        if type(value) is int:
+            return f"{value:,}"
         if key.endswith("_at"):
             return re.sub(r":\d\d(\.\d+)?Z$", "Z", str(value))
     return one_line(str(value))
@@ -232,16 +210,6 @@ def cell(key: str, value: object) -> str:
 def _table_cell(key: str, value: object) -> str:
     """One value of a table: on a terminal, times are ages."""
     return age(str(value)) if key.endswith("_at") and value is not None and is_terminal() else cell(key, value)
-
-
-def age(moment: str) -> str:
-    """How long ago a moment was, as "5 min", or how far ahead it is, as "in 5 min"."""
-    from datetime import UTC, datetime
-
-    seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
-    unit, size = next(((unit, size) for unit, size in _UNITS if abs(seconds) >= size), ("s", 1))
-    text = f"{int(abs(seconds)) // size} {unit}"
-    return text if seconds > -1 else f"in {text}"
 
 
 @contextmanager

@@ -30,6 +30,7 @@ _AUDIT_COLUMNS: Final = {
     "name": "sessions", "calls": "calls", "inline": "inline", "ratio": "Coatcheck", "worse": "worse", "stubs": "stubs",
     "reads": "reads", "kept_out": "kept out", "path": "file",
 }  # fmt: skip
+_AUDIT_CUT: Final = ("file", "inline", "worse", "reads", "stubs", "calls", "sessions")
 
 paths_argument = click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
 
@@ -264,7 +265,7 @@ def audit(paths: tuple[Path, ...], model_name: str | None, plot_file: str | None
     if not as_json:
         few = sessions if len(sessions) <= 2 * _SHOWN else [*sessions[:_SHOWN], *sessions[-_SHOWN:]]
         rows = [_row(whole, sessions)] * (len(sessions) > 1) + [_row(one, [one]) for one in few]
-        terminal.print_records(rows, _AUDIT_COLUMNS, as_json=False, shrink=("file", "sessions"))
+        terminal.print_records(rows, _AUDIT_COLUMNS, as_json=False, shrink=_AUDIT_CUT)
         terminal.print_note(verdict(whole, sessions))
 
 

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     )
     from coatcheck.context.metrics import Meter, PromptMetrics
     from coatcheck.context.prompt import Prompt, PromptBuilder
+    from coatcheck.externalize.savings import Savings, SavingsRow, savings
 
 __all__ = [
     "BootstrapFile", "Bootstrapped", "Budget", "Change", "Claim", "Clearing", "Enforced", "HotState", "IndexEntry",
-    "Meter", "Prompt", "PromptBuilder", "PromptMetrics", "Recalled", "Rendered", "Snapshot", "Violation",
-    "artifact_index", "bootstrap", "changes_between", "claim", "current", "history", "recall",
+    "Meter", "Prompt", "PromptBuilder", "PromptMetrics", "Recalled", "Rendered", "Savings", "SavingsRow", "Snapshot",
+    "Violation", "artifact_index", "bootstrap", "changes_between", "claim", "current", "history", "recall", "savings",
 ]  # fmt: skip
 
 _NAMES = {
@@ -39,6 +40,7 @@ _NAMES = {
     "prompt": ("Prompt", "PromptBuilder"),
 }  # fmt: skip
 _MODULE_OF = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
+_MODULE_OF |= dict.fromkeys(("Savings", "SavingsRow", "savings"), "coatcheck.externalize.savings")
 
 
 def __getattr__(name: str) -> Any:

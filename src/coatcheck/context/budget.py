@@ -16,6 +16,7 @@ from coatcheck.checks import whole
 from coatcheck.errors import BudgetExceeded, CoatcheckError
 from coatcheck.externalize import Policy, configured
 from coatcheck.externalize.pipeline import put
+from coatcheck.externalize.savings import UNCOUNTED
 from coatcheck.intake import About
 from coatcheck.models import model
 from coatcheck.redaction import mask
@@ -208,7 +209,7 @@ class References:
         shown = text
         for preview in _PREVIEWS:
             policy = self._stubs(preview, max_chars=limit, max_tokens=None, max_bytes=None, tools={})
-            outcome = self.session.externalize(text, tool=_TOOL, policy=policy)
+            outcome = self.session.externalize(text, tool=_TOOL, policy=policy, source=UNCOUNTED)
             shown = outcome.text
             if outcome.ref is None:
                 break  # the store failed: this is a head and tail, and the next check decides
@@ -248,7 +249,8 @@ class References:
         text, _ = rendered(hot_state)
         assert text is not None, "a state that cannot be rendered is ambiguous and was refused"
         for preview in _PREVIEWS:
-            outcome = self.session.externalize(text, tool=_TOOL, policy=self._stubs(preview, tools={_TOOL: "always"}))
+            policy = self._stubs(preview, tools={_TOOL: "always"})
+            outcome = self.session.externalize(text, tool=_TOOL, policy=policy, source=UNCOUNTED)
             tokens = counted(count, outcome.text)
             if outcome.ref is not None and tokens is not None and tokens <= budget.max_hot_state_tokens:
                 self.refs.append(outcome.ref)

@@ -39,6 +39,7 @@ from coatcheck.executor.binding import BadCall, bind, nearest
 from coatcheck.executor.threads import Turn
 from coatcheck.externalize import Decision, Outcome, Policy, configured
 from coatcheck.externalize.policy import READ_ARGUMENTS, READ_TOOL
+from coatcheck.externalize.savings import UNCOUNTED
 from coatcheck.ids import clip
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
@@ -522,8 +523,9 @@ class _Waiting:
             policy = replace(policy, enabled=True, tools={self.call.name: "always"})
         given = self.call.arguments if isinstance(self.call.arguments, Mapping) else None
         return self.session.externalize(
-            value, tool=self.call.name, call_id=self.call.id or None, policy=policy, arguments=given
-        )
+            value, tool=self.call.name, call_id=self.call.id or None, policy=policy, arguments=given,
+            source=UNCOUNTED if always else None,
+        )  # fmt: skip
 
     def _failed(self, error: BaseException, yielded: Outcome | None) -> ToolOutcome:
         if isinstance(error, BadCall):

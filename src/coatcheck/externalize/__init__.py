@@ -4,10 +4,11 @@ from coatcheck.externalize.blocks import ContentPart
 from coatcheck.externalize.decision import Decision, Situation
 from coatcheck.externalize.pipeline import FAILURES, Outcome, externalize, offloaded, put
 from coatcheck.externalize.policy import Limit, Policy, configured
+from coatcheck.externalize.savings import ResultSource
 from coatcheck.intake import About
 from coatcheck.models import Prices
 
 __all__ = [
-    "FAILURES", "About", "ContentPart", "Decision", "Limit", "Outcome", "Policy", "Prices", "Situation", "configured",
-    "externalize", "offloaded", "put",
+    "FAILURES", "About", "ContentPart", "Decision", "Limit", "Outcome", "Policy", "Prices", "ResultSource", "Situation",
+    "configured", "externalize", "offloaded", "put",
 ]  # fmt: skip

@@ -30,6 +30,7 @@ from coatcheck.externalize import blocks
 from coatcheck.externalize.blocks import BlockPayload, as_block, as_object, as_part, as_result, rebuilt
 from coatcheck.externalize.decision import Decision, Estimate, Situation, expected_costs, note_result
 from coatcheck.externalize.policy import MAX_TOKENS, Limit, Policy, configured
+from coatcheck.externalize.savings import LIBRARY, ResultSource, counts_of
 from coatcheck.externalize.shorter import sparse
 from coatcheck.externalize.stub import (
     LEAD,
@@ -169,10 +170,11 @@ def externalize(
     policy: Policy | None,
     situation: Situation | None = None,
     arguments: Mapping[str, Any] | None = None,
+    source: ResultSource | None = None,
 ) -> Outcome:
     """Return what a model gets of a tool's result. A failing store raises nothing. `situation` is the conversation, if
     the caller knows it; else it is estimated from the results that this session got so far. `arguments` are those of
-    the call, of which the beginning is kept with the artifact."""
+    the call, of which the beginning is kept with the artifact. `source` is where the result enters."""
     policy = policy or configured(session.store.settings)
     text = None
     if policy.safe_chars and not (policy.tools and tool in policy.tools):  # most results are small
@@ -182,7 +184,7 @@ def externalize(
             text = as_text(value)
         if text is not None and len(text) <= policy.safe_chars:
             return Outcome(text, value, _basis=_SMALL)
-    result = _Result(session, policy, _label(tool), _label(call_id), situation, arguments)
+    result = _Result(session, policy, _label(tool), _label(call_id), situation, arguments, source or LIBRARY)
     done = result.judged(value, text) if type(value) is str and text is not None else result.outcome(value, text)
     return result.noted(done)
 
@@ -433,10 +435,12 @@ class _Result:
         call_id: str | None,
         situation: Situation | None = None,
         arguments: Mapping[str, Any] | None = None,
+        source: ResultSource = LIBRARY,
     ) -> None:
         self._session = session
         self._policy = policy
         self._arguments = arguments
+        self._source = source
         self._labels = About(tool=tool, call_id=call_id, ttl=policy.ttl)
         rule = policy.tools.get(tool) if tool else None
         self._always = rule == "always"
@@ -468,6 +472,10 @@ class _Result:
         """Return an outcome with what it was decided by, and count it for later decisions."""
         if done.refs or not self._is_known:
             note_result(self._session, self._tool, done.refs, done._stored_tokens, len(done.text))
+        if done.refs or done.failure is not None:
+            counts = counts_of(self._session.store)
+            failed = done.failure is not None
+            counts.kept_out(self._session, self._source, self._tool, done.refs, done.tokens_saved, failed=failed)
         return replace(done, _basis=_Basis(self._reason, self._limit.max_tokens, self._expected))
 
     def outcome(self, value: object, text: str | None = None) -> Outcome:
@@ -498,10 +506,13 @@ class _Result:
     def _about(self) -> About:
         """What is stored with the value, made only if it leaves."""
         about = masked_labels(self._labels, self._policy)
-        if not self._arguments:
+        found: dict[str, Any] = self._source.metadata()
+        if not self._arguments and not found:
             return about
-        written = ", ".join(f"{name}={as_text(value)[:_ARGUMENT]}" for name, value in self._arguments.items())
-        return replace(about, metadata_json=metadata_text({"arguments": mask(written)[:_ARGUMENTS]}))
+        if self._arguments:
+            shown = ", ".join(f"{name}={as_text(value)[:_ARGUMENT]}" for name, value in self._arguments.items())
+            found["arguments"] = mask(shown)[:_ARGUMENTS]
+        return replace(about, metadata_json=metadata_text(found))
 
     # Decide
 

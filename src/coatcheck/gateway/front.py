@@ -672,6 +672,8 @@ class _Answering:
         self._ledger = Ledger(session)
         self._sent = outgoing.messages
         self._chain: list[Raw] = []
+        self._inside: list[Raw] = []
+        self._last: list[Raw] = []
         self._written: set[str] = set()
         self._spent = 0
         self._first: ProviderAnswer | None = None
@@ -681,7 +683,7 @@ class _Answering:
             async with self._call.leaving():
                 await self._steps()
         finally:
-            self._call.gateway.watcher.note_steps(self._exchange, self._merger)
+            self._call.gateway.watcher.note_steps(self._exchange, self._merger, self._inside, self._last)
 
     async def _steps(self) -> None:
         body = self._outgoing.body
@@ -702,6 +704,7 @@ class _Answering:
                 return
             shown = self._merger.next_step()
             self._chain += [*step.messages, *results]
+            self._inside = list(self._chain)
             if not await self._record([self._merger.last_key]):
                 return
             await self._call.send(shown)
@@ -803,6 +806,10 @@ class _Answering:
         merger = self._merger
         stop = self._api.stops[cut] if cut is not None and results and not step.others else None
         end = merger.finish(stop)
+        if results:
+            self._inside = [*self._chain, *step.messages, *results]
+        else:
+            self._last = step.messages
         if merger.steps > 1 or results:
             self._chain += [*step.messages, *results]
             keys = [merger.last_key, None if step.others or not merger.texts else merger.text_key]

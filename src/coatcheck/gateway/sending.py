@@ -16,7 +16,7 @@ from msgspec import Raw
 
 from coatcheck._toolkit import DESCRIPTIONS, Tool, function_of, known_as, toolkit
 from coatcheck.errors import CoatcheckError, StoreError
-from coatcheck.externalize import Policy, Situation
+from coatcheck.externalize import Policy, ResultSource, Situation
 from coatcheck.externalize.blocks import ContentPart
 from coatcheck.externalize.policy import configured
 from coatcheck.gateway.api import (
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["observe", "stub", "loop"]
 MODES: Final[tuple[Mode, ...]] = ("observe", "stub", "loop")
+_SOURCE: Final = ResultSource("gateway")
 _LOG: Final = logging.getLogger("coatcheck")
 _PREFIX: Final = "coatcheck_"
 _REMEMBERED: Final = 4_096
@@ -82,6 +83,12 @@ class Outgoing:
     settings: dict[str, Any] = field(default_factory=dict)
     adopted: str = ""
     """The key of the adoption."""
+    places: Sequence[int] = ()
+    """Where each message of the client is among those that are sent; empty if both are the same."""
+
+    def sent_from(self, number: int) -> list[Raw]:
+        """Return what is sent for the client's messages from this one on."""
+        return self.messages[self.places[number] if number < len(self.places) else number :]
 
     @property
     def own(self) -> list[str]:
@@ -241,8 +248,9 @@ class _Sending:
         found = self._ledger.find(wanted)
         pins |= {key: self._sender.keep_pin(self._place, key, found[key]) for key in asked & found.keys()}
         sent = [one for key in waiting if key in found for one in items_of(found[key]["messages"])]
-        is_behind_own = False
+        is_behind_own, places = False, list[int]()
         for start, end, is_answer in runs:
+            places += [len(sent)] * (end - start)
             if is_answer:
                 place_and_key = next((one for one in entry_keys.get(start, ()) if one[1] in found), None)
                 held = request.messages[start:end]
@@ -254,6 +262,7 @@ class _Sending:
             else:
                 message = self._with_results(start, pins, is_new=start >= behind)
                 api.append(sent, message, is_behind_own=is_behind_own)
+                places[-1] = min(places[-1], len(sent) - 1)  # it may be part of the message before
                 is_behind_own = False
         left_out = {key for place in unbound if place in found for key in value_of(found[place]["blocks"])}
         if left_out:
@@ -264,7 +273,7 @@ class _Sending:
         if named is not None and named in found:
             settings |= api.with_last_id(request, found[named])
         body = api.written(request, sent, tools, **settings)
-        return Outgoing(body, request, sent, tools, adoption, self._judged, self._replaced, settings, adopted)
+        return Outgoing(body, request, sent, tools, adoption, self._judged, self._replaced, settings, adopted, places)
 
     def _entry_keys(self, runs: Sequence[tuple[int, int, bool]]) -> dict[int, list[tuple[int | None, str]]]:
         """Return the keys of each answer by its first message, in the order in which they count: the last value that it
@@ -303,7 +312,7 @@ class _Sending:
             return {}
         situation = Situation(context_tokens=len(bytes(raw)) // _BYTES_PER_TOKEN + self._context())
         outcome = self._session.externalize(
-            content, tool=tool, call_id=result.call_id, policy=self._policy, situation=situation
+            content, tool=tool, call_id=result.call_id, policy=self._policy, situation=situation, source=_SOURCE
         )
         if outcome.failure is not None:
             return {}

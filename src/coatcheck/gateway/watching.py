@@ -56,8 +56,10 @@ if TYPE_CHECKING:
     from coatcheck.store import Store
 
 SERIES: Final = "gateway:calls"
+EVENTS: Final = "gateway:events"
+"""The series with errors and broken prefixes alone, each with the number of its call: small, for lists."""
 _NewRecord = tuple[str, bytes, int | None]
-_Work = Callable[["Exchange", float], list[_NewRecord]]
+_Work = Callable[["Exchange", float], "_Noted"]
 _CONVERSATIONS: Final = 1_024
 _LABELS: Final = ("api", "status")
 _DIGITS: Final = 32  # of the digest of a part
@@ -66,6 +68,7 @@ _QUEUED: Final = 4 << 20  # bytes of requests and answers that wait at most
 _PER_TOKEN: Final = 4
 _LARGEST: Final = 16 << 20  # bytes of an answer that are read
 _KEPT: Final = 10_000  # calls of a session
+_KEPT_EVENTS: Final = 1_000
 _LOG: Final = logging.getLogger("coatcheck")
 
 
@@ -121,6 +124,13 @@ class Figures:
         if self.broken_prefixes:
             shown += f"; {self.broken_prefixes:,} broken prefixes, {self.tokens_rewritten:,} tokens sent again"
         return shown
+
+
+class _Noted(NamedTuple):
+    """The records of an answer, its call first, and what was wrong with it."""
+
+    records: list[_NewRecord]
+    event: dict[str, Any] | None = None
 
 
 class _Part(NamedTuple):
@@ -185,12 +195,14 @@ class Watcher(Collector):
         is_streamed = "event-stream" in media_type
         self._later(exchange, partial(self._passed, status, data[:_LARGEST], is_streamed), len(data))
 
-    def note_steps(self, exchange: Exchange, merger: Merger) -> None:
-        """Note an answer that was joined from steps."""
+    def note_steps(self, exchange: Exchange, merger: Merger, inside: Sequence[Raw], last: Sequence[Raw]) -> None:
+        """Note an answer that was joined from steps. `inside` are the messages of the steps that the client did not see
+        as they are, with our results; `last` are those of the last step, if none of our calls is in it."""
         if not merger.usages or not self._is_enabled:
             return
-        answer = {"role": "assistant", "content": "\n\n".join(merger.texts)}
-        self._later(exchange, partial(self._recorded, 200, list(merger.usages), answer), 0)
+        answer = list(last) or {"role": "assistant", "content": "\n\n".join(merger.texts)}
+        work = partial(self._recorded, 200, list(merger.usages), answer, inside=list(inside))
+        self._later(exchange, work, 0)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -235,15 +247,18 @@ class Watcher(Collector):
 
     def _record(self, batch: Sequence[tuple[Exchange, _Work, float]]) -> None:
         """Record answers, with one transaction for each session."""
-        written: dict[tuple[Store, str], tuple[Session, list[_NewRecord]]] = {}
+        noted: dict[tuple[Store, str], tuple[Session, list[_Noted]]] = {}
         for exchange, work, at in batch:
-            key = exchange.session.store, exchange.session.session_id
-            records = written.setdefault(key, (exchange.session, []))[1]
+            session = exchange.session
             with self._never_failing():
-                records += work(exchange, at)
-        for session, records in written.values():
+                noted.setdefault((session.store, session.session_id), (session, []))[1].append(work(exchange, at))
+        for session, some in noted.values():
             with self._never_failing():
-                session.record_all(records)
+                records = [record for one in some for record in one.records]
+                numbers = session.record_all(records)
+                calls = [number for (series, _, _), number in zip(records, numbers, strict=True) if series == SERIES]
+                events = [(call, one.event) for call, one in zip(calls, some, strict=True) if one.event is not None]
+                session.record_all([_event(call, event) for call, event in events])
 
     @contextlib.contextmanager
     def _never_failing(self) -> Iterator[None]:
@@ -254,11 +269,13 @@ class Watcher(Collector):
                 _LOG.warning("recording an answer failed: %s", mask(f"{type(error).__name__}: {error}"))
             self._has_failed = True
 
-    def _passed(self, status: int, data: bytes, is_streamed: bool, exchange: Exchange, at: float) -> list[_NewRecord]:
+    def _passed(self, status: int, data: bytes, is_streamed: bool, exchange: Exchange, at: float) -> _Noted:
         if status != 200:
             with self._lock:
                 self.figures.add(Figures(errors=1))
-            return [self._call(exchange, {"status": status, "error": _error(data)}, at)]
+            error = _error(data)
+            call = self._call(exchange, {"status": status, "error": error}, at)
+            return _Noted([call], {"at": round(at, 3), "status": status, "error": error})
         try:
             usage, answer = exchange.api.usage_in(data, is_streamed=is_streamed)
         except (Unreadable, ValueError, KeyError, TypeError, AttributeError):
@@ -266,8 +283,14 @@ class Watcher(Collector):
         return self._recorded(status, [usage], answer, exchange, at)
 
     def _recorded(
-        self, status: int, usages: Sequence[Any], answer: Any, exchange: Exchange, at: float
-    ) -> list[_NewRecord]:
+        self,
+        status: int,
+        usages: Sequence[Any],
+        answer: Any,
+        exchange: Exchange,
+        at: float,
+        inside: Sequence[Raw] = (),
+    ) -> _Noted:
         request, outgoing, session = exchange.request, exchange.outgoing, exchange.session
         policy = self._policy or configured(session.store.settings)
         prices = policy.prices or model(request.model).prices
@@ -292,14 +315,18 @@ class Watcher(Collector):
         if broke is not None:
             body["broke"] = broke
         if outgoing.adoption is not None:
-            body |= {"mode": outgoing.adoption.mode, "sent": outgoing.messages[max(0, same - lead) :]}
+            body |= {"mode": outgoing.adoption.mode, "sent": outgoing.sent_from(max(0, same - lead))}
+            if inside:
+                body["inside"] = list(inside)
             body["judged"] = [
                 {"tool": one.tool, "tokens": one.tokens, "stub_tokens": one.stub_tokens, "artifact": one.pointer}
                 for one in outgoing.judged
             ]
         elif could:
             body["could_leave"] = [{"tool": tool, "tokens": tokens, "saving": gain} for tool, tokens, gain in could]
-        return [self._call(exchange, body, at), *self._measures(exchange, figures, used, could, at)]
+        event = None if broke is None else {"at": round(at, 3), "broke": broke, "tokens": rewritten}
+        measured = self._measures(exchange, figures, used, could, at)
+        return _Noted([self._call(exchange, body, at), *measured], event)
 
     def _known_of(self, session: Session, request: ClientRequest) -> _Known | None:
         """Return the last request of the conversation: from memory, else from the session's last record."""
@@ -329,7 +356,8 @@ class Watcher(Collector):
             ref = session.put(
                 bytes(whole), media_type="application/json", tool="coatcheck gateway", name="gateway call"
             )
-            brief = {name: body[name] for name in ("status", "count", "chain", "same", "messages") if name in body}
+            kept = ("status", "count", "chain", "same", "messages", "usage", "mode", "broke")
+            brief = {name: body[name] for name in kept if name in body}
             whole = raw_of(head | brief | {"artifact": ref.pointer})
         return SERIES, bytes(whole), _KEPT
 
@@ -361,6 +389,10 @@ class Watcher(Collector):
             cache_write_tokens=used.cache_write_tokens,
         )
         yield METRICS, call.to_json().encode(), settings["metrics.keep"]
+
+
+def _event(call: int, body: dict[str, Any]) -> _NewRecord:
+    return EVENTS, bytes(raw_of({"v": 1, "at": body["at"], "call": call, **body})), _KEPT_EVENTS
 
 
 def _error(data: bytes) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
 from coatcheck.errors import CoatcheckError, InvalidArgument, NotFound
-from coatcheck.externalize import Policy, configured
+from coatcheck.externalize import Policy, ResultSource, configured
 from coatcheck.http import definitions as d
 from coatcheck.http.credentials import Access, TokenScope
 from coatcheck.ids import clip
@@ -198,7 +198,9 @@ def search(asked: Asked) -> d.HitList:
 def externalize(asked: Asked) -> d.Externalized:
     body: d.ExternalizeBody = asked.body
     policy = _policy(configured(asked.store.settings), body.policy)
-    outcome = asked.session.externalize(body.value, tool=body.tool, call_id=body.call_id, policy=policy)
+    outcome = asked.session.externalize(
+        body.value, tool=body.tool, call_id=body.call_id, policy=policy, source=ResultSource("http")
+    )
     return d.Externalized(
         outcome.text, outcome.content, outcome.is_stub, list(map(d.Artifact.of, outcome.refs)), outcome.tokens_saved,
         outcome.failure, outcome.why.reason if outcome.why else None,

@@ -34,12 +34,14 @@ class Client:
     """The properties of a client.
 
     `http` maps the key of a URL in an entry to the transport that it implies if there is no `type`; None if the client
-    tries both. `has_local` clients also keep entries for one user in one project. `is_list` clients have the command
-    and its arguments in one list, and call the environment `environment`."""
+    tries both. `others` are further places of the user's file or, if relative, of the project's: the first file that
+    exists is used. `has_local` clients also keep entries for one user in one project. `is_list` clients have the
+    command and its arguments in one list, and call the environment `environment`."""
 
     title: str
     user: str
     project: str | None = None
+    others: tuple[str, ...] = ()
     home_variable: str | None = None
     section: tuple[str, ...] = ("mcpServers",)
     format: Literal["json", "toml"] = "json"
@@ -97,10 +99,13 @@ CLIENTS: Final[Mapping[str, Client]] = {
     "opencode": Client(
         title="opencode", user="{xdg}/opencode/opencode.json", project="opencode.json", section=("mcp",),
         entry={"type": "local", "enabled": True}, is_list=True,
+        others=("{xdg}/opencode/opencode.jsonc", "opencode.jsonc", ".opencode/opencode.json",
+                ".opencode/opencode.jsonc"),
     ),
     "cline": Client(
         title="Cline", http={"url": "sse"},
         user="{config}/Code/User/globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json",
+        others=("{home}/.cline/data/settings/cline_mcp_settings.json",),
     ),
 }  # fmt: skip
 _DEFAULT_HOMES: Final = {"CODEX_HOME": ".codex"}  # the other variables replace the home folder
@@ -123,13 +128,15 @@ def find_config(
         raise InvalidArgument(f"{client.title} has no scope 'local'", hint="use user or project")
     if scope == "project" and client.project is None:
         raise InvalidArgument(f"{client.title} has no configuration for a project", hint="omit --scope")
-    if file is None and scope == "project":
-        file = project / str(client.project)
-    elif file is None:
+    if file is None:
         variable = client.home_variable or ""
         base = Path(environ.get(variable) or home / _DEFAULT_HOMES.get(variable, ""))
         xdg = _config_folder(home, "linux" if platform == "darwin" else platform, environ)
-        file = Path(client.user.format(home=base, config=_config_folder(home, platform, environ), xdg=xdg))
+        config, is_project = _config_folder(home, platform, environ), scope == "project"
+        usual = str(client.project) if is_project else client.user
+        others = (one for one in client.others if is_project != one.startswith("{"))
+        places = [project / one.format(home=base, config=config, xdg=xdg) for one in (usual, *others)]
+        file = next((one for one in places if one.exists()), places[0])
     return ConfigFile(client, scope, file.absolute(), section)
 
 

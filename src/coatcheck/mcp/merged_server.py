@@ -61,6 +61,10 @@ class MergedServer:
         """Return the name that a listed tool has at its own server."""
         return self._names.get("tools/list", {}).get(tool, ("", tool))[1]
 
+    def server_of(self, tool: str) -> str:
+        """Return the name of the server that a listed tool belongs to; "" if it was not listed."""
+        return self._names.get("tools/list", {}).get(tool, ("", tool))[0]
+
     async def start(self, sink: Sink) -> None:
         self._to = sink
         members = list(self._members.values())

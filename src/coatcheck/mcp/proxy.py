@@ -61,9 +61,8 @@ def run(upstream: Upstream, session: Session, settings: ProxySettings, counts: C
     # By default glibc keeps large blocks of memory that are free once it has seen one.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
-    return asyncio.run(
-        _run(upstream, Rewriter(session, settings, counts, getattr(upstream, "plain_name", str)), settings)
-    )
+    naming = {name: found for name in ("plain_name", "server_of") if (found := getattr(upstream, name, None))}
+    return asyncio.run(_run(upstream, Rewriter(session, settings, counts, **naming), settings))
 
 
 async def _run(upstream: Upstream, rewriter: Rewriter, settings: ProxySettings) -> int:

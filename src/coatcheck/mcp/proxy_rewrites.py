@@ -8,21 +8,20 @@ The methods take and return plain JSON and may block: the relay calls them in th
 from __future__ import annotations
 
 import json
-import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from coatcheck import Limit, Policy, Session, Store
+from coatcheck import Limit, Policy, Session
 from coatcheck.adapters import Adapter, Kit
 from coatcheck.checks import is_whole
 from coatcheck.errors import UpstreamFailed
 from coatcheck.executor import resolve_arguments
 from coatcheck.externalize import blocks
 from coatcheck.mcp.wire import FAILED, MAX_MESSAGE
-from coatcheck.refs import iso_time
+from coatcheck.tokens import estimate
 from coatcheck.values import as_text
 
 LIMIT_KEY: Final = "anthropic/maxResultSizeChars"
@@ -32,9 +31,6 @@ _FEW_LINKS: Final = 600  # characters of links that stay, if the policy has no l
 _MAX_ERROR: Final = 2_000
 _ELSEWHERE: Final = "get_artifact of the server coatcheck"  # if the upstream server has a tool of that name
 _MODERN: Final = "io.modelcontextprotocol/protocolVersion"
-REPORTS: Final = "coatcheck proxy reports"
-"""The session with a record of each run, kept for three months: clients may hide stderr, where it is printed too."""
-_KEPT: Final = 90 * 86_400.0
 _TOOLS: Final = 200  # tools that are counted separately
 
 
@@ -74,49 +70,18 @@ class Counts:
                 "tools": {name: dict(row) for name, row in self.tools.items()},
             }
 
-    def save(self, store: Store, *, server: str, session_id: str) -> None:
-        """Store the counts of a run, unless they are all zero."""
-        record = self.to_record()
-        if any(record.values()):
-            run = secrets.token_hex(4)  # keeps two runs with the same counts apart
-            record = {"server": server, "session": session_id, "run": run, **record}
-            session = store.session(REPORTS, ttl=_KEPT)
-            session.put(record, name=session_id, kind="data", ttl=_KEPT, tool="coatcheck proxy")
-
-
-def saved_counts(store: Store) -> list[dict[str, Any]]:
-    """Return the records of earlier runs, newest first."""
-    session = store.session(REPORTS)
-    found = [(ref, session.get(ref)) for ref in session.list()]
-    return [{"ended_at": iso_time(ref.created), **record} for ref, record in found if isinstance(record, dict)]
-
-
-def summed(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, int], list[dict[str, Any]]]:
-    """Return what all runs saved together, and the same for each tool of each server, what saved most first."""
-    keys = ("slimmed_results", "tokens_saved", "tokens_read_back", "failures")
-    total = {"runs": len(runs)} | {key: sum(int(run.get(key) or 0) for run in runs) for key in keys}
-    rows: dict[tuple[str, str], Counter[str]] = {}
-    for run in runs:
-        tools = run.get("tools")
-        for tool, counts in tools.items() if isinstance(tools, dict) else ():
-            rows.setdefault((str(run.get("server")), str(tool)), Counter()).update(counts)
-    by_tool = [
-        {"server": server, "tool": tool} | {name: row[name] for name in ("slimmed", "tokens_saved", "failed")}
-        for (server, tool), row in rows.items()
-    ]
-    return total, sorted(by_tool, key=lambda row: (-row["tokens_saved"], row["server"], row["tool"]))
-
 
 @dataclass(frozen=True, slots=True)
 class ProxySettings:
     """`inline` names tools whose results stay unchanged. `timeout` 0 means no timeout. With `no_tools`, another server
-    with the same session offers the tools for reading."""
+    with the same session offers the tools for reading. `server` is the name of the upstream server in figures."""
 
     policy: Policy
     inline: frozenset[str] = frozenset()
     timeout: float = 600.0
     max_message: int = MAX_MESSAGE
     no_tools: bool = False
+    server: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +95,19 @@ class UpstreamTool:
 
 class Rewriter:
     """The changes to messages, for one session. `plain_name` returns the name that a listed tool has at its server:
-    a rule of the policy for it holds, unless there is one for the listed name."""
+    a rule of the policy for it holds, unless there is one for the listed name. `server_of` returns that server's name,
+    or "" if it is the only one."""
 
     def __init__(
-        self, session: Session, settings: ProxySettings, counts: Counts, plain_name: Callable[[str], str] = str
+        self,
+        session: Session,
+        settings: ProxySettings,
+        counts: Counts,
+        plain_name: Callable[[str], str] = str,
+        server_of: Callable[[str], str] = lambda tool: "",
     ) -> None:
         self._plain_name = plain_name
+        self._server_of, self._server = server_of, settings.server
         never: dict[str, Literal["never"]] = dict.fromkeys(settings.inline, "never")
         self._base = replace(settings.policy, tools={**settings.policy.tools, **never})
         self.session = session
@@ -144,7 +116,7 @@ class Rewriter:
         self._lock = threading.Lock()
         self._tools: dict[str, UpstreamTool] = {}  # of the upstream server,
         self._listing: dict[str, UpstreamTool] = {}  # and those of the pages so far while they are listed again
-        self._adapter = Adapter(session, host="mcp", policy=replace(self._base, enabled=True))
+        self._adapter = Adapter(session, host="proxy", policy=replace(self._base, enabled=True))
         self.has_tools = not settings.no_tools
         self.is_listed = False
         self._kit = self._current_kit()
@@ -160,7 +132,8 @@ class Rewriter:
         kit = self._kit
         parts = kit.answer(self.session, name, arguments)
         if any(tool.name == name and tool.read_only for tool in kit.tools):
-            self._counts.read_back(sum(part.tokens for part in parts))
+            asked = estimate(json.dumps(arguments, ensure_ascii=False))
+            self._counts.read_back(asked + sum(part.tokens for part in parts))
         result = text_result(parts[0].text, meta)
         result["content"] += [picture.as_mcp() for picture in parts[1:]]
         return result
@@ -292,7 +265,8 @@ class Rewriter:
         return done[0]["resource"] if isinstance(done, list) else content
 
     def _externalize(self, value: object, tool: str | None, call_id: str) -> Any:
-        outcome = self._kit.result(self.session, value, tool=tool, call_id=call_id)
+        server = self._server_of(tool or "") or self._server
+        outcome = self._kit.result(self.session, value, tool=tool, call_id=call_id, server=server)
         if outcome.is_stub or outcome.failure is not None:
             self._counts.slimmed(tool or "", outcome.tokens_saved, failed=outcome.failure is not None)
         return outcome.content

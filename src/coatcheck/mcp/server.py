@@ -41,7 +41,6 @@ from coatcheck import Ref, Session, Store, __version__, toolkit
 from coatcheck._toolkit import Purpose
 from coatcheck.adapters.claude_code import CALL_ID, HOOK, Hooks, parsed_event
 from coatcheck.errors import CODES, CoatcheckError, InvalidArgument, NotFound
-from coatcheck.externalize import Outcome
 from coatcheck.http.serving import (
     HOST,
     LocalServer,
@@ -55,7 +54,6 @@ from coatcheck.http.serving import (
 )
 from coatcheck.ids import clip
 from coatcheck.lanes import in_reading_thread, in_thread
-from coatcheck.mcp.proxy_rewrites import Counts
 from coatcheck.mcp.wire import FAILED, Tasks
 from coatcheck.media import is_text
 from coatcheck.previews.excerpts import line
@@ -130,10 +128,7 @@ class Sessions:
         only: Collection[Purpose] | None = None,
         hooks: Hooks | None = None,
     ) -> None:
-        self.counts = Counts()
         self.hooks = hooks
-        if hooks is not None:
-            hooks.noted = self._note
         self.only = only or None  # the tools to offer
         self._session_id = session_id
         self._named = named
@@ -146,9 +141,6 @@ class Sessions:
         if not connection or self._named:
             return self._open(self._session_id)
         return self._open(f"{self._session_id}-{hashlib.sha256(connection.encode()).hexdigest()[:16]}")
-
-    def _note(self, tool: str, outcome: Outcome) -> None:
-        self.counts.slimmed(tool, outcome.tokens_saved, failed=outcome.failure is not None)
 
 
 def call_id_of(context: Context) -> str | None:
@@ -227,9 +219,7 @@ class _Handlers:
         structured: dict[str, Any] | None = None if tool.read_only else {}
         if ref is not None and hooks is None:  # Claude Code shows the model a link as one more text
             content.append(types.ResourceLink(**_labels(ref), size=ref.size_bytes))
-        if tool.read_only:
-            self._sessions.counts.read_back(sum(part.tokens for part in (answer, *pictures)))
-        elif ref is not None:
+        if ref is not None and not tool.read_only:
             structured = {
                 "pointer": ref.pointer, "artifact_id": ref.artifact_id, "name": _short(ref.name or ""),
                 "media_type": _short(ref.media_type), "size_bytes": ref.size_bytes,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import html
 import re
 import struct
 import zlib
@@ -13,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from coatcheck import media
+from coatcheck.deferred import lazy_pattern
 
 from .excerpts import Preview, is_installed, line, pack, some, sql
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 _PDF: Final = "application/pdf"
 _BINARY: Final = ("image/", "audio/", "video/", "font/")
-_PAGES: Final = re.compile(rb"/Type[ \r\n]{0,4}/Pages\b")
-_COUNT: Final = re.compile(rb"/Count[ \r\n]{0,4}(\d{1,7})")
-_LINEAR: Final = re.compile(rb"/Linearized[^<>]{0,200}/N (\d{1,7})")
-_OBJECTS: Final = re.compile(rb"/Type[ \r\n]{0,4}/ObjStm\b")
-_PRODUCER: Final = re.compile(rb"/(?:Producer|Creator)[ \r\n]{0,4}[(<]")
-_TITLE: Final = re.compile(
+_PAGES: Final = lazy_pattern(rb"/Type[ \r\n]{0,4}/Pages\b")
+_COUNT: Final = lazy_pattern(rb"/Count[ \r\n]{0,4}(\d{1,7})")
+_LINEAR: Final = lazy_pattern(rb"/Linearized[^<>]{0,200}/N (\d{1,7})")
+_OBJECTS: Final = lazy_pattern(rb"/Type[ \r\n]{0,4}/ObjStm\b")
+_PRODUCER: Final = lazy_pattern(rb"/(?:Producer|Creator)[ \r\n]{0,4}[(<]")
+_TITLE: Final = lazy_pattern(
     rb"/Title[ \r\n]{0,4}(?:\(((?:[^\\()]|\\.){1,400})\)|<((?:[0-9A-Fa-f]{2}){1,400})>)", re.DOTALL
 )
-_ESCAPED: Final = re.compile(rb"\\([()\\])")
+_ESCAPED: Final = lazy_pattern(rb"\\([()\\])")
 _STREAMS: Final = 40
 _PACKED: Final = 64 << 10
 _STREAM: Final = 256 << 10
@@ -44,10 +44,10 @@ _READABLE: Final = (
     "Word document", "PowerPoint presentation", "OpenDocument text", "OpenDocument presentation", *WORKBOOKS,
 )  # fmt: skip
 _SHEET_FILE: Final = "xl/worksheets/"
-_SHEET: Final = re.compile(rb'<(?:\w+:)?sheet [^<>]*?name="([^"<>]*)"[^<>]*? r:id="([^"<>]*)"')
-_RELATION: Final = re.compile(rb'Target="([^"<>]*)"[^<>]*? Id="([^"<>]*)"')
-_RELATION_BACK: Final = re.compile(rb'Id="([^"<>]*)"[^<>]*? Target="([^"<>]*)"')
-_DIMENSION: Final = re.compile(rb'<(?:\w+:)?dimension ref="([A-Z]{1,3}\d{1,7}:[A-Z]{1,3}\d{1,7})"')
+_SHEET: Final = lazy_pattern(rb'<(?:\w+:)?sheet [^<>]*?name="([^"<>]*)"[^<>]*? r:id="([^"<>]*)"')
+_RELATION: Final = lazy_pattern(rb'Target="([^"<>]*)"[^<>]*? Id="([^"<>]*)"')
+_RELATION_BACK: Final = lazy_pattern(rb'Id="([^"<>]*)"[^<>]*? Target="([^"<>]*)"')
+_DIMENSION: Final = lazy_pattern(rb'<(?:\w+:)?dimension ref="([A-Z]{1,3}\d{1,7}:[A-Z]{1,3}\d{1,7})"')
 _UNPACKED: Final = 16 << 10
 _BRANDS: Final = {"qt": "QuickTime video", "M4A": "M4A audio", "heic": "HEIC image", "avif": "AVIF image"}
 _IMAGES: Final = {  # the name of a format, and the text for an image whose dimensions are not found
@@ -251,13 +251,15 @@ def _zip_entries(sample: Sample) -> tuple[int, list[str]]:
 
 def _sheets(sample: Sample) -> list[str]:
     """Names of the sheets of an Excel workbook with their ranges, if they are in its first or last bytes."""
+    from html import unescape  # here, since few reads need it
+
     files = {match[2]: match[1] for match in _RELATION.finditer(_unpacked(sample, b"xl/_rels/workbook.xml.rels"))}
     files |= {match[1]: match[2] for match in _RELATION_BACK.finditer(_unpacked(sample, b"xl/_rels/workbook.xml.rels"))}
     found = []
     for name, relation in _SHEET.findall(_unpacked(sample, b"xl/workbook.xml")):
         file = files.get(relation, b"").rpartition(b"/")[2]
         span = _DIMENSION.search(_unpacked(sample, _SHEET_FILE.encode() + file)) if file else None
-        title = line(html.unescape(name.decode("utf-8", "replace")), 40)
+        title = line(unescape(name.decode("utf-8", "replace")), 40)
         found.append(f'"{title}"' + (f" {span[1].decode()}" if span else ""))
     return found
 

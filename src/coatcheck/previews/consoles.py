@@ -14,6 +14,7 @@ from itertools import islice
 from os.path import commonprefix
 from typing import Final
 
+from coatcheck.deferred import lazy_pattern
 from coatcheck.redaction import QuickPattern
 
 from .excerpts import Body, Excerpt, Kind, Preview, grep, line_pattern, masked_line, pack, some, uncoloured
@@ -21,37 +22,37 @@ from .excerpts import Body, Excerpt, Kind, Preview, grep, line_pattern, masked_l
 _READ: Final = 512 << 10  # bytes that are split into lines; counts of more say "≥"
 _PEEK: Final = 24
 _LEAD: Final = 12  # lines that may precede a table
-_GAP: Final = re.compile(r"\s{2,}|\t")
-_HEADER: Final = re.compile(r"[A-Z%#][A-Za-z0-9%#_()/.:'-]*(?: [A-Z(][A-Za-z0-9%_()/.-]*)?")
-_RULE: Final = re.compile(r"[-=+|─ ]{6,}")
+_GAP: Final = lazy_pattern(r"\s{2,}|\t")
+_HEADER: Final = lazy_pattern(r"[A-Z%#][A-Za-z0-9%#_()/.:'-]*(?: [A-Z(][A-Za-z0-9%_()/.-]*)?")
+_RULE: Final = lazy_pattern(r"[-=+|─ ]{6,}")
 _TELLING: Final = (
     "STATUS", "STATE", "PHASE", "READY", "TYPE", "REASON", "SEVERITY", "CONCLUSION", "USER", "NAMESPACE", "KIND",
 )  # fmt: skip
 _FINE: Final = frozenset(
     {"running", "active", "completed", "ready", "normal", "succeeded", "bound", "up", "ok", "true", "success", "<none>"}
 )
-_FULL: Final = re.compile(r"([^/]+)/\1")  # 3/3
+_FULL: Final = lazy_pattern(r"([^/]+)/\1")  # 3/3
 _FEW: Final = 12
 _LONG: Final = 50
-_PATH: Final = re.compile(
+_PATH: Final = lazy_pattern(
     r"(?:\.{0,2}/|[A-Za-z]:\\)?[\w.@+~%=,\[\]() -]{1,120}(?:[/\\][\w.@+~%=,\[\]() -]{0,200}){0,40}"
 )
-_LOCATION: Final = re.compile(
+_LOCATION: Final = lazy_pattern(
     r"(?:((?:[A-Za-z]:)?[^\s:()\"'<>|]{1,200}):\d{1,7}(?::\d{1,5})?(?=[:\s]|$)|([^\s:()\"'<>|]{1,200})\(\d{1,7},\d{1,5}\):"
     r"|([^\s:()\"'<>|]{1,200}?\.\w{1,8})-\d{1,7}-)"
 )
-_NUMBERED: Final = re.compile(r"[:(-]\d")
-_SEVERITY: Final = re.compile(r"\b(error|warning)\b", re.IGNORECASE)
-_CODE: Final = re.compile(
+_NUMBERED: Final = lazy_pattern(r"[:(-]\d")
+_SEVERITY: Final = lazy_pattern(r"\b(error|warning)\b", re.IGNORECASE)
+_CODE: Final = lazy_pattern(
     r"\b(?:error|warning)\b:? +([A-Z]{1,5}\d{1,5})\b|\[([a-z][\w-]{2,40})\]\s*$|: ([A-Z]{1,4}\d{3,4})\b"
 )
-_MODE: Final = re.compile(r"[-dlbcps](?:[r-][w-][xsStT-]){3}")
-_SETTING: Final = re.compile(r"(?:export )?([A-Za-z_][A-Za-z0-9_.-]{0,80})=")
+_MODE: Final = lazy_pattern(r"[-dlbcps](?:[r-][w-][xsStT-]){3}")
+_SETTING: Final = lazy_pattern(r"(?:export )?([A-Za-z_][A-Za-z0-9_.-]{0,80})=")
 _SECTION: Final = line_pattern(r"^([A-Z][\w /-]{1,40}):(?:[ \t]|$)")
 _KEY: Final = line_pattern(r"^([A-Za-z_][\w./-]{0,60}):(?: |$)")
-_YAML: Final = re.compile(r"\s*(?:- )*(?:[\w./\"'-]{1,80}:(?: |$)|- \S|---)")
+_YAML: Final = lazy_pattern(r"\s*(?:- )*(?:[\w./\"'-]{1,80}:(?: |$)|- \S|---)")
 _YAML_KINDS: Final = line_pattern(r"^(?:- |  )*kind: (\w{1,60})$")
-_COMMAND_END: Final = re.compile(r"\d+ director(?:y|ies), \d+ files?\s*\Z")
+_COMMAND_END: Final = lazy_pattern(r"\d+ director(?:y|ies), \d+ files?\s*\Z")
 
 
 def _read(text: Excerpt) -> Body:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from operator import methodcaller
 from typing import Final, cast
 
+from coatcheck.deferred import lazy_pattern
 from coatcheck.values import find_largest, read_repr
 
 from .excerpts import Excerpt, Preview, about, ends, grep, line, masked_line, pack, some, sql
@@ -29,19 +30,19 @@ _SAMPLE: Final = 60  # rows whose values are compared
 _FEW_ROWS: Final = 20
 _NAMING: Final = frozenset({str, bool, CutText})
 _PARSED: Final = 256 << 10  # bytes of a document that is parsed to count its rows
-_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}", re.ASCII)
+_PLAIN: Final = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]{0,40}", re.ASCII)
 _TELLING_KEYS: Final = (
     "name", "title", "path", "message", "summary", "body", "text", "login", "key", "url", "status", "type", "id",
 )  # fmt: skip
-_BEGINS: Final = re.compile(r'\s{0,40}(?:\{\s{0,40}"[^"\n]{0,200}"\s{0,4}:|\[\s{0,40}\{\s{0,40}")')
-_STRINGS: Final = re.compile(rb"'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"", re.DOTALL)
+_BEGINS: Final = lazy_pattern(r'\s{0,40}(?:\{\s{0,40}"[^"\n]{0,200}"\s{0,4}:|\[\s{0,40}\{\s{0,40}")')
+_STRINGS: Final = lazy_pattern(rb"'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"", re.DOTALL)
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"()[]{}"))
 _REPR_READ: Final = 512 << 10
-_REPR: Final = re.compile(r"(?:^|[\n:=] ?)([\[(][\[({](?=['\"\d({\[N]|[a-zA-Z_]+\())")
+_REPR: Final = lazy_pattern(r"(?:^|[\n:=] ?)([\[(][\[({](?=['\"\d({\[N]|[a-zA-Z_]+\())")
 _ESCAPES: Final = 13  # one more than the length of two escapes
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _CLOSING: Final = str.maketrans("[{", "]}")
-_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_SPACE: Final = lazy_pattern(r"[ \t\r\n]*")
 _DECODER: Final = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 400 else float(digits))
 
 

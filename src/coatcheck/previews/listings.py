@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,12 +10,13 @@ from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
 
+from coatcheck.deferred import lazy_pattern
 from coatcheck.redaction import QuickPattern
 
 from .excerpts import Body, Excerpt, Preview, about, ends, grep, line, line_pattern, pack, some, sql, uncoloured
 from .reports import TRACES, exception_note
 
-_STAMP: Final = re.compile(
+_STAMP: Final = lazy_pattern(
     r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,]\d{1,9})?)?(?:Z|[+-]\d\d:?\d\d)?"
     r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d"
     r"|\d\d/(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)/\d{4}:\d\d:\d\d:\d\d"
@@ -37,18 +37,18 @@ _LEFT: Final = r"""((?:["']?(?:level|severity|lvl|levelname|log\.level)["']?\s?[
 _RIGHT: Final = r"""(?=([\s\])|>:,"'}])|$)"""
 _OTHERS: Final = frozenset(word for words in _OTHER_WORDS.values() for word in words)
 _ALL_WORDS: Final = [*(word for words in _WORDS.values() for word in words), *sorted(_OTHERS)]
-_LEVEL: Final = re.compile(
+_LEVEL: Final = lazy_pattern(
     rf"{_LEFT}({'|'.join([*_ALL_WORDS, *map(str.lower, _ALL_WORDS), *map(str.title, _ALL_WORDS)])}){_RIGHT}"
 )
 # Each branch begins with a literal letter, so `re` can skip ahead: ten times faster than a leading `\\b`.
-_CAPITALS: Final = re.compile(
+_CAPITALS: Final = lazy_pattern(
     "|".join(rf"{word[0]}(?<![\w.-]{word[0]}){word[1:]}(?=[\s\])|>:,])" for word in _ALL_WORDS)
 )
-_MARKED: Final = re.compile(
+_MARKED: Final = lazy_pattern(
     rf"\[(?:{'|'.join(map(str.lower, _ALL_WORDS))})\]|(?:level|severity)\"?[=:] ?\"?[a-zA-Z]"
     r"|[IWEF][01]\d[0-3]\d \d\d:"
 )
-_KLOG: Final = re.compile(r"(^|\s)([IWEF])[01]\d[0-3]\d \d\d:\d\d:\d\d\.\d{6}()")
+_KLOG: Final = lazy_pattern(r"(^|\s)([IWEF])[01]\d[0-3]\d \d\d:\d\d:\d\d\.\d{6}()")
 _TROUBLE: Final = line_pattern(r"(?i)(?:^|[\s\[(:])(error|fail(?:ed|ure)?|panic|exception|fatal)(?:[\s:!\])]|$)")
 _A_LEVEL: Final = QuickPattern("(?i)" + "|".join(_ALL_WORDS))
 _FAILS: Final = QuickPattern(
@@ -56,12 +56,12 @@ _FAILS: Final = QuickPattern(
     r"|[A-Z][\w\x80-\xff]*(?:Error|Exception): |npm ERR! |✖ |✗ |not ok |##\[error\]"
     r"|[\w./\x80-\xff-]+[:(]\d+[:,)][^\n]*error)"
 )
-_FAILURE: Final = re.compile(
+_FAILURE: Final = lazy_pattern(
     r"\n[ \t]{0,8}(?:--- FAIL: |FAILED[ :]|FAIL: |ERROR[ :]|E {3}|error(?:\[\w{1,8}\])?: |fatal: |panic: |Traceback \(|"
     r"[A-Z]\w{0,40}(?:Error|Exception): |npm ERR! |✖ |✗ |not ok |##\[error\]"
     r"|[\w./\-]{1,120}[:(]\d{1,6}[:,)][^\n]{0,12}\berror\b)[^\n]{0,300}"
 )
-_FOLDERS: Final = re.compile(r"^[\w.\-]{0,60}(?:/[\w.\-]{1,60}){1,12}/")
+_FOLDERS: Final = lazy_pattern(r"^[\w.\-]{0,60}(?:/[\w.\-]{1,60}){1,12}/")
 _BAD: Final = ("PANIC", "FATAL", "CRITICAL", "ERROR")
 _PEEK: Final = 24  # lines that decide what a text is
 _NEAR: Final = 120  # characters of a line in which its level is looked for

@@ -15,13 +15,14 @@ from itertools import islice
 from os.path import commonprefix
 from typing import Final, NamedTuple
 
+from coatcheck.deferred import lazy_pattern
 from coatcheck.redaction import QuickPattern
 
 from .excerpts import Body, Excerpt, Preview, ends, grep, line, line_pattern, masked_line, pack, some, visible
 
-_NUMBERED: Final = re.compile(r"[ \t]{0,8}(\d{1,7})(?:→|\t|[:|] ?|-)")
+_NUMBERED: Final = lazy_pattern(r"[ \t]{0,8}(\d{1,7})(?:→|\t|[:|] ?|-)")
 # These begin with the line feed before the line instead of "^": `re` skips ahead to it, many times faster.
-_DEFINITION: Final = re.compile(
+_DEFINITION: Final = lazy_pattern(
     r"\n([ \t]{0,12})"
     r"(?:(?:export|default|declare|public|private|protected|internal|static|final|abstract|async|pub|pub\(crate\)|unsafe"
     r"|override|open|sealed|data|inline|virtual|extern|partial|local)[ \t]{1,4}){0,5}"
@@ -29,14 +30,16 @@ _DEFINITION: Final = re.compile(
     r"|protocol|extension|CREATE TABLE|CREATE VIEW|create table|create view)[*]?(?:<[^<>\n]{0,40}>)?[ \t]{1,4}"
     r"(?:\([^()\n]{0,80}\)[ \t]{0,4})?([A-Za-z_$\"`][\w$.\"`]{0,80})"
 )
-_METHOD: Final = re.compile(
+_METHOD: Final = lazy_pattern(
     r"\n((?:\t| {2,4}))(?:(?:public|private|protected|static|final|async|override|abstract|get|set)[ \t]{1,4}){0,4}"
     r"(?:[A-Z][\w<>\[\],]{0,40} )?([A-Za-z_$][\w$]{0,80})\([^\n;{}]{0,200}\)[^\n;{}()]{0,80}\{$",
     re.MULTILINE,
 )
-_CONSTANT: Final = re.compile(r"\n()(?:export )?(const|let|var) ([A-Za-z_$][\w$]{0,80})[^\n=]{0,80}= ?(?:async )?[(f]")
-_C_FUNCTION: Final = re.compile(r"\n()()(?:[A-Za-z_][\w:<>]{0,40}[ \t*&]{1,4}){1,4}([A-Za-z_][\w:]{0,80})\(")
-_SHELL: Final = re.compile(r"\n()()([A-Za-z_][\w-]{0,60})[ ]?\(\)[ ]?\{")
+_CONSTANT: Final = lazy_pattern(
+    r"\n()(?:export )?(const|let|var) ([A-Za-z_$][\w$]{0,80})[^\n=]{0,80}= ?(?:async )?[(f]"
+)
+_C_FUNCTION: Final = lazy_pattern(r"\n()()(?:[A-Za-z_][\w:<>]{0,40}[ \t*&]{1,4}){1,4}([A-Za-z_][\w:]{0,80})\(")
+_SHELL: Final = lazy_pattern(r"\n()()([A-Za-z_][\w-]{0,60})[ ]?\(\)[ ]?\{")
 _DEFINES: Final = QuickPattern(
     r"(?m)^[ \t]*(?:[a-z()]+[ \t]+)*(?:def|class|func|function|fn|interface|struct|enum|trait|impl|type|module"
     r"|namespace|object|record|message|service|protocol|extension|CREATE TABLE|CREATE VIEW|create table"
@@ -45,13 +48,13 @@ _DEFINES: Final = QuickPattern(
     r"|^(?:[A-Za-z_][\w:<>\x80-\xff]*[ \t*&]+)+[A-Za-z_][\w:\x80-\xff]*\("
 )
 _KEYWORDS: Final = frozenset({"if", "for", "while", "switch", "catch", "function", "return", "with", "else", "do"})
-_IMPORT: Final = re.compile(
+_IMPORT: Final = lazy_pattern(
     r"^(?:import[ \t(]|from [\w.]{1,80} import |package \w|#include[ \t]*[<\"]|use [\w:]{1,80}|using [\w.]{1,80};"
     r"|(?:const|let|var) [^\n]{0,80}require\(|export |module |#!/)",
     re.MULTILINE,
 )
 _LANGUAGES: Final = tuple(
-    (name, re.compile(pattern, re.MULTILINE))
+    (name, lazy_pattern(pattern, re.MULTILINE))
     for name, pattern in (
         ("go", r"^package [a-z]\w{0,60}$|^func (?:\([^()\n]{0,80}\) )?\w{1,80}\("),
         ("rust", r"^(?:pub )?(?:use [a-z_]{1,40}::|fn \w{1,80}[(<]|impl\b)"),
@@ -62,36 +65,36 @@ _LANGUAGES: Final = tuple(
         ("c", r"^#include\b"),
     )
 )
-_HEADING_OR_FENCE: Final = re.compile(r"\n(?:(#{1,6})[ \t]{1,4}(\S[^\n]{0,300})|[ ]{0,3}(?:```|~~~))")
-_TITLES: Final = re.compile(r"(?:^|\n\n)# \S[^\n]{0,100}\n(?=\n)")
-_UNDERLINED: Final = re.compile(r"^(\S[^\n]{0,200})\n([=\-~^\"'*+#])\2{2,200}$", re.MULTILINE)
-_ELEMENT: Final = re.compile(r"<([A-Za-z_][\w.:-]{0,60})([^<>]{0,1000})>")
+_HEADING_OR_FENCE: Final = lazy_pattern(r"\n(?:(#{1,6})[ \t]{1,4}(\S[^\n]{0,300})|[ ]{0,3}(?:```|~~~))")
+_TITLES: Final = lazy_pattern(r"(?:^|\n\n)# \S[^\n]{0,100}\n(?=\n)")
+_UNDERLINED: Final = lazy_pattern(r"^(\S[^\n]{0,200})\n([=\-~^\"'*+#])\2{2,200}$", re.MULTILINE)
+_ELEMENT: Final = lazy_pattern(r"<([A-Za-z_][\w.:-]{0,60})([^<>]{0,1000})>")
 _LOOK: Final = 16_384
 _MANY: Final = 1_000
 _OUTLINED: Final = 256 << 10  # bytes of a source file that are outlined
 _DIFFED: Final = 4 << 20
 _PARTS: Final = 5_000  # commits or files that are counted
 _COMMIT: Final = line_pattern(r"^(?:\x1b\[33m)?commit ([0-9a-f]{7,64})\b")
-_ONE_LINE: Final = re.compile(r"(?:[*|\\/ ]{0,12})(?=[a-f]*\d)([0-9a-f]{7,12}) (?:\([^()\n]{1,200}\) )?(\S[^\n]*)")
+_ONE_LINE: Final = lazy_pattern(r"(?:[*|\\/ ]{0,12})(?=[a-f]*\d)([0-9a-f]{7,12}) (?:\([^()\n]{1,200}\) )?(\S[^\n]*)")
 _FILE_IN_DIFF: Final = line_pattern(
     r"^(?:diff --git a/[^\n]* b/([^\n]+)|Index: ([^\n]+)\n=+)$|^--- (?:a/)?([^\n\t]+)[^\n]*\n\+\+\+ (?:b/)?([^\n\t]+)"
 )
-_EDITED: Final = re.compile(r"([ +-])[ ]{0,6}(\d{1,6})(?: |$)")
+_EDITED: Final = lazy_pattern(r"([ +-])[ ]{0,6}(\d{1,6})(?: |$)")
 # How numbered lines, edits and short histories begin. A few of the first lines may be others.
 _BLANK_LINES: Final = r"(?:(?:[^\S\n]|\.)*+\n)*+"
 NUMBERED_LINES, NUMBERED_DIFF, SHORT_HISTORY = (
-    re.compile(rf"(?:{_BLANK_LINES}[^\n]*+\n){{0,2}}?{_BLANK_LINES}{one}", re.MULTILINE)
+    lazy_pattern(rf"(?:{_BLANK_LINES}[^\n]*+\n){{0,2}}?{_BLANK_LINES}{one}", re.MULTILINE)
     for one in (_NUMBERED.pattern + r"(?![^\n]*+\n[ \t]{0,8}\1[→\t:|-])", _EDITED.pattern, _ONE_LINE.pattern)
 )
-_DAY: Final = re.compile(r"(?:[A-Z][a-z]{2} ([A-Z][a-z]{2} \d{1,2}) [\d:]{8} (\d{4}).{0,10})")
+_DAY: Final = lazy_pattern(r"(?:[A-Z][a-z]{2} ([A-Z][a-z]{2} \d{1,2}) [\d:]{8} (\d{4}).{0,10})")
 _AUTHOR: Final = line_pattern(r"^Author:\s+([^<\n]{1,80}?) *<")
 _DATE: Final = line_pattern(r"^(?:Author|Commit)?Date: +([^\n]{8,40})$")
-_TAG: Final = re.compile(r"<(title|p|h[1-6])\b[^<>]{0,500}>", re.IGNORECASE)
-_ANY_TAG: Final = re.compile(r"<[^<>]{0,500}>")
-_TITLE: Final = re.compile(rb"<title\b[^<>]{0,500}>([^<]{0,400})", re.IGNORECASE)
+_TAG: Final = lazy_pattern(r"<(title|p|h[1-6])\b[^<>]{0,500}>", re.IGNORECASE)
+_ANY_TAG: Final = lazy_pattern(r"<[^<>]{0,500}>")
+_TITLE: Final = lazy_pattern(rb"<title\b[^<>]{0,500}>([^<]{0,400})", re.IGNORECASE)
 _HEADING: Final = line_pattern(r"(?i)<(h[1-6])(?:\s[^<>]{0,500})?>")
 _SILENT: Final = line_pattern(r"(?i)<(script|style|template)\b|</(?:script|style|template)|<!--|-->")
-_SCRIPT: Final = re.compile(r"<(script|style)[^<]*+(?:<(?!/\1)[^<]*+)*+|<!--[^-]*+(?:-(?!->)[^-]*+)*+", re.IGNORECASE)
+_SCRIPT: Final = lazy_pattern(r"<(script|style)[^<]*+(?:<(?!/\1)[^<]*+)*+|<!--[^-]*+(?:-(?!->)[^-]*+)*+", re.IGNORECASE)
 _MARKS: Final = 20_000
 
 _ROLE: Final = line_pattern(
@@ -101,8 +104,8 @@ _ROLE: Final = line_pattern(
 _UID: Final = line_pattern(
     r"^\s*(?:uid=|\[)[\w_]+\]?\s?<?(link|button|textbox|combobox|checkbox|radio|searchbox|heading|a|input|select|textarea|StaticText|tab)\b"
 )
-_URL: Final = re.compile(r"(?:Page URL|Current URL|URL|url)[:=] ?\"?(\S{4,300}?)\"?(?=\s|$)")
-_NAME: Final = re.compile(r"(?:Page Title|Title): ([^\n]{1,200})|RootWebArea \"([^\"\n]{1,200})\"")
+_URL: Final = lazy_pattern(r"(?:Page URL|Current URL|URL|url)[:=] ?\"?(\S{4,300}?)\"?(?=\s|$)")
+_NAME: Final = lazy_pattern(r"(?:Page Title|Title): ([^\n]{1,200})|RootWebArea \"([^\"\n]{1,200})\"")
 SNAPSHOT_CUES: Final = ("[ref=", "Page URL:", "RootWebArea", "uid=", "]<button", "]<a ")
 _PLURAL: Final = {
     "a": "link", "input": "field", "textarea": "field", "textbox": "field", "searchbox": "field", "select": "field",

@@ -12,6 +12,7 @@ from collections import Counter
 from functools import partial
 from typing import Final, NamedTuple
 
+from coatcheck.deferred import lazy_pattern
 from coatcheck.redaction import QuickPattern
 
 from .excerpts import Body, Excerpt, Form, Kind, Preview, line_pattern, masked_line, pack, uncoloured
@@ -132,7 +133,7 @@ _FRAMES: Final = line_pattern(
     r"^\s*(?:File \"([^\"\n]+)\", line (\d+)|at (?:[^\n(]{1,200} )?\(?([^\s()]+:\d+)(?::\d+)?\)?"
     r"|at ([\w.$<>/]+\([^)\n]*\))|(\S+\.go:\d+)|at (\S+\.rs:\d+))"
 )
-_FOREIGN: Final = re.compile(
+_FOREIGN: Final = lazy_pattern(
     rb"site-packages|dist-packages|/lib/python|<frozen |<string>|node_modules|node:|/usr/local/go/|/go/pkg/mod/|/rustc/"
     rb"|^(?:java|javax|jdk|sun|kotlin|scala|org\.(?:springframework|apache|junit|hibernate|eclipse|gradle))\b"
 )

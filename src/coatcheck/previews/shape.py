@@ -16,13 +16,15 @@ from functools import cached_property
 from itertools import chain, islice, starmap
 from typing import ClassVar, Final, Self, cast
 
+from coatcheck.deferred import lazy_pattern
+
 from .excerpts import count, fit, visible
 
 SAMPLED: Final = 1_000
 """Values at one path that an outline merges."""
 
-_PLAIN_KEY: Final = re.compile(r"[A-Za-z_$@][\w$.\-/]{0,60}", re.ASCII)
-_DULL_KEY: Final = re.compile(r"(?:.{0,60}_)?(?:url|href|node_id|etag)\Z")
+_PLAIN_KEY: Final = lazy_pattern(r"[A-Za-z_$@][\w$.\-/]{0,60}", re.ASCII)
+_DULL_KEY: Final = lazy_pattern(r"(?:.{0,60}_)?(?:url|href|node_id|etag)\Z")
 TELLING: Final = frozenset({"type", "kind", "role", "level", "status", "state", "event", "error"})
 _FEW: Final = 4
 _MANY: Final = 16

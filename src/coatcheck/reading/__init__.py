@@ -7,20 +7,18 @@ the page points to it. The session notes which bytes of an artifact were shown.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from coatcheck.content import Content
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import CoatcheckError, InvalidArgument
 from coatcheck.ids import clip, digest_of, is_pointer, parse_pointer
 from coatcheck.media import JSON, is_json, is_jsonl, look, sniff_text
-from coatcheck.reading import heavy
-from coatcheck.reading.json_content import NOTHING
 from coatcheck.reading.page import Page, QueryResult, Request, misfit, seal, unseal
-from coatcheck.reading.text import DecodedText, by_chars, by_lines
+from coatcheck.reading.text import HEAD, DecodedText, Form, by_chars, by_lines, recognized
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.storage.frames import line_counts
@@ -29,7 +27,6 @@ from coatcheck.values import encode_text
 if TYPE_CHECKING:
     from coatcheck.core_session import CoreSession
     from coatcheck.previews import Preview, Sample
-    from coatcheck.reading.documents import Form
 
 __all__ = ["Page", "Request", "Source", "preview_of", "read", "read_text", "sample_of", "source_of"]
 
@@ -37,7 +34,7 @@ TOOL: Final = "read"
 _HEAD: Final = 4_096
 _SHAPE: Final = "shape"
 _AS_TEXT: Final = ("pdf", "office", "sheets")  # documents that are sliced, searched and compared as their text
-_NO_TABLE: Final = re.compile(r"there is no table ['\"](.{1,80})['\"]$")
+_NO_TABLE: Final = lazy_pattern(r"there is no table ['\"](.{1,80})['\"]$")
 _OTHER_TABLES: Final = 4
 
 
@@ -62,8 +59,6 @@ def read(session: CoreSession, target: Ref | str | Source, request: Request, cur
             with source_of(session, request.diff).content as other:
                 found = _diff(other, content)
         else:
-            from coatcheck.reading.documents import recognized  # on demand: child processes import this module
-
             found = _slice(session, *recognized(content), source.pointer, request, position)
         if isinstance(found, QueryResult):
             return _fit(session, source, request, found)
@@ -74,11 +69,11 @@ def read(session: CoreSession, target: Ref | str | Source, request: Request, cur
 
 def _diff(old: Content, new: Content) -> QueryResult:
     """Compare two texts; of documents whose text can be read, that."""
-    from coatcheck.reading import documents
+    from coatcheck.reading import documents, heavy  # here and below: most reads need neither
 
     notes, texts = [], []
     for content in (old, new):
-        text, form = documents.recognized(content)
+        text, form = recognized(content)
         if form in _AS_TEXT:
             with suppress(CoatcheckError):
                 text, about = documents.as_text(text, form, is_searched=False)
@@ -97,21 +92,23 @@ def _slice(
     position: tuple[int, ...] | None,
 ) -> Page | QueryResult:
     """A page of a text or of the text of a document, or the description of binary content."""
-    from coatcheck.reading import documents, sheets
-
     is_slice = request.lines or request.chars or request.grep
 
     def paged(text: Content, position: tuple[int, ...] | None) -> Page:
         return read_text(text, request, pointer, key=lambda: session.store.secret, position=position)
 
     def paged_text() -> Page:
+        from coatcheck.reading import documents
+
         text, note = documents.as_text(content, form, is_searched=request.grep is not None)
         page = paged(text, position)
         return replace(page, shown=f"{page.shown}, {note}", spans=())
 
-    if (is_slice and form in _AS_TEXT) or (form == "sheets" and sheets.pool.is_installed):
+    if (is_slice and form in _AS_TEXT) or (form == "sheets" and _has_sheets()):
         return paged_text()
-    if form not in ("text", "page") and (not is_slice or look(content.read(0, documents.HEAD)).is_binary):
+    if form not in ("text", "page") and (not is_slice or look(content.read(0, HEAD)).is_binary):
+        from coatcheck.reading import documents
+
         described = documents.describe(content, max_chars=request.max_chars)
         return replace(described, note="binary content has no lines to read or search") if is_slice else described
     if form != "page" or request.grep is None or request.invert or request.lines:
@@ -121,6 +118,12 @@ def _slice(
         return page if position is None else paged(content, position)
     in_text = paged_text()
     return replace(in_text, shown=f"no match in the source, {in_text.shown}") if in_text.matches else page
+
+
+def _has_sheets() -> bool:
+    from coatcheck.reading import sheets
+
+    return sheets.pool.is_installed
 
 
 def read_text(
@@ -139,6 +142,8 @@ def read_text(
         raise InvalidArgument("a query or a diff cannot be read as text", hint="use lines or grep")
     spans: tuple[tuple[int, int], ...] = ()
     if request.grep is not None:
+        from coatcheck.reading import heavy
+
         draft = heavy.search(content, request, position, pointer.partition("#")[2])
     else:
         text = DecodedText(content, exact=request.exact)
@@ -189,7 +194,7 @@ def source_of(session: CoreSession, target: Ref | str) -> Source:
 
 
 def _query(session: CoreSession, content: Content, request: Request) -> QueryResult:
-    from coatcheck.reading import documents
+    from coatcheck.reading import documents, heavy
     from coatcheck.reading.sql import TABLE, is_sql, pointers_in
 
     query = (request.query or "").strip()
@@ -229,6 +234,9 @@ def _queries() -> str:
 
 def _found(content: Content, path: str) -> QueryResult:
     """The values that a JSONPath selects. If there are none, the note says which path has some."""
+    from coatcheck.reading import heavy
+    from coatcheck.reading.json_content import NOTHING
+
     try:
         result = heavy.find(content, path)
     except InvalidArgument as error:
@@ -249,6 +257,8 @@ def _table(session: CoreSession, content: Content) -> tuple[Content, str]:
     """The content that SQL reads, and a note: of a JSON object, the largest array of objects in it."""
     if is_json(content.ref.media_type) and content.read(0, 64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{":
         with suppress(CoatcheckError):
+            from coatcheck.reading import heavy
+
             found = heavy.largest(content)
             if found is not None and found.columns:
                 data = session.part(content, found.pointer)
@@ -260,7 +270,6 @@ def _table(session: CoreSession, content: Content) -> tuple[Content, str]:
 def _rows(session: CoreSession, query: str, tables: dict[str, Content], stack: ExitStack) -> QueryResult:
     """Run a statement. Another table that it names is the artifact of that name, else the one that is read; in a
     workbook it can only be one of its sheets."""
-    from coatcheck.reading.documents import recognized
     from coatcheck.reading.sql import TABLE, run_sql
 
     named: list[str] = []

@@ -22,28 +22,28 @@ import zlib
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 from xml.parsers import expat
 
 from coatcheck.content import ArtifactStream, Content
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded, MissingExtra, TooLarge
 from coatcheck.ids import clip
-from coatcheck.media import TEXT, decoded, essence, is_text
+from coatcheck.media import TEXT, decoded, essence
 from coatcheck.previews import Sample
-from coatcheck.previews.binaries import WORKBOOKS, found_type, header, office_kind, pixels
+from coatcheck.previews.binaries import WORKBOOKS, header, office_kind, pixels
 from coatcheck.previews.excerpts import count
 from coatcheck.reading import heavy, pdf, sheets
 from coatcheck.reading.page import MAX_CHARS, MAX_RESULT, BoundedLines, QueryResult, TextCache
+from coatcheck.reading.text import Form, recognized
 
-Form = Literal["pdf", "page", "office", "sheets", "text", "other"]
 MAX_HTML: Final = 16 << 20
 MAX_UNPACKED: Final = 64 << 20  # bytes of XML in an office file
 _HTML: Final = ("text/html", "application/xhtml+xml")
-HEAD: Final = 4_096  # bytes that show whether content is text
 _EDGE: Final = 64 << 10
-_PART: Final = re.compile(r"\s*(?:page|slide)s?\s+(\d{1,7})(?:\s*(?:-|to|:)\s*(\d{1,7}))?\s*", re.IGNORECASE)
-_SLIDE: Final = re.compile(r"^--- slide (\d+) ---$", re.MULTILINE)
-_BETWEEN: Final = re.compile(r"^--- (?:page|slide) \d+(?::[^\n]*)? ---$", re.MULTILINE)
+_PART: Final = lazy_pattern(r"\s*(?:page|slide)s?\s+(\d{1,7})(?:\s*(?:-|to|:)\s*(\d{1,7}))?\s*", re.IGNORECASE)
+_SLIDE: Final = lazy_pattern(r"^--- slide (\d+) ---$", re.MULTILINE)
+_BETWEEN: Final = lazy_pattern(r"^--- (?:page|slide) \d+(?::[^\n]*)? ---$", re.MULTILINE)
 _DIRECTORY: Final = 4 << 20
 _NAMES: Final = 40
 _DUMP: Final = 128
@@ -54,30 +54,6 @@ _NOTES: Final = {
     ),
 }
 _kept: Final[TextCache[QueryResult]] = TextCache()
-
-
-def recognized(content: Content) -> tuple[Content, Form]:
-    """Return a content with the media type that its bytes show (PNG data declared as text is an image), and its form:
-    a PDF, a web page, an office file, a workbook, another text, or anything else."""
-    media_type = found_type(content.read(0, HEAD), content.ref.media_type)
-    if media_type != content.ref.media_type:
-        content = Content(replace(content.ref, media_type=media_type), content.frames, content.read)
-    bare = essence(media_type)
-    form: Form = "other"
-    if bare == "application/pdf":
-        form = "pdf"
-    elif bare in _HTML:
-        form = "page"
-    elif bare == "application/zip" or bare.startswith("application/vnd.o"):
-        head = content.read(0, _EDGE)
-        tail = content.read(max(len(head), content.size - _EDGE), _EDGE)
-        if kind := office_kind(Sample(head, tail, content.size)):
-            form = "sheets" if kind in WORKBOOKS else "office"
-    elif is_text(bare):
-        form = "text"
-    elif bare in sheets.OLD and sheets.is_old_workbook(content):
-        form = "sheets"
-    return content, form
 
 
 def text_of(content: Content, form: Form) -> QueryResult:
@@ -246,12 +222,12 @@ def _decoded_address(match: re.Match[str]) -> str:
         return match[0]
 
 
-_ENCODED: Final = re.compile(r"(?:%[89A-Fa-f][0-9A-Fa-f])+")
+_ENCODED: Final = lazy_pattern(r"(?:%[89A-Fa-f][0-9A-Fa-f])+")
 _ITEM: Final = " · "
 _CELL: Final = " | "
 _LONG: Final = 160  # characters; a block in a cell ends a line that is longer
 _LONGEST_LINK: Final = 500
-_NO_LINK: Final = re.compile(r"\s*(?:#|javascript:|data:|blob:|about:|$)", re.IGNORECASE)
+_NO_LINK: Final = lazy_pattern(r"\s*(?:#|javascript:|data:|blob:|about:|$)", re.IGNORECASE)
 _VOID: Final = frozenset(
     ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr")
 )
@@ -272,17 +248,17 @@ _CLOSED_BY: Final[Mapping[str, Container[str]]] = {  # an element without an end
     "p": _BLOCKS | _HEADINGS.keys(), "li": {"li"}, "dt": {"dt", "dd"}, "dd": {"dt", "dd"}, "td": _CELLS, "th": _CELLS,
     "tr": {"tr", "tbody", "tfoot"}, "thead": {"tbody", "tfoot"}, "tbody": {"tbody", "tfoot"},
 }  # fmt: skip
-_INVISIBLE: Final = re.compile(
+_INVISIBLE: Final = lazy_pattern(
     r"(?:^|;)\s*(?:display\s{0,9}:\s{0,9}none|visibility\s{0,9}:\s{0,9}hidden)", re.IGNORECASE
 )
 _LABELS: Final = ("aria-label", "placeholder", "name")
 
 
-_TAG: Final = re.compile(r"<(/?)([a-zA-Z][^\s/>]*+)")
-_NAME: Final = re.compile(r"[\s/]*+([^\s/>=]++)?\s*+(=?)\s*+")
-_VALUE: Final = re.compile(r"[^\s>]*+")
+_TAG: Final = lazy_pattern(r"<(/?)([a-zA-Z][^\s/>]*+)")
+_NAME: Final = lazy_pattern(r"[\s/]*+([^\s/>=]++)?\s*+(=?)\s*+")
+_VALUE: Final = lazy_pattern(r"[^\s>]*+")
 _RAW: Final = ("script", "style", "title", "textarea", "xmp", "iframe", "noembed", "noframes")
-_RAW_END: Final = {tag: re.compile(f"</{tag}", re.IGNORECASE | re.ASCII) for tag in _RAW}
+_RAW_END: Final = {tag: lazy_pattern(f"</{tag}", re.IGNORECASE | re.ASCII) for tag in _RAW}
 
 
 class _Tag(NamedTuple):
@@ -575,7 +551,7 @@ class _StartTags(_Elements):
         self.all.append((tag, given))
 
 
-_HEADING: Final = re.compile(r"heading (\d)|title", re.IGNORECASE)
+_HEADING: Final = lazy_pattern(r"heading (\d)|title", re.IGNORECASE)
 _REMOVED: Final = frozenset(("del", "moveFrom", "Fallback"))  # the last: the same again, for older programs
 _FURNITURE: Final = frozenset(("dt", "ftr", "hdr", "sldImg", "sldNum"))
 _DEPTHS: Final = frozenset("012345678")

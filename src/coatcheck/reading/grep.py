@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import re2  # type: ignore[import-untyped]  # ships without types
 
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.ids import clip
 from coatcheck.previews.excerpts import count, folded, uncoloured
@@ -44,7 +45,7 @@ LONG: Final = 500
 """A line of up to this many bytes is shown whole and counts once."""
 
 _RUN: Final = 128 * 1024
-_LINE_BY_LINE: Final = re.compile(r"\\[AzC]|\(\?[a-zA-Z]*-[a-zA-Z]*m")
+_LINE_BY_LINE: Final = lazy_pattern(r"\\[AzC]|\(\?[a-zA-Z]*-[a-zA-Z]*m")
 _REJECTIONS: Final = (
     (("(?=", "(?!"), "RE2 has no look-ahead", "match the text itself, or filter with a second grep (invert=true)"),
     (("(?<=", "(?<!"), "RE2 has no look-behind", "match the text before it too; the whole line is shown anyway"),
@@ -60,7 +61,7 @@ _REJECTIONS: Final = (
     (tuple(f"sequence: \\{name}" for name in "123456789k"),
      "RE2 has no back-references", "spell the text out: (foo|bar)"),
 )  # fmt: skip
-_FEED: Final = re.compile(r"(\\[^n])|\\n|\n", re.DOTALL)
+_FEED: Final = lazy_pattern(r"(\\[^n])|\\n|\n", re.DOTALL)
 _ESCAPE_HINT: Final = "check the pattern, and put a backslash before special characters that you search for"
 LONG_LINE: Final = 2 << 20
 OVERLAP: Final = 64 << 10
@@ -80,7 +81,7 @@ FULL: Final = 1_500  # characters up to which lines of context are added,
 FILLED: Final = 10  # if there are at most this many matches
 _CONTEXTS: Final = (3, 2)
 _MARKS: Final = 140
-_COMPLETE: Final = re.compile(
+_COMPLETE: Final = lazy_pattern(
     r"(?:p\d+:)?\d+:\s*(?:\S{0,3}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d|\[?\d\d:\d\d:\d\d|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d"
     r"|[-bcdlps][-rwxsStT]{9}\s)"
 )  # the number of a line, then a time, or the mode of a file
@@ -92,12 +93,12 @@ _ALTERNATIVES: Final = 12
 _FEW: Final = 5  # matches
 _LOOK: Final = 8_192  # characters
 _NODES: Final = 4
-_INDENTED: Final = re.compile(r"\s*[\[{]\s*\n[ \t]")
-_SNAPSHOT: Final = re.compile(r"^\s*- .*\[ref=\w+\]", re.MULTILINE)
-_FLAGS: Final = re.compile(r"\(\?[a-zA-Z-]+\)")
-_GROUP: Final = re.compile(r"\((?:\?:)?([^()]*)\)")
-_PARTS: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|]", re.DOTALL)
-_NEXT_RECORD: Final = re.compile(rb"[\])}]\s{0,40},\s{0,40}[\[({]")
+_INDENTED: Final = lazy_pattern(r"\s*[\[{]\s*\n[ \t]")
+_SNAPSHOT: Final = lazy_pattern(r"^\s*- .*\[ref=\w+\]", re.MULTILINE)
+_FLAGS: Final = lazy_pattern(r"\(\?[a-zA-Z-]+\)")
+_GROUP: Final = lazy_pattern(r"\((?:\?:)?([^()]*)\)")
+_PARTS: Final = lazy_pattern(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|]", re.DOTALL)
+_NEXT_RECORD: Final = lazy_pattern(rb"[\])}]\s{0,40},\s{0,40}[\[({]")
 _CONTINUATION: Final = bytes(range(0x80, 0xC0))  # the bytes of UTF-8 that do not begin a character
 _AGAIN: Final = 2 * RECORD
 _LEFT_OUT: Final = len("[999,999,999,999 characters left out]")

@@ -12,7 +12,6 @@ import gc
 import io
 import mmap
 import os
-import re
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +19,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from coatcheck.content import Content
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import CoatcheckError, LimitExceeded
 from coatcheck.ids import digest_of
 from coatcheck.media import JSON, TEXT, is_jsonl
@@ -41,7 +41,7 @@ SMALL_DIFF: Final = 256 << 10
 QUICK: Final = 0.5  # seconds for a path here before the child takes over
 WORK: Final = 100_000_000  # instructions of a pattern times bytes: three seconds at the worst
 _PER_CHARACTER: Final = 20  # maximum instructions per character of a pattern of this kind:
-_SIMPLE: Final = re.compile(r"(?:[^\\{]|\\[^pPC])*")
+_SIMPLE: Final = lazy_pattern(r"(?:[^\\{]|\\[^pPC])*")
 GREP_SECONDS: Final = grep.SEARCH_SECONDS + grep.COUNT_SECONDS
 _WAIT: Final = 30.0  # seconds in total, including slow reads on a busy machine
 _LARGE: Final = 256 << 20  # a child that has grown beyond this is replaced

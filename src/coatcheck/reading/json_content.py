@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, Final
 
 from coatcheck.content import Content
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import InvalidArgument, LimitExceeded, TooLarge
 from coatcheck.ids import clip, follow
 from coatcheck.media import REPR, TEXT, decoded, essence, is_jsonl
@@ -28,14 +29,14 @@ _RECORD_BYTES: Final = 16 << 20  # of the records in an outline
 BY_SQL: Final = "; query an array of records with SQL: SELECT … FROM artifact" if is_installed("duckdb") else ""
 NOTHING: Final = "nothing matches; query='shape' shows the keys"
 _AS_TEXT: Final = "read it as text, with lines or grep"
-_STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRINGS: Final = lazy_pattern(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 # A line on which rows of JSON or of Python's `repr` may begin. A time or a level in brackets is not one, and nothing
 # that is indented: it may be part of a document that is cut.
-DOCUMENT: Final = re.compile(
+DOCUMENT: Final = lazy_pattern(
     r"""^(?=\{\s*+["'}]|\[\s*+(?:["'\[({\]]|-?\d[\d.]*+\s*+[,\]]|None|[^\W\d][\w.]*+\()|\(\s*+["'\[({\d])""",
     re.MULTILINE,
 )
-_GAP: Final = re.compile(r"[ \t\r]*+\n\s*+")
+_GAP: Final = lazy_pattern(r"[ \t\r]*+\n\s*+")
 _DECODER: Final = json.JSONDecoder(parse_constant=lambda _: None)
 _FEW_LINES: Final = 30  # around a document; a text with more is about something else
 _ATTEMPTS: Final = 20  # lines at which a document may begin

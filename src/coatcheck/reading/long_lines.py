@@ -17,6 +17,8 @@ from itertools import accumulate
 from operator import add
 from typing import Final, NamedTuple
 
+from coatcheck.deferred import lazy_pattern
+
 RECORD: Final = 1_500  # maximum bytes of a record that is shown whole
 SMALL: Final = 700  # a record is extended to the one around it up to this size,
 _SCANT: Final = 200  # and beyond that if it has fewer bytes than this
@@ -25,7 +27,7 @@ _MAX_DEPTH: Final = 500
 LEVELS: Final = 3  # of strings in strings that are decoded
 _SEPARATORS: Final = 12  # remembered for each open bracket
 
-_TOKENS: Final = re.compile(
+_TOKENS: Final = lazy_pattern(
     rb"""\\.|"[^"\\]*+(?:\\.[^"\\]*+)*+"|(?<!\w)(?:[bBuUrR]{1,2})?'[^'\\]*+(?:\\.[^'\\]*+)*+'"""
     rb"""|[\[\](){},]|"|(?<!\w)'""",
     re.DOTALL,
@@ -36,9 +38,9 @@ _ENDS: Final = frozenset(b"])}")
 _DATA: Final = (b"[", b"(", b"{")
 _MAX_BRACKETS: Final = 300_000
 _BEFORE_STRING: Final = b"[({,:="
-_BREAK: Final = re.compile(r"\n\s*")
-_UNICODE: Final = re.compile(rb"\\u(?:[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|[0-9a-fA-F]{4})")
-_ESCAPE: Final = re.compile(rb"(" + _UNICODE.pattern + rb"""|\\["'\\/bfnrt])""")
+_BREAK: Final = lazy_pattern(r"\n\s*")
+_UNICODE: Final = lazy_pattern(rb"\\u(?:[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|[0-9a-fA-F]{4})")
+_ESCAPE: Final = lazy_pattern(rb"(" + _UNICODE.pattern + rb"""|\\["'\\/bfnrt])""")
 _ESCAPED: Final = {b"b": b"\b", b"f": b"\f", b"t": b"\t", b"/": b"/", b'"': b'"', b"'": b"'"}
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from operator import length_hint
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from coatcheck.checks import is_whole
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
 from coatcheck.media import TEXT
@@ -40,7 +40,7 @@ AUTO: Final = "auto"
 _MAX_SLICES: Final = 50
 MAX_RESULT: Final = 4_000_000  # characters of a query's result
 
-_SPAN: Final = re.compile(r"\s*(-?\d{1,18})?\s*(?:(:|(?<=\d)\s*-)\s*(-?\d{1,18})?)?\s*")
+_SPAN: Final = lazy_pattern(r"\s*(-?\d{1,18})?\s*(?:(:|(?<=\d)\s*-)\s*(-?\d{1,18})?)?\s*")
 _HINTS: Final = {
     "lines": 'write lines="4100:4160", "7", ":100", "10:40,200:220" or "-50:" for the last 50; lines count from 1',
     "chars": 'write chars="0:2000", "8000:" or "-2000:" for the last 2,000; characters count from 0',
@@ -52,7 +52,7 @@ TAG: Final = 6
 CARRIED: Final = 160  # maximum bytes of a request that a cursor carries
 _LONGEST: Final = 512
 _PERSON: Final = b"coatcheck.cursor"
-_CURSOR: Final = re.compile(r"[A-Za-z0-9_-]{8,}")
+_CURSOR: Final = lazy_pattern(r"[A-Za-z0-9_-]{8,}")
 _AGAIN: Final = "leave the cursor out to read from the start"
 _MEMBERS: Final = ("lines", "chars", "grep", "context", "ignore_case", "invert", "literal", "query", "diff", "exact")
 _REPEAT: Final = 1 << len(_MEMBERS)

@@ -21,6 +21,7 @@ from time import monotonic
 from typing import Final
 
 from coatcheck.content import Content
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import InvalidArgument, LimitExceeded, TooLarge
 from coatcheck.ids import clip
 from coatcheck.media import TEXT
@@ -36,8 +37,8 @@ _UNREADABLE: Final = "\0"  # in place of a page's text
 _LIGATURES: Final = str.maketrans(
     {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\0": None, "\r": " ", "\f": " "}
 )
-_MARK: Final = re.compile(r"^--- page ", re.MULTILINE)
-_HYPHENATED: Final = re.compile(r"([^\W\d_])[-\xad][ \t]*\n([^\W\d_]+[^\w\s]{0,3})[ \t\n]?")
+_MARK: Final = lazy_pattern(r"^--- page ", re.MULTILINE)
+_HYPHENATED: Final = lazy_pattern(r"([^\W\d_])[-\xad][ \t]*\n([^\W\d_]+[^\w\s]{0,3})[ \t\n]?")
 
 pool: Final = Pool("coatcheck.reading.pdf", margin=1 << 30, extra="pdf", package="pypdf")
 

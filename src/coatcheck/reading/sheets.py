@@ -11,13 +11,13 @@ from __future__ import annotations
 import io
 import json
 import math
-import re
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from typing import Any, Final, NamedTuple
 
 from coatcheck.content import Content
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import InvalidArgument, TooLarge
 from coatcheck.ids import clip, digest_of
 from coatcheck.media import BINARY, JSON
@@ -39,9 +39,9 @@ _EDGE: Final = 64 << 10
 _NAMES: Final = 300  # characters of the names of sheets
 _SEARCHED_ROWS: Final = 200  # rows in which the header and the width are looked for
 _WIDE: Final = 0.6  # of the widest row: a row that may be a header
-_QUOTED: Final = re.compile(r'[",]')
-_ROW: Final = re.compile(r"[A-Z]+\d+: ")
-_SHEET: Final = re.compile(r'--- sheet "(.*)": .* ---')
+_QUOTED: Final = lazy_pattern(r'[",]')
+_ROW: Final = lazy_pattern(r"[A-Z]+\d+: ")
+_SHEET: Final = lazy_pattern(r'--- sheet "(.*)": .* ---')
 
 pool: Final = Pool("coatcheck.reading.sheets", margin=1 << 30, extra="sheets", package="python_calamine")
 

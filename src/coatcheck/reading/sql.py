@@ -138,12 +138,13 @@ def run_sql(sql: str, tables: Mapping[str, Content], *, limits: SqlLimits = SqlL
 
 def _with_sheets(tables: Mapping[str, Content]) -> tuple[dict[str, Content], list[str]]:
     """The tables, with the sheets of each workbook in its place: its first under its name, all under theirs."""
-    from coatcheck.reading import documents, sheets  # on demand: the child needs none of it
+    from coatcheck.reading import sheets  # on demand: the child needs none of it
+    from coatcheck.reading.text import recognized
 
     found: dict[str, Content] = {}
     notes = []
     for name, content in tables.items():
-        if documents.recognized(content)[1] != "sheets":
+        if recognized(content)[1] != "sheets":
             found[name] = content
             continue
         inside, note = sheets.tables(content, name)

@@ -15,28 +15,63 @@ characters so far, and in the whole (plus one; 0 for not counted).
 from __future__ import annotations
 
 import codecs
-import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
-from typing import Final
+from typing import Final, Literal
 
 from coatcheck.content import Content
-from coatcheck.media import encoding_of, is_json, is_jsonl
+from coatcheck.deferred import lazy_pattern
+from coatcheck.media import encoding_of, essence, is_json, is_jsonl, is_text
+from coatcheck.previews.binaries import found_type
 from coatcheck.previews.excerpts import count, folded, uncoloured
 from coatcheck.reading.page import MIN_CHARS, PageDraft, chars_of, lines_of, parse_slice
 from coatcheck.storage.frames import FRAME, line_counts
 
+Form = Literal["pdf", "page", "office", "sheets", "text", "other"]
+HEAD: Final = 4_096  # bytes that show whether content is text
+_EDGE: Final = 64 << 10
 REPLACEMENT: Final = "\ufffd"
 PIECE: Final = 4 * FRAME  # small enough for the processor cache between reading and searching
 _KEPT: Final = 4
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_SURROGATE: Final = lazy_pattern("[\ud800-\udfff]")
 _BETWEEN: Final = "\n--\n"
 _LOST: Final = "\udcff"  # an invalid code unit of UTF-16 or UTF-32; the byte 0xFF in our UTF-8
 MAX_LABELLED: Final = 16 << 20
 _BARS: Final = 64  # times the characters of a page, to look for the end of progress bars
 COUNTED: Final = 256 << 20  # larger totals are given in bytes: counting characters would take too long
+
+
+def recognized(content: Content) -> tuple[Content, Form]:
+    """Return a content with the media type that its bytes show (PNG data declared as text is an image), and its form:
+    a PDF, a web page, an office file, a workbook, another text, or anything else."""
+    media_type = found_type(content.read(0, HEAD), content.ref.media_type)
+    if media_type != content.ref.media_type:
+        content = Content(replace(content.ref, media_type=media_type), content.frames, content.read)
+    bare = essence(media_type)
+    form: Form = "other"
+    if bare == "application/pdf":
+        form = "pdf"
+    elif bare in ("text/html", "application/xhtml+xml"):
+        form = "page"
+    elif bare == "application/zip" or bare.startswith("application/vnd.o"):
+        from coatcheck.previews import Sample
+        from coatcheck.previews.binaries import WORKBOOKS, office_kind
+
+        head = content.read(0, _EDGE)
+        tail = content.read(max(len(head), content.size - _EDGE), _EDGE)
+        if kind := office_kind(Sample(head, tail, content.size)):
+            form = "sheets" if kind in WORKBOOKS else "office"
+    elif is_text(bare):
+        form = "text"
+    else:
+        from coatcheck.reading import sheets
+
+        if bare in sheets.OLD and sheets.is_old_workbook(content):
+            form = "sheets"
+    return content, form
 
 
 class DecodedText:

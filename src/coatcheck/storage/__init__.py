@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from coatcheck.refs import Blob
 from coatcheck.storage.catalog import (
+    ANY_SESSION,
     TRANSCRIPT,
     Catalog,
     Claimant,
@@ -28,6 +29,7 @@ from coatcheck.storage.catalog import (
     Ranges,
     Record,
     Row,
+    SessionFilter,
     SessionInfo,
     SetAside,
     Totals,
@@ -35,9 +37,9 @@ from coatcheck.storage.catalog import (
 )
 
 __all__ = [
-    "TRANSCRIPT", "BlobStore", "Catalog", "Claimant", "Entry", "Freed", "Gone", "Held", "Known", "Limits", "Mark",
-    "Match", "Note", "Passage", "PassageIndex", "Ranges", "Record", "Row", "SessionInfo", "SetAside", "Staged",
-    "StagedBlob", "Totals", "merged",
+    "ANY_SESSION", "TRANSCRIPT", "BlobStore", "Catalog", "Claimant", "Entry", "Freed", "Gone", "Held", "Known",
+    "Limits", "Mark", "Match", "Note", "Passage", "PassageIndex", "Ranges", "Record", "Row", "SessionFilter",
+    "SessionInfo", "SetAside", "Staged", "StagedBlob", "Totals", "merged",
 ]  # fmt: skip
 
 

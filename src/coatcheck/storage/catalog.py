@@ -8,7 +8,7 @@ backend. A backend overrides those that it can do faster. Methods that begin wit
 from __future__ import annotations
 
 import json
-import secrets
+import os
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -63,6 +63,32 @@ class SessionInfo:
     def expires(self, used: float = 0.0) -> float | None:
         """Return when the session expires if it was last used at `used`, or later according to the catalog."""
         return None if self.ttl is None else max(used, self.used) + self.ttl
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFilter:
+    """Which sessions a page has: those whose ids contain a text, and begin with none of the prefixes in `without`. With
+    `roots`, those whose parent is not listed itself; with `parents`, the children of these; with `used_after`, those
+    that were used after this time."""
+
+    contains: str = ""
+    without: tuple[str, ...] = ()
+    roots: bool = False
+    parents: tuple[str, ...] | None = None
+    used_after: float | None = None
+
+    def passes(self, info: SessionInfo, listed: Collection[str]) -> bool:
+        """Whether a session passes. `listed` are the ids of all sessions with the prefix of the page."""
+        return (
+            self.contains in info.session_id
+            and not info.session_id.startswith(self.without)
+            and not (self.roots and info.parent in listed)
+            and (self.parents is None or info.parent in self.parents)
+            and (self.used_after is None or info.used > self.used_after)
+        )
+
+
+ANY_SESSION: Final = SessionFilter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,14 +271,19 @@ class Rows(ABC):
     def session(self, session_id: str) -> SessionInfo | None:
         return next(iter(self.sessions(session_id)), None)
 
-    def session_page(self, prefix: str, before: tuple[float, str] | None, limit: int) -> list[SessionInfo]:
-        """Return at most `limit` sessions whose ids begin with `prefix`, newest first: by the time of their creation,
-        then by their ids. With `before`, only those that come after the session with this time and id."""
+    def session_page(
+        self, prefix: str, before: tuple[float, str] | None, limit: int, wanted: SessionFilter = ANY_SESSION
+    ) -> list[SessionInfo]:
+        """Return at most `limit` sessions whose ids begin with `prefix` and that pass the filter, newest first: by the
+        time of their creation, then by their ids. With `before`, only those that come after the session with this time
+        and id."""
 
         def place(info: SessionInfo) -> tuple[float, str]:
             return info.created, info.session_id
 
-        found = (one for one in self.sessions() if one.session_id.startswith(prefix))
+        every = list(self.sessions())
+        known = {one.session_id for one in every if one.session_id.startswith(prefix)}
+        found = (one for one in every if one.session_id in known and wanted.passes(one, known))
         return nlargest(limit, (one for one in found if before is None or place(one) < before), key=place)
 
     def blob(self, digest: str) -> Blob | None:
@@ -324,7 +355,7 @@ class Records(Rows):
         opened again. Only this token is accepted from now on; an empty `holder` releases the claim. Creates the session
         if it is new, and marks it as used, like `put`. Raises `Fenced` and changes nothing if another holder used its
         claim less than `idle` seconds ago, or if `instead_of` is given and is not the newest token (0: unclaimed)."""
-        session_id, attempt = session.session_id, secrets.token_bytes(8)
+        session_id, attempt = session.session_id, os.urandom(8)
 
         def work() -> int:
             self._use(session, at, grace)
@@ -366,7 +397,7 @@ class Records(Rows):
         period, its older records are deleted first. Raises `Fenced` and changes nothing if `token` is not that of the
         session's newest claim; otherwise the claim counts as used. With `keep`, only that number of newest records is
         kept."""
-        return self.record_all(session, [(series, body, keep)], at=at, token=token, grace=grace)
+        return self.record_all(session, [(series, body, keep)], at=at, token=token, grace=grace)[0]
 
     def record_all(
         self,
@@ -376,33 +407,38 @@ class Records(Rows):
         at: float,
         token: int | None = None,
         grace: float = 0.0,
-    ) -> int:
-        """Append several records, all or none: `record` for each series, body and `keep`. Returns the number of the
-        last one."""
-        session_id, attempt = session.session_id, secrets.token_bytes(8)
+    ) -> list[int]:
+        """Append several records, all or none: `record` for each series, body and `keep`. Returns their numbers."""
+        session_id, attempt = session.session_id, os.urandom(8)
+        keys = [_series_key(series) for series, _, _ in given]
 
-        def work() -> int:
+        def work() -> list[int]:
             self._use(session, at, grace)
-            key = _series_key(given[-1][0])
-            last = self.notes(session_id, key, key + "g", limit=1, newest=True)
-            if last and last[0].value[8:16] == attempt:
-                return _seq(last[0])
+            last: dict[str, int] = {}
+            is_done = False
+            for key in dict.fromkeys(keys):
+                newest = self.notes(session_id, key, key + "g", limit=1, newest=True)
+                last[key] = _seq(newest[0]) if newest else 0
+                is_done = is_done or (bool(newest) and newest[0].value[8:16] == attempt)
+            if is_done:
+                last = {key: number - keys.count(key) for key, number in last.items()}
+            numbers = []
+            for key in keys:
+                last[key] += 1
+                numbers.append(last[key])
+            if is_done:
+                return numbers
             if token is not None:
-                newest, last_attempt = self._newest_claim(session_id)
-                _check_token(token, newest)
-                self._save_claim(session_id, replace(newest, at=max(newest.at, at)), last_attempt)
-            numbers: dict[str, int] = {key: _seq(last[0]) if last else 0}
-            for series, body, keep in given:
-                key, name = _series_key(series), series.encode()
-                if key not in numbers:
-                    last = self.notes(session_id, key, key + "g", limit=1, newest=True)
-                    numbers[key] = _seq(last[0]) if last else 0
-                number = numbers[key] = numbers[key] + 1
+                claim, last_attempt = self._newest_claim(session_id)
+                _check_token(token, claim)
+                self._save_claim(session_id, replace(claim, at=max(claim.at, at)), last_attempt)
+            for (series, body, keep), key, number in zip(given, keys, numbers, strict=True):
+                name = series.encode()
                 value = _HEAD.pack(attempt, at, token or 0, len(name)) + name + body
                 self.save(Note(session_id, f"{key}{number:016x}", xxhash.xxh3_64_digest(value) + value))
                 if keep is not None:
                     self._drop_notes(session_id, key, f"{key}{number - keep + 1:016x}")
-            return numbers[key]
+            return numbers
 
         return self.change("writing a record", work, session_id=session_id, effect="add")
 
@@ -779,7 +815,7 @@ class Catalog(Records, Upkeep):
         """Return the store's private signing key. It is generated once, so signatures stay valid after a restart."""
 
         def work() -> bytes:
-            key = self._note("", "secret") or secrets.token_bytes(16)
+            key = self._note("", "secret") or os.urandom(16)
             self.save(Note("", "secret", key))
             return key
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import sqlite3
 import stat
 from pathlib import Path
 
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import StoreUnavailable
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -27,7 +27,7 @@ KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFCHR: "a device",
 }
-FILES = re.compile(
+FILES = lazy_pattern(
     r"lock|journal|journal\.(new|copy|damaged-[0-9a-f]+)|reserve|(catalog|search)\.sqlite(-wal|-shm|-journal)?"
 )
 FOLDERS = ("blobs", "tmp", "tenants")

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import re
-import secrets
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreUnavailable, storage_error
 from coatcheck.refs import Blob, Coding
 from coatcheck.storage import BlobStore, frames
@@ -25,7 +25,7 @@ from coatcheck.storage.disk import FILES, FOLDERS, KINDS, Disk, open_folder
 from coatcheck.storage.frames import FRAME, Framed, FramedChunks, Framer, check_frame
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # opening a pipe must not block
-_FAN = re.compile(r"[0-9a-f]{2}")
+_FAN = lazy_pattern(r"[0-9a-f]{2}")
 _TRIES = 100  # attempts to publish a copy into a folder that other processes may remove
 _SYNCED_KEPT = 10_000
 
@@ -93,7 +93,7 @@ class FileBlobs(BlobStore):
     def _created(self, suffix: str) -> tuple[int, str]:
         """Create a locked file in the staging folder."""
         while True:
-            place = f"{secrets.token_hex(8)}.{suffix}"
+            place = f"{os.urandom(8).hex()}.{suffix}"
             file = self._disk.create(place, self._tmp)
             fcntl.flock(file, fcntl.LOCK_EX)
             if os.fstat(file).st_nlink:

@@ -15,12 +15,9 @@ import contextlib
 import errno
 import fcntl
 import json
-import logging
 import os
-import shutil
 import sqlite3
 import struct
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -28,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from coatcheck.deferred import logger
 from coatcheck.errors import (
     Damaged,
     NotFound,
@@ -70,7 +68,6 @@ _ENDED: Final = b""
 """The id of a session that has ended and still has refs is a BLOB. In SQLite's order every BLOB is at or after this
 value, and all text is before it."""
 _SIZES: Final = struct.Struct("<II")
-_LOG: Final = logging.getLogger("coatcheck")
 _T = TypeVar("_T")
 
 
@@ -445,11 +442,14 @@ class FolderCatalog(SqliteCatalog):
         self._drop_view()
         _, wal, journal = found
         if (wal and wal.st_size) or (journal and journal.st_size > START) or not self._is_migrated():
-            self._view = Path(tempfile.mkdtemp(prefix="coatcheck-"))
+            from shutil import copyfile
+            from tempfile import mkdtemp
+
+            self._view = Path(mkdtemp(prefix="coatcheck-"))
             weakref.finalize(self, _remove_folder, self._view, os.getpid())
             for name, info in zip(names, found, strict=True):
                 if info:
-                    shutil.copyfile(self._path.with_name(name), self._view / name)
+                    copyfile(self._path.with_name(name), self._view / name)
             (self._view / LOCK).touch()
             type(self)(self._view, open_root(self._view, LOCK, NAME), Disk(durable=False)).close()
         self._writer = self._connect(reading=True)
@@ -469,7 +469,7 @@ class FolderCatalog(SqliteCatalog):
         view, self._view = self._view, None
         self._seen_files = None
         if view is not None:
-            shutil.rmtree(view, ignore_errors=True)
+            _remove_folder(view, os.getpid())
 
     def _refresh_and_catch_up(self) -> None:
         if self.is_read_only:
@@ -585,7 +585,7 @@ class FolderCatalog(SqliteCatalog):
             [(f"{_LOST}{journal.journal_id.hex()} {at}", size) for at, size in lost.items()],
         )
         self._has_lost = True
-        _LOG.warning("The store's journal is damaged: %s. A copy is kept as %r.", _lost_text(lost.values()), name)
+        logger().warning("The store's journal is damaged: %s. A copy is kept as %r.", _lost_text(lost.values()), name)
 
     def _check_losses(self, *, repair: bool) -> list[str]:
         """Return what was lost to damage in journals. With `repair`, it is not reported again."""
@@ -746,7 +746,9 @@ def _is_later(name: str) -> bool:
 def _remove_folder(folder: Path, process: int) -> None:
     """Remove a private copy that was not closed, unless in a child process: there it belongs to the parent."""
     if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
+        from shutil import rmtree
+
+        rmtree(folder, ignore_errors=True)
 
 
 def _lost_text(sizes: Collection[int]) -> str:

@@ -10,7 +10,6 @@ contrib/seekable_format. Any zstd tool can decompress the file; we decompress on
 from __future__ import annotations
 
 import hashlib
-import re
 import struct
 import sys
 from array import array
@@ -21,12 +20,13 @@ from typing import Any, Final, NamedTuple
 
 import xxhash
 
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import Damaged
 from coatcheck.refs import Coding
 
 FRAME = 256 * 1024
-DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-PLACE: Final = re.compile(r"[0-9a-f]{16}\.(raw|zst)")
+DIGEST: Final = lazy_pattern(r"[0-9a-f]{64}")
+PLACE: Final = lazy_pattern(r"[0-9a-f]{16}\.(raw|zst)")
 """The name of a copy: random digits, and how it is coded."""
 CODINGS: Final[dict[str, Coding]] = {"raw": "raw", "zst": "zstd"}
 _RECORD = struct.Struct("<QI")

@@ -17,16 +17,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import logging
 import os
-import secrets
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 import xxhash
 
+from coatcheck.deferred import logger
 from coatcheck.errors import StoreUnavailable
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.forks import Mutex
@@ -45,7 +43,6 @@ _HEAD_KEY = struct.Struct("<8sQIQ")  # journal id, offset, length and checksum o
 _SECTOR = 512
 _PIECE = 1024 * 1024
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-_LOG: Final = logging.getLogger("coatcheck")
 
 RESERVE = "reserve"
 _FULL_SIZE = 8 * 1024 * 1024
@@ -178,7 +175,7 @@ class Journal:
 
     def replace(self) -> None:
         """Start an empty journal in place of this one, after the database has applied its records durably."""
-        spare, journal_id = f"{NAME}.new", secrets.token_bytes(8)
+        spare, journal_id = f"{NAME}.new", os.urandom(8)
         self._disk.remove(spare, self._folder)
         file = self._disk.create(spare, self._folder)
         try:
@@ -243,7 +240,7 @@ class Journal:
 
     def _mend_header(self, journal_id: bytes) -> None:
         """Rewrite a damaged header, using the id in the marker and the records themselves."""
-        _LOG.warning("The header of the store's journal is damaged. It is rebuilt from the records.")
+        logger().warning("The header of the store's journal is damaged. It is rebuilt from the records.")
         self.journal_id, self.strained = journal_id, True  # so that the reserve is checked and the flag corrected
         end = size = os.fstat(self._file).st_size
         for at, behind, payload in self._walk(START, size):

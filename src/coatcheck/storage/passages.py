@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import CoatcheckError, StoreError, StoreUnavailable, storage_error, storage_errors
 from coatcheck.storage import Held, Mark, Match, Passage
 from coatcheck.storage.forks import Mutex, watch
@@ -24,8 +24,8 @@ NAME = "search.sqlite"
 _VERSION = 3
 _POSTINGS = 1_000
 """Maximum number of occurrences that a search ranks; if there are more, the most frequent words are ignored."""
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_WORD = re.compile(r"\w+")
+_HUMP = lazy_pattern(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_WORD = lazy_pattern(r"\w+")
 _STOP_WORDS = (
     "a about after all also an and any are as at be been before between but by can could did do does "
     "during each explain for from get give given had has have he how i if in inside into is it its just "
@@ -55,7 +55,7 @@ _FOUND = """SELECT p.digest, p.first, p.last, p.start, p.end, bm25(words) AS sco
     WHERE words MATCH ? AND p.session IN ('', {sessions})"""
 _HELD = "EXISTS (SELECT 1 FROM held h WHERE h.session IN ({sessions}) AND h.digest = {digest})"
 _BEST = "ORDER BY score, digest, first LIMIT ?"
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+_DIGEST = lazy_pattern(r"[0-9a-f]{64}")
 _NONSENSE = (TypeError, ValueError, AttributeError)  # errors that rows of a damaged index lead to
 _TROUBLE = tuple(
     f"SQLITE_{name}"

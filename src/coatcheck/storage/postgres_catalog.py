@@ -21,6 +21,7 @@ from coatcheck.ids import MIN_PREFIX, prefix_range
 from coatcheck.refs import Blob
 from coatcheck.storage import Held, Mark, Match, Passage
 from coatcheck.storage.catalog import (
+    ANY_SESSION,
     BLOB,
     COLUMNS,
     NO_LIMITS,
@@ -37,6 +38,7 @@ from coatcheck.storage.catalog import (
     Note,
     Ranges,
     Row,
+    SessionFilter,
     SessionInfo,
     SetAside,
     Totals,
@@ -216,15 +218,33 @@ class PostgresCatalog(Catalog):
             yield from (SessionInfo(*row[:-1]) for row in rows)
             last = rows[-1][-1]
 
-    def session_page(self, prefix: str, before: tuple[float, str] | None, limit: int) -> list[SessionInfo]:
-        at, session_id = before or (None, "")
-        rows = self._ask_whole(
-            f"SELECT {SESSION} FROM session s WHERE tenant = %(tenant)s"
-            " AND substr(session_id, 1, length(%(prefix)s)) = %(prefix)s"
-            " AND (%(at)s::float8 IS NULL OR (created, session_id) < (%(at)s, %(session_id)s))"
-            " ORDER BY created DESC, session_id DESC LIMIT %(limit)s",
-            prefix=prefix.encode(), at=at, session_id=session_id, limit=limit,
-        )  # fmt: skip
+    def session_page(
+        self, prefix: str, before: tuple[float, str] | None, limit: int, wanted: SessionFilter = ANY_SESSION
+    ) -> list[SessionInfo]:
+        where, values = ["tenant = %(tenant)s"], dict[str, Any](prefix=prefix.encode(), limit=limit)
+        if prefix:
+            where.append("substr(session_id, 1, length(%(prefix)s)) = %(prefix)s")
+        if before is not None:
+            where.append("(created, session_id) < (%(at)s, %(session_id)s)")
+            values["at"], values["session_id"] = before
+        if wanted.contains:
+            where.append("position(%(contains)s IN session_id) > 0")
+            values["contains"] = wanted.contains.encode()
+        for number, text in enumerate(wanted.without):
+            where.append(f"substr(session_id, 1, length(%(without{number})s)) <> %(without{number})s")
+            values[f"without{number}"] = text.encode()
+        if wanted.roots:
+            listed = "substr(s.parent, 1, length(%(prefix)s)) = %(prefix)s AND p.tenant = %(tenant)s"
+            same = "sha256(p.session_id) = sha256(s.parent)"
+            where.append(f"(parent IS NULL OR NOT EXISTS (SELECT 1 FROM session p WHERE {listed} AND {same}))")
+        if wanted.parents is not None:
+            where.append("parent = ANY (%(parents)s)")
+            values["parents"] = [one.encode() for one in wanted.parents]
+        if wanted.used_after is not None:
+            where.append("used > %(used_after)s")
+            values["used_after"] = wanted.used_after
+        sql = f"SELECT {SESSION} FROM session s WHERE {' AND '.join(where)}"
+        rows = self._ask_whole(f"{sql} ORDER BY created DESC, session_id DESC LIMIT %(limit)s", **values)
         return [SessionInfo(*row) for row in rows]
 
     def refs(self, session_id: str | None = None, digest: str | None = None) -> list[Entry]:

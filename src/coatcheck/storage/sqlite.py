@@ -22,6 +22,7 @@ from coatcheck.errors import Damaged, StoreError, StoreFull, StoreUnavailable, U
 from coatcheck.ids import MIN_PREFIX, prefix_range
 from coatcheck.refs import Blob, Ref
 from coatcheck.storage.catalog import (
+    ANY_SESSION,
     BATCH,
     BLOB,
     COLUMNS,
@@ -35,6 +36,7 @@ from coatcheck.storage.catalog import (
     Limits,
     Note,
     Row,
+    SessionFilter,
     SessionInfo,
     SetAside,
     Totals,
@@ -235,12 +237,43 @@ class SqliteCatalog(Catalog):
         rows = self._pages("session s", "session_key", SESSION)
         return (SessionInfo(*row) for row in rows if isinstance(row[0], str))  # otherwise it has ended
 
-    def session_page(self, prefix: str, before: tuple[float, str] | None, limit: int) -> list[SessionInfo]:
+    def session_page(
+        self, prefix: str, before: tuple[float, str] | None, limit: int, wanted: SessionFilter = ANY_SESSION
+    ) -> list[SessionInfo]:
+        where, name = ["s.session_id < x''"], "CAST(s.session_id AS BLOB)"
+        values: dict[str, Any] = {"prefix": prefix.encode(), "limit": limit}
+        if prefix:
+            where.append(f"instr({name}, :prefix) = 1")
+        if before is not None:
+            where.append("(s.created, s.session_id) < (:created, :session_id)")
+            values["created"], values["session_id"] = before
+        if wanted.contains:
+            where.append(f"instr({name}, :contains) > 0")
+            values["contains"] = wanted.contains.encode()
+        for number, text in enumerate(wanted.without):
+            where.append(f"instr({name}, :without{number}) <> 1")
+            values[f"without{number}"] = text.encode()
+        if wanted.roots:
+            listed = (
+                "SELECT 1 FROM session p WHERE p.session_id = s.parent AND instr(CAST(s.parent AS BLOB), :prefix) = 1"
+            )
+            where.append(f"(s.parent IS NULL OR NOT EXISTS ({listed}))")
+        if wanted.parents is not None:
+            marks = {f"parent{number}": parent for number, parent in enumerate(wanted.parents)}
+            where.append(f"s.parent IN ({', '.join(f':{mark}' for mark in marks)})")
+            values |= marks
+        if wanted.used_after is not None:
+            where.append("s.used > :used_after")
+            values["used_after"] = wanted.used_after
+        found = " AND ".join(where)
+        # Sessions with high keys are usually the newest, so the oldest of as many as are wanted is a bound: only few
+        # rows behind it have to be sorted.
+        newest = f"SELECT s.created FROM session s WHERE {found} ORDER BY s.session_key DESC LIMIT :limit"
+        bound = f"SELECT CASE WHEN count(*) = :limit THEN min(created) ELSE -1e999 END FROM ({newest})"
+        likely = f"CASE WHEN s.created >= ({bound}) THEN {found} ELSE 0 END" if wanted.parents is None else found
         rows = self._query(
-            f"SELECT {SESSION} FROM session s WHERE s.session_id < x'' AND instr(CAST(s.session_id AS BLOB), ?1) = 1"
-            " AND (?2 IS NULL OR (s.created, s.session_id) < (?2, ?3))"
-            " ORDER BY s.created DESC, s.session_id DESC LIMIT ?4",
-            (prefix.encode(), *(before or (None, None)), limit),
+            f"SELECT {SESSION} FROM session s WHERE {likely} ORDER BY s.created DESC, s.session_id DESC LIMIT :limit",
+            values,
         )
         return [SessionInfo(*row) for row in rows]
 

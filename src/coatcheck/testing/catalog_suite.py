@@ -17,7 +17,7 @@ import pytest
 from coatcheck.errors import Fenced, QuotaExceeded, StoreClosed
 from coatcheck.ids import digest_of
 from coatcheck.refs import Blob, Ref
-from coatcheck.storage import Catalog, Claimant, Entry, Freed, Limits, Note, Record, Row, SessionInfo
+from coatcheck.storage import Catalog, Claimant, Entry, Freed, Limits, Note, Record, Row, SessionFilter, SessionInfo
 from coatcheck.testing.blob_suite import Suite
 
 
@@ -184,7 +184,7 @@ class RecordSuite(Suite, suite=True):
     def test_several_records_are_written_together_or_not_at_all(self, catalog: Catalog, others: Catalog) -> None:
         catalog.record(SessionInfo("s"), "x", b"first", at=1.0)
         given = [("x", b"second", None), ("y", b"one", 1), ("x", b"third", 2), ("y", b"two", 1)]
-        assert others.record_all(SessionInfo("s"), given, at=2.0) == 2
+        assert others.record_all(SessionInfo("s"), given, at=2.0) == [2, 1, 3, 2]
         for reader in (catalog, others):
             assert [(one.seq, one.body) for one in reader.records("s", "x")] == [(2, b"second"), (3, b"third")]
             assert [(one.seq, one.body) for one in reader.records("s", "y")] == [(2, b"two")]
@@ -412,6 +412,26 @@ class CatalogSuite(RecordSuite, suite=True):
             found = {info.session_id for info in catalog.session_page(prefix, None, 100)}
             assert found == {name for name in names if name.startswith(prefix)}
         assert [info.session_id for info in catalog.session_page("ci-", None, 1)] == ["ci-2"]
+
+    def test_a_page_of_sessions_has_only_those_that_pass_the_filter(self, catalog: Catalog, others: Catalog) -> None:
+        rows = [("a", None, 1.0), ("a-b", "a", 2.0), ("ab%", "gone", 3.0), ("é\0", "a-b", 4.0), ("x:1", None, 5.0)]
+        rows += [("x:2", "x:1", 6.0), ("a'c", "é\0", 7.0)]
+        for name, parent, at in rows:
+            catalog.open_session(SessionInfo(name, parent, created=at, used=at))
+        filters = [
+            SessionFilter(), SessionFilter(contains="b"), SessionFilter(contains="%"), SessionFilter(contains="\0"),
+            SessionFilter(without=("x:", "ab")), SessionFilter(roots=True), SessionFilter(parents=("a", "é\0")),
+            SessionFilter(parents=()), SessionFilter(used_after=4.0),
+            SessionFilter(roots=True, contains="a", used_after=1.0),
+        ]  # fmt: skip
+        every = list(catalog.sessions())
+        for reader in (catalog, others):
+            for prefix in ("", "a", "x:", "é"):
+                listed = {info.session_id for info in every if info.session_id.startswith(prefix)}
+                for wanted in filters:
+                    found = {info.session_id for info in reader.session_page(prefix, None, 100, wanted)}
+                    passing = {info.session_id for info in every if wanted.passes(info, listed)}
+                    assert found == passing & listed
 
     # Putting and finding
 

@@ -17,6 +17,7 @@ from coatcheck.errors import AmbiguousPointer, CoatcheckError, Expired
 from coatcheck.externalize import configured
 from coatcheck.externalize.pipeline import leaving
 from coatcheck.externalize.policy import READ_TOOL, Policy
+from coatcheck.externalize.savings import UNCOUNTED
 from coatcheck.ids import MIN_PREFIX, SCHEME
 from coatcheck.messages import Format, Message
 from coatcheck.messages.formats import arguments_of, dumped, plain_text
@@ -157,7 +158,9 @@ def _ranked(
             tool = result.name or tools.get(result.call_id)
             content = at(message, result.content_path)
             if leaving(session.store, policy, [(tool, plain_text(content) or dumped(content))])[0]:
-                outcome = session.externalize(content, tool=tool, call_id=result.call_id, policy=policy)
+                outcome = session.externalize(
+                    content, tool=tool, call_id=result.call_id, policy=policy, source=UNCOUNTED
+                )
                 last |= {ref.pointer: number for ref in outcome.refs}
                 failures += [outcome.failure] if outcome.failure else []
     refs: dict[str, tuple[Ref, int, int]] = {}

@@ -1,0 +1,258 @@
+"""Conversations, turn by turn: what the gateway recorded, and the messages of transcripts, as parts to look at.
+
+Messages may be of any provider or host, and anyone may have written them. What is not recognised is shown as JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import msgspec
+
+from coatcheck.gateway.watching import SERIES
+from coatcheck.ids import is_pointer
+from coatcheck.messages.cost import Usage, usage_of
+from coatcheck.messages.formats import dumped, text_of
+from coatcheck.session import Session
+from coatcheck.storage import Record
+
+Kind = Literal["text", "thinking", "call", "result", "image", "other"]
+Side = Literal["held", "sent", "inside", "answer"]
+SIDES: Final[tuple[Side, ...]] = ("held", "sent", "inside", "answer")
+_POINTER: Final = re.compile(r"art:[0-9a-f]{12,64}")
+_READERS: Final = ("get_artifact", "list_artifacts", "store_artifact", "getArtifact", "listArtifacts", "storeArtifact")
+_TEXTS: Final = ("text", "input_text", "output_text", "refusal")
+_CALLS: Final = ("tool_use", "function_call", "server_tool_use", "mcp_tool_use", "custom_tool_call", "toolCall")
+_IMAGES: Final = ("image", "input_image", "image_url")
+_MOST_POINTERS: Final = 5
+_DECODER: Final = msgspec.json.Decoder()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPart:
+    """One part of a message: words, thinking, a call, a result, an image, or something else as JSON. `name` is the tool
+    of a call or a result."""
+
+    kind: Kind
+    role: str
+    text: str
+    name: str = ""
+    call_id: str = ""
+
+    @property
+    def pointers(self) -> list[str]:
+        """The pointers of artifacts in its text, a few at most."""
+        found = dict.fromkeys(match[0] for match in _POINTER.finditer(self.text[:20_000]))
+        return [one for one in found if is_pointer(one)][:_MOST_POINTERS]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether this is a call of one of our tools, or its result."""
+        return self.kind in ("call", "result") and self.name.endswith(_READERS)
+
+    @property
+    def is_stub(self) -> bool:
+        return self.kind == "result" and '"stub":' in self.text[:200] and bool(self.pointers)
+
+
+def parts_of(message: Any) -> list[TurnPart]:
+    """Return the parts of a message or an item of any format."""
+    if not isinstance(message, Mapping):
+        return [TurnPart("other", "", text_of(message))] if message is not None else []
+    role = message.get("role") if isinstance(message.get("role"), str) else ""
+    kind = message.get("type")
+    if kind not in (None, "message", "user", "assistant"):
+        return [_block(message, str(role))]
+    if role == "tool" or role == "toolResult":
+        call_id = message.get("tool_call_id") or message.get("toolCallId") or ""
+        name = message.get("name") or message.get("toolName") or ""
+        return [TurnPart("result", str(role), text_of(message.get("content")), str(name), str(call_id))]
+    found: list[TurnPart] = []
+    for name in ("reasoning_content", "reasoning"):
+        if isinstance(message.get(name), str) and message[name]:
+            found.append(TurnPart("thinking", str(role), message[name]))
+            break
+    content = message.get("content")
+    if isinstance(content, str):
+        found += [TurnPart("text", str(role), content)] if content else []
+    elif isinstance(content, list):
+        found += [_block(one, str(role)) for one in content]
+    elif content is not None:
+        found.append(TurnPart("other", str(role), dumped(content)))
+    calls = message.get("tool_calls")
+    found += [_call(one, str(role)) for one in calls] if isinstance(calls, list) else []
+    return found
+
+
+def _block(block: Any, role: str) -> TurnPart:
+    if not isinstance(block, Mapping):
+        return TurnPart("text", role, text_of(block))
+    kind = block.get("type")
+    if kind in _TEXTS:
+        return TurnPart("text", role, str(block.get("text") or block.get("refusal") or ""))
+    if kind in ("thinking", "redacted_thinking", "reasoning"):
+        words = block.get("thinking") or text_of(block.get("summary") or block.get("content") or "")
+        return TurnPart("thinking", role or "assistant", str(words) or "(hidden by the provider)")
+    if kind in _CALLS:
+        return _call(block, role or "assistant")
+    call_id = block.get("tool_use_id") or block.get("call_id")
+    if isinstance(call_id, str) and ("content" in block or "output" in block):
+        content = block["content"] if "content" in block else block["output"]
+        return TurnPart("result", role or "tool", text_of(content), "", call_id)
+    if kind in _IMAGES:
+        return TurnPart("image", role, f"an image, {len(dumped(block)):,} characters of JSON")
+    return TurnPart("other", role, dumped(block))
+
+
+def _call(block: Any, role: str) -> TurnPart:
+    if not isinstance(block, Mapping):
+        return TurnPart("other", role, dumped(block))
+    inner = block.get("function") if isinstance(block.get("function"), Mapping) else block
+    assert isinstance(inner, Mapping)
+    arguments: Any = next((inner[name] for name in ("input", "arguments") if name in inner), {})
+    written = arguments if isinstance(arguments, str) else dumped(arguments)
+    call_id = block.get("call_id") or block.get("id") or ""
+    return TurnPart("call", role, written, str(inner.get("name") or "tool"), str(call_id))
+
+
+@dataclass(slots=True)
+class Turn:
+    """One call of a model, as the gateway recorded it. `held` is what was new in the client's request, `sent` what the
+    provider got for it, `inside` the steps that the client did not see, `answer` what it was shown."""
+
+    number: int
+    at: float
+    seconds: float = 0.0
+    api: str = ""
+    model: str = ""
+    mode: str = ""
+    status: int = 200
+    steps: int = 1
+    usage: Usage = field(default_factory=Usage)
+    error: Mapping[str, Any] | None = None
+    broke: Mapping[str, Any] | None = None
+    could_leave: Sequence[Any] = ()
+    artifact: str = ""
+    """The pointer of the record, if it is too large to be listed."""
+    parts: dict[Side, list[TurnPart]] = field(default_factory=dict)
+    repeated: set[int] = field(default_factory=set)
+    """The numbers of held parts that the call before has shown as its answer."""
+
+    @property
+    def held(self) -> list[TurnPart]:
+        return self.parts.get("held", [])
+
+    @property
+    def sent(self) -> list[TurnPart]:
+        return self.parts.get("sent", [])
+
+    @property
+    def inside(self) -> list[TurnPart]:
+        return self.parts.get("inside", [])
+
+    @property
+    def answer(self) -> list[TurnPart]:
+        return self.parts.get("answer", [])
+
+    @property
+    def replaced(self) -> dict[str, int]:
+        """The number of the sent result by the id of its call, where another text was sent than the client holds."""
+        sent = {part.call_id: (number, part.text) for number, part in enumerate(self.sent) if part.kind == "result"}
+        held = {part.call_id: part.text for part in self.held if part.kind == "result"}
+        return {call: sent[call][0] for call, text in held.items() if call in sent and sent[call][1] != text}
+
+    @property
+    def differs(self) -> bool:
+        """Whether the provider got something else than the client holds."""
+        return bool(self.sent) and [part.text for part in self.sent] != [part.text for part in self.held]
+
+    @property
+    def missed(self) -> int | None:
+        """Input tokens that were neither read from the provider's cache nor written to it."""
+        used = self.usage
+        if used.input_tokens is None:
+            return None
+        return max(0, used.input_tokens - (used.cached_tokens or 0) - (used.cache_write_tokens or 0))
+
+
+def turns_of(session: Session, *, after: int = 0, limit: int = 50) -> list[Turn]:
+    """Return recorded calls of a session, oldest first. Damaged records are left out."""
+    records = session.records(SERIES, after=after, limit=limit)
+    found = [turn for record in records if (turn := turn_of(record)) is not None]
+    return _followed(found)
+
+
+def turn_of(record: Record, body: bytes | None = None) -> Turn | None:
+    """Return the call of a record; `body` is the whole of it, if the record only points at it."""
+    try:
+        value = _DECODER.decode(record.body if body is None else body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    usages = value.get("usage")
+    last = usages[-1] if isinstance(usages, list) and usages else {}
+    error, broke = (value[name] if isinstance(value.get(name), dict) else None for name in ("error", "broke"))
+    could = value.get("could_leave")
+    turn = Turn(
+        record.seq, record.at, _number(value.get("seconds")), _text(value, "api"), _text(value, "model"),
+        _text(value, "mode"), int(_number(value.get("status"))), int(_number(value.get("steps"))) or 1,
+        usage_of(last), error, broke, could if isinstance(could, list) else (),
+    )  # fmt: skip
+    artifact = value.get("artifact")
+    if body is None and isinstance(artifact, str) and is_pointer(artifact):
+        turn.artifact = artifact
+    for side, name in zip(SIDES, ("new", "sent", "inside", "answer"), strict=True):
+        messages = value.get(name)
+        turn.parts[side] = [part for one in _listed(messages) for part in parts_of(one)]
+    return turn
+
+
+def _listed(value: Any) -> Iterator[Any]:
+    """The messages of a member: a list of them, one, or an answer with a list of items."""
+    if isinstance(value, dict) and isinstance(value.get("output"), list) and "role" not in value:
+        yield from value["output"]
+    elif isinstance(value, list):
+        yield from value
+    elif value is not None:
+        yield value
+
+
+def _followed(turns: list[Turn]) -> list[Turn]:
+    """Name the tool of each result, from the calls before it, and note what a call repeats of the one before."""
+    names: dict[str, str] = {}
+    known: set[tuple[str, str]] = set()
+    for turn in turns:
+        for side in SIDES:
+            turn.parts[side] = named(turn.parts.get(side, []), names)
+        turn.repeated = {
+            number
+            for number, part in enumerate(turn.held)
+            if part.role == "assistant" and (part.kind, part.text.strip()) in known
+        }
+        known = {(part.kind, part.text.strip()) for part in (*turn.inside, *turn.answer)}
+    return turns
+
+
+def named(parts: Sequence[TurnPart], names: dict[str, str]) -> list[TurnPart]:
+    """Return parts with the tools of results, from the calls among them and from `names`, which is added to."""
+    found = []
+    for part in parts:
+        if part.kind == "call":
+            names[part.call_id] = part.name
+        elif part.kind == "result" and not part.name and part.call_id in names:
+            part = TurnPart("result", part.role, part.text, names[part.call_id], part.call_id)
+        found.append(part)
+    return found
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+
+
+def _text(value: Mapping[str, Any], name: str) -> str:
+    found = value.get(name)
+    return found if isinstance(found, str) else ""
