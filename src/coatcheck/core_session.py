@@ -373,15 +373,8 @@ class CoreSession(ABC):
 
         Raises `Fenced` if `token` is not that of the newest claim; nothing is written then. With `keep`, only that many
         of the newest records stay. Records end with the session. Returns when the record is durable."""
-        check_name(series, "series")
-        if not isinstance(body, bytes):
-            raise InvalidArgument(f"a record must be bytes, got a {type(body).__name__}")
-        if len(body) > RECORD_LIMIT:
-            raise TooLarge(
-                f"a record must have at most {RECORD_LIMIT} bytes, got {len(body)}", hint="put it as an artifact"
-            )
+        _check_record(series, body, keep)
         whole(token, "token", least=1, optional=True)
-        whole(keep, "keep", least=1, optional=True)
         if token is None and series in FENCED_SERIES:
             raise Fenced(f"the series {series!r} only takes records under a claim", hint="claim the session first")
         parts, info = self._parts, self._scope.info
@@ -389,6 +382,21 @@ class CoreSession(ABC):
         number = parts.catalog.record(info, series, body, at=now, token=token, keep=keep, grace=parts.limits.grace)
         parts.activity.note(self._scope.lineage, now, info.ttl)
         return number
+
+    def record_all(self, records: Sequence[tuple[str, bytes, int | None]]) -> builtins.list[int]:
+        """Append several records, each with its series and its `keep`, and return their numbers: all are written, or
+        none."""
+        for series, body, keep in records:
+            _check_record(series, body, keep)
+            if series in FENCED_SERIES:
+                raise Fenced(f"the series {series!r} only takes records under a claim", hint="claim the session first")
+        if not records:
+            return []
+        parts, info = self._parts, self._scope.info
+        now = parts.clock()
+        numbers = parts.catalog.record_all(info, records, at=now, grace=parts.limits.grace)
+        parts.activity.note(self._scope.lineage, now, info.ttl)
+        return numbers
 
     def records(
         self, series: str, *, after: int = 0, before: int | None = None, limit: int | None = None, newest: bool = False
@@ -684,6 +692,16 @@ class CoreSession(ABC):
     def _used(self, digest: str | None) -> None:
         """Note that the session was used now, and a blob that has a copy of its own."""
         self._parts.activity.note(self._scope.lineage, self._parts.clock(), self._scope.info.ttl, digest)
+
+
+def _check_record(series: str, body: bytes, keep: int | None) -> None:
+    check_name(series, "series")
+    if not isinstance(body, bytes):
+        raise InvalidArgument(f"a record must be bytes, got a {type(body).__name__}")
+    if len(body) > RECORD_LIMIT:
+        text = f"a record must have at most {RECORD_LIMIT} bytes, got {len(body)}"
+        raise TooLarge(text, hint="put it as an artifact")
+    whole(keep, "keep", least=1, optional=True)
 
 
 def _lenders(lent: Mapping[str, Entry]) -> builtins.list[str]:

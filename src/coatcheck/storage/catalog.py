@@ -401,24 +401,48 @@ class Records(Rows):
         period, its older records are deleted first. Raises `Fenced` and changes nothing if `token` is not that of the
         session's newest claim; otherwise the claim counts as used. With `keep`, only that number of newest records is
         kept."""
-        session_id, name = session.session_id, series.encode()
-        key, attempt = _series_key(series), os.urandom(8)
-        value = _HEAD.pack(attempt, at, token or 0, len(name)) + name + body
+        return self.record_all(session, [(series, body, keep)], at=at, token=token, grace=grace)[0]
 
-        def work() -> int:
+    def record_all(
+        self,
+        session: SessionInfo,
+        given: Sequence[tuple[str, bytes, int | None]],
+        *,
+        at: float,
+        token: int | None = None,
+        grace: float = 0.0,
+    ) -> list[int]:
+        """Append several records, all or none: `record` for each series, body and `keep`. Returns their numbers."""
+        session_id, attempt = session.session_id, os.urandom(8)
+        keys = [_series_key(series) for series, _, _ in given]
+
+        def work() -> list[int]:
             self._use(session, at, grace)
-            last = self.notes(session_id, key, key + "g", limit=1, newest=True)
-            if last and last[0].value[8:16] == attempt:
-                return _seq(last[0])
+            last: dict[str, int] = {}
+            is_done = False
+            for key in dict.fromkeys(keys):
+                newest = self.notes(session_id, key, key + "g", limit=1, newest=True)
+                last[key] = _seq(newest[0]) if newest else 0
+                is_done = is_done or (bool(newest) and newest[0].value[8:16] == attempt)
+            if is_done:
+                last = {key: number - keys.count(key) for key, number in last.items()}
+            numbers = []
+            for key in keys:
+                last[key] += 1
+                numbers.append(last[key])
+            if is_done:
+                return numbers
             if token is not None:
-                newest, last_attempt = self._newest_claim(session_id)
-                _check_token(token, newest)
-                self._save_claim(session_id, replace(newest, at=max(newest.at, at)), last_attempt)
-            number = _seq(last[0]) + 1 if last else 1
-            self.save(Note(session_id, f"{key}{number:016x}", xxhash.xxh3_64_digest(value) + value))
-            if keep is not None:
-                self._drop_notes(session_id, key, f"{key}{number - keep + 1:016x}")
-            return number
+                claim, last_attempt = self._newest_claim(session_id)
+                _check_token(token, claim)
+                self._save_claim(session_id, replace(claim, at=max(claim.at, at)), last_attempt)
+            for (series, body, keep), key, number in zip(given, keys, numbers, strict=True):
+                name = series.encode()
+                value = _HEAD.pack(attempt, at, token or 0, len(name)) + name + body
+                self.save(Note(session_id, f"{key}{number:016x}", xxhash.xxh3_64_digest(value) + value))
+                if keep is not None:
+                    self._drop_notes(session_id, key, f"{key}{number - keep + 1:016x}")
+            return numbers
 
         return self.change("writing a record", work, session_id=session_id, effect="add")
 
