@@ -118,7 +118,6 @@ def late_publish() -> Iterator[None]:
             publish(one)
 
     def named(self: StagedFile) -> Blob:
-        self.frame()
         return Blob(self.digest, self.size, self.coding, self.place, self.framed.frames)
 
     with patch.object(FileBlobs, "stage", staged), patch.object(StagedFile, "publish", named):
