@@ -256,14 +256,30 @@ class _Objects:
     def delete(self, bucket: object, path: str) -> None:
         self._request("delete", lambda: self._held.pop(path, None), changes=True)
 
-    def list(self, bucket: object, prefix: str) -> Iterator[Any]:
+    def copy(self, bucket: object, source: str, target: str) -> None:
+        def do() -> None:
+            self._held[target] = self._found(source)
+
+        self._request("copy", do, changes=True)
+
+    def list(self, bucket: object, prefix: str) -> _Listing:
         paths = self._request("list", lambda: sorted(path for path in self._held if path.startswith(prefix)))
-        return iter([[{"path": path} for path in paths]])
+        return _Listing({"path": path, "size": len(self._held[path][0])} for path in paths)
 
     def _found(self, path: str) -> tuple[bytes, datetime]:
         if path not in self._held:
             raise FileNotFoundError(path)
         return self._held[path]
+
+
+class _Listing(list[dict[str, Any]]):
+    """What listing a bucket returns: batches, or everything at once."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self.collect()])
+
+    def collect(self) -> list[dict[str, Any]]:
+        return self[:]
 
 
 @contextmanager
