@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
 
 import coatcheck
@@ -214,7 +216,9 @@ def effect(bench: Bench) -> Iterator[Row]:
     if folder is None:
         print(_NO_CORPUS)
         return
-    parts = {one: measured(folder, one, quick=bench.quick) for one in (*CODING, *DATA, *OTHERS)}
+    sources = (*CODING, *DATA, *OTHERS)
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:  # a count, not a time: all cores may share it
+        parts = dict(zip(sources, pool.map(partial(measured, folder, quick=bench.quick), sources), strict=True))
     coding = together([parts[one] for one in CODING])
     for title, one in {"all coding sessions": coding, **parts}.items():
         print(f"\n{title}: {len(one.bills['inline'])} sessions, {sum(b.calls for b in one.bills['inline']):,} calls\n")
@@ -254,11 +258,12 @@ def _data_table(parts: dict[str, Billed]) -> str:
 def _built_rows(bench: Bench, found: Iterable[Recording]) -> Iterator[Row]:
     """The same sessions through `PromptBuilder`, with its own counting for inline too."""
     found = [one for one in found if not bench.quick or sum(len(each.calls) for each in one.conversations) < 100]
-    done = {
-        "inline": [built(one, inline=True) for one in found],
-        "append-only": [built(one) for one in found],
-        "rewrite=True": [built(one, rewrite=True) for one in found],
-    }
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        done = {
+            "inline": list(pool.map(partial(built, inline=True), found)),
+            "append-only": list(pool.map(built, found)),
+            "rewrite=True": list(pool.map(partial(built, rewrite=True), found)),
+        }
     bills = Billed(CODING, {name: [one.bill for one in some] for name, some in done.items()})
     print(f"\nall coding sessions through `PromptBuilder`: {len(found)} sessions\n\n{bills.table()}", flush=True)
     if bench.plots is not None:

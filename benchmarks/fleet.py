@@ -74,7 +74,7 @@ def _one_caller(bench: Bench, servers: Fleet) -> Iterator[Row]:
     bare = Bare(servers.s3.url, servers.database.url)
     with coatcheck.open(servers.new_url()) as store:
         session = store.session("bench")
-        for size, rounds, limit in ((20 * KB, 300, 1.3), (MB, 60, None)):
+        for size, rounds, limit in ((20 * KB, 200, 1.3), (MB, 40, None)):
             times = interleaved(
                 Side(functools.partial(data, size), bare.put),
                 Side(functools.partial(data, size), session.put),
@@ -98,13 +98,13 @@ def _inline(bench: Bench, servers: Fleet) -> Iterator[Row]:
     with coatcheck.open(servers.new_url()) as apart, coatcheck.open(servers.new_url()) as inside:
         apart._catalog.inline_limit, inside._catalog.inline_limit = -1, MB
         sessions = apart.session("bench"), inside.session("bench")
-        for size in (4 * KB, 32 * KB, 64 * KB, 128 * KB, 256 * KB):
+        for size in (4 * KB, 64 * KB, 256 * KB):
             sides = [Side(functools.partial(data, size), session.put) for session in sessions]
-            times = interleaved(sides[0], sides[1], bench.rounds(100))
+            times = interleaved(sides[0], sides[1], bench.rounds(60))
             yield timed_row(f"fleet: put {size // KB} KB, in the catalog instead of an object", times, None)
-            pointers = [[session.put(data(size)).pointer for _ in range(bench.rounds(100) * 2)] for session in sessions]
+            pointers = [[session.put(data(size)).pointer for _ in range(bench.rounds(60) * 2)] for session in sessions]
             gets = [Side(mine.pop, session.get) for mine, session in zip(pointers, sessions, strict=True)]
-            times = interleaved(gets[0], gets[1], bench.rounds(100))
+            times = interleaved(gets[0], gets[1], bench.rounds(60))
             yield timed_row(f"fleet: get {size // KB} KB, likewise", times, None)
 
 
@@ -187,7 +187,7 @@ def _scale(bench: Bench, servers: Fleet) -> Iterator[Row]:
     )
     for verb, rounds, side in cases:
         times = interleaved(side(few, _SMALL), side(many, large), bench.rounds(rounds))
-        yield timed_row(f"fleet: {verb}, among {large:,}", times, 2.0)
+        yield timed_row(f"fleet: {verb}, among {large:,}", times, 1.5)
     yield from _with_quota(bench, stores, large)
     yield from _collected(bench, stores, large)
     with psycopg.connect(servers.database.url) as db:

@@ -24,6 +24,7 @@ _RECORD = {"ok": True, "files": 3, "insertions": 14, "deletions": 2, "checks": "
 _LOOPS = 200
 _ALL = coatcheck.Policy(max_tokens=1_000)  # by expected cost, results stay once a session has seen very many
 _OVER = 10e-6
+_CALL = 60e-6
 _CROWD = 64
 _CROWD_SIZE = 20 * KB
 _EACH: dict[Durability, int] = {"power": 10, "process": 20}  # results of each thread in a turn
@@ -46,7 +47,7 @@ def small(bench: Bench) -> Iterator[Row]:
             ("100 bytes of text", text, lambda: session.externalize(text(), tool="text"), _OVER),
             ("100 bytes of JSON", record, lambda: session.externalize(record(), tool="record"), _OVER),
             ("100 bytes, @session.offload", text, offloaded, _OVER),
-            ("100 bytes, ToolExecutor", text, lambda: executor.run(ToolCall("c", "text", {})), None),
+            ("100 bytes, ToolExecutor", text, lambda: executor.run(ToolCall("c", "text", {})), _CALL),
         )
         for what, plain, ours, limit in ways:
             times = interleaved(_repeated(plain), _repeated(ours), bench.rounds(100))

@@ -35,7 +35,7 @@ def prompt(bench: Bench) -> Iterator[Row]:
     for what, question in _QUESTIONS.items():
         few, lots = (_side(session, question) for session in sessions)
         times = interleaved(few, lots, bench.rounds(100))
-        yield timed_row(f"build among {many:,}, a question of {what}", times, 2.0)
+        yield timed_row(f"build among {many:,}, a question of {what}", times, 1.2)
     for session in sessions:
         session.store.close()
 

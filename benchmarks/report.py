@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from benchmarks.timing import Times
@@ -41,7 +41,23 @@ class Row:
         return self.value >= self.limit if self.at_least else self.value <= self.limit
 
     def to_record(self) -> dict[str, Any]:
-        return {**asdict(self), "value": self.value, "ok": self.ok}
+        return dict(_rounded({**asdict(self), "value": self.value, "ok": self.ok}))
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Row:
+        """The row of a record."""
+        times = record["times"] and tuple(Times(**one) for one in record["times"])
+        given = {one.name: record[one.name] for one in fields(cls)}
+        return cls(**given | {"times": times})
+
+
+def _rounded(value: Any) -> Any:
+    """A record with five digits of each figure: more would only be noise."""
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_rounded, value))
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def timed_row(case: str, times: tuple[Times, Times], limit: float | None) -> Row:
@@ -53,7 +69,7 @@ def timed_row(case: str, times: tuple[Times, Times], limit: float | None) -> Row
 def table(rows: Iterable[Row]) -> str:
     """The rows as aligned columns, with one for remarks where there are any."""
     rows = list(rows)
-    lines = [_HEADS, *(_cells(row) for row in rows)]
+    lines = [_HEADS, *(cells_of(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     layout = " | ".join([f"{{:<{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])])
     notes = ["remark" if any(row.note for row in rows) else "", *(row.note for row in rows)]
@@ -61,7 +77,8 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join(table)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def cells_of(row: Row) -> tuple[str, ...]:
+    """The cells of a row: case, floor, ours, ratio, limit, and whether it is within the limit."""
     limit = "" if row.limit is None else ("≥ " if row.at_least else "≤ ") + _judged(row, row.limit)
     ok = {True: "yes", False: "NO", None: ""}[row.ok]
     floor = "" if row.floor is None else _shown(row.unit, row.floor)

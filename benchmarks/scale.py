@@ -19,7 +19,7 @@ from benchmarks.timing import Side, interleaved
 _SMALL = 1_000
 _LARGE = 1_000_000
 _QUICK = 50_000
-_LIMIT = 2.0
+_LIMIT = 1.5
 
 
 def scale(bench: Bench) -> Iterator[Row]:

@@ -23,8 +23,8 @@ from coatcheck.transcript.keep import Keeper
 from coatcheck.transcript.scan import binary
 from coatcheck.transcript.splice import slim
 
-_FULL = 1024 * MB
-_QUICK = 48 * MB
+_FULL = 256 * MB
+_QUICK = 16 * MB
 _MEMORY = 100 * MB
 _SPEED = 2.0
 _IMAGE = 1_600  # tokens counted for an image, which is never sent as base64 text
@@ -98,7 +98,7 @@ def _speed(bench: Bench, files: list[Path]) -> Iterator[Row]:
 
     formats = [transcript.FORMATS[file.parent.name] for file in files]
     for title, ours, limit in (("lines made slim", make_slim, None), ("externalize in place", externalize, _SPEED)):
-        times = interleaved(Side(lambda: None, parse_and_write), Side(prepare, ours), bench.rounds(20))
+        times = interleaved(Side(lambda: None, parse_and_write), Side(prepare, ours), bench.rounds(10))
         yield timed_row(f"{title}, {len(files)} files, process, against json.loads and json.dumps", times, limit)
     for store in stores:
         store.close()

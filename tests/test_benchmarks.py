@@ -19,7 +19,9 @@ from benchmarks.peers import PEERS, compare, environment
 from benchmarks.peers.tools import Intent
 from benchmarks.provider_rules import BoundThinking
 from benchmarks.report import Row, table
+from benchmarks.results import Results, Table, changes, save
 from benchmarks.runs import Step
+from benchmarks.timing import Times
 from coatcheck import tokens
 from coatcheck.audit import Offloading, WithCoatcheck, billed
 from coatcheck.messages.recordings import RecordedCall, RecordedConversation, RecordedInput, Recording, ToolUse
@@ -41,7 +43,9 @@ def test_a_quick_case_prints_ratios_writes_its_figures_and_leaves_nothing_behind
     assert re.search(r"get 20 KB +\|.*\| +\d+\.\d\d× \| +≤ 2\.00× \|", done.stdout)
     assert re.search(r"\d of 3 rows are within their limit", done.stdout)
     figures = json.loads((tmp_path / "figures.json").read_text())
-    assert all(row["value"] == row["ours"] / row["floor"] for row in figures["rows"])
+    rows = figures["tables"]["get"]["rows"]
+    assert all(row["value"] == pytest.approx(row["ours"] / row["floor"], rel=1e-3) for row in rows)
+    assert {"cpu", "cores", "file system", "python", "sqlite"} <= figures["machine"].keys()
     assert list((tmp_path / "build").iterdir()) == []
 
 
@@ -81,6 +85,67 @@ def test_a_table_shows_what_has_no_floor_by_itself() -> None:
     assert re.search(r"\| +10\.00 ms \| +≤ 20\.00 ms \| yes$", page)
     assert re.search(r"\| +90\.0% \| +≥ 85\.0% \| yes$", hits)
     assert re.search(r"\| +\+3\.00 ms \| +≤ \+5\.00 ms \| yes$", extra)
+
+
+def test_quick_results_cannot_be_kept(tmp_path: Path) -> None:
+    done = run_benchmarks(tmp_path, "get", "--quick", "--save")
+    assert done.returncode == 2
+    assert "--quick" in done.stderr
+
+
+def results(*rows: Row, cpu: str = "one") -> Results:
+    return Results({"cpu": cpu, "cores": "2", "file system": "ext4"}, {"put": Table(rows, 1.0, 1.0)})
+
+
+def test_a_run_names_rows_that_are_worse_or_better_than_in_the_last_full_run() -> None:
+    before = results(
+        Row("slower", 1.0, 1.0, None), Row("same", 1.0, 1.0, None), Row("gone", 1.0, 1.0, None),
+        Row("faster", 1.0, 2.0, None), Row("parallel", 10.0, 30.0, 2.0, "rate", at_least=True),
+        Row("almost nothing", None, 0, 0, "count"),
+    )  # fmt: skip
+    now = results(
+        Row("slower", 1.0, 1.3, None), Row("same", 1.0, 1.1, None), Row("new", 1.0, 9.0, None),
+        Row("faster", 1.0, 1.0, None), Row("parallel", 10.0, 20.0, 2.0, "rate", at_least=True),
+        Row("almost nothing", None, 0, 0, "count"),
+    )  # fmt: skip
+    worse, better = changes(before, now)
+    assert [line.split(":")[1].strip() for line in worse] == ["slower", "parallel"]
+    assert [line.split(":")[1].strip() for line in better] == ["faster"]
+    assert "1.00× before, 1.30× now" in worse[0]
+
+
+def test_a_time_without_a_floor_is_not_compared_with_that_of_another_machine() -> None:
+    before, now = Row("first page", None, 0.01, 0.02), Row("first page", None, 0.03, 0.02)
+    assert len(changes(results(before), results(now))[0]) == 1
+    assert changes(results(before, cpu="other"), results(now)) == ([], [])
+
+
+def test_results_are_kept_as_json_and_shown_as_a_table_and_a_plot_beside_earlier_ones(tmp_path: Path) -> None:
+    page, file = tmp_path / "benchmarks.md", tmp_path / "results.json"
+    page.write_text((ROOT / "docs" / "benchmarks.md").read_text())
+    parts = len(page.read_text().split("<!-- "))
+    first = results(Row("put 1 KB", 0.001, 0.003, 2.0, times=(Times(1.0, 2.0, 1.5), Times(3.0, 4.0, 3.5))))
+    save(first, file, tmp_path)
+    more = Results(first.machine, {"walks": Table((Row("a page", None, 30, 40, "count"),), 2.0, 1.0)})
+    save(more, file, tmp_path)
+    kept = Results.of(file.read_text())
+    assert kept.tables == first.tables | more.tables
+    assert "| put 1 KB | 1.00 ms | 3.00 ms | 3.00× | ≤ 2.00× | NO |" in page.read_text()
+    assert "1 of 2 rows within their limit" in page.read_text()
+    assert len(page.read_text().split("<!-- ")) == parts
+    drawn = {path.stem: path.read_text() for path in (tmp_path / "bench").iterdir()}
+    assert "1 = the floor" in drawn["put"]
+    assert "1 = the limit" in drawn["walks"]
+    assert '<svg xmlns="http://www.w3.org/2000/svg"' in drawn["put"]
+
+
+def test_results_of_another_machine_are_not_kept_beside_new_ones(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks.md").write_text("")
+    save(results(Row("a", 1.0, 1.0, None), cpu="other"), tmp_path / "results.json", tmp_path)
+    new = Results({"cpu": "one"}, {"get": Table((Row("b", 1.0, 1.0, None),), 1.0, 1.0)})
+    save(new, tmp_path / "results.json", tmp_path)
+    assert Results.of((tmp_path / "results.json").read_text()) == new
+    assert [path.stem for path in (tmp_path / "bench").iterdir()] == ["get"]
 
 
 @pytest.mark.parametrize("case", [quality.search, quality.estimates, prompts.recall_of_chunks, replay.replay])

@@ -127,5 +127,5 @@ def test_names_are_escaped_on_a_terminal(folder: Path) -> None:
         (folder / f"{one}-{number}.jsonl").write_text(chat(ROWS))
     code, seen, _ = on_terminal("audit", str(folder))
     assert code == 0
-    assert seen.split(b"\n")[0].split()[:4] == [b"sessions", b"calls", b"inline", b"Coatcheck"]
+    assert seen.split(b"\n")[0].split()[:3] == [b"sessions", b"calls", b"Coatcheck"]
     assert not any(one.encode("utf-8", "surrogateescape") in seen for one in names)

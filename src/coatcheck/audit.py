@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -330,27 +330,35 @@ def usual_folders() -> list[Path]:
     return [path for one in HOSTS if (path := Path(one).expanduser()).is_dir()]
 
 
-def ratio_plot(title: str, ratios: Iterable[tuple[str, float]]) -> str:
-    """Return an SVG with one bar for each name and ratio, and a line at 1. Names are left out if there are many."""
+def ratio_plot(
+    title: str,
+    ratios: Iterable[tuple[str, float]],
+    *,
+    one: str = "everything inline",
+    over: Collection[str] | None = None,
+) -> str:
+    """Return an SVG with one bar for each name and ratio, and a line at 1, which is `one`. Bars of the names in `over`
+    are red, by default those that cost more. Names are left out if there are many."""
     rows = list(ratios)
     height, left = (16, 260) if len(rows) <= _NAMED else (max(1, 800 // len(rows)), 20)
     scale = 400 / max([1.1, *(ratio for _, ratio in rows)])
     drawn = []
     for number, (name, ratio) in enumerate(rows):
-        top, colour = 40 + number * height, "#c0392b" if ratio > WORSE else "#2e7d32"
+        is_over = ratio > WORSE if over is None else name in over
+        top, colour = 40 + number * height, "#c0392b" if is_over else "#2e7d32"
         bar = f'<rect x="{left}" y="{top}" width="{ratio * scale:.1f}" height="{max(1, height - 3)}" fill="{colour}">'
         drawn.append(f"{bar}<title>{_escaped(name)}: {ratio:.3f}</title></rect>")
         if len(rows) <= _NAMED:
             drawn.append(f'<text x="{left - 6}" y="{top + 10}" text-anchor="end">{_escaped(name[-40:])}</text>')
             drawn.append(f'<text x="{left + ratio * scale + 4:.1f}" y="{top + 10}">{ratio:.2f}</text>')
-    one, end = left + scale, 40 + len(rows) * height
+    at, end = left + scale, 40 + len(rows) * height
     size = f'width="{left + 460}" height="{end + 30}"'
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">',
         '<rect width="100%" height="100%" fill="white"/>',
         f'<text x="{left}" y="20" font-size="14">{_escaped(title)}</text>', *drawn,
-        f'<line x1="{one:.1f}" y1="32" x2="{one:.1f}" y2="{end}" stroke="black" stroke-dasharray="4 3"/>',
-        f'<text x="{one:.1f}" y="{end + 16}" text-anchor="middle">1 = everything inline</text>', "</svg>\n",
+        f'<line x1="{at:.1f}" y1="32" x2="{at:.1f}" y2="{end}" stroke="black" stroke-dasharray="4 3"/>',
+        f'<text x="{at:.1f}" y="{end + 16}" text-anchor="middle">1 = {_escaped(one)}</text>', "</svg>\n",
     ])  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, BinaryIO, Final, Self, TypeGuard
 from coatcheck import media
 from coatcheck.atomic import Draft
 from coatcheck.errors import NotFound, UnsupportedValue, storage_errors
-from coatcheck.refs import Ref
+from coatcheck.refs import Blob, Ref
 from coatcheck.storage import BlobStore, Entry
 from coatcheck.storage.frames import FRAME
 
@@ -110,6 +110,11 @@ class BlobReader:
         if self._read_open is None:
             self._read_open = self._open.enter_context(self._blobs.opened(self._entry.blob))
         return self._read_open(offset, length)
+
+    @property
+    def source(self) -> tuple[BlobStore, Blob]:
+        """The store and the copy that it reads."""
+        return self._blobs, self._entry.blob
 
     def keep_open(self) -> None:
         """Keep the copy open from the next read on, until `close` was called as often as this."""

@@ -6,24 +6,24 @@ last one, so a put never waits for the index. A hit is always an artifact that t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coatcheck import media
-from coatcheck.content import Content
+from coatcheck.content import BlobReader, Content
 from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import Damaged, NotFound
 from coatcheck.redaction import CONTEXT, mask
-from coatcheck.refs import Ref
-from coatcheck.storage import Catalog, Entry, Held, Mark, Match, Passage, PassageIndex
+from coatcheck.refs import Blob, Ref
+from coatcheck.storage import BlobStore, Catalog, Entry, Held, Mark, Match, Passage, PassageIndex
 
 PASSAGE_CHARS = 2000
 SHOWN_CHARS = 400
 INDEXED_BYTES = 4 * 1024 * 1024
 _WORDS = lazy_pattern(r"\w{3,}")
-_GLANCE, _PAGE = 16, 256
+_GLANCE, _PAGE = 16, 1_000
 _BATCH_BYTES = 8 * 1024 * 1024
-_INDEXED_AT_ONCE = 64  # artifacts in one query, each with up to 128 KiB of content
 
 Live = Callable[[Sequence[str]], Mapping[str, Entry]]
 """Return the entries of those artifacts that the caller may see, with small content: the index only proposes."""
@@ -87,7 +87,7 @@ def follow(
     if not fresh and (known is not None or passages.followed(session_id) is None):
         return
     holds: dict[str, Held] = {}
-    for entry in fresh:
+    for entry in reversed(fresh):  # the oldest first: an index may go by the order in which it got them
         if not entry.gone:
             ref = entry.ref
             ends = None if ref.pinned else ref.expires
@@ -95,7 +95,8 @@ def follow(
             held.labels.extend(each for each in (ref.name, ref.tool, ref.summary) if each)
             last = None if ends is None or held.expires is None else max(ends, held.expires)
             holds[ref.artifact_id] = held._replace(expires=last)
-    unread = _index(passages, holds, live, content)
+    sizes = {entry.ref.artifact_id: entry.ref.size_bytes for entry in fresh if not entry.gone}
+    unread = _index(passages, sizes, live, content)
     mark = known
     for entry in reversed(fresh):
         if entry.gone == "damaged" or entry.ref.artifact_id in unread:
@@ -108,7 +109,7 @@ def follow(
 def _since(catalog: Catalog, session_id: str, mark: Mark | None) -> tuple[list[Entry], bool]:
     """Return the refs of a session since a mark, newest first, and whether the mark was found."""
     found: list[Entry] = []
-    before, size = None, _GLANCE
+    before, size = None, _GLANCE if mark else _PAGE
     while True:
         page = catalog.find(session_id, before=before, limit=size)
         for entry in page:
@@ -121,28 +122,55 @@ def _since(catalog: Catalog, session_id: str, mark: Mark | None) -> tuple[list[E
         before, size = page[-1].seq, _PAGE
 
 
-def _index(passages: PassageIndex, digests: Iterable[str], live: Live, content: Callable[[Entry], Content]) -> set[str]:
-    """Index artifacts that are not indexed yet, in batches. Return those that could not be read."""
+def _index(
+    passages: PassageIndex, sizes: Mapping[str, int], live: Live, content: Callable[[Entry], Content]
+) -> set[str]:
+    """Index artifacts that are not indexed yet, given with their sizes. Those of a few megabytes are read together.
+    Return those that could not be read."""
     unread: set[str] = set()
-    missing = passages.missing(digests)
-    for at in range(0, len(missing), _INDEXED_AT_ONCE):
-        wanted = missing[at : at + _INDEXED_AT_ONCE]
+    for wanted in _batches(reversed(passages.missing(sizes)), sizes):
         entries = live(wanted)
-        batch: dict[str, list[Passage]] = {}
-        size = 0
+        contents: dict[str, Content] = {}
         for digest in wanted:
             try:
-                batch[digest] = list(cut(content(entries[digest])))
+                contents[digest] = content(entries[digest])
             except (KeyError, NotFound, Damaged):
                 unread.add(digest)
-                continue
-            size += sum(one.end - one.start for one in batch[digest])
-            if size > _BATCH_BYTES:
-                passages.add(batch)
-                batch, size = {}, 0
+        _prefetch((one, 0, INDEXED_BYTES) for one in contents.values() if media.is_text(one.ref.media_type))
+        batch: dict[str, list[Passage]] = {}
+        for digest, one in contents.items():
+            try:
+                batch[digest] = list(cut(one))
+            except (NotFound, Damaged):
+                unread.add(digest)
         if batch:
             passages.add(batch)
     return unread
+
+
+def _batches(digests: Iterable[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    total = 0
+    for digest in digests:
+        size = min(sizes[digest], INDEXED_BYTES)
+        if batch and (len(batch) == _PAGE or total + size > _BATCH_BYTES):
+            yield batch
+            batch, total = [], 0
+        batch.append(digest)
+        total += size
+    if batch:
+        yield batch
+
+
+def _prefetch(wanted: Iterable[tuple[Content, int, int]]) -> None:
+    """Load ranges of contents that are blobs of their own, those of one store in one step."""
+    ranges: dict[BlobStore, list[tuple[Blob, int, int]]] = {}
+    for content, start, length in wanted:
+        if isinstance(content.read, BlobReader):
+            blobs, blob = content.read.source
+            ranges.setdefault(blobs, []).append((blob, start, min(length, blob.size - start)))
+    for blobs, some in ranges.items():
+        blobs.prefetch(some)
 
 
 def cut(content: Content) -> Iterator[Passage]:
@@ -172,15 +200,18 @@ def _hits(
     matches: Iterable[Match], entries: Mapping[str, Entry], words: str, content: Callable[[Entry], Content]
 ) -> list[Hit]:
     """The hits for matches, without those whose bytes cannot be read any more. Each step is done for all of them."""
-    read: list[tuple[Ref, Match, bytes]] = []
+    found: list[tuple[Ref, Match, Content | None, int, int]] = []
     for match in matches:
         if (entry := entries.get(match.digest)) is not None:
             start = max(0, match.start - CONTEXT)
-            try:
-                data = content(entry).read(start, match.end + CONTEXT - start) if match.first else b""
-            except (NotFound, Damaged):
-                continue
-            read.append((entry.ref, match, data))
+            with contextlib.suppress(NotFound, Damaged):
+                inside = content(entry) if match.first else None
+                found.append((entry.ref, match, inside, start, match.end + CONTEXT - start))
+    _prefetch((inside, start, length) for _, _, inside, start, length in found if inside is not None)
+    read: list[tuple[Ref, Match, bytes]] = []
+    for ref, match, inside, start, length in found:
+        with contextlib.suppress(NotFound, Damaged):
+            read.append((ref, match, b"" if inside is None else inside.read(start, length)))
     heads = ["" if match.start else media.decode_head(data[: match.end]) for _, match, data in read]
     spans = [_span(*one, head, words) for one, head in zip(read, heads, strict=True)]
     passages = [mask(text, begin, end) if lines else text for text, begin, end, lines in spans]

@@ -11,6 +11,7 @@ import pytest
 
 from coatcheck import Session, Store
 from coatcheck.executor import ArtifactReference, Result, TimedOut, ToolCall, ToolError, ToolExecutor, ToolOutcome
+from tests.backends import run_python
 from tests.executor.conftest import LONG, SOON, after_it_began
 
 BIG = "A line of a log that nobody wants in a prompt.\n" * 2_000
@@ -279,6 +280,53 @@ def test_an_executor_that_has_nothing_to_do_holds_no_thread(session: Session) ->
     for thread in set(threading.enumerate()) - before:
         thread.join(LONG)
     assert not set(threading.enumerate()) - before
+
+
+def test_a_thread_that_has_run_a_call_runs_the_next_one(session: Session) -> None:
+    seen: list[threading.Thread] = []
+    executor = ToolExecutor(session, {"quick": lambda: seen.append(threading.current_thread())})
+    for _ in range(50):
+        executor.run(ToolCall("c", "quick"))
+    assert threading.current_thread() not in seen
+    assert len(set(seen)) < 50
+
+
+def test_calls_of_many_threads_never_share_a_thread_at_the_same_time(session: Session) -> None:
+    busy: set[threading.Thread] = set()
+    clashes: list[threading.Thread] = []
+
+    def tool() -> None:
+        thread = threading.current_thread()
+        if thread in busy:
+            clashes.append(thread)
+        busy.add(thread)
+        busy.remove(thread)
+
+    executor = ToolExecutor(session, [tool])
+    callers = [
+        threading.Thread(target=lambda: [executor.run(ToolCall("c", "tool")) for _ in range(50)]) for _ in range(8)
+    ]
+    for one in callers:
+        one.start()
+    for one in callers:
+        one.join()
+    assert clashes == []
+
+
+def test_a_forked_process_runs_calls_though_the_idle_threads_are_in_its_parent() -> None:
+    printed = run_python(
+        "import os, coatcheck\n"
+        "from coatcheck.executor import ToolCall, ToolExecutor\n"
+        "def run():\n"
+        "    with coatcheck.open('memory:') as store:\n"
+        "        return ToolExecutor(store.session('s'), {'tool': lambda: 'done'}).run(ToolCall('c', 'tool')).text\n"
+        "run()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os._exit(0 if run() == 'done' else 1)\n"
+        "print(os.waitpid(child, 0)[1])\n"
+    )
+    assert printed.split() == ["0"]
 
 
 @pytest.mark.parametrize("seconds", [0, 10**12, float("inf")])

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import urllib.parse
 from collections.abc import Iterator
 from multiprocessing import get_context
@@ -19,7 +20,7 @@ import pytest
 import coatcheck
 from coatcheck.errors import Fenced
 from coatcheck.refs import Blob
-from coatcheck.storage import BlobStore, Catalog
+from coatcheck.storage import BlobStore, Catalog, Entry, postgres_catalog
 from coatcheck.storage.fleet import open_fleet, parse
 from coatcheck.storage.postgres_catalog import PostgresCatalog
 from coatcheck.storage.s3 import S3Blobs
@@ -274,4 +275,44 @@ def test_two_processes_in_one_session_lose_and_duplicate_nothing(fleet: Fleet) -
         assert [one.token for one in hot] == sorted(one.token or 0 for one in hot)
         store.collect(grace=0)
         assert store.stats().artifacts == 2 * rounds + 1
+        assert store.verify().problems == []
+
+
+def test_a_search_fetches_large_artifacts_all_at_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, together = fleet.new_url(), threading.Barrier(4)
+    fetched = S3Blobs._fetched
+
+    def waiting(self: S3Blobs, blob: Blob, first: int, last: int) -> list[memoryview]:
+        together.wait(60)  # breaks if they are fetched one after the other
+        return fetched(self, blob, first, last)
+
+    with coatcheck.open(url) as store:
+        for number in range(4):
+            store.session("s").put(f"needle {number} " + f"filler {number} " * 20_000)
+    monkeypatch.setattr(S3Blobs, "_fetched", waiting)
+    with coatcheck.open(url) as store:
+        assert len(store.session("s").search("needle")) == 4
+    with coatcheck.open(url) as store:
+        assert {hit.lines for hit in store.session("s").search("needle")} == {(1, 1)}
+
+
+def test_a_large_session_ends_in_bounded_transactions(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_catalog, "BATCH", 3)
+    changed: list[int] = []
+    drop = PostgresCatalog.drop
+
+    def counting(self: PostgresCatalog, *rows: Any) -> None:
+        changed.append(sum(isinstance(one, Entry) for one in rows))
+        drop(self, *rows)
+
+    with coatcheck.open(fleet.new_url()) as store:
+        for number in range(10):
+            store.session("s").put(f"result {number}")
+        kept = store.session("other").put("result 0")
+        monkeypatch.setattr(PostgresCatalog, "drop", counting)
+        assert store.session("s").end() == 9
+        assert sum(changed) == 10
+        assert max(changed) <= 3
+        assert store.session("other").get(kept) == "result 0"
+        assert [one.session_id for one in store.sessions()] == ["other"]
         assert store.verify().problems == []

@@ -90,10 +90,10 @@ def serve(
 @click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
 @store_option
 def console(port: int, read_only: bool, opens: bool, url: str | None) -> None:
-    """Look at the store in a browser: sessions, conversations, artifacts and savings.
+    """Look at the store in a browser.
 
-    Prints an address that logs in once. Only this machine can reach it; `coatcheck serve` has the same pages for
-    others, who log in with their tokens."""
+    Shows sessions, conversations, artifacts and savings. Prints an address that logs in once. Only this machine can
+    reach it; `coatcheck serve` has the same pages for others, who log in with their tokens."""
     try:
         from coatcheck.console.site import ROOT, console_routes
         from coatcheck.http.application import METHODS, store_app

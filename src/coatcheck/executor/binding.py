@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import is_dataclass, replace
 from types import GenericAlias
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, TypeGuard, cast, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, TypeGuard, runtime_checkable
 
 from coatcheck._toolkit import Description, purpose_of
 from coatcheck.checks import check_name
@@ -148,17 +148,19 @@ class BoundTool:
             if self.purpose == "store":
                 given = {name: masked(value, policy) for name, value in given.items()}
             return self._function(**given)
-        bound = self._bound(given, Resolver(session, resources))
-        return self._function(*bound.args, **bound.kwargs)
+        if not given and not self._signature.parameters:
+            return self._function()
+        args, kwargs = self._bound(given, Resolver(session, resources))
+        return self._function(*args, **kwargs)
 
-    def _bound(self, given: dict[str, Any], resolver: Resolver) -> inspect.BoundArguments:
+    def _bound(self, given: dict[str, Any], resolver: Resolver) -> tuple[list[Any], dict[str, Any]]:
+        """Return the positional and the keyword arguments, with defaults for those that are not given."""
         parameters = self._signature.parameters
-        plain = [name for name, one in parameters.items() if one.kind not in _VARIADIC]
         rest = next((name for name, one in parameters.items() if one.kind is inspect.Parameter.VAR_KEYWORD), None)
         problems = [
             f"the parameter {name!r} is missing"
-            for name in plain
-            if name not in given and parameters[name].default is inspect.Parameter.empty
+            for name, one in parameters.items()
+            if name not in given and one.default is inspect.Parameter.empty and one.kind not in _VARIADIC
         ]
         accepted: dict[str, Any] = {}
         for name, value in given.items():
@@ -179,10 +181,18 @@ class BoundTool:
             raise BadCall(
                 "invalid_arguments", "; ".join(problems[:_MAX_PROBLEMS]) + more + (takes if rest is None else "")
             )
-        in_order = {name: accepted[name] for name in parameters if name in accepted}
-        bound = inspect.BoundArguments(self._signature, cast(Any, in_order))
-        bound.apply_defaults()
-        return bound
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for name, one in parameters.items():
+            if one.kind is inspect.Parameter.VAR_POSITIONAL:
+                args += accepted.get(name, ())
+            elif one.kind is inspect.Parameter.VAR_KEYWORD:
+                kwargs |= accepted.get(name, {})
+            elif one.kind is inspect.Parameter.KEYWORD_ONLY:
+                kwargs[name] = accepted.get(name, one.default)
+            else:
+                args.append(accepted.get(name, one.default))
+        return args, kwargs
 
     def resolved(self, given: Mapping[str, Any], session: Session, resources: ExitStack) -> Mapping[str, Any]:
         """Return arguments that a host has checked already, with values in place of pointers; the same object if there

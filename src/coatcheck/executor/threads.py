@@ -10,9 +10,11 @@ A `Job` is the waiting side of one call. `Workers` is a bounded pool of threads 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import inspect
+import os
 import threading
 import time
 from collections import deque
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from coatcheck.checks import seconds
 from coatcheck.content import is_stream
+from coatcheck.storage.forks import Mutex
 from coatcheck.values import encode_text
 
 if TYPE_CHECKING:
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
 BUFFER = 1 << 20
 _WAKE = BUFFER // 8  # bytes worth waking the waiting side for
 _CHUNK = 64 * 1024
+_IDLE = 0.25  # seconds that a thread waits for more work
+_PLAIN = frozenset({str, bytes, dict, list, int, float, bool, type(None)})  # types of results that are values
+_AWAITED = (Awaitable, AsyncIterator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,7 @@ class Attempt:
         try:
             with ExitStack() as resources:
                 result = call(resources)
-                if isinstance(result, Awaitable | AsyncIterator):
+                if type(result) not in _PLAIN and isinstance(result, _AWAITED):
                     self._await(result, resources.pop_all(), loop)
                     return
                 ending: Ending = Returned(self._pumped(result))
@@ -112,7 +118,7 @@ class Attempt:
 
     def _pumped(self, result: Any) -> Any:
         """Pass on the chunks of an iterator or stream; return any other result."""
-        if not isinstance(result, Iterator) and not is_stream(result):
+        if type(result) in _PLAIN or (not isinstance(result, Iterator) and not is_stream(result)):
             return result
         self.yields = True
         try:
@@ -184,7 +190,7 @@ class Attempt:
             if self.stopped:
                 return True
             self._begun = True
-        if not start_thread(work, "coatcheck-tool"):
+        if not start_thread(work):
             self._finish(Failed(RuntimeError("the system has no more threads")))
             return False
         return True
@@ -261,9 +267,10 @@ class Deadlines:
     """When to stop waiting for a call, on the monotonic clock: after its own `seconds`, or with its turn."""
 
     def __init__(self, turn: Turn, seconds: float | None) -> None:
-        self.turn, self.seconds = turn, seconds
-        ends = (turn.end, None if seconds is None else time.monotonic() + seconds)
-        self.until = min((end for end in ends if end is not None), default=None)
+        self.turn, self.seconds, self.until = turn, seconds, turn.end
+        if seconds is not None:
+            end = time.monotonic() + seconds
+            self.until = end if self.until is None else min(self.until, end)
 
     @property
     def turn_is_over(self) -> bool:
@@ -285,11 +292,9 @@ class OutputStream:
 
     def head(self) -> bytes:
         """Read to the end, or a little more than one buffer, which stays readable."""
-        pieces, size = [], 0
-        while size < BUFFER and (piece := self.read(BUFFER)):
-            pieces.append(piece)
-            size += len(piece)
-        head = b"".join(pieces)
+        head = self.read(BUFFER)
+        while 0 < len(head) < BUFFER and (piece := self.read(BUFFER)):
+            head += piece
         if not self.is_over:
             self._left = memoryview(head + bytes(self._left))
         return head
@@ -308,8 +313,11 @@ class OutputStream:
             return b"".join(iter(lambda: self.read(BUFFER), b""))
         self._check()
         if not self._left and not self._over:
-            self._left = memoryview(self._next())
+            more = self._next()
             self._check()
+            self._left = memoryview(more)
+        if not self._left:
+            return b""
         piece = self._left[:size]
         self._left = self._left[len(piece) :]
         return bytes(piece)
@@ -369,36 +377,84 @@ class Workers:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._lock = threading.Lock()
+        self._lock = Mutex()
         self._waiting: deque[Callable[[], None]] = deque()
         self._working = 0
 
     def submit(self, job: Callable[[], None]) -> None:
-        with self._lock:
+        def append() -> bool:
             self._waiting.append(job)
-            if self._working >= self._size:
-                return
-            self._working += 1
-        if not start_thread(self._work):
+            is_more = self._working < self._size
+            self._working += is_more
+            return is_more
+
+        if self._lock.run(append) and not start_thread(self._work):
             self._work()
 
     def _work(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._working -= 1
-                    return
-                job = self._waiting.popleft()
+        def take() -> Callable[[], None] | None:
+            if not self._waiting:
+                self._working -= 1
+                return None
+            return self._waiting.popleft()
+
+        while (job := self._lock.run(take)) is not None:
             job()
 
 
-def start_thread(work: Callable[[], None], name: str = "coatcheck-executor") -> bool:
-    """Start a daemon thread. False if the system has no more threads."""
+class _Seat:
+    """Where an idle thread waits for its next work.
+
+    `given` is set once: by a caller with work, or by the thread, which then ends. So an interrupt between the two steps
+    of a caller loses neither the work nor the thread."""
+
+    __slots__ = ("given", "wake")
+
+    def __init__(self) -> None:
+        self.given: dict[str, Callable[[], None]] = {}
+        self.wake = threading.Lock()
+        self.wake.acquire()
+
+
+_seats: deque[_Seat] = deque()
+os.register_at_fork(after_in_child=_seats.clear)  # their threads exist only in the parent
+
+
+def start_thread(work: Callable[[], None]) -> bool:
+    """Run `work` in an idle thread, or in a new daemon thread. False if the system has no more threads.
+
+    A thread waits a quarter of a second for more work before it ends."""
+    while _seats:
+        try:
+            seat = _seats.pop()
+        except IndexError:  # another caller was faster
+            break
+        if seat.given.setdefault("work", work) is work:
+            seat.wake.release()
+            return True
     try:
-        threading.Thread(target=work, name=name, daemon=True).start()
+        threading.Thread(target=_serve, args=(work,), name="coatcheck-executor", daemon=True).start()
     except RuntimeError:
         return False
     return True
+
+
+def _serve(work: Callable[[], None]) -> None:
+    while True:
+        work()
+        work = _end  # so that nothing of a call is kept alive while the thread waits
+        seat = _Seat()
+        _seats.append(seat)
+        seat.wake.acquire(timeout=_IDLE)
+        work = seat.given.setdefault("work", _end)
+        if work is _end:
+            with contextlib.suppress(ValueError):
+                _seats.remove(seat)
+            return
+
+
+def _end() -> None:
+    """In place of work: the thread ends."""
 
 
 def _chunks(stream: Any) -> Iterator[Any]:

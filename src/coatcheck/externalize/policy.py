@@ -141,6 +141,8 @@ class Policy(Limit):
     expected_calls: int | None = None
     safe_chars: int = field(init=False, repr=False, compare=False, default=0)
     """A text of at most this many characters stays inline, whatever it contains and whichever tool it came from."""
+    safe_ascii: int = field(init=False, repr=False, compare=False, default=0)
+    """The same for a text of ASCII characters alone. No estimate counts more tokens than bytes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -168,7 +170,8 @@ class Policy(Limit):
             is_rule = is_rule and not isinstance(rule, Policy)
             valid(is_rule, rule, f"the rule for {clip(tool)}", 'a Limit, "always", "never" or a function')
         object.__setattr__(self, "tools", MappingProxyType(dict(tools)))
-        object.__setattr__(self, "safe_chars", self._safe_chars())
+        object.__setattr__(self, "safe_chars", self._safe_chars(COSTLIEST, _UTF8, LEAST_TOKENS))
+        object.__setattr__(self, "safe_ascii", self._safe_chars(1, 1, LEAST_TOKENS))
 
     def decides_by_cost(self, tool: str | None) -> bool:
         """Whether neither a limit nor a rule for the tool decides about its results."""
@@ -178,17 +181,21 @@ class Policy(Limit):
         """Return this policy with other limits instead of its own, and with any other changes. Rules for tools stay."""
         return replace(self, **{"max_tokens": None, "max_chars": None, "max_bytes": None} | changes)
 
-    def _safe_chars(self) -> int:
+    def safe_in_files(self) -> int:
+        """Like `safe_chars`, for the texts of a transcript, where cost does not decide."""
+        return self._safe_chars(COSTLIEST, _UTF8, MAX_TOKENS)
+
+    def _safe_chars(self, tokens_per_char: int, bytes_per_char: int, unnamed: int) -> int:
         rules = [rule for rule in self.tools.values() if rule != "never"]
         if not self.enabled or not all(isinstance(rule, Limit) for rule in rules):
             return 0
         bounds: list[int | None] = []
         for one in (self, *(rule for rule in rules if isinstance(rule, Limit))):
-            tokens = one.tokens if one.is_named else LEAST_TOKENS
+            tokens = one.tokens if one.is_named else unnamed
             bounds += [
-                None if tokens is None else (tokens // COSTLIEST if self.count is None else 0),
+                None if tokens is None else (tokens // tokens_per_char if self.count is None else 0),
                 one.max_chars,
-                None if one.max_bytes is None else one.max_bytes // _UTF8,
+                None if one.max_bytes is None else one.max_bytes // bytes_per_char,
             ]
         return min(bound for bound in bounds if bound is not None)
 

@@ -24,6 +24,8 @@ NAME = "search.sqlite"
 _VERSION = 3
 _POSTINGS = 1_000
 """Maximum number of occurrences that a search ranks; if there are more, the most frequent words are ignored."""
+_NEWEST = -1e-12
+"""Score of a match of a frequent word, times its number in the index: the best score is the lowest."""
 _HUMP = lazy_pattern(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORD = lazy_pattern(r"\w+")
 _STOP_WORDS = (
@@ -50,7 +52,7 @@ _TABLES = (
     """CREATE TRIGGER held_less AFTER DELETE ON held BEGIN
         UPDATE held_count SET number = number - 1 WHERE session = old.session; END""",
 )
-_FOUND = """SELECT p.digest, p.first, p.last, p.start, p.end, bm25(words) AS score
+_FOUND = """SELECT p.digest, p.first, p.last, p.start, p.end, {score} AS score
     FROM words CROSS JOIN passage p ON p.passage_key = words.rowid
     WHERE words MATCH ? AND p.session IN ('', {sessions})"""
 _HELD = "EXISTS (SELECT 1 FROM held h WHERE h.session IN ({sessions}) AND h.digest = {digest})"
@@ -158,12 +160,11 @@ class Passages:
             self._lock.run(self._discard)
 
     def match(self, words: str, sessions: Iterable[str], limit: int) -> list[Match]:
-        # If the words are very frequent, only the rarest are used; for a single frequent word, only its newest matches
-        # are ranked.
+        # If the words are very frequent, only the rarest are used. The best matches of a single frequent word are the
+        # newest: to rank them, FTS5 would count the word in the whole index first.
         terms = terms_of(words)
         scope = list(sessions)
         marks = ", ".join("?" * len(scope))
-        found = _FOUND.format(sessions=marks)
 
         def ask(db: sqlite3.Connection) -> list[Match]:
             selective, is_bounded = _selective(db, list(dict.fromkeys(terms))[:64])
@@ -172,11 +173,13 @@ class Passages:
                 return []
             if is_bounded:  # rank all matches first, and check only the best for a session
                 held = _HELD.format(sessions=marks, digest="digest")
+                found = _FOUND.format(score="bm25(words)", sessions=marks)
                 sql = f"SELECT * FROM ({found} ORDER BY score, p.digest, p.first) WHERE {held} {_BEST}"
                 return [_match(row) for row in db.execute(sql, (query, *scope, *scope, limit))]
             held = _HELD.format(sessions=marks, digest="p.digest")
-            sql = f"SELECT * FROM ({found} AND {held} ORDER BY words.rowid DESC LIMIT ?) {_BEST}"
-            return [_match(row) for row in db.execute(sql, (query, *scope, *scope, max(limit, _POSTINGS), limit))]
+            found = _FOUND.format(score=f"{_NEWEST} * words.rowid", sessions=marks)
+            sql = f"{found} AND {held} ORDER BY words.rowid DESC LIMIT ?"
+            return [_match(row) for row in db.execute(sql, (query, *scope, *scope, limit))]
 
         return self._run(ask)
 
@@ -241,14 +244,15 @@ class Passages:
             return answer
 
         def run() -> _T:
-            try:
-                return attempt()
-            except CoatcheckError:
-                raise
-            except (sqlite3.Error, *_NONSENSE) as error:
-                if _is_trouble(error):
+            for failed in (self._close, self._discard):  # only an index that fails on a new connection too is damaged
+                try:
+                    return attempt()
+                except CoatcheckError:
                     raise
-            self._discard()
+                except (sqlite3.Error, *_NONSENSE) as error:
+                    if _is_trouble(error):
+                        raise
+                failed()
             return attempt()
 
         try:

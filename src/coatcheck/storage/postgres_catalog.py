@@ -22,6 +22,7 @@ from coatcheck.refs import Blob
 from coatcheck.storage import Held, Mark, Match, Passage
 from coatcheck.storage.catalog import (
     ANY_SESSION,
+    BATCH,
     BLOB,
     COLUMNS,
     NO_LIMITS,
@@ -469,6 +470,26 @@ class PostgresCatalog(Catalog):
             return None if row is None or row[0] is None else {digest.hex() for digest in row[0]}
 
         return self._connections.once(change, "putting an artifact")
+
+    def remove(
+        self, session_id: str, digest: str | None = None, *, name: str | None = None, end: bool = False
+    ) -> Freed:
+        """As `Catalog.remove`. The refs of a large session that ends are removed in several transactions, so that none
+        of them is long. If it is interrupted, end the session again."""
+        freed = Freed()
+
+        def some() -> tuple[Freed, bool]:
+            found = self.find(session_id, limit=BATCH + 1)
+            if len(found) <= BATCH:
+                return Freed(), False
+            self.drop(*found[:BATCH])
+            return self._let_go([one for one in found[:BATCH] if not one.gone]), True
+
+        is_large = end
+        while is_large:
+            more, is_large = self.change("forgetting", some, session_id=session_id, effect="free")
+            freed += more
+        return freed + super().remove(session_id, digest, name=name, end=end)
 
     def touch(
         self,

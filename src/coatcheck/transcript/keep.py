@@ -73,7 +73,7 @@ class Keeper:
         tokens = policy.tokens
         bounds = (policy.max_chars, policy.max_bytes, tokens and tokens * _MIN_CHARS)
         self.bulk = min((bound for bound in bounds if bound), default=1)
-        self.least = policy.safe_chars + 1 if policy.enabled else 1 << 62
+        self.least = policy.safe_in_files() + 1 if policy.enabled else 1 << 62
         only_tokens = policy.count is None and policy.max_chars is None and policy.max_bytes is None
         self._short = tokens or 0 if only_tokens and policy.safe_chars and not policy.tools else 0
         self._short_lines: list[bytes] = []

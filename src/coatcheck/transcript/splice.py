@@ -177,7 +177,7 @@ class _Cut(NamedTuple):
 
 def slim(text: bytes, fmt: Format, keeper: Keeper) -> Slimmed:
     """Move the payloads of a line or a whole document to the store, see `slim_all`."""
-    return slim_all([text], fmt, keeper)[0]
+    return slim_all([text], fmt, keeper, marks=[MARK in text])[0]
 
 
 def slim_all(
@@ -185,15 +185,15 @@ def slim_all(
     fmt: Format,
     keeper: Keeper,
     *,
+    marks: Sequence[bool],
     document: Opened | None = None,
 ) -> list[Slimmed]:
     """Move the payloads of lines, or of a whole document, to the store. `whole` restores exactly these bytes, except
     for secrets that the keeper masks.
 
     Text that is not JSON or not UTF-8, is nested too deep, or is already slim is returned unchanged. Storage errors are
-    raised. The caller may pass a `document` that it has opened. Each step is done for all lines, in their order, before
-    the next one begins."""
-    marks = [MARK in text for text in texts]
+    raised. `marks` says which of them contain `MARK`. The caller may pass a `document` that it has opened. Each step is
+    done for all lines, in their order, before the next one begins."""
     may_change = [has_key or not passes for has_key, passes in zip(marks, keeper.passes(texts), strict=True)]
     is_open = document is not None and [document.text] == texts
     found = [document if is_open else Opened.of(text) for text in compress(texts, may_change)]
