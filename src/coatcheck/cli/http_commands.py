@@ -77,9 +77,9 @@ def serve(
         print_error(f"store at {server.url}/api/v1")
         if printed is not None:
             print_error(f"token, shown only once: {printed}")
-        print_error(f"console at {server.url}/console")
         if not server.is_local(host):
             print_error("tokens are readable on the way: put a proxy with TLS before this server")
+        print_error(f"console at {server.url}/console")
         with collecting_daily(store, tenants=lambda: keyring.tenants):
             server.run(store_app(store, keyring, routes=console_routes(store, keyring)), grace=grace)
 
