@@ -184,9 +184,9 @@ def externalize(
             text = as_text(value)
         if text is not None and len(text) <= policy.safe_chars:
             return Outcome(text, value, _basis=_SMALL)
-        if text is not None and len(text) <= policy.safe_ascii and text.isascii() and "\t" not in text[:_NUMBER]:
-            if situation is None:
-                note_result(session, tool, (), 0, len(text))
+        is_safe = situation is None and text is not None and len(text) <= policy.safe_ascii and text.isascii()
+        if is_safe and text is not None and "\t" not in text[:_NUMBER]:
+            note_result(session, tool, (), 0, len(text))
             return Outcome(text, value, _basis=_SMALL)
     result = _Result(session, policy, _label(tool), _label(call_id), situation, arguments, source or LIBRARY)
     done = result.judged(value, text) if type(value) is str and text is not None else result.outcome(value, text)
