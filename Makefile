@@ -6,13 +6,14 @@ BIN := .venv/bin
 DEMO := .venv/.demo
 VENV := .venv/.installed
 SERVERS := .venv/mcp-servers/.installed
+FUZZ := .venv/.fuzz
 COMPILE := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --python-version 3.11
 
 # Tests start many processes. Each would compile the package again if none of them could write bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test adapters check docs bench faults lock clean
+.PHONY: help demo test adapters check docs bench faults fuzz lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -39,19 +40,23 @@ docs: $(VENV)  ## Build the documentation into site/, for reading without a netw
 bench: $(VENV) $(SERVERS)  ## Measure ours against the floor and against peers, in one run on the same disk
 	$(BIN)/python -m benchmarks $(ARGS)
 
-faults: $(VENV)  ## Run the long form of the faults (crashes, full disks, damage, races), of property tests and of repetitions
+faults: $(FUZZ)  ## Run the long form of the faults (crashes, full disks, damage, races), of property tests and of repetitions
 	COATCHECK_FAULTS=long $(BIN)/python -m pytest -m "faults or properties or repeated" --timeout 7200 $(ARGS)
+
+fuzz: $(FUZZ)  ## Fuzz every reader of untrusted bytes for an hour (ARGS="journal wire --seconds 60" for some)
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 lock: $(VENV)  ## Write the constraints files (ARGS=--upgrade for newer versions)
 	$(COMPILE) --group dev pyproject.toml -o constraints.txt $(ARGS)
 	$(COMPILE) --group demo pyproject.toml -c constraints.txt -o constraints-demo.txt $(ARGS)
+	$(COMPILE) --group fuzz --no-deps -o constraints-fuzz.txt $(ARGS)
 	$(COMPILE) benchmarks/peers/wanted.txt --override benchmarks/peers/overrides.txt -o constraints-peers.txt $(ARGS)
 	for wanted in tests/adapters/constraints/*.in; do \
 		$(COMPILE) pyproject.toml $$wanted --override tests/adapters/constraints/overrides.txt -o $${wanted%.in}.txt $(ARGS) || exit 1; \
 	done
 
 clean:  ## Remove .venv, builds and caches
-	rm -rf .venv .venv-adapters .venv-peers build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-adapters .venv-peers .fuzz build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # MCP servers from npm, for the tests of the proxy, and a browser. Without a registry those tests skip, but never in CI.
@@ -74,4 +79,10 @@ $(DEMO): constraints-demo.txt pyproject.toml
 $(VENV): $(DEMO) constraints.txt
 	@echo "Adding the packages for tests, benchmarks and linting to .venv (about 1 GB, once) …"
 	$(BIN)/python -m pip install --quiet --require-hashes -r constraints.txt
+	@touch $@
+
+# The fuzzer. Where it cannot be installed, its tests skip, but never in CI.
+$(FUZZ): $(VENV) constraints-fuzz.txt
+	@$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r constraints-fuzz.txt || \
+		{ echo "atheris cannot be installed" >&2; test -z "$$CI"; }
 	@touch $@

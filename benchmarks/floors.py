@@ -41,11 +41,17 @@ class Files:
     """Files that are read whole and hashed."""
 
     def __init__(self, folder: Path, contents: list[bytes]) -> None:
-        self.paths = []
-        for number, data in enumerate(contents):
-            path = folder / str(number)
-            path.write_bytes(data)
-            self.paths.append(str(path))
+        self._folder = folder
+        self.paths: list[str] = []
+        for data in contents:
+            self.add(data)
+
+    def add(self, data: bytes) -> str:
+        """Write one more file, and return its path."""
+        path = self._folder / str(len(self.paths))
+        path.write_bytes(data)
+        self.paths.append(str(path))
+        return self.paths[-1]
 
     def get(self, path: str) -> str:
         with open(path, "rb", buffering=0) as file:

@@ -1,8 +1,9 @@
 """The gateway against a bare pass-through, LiteLLM and headroom: CPU for each request, and the time to the first byte.
 
-Each server runs in a process of its own before the same small upstream, which streams 65 events. Bodies are those of a
-conversation that grows: of 1 KB, 1 MB and 10 MB. CPU is that of the server's process, from the operating system. Two
-hundred streams at once are counted too: what came back, and the memory of the process before and at the most.
+Each server runs in a process of its own before the same small upstream, which streams 65 events. Bodies are those of
+conversations that grow: of 1 KB, 1 MB and 10 MB. The servers take turns, so that other load on the machine slows all of
+them; the median of the rounds counts. CPU is that of the server's process, from the operating system. Two hundred
+streams at once are counted too: what came back, and the memory of the process before and at the most.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,10 @@ from benchmarks.report import Row
 SIZES = {"1 KB": 1 << 10, "1 MB": 1 << 20, "10 MB": 10 << 20}
 EVENTS = 65
 KEYS = {"x-api-key": "sk-none", "authorization": "Bearer sk-none", "anthropic-version": "2023-06-01"}
-_TICKS = os.sysconf("SC_CLK_TCK")
+ROUND = {"1 KB": 8, "1 MB": 3, "10 MB": 2}
+"""Requests of one server in a round."""
+_SHORT = 1 << 16  # bytes of a body: each round has a new conversation
+_SETTLED = 0.4  # seconds: what is recorded after an answer counts too
 _STREAMS = 200
 _LOOPBACK_ONLY = {
     "DO_NOT_TRACK": "1", "HEADROOM_OFFLINE": "1", "HEADROOM_TELEMETRY": "off", "HF_HUB_OFFLINE": "1",
@@ -101,13 +105,37 @@ def bare(target: str) -> Any:
     return Starlette(routes=[Route("/{path:path}", relay, methods=["POST"])])
 
 
-def body_of(size: int, turn: int) -> bytes:
+def bare_with_aiohttp(target: str) -> Any:
+    """The same pass-through with aiohttp as its client, as in the gateway."""
+    import aiohttp
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import StreamingResponse
+    from starlette.routing import Route
+
+    clients: list[aiohttp.ClientSession] = []
+
+    async def relay(request: Request) -> StreamingResponse:
+        clients[:] = clients or [aiohttp.ClientSession(auto_decompress=False)]  # needs the running loop
+        headers = {name: value for name, value in request.headers.items() if name not in ("host", "content-length")}
+        url = target + request.url.path
+        answer = await clients[0].request(request.method, url, headers=headers, data=await request.body())
+        chunks = answer.content.iter_any()
+        return StreamingResponse(chunks, answer.status, media_type=answer.headers["content-type"])
+
+    return Starlette(routes=[Route("/{path:path}", relay, methods=["POST"])])
+
+
+BARE = {"bare": bare, "bare with aiohttp": bare_with_aiohttp}
+
+
+def body_of(size: int, turn: int, number: int = 0) -> bytes:
     """A request of a conversation with results of 8 KB, which grows by one call and its result with each turn."""
     from coatcheck import toolkit
 
     with __import__("coatcheck").open("memory:") as store:
         tools = [tool.as_anthropic() for tool in toolkit(store.session("s"))]
-    messages: list[dict[str, Any]] = [{"role": "user", "content": f"begin {size}"}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": f"begin {size} {number}"}]
     text = "a line of a result that an agent got\n" * min(220, max(1, size // 64))
     number = 0
     while sum(len(str(one["content"])) for one in messages[-2:]) and number * len(text) < size + turn * len(text):
@@ -158,8 +186,7 @@ def free_port() -> int:
 
 def cpu(pid: int) -> float:
     """Seconds of CPU that a process and its threads have used."""
-    parts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(parts[11]) + int(parts[12])) / _TICKS
+    return time.clock_gettime((~pid << 3) | 2)  # its clock, as clock_getcpuclockid names it
 
 
 def memory(pid: int, field: str = "VmRSS") -> float:
@@ -168,44 +195,29 @@ def memory(pid: int, field: str = "VmRSS") -> float:
     return next(int(line.split()[1]) / 1_024 for line in lines if line.startswith(field))
 
 
-def measured(url: str, pid: int, bodies: Sequence[bytes], path: str) -> tuple[float, float]:
-    """Milliseconds of CPU for a request, and to the first byte: the median."""
+def measured(client: httpx2.Client, url: str, pid: int, bodies: Sequence[bytes]) -> tuple[float, list[float]]:
+    """Milliseconds of CPU for a request, and to the first byte of each answer."""
     firsts = []
-    with httpx2.Client(timeout=600, trust_env=False) as client:
-
-        def ask(body: bytes) -> float:
-            begun = time.perf_counter()
-            with client.stream(
-                "POST", url + path, content=body, headers={**KEYS, "content-type": "application/json"}
-            ) as response:
-                chunks = response.iter_raw()
-                next(chunks)
-                first = time.perf_counter() - begun
-                for _ in chunks:
-                    pass
-            if response.status_code != 200:
-                raise RuntimeError(f"{url} answered {response.status_code}")
-            return first
-
-        for body in bodies[:2]:
-            ask(body)
-        time.sleep(0.5)
-        before = cpu(pid)
-        firsts = [ask(body) for body in bodies[2:]]
-        time.sleep(0.5)  # what is recorded after an answer counts too
-        used = cpu(pid) - before
-    return 1_000 * used / len(firsts), 1_000 * statistics.median(firsts)
+    before = cpu(pid)
+    for body in bodies:
+        begun = time.perf_counter()
+        with client.stream("POST", url, content=body, headers={**KEYS, "content-type": "application/json"}) as response:
+            chunks = response.iter_raw()
+            next(chunks)
+            firsts.append(1_000 * (time.perf_counter() - begun))
+            for _ in chunks:
+                pass
+        if response.status_code != 200:
+            raise RuntimeError(f"{url} answered {response.status_code}")
+    time.sleep(_SETTLED)
+    return 1_000 * (cpu(pid) - before) / len(bodies), firsts
 
 
-def servers(target: str, folder: Path, peers: bool) -> Iterator[tuple[str, list[str], int, str]]:
-    """Yield name, command, port and path of each server."""
-    port = free_port()
-    yield (
-        "bare",
-        [sys.executable, "-m", "benchmarks.gateway", "--bare", target, "--port", str(port)],
-        port,
-        "/v1/messages",
-    )
+def servers(target: str, folder: Path, peers: bool) -> Iterator[tuple[str, list[str], int]]:
+    """Yield name, command and port of each server."""
+    for name in BARE:
+        port = free_port()
+        yield name, [sys.executable, "-m", "benchmarks.gateway", name, target, "--port", str(port)], port
     for mode in ("observe", "stub"):
         port = free_port()
         options = [
@@ -221,7 +233,7 @@ def servers(target: str, folder: Path, peers: bool) -> Iterator[tuple[str, list[
             "--session",
             "bench",
         ]
-        yield mode, [sys.executable, "-m", "coatcheck", "gateway", *options], port, "/v1/messages"
+        yield mode, [sys.executable, "-m", "coatcheck", "gateway", *options], port
     if not peers:
         return
     try:
@@ -240,19 +252,19 @@ def servers(target: str, folder: Path, peers: bool) -> Iterator[tuple[str, list[
     commands["headroom"] += ["--anthropic-api-url", target]
     for port, (name, options) in zip(ports, commands.items(), strict=True):
         if (programs / name).exists():
-            yield name, [str(programs / name), *options], port, "/v1/messages"
+            yield name, [str(programs / name), *options], port
         else:
             print(f"{name}: not installed in the peers' environment", flush=True)
 
 
-async def crowd(url: str, path: str) -> int:
+async def crowd(url: str) -> int:
     """Ask for many streams at once, and return how many came back whole."""
     body = json.dumps(
         {"model": "claude-opus-5-5", "max_tokens": 100, "stream": True, "messages": [{"role": "user", "content": "go"}]}
     )
 
     async def ask(client: httpx2.AsyncClient) -> bool:
-        async with client.stream("POST", url + path, content=body, headers=KEYS) as response:
+        async with client.stream("POST", url, content=body, headers=KEYS) as response:
             data = [chunk async for chunk in response.aiter_raw()]
         return b"".join(data).count(b"event: ") == EVENTS
 
@@ -264,32 +276,52 @@ async def crowd(url: str, path: str) -> int:
 Found = dict[str, dict[str, tuple[float, float]]]
 
 
-def compared(folder: Path, requests: int, *, peers: bool) -> Found:
+def compared(folder: Path, rounds: int, *, peers: bool) -> Found:
     """Milliseconds of CPU and to the first byte, by server and size."""
     port = free_port()
     config = uvicorn.Config(
-        upstream, host="127.0.0.1", port=port, log_level="critical", lifespan="off", interface="asgi3"
-    )
+        upstream, host="127.0.0.1", port=port, log_level="critical", lifespan="off", interface="asgi3",
+        timeout_keep_alive=600,
+    )  # fmt: skip
     threading.Thread(target=uvicorn.Server(config).run, daemon=True).start()
     target = f"http://127.0.0.1:{port}"
     found: Found = {}
-    for name, command, own, path in servers(target, folder, peers):
-        url = f"http://127.0.0.1:{own}"
-        try:
-            with process(command, own, ANTHROPIC_BASE_URL=target, HOME=str(folder), **_LOOPBACK_ONLY) as pid:
-                row: dict[str, tuple[float, float]] = {}
-                for label, size in SIZES.items():
-                    count = requests * (8 if size < 1 << 20 else 3 if size < 5 << 20 else 1)
-                    bodies = [body_of(size, turn) for turn in range(count + 2)]
-                    row[label] = measured(url, pid, bodies, path)
-                found[name] = row
-                if name in ("observe", "stub"):
-                    before, whole = memory(pid), asyncio.run(crowd(url, path))
-                    most = memory(pid, "VmHWM")
-                    print(f"{name}: {whole} of {_STREAMS} streams at once came back whole", flush=True)
-                    print(f"  memory: {before:.0f} MiB before, at most {most:.0f} MiB", flush=True)
-        except (OSError, RuntimeError, httpx2.HTTPError) as error:
-            print(f"{name}: not measured, {type(error).__name__}: {error}", flush=True)
+    with ExitStack() as stack:
+        running: dict[str, tuple[httpx2.Client, str, int]] = {}
+        for name, command, own in servers(target, folder, peers):
+            try:
+                pid = stack.enter_context(
+                    process(command, own, ANTHROPIC_BASE_URL=target, HOME=str(folder), **_LOOPBACK_ONLY)
+                )
+            except (OSError, RuntimeError) as error:
+                print(f"{name}: not measured, {type(error).__name__}: {error}", flush=True)
+                continue
+            client = stack.enter_context(httpx2.Client(timeout=600, trust_env=False))
+            running[name] = client, f"http://127.0.0.1:{own}/v1/messages", pid
+        for label, size in SIZES.items():
+            samples: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in running}
+            for number in range(rounds + 1):
+                many = range(ROUND[label])
+                is_short = size < _SHORT
+                bodies = [body_of(size, turn, number) for turn in many] if is_short else []
+                bodies = bodies or [body_of(size, number * len(many) + turn) for turn in many]
+                for name, (client, url, pid) in list(running.items()):
+                    try:
+                        samples[name].append(measured(client, url, pid, bodies))
+                    except (OSError, RuntimeError, httpx2.HTTPError) as error:
+                        print(f"{name}: not measured, {type(error).__name__}: {error}", flush=True)
+                        del running[name]
+            for name in running:
+                counted = samples[name][1:]  # the first round is for warming up
+                firsts = [one for _, some in counted for one in some]
+                median = statistics.median(used for used, _ in counted), statistics.median(firsts)
+                found.setdefault(name, {})[label] = median
+        for name in ("observe", "stub"):
+            if name in running:
+                _, url, pid = running[name]
+                before, whole = memory(pid), asyncio.run(crowd(url))
+                print(f"{name}: {whole} of {_STREAMS} streams at once came back whole", flush=True)
+                print(f"  memory: {before:.0f} MiB before, at most {memory(pid, 'VmHWM'):.0f} MiB", flush=True)
     return found
 
 
@@ -298,6 +330,9 @@ def gateway(bench: Bench) -> Iterator[Row]:
     if not Path("/proc/self/stat").exists():
         return
     found = compared(bench.new_folder("gateway"), 2 if bench.quick else 8, peers=not bench.quick)
+    for label, (used, first) in found.get("bare with aiohttp", {}).items():
+        note = f"first byte {first:.0f} ms"
+        yield Row(f"bare with aiohttp, {label}: CPU", found["bare"][label][0] / 1_000, used / 1_000, None, note=note)
     for mode in ("observe", "stub"):
         for label, (used, first) in found.get(mode, {}).items():
             note = f"first byte {first:.0f} ms, bare {found['bare'][label][1]:.0f} ms"
@@ -309,12 +344,13 @@ def gateway(bench: Bench) -> Iterator[Row]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve the bare pass-through, in a process of its own."""
+    """Serve a bare pass-through, in a process of its own."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--bare", metavar="URL", required=True)
+    parser.add_argument("name", choices=BARE)
+    parser.add_argument("target")
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args(list(arguments))
-    uvicorn.run(bare(options.bare), host="127.0.0.1", port=options.port, log_level="critical")
+    uvicorn.run(BARE[options.name](options.target), host="127.0.0.1", port=options.port, log_level="critical")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from coatcheck import Store
 from tests import warm_server
 from tests.backends import Backend, Clock, Fleet
+from tests.counting import counts as counts  # a fixture, and the hook of its table
+from tests.counting import pytest_configure as pytest_configure
 from tests.servers import find_postgres, find_weed, postgres, seaweedfs
 
 TESTS = Path(__file__).resolve().parent

@@ -5,6 +5,7 @@ import io
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from coatcheck import Ref, Store
 from coatcheck.collect import collecting_daily
 from coatcheck.errors import Damaged, NotFound
+from coatcheck.storage import frames
 from coatcheck.storage.frames import FRAME
 from tests.backends import LARGE, Backend, Clock, edit_catalog, wait_until
 
@@ -575,7 +577,109 @@ def test_verify_reads_everything_and_tells_its_progress(store: Store) -> None:
     report = store.verify(progress=lambda done, total: steps.append((done, total)))
     assert (report.artifacts, report.bytes) == (2, LARGE + 5)
     assert steps[-1] == (LARGE + 5, LARGE + 5)
-    assert report.to_record() == {"artifacts": 2, "bytes": LARGE + 5, "problems": []}
+    assert report.to_record() == {"artifacts": 2, "bytes": LARGE + 5, "problems": [], "quarantined_bytes": 0}
+
+
+# Quarantine
+
+
+def _without_its_row(backend: Backend, clock: Clock) -> tuple[Store, Ref]:
+    """A store whose catalog has lost the row of a blob, as one that was restored from an older backup."""
+    store = backend.open(clock=clock)
+    ref = store.session("s", ttl=None).put(NOISE)
+    store.close()
+    backend.opened.clear()
+    backend.edit_catalog("DELETE FROM ref", "DELETE FROM blob")
+    return backend.open(clock=clock), ref
+
+
+@pytest.mark.parametrize("way", ["collect", "verify"])
+def test_a_copy_that_nothing_refers_to_is_kept_in_quarantine_for_a_week(
+    folder: Backend, clock: Clock, way: str
+) -> None:
+    store, ref = _without_its_row(folder, clock)
+    if way == "collect":
+        assert store.collect(grace=0).orphans == 1
+    store.verify(repair=True)  # the counts are wrong too
+    store.verify(repair=True)
+    assert store.stats().quarantined_bytes == LARGE
+    report = store.verify()
+    assert (report.problems, report.quarantined_bytes) == ([], LARGE)
+    (path,) = (folder.path / "quarantine").iterdir()
+    assert path.read_bytes() == NOISE
+    assert path.name.startswith(ref.artifact_id)
+    clock.advance(6 * 86_400)
+    store.collect(grace=0)
+    assert store.stats().quarantined_bytes == LARGE
+    clock.advance(2 * 86_400)
+    store.collect(grace=0)
+    assert store.stats().quarantined_bytes == 0
+    assert list((folder.path / "quarantine").iterdir()) == []
+
+
+def test_a_repair_takes_a_missing_copy_back_from_the_quarantine(folder: Backend, clock: Clock) -> None:
+    store = folder.open(clock=clock)
+    session = store.session("s", ttl=None)
+    ref = session.put(NOISE)
+    assert session.get(ref) == NOISE  # applies the journal
+    folder.edit_catalog("UPDATE blob SET place = '00' || substr(place, 3)")
+    assert store.collect(grace=0).orphans == 1
+    assert store.stats().quarantined_bytes == LARGE
+    (problem,) = store.verify(repair=True).problems
+    assert (problem.kind, problem.repaired) == ("missing", True)
+    assert store.stats() == replace(store.stats(), quarantined_bytes=0, tombstones=0)
+    assert session.get(ref) == NOISE
+    assert store.verify().problems == []
+
+
+def test_a_second_copy_is_removed_only_if_the_first_is_sound(lasting: Backend, clock: Clock) -> None:
+    store = lasting.open(clock=clock)
+    session = store.session("s", ttl=None)
+    ref = session.put(NOISE)
+    blobs = store._blobs
+    for _ in range(2):
+        with blobs.stage([NOISE]) as staged:
+            staged.publish()
+    if lasting.is_fleet:
+        blobs._sweep_after = 0  # type: ignore[attr-defined]
+    assert store.collect(grace=0).orphans == 2
+    assert store.stats().quarantined_bytes == 0
+    with blobs.stage([NOISE]) as staged:
+        staged.publish()
+    lasting.damage(ref, lambda data: data[:-1] + b"?")
+    assert store.collect(grace=0).orphans == 1
+    assert store.stats().quarantined_bytes == LARGE
+    assert {(one.kind, one.repaired) for one in store.verify(repair=True).problems} == {
+        ("damaged", True), ("orphan", True),
+    }  # fmt: skip
+    assert session.get(ref) == NOISE
+
+
+def test_the_copy_of_an_artifact_that_a_put_found_expired_is_removed_and_not_kept(
+    folder: Backend, clock: Clock
+) -> None:
+    store = folder.open(clock=clock, grace=10)
+    store.session("s", ttl=10).put(NOISE)
+    clock.advance(1_000)
+    session = store.session("s")
+    assert session.get(session.put("the session begins again")) == "the session begins again"
+    assert store.collect().orphans == 1
+    assert store.stats().quarantined_bytes == 0
+
+
+def test_a_compressed_copy_that_does_not_read_back_is_not_used(
+    folder: Backend, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = folder.open(clock=clock)
+    session = store.session("s", ttl=None)
+    text = "a line that compresses\n" * 20_000
+    ref = session.put(text)
+    compressed = frames.compressed
+    monkeypatch.setattr(frames, "compressed", lambda pieces: (one[:-1] + b"?" for one in compressed(pieces)))
+    report = store.collect(grace=0, cold_after=0)
+    assert (report.compressed, [one.kind for one in report.problems]) == (0, ["unreadable"])
+    assert session.get(ref) == text
+    assert store.verify().problems == []
 
 
 # Purging

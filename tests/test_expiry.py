@@ -258,7 +258,7 @@ def test_reading_writes_nothing(folder: Backend, clock: Clock, value: str) -> No
     store = folder.open(clock=clock)
     session = store.session("s")
     ref = session.put(value, name="n")
-    assert session.get(ref) == value  # takes the put over from the journal
+    assert session.list() == [ref]  # takes the put over from the journal
     before = digests_of_files(folder.path)
     for _ in range(20):
         clock.advance(1)

@@ -3,17 +3,20 @@
 import hashlib
 import io
 import os
+import random
 import sys
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import coatcheck
 from coatcheck import Store
-from tests.backends import LARGE, Backend
+from tests.backends import LARGE, Backend, Clock
 
 CONTEXT = get_context("spawn")  # a process of its own, with nothing inherited
 PROCESSES = 4
@@ -206,3 +209,196 @@ os.kill(os.getpid(), 9)
         assert session.get(f"name {i}") == f"value {i}"
         assert session.get(f"large {i}") == str(i) * 300_000
     assert store.verify().problems == []
+
+
+class Peer:
+    """Another process that has the store open, and calls methods of a session on request."""
+
+    def __init__(self, url: str, ahead: float = 0.0) -> None:
+        self._here, there = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=_serve, args=(there, url, ahead), daemon=True)
+        self._process.start()
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._here.send(None)
+        self._process.join()
+
+    def call(self, method: str, *args: object, **options: object) -> Any:
+        self._here.send((method, args, options))
+        return self._here.recv()
+
+
+def _serve(pipe: Any, url: str, ahead: float) -> None:
+    with coatcheck.open(url, durability="process", clock=lambda: time.time() + ahead) as store:
+        while (asked := pipe.recv()) is not None:
+            method, args, options = asked
+            done = getattr(store if method == "collect" else store.session("s"), method)(*args, **options)
+            pipe.send(None if method == "collect" else done)
+
+
+def test_a_get_sees_every_put_of_another_process_that_has_the_store_open(lasting: Backend) -> None:
+    session = lasting.open().session("s")
+    with Peer(lasting.url) as peer:
+        for number in range(8):
+            mine, theirs = session.put(value_of(number)), peer.call("put", value_of(100 + number))
+            assert session.get(theirs) == value_of(100 + number)
+            assert peer.call("get", mine.pointer) == value_of(number)
+            assert session.get(mine) == value_of(number)
+    assert len(session.list()) == 16
+
+
+def test_what_another_process_forgets_right_after_its_put_is_gone(lasting: Backend) -> None:
+    session = lasting.open().session("s")
+    with Peer(lasting.url) as peer:
+        for number in range(4):
+            mine, theirs = session.put(value_of(number)), peer.call("put", value_of(100 + number))
+            assert session.get(mine) == value_of(number)
+            assert peer.call("forget", mine.pointer) is True
+            assert session.get(mine) is None
+            assert session.ref(mine) is None
+            assert session.forget(theirs) is True
+            assert peer.call("get", theirs.pointer) is None
+            assert session.put(value_of(number)) is not None
+            assert peer.call("get", mine.pointer) == session.get(mine) == value_of(number)
+
+
+def test_a_grant_is_read_at_once_by_those_who_have_the_session_open(lasting: Backend) -> None:
+    store, other = lasting.open(), lasting.open()
+    giver, receivers = store.session("giver"), [one.session("s") for one in (store, other)]
+    with Peer(lasting.url) as peer:
+        for number in (0, 1):
+            ref = giver.put(value_of(number))
+            assert [one.get(ref) for one in receivers] == [None, None]
+            giver.grant(ref, to="s")
+            assert [one.get(ref) for one in receivers] == [value_of(number)] * 2
+            assert peer.call("get", ref.pointer) == value_of(number)
+            giver.annotate(ref, "another summary")
+            assert giver.get(ref) == value_of(number)
+
+
+def test_a_session_that_another_process_has_ended_is_empty_until_the_next_put(lasting: Backend) -> None:
+    session = lasting.open().session("s")
+    with Peer(lasting.url) as peer:
+        refs = [session.put(value_of(number)) for number in range(4)]
+        assert peer.call("end") == 4
+        assert [session.get(ref) for ref in refs] == [None] * 4
+        again = session.put(value_of(1))
+        assert session.get(again) == value_of(1)
+        assert [session.get(ref) for ref in refs] == [None, value_of(1), None, None]
+        assert peer.call("get", again.pointer) == value_of(1)
+
+
+def test_what_another_process_has_collected_is_gone(lasting: Backend) -> None:
+    session = lasting.open().session("s", ttl=60)
+    refs = [session.put(value_of(number)) for number in range(4)]
+    kept = session.pin(session.put(b"pinned"))
+    with Peer(lasting.url, ahead=86_400.0) as peer:
+        peer.call("collect", grace=0)
+    assert [session.get(ref) for ref in refs] == [None] * 4
+    assert session.get(kept) == b"pinned"
+
+
+def test_what_another_process_has_compressed_or_healed_is_read_from_its_new_place(lasting: Backend) -> None:
+    session = lasting.open().session("s", ttl=None)
+    text = b"a line that compresses well\n" * 10_000
+    ref = session.put(text)
+    assert session.get(ref) == text
+    with Peer(lasting.url, ahead=86_400.0 * 3) as peer:
+        peer.call("collect")
+        assert session.get(ref) == text
+        lasting.damage(session.list()[0], lambda data: b"\0" + data[1:])
+        peer.call("put", text)
+        assert session.get(ref) == text
+
+
+def test_a_put_of_another_process_keeps_the_session_alive_or_buries_what_had_expired(
+    lasting: Backend, clock: Clock
+) -> None:
+    here, there = (lasting.open(clock=clock, grace=50).session("s", ttl=100) for _ in range(2))
+    old = here.put(value_of(1))
+    assert here.get(old) == there.get(old) == value_of(1)
+    clock.advance(80)
+    there.put(value_of(2))
+    clock.advance(80)
+    assert here.get(old) == value_of(1), "alive since the other put"
+    lasting.opened[0]._activity.last_uses.clear()  # as in a process that did not use the session
+    clock.advance(140)
+    assert here.get(old) is None
+    clock.advance(100)
+    new = there.put(value_of(4))
+    assert here.get(old) is None, "it had expired before the put"
+    assert here.get(new) == value_of(4)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_sees_what_was_put_just_before_and_its_parent_what_it_puts(folder: Backend) -> None:
+    session = folder.open().session("s")
+    before = [session.put(value_of(number)) for number in range(4)]
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        failed = 1
+        try:
+            assert [session.get(ref) for ref in before] == [value_of(number) for number in range(4)]
+            ref = session.put(value_of(10))
+            assert session.get(ref) == value_of(10)
+            assert session.forget(before[0])
+            os.write(writing, ref.pointer.encode())
+            failed = 0
+        finally:
+            os._exit(failed)
+    pointer = os.read(reading, 100).decode()
+    assert os.waitpid(child, 0)[1] == 0
+    assert session.get(pointer) == value_of(10)
+    assert session.get(before[0]) is None
+    assert [session.get(ref) for ref in before[1:]] == [value_of(number) for number in range(1, 4)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_open_stores_at_one_place_always_answer_like_a_single_one(folder: Backend, clock: Clock, seed: int) -> None:
+    choose = random.Random(seed)
+    stores = [
+        folder.open(clock=clock, grace=5),
+        folder.open(clock=clock, grace=5),
+        folder.open_new(clock=clock, grace=5),
+    ]
+    sessions = [
+        {
+            "one": store.session("one", ttl=100_000),
+            "two": store.session("two", ttl=None),
+            "child": store.session("child", ttl=200_000, parent="one"),
+        }
+        for store in stores
+    ]
+    values = [b"%d" % number for number in range(5)] + [value_of(number) for number in (0, 3)]
+    ids = [hashlib.sha256(value).hexdigest() for value in values]
+
+    def act(at: int, which: str, verb: str, number: int, name: str | None) -> object:
+        session = sessions[at][which]
+        if verb == "put":
+            return session.put(values[number], name=name).artifact_id
+        if verb == "brief":
+            return session.put(values[number], ttl=3).artifact_id
+        if verb == "end":
+            return session.end()
+        if verb == "collect":
+            return stores[at].collect(grace=0).refs
+        if verb == "pin":
+            held = any(ref.artifact_id == ids[number] and ref.session_id == which for ref in session.list())
+            return held and session.pin(ids[number]).artifact_id
+        return session.forget(ids[number]) if verb == "forget" else session.get(ids[number])
+
+    for step in range(120):
+        verb = choose.choices(["put", "get", "forget", "brief", "pin", "end", "collect"], [12, 8, 3, 2, 1, 1, 1])[0]
+        asked = choose.choice(["one", "two", "child"]), verb, choose.randrange(len(values)), choose.choice([None, "n"])
+        assert act(choose.randrange(2), *asked) == act(2, *asked), (step, asked)
+        for which in sessions[0]:
+            for one in choose.sample(ids, 4):
+                found = [each[which].get(one) for each in sessions]
+                assert found[0] == found[1] == found[2], (step, asked, which, ids.index(one))
+        clock.advance(choose.choice([0, 0, 0, 1, 1, 2, 4, 40]))

@@ -44,6 +44,18 @@ def test_the_hot_series_takes_nothing_without_a_claim(store: Store) -> None:
     assert session.record("metrics", b"by anybody") == 1
 
 
+def test_records_that_are_written_together_are_checked_before_any_is_written(store: Store) -> None:
+    session = store.session("s")
+    assert session.record_all([]) == []
+    assert session.record_all([("x", b"one", None), ("y", b"two", 1)]) == [1, 1]
+    with pytest.raises(errors.Fenced):
+        session.record_all([("x", b"three", None), ("hot", b"by nobody", None)])
+    with pytest.raises(errors.TooLarge):
+        session.record_all([("x", b"three", None), ("x", bytes(RECORD_LIMIT + 1), None)])
+    assert [one.body for one in session.records("x")] == [b"one"]
+    assert [one.body for one in session.records("y")] == [b"two"]
+
+
 def test_a_holder_that_is_busy_keeps_its_claim_from_one_that_waits(store: Store, clock: Clock) -> None:
     session = store.session("s")
     first = session.claim("a", idle=30)

@@ -177,6 +177,7 @@ class AsyncSession(_Wrapper[Session]):
     claim = _hop(Session.claim, _same)
     claimant = _hop(Session.claimant, _same)
     record = _hop(Session.record, _same)
+    record_all = _hop(Session.record_all, _same)
     records = _hop(Session.records, _same)
     first_records = _hop(Session.first_records, _same)
     annotate = _hop(Session.annotate, _same)

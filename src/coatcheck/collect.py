@@ -10,13 +10,14 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreFull, StoreUnavailable, storage_error
 from coatcheck.refs import Blob
-from coatcheck.storage import BlobStore, Catalog
+from coatcheck.storage import BlobStore, Catalog, Quarantined
 
 if TYPE_CHECKING:
     from coatcheck.store import Store
@@ -26,7 +27,7 @@ Progress = Callable[[int, int | None], None]
 
 _Kind = Literal["damaged", "missing", "unreadable", "orphan", "foreign", "catalog"]
 TOMBSTONES_KEPT = 7 * 86_400.0
-QUARANTINE = 7 * 86_400.0  # seconds that a repair keeps the copies that it set aside
+QUARANTINE = 7 * 86_400.0  # seconds that copies are kept which a repair set aside, or which nothing refers to
 COLD_AFTER = 86_400.0
 _PIECE = 1 << 20
 _SOME = 500  # copies in one query to the catalog
@@ -111,11 +112,13 @@ class CollectReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What a verification read, and the problems that it found. The store is sound if there are none."""
+    """What a verification read, and the problems that it found. The store is sound if there are none. Copies in
+    quarantine are not a problem: nothing refers to them, and a collection removes them after seven days."""
 
     artifacts: int
     bytes: int
     problems: list[StoreProblem] = field(default_factory=list)
+    quarantined_bytes: int = 0
 
     def to_record(self) -> dict[str, Any]:
         return asdict(self)
@@ -138,13 +141,16 @@ def collect(
     work = _Upkeep(blobs, catalog, now)
     freed = catalog.expire(now - grace, forget_before=now - grace - TOMBSTONES_KEPT, dry_run=dry_run)
     if not dry_run:
-        work.try_each(freed.blobs, blobs.remove)  # copies that stay have no row: a sweep finds them
+        work.try_each(work.unnamed(freed.blobs), blobs.remove)  # copies that stay have no row: a sweep finds them
     swept = leftovers = compressed = 0
     if orphans:
         found = (orphan for orphan, _ in work.orphans())
-        swept = work.try_each(found, lambda blob: blobs.sweep(blob, remove=not dry_run))
-        leftovers = work.attempt(lambda: blobs.leftovers(remove=not dry_run), 0)
+        swept = work.try_each(found, lambda blob: work.clear_away(blob, act=not dry_run))
+        leftovers = work.leftovers(remove=not dry_run)
         work.note_foreign()
+        if not dry_run:
+            old = (one.blob for one in work.quarantined() if one.since <= now - QUARANTINE)
+            work.try_each(old, blobs.discard)
     if compress and not dry_run:
         for done, blob in enumerate(catalog.cold(now - cold_after), 1):
             compressed += work.try_one(blob, work.compress)
@@ -173,7 +179,9 @@ def verify(
         if work.is_over and blob.coding != "inline":
             unread += 1
         elif (problem := work.examine(blob, content)) is not None:
-            repaired = repair and problem.kind in ("damaged", "missing") and work.lose(blob, until)
+            repaired = (
+                repair and problem.kind in ("damaged", "missing") and (work.take_back(blob) or work.lose(blob, until))
+            )
             work.add(problem.kind, problem.message, blob.digest, repaired)
         checked += 1
         seen += blob.size
@@ -183,13 +191,13 @@ def verify(
         work.add("unreadable", f"{unread} more artifacts were not read, because the store does not respond")
     work.restore_sound(repair=repair)
     for orphan, was_set_aside in work.orphans():
-        if work.try_one(orphan, lambda blob: blobs.sweep(blob, remove=sweeping)) and not was_set_aside:
-            message = "a file that no artifact refers to" + (": removed" if sweeping else "")
+        if work.try_one(orphan, lambda blob: work.clear_away(blob, act=sweeping)) and not was_set_aside:
+            message = "a file that no artifact refers to" + (": cleared away" if sweeping else "")
             work.add("orphan", message, orphan.digest, sweeping)
-    if leftovers := work.attempt(lambda: blobs.leftovers(remove=sweeping), 0):
+    if leftovers := work.leftovers(remove=sweeping):
         work.add("orphan", f"{leftovers} bytes of puts that never finished", None, sweeping)
     work.note_foreign()
-    return VerifyReport(checked, seen, work.problems)
+    return VerifyReport(checked, seen, work.problems, sum(one.size for one in work.quarantined()))
 
 
 class _Upkeep:
@@ -201,6 +209,7 @@ class _Upkeep:
         self._catalog = catalog
         self._now = now
         self._failures = 0
+        self._apart: list[Blob] | None = None  # the copies in quarantine, once they are listed
         self.problems: list[StoreProblem] = []
 
     @property
@@ -256,12 +265,59 @@ class _Upkeep:
         def next_copies() -> Sequence[Blob] | None:
             return list(islice(copies, _SOME))
 
+        def make_durable() -> bool:
+            self._catalog.make_durable()
+            return True
+
         copies = self._blobs.places()
         while not self.is_over and (some := self.attempt(next_copies, None, doing="the copies cannot be listed: ")):
+            found = unnamed(some)
+            # A power cut must not bring back a row that names one of them.
+            if found and not self.attempt(make_durable, False):
+                continue
             # The second look counts: once a copy is no longer being published, its row exists, or never will.
-            for copy in unnamed(some):
+            for copy in found:
                 if self.try_one(copy, lambda copy: self._blobs.sweep(copy, remove=False)) and unnamed([copy]):
                     yield copy, copy.digest in replaced
+
+    def unnamed(self, copies: Sequence[Blob]) -> Iterator[Blob]:
+        """Yield those copies that the catalog, asked again, does not name."""
+        for at in range(0, len(copies), _SOME):
+            some = copies[at : at + _SOME]
+            known = self._catalog.places({copy.digest for copy in some})
+            yield from (copy for copy in some if known.get(copy.digest) != copy.place)
+
+    def clear_away(self, orphan: Blob, *, act: bool) -> bool:
+        """Remove a copy without a row if the catalog has another copy that is sound, or if tombstones say that all refs
+        to it expired. Otherwise nobody can say that the bytes are not needed (the catalog may have lost a row, or may
+        be restored from a backup): the copy goes to the quarantine."""
+        if not act:
+            return self._blobs.sweep(orphan, remove=False)
+        row = next(iter(self._catalog.blobs(orphan.digest)), None)
+        if row is not None and row[0].place != orphan.place and self._failure(*row) is None:
+            return self._blobs.sweep(orphan)
+        refs = self._catalog.refs(digest=orphan.digest)
+        if row is None and refs and all(one.gone == "expired" for one in refs):
+            return self._blobs.sweep(orphan)
+        return self._blobs.quarantine(orphan, self._now)
+
+    def leftovers(self, *, remove: bool) -> int:
+        return self.attempt(lambda: self._blobs.leftovers(remove=remove, is_named=self._catalog.is_named), 0)
+
+    def quarantined(self) -> list[Quarantined]:
+        return self.attempt(lambda: list(self._blobs.quarantined()), [])
+
+    def take_back(self, blob: Blob) -> bool:
+        """Look for a missing or damaged blob in the quarantine. Returns whether a sound copy is in use again."""
+        if self._apart is None:
+            self._apart = [one.blob for one in self.quarantined()]
+        for one in [one for one in self._apart if one.digest == blob.digest]:
+            copy = replace(blob, coding=one.coding, place=one.place)
+            if not self.attempt(partial(self._blobs.take_back, one), False, blob.digest):
+                continue
+            if self._failure(copy, None) is None and (copy.place == blob.place or self._catalog.relocate(blob, copy)):
+                return True
+        return False
 
     def note_foreign(self) -> None:
         self.attempt(lambda: self.problems.extend(StoreProblem("foreign", one) for one in self._blobs.foreign()), None)
@@ -328,8 +384,16 @@ class _Upkeep:
                 return False
             with stage as staged:
                 smaller = staged.publish()
-                moved = self._catalog.relocate(blob, smaller)
-                self._blobs.remove(blob if moved else smaller)
-                return moved
+                # The new copy is read before the old one goes, and the catalog is asked again which one it names.
+                problem = self._failure(smaller, None)
+                if problem is None and self._catalog.relocate(blob, smaller):
+                    for copy in self.unnamed([blob]):
+                        self._blobs.remove(copy)
+                    return True
+                for copy in self.unnamed([smaller]):
+                    self._blobs.remove(copy)
+                if problem is not None:
+                    self.add("unreadable", f"its compressed copy did not read back: {problem.message}", blob.digest)
+                return False
         except (Damaged, NotFound):
             return False  # verify reports it; the collection continues

@@ -103,11 +103,11 @@ class CoreSession(ABC):
         Media type, kind and summary are detected if they are not given. `ttl` limits the life of this artifact within
         that of the session. `metadata` is a small JSON object for the host's own use. Returns when the value is
         durable."""
-        lineage = tuple(one.artifact_id if isinstance(one, Ref) else parse_pointer(one).prefix for one in parents)
+        lineage: tuple[str, ...] = ()
+        if parents != ():
+            lineage = tuple(one.artifact_id if isinstance(one, Ref) else parse_pointer(one).prefix for one in parents)
         text = None if metadata is None else metadata_text(metadata)
-        about = About(
-            name, tool, kind, media_type, summary, producer, call_id, lineage, ttl, metadata_json=text
-        )  # fmt: skip
+        about = About(name, tool, kind, media_type, summary, producer, call_id, lineage, ttl, None, None, text)
         return self.put_about(value, about)
 
     def put_about(self, value: object, about: About) -> Ref:
@@ -373,15 +373,8 @@ class CoreSession(ABC):
 
         Raises `Fenced` if `token` is not that of the newest claim; nothing is written then. With `keep`, only that many
         of the newest records stay. Records end with the session. Returns when the record is durable."""
-        check_name(series, "series")
-        if not isinstance(body, bytes):
-            raise InvalidArgument(f"a record must be bytes, got a {type(body).__name__}")
-        if len(body) > RECORD_LIMIT:
-            raise TooLarge(
-                f"a record must have at most {RECORD_LIMIT} bytes, got {len(body)}", hint="put it as an artifact"
-            )
+        _check_record(series, body, keep)
         whole(token, "token", least=1, optional=True)
-        whole(keep, "keep", least=1, optional=True)
         if token is None and series in FENCED_SERIES:
             raise Fenced(f"the series {series!r} only takes records under a claim", hint="claim the session first")
         parts, info = self._parts, self._scope.info
@@ -389,6 +382,21 @@ class CoreSession(ABC):
         number = parts.catalog.record(info, series, body, at=now, token=token, keep=keep, grace=parts.limits.grace)
         parts.activity.note(self._scope.lineage, now, info.ttl)
         return number
+
+    def record_all(self, records: Sequence[tuple[str, bytes, int | None]]) -> builtins.list[int]:
+        """Append several records, each with its series and its `keep`, and return their numbers: all are written, or
+        none."""
+        for series, body, keep in records:
+            _check_record(series, body, keep)
+            if series in FENCED_SERIES:
+                raise Fenced(f"the series {series!r} only takes records under a claim", hint="claim the session first")
+        if not records:
+            return []
+        parts, info = self._parts, self._scope.info
+        now = parts.clock()
+        numbers = parts.catalog.record_all(info, records, at=now, grace=parts.limits.grace)
+        parts.activity.note(self._scope.lineage, now, info.ttl)
+        return numbers
 
     def records(
         self, series: str, *, after: int = 0, before: int | None = None, limit: int | None = None, newest: bool = False
@@ -542,9 +550,9 @@ class CoreSession(ABC):
             return entry, ""
         if not isinstance(target, str):
             raise InvalidArgument(f"cannot look up a {type(target).__name__}", hint="pass a pointer, a name or a Ref")
-        if is_pointer(target):
-            parsed = parse_pointer(target)
-            return self._by_prefix(parsed.prefix, content, brief), parsed.fragment
+        if target.startswith(SCHEME) and is_pointer(target):
+            prefix, _, fragment = target[len(SCHEME) :].partition("#")
+            return self._by_prefix(prefix, content, brief), fragment
         named = self._nearest(name=target, content=content, limit=1) if is_encodable(target) else None
         if named is not None:
             if not self._parts.is_live(named):
@@ -561,10 +569,10 @@ class CoreSession(ABC):
         live: dict[str, Entry] = {}
         parts = self._parts
         for session_id in self._scope.lineage:
-            if brief:
-                found = parts.catalog.fetch(session_id, prefix)
+            if content:
+                found = parts.catalog.fetch(session_id, prefix, brief=brief)
             else:
-                found = parts.catalog.find(session_id, prefix=prefix, content=content)
+                found = parts.catalog.find(session_id, prefix=prefix)
             for entry in found:
                 if parts.is_live(entry):
                     live.setdefault(entry.ref.artifact_id, entry)
@@ -657,7 +665,8 @@ class CoreSession(ABC):
             except NotFound:
                 entry = self._moved(entry)
                 data = blobs.read(entry.blob, 0, entry.blob.size) if entry.content is None else entry.content
-        if hashlib.sha256(data).hexdigest() != entry.ref.artifact_id:
+        is_known = entry.is_checked and entry.content is not None
+        if not is_known and hashlib.sha256(data).hexdigest() != entry.ref.artifact_id:
             raise Damaged(f"the bytes of {entry.ref.pointer} do not match their digest")
         return entry, data
 
@@ -683,6 +692,16 @@ class CoreSession(ABC):
     def _used(self, digest: str | None) -> None:
         """Note that the session was used now, and a blob that has a copy of its own."""
         self._parts.activity.note(self._scope.lineage, self._parts.clock(), self._scope.info.ttl, digest)
+
+
+def _check_record(series: str, body: bytes, keep: int | None) -> None:
+    check_name(series, "series")
+    if not isinstance(body, bytes):
+        raise InvalidArgument(f"a record must be bytes, got a {type(body).__name__}")
+    if len(body) > RECORD_LIMIT:
+        text = f"a record must have at most {RECORD_LIMIT} bytes, got {len(body)}"
+        raise TooLarge(text, hint="put it as an artifact")
+    whole(keep, "keep", least=1, optional=True)
 
 
 def _lenders(lent: Mapping[str, Entry]) -> builtins.list[str]:

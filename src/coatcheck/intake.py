@@ -214,6 +214,8 @@ class Parts:
     make_room: Callable[[], object]
 
     def put(self, scope: Scope, value: object, about: About) -> Ref:
+        if type(value) is bytes:
+            return self.put_encoded([scope], Encoded("bytes", value), about)
         if isinstance(value, Path):
             named = _checked(replace(about, name=about.name or _file_name(value)))
             try:
@@ -261,7 +263,7 @@ class Parts:
                 lambda: self.catalog.put_inline(
                     digest,
                     scope.lineage,
-                    lambda: Entry(describe(), Blob(digest, len(data)), info, data),
+                    lambda: Entry(describe(), Blob(digest, len(data)), info, data, is_checked=True),
                     is_repeat,
                     limits=self.limits,
                 )
@@ -395,13 +397,15 @@ class Parts:
             return False
         if about.ttl is not None or ref.expires is not None:
             return False
-        given = (about.name, about.tool, about.call_id, about.parents, about.request, about.granted_by,
-                 about.metadata_json)  # fmt: skip
-        if given != (ref.name, ref.tool, ref.call_id, ref.parents, ref.request, ref.granted_by, ref.metadata_json):
+        if about.name != ref.name or about.tool != ref.tool or about.call_id != ref.call_id:
             return False
-        guessed = ((about.kind, ref.kind), (about.media_type, ref.media_type), (about.summary, ref.summary),
-                   (about.producer, ref.producer))  # fmt: skip
-        if any(new is not None and new != old for new, old in guessed):
+        if about.parents != ref.parents or about.request != ref.request or about.granted_by != ref.granted_by:
+            return False
+        if about.metadata_json != ref.metadata_json or about.kind not in (None, ref.kind):
+            return False
+        if about.media_type not in (None, ref.media_type) or about.producer not in (None, ref.producer):
+            return False
+        if about.summary not in (None, ref.summary):
             return False
         if ref.name is None:
             return True

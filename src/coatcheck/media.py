@@ -211,7 +211,9 @@ def look(head: bytes) -> Look:
 
 def encoding_of(head: bytes) -> Encoding:
     """The encoding that a byte-order mark names, else UTF-8. All code that reads text uses this."""
-    return next((encoding for mark, encoding in _MARKS.items() if head.startswith(mark)), _UTF8)
+    if not head.startswith(_ANY_MARK):
+        return _UTF8
+    return next(encoding for mark, encoding in _MARKS.items() if head.startswith(mark))
 
 
 def decoded(data: bytes, errors: Literal["replace", "ignore"] = "replace") -> str:
@@ -232,10 +234,12 @@ def sniff_kind(media_type: str, head: str, *, name: str | None = None) -> str:
     if media_type in _DOCS:
         return "doc"
     if media_type == TEXT:
-        named_log = name is not None and name.lower().endswith(".log")
-        if named_log or _is_log(head):
+        if (name is not None and name.lower().endswith(".log")) or starts_with_time(head) or _has_time_below(head):
             return "log"
-        return "data" if _OBJECT_START.match(head) else "result"  # JSON that is cut or broken
+        if _OBJECT_START.match(head):
+            return "data"  # JSON that is cut or broken
+        has_level = any(level in head for level in _LEVELS) and _LEVEL.search(head) is not None
+        return "log" if has_level else "result"
     return "data"
 
 
@@ -244,13 +248,10 @@ def starts_with_time(head: str) -> bool:
     return _STAMP.match(head) is not None
 
 
-def _is_log(head: str) -> bool:
-    """Whether one of the first two lines begins with a time, or there is a log level. Plain searches come first."""
-    if starts_with_time(head) or ((end := head.find("\n")) >= 0 and _STAMP.match(head, end + 1)):
-        return True
-    if _OBJECT_START.match(head):
-        return False
-    return any(level in head for level in _LEVELS) and _LEVEL.search(head) is not None
+def _has_time_below(head: str) -> bool:
+    """Whether the second line of a text begins with a time."""
+    end = head.find("\n")
+    return end >= 0 and _STAMP.match(head, end + 1) is not None
 
 
 def _json_by_ends(head: str, tail: str) -> str | None:
@@ -370,3 +371,4 @@ _MARKS: Final = {
     codecs.BOM_UTF16_LE: Encoding("UTF-16LE", 2, 2),
     codecs.BOM_UTF16_BE: Encoding("UTF-16BE", 2, 2),
 }
+_ANY_MARK: Final = tuple(_MARKS)

@@ -24,7 +24,7 @@ MARK: Final = "[masked:"
 CONTEXT: Final = 4_096
 """Characters before and after a passage that are searched too, for a secret that the passage would cut."""
 
-_LONG: Final = 1_000  # characters from which a quick check comes first
+_LONG: Final = 200  # characters from which a quick check comes first
 
 
 class Secret(NamedTuple):

@@ -287,7 +287,12 @@ class Store:
         return verify(self._blobs, self._catalog, now=self._clock(), repair=repair, progress=progress)
 
     def stats(self) -> Totals:
-        return self._catalog.totals()
+        """Return counts of sessions, refs, artifacts, tombstones and bytes. `quarantined_bytes` are those of copies
+        that nothing refers to, which a collection has set aside for seven days."""
+        totals = self._catalog.totals()
+        with suppress(StoreError):  # the counts of the catalog do not depend on the blob store
+            totals = replace(totals, quarantined_bytes=sum(one.size for one in self._blobs.quarantined()))
+        return totals
 
     def export(self, target: IO[bytes], *, progress: Progress | None = None) -> int:
         """Write sessions, refs and blobs as JSON lines, and return the number of refs."""

@@ -98,6 +98,8 @@ def as_text(value: object) -> str:
 
 def _plain(value: object) -> object:
     """Convert models and dataclasses to JSON values; return everything else as it is."""
+    if type(value) in (dict, list):
+        return value
     described = hasattr(type(value), "__pydantic_serializer__") or (
         dataclasses.is_dataclass(value) and not isinstance(value, type)
     )

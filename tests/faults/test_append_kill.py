@@ -16,6 +16,7 @@ import pytest
 
 import coatcheck
 from coatcheck.transcript import Transcript, verify
+from tests.counting import Counts
 from tests.faults.world import ROOT, chosen_seed, problems
 
 pytestmark = pytest.mark.faults
@@ -25,7 +26,9 @@ ROUNDS_PER_FILE = 5
 
 
 @pytest.mark.timeout(0)
-def test_no_acknowledged_message_is_lost_and_the_file_is_always_readable(tmp_path: Path, long_faults: bool) -> None:
+def test_no_acknowledged_message_is_lost_and_the_file_is_always_readable(
+    tmp_path: Path, long_faults: bool, counts: Counts
+) -> None:
     wanted = 200 if long_faults else 8
     seed = chosen_seed()
     rng = random.Random(seed)
@@ -37,6 +40,7 @@ def test_no_acknowledged_message_is_lost_and_the_file_is_always_readable(tmp_pat
             promised = _run_and_kill(tmp_path, folder, path, rng, count, round_)
             acknowledged += sum(promised.values())
             kills += count
+            counts("kills while a transcript grows", count)
             round_ += 1
             _check(folder, path, promised)
             if round_ % ROUNDS_PER_FILE == 0:

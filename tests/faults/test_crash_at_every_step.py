@@ -24,6 +24,7 @@ from coatcheck import Store
 from coatcheck.errors import StoreError, StoreFull
 from coatcheck.storage import sqlite
 from coatcheck.testing.faulty import At, Crash, Cut, FaultyDisk, open_on
+from tests.counting import Counts
 from tests.faults.conftest import folder_in_memory
 from tests.faults.world import State, assert_clean, files_under, problems, state_of
 
@@ -240,7 +241,7 @@ def _reopened(case: Case, folder: Path) -> Store:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
 @pytest.mark.parametrize("cut", CRASHES)
 def test_a_crash_at_any_step_leaves_the_store_before_or_after(
-    case: Case, cut: Cut | None, prepared: Prepared, in_memory: Path, long_faults: bool
+    case: Case, cut: Cut | None, prepared: Prepared, in_memory: Path, long_faults: bool, counts: Counts
 ) -> None:
     start, before = prepared(case)
     counted = FaultyDisk(_copied(start, in_memory / "counted"))
@@ -251,6 +252,7 @@ def test_a_crash_at_any_step_leaves_the_store_before_or_after(
         folder, image = _copied(start, in_memory / "store"), in_memory / "image"
         run = Run(case, folder, FaultyDisk(folder, crash=at, image=image, cut=cut, seed=seed))
         assert run.go() is None, f"{at} was never reached"
+        counts("crashes at a step" if cut is None else "power cuts at a step")
         try:
             _check(case, run, image, before, after)
         except BaseException as error:
@@ -262,7 +264,7 @@ def test_a_crash_at_any_step_leaves_the_store_before_or_after(
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["full", "broken"])
 def test_an_error_at_any_step_is_typed_and_leaves_the_store_before_or_after(
-    case: Case, number: int, prepared: Prepared, in_memory: Path, long_faults: bool
+    case: Case, number: int, prepared: Prepared, in_memory: Path, long_faults: bool, counts: Counts
 ) -> None:
     start, before = prepared(case)
     counted = FaultyDisk(_copied(start, in_memory / "counted"))
@@ -274,6 +276,7 @@ def test_an_error_at_any_step_is_typed_and_leaves_the_store_before_or_after(
         folder, image = _copied(start, in_memory / "store"), in_memory / "image"
         disk = FaultyDisk(folder, errors={step: number}, image=image, cut="dropped")
         run = Run(case, folder, disk)
+        counts("errors of the disk at a step (full, or broken)")
         try:
             found = _go_through_error(run, number)
             if not run.is_done and case.is_whole:
@@ -326,7 +329,7 @@ MIGRATION = ("CREATE TABLE added (one INTEGER)", "INSERT INTO added VALUES (1)",
 
 @pytest.mark.parametrize("cut", CRASHES)
 def test_a_crash_at_any_step_of_a_migration_leaves_the_old_version_or_the_new(
-    cut: Cut | None, in_memory: Path, monkeypatch: pytest.MonkeyPatch, long_faults: bool
+    cut: Cut | None, in_memory: Path, monkeypatch: pytest.MonkeyPatch, long_faults: bool, counts: Counts
 ) -> None:
     case = Case("migrating", lambda store: None, _put_some)
     start = in_memory / "start"
@@ -340,6 +343,7 @@ def test_a_crash_at_any_step_of_a_migration_leaves_the_old_version_or_the_new(
         folder, image = _copied(start, in_memory / "store"), in_memory / "image"
         run = Run(case, folder, FaultyDisk(folder, crash=at, image=image, cut=cut, seed=seed))
         assert run.go() is None
+        counts("crashes at a step" if cut is None else "power cuts at a step")
         version, added, tools = _look(image)
         versions.add(version)
         assert (version, added, tools) in ((len(old), False, {None}), (len(old) + 1, True, {"migrated"})), at

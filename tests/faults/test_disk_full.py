@@ -15,6 +15,7 @@ import pytest
 import coatcheck
 from coatcheck import Ref, Session, Store
 from coatcheck.errors import StoreError, StoreFull
+from tests.counting import Counts
 from tests.faults.world import assert_clean, files_under, problems, state_of
 from tests.repeated import shown_by_first
 
@@ -94,7 +95,7 @@ SIZES = {
 )
 @pytest.mark.timeout(0)
 def test_a_full_disk_is_a_typed_error_and_the_store_stays_usable(
-    sizes: str, small_disk: Path, long_faults: bool
+    sizes: str, small_disk: Path, long_faults: bool, counts: Counts
 ) -> None:
     rng = random.Random(sizes)
     if sizes == "tiny":
@@ -105,6 +106,7 @@ def test_a_full_disk_is_a_typed_error_and_the_store_stays_usable(
     for round_ in range(10 if long_faults else {"tiny": 1, "mixed": 3}.get(sizes, 2)):
         session = store.session(f"round {round_}", ttl=None)
         held |= _filled(session, lambda: rng.randbytes(SIZES[sizes](rng)))
+        counts("full disks")
         assert held
         _assert_held(store, held)
         if round_ % 2:

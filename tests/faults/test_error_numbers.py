@@ -1,4 +1,5 @@
-"""Every error number of the operating system in every part of upkeep: no sound byte is removed."""
+"""Every error number of the operating system in every part of upkeep: no sound byte is removed, the error is reported,
+and the same work without the error completes."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import errno
 import fcntl
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,68 +16,100 @@ from typing import Any
 import pytest
 
 import coatcheck
-from coatcheck import Store
-from coatcheck.errors import StoreError
+from coatcheck import Session, Store, transcript
+from coatcheck.errors import CoatcheckError, StoreError
+from tests.counting import Counts
 from tests.faults.world import problems
+from tests.transcript.samples import SAMPLES, as_lines
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
 
 NUMBERS = sorted(errno.errorcode)
 SOME = [errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOENT, errno.EINTR, errno.EAGAIN, errno.ESTALE,
         errno.ENOSPC, errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.EROFS]  # fmt: skip
 CALLS: dict[str, ModuleType] = dict.fromkeys(
-    ("open", "pread", "listdir", "stat", "unlink", "rename", "rmdir", "mkdir", "fsync", "write", "pwrite"), os
-) | {"flock": fcntl}
+    ("open", "pread", "listdir", "stat", "unlink", "rename", "rmdir", "mkdir", "fsync", "write", "pwrite",
+     "ftruncate", "fstat", "fstatvfs", "posix_fallocate", "fdatasync"), os
+) | {"flock": fcntl}  # fmt: skip
+OF_TRANSCRIPTS = ("open", "pread", "listdir", "stat", "fstat", "unlink", "rename", "fsync", "write", "link", "fchmod",
+                  "ftruncate", "utime", "flock")  # fmt: skip
 READING = ("open", "pread", "listdir", "flock")
 
 
-@contextlib.contextmanager
-def failing(call: str, number: int, share: float) -> Iterator[None]:
-    """Let a share of the calls of this name fail with this number, but never the release of a lock."""
-    module, rng = CALLS[call], random.Random(f"{call} {number}")
-    real = getattr(module, call)
+class Failing:
+    """Lets a share of the calls of this name fail with this number, but never the release of a lock."""
 
-    def fail(*args: Any, **options: Any) -> Any:
-        if args[1:] != (fcntl.LOCK_UN,) and rng.random() < share:
-            raise OSError(number, os.strerror(number))
-        return real(*args, **options)
+    def __init__(self, call: str, number: int, share: float) -> None:
+        self._call, self._number, self._share = call, number, share
+        self.failed = 0
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, call, fail)
-        yield
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        module, rng = CALLS.get(self._call, os), random.Random(f"{self._call} {self._number}")
+        real = getattr(module, self._call)
 
+        def fail(*args: Any, **options: Any) -> Any:
+            if args[1:] != (fcntl.LOCK_UN,) and rng.random() < self._share:
+                self.failed += 1
+                raise OSError(self._number, os.strerror(self._number))
+            return real(*args, **options)
 
-def look_after(store: Store, folder: Path, call: str, number: int, share: float) -> None:
-    def verify() -> None:
-        for problem in store.verify().problems:
-            assert problem.kind not in ("damaged", "catalog"), problem
-
-    for step in (
-        verify,
-        lambda: store.verify(repair=True),
-        lambda: store.collect(grace=0, cold_after=0),
-        lambda: coatcheck.open(folder, durability="process").close(),
-    ):
-        with contextlib.suppress(StoreError), failing(call, number, share):
-            step()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, self._call, fail)
+            yield
 
 
-@pytest.mark.timeout(0)
+def _upkeep(store: Store, folder: Path) -> dict[str, Callable[[], list[coatcheck.collect.StoreProblem]]]:
+    def reopen() -> list[Any]:
+        coatcheck.open(folder, durability="process").close()
+        return []
+
+    def search() -> list[Any]:
+        return list(store.session("s").search("compresses"))
+
+    return {
+        "verify": lambda: store.verify().problems,
+        "repair": lambda: store.verify(repair=True).problems,
+        "collect": lambda: store.collect(grace=0, cold_after=0).problems,
+        "reopen": reopen,
+        "search": search,
+    }
+
+
+def _look_after(store: Store, folder: Path, call: str, number: int, share: float) -> int:
+    """Run every part of upkeep with failures, and check that each is reported. Returns the number of failures."""
+    total = 0
+    for name, step in _upkeep(store, folder).items():
+        failing = Failing(call, number, share)
+        told: object = None
+        try:
+            with failing():
+                told = step()
+        except StoreError as error:
+            told = error
+        total += failing.failed
+        if name == "verify" and isinstance(told, list):
+            assert not [one for one in told if one.kind in ("damaged", "catalog")], told
+        if failing.failed and share == 1.0 and call in READING and name in ("verify", "repair", "collect"):
+            assert told, f"{name} did not report {call}: {errno.errorcode[number]}"
+    return total
+
+
 @pytest.mark.parametrize("share", [1.0, 0.3])
 @pytest.mark.parametrize("call", CALLS)
 def test_no_error_number_makes_upkeep_remove_a_sound_byte(
-    call: str, share: float, in_memory: Path, long_faults: bool
+    call: str, share: float, in_memory: Path, long_faults: bool, counts: Counts
 ) -> None:
     folder, rng = in_memory / "store", random.Random(call)
     some = {*SOME, *(NUMBERS[::8] if call in READING else ())} if share == 1.0 else SOME[::2]
-    numbers = NUMBERS if long_faults else sorted(some)
+    numbers = NUMBERS if long_faults else sorted(some)[:: 1 if call in READING else 2]
     with coatcheck.open(folder, durability="process") as store:
         session = store.session("s", ttl=None)
         held = {session.put(data): data for data in (rng.randbytes(200_000), rng.randbytes(100), b"text " * 60_000)}
         for number in numbers:
             cold = b"%d a line that compresses\n" % number * 7_000
             held[session.put(cold)] = cold
-            look_after(store, folder, call, number, share)
+            counts("failed system calls", _look_after(store, folder, call, number, share))
             if share == 1.0 and number != errno.ENOENT:
                 assert store.stats().tombstones == 0, errno.errorcode[number]
             store.collect(grace=0, compress=False)
@@ -88,3 +121,43 @@ def test_no_error_number_makes_upkeep_remove_a_sound_byte(
         assert problems(store) == []
     with coatcheck.open(folder) as store:
         assert [store.session("s").get(ref) for ref in held] == list(held.values())
+
+
+TRANSCRIPT = as_lines(SAMPLES["openai-chat"])
+
+
+def _steps(path: Path, session: Session) -> dict[str, Callable[[], object]]:
+    return {
+        "externalize": lambda: transcript.externalize(path, session),
+        "verify": lambda: transcript.verify(path, session.store, remove_backup=True),
+        "rehydrate": lambda: transcript.rehydrate(path, session.store),
+        "undo": lambda: transcript.undo(path, session.store),
+    }
+
+
+@pytest.mark.parametrize("call", OF_TRANSCRIPTS)
+def test_no_error_number_makes_a_transcript_lose_a_byte(
+    call: str, in_memory: Path, long_faults: bool, counts: Counts
+) -> None:
+    numbers = NUMBERS if long_faults else SOME[:: 4 if call == "fsync" else 3]
+    with coatcheck.open(in_memory / "store", durability="process") as store:
+        session = store.session("s", ttl=None)
+        for number in numbers:
+            for name in _steps(in_memory / "x", session):
+                for share in (1.0, 0.3):
+                    path = in_memory / f"{number} {name} {share}.jsonl"
+                    path.write_bytes(TRANSCRIPT)
+                    if name != "externalize":
+                        transcript.externalize(path, session)
+                    failing = Failing(call, number, share)
+                    with contextlib.suppress(CoatcheckError, OSError), failing():
+                        _steps(path, session)[name]()
+                    counts("failed system calls", failing.failed)
+                    try:
+                        transcript.undo(path, store)
+                        assert path.read_bytes() == TRANSCRIPT
+                        assert not [one for one in in_memory.iterdir() if "coatcheck" in one.name]
+                    except BaseException as error:
+                        error.add_note(f"{call} failed with {errno.errorcode[number]} in {name}, share {share}")
+                        raise
+                    path.unlink()

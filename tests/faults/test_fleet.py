@@ -15,6 +15,7 @@ import pytest
 import coatcheck
 from coatcheck.errors import StoreUnavailable
 from tests.backends import Fleet
+from tests.counting import Counts
 from tests.faults.killing import check, run_and_kill
 from tests.faults.world import ROOT, assert_clean, chosen_seed, problems
 from tests.servers import Server, postgres, seaweedfs, wait_for_postgres, wait_for_s3
@@ -31,7 +32,7 @@ def own_fleet() -> Iterator[Fleet]:
 
 @pytest.mark.timeout(0)
 def test_what_a_fleet_acknowledged_survives_the_kill_of_its_clients(
-    fleet: Fleet, tmp_path: Path, long_faults: bool
+    fleet: Fleet, tmp_path: Path, long_faults: bool, counts: Counts
 ) -> None:
     wanted = 200 if long_faults else 8
     seed = chosen_seed()
@@ -41,7 +42,9 @@ def test_what_a_fleet_acknowledged_survives_the_kill_of_its_clients(
         while kills < wanted:
             logs = tmp_path / "logs" / str(round_)
             logs.mkdir(parents=True)
-            kills += run_and_kill(url, logs, rng, min(4, wanted - kills))
+            killed = run_and_kill(url, logs, rng, min(4, wanted - kills))
+            counts("kills of clients of a fleet", killed)
+            kills += killed
             acknowledged = check(url, tmp_path / "logs")
             round_ += 1
     except BaseException as error:
@@ -53,7 +56,7 @@ def test_what_a_fleet_acknowledged_survives_the_kill_of_its_clients(
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("which", ["object store", "database"])
 def test_what_a_fleet_acknowledged_survives_the_kill_of_a_server(
-    own_fleet: Fleet, which: str, long_faults: bool
+    own_fleet: Fleet, which: str, long_faults: bool, counts: Counts
 ) -> None:
     server, wait = {"object store": (own_fleet.s3, wait_for_s3), "database": (own_fleet.database, wait_for_postgres)}[
         which
@@ -64,6 +67,7 @@ def test_what_a_fleet_acknowledged_survives_the_kill_of_a_server(
     with coatcheck.open(url) as store:
         for _ in range(20 if long_faults else 2):
             _kill_while(server, wait, lambda: _put_some(store, held, rng))
+            counts("kills of servers of a fleet")
         for artifact_id, data in held.items():
             assert store.session("s").get(artifact_id) == data
         assert problems(store) == []

@@ -6,9 +6,13 @@ working, and a fork does not hang. The exception is kept for the checks, as in a
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dis
 import fcntl
+import inspect
+import io
+import itertools
 import os
 import random
 import signal
@@ -25,9 +29,14 @@ from typing import Any
 import pytest
 
 import coatcheck
-from coatcheck import Store
+from coatcheck import Policy, Session, Store, ToolCall, ToolExecutor, transcript
+from coatcheck.executor import Handle
+from coatcheck.intake import About
 from coatcheck.storage.forks import Mutex
+from coatcheck.values import Encoded, encode
+from tests.counting import Counts
 from tests.faults.world import ROOT, assert_clean, problems
+from tests.transcript.samples import SAMPLES, as_lines
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
 
@@ -40,8 +49,14 @@ class Interrupt:
 
     def __init__(self, number: int | None = None) -> None:
         self._number = number
+        self._first: dict[object, int] = {}
+        self._last: dict[object, int] = {}
         self.count = 0
         self.where = ""
+
+    def distinct(self) -> list[int]:
+        """Numbers of the first and the last time that each bytecode of the code was reached."""
+        return sorted({*self._first.values(), *self._last.values()})
 
     def __enter__(self) -> Interrupt:
         sys.settrace(self._trace)
@@ -55,6 +70,9 @@ class Interrupt:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "opcode":
+            where = (frame.f_code, frame.f_lasti)
+            self._first.setdefault(where, self.count)
+            self._last[where] = self.count
             self.count += 1
             if self.count - 1 == self._number:
                 sys.settrace(None)
@@ -137,6 +155,222 @@ def _fork() -> None:
     if not child:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
+
+
+CHATS = as_lines(SAMPLES["openai-chat"])
+MESSAGES = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "art:" + "0" * 12}]
+
+
+@dataclass
+class World:
+    """What the calls below use: a store with some artifacts, another store, an executor, and a transcript."""
+
+    store: Store
+    folder: Path
+    other: Store
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        self.session = self.store.session("s", ttl=None)
+        self.ref = self.session.put("a line of text\n" * 500, name="text")
+        self.json = self.session.put({"rows": [{"a": number} for number in range(50)]}, name="rows")
+        self.executor = ToolExecutor(self.session, [_echo, _wait_a_moment], policy=Policy(max_chars=1_000))
+        self.archive = io.BytesIO()
+        self.store.export(self.archive)
+        self.transcript = self.folder / "session.jsonl"
+
+    @property
+    def new(self) -> str:
+        return f"something new {self.number}"
+
+    def call(self, text: str = "") -> ToolCall:
+        return ToolCall(id=f"c{self.number}", name="_echo", arguments={"text": text or self.new * 200})
+
+    def started(self) -> Handle:
+        return self.executor.start(self.call())
+
+    def slim(self) -> Path:
+        self.whole()
+        transcript.externalize(self.transcript, self.session)
+        return self.transcript
+
+    def rehydrated(self) -> Path:
+        transcript.rehydrate(self.slim(), self.store)
+        return self.transcript
+
+    def whole(self) -> Path:
+        for one in (self.transcript, self.folder / ".session.jsonl.coatcheck-backup"):
+            one.unlink(missing_ok=True)
+        self.transcript.write_bytes(CHATS)
+        return self.transcript
+
+
+def _echo(text: str) -> str:
+    return text
+
+
+def _wait_a_moment() -> str:
+    return "waited"
+
+
+PUBLIC: dict[str, dict[str, Any]] = {
+    "Store": {
+        "batching": lambda w, _: _put_in_a_batch(w),
+        "collect": (lambda w: w.session.forget(w.session.put(w.new)), lambda w, _: w.store.collect(grace=0)),
+        "collect_if_due": lambda w, _: w.store.collect_if_due(every=0),
+        "collected_at": lambda w, _: w.store.collected_at(),
+        "copy_to": (lambda w: w.session.put(w.new), lambda w, _: w.store.copy_to(w.other)),
+        "export": lambda w, _: w.store.export(io.BytesIO()),
+        "find": lambda w, _: w.store.find(w.ref.pointer),
+        "has_session": lambda w, _: w.store.has_session("s"),
+        "holders": lambda w, _: w.store.holders(w.ref.pointer),
+        "import_": lambda w, _: w.other.import_(io.BytesIO(w.archive.getvalue()), sessions={"s": f"i {w.number}"}),
+        "lasting_session": lambda w, _: w.store.lasting_session(w.new, ttl=5),
+        "note_collected": lambda w, _: w.store.note_collected(),
+        "secret": lambda w, _: w.store.secret,
+        "session": lambda w, _: w.store.session(w.new, create=True),
+        "session_info": lambda w, _: w.store.session_info("s"),
+        "session_page": lambda w, _: w.store.session_page(),
+        "sessions": lambda w, _: list(w.store.sessions()),
+        "stats": lambda w, _: w.store.stats(),
+        "tenant": lambda w, _: w.store.tenant(f"tenant {w.number % 3}").session("t").put(w.new),
+        "unchecked_session": lambda w, _: w.store.unchecked_session("s", ttl=None),
+        "verify": lambda w, _: w.store.verify(repair=True),
+    },
+    "Session": {
+        "annotate": lambda w, _: w.session.annotate(w.ref, w.new),
+        "artifacts": lambda w, _: w.session.artifacts(),
+        "claim": lambda w, _: w.store.session(w.new, create=True).claim("me"),
+        "claimant": lambda w, _: w.session.claimant(),
+        "content": lambda w, _: w.session.content(w.ref).read(0, 10),
+        "count": lambda w, _: w.session.count(),
+        "coverage": lambda w, _: w.session.coverage(w.ref),
+        "end": (lambda w: w.store.session("ends").put(w.new), lambda w, _: w.store.session("ends").end()),
+        "externalize": lambda w, _: w.session.externalize(w.new * 1_000, policy=Policy(max_chars=1_000)),
+        "first_records": lambda w, _: w.session.first_records(["r"]),
+        "forget": (lambda w: w.session.put(w.new), lambda w, ref: w.session.forget(ref)),
+        "get": lambda w, _: w.session.get("text"),
+        "grant": lambda w, _: w.session.grant(w.ref, to="granted"),
+        "lend": lambda w, _: w.session.lend(w.ref, w.store.session("borrower")),
+        "lent": lambda w, _: list(w.store.session("borrower").lent()),
+        "list": lambda w, _: w.session.list(),
+        "materialize": lambda w, _: w.session.materialize(w.ref, w.folder / "out"),
+        "names": lambda w, _: w.session.names(),
+        "note_shown": lambda w, _: w.session.note_shown(w.ref, ((0, 10),)),
+        "offload": lambda w, _: w.session.offload(_echo)(w.new * 1_000),
+        "open": lambda w, _: _closed(w.session.open(w.ref)),
+        "part": lambda w, _: w.session.part(w.session.content(w.json), "/rows/0"),
+        "pin": lambda w, _: w.session.pin(w.ref),
+        "preview": lambda w, _: w.session.preview(w.ref),
+        "put": lambda w, _: w.session.put(w.new, name="new"),
+        "put_about": lambda w, _: w.session.put_about(w.new, About()),
+        "put_encoded": lambda w, _: w.session.put_encoded(Encoded(*encode(w.new)), About()),
+        "read": lambda w, _: w.session.read(w.ref, grep="line", context=1),
+        "record": lambda w, _: w.session.record("r", w.new.encode(), keep=3),
+        "records": lambda w, _: w.session.records("r"),
+        "ref": lambda w, _: w.session.ref(w.ref.pointer),
+        "search": (lambda w: w.session.put(w.new), lambda w, _: w.session.search("something new")),
+        "shown_of": lambda w, _: w.session.shown_of([w.ref]),
+        "survey": lambda w, _: w.session.survey("line", 3),
+        "unpin": lambda w, _: w.session.unpin(w.ref),
+        "version": lambda w, _: w.session.version(w.ref),
+    },
+    "ToolExecutor": {
+        "arun": lambda w, _: asyncio.run(w.executor.arun(w.call())),
+        "arun_all": lambda w, _: asyncio.run(w.executor.arun_all([w.call(), w.call("b")])),
+        "await_": (World.started, lambda w, handle: w.executor.await_(handle, timeout=20)),
+        "cancel": (World.started, lambda w, handle: w.executor.cancel(handle)),
+        "poll": (World.started, lambda w, handle: w.executor.poll(handle)),
+        "run": lambda w, _: w.executor.run(w.call(), timeout=20),
+        "run_all": lambda w, _: w.executor.run_all([w.call(), w.call("b")], timeout=20),
+        "start": lambda w, _: w.executor.wait(w.started(), timeout=20),
+        "wait": (World.started, lambda w, handle: w.executor.wait(handle, timeout=20)),
+    },
+    "transcript": {
+        "Transcript": (World.whole, lambda w, path: transcript.Transcript(path, w.session).append(MESSAGES[0])),
+        "check_summary": lambda w, _: transcript.check_summary(w.ref.pointer, w.session),
+        "detect": (World.whole, lambda w, path: transcript.detect(MESSAGES)),
+        "externalize": (World.whole, lambda w, path: transcript.externalize(path, w.session)),
+        "forget": (World.rehydrated, lambda w, path: transcript.forget(path, w.store)),
+        "prune": lambda w, _: transcript.prune(MESSAGES, max_tokens=1_000, session=w.session),
+        "rehydrate": (World.slim, lambda w, path: transcript.rehydrate(path, w.store)),
+        "safeguard": lambda w, _: transcript.safeguard(MESSAGES, w.session),
+        "undo": (World.slim, lambda w, path: transcript.undo(path, w.store)),
+        "unpaired": lambda w, _: transcript.unpaired(MESSAGES, transcript.FORMATS["openai-chat"]),
+        "verify": (World.slim, lambda w, path: transcript.verify(path, w.store, remove_backup=True)),
+    },
+}  # fmt: skip
+NOT_CALLS = {"close", "closed", "parent", "session_id", "store", "ttl", "names", "tools"}
+
+
+def _put_in_a_batch(world: World) -> None:
+    with world.store.batching:
+        world.session.put(world.new)
+
+
+def _closed(stream: Any) -> None:
+    with stream:
+        stream.read()
+
+
+def test_every_public_call_is_interrupted() -> None:
+    for one in (Store, Session, ToolExecutor):
+        public = {name for name, _ in inspect.getmembers(one) if not name.startswith("_")}
+        assert public - PUBLIC[one.__name__].keys() <= NOT_CALLS
+    functions = {name for name in transcript.__all__ if inspect.isfunction(getattr(transcript, name))}
+    assert functions | {"Transcript"} == PUBLIC["transcript"].keys()
+
+
+@pytest.mark.parametrize("of", PUBLIC)
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning")
+def test_an_interrupt_at_any_bytecode_of_any_public_call_leaves_no_lock_behind(
+    of: str, tmp_path: Path, another: Callable[[], None], long_faults: bool, counts: Counts
+) -> None:
+    numbers = itertools.count()
+    with (
+        coatcheck.open(tmp_path / "store", durability="process") as store,
+        coatcheck.open("memory:") as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        world = World(store, tmp_path, other)
+        for name, call in PUBLIC[of].items():
+            prepare, act = call if isinstance(call, tuple) else (lambda world: None, call)
+            world.number = next(numbers)
+            prepared = prepare(world)
+            with Interrupt() as counted:
+                act(world, prepared)
+            instants = counted.distinct()
+            if not long_faults:
+                instants = sorted(random.Random(name).sample(instants, min(len(instants), 2)))
+            for instant in instants:
+                world.number = next(numbers)
+                prepared = prepare(world)
+                kept: BaseException | None = None
+                interrupt = Interrupt(instant)
+                try:
+                    with interrupt:
+                        act(world, prepared)
+                except KeyboardInterrupt as error:
+                    kept = error
+                try:
+                    pool.submit(store.session("t").put, f"from a thread {world.number}").result(timeout=20)
+                    another()
+                    after = f"after {world.number}"
+                    assert world.session.get(world.session.put(after)) == after
+                    assert world.executor.run(world.call("short")).text == "short"
+                    if of == "transcript":
+                        transcript.undo(world.transcript, store)
+                        assert world.transcript.read_bytes()[: len(CHATS)] == CHATS
+                except BaseException as error:
+                    error.add_note(f"{name}: interrupted at {instant} of {counted.count}: {interrupt.where}")
+                    raise
+                del kept
+                counts("interrupts")
+        assert store.session("s").get(world.ref) == "a line of text\n" * 500
+        store.verify(repair=True)
+        assert problems(store) == []
 
 
 def _instants(count: int, name: str, long_faults: bool) -> list[int]:

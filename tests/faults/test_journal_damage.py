@@ -13,7 +13,7 @@ import pytest
 import coatcheck
 from coatcheck.errors import StoreUnavailable
 from coatcheck.storage.disk import Disk
-from coatcheck.storage.journal import START, Journal
+from coatcheck.storage.journal import START, Journal, _sealed
 from tests.faults.world import assert_clean, problems
 
 pytestmark = pytest.mark.faults
@@ -160,6 +160,33 @@ def test_a_header_without_a_valid_copy_of_the_id_is_an_error_with_a_way_out(in_m
     with pytest.raises(StoreUnavailable) as error:
         coatcheck.open(folder)
     assert "journal" in error.value.hint
+
+
+def test_a_header_that_puts_the_end_far_behind_the_file_costs_no_memory(in_memory: Path) -> None:
+    folder = in_memory / "store"
+    held = _with_journal(folder, _texts(3))
+    header = (folder / "journal").read_bytes()[:32]
+    forged = _sealed(header[:16] + (1 << 55).to_bytes(8, "little") + header[24:])
+    with open(folder / "journal", "r+b") as file:
+        file.write(forged)
+    with coatcheck.open(folder, durability="process") as store:
+        assert not _missing(store, held)
+        assert store.session("s").get(store.session("s").put(b"more")) == b"more"
+
+
+def test_a_record_that_is_not_one_of_a_put_is_reported_as_lost(in_memory: Path) -> None:
+    folder = in_memory / "store"
+    held = _with_journal(folder, _texts(3))
+    root = os.open(folder, os.O_RDONLY)
+    journal = Journal(root, Disk(durable=False))
+    journal.refresh()
+    for payload in (b"", b"\2\0\0\0\0\0\0\0[]", b"\xff" * 40, b"\x02\0\0\0\0\0\0\0{}more"):
+        journal.append(payload)
+    journal.close()
+    os.close(root)
+    with coatcheck.open(folder, durability="process") as store:
+        assert not _missing(store, held)
+        assert [one.startswith("catalog: the journal was damaged") for one in problems(store)] == [True]
 
 
 def test_a_loss_can_be_noted_on_a_journal_that_is_already_partly_taken_over(in_memory: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.counting import Counts
 from tests.faults.killing import check, run_and_kill
 from tests.faults.world import chosen_seed
 
@@ -18,7 +19,9 @@ ROUNDS_PER_STORE = 4
 
 
 @pytest.mark.timeout(0)
-def test_what_was_acknowledged_survives_kill_9_at_any_instant(tmp_path: Path, long_faults: bool) -> None:
+def test_what_was_acknowledged_survives_kill_9_at_any_instant(
+    tmp_path: Path, long_faults: bool, counts: Counts
+) -> None:
     wanted = 1_000 if long_faults else 16
     seed = chosen_seed()
     rng = random.Random(seed)
@@ -28,7 +31,9 @@ def test_what_was_acknowledged_survives_kill_9_at_any_instant(tmp_path: Path, lo
         while kills < wanted:
             logs = tmp_path / "logs" / str(round_)
             logs.mkdir(parents=True)
-            kills += run_and_kill(folder, logs, rng, min(PROCESSES, wanted - kills))
+            killed = run_and_kill(folder, logs, rng, min(PROCESSES, wanted - kills))
+            counts("kills of processes", killed)
+            kills += killed
             acknowledged += check(folder, tmp_path / "logs")
             round_ += 1
             if round_ % ROUNDS_PER_STORE == 0:

@@ -245,6 +245,33 @@ def test_without_durability_compressing_never_loses_what_was_there_before(cut: C
     assert step > 20
 
 
+CHANGES: dict[str, Callable[[coatcheck.Store], object]] = {
+    "a note": lambda store: store.note_collected(),
+    "a put": lambda store: (store.session("new", ttl=None).put(b"small"), store.session("new").list()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("cut", CUTS)
+def test_without_durability_a_change_after_compressing_loses_nothing_that_was_there_before(
+    cut: Cut, change: str, in_memory: Path
+) -> None:
+    folder, image = in_memory / "store", in_memory / "image"
+    with coatcheck.open(folder, clock=lambda: NOW) as store:
+        for number in range(2):
+            store.session("old", ttl=None).put(TEXT + bytes([number]))
+        state = state_of(store)
+    disk = FaultyDisk(folder, durable=False, image=image, cut=cut)
+    with open_on(folder, disk, clock=lambda: NOW + 3 * DAY) as store:
+        assert store.collect().compressed == 2
+        CHANGES[change](store)  # the database begins its WAL again
+        disk.stop()
+        disk.revive()
+    with coatcheck.open(image) as store:
+        assert {one for one in state_of(store) if one[0] == "old"} == state
+        assert problems(store) == []
+
+
 def test_after_a_failed_sync_nothing_is_acknowledged_until_it_is_durable(in_memory: Path) -> None:
     folder, image = in_memory / "store", in_memory / "image"
     with coatcheck.open(folder):
@@ -268,3 +295,93 @@ def test_after_a_failed_sync_nothing_is_acknowledged_until_it_is_durable(in_memo
     with coatcheck.open(image) as store:
         assert store.session("s").get("after") == b"z" * 50_000
         assert store.session("s").get("fails") == b"y" * 50_000
+
+
+class Raced(Interrupted):
+    """Calls back once, before a staged file is created: the copy that a put looked at may be gone by then. Stops the
+    machine, if asked, when a compressed copy was removed."""
+
+    before_stage: Callable[[], object] | None = None
+    stops_at_sweep = False
+
+    def create(self, name: str, folder: int) -> int:
+        call, self.before_stage = (self.before_stage, None) if name.endswith(".raw") else (None, self.before_stage)
+        if call:
+            call()
+        return super().create(name, folder)
+
+    def remove(self, name: str, folder: int) -> None:
+        super().remove(name, folder)
+        if self.stops_at_sweep and name.endswith(".zst"):
+            self.stops_at_sweep = False
+            self.stop()
+            self.revive()
+
+
+def _replace_copy(folder: Path, disk: Raced) -> coatcheck.Store:
+    """Put content durably. Put it again without durability, while another process compresses it: this put finds that
+    its file is missing, and so replaces the compressed copy. Return the open store."""
+    with open_on(folder, disk, clock=lambda: NOW) as store:
+        store.session("old", ttl=None).put(TEXT, name="it")
+    disk.durable = False
+    store = open_on(folder, disk, clock=lambda: NOW + 3 * DAY)
+    copy = Path(store.session("old").list()[0].content_uri.removeprefix("file://"))
+    hidden = folder.with_name("hidden")
+
+    def compress() -> None:
+        hidden.rename(copy)
+        with open_on(folder, disk, clock=lambda: NOW + 3 * DAY) as other:
+            assert other.collect().compressed == 1
+
+    copy.rename(hidden)  # as if it were compressed after the put has looked at the row
+    disk.before_stage = compress
+    store.session("new", ttl=None).put(TEXT)
+    assert disk.before_stage is None
+    assert store.session("old").list()[0].content_uri.endswith(".raw")
+    return store
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_copy_that_replaces_another_is_synced_even_without_durability(cut: Cut, in_memory: Path) -> None:
+    folder, image = in_memory / "store", in_memory / "image"
+    disk = Raced(folder, image=image, cut=cut)
+    with _replace_copy(folder, disk) as store:
+        store.collect(orphans=False, compress=False)  # makes the row durable
+        disk.stop()
+        disk.revive()
+    with coatcheck.open(image) as store:
+        assert store.session("old").get("it") == TEXT
+
+
+def test_a_replaced_copy_is_swept_only_after_the_row_that_names_the_new_one_is_durable(in_memory: Path) -> None:
+    folder, image = in_memory / "store", in_memory / "image"
+    disk = Raced(folder, image=image, cut="zeroed")  # the removal is durable, unsynced bytes are not
+    with _replace_copy(folder, disk) as store:
+        disk.stops_at_sweep = True
+        assert store.collect(compress=False).orphans == 1
+        assert not disk.stops_at_sweep
+    with coatcheck.open(image) as store:
+        assert store.session("old").get("it") == TEXT
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_durable_put_does_not_rely_on_a_copy_that_another_process_has_just_put_without_durability(
+    cut: Cut, in_memory: Path
+) -> None:
+    folder, image = in_memory / "store", in_memory / "image"
+    disk = Raced(folder, image=image, cut=cut)
+    with open_on(folder, disk) as store, open_on(folder, disk) as careless:
+
+        def put_carelessly() -> None:
+            disk.durable = False
+            careless.session("careless", ttl=None).put(LARGE)
+            disk.durable = True
+
+        disk.before_stage = put_carelessly
+        ref = store.session("s", ttl=None).put(LARGE)
+        assert disk.before_stage is None
+        disk.stop()
+        disk.revive()
+    with coatcheck.open(image) as store:
+        assert store.session("s").get(ref) == LARGE
+        assert_clean(store)

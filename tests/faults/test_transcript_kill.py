@@ -15,6 +15,7 @@ import pytest
 import coatcheck
 from coatcheck import transcript
 from tests import warm
+from tests.counting import Counts
 from tests.faults.migrant import line
 from tests.faults.world import ROOT, chosen_seed, problems
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.faults
 
 
 @pytest.mark.timeout(0)
-def test_a_transcript_survives_kill_9_at_any_instant(tmp_path: Path, long_faults: bool) -> None:
+def test_a_transcript_survives_kill_9_at_any_instant(tmp_path: Path, long_faults: bool, counts: Counts) -> None:
     wanted = 200 if long_faults else 6
     seed = chosen_seed()
     rng = random.Random(seed)
@@ -41,6 +42,7 @@ def test_a_transcript_survives_kill_9_at_any_instant(tmp_path: Path, long_faults
                 time.sleep(rng.random() * rng.choice((0.02, 0.1, 0.4)))
                 alive = process.poll() is None
                 process.kill()
+                counts("kills while transcripts are rewritten")
                 assert alive, process.stderr.read().decode()[-3000:]
             _check(tmp_path, start, ends_right=number % 10 == 9 or number == wanted - 1)
     except BaseException as error:
@@ -51,7 +53,7 @@ def test_a_transcript_survives_kill_9_at_any_instant(tmp_path: Path, long_faults
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("verbs", [("externalize",), ("externalize", "grow", "externalize"), ("externalize", "undo")])
 def test_a_migration_killed_before_any_step_succeeds_when_run_again(
-    tmp_path: Path, long_faults: bool, verbs: tuple[str, ...]
+    tmp_path: Path, long_faults: bool, verbs: tuple[str, ...], counts: Counts
 ) -> None:
     seed = chosen_seed()
     rng = random.Random(seed)
@@ -63,6 +65,7 @@ def test_a_migration_killed_before_any_step_succeeds_when_run_again(
         folder.mkdir()
         start = _begin(folder, rng)
         try:
+            counts("kills while transcripts are rewritten")
             assert _run(folder, step, verbs).returncode == 9
             _check(folder, start, ends_right=True)
         except BaseException as error:

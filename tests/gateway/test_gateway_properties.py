@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import coatcheck
 from coatcheck import Store
-from coatcheck.gateway.api import ClientRequest, Merger
+from coatcheck.gateway.api import ClientRequest, Merger, Unreadable
 from coatcheck.gateway.chat_api import ChatApi
 from coatcheck.gateway.messages_api import MessagesApi
 from coatcheck.gateway.responses_api import ResponsesApi
@@ -59,6 +59,52 @@ def test_any_split_of_the_bytes_gives_the_same_events(texts: list[str], cuts: li
     assert found == expected
     assert [json.loads(one.data)["text"] for one in found[:-1]] == clean
     assert b"".join(one.raw for one in found) + cut.rest() == data
+
+
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": TEXTS}), min_size=1, max_size=6
+)
+BODY_ENDS = st.sampled_from([
+    b"", b" ", b', "stream": true', b',"model":"later"', b', "messages": []', b',"messages":[{"role":"user"}]',
+    b',"a":1,"a":[2]', b', "x"', b"]", b"}", b',"x":"\\ud800"',
+])  # fmt: skip
+
+
+def body_with(messages: list[Any], separators: tuple[str, str], end: bytes) -> bytes:
+    """A body that is long enough for its beginning to be remembered."""
+    padding = {"role": "user", "content": "long " * 8_000}
+    top = {"model": "m", "tools": [], "messages": [padding, *messages]}
+    return json.dumps(top, separators=separators).encode()[:-1] + end + b"}"
+
+
+@given(
+    MESSAGES,
+    st.lists(st.tuples(st.integers(0, 6), MESSAGES, st.integers(-1, 60), BODY_ENDS), min_size=1, max_size=6),
+    st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " : ")]),
+)
+def test_a_body_that_begins_like_an_earlier_one_is_read_as_any_other(
+    messages: list[Any], turns: list[tuple[int, list[Any], int, bytes]], separators: tuple[str, str]
+) -> None:
+    """Conversations that grow, are cut, branch, repeat fields, or break off somewhere near the end."""
+    api, held = MessagesApi(), messages
+    api.read(body_with(held, separators, b""))
+    for kept, more, cut, end in turns:
+        held = [*held[:kept], *more]
+        body = body_with(held, separators, end)
+        body = body if cut < 0 else body[: len(body) - cut] + b"}"
+        assert seen_by(api, body) == seen_by(MessagesApi(), body)
+
+
+def seen_by(api: MessagesApi, body: bytes) -> Any:
+    """All that is read of a body."""
+    try:
+        request = api.read(body)
+    except Unreadable:
+        return None
+    top = {name: bytes(value) for name, value in request.top.items() if name != "messages"}
+    messages = [bytes(one) for one in request.messages]
+    written = api.written(request, request.messages, request.tools)
+    return list(request.top), top, messages, request.facts, request.model, request.is_streamed, written
 
 
 def steps_of(api: str, blocks: list[Any]) -> bytes:

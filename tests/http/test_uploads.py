@@ -129,7 +129,7 @@ def metrics(web: Web) -> str:
     "broken",
     [b"POST /api HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", b"\x16\x03\x01\x02\x00" * 20,
      b"GET / HTTP/9.9\r\n\r\n", b"GET  /  HTTP/1.1\r\n\r\n", b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
-     b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 70_000 + b"\r\n\r\n",
+     b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 70_000 + b"\r\n\r\n", b"GET / HTTP/1.1\r\nA: " + b"b" * 70_000,
      b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"],
 )  # fmt: skip
 def test_what_is_not_http_is_answered_in_the_form_of_all_errors(web: Web, broken: bytes) -> None:

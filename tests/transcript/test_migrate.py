@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from coatcheck import Policy, Session, Store, transcript
-from coatcheck.errors import InvalidArgument, StoreUnavailable
+from coatcheck.errors import Damaged, InvalidArgument, StoreUnavailable
+from coatcheck.transcript import swap
 from tests.backends import Backend, Clock
 from tests.transcript.samples import LARGE, SAMPLES, as_lines
 
@@ -149,6 +150,39 @@ def test_undo_gives_the_file_back_and_lets_everything_go(file: Path, session: Se
     assert only(transcript.undo(file, session.store)).status == "unchanged"
 
 
+@pytest.mark.parametrize("undo", [transcript.undo, transcript.rehydrate])
+def test_the_backup_and_the_artifacts_stay_if_the_restored_file_does_not_read_back(
+    undo: Any, file: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = file.read_bytes()
+    transcript.externalize(file, session)
+    replace = swap.SwapFile.replace
+
+    def replace_badly(*args: Any, **options: Any) -> None:
+        replace(*args, **options)
+        file.write_bytes(b"x" + file.read_bytes()[1:])
+
+    monkeypatch.setattr(swap.SwapFile, "replace", replace_badly)
+    with contextlib.suppress(Damaged):
+        undo(file, session.store)
+    assert beside(file) == [".session.jsonl.coatcheck-backup"]
+    assert file.with_name(".session.jsonl.coatcheck-backup").read_bytes() == before
+    assert len(list(session.store.sessions())) == 2
+
+
+def test_undo_keeps_a_backup_with_secrets_that_was_changed_since(file: Path, session: Session) -> None:
+    key = "sk-ant-api03-" + "Ab3" * 31
+    file.write_bytes(result("s" + LARGE + key))
+    transcript.externalize(file, session, policy=Policy(max_chars=1_000, redact="store"))
+    backup = file.with_name(".session.jsonl.coatcheck-backup")
+    backup.write_bytes(backup.read_bytes().replace(LARGE.encode()[:20], b"another text there! ", 1))
+    report = only(transcript.undo(file, session.store))
+    assert report.status == "restored"
+    assert key not in file.read_text()
+    assert key in backup.read_text()
+    assert report.backup == str(backup)
+
+
 def test_lines_that_a_host_appended_since_are_taken_on_and_stay_through_undo(file: Path, session: Session) -> None:
     before = file.read_bytes()
     transcript.externalize(file, session)
@@ -243,7 +277,7 @@ def test_a_file_that_was_edited_is_not_proved(file: Path, session: Session) -> N
     transcript.externalize(file, session)
     file.write_bytes(file.read_bytes().replace(b"not json", b"now json"))
     report = only(transcript.verify(file, session.store))
-    assert report.note == "no record of the original bytes"
+    assert (report.status, report.note) == ("failed", "no record of the original bytes")
     with pytest.raises(InvalidArgument, match="not a backup of this file"):
         transcript.externalize(file, session)
 

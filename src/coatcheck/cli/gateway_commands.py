@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -23,6 +24,9 @@ _MODES: Final = ("observe", "stub", "loop")
 _MODE: Final = (
     "observe changes nothing and records; stub shortens results for clients that have our tools through MCP; loop adds "
     "our tools and answers them itself."
+)
+_TOKENS: Final = (
+    "File with the digests of tokens, as for `coatcheck serve`: each names the tenant and the sessions of its client."
 )
 _SESSION: Final = (
     "Session of all requests that name none; {folder} is replaced by the working folder. Default: one for each "
@@ -43,6 +47,7 @@ def _shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--session", "session_id", envvar="COATCHECK_SESSION", show_envvar=True, metavar="ID",
             callback=expand_folder, help=_SESSION,
         ),
+        click.option("--proxy", metavar="URL", help="HTTP proxy to the providers. None is taken from the environment."),
         store_option,
         json_option,
     )  # fmt: skip
@@ -58,12 +63,14 @@ def _shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--allow-host", metavar="NAME", multiple=True, help="Further host name of this server. Repeatable.")
 @click.option("--allow-origin", metavar="ORIGIN", multiple=True, help="Origin of an allowed web page. Repeatable.")
 @click.option("--no-token", is_flag=True, help="Accept requests without a token. On the loopback only.")
+@click.option("--tokens", type=click.Path(path_type=Path), metavar="FILE", help=_TOKENS)
 def gateway(
     mode: Any,
     anthropic: str | None,
     openai: str | None,
     max_tokens: int | None,
     session_id: str | None,
+    proxy: str | None,
     url: str | None,
     as_json: bool,
     host: str,
@@ -71,32 +78,50 @@ def gateway(
     allow_host: tuple[str, ...],
     allow_origin: tuple[str, ...],
     no_token: bool,
+    tokens: Path | None,
 ) -> None:
     """Serve a gateway between agents and model providers.
 
-    Prints the address for clients, with the token from COATCHECK_GATEWAY_TOKEN or a new one. A conversation that went
+    Prints the address for clients, with the token from COATCHECK_GATEWAY_TOKEN or a new one. With --tokens, each client
+    has a token of its own. A conversation that went
     through stub or loop mode cannot continue without the gateway."""
     launch = _launch()
     from coatcheck.collect import collecting_daily
     from coatcheck.gateway import Gateway, GatewaySettings
     from coatcheck.gateway.front import TOKEN
+    from coatcheck.http.credentials import Access, Keyring
     from coatcheck.http.serving import LocalServer, new_token
     from coatcheck.lanes import ending
 
     if no_token and not LocalServer.is_local(host):
         raise usage_error("--no-token is only possible on the loopback")
+    if tokens is not None and no_token:
+        raise usage_error("--no-token and --tokens cannot be used together")
     given = os.environ.get(TOKEN)
-    token = None if no_token else launch.check_token(given) if given else new_token()
-    settings = GatewaySettings(mode=mode, session=session_id, token=token, **_addresses(anthropic, openai))
+    keyring = (
+        None
+        if tokens is None
+        else Keyring(tokens, {launch.check_token(given): Access("start", "admin")} if given else {})
+    )
+    token = None if no_token or keyring else launch.check_token(given) if given else new_token()
+    settings = GatewaySettings(mode=mode, session=session_id, token=token, proxy=proxy, **_addresses(anthropic, openai))
     server = launch.local_server(host=host, port=port, hosts=allow_host, origins=allow_origin)
-    with server, ending(), coatcheck.open(url) as store, collecting_daily(store):
-        app = Gateway(store, replace(settings, policy=_policy(store, max_tokens)))
+
+    def tenants() -> set[str]:
+        return keyring.tenants if keyring is not None else set()
+
+    with server, ending(), coatcheck.open(url) as store, collecting_daily(store, tenants=tenants):
+        if tenants() and store.settings["store.tenant"] is not None:
+            raise usage_error("tokens of tenants need the main store: unset store.tenant (COATCHECK_TENANT)")
+        app = Gateway(store, replace(settings, policy=_policy(store, max_tokens)), keyring=keyring)
         address = launch.address_of(server, None if given else token)
-        shown = f"{address}/t/…" if given and token else address
+        shown = f"{address}/t/…" if keyring or (given and token) else address
         if as_json:
             click.echo(json.dumps({"address": shown, "mode": mode}))
         else:
-            print_error(f"gateway in {mode} mode at {shown}" + ("" if given or no_token else ", shown only once"))
+            print_error(
+                f"gateway in {mode} mode at {shown}" + ("" if given or no_token or keyring else ", shown only once")
+            )
             print_error(f"  ANTHROPIC_BASE_URL={shown}")
             print_error(f"  OPENAI_BASE_URL={shown}/v1")
         try:
@@ -115,6 +140,7 @@ def run(
     openai: str | None,
     max_tokens: int | None,
     session_id: str | None,
+    proxy: str | None,
     url: str | None,
     as_json: bool,
 ) -> int:
@@ -133,7 +159,7 @@ def run(
         session_id = expand_folder(click.get_current_context(), click.Option(["--session"]), f"run-{FOLDER}")
     token = new_token()
     addresses = {**launch.upstreams(os.environ), **_addresses(anthropic, openai)}
-    settings = GatewaySettings(mode=mode, session=session_id, token=token, **addresses)
+    settings = GatewaySettings(mode=mode, session=session_id, token=token, proxy=proxy, **addresses)
     with launch.local_server() as server, coatcheck.open(url) as store, collecting_daily(store):
         app = Gateway(store, replace(settings, policy=_policy(store, max_tokens)))
         address = launch.address_of(server, token)

@@ -45,7 +45,7 @@ PICTURES: Final = {
 """Types of pictures that a browser may show, by how their bytes begin."""
 MAX_PICTURE: Final = 20 << 20
 _CHILDREN: Final = 20  # of a session that are listed
-_ORIGINAL: Final = 1_200
+_ORIGINAL: Final = 700
 _HEAD: Final = 600  # of a result, a call or thinking
 _BODY: Final = 200_000  # of a body that was asked for
 _SEARCH: Final = 0.08  # seconds of work for a page of results

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from coatcheck.checks import seconds
 from coatcheck.content import is_stream
+from coatcheck.storage.forks import Mutex
 from coatcheck.values import encode_text
 
 if TYPE_CHECKING:
@@ -376,26 +377,28 @@ class Workers:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._lock = threading.Lock()
+        self._lock = Mutex()
         self._waiting: deque[Callable[[], None]] = deque()
         self._working = 0
 
     def submit(self, job: Callable[[], None]) -> None:
-        with self._lock:
+        def append() -> bool:
             self._waiting.append(job)
-            if self._working >= self._size:
-                return
-            self._working += 1
-        if not start_thread(self._work):
+            is_more = self._working < self._size
+            self._working += is_more
+            return is_more
+
+        if self._lock.run(append) and not start_thread(self._work):
             self._work()
 
     def _work(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._working -= 1
-                    return
-                job = self._waiting.popleft()
+        def take() -> Callable[[], None] | None:
+            if not self._waiting:
+                self._working -= 1
+                return None
+            return self._waiting.popleft()
+
+        while (job := self._lock.run(take)) is not None:
             job()
 
 

@@ -159,6 +159,7 @@ class Failures:
 
 FAILURES: Final = Failures()
 _SMALL: Final = _Basis("small")
+_SCALARS: Final = frozenset((str, int, float, bool, type(None)))
 
 
 def externalize(
@@ -182,15 +183,22 @@ def externalize(
             text = value
         elif type(value) is dict and "type" not in value and "content" not in value:
             text = as_text(value)
-        if text is not None and len(text) <= policy.safe_chars:
-            return Outcome(text, value, _basis=_SMALL)
-        is_safe = situation is None and text is not None and len(text) <= policy.safe_ascii and text.isascii()
-        if is_safe and text is not None and "\t" not in text[:_NUMBER]:
-            note_result(session, tool, (), 0, len(text))
-            return Outcome(text, value, _basis=_SMALL)
+        if text is not None and len(text) <= policy.safe_ascii:
+            if len(text) <= policy.safe_chars:
+                return Outcome(text, value, _basis=_SMALL)
+            if situation is None and text.isascii() and "\t" not in text[:_NUMBER]:
+                note_result(session, tool, (), 0, len(text))
+                return Outcome(text, value, _basis=_SMALL)
     result = _Result(session, policy, _label(tool), _label(call_id), situation, arguments, source or LIBRARY)
     done = result.judged(value, text) if type(value) is str and text is not None else result.outcome(value, text)
     return result.noted(done)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a small value has nothing to look into: a text without numbered lines, or an object without others."""
+    if isinstance(value, str):
+        return "\t" not in value[:_NUMBER]
+    return isinstance(value, dict) and _SCALARS.issuperset(map(type, value.values()))
 
 
 def offloaded(

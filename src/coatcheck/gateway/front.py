@@ -11,37 +11,42 @@ import asyncio
 import contextlib
 import logging
 import re
-import sys
 import time
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-import httpx2
 from msgspec import Raw
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.process_collector import ProcessCollector
 
 from coatcheck.checks import one_of, valid, whole
 from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded
 from coatcheck.externalize import Policy
 from coatcheck.gateway.api import Api, ClientRequest, LoopStep, Merger, Unreadable, digest, raw_of, text_field, value_of
 from coatcheck.gateway.chat_api import ChatApi
-from coatcheck.gateway.ledger import LIFE, Ledger, entry_body
+from coatcheck.gateway.ledger import LIFE, Ledger, NotRemembered, entry_body
 from coatcheck.gateway.messages_api import MessagesApi
 from coatcheck.gateway.responses_api import ResponsesApi
 from coatcheck.gateway.sending import MODES, Mode, Outgoing, OwnTools, RefusedRequest, Sender, readable
+from coatcheck.gateway.upstream import (
+    CODING_ERRORS,
+    Content,
+    HeaderList,
+    ProviderAnswer,
+    ProviderClient,
+    ProviderFailure,
+    decoder,
+)
 from coatcheck.gateway.watching import Exchange, Watcher
+from coatcheck.http.credentials import Access, Keyring
 from coatcheck.http.serving import is_same, prove
 from coatcheck.ids import clip
 from coatcheck.lanes import in_thread
 from coatcheck.messages.cost import BoundedCache
 from coatcheck.redaction import mask
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 if TYPE_CHECKING:
     from coatcheck.session import Session
@@ -50,7 +55,6 @@ if TYPE_CHECKING:
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-HeaderList = list[tuple[bytes, bytes]]
 
 ANTHROPIC: Final = "https://api.anthropic.com"
 OPENAI: Final = "https://api.openai.com"
@@ -62,8 +66,6 @@ _HOP: Final = frozenset({
 })  # fmt: skip
 _NOT_SENT: Final = _HOP | {b"host", b"content-length", b"accept-encoding", b"expect"}
 _OWN: Final = b"x-coatcheck-"
-_CONNECT: Final = 20.0
-_SILENT: Final = 600.0  # seconds after which a provider that sends nothing is given up
 _RETRIED: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _ATTEMPTS: Final = 3
 _PAUSE: Final = 0.2  # seconds before a connection is tried again
@@ -101,6 +103,8 @@ class GatewaySettings:
     """Seconds that a step waits at most for a provider that is overloaded."""
     body_timeout: float = 60.0
     """Seconds without a byte after which a client that sends its body is given up."""
+    proxy: str | None = None
+    """Address of an HTTP proxy to the providers. None is taken from the environment."""
     records: bool = True
     """Whether transcripts and figures are recorded."""
 
@@ -125,15 +129,22 @@ def _check_session(name: str) -> str:
 
 
 class Gateway:
-    """An ASGI application. It has no state of its own: any other with the same store can take the next request."""
+    """An ASGI application. It has no state of its own: any other with the same store can take the next request.
 
-    def __init__(self, store: Store, settings: GatewaySettings | None = None) -> None:
+    With a keyring, each request needs one of its tokens, which names the tenant and the sessions that it may use."""
+
+    def __init__(
+        self, store: Store, settings: GatewaySettings | None = None, *, keyring: Keyring | None = None
+    ) -> None:
         self.settings = settings or GatewaySettings()
         self._store = store
-        self._sender = Sender(mode=self.settings.mode, policy=self.settings.policy)
+        self.keyring = keyring
         self.watcher = Watcher(store, policy=self.settings.policy, is_enabled=self.settings.records)
-        self._client: httpx2.AsyncClient | None = None
-        self._sessions: BoundedCache[tuple[str, str | None], tuple[float, Session | None]] = BoundedCache(_OPENED)
+        self.client = ProviderClient(proxy=self.settings.proxy)
+        self._tenants: dict[str | None, _Tenant] = {None: _Tenant(store, self.settings)}
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self.watcher)
+        ProcessCollector(registry=self._registry)
         anthropic, chat, responses = MessagesApi(), ChatApi(), ResponsesApi()
         self._apis: dict[str, Api] = {
             "/messages": anthropic, "/messages/count_tokens": anthropic, "/chat/completions": chat,
@@ -145,7 +156,8 @@ class Gateway:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
-            await _Call(self, scope, receive, send).run()
+            with self.watcher.running():
+                await _Call(self, scope, receive, send).run()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -159,9 +171,7 @@ class Gateway:
     async def close(self) -> None:
         """Write what was not recorded yet, and close the connections."""
         await self.watcher.finish()
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        await self.client.close()
 
     def api_of(self, path: str) -> Api | None:
         """Return the API of a path, None if it is relayed as bytes."""
@@ -177,26 +187,39 @@ class Gateway:
         api = self.error_api(path, headers)
         return (self.settings.anthropic if api.name == "anthropic" else self.settings.openai).rstrip("/")
 
-    @property
-    def client(self) -> httpx2.AsyncClient:
-        if self._client is None:
-            self._client = httpx2.AsyncClient(
-                timeout=httpx2.Timeout(_SILENT, connect=_CONNECT, pool=None),
-                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
-                follow_redirects=False,
-            )
-        return self._client
+    def tenant(self, name: str | None, *, is_quick: bool = False) -> _Tenant:
+        """Return what belongs to a tenant, None for the store itself. Its store is opened once; with `is_quick`, raises
+        `NotRemembered` if it is not open."""
+        found = self._tenants.get(name)
+        if found is None:
+            if is_quick:
+                raise NotRemembered
+            store = self._store if name is None else self._store.tenant(name)
+            found = self._tenants.setdefault(name, _Tenant(store, self.settings))
+        return found
 
-    @property
-    def sender(self) -> Sender:
-        return self._sender
+    def metrics(self) -> tuple[bytes, str]:
+        """Return the figures for Prometheus, and their media type."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
-    def session(self, name: str, parent: str | None) -> Session:
+
+class _Tenant:
+    """What belongs to one tenant: its store, its open sessions, and what was sent for them."""
+
+    def __init__(self, store: Store, settings: GatewaySettings) -> None:
+        self._store = store
+        self.sender = Sender(mode=settings.mode, policy=settings.policy)
+        self._sessions: BoundedCache[tuple[str, str | None], tuple[float, Session | None]] = BoundedCache(_OPENED)
+
+    def session(self, name: str, parent: str | None, *, is_quick: bool = False) -> Session:
         """Open a session. It lives 30 days after its last use, or longer if it did before. A session that was opened a
-        moment ago is used again, so that a request does not wait for what is being written."""
+        moment ago is used again, so that a request does not wait for what is being written. With `is_quick`, raises
+        `NotRemembered` for others."""
         opened, known = self._sessions.get((name, parent), (0.0, None))
         if known is not None and time.monotonic() - opened < _REOPENED:
             return known
+        if is_quick:
+            raise NotRemembered
         ttl = None if self._store.ttl is None else max(LIFE, self._store.ttl)
         found = self._store.lasting_session(name, parent=parent, ttl=ttl)
         return self._sessions.keep((name, parent), (time.monotonic(), found))[1] or found
@@ -235,6 +258,9 @@ class _Call:
         self._path = scope.get("path", "/")
         self._raw_path = bytes(scope.get("raw_path") or self._path.encode()).partition(b"?")[0].decode("latin-1")
         self._named: dict[str, str] = {}
+        self._access: Access | None = None
+        self.tenant = gateway.tenant(None)
+        self.is_unnamed = False
         self._is_begun = False
         self._started = time.time()
 
@@ -249,6 +275,10 @@ class _Call:
                 return
             if self._path in ("", "/", "/healthz") and self._scope["method"] in ("GET", "HEAD"):
                 await self._whole(200, b"ok\n", [(b"content-type", b"text/plain")])
+                return
+            if self._path == "/metrics" and self._scope["method"] == "GET":
+                text, media_type = await in_thread(self._gateway.metrics)
+                await self._whole(200, text, [(b"content-type", media_type.encode()), (b"cache-control", b"no-store")])
                 return
             if self._header(b"upgrade").lower() == "websocket":
                 await self._fail(426, "WebSocket is not supported by this gateway; use HTTP")
@@ -266,8 +296,8 @@ class _Call:
             await self._fail(413, str(error))
         except CoatcheckError as error:
             await self._fail(400 if isinstance(error, InvalidArgument) else 503, mask(str(error)))
-        except httpx2.HTTPError as error:
-            await self._fail(502, f"the provider cannot be reached: {type(error).__name__}")
+        except ProviderFailure as error:
+            await self._fail(502, f"the provider cannot be reached: {error}")
 
     def _take_prefixes(self) -> None:
         """Take the session and the token from the beginning of the path."""
@@ -277,10 +307,15 @@ class _Call:
             self._path = self._raw_path
 
     def _refused(self) -> tuple[int, str] | None:
-        if self._settings.token is not None:
-            given = self._header(b"x-coatcheck-token") or self._named.get("t")
-            if not is_same(given, self._settings.token):
-                return 401, "the token of the gateway is missing or wrong; it is in the address that it prints"
+        given = self._header(b"x-coatcheck-token") or self._named.get("t")
+        if self._gateway.keyring is not None:
+            self._access = self._gateway.keyring.find(given)
+            if self._access is None:
+                return 401, "the token of the gateway is missing or wrong; send it as x-coatcheck-token"
+            if not self._access.allows("metrics" if self._path == "/metrics" else "write"):
+                return 403, "this token does not allow that"
+        elif self._settings.token is not None and not is_same(given, self._settings.token):
+            return 401, "the token of the gateway is missing or wrong; it is in the address that it prints"
         prove(self._scope)
         return None
 
@@ -288,11 +323,25 @@ class _Call:
         return self._headers.get(name, b"").decode("latin-1").strip()
 
     def _session_name(self, request: ClientRequest | None) -> tuple[str, str | None]:
-        """Return the session of a request, and its parent: what the client names first, else what it is known by."""
-        header = self._header
-        named = header(b"x-coatcheck-session") or self._named.get("s") or self._settings.session
+        """Return the session of a request, and its parent: what the client names first, else what it is known by, in
+        the range of its token."""
+        named = self._header(b"x-coatcheck-session") or self._named.get("s") or self._settings.session
         if named:
-            return _check_session(named), None
+            if not self._may_use(_check_session(named)):
+                assert self._access is not None
+                raise RefusedRequest(403, f"this token opens only sessions {self._access.limits}")
+            return named, None
+        name, parent = self._found_name(request)
+        self.is_unnamed = name.startswith(_UNNAMED)
+        start = self._access.sessions if self._access is not None else ""
+        return (_safe(start + name, start), parent and _safe(start + parent, start)) if start else (name, parent)
+
+    def _may_use(self, session_id: str) -> bool:
+        return self._access is None or self._access.covers(session_id)
+
+    def _found_name(self, request: ClientRequest | None) -> tuple[str, str | None]:
+        """Return the session by which a client is known, and its parent."""
+        header = self._header
         for start, main, own, parent in (
             ("claude-code-", b"x-claude-code-session-id", b"x-claude-code-agent-id", b"x-claude-code-parent-agent-id"),
             ("codex-", b"session-id", b"thread-id", b"x-codex-parent-thread-id"),
@@ -324,31 +373,19 @@ class _Call:
                 raise
             await self._relay(api, body, None, None)
             return
-        request = await in_thread(readable, api, plain) if len(plain) > _MIB else readable(api, plain)
-        if request is None:
+        request = readable(api, plain) if len(plain) <= _MIB else None
+        if request is None and len(plain) <= _MIB:
             await self._relay(api, body, None, None)
             return
-        if api.name == "anthropic" and "thread" in request.top and self._settings.mode != "observe":
-            raise _unsupported_thread()
-        is_count = not self._path.rstrip("/").endswith(("/messages", "/completions", "/responses"))
-        name, parent = self._session_name(request)
-        if name.startswith(_UNNAMED) and (before := text_field(request.top, "previous_response_id")):
-            name = await in_thread(self._gateway.session_of, before, name)
-        if self._settings.mode == "observe" and not self._settings.records:
-            await self._relay(api, body, None, None)
-            return
-
-        def prepared() -> tuple[Session, Outgoing]:
-            session = self._gateway.session(name, parent)
-            return session, self._gateway.sender.outgoing(api, request, plain, session)
-
         try:
-            session, outgoing = await in_thread(prepared)
-        except CoatcheckError as error:
-            if request.has_answers and self._settings.mode != "observe":
-                raise RefusedRequest(503, f"the gateway cannot use its store: {mask(error.message)}") from error
+            prepared = self._prepared(api, plain, request, is_quick=True)
+        except NotRemembered:
+            prepared = await in_thread(self._prepared, api, plain, request, is_quick=False)
+        if prepared is None:
             await self._relay(api, body, None, None)
             return
+        is_count = not self._path.rstrip("/").endswith(("/messages", "/completions", "/responses"))
+        request, session, outgoing = prepared
         exchange = Exchange(api, session, request, outgoing, self._started, is_count=is_count)
         if outgoing.body is plain:
             await self._relay(api, body, exchange, None)
@@ -356,6 +393,36 @@ class _Call:
             await self._relay(api, outgoing.body, exchange, plain)
         else:
             await _Answering(self, api, request, outgoing, session, exchange).run()
+
+    def _prepared(
+        self, api: Api, plain: bytes, read: ClientRequest | None, *, is_quick: bool
+    ) -> tuple[ClientRequest, Session, Outgoing] | None:
+        """Return the request, its session, and what is sent for it; None if the body passes as it came. `read` is the
+        request if it was read already. With `is_quick`, raises `NotRemembered` if this takes long."""
+        if read is None and is_quick:
+            raise NotRemembered
+        request = read or readable(api, plain)
+        if request is None:
+            return None
+        if api.name == "anthropic" and "thread" in request.top and self._settings.mode != "observe":
+            raise _unsupported_thread()
+        name, parent = self._session_name(request)
+        if self._settings.mode == "observe" and not self._settings.records:
+            return None
+        before = text_field(request.top, "previous_response_id") if self.is_unnamed else ""
+        if before and is_quick:
+            raise NotRemembered
+        try:
+            whose = self._access.tenant if self._access is not None else None
+            tenant = self.tenant = self._gateway.tenant(whose, is_quick=is_quick)
+            if before and self._may_use(found := tenant.session_of(before, name)):
+                name = found
+            session = tenant.session(name, parent, is_quick=is_quick)
+            return request, session, tenant.sender.outgoing(api, request, plain, session, is_quick=is_quick)
+        except CoatcheckError as error:
+            if request.has_answers and self._settings.mode != "observe":
+                raise RefusedRequest(503, f"the gateway cannot use its store: {mask(error.message)}") from error
+            return None
 
     async def _body(self) -> bytes:
         """Read the body of the request."""
@@ -388,7 +455,7 @@ class _Call:
             return body
         try:
             return _decoded(body, coding, self._settings.max_body)
-        except (zlib.error, zstd.ZstdError, EOFError) as error:
+        except (*CODING_ERRORS, EOFError) as error:
             raise RefusedRequest(400, f"the body is not valid {clip(coding, 20)}") from error
 
     # Relaying
@@ -405,41 +472,54 @@ class _Call:
         ]
         return [*kept, (b"accept-encoding", b"identity")]
 
-    async def opened(self, content: bytes | AsyncIterator[bytes], *, is_plain: bool) -> httpx2.Response:
-        """Send a request to the provider, and return the response with its body still to read."""
+    async def opened(self, content: Content, *, is_plain: bool) -> ProviderAnswer:
+        """Send a request to the provider, and return the answer with its body still to read."""
         query = self._scope.get("query_string", b"").decode("latin-1")
-        url = self._gateway.address(self._path, self._headers) + self._raw_path + (f"?{query}" if query else "")
+        target = self._raw_path + (f"?{query}" if query else "")
         headers = self.request_headers(is_plain=is_plain)
         if not isinstance(content, bytes):
             headers += [(b"content-length", value) for value in [self._headers.get(b"content-length")] if value]
+        send, address = self._gateway.client.send, self._gateway.address(self._path, self._headers)
         try:
-            return await self._sent(url, headers, content)
-        except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
-            if not isinstance(content, bytes):
+            return await send(self._scope["method"], address, target, headers, content)
+        except ProviderFailure as failure:
+            if not failure.is_lost or not isinstance(content, bytes):
                 raise
-            return await self._sent(url, headers, content)  # a connection that the provider had closed meanwhile
-
-    async def _sent(self, url: str, headers: HeaderList, content: bytes | AsyncIterator[bytes]) -> httpx2.Response:
-        request = httpx2.Request(self._scope["method"], url, headers=headers, content=content)
-        return await self._gateway.client.send(request, stream=True)
+            return await send(self._scope["method"], address, target, headers, content)
+        except ValueError as error:
+            raise RefusedRequest(400, "the path or a header of the request cannot be sent on") from error
 
     async def _relay_stream(self) -> None:
         """Pass a request as bytes, without reading it."""
         has_body = b"content-length" in self._headers or b"transfer-encoding" in self._headers
+        is_read, has_left = asyncio.Event(), False
 
         async def chunks() -> AsyncIterator[bytes]:
-            while True:
-                event = await self._receive()
-                if event["type"] == "http.disconnect":
-                    raise _Left
-                yield event.get("body", b"")
-                if not event.get("more_body"):
-                    return
+            nonlocal has_left
+            try:
+                while True:
+                    event = await self._receive()
+                    if event["type"] == "http.disconnect":
+                        has_left = True
+                        raise _Left
+                    yield event.get("body", b"")
+                    if not event.get("more_body"):
+                        return
+            finally:
+                is_read.set()
 
-        if not has_body:
-            await self._receive()
-        response = await self.opened(chunks() if has_body else b"", is_plain=False)
-        async with self.leaving():
+        try:
+            if has_body:
+                response = await self.opened(chunks(), is_plain=False)
+            else:
+                await self._receive()
+                is_read.set()
+                response = await self.opened(b"", is_plain=False)
+        except ProviderFailure:
+            if has_left:
+                raise _Left from None
+            raise
+        async with self.leaving(is_read):
             await self.pass_on(response, None)
 
     async def _relay(self, api: Api, body: bytes, exchange: Exchange | None, held: bytes | None) -> None:
@@ -451,50 +531,51 @@ class _Call:
                 response, read = await self.opened_bound(api, exchange.outgoing, exchange.session)
             await self.pass_on(response, exchange, read)
 
-    async def opened_bound(
-        self, api: Api, outgoing: Outgoing, session: Session
-    ) -> tuple[httpx2.Response, bytes | None]:
+    async def opened_bound(self, api: Api, outgoing: Outgoing, session: Session) -> tuple[ProviderAnswer, bytes | None]:
         """Send a request of an adopted conversation. If the provider refuses thinking that it has bound to another
         history, since the client changed its own, the request is sent again without. Return the response, and its body
         if that was read."""
         attempt = 1
-        while (response := await self.opened(outgoing.body, is_plain=True)).status_code == 400 and api.binds_thinking:
-            read = b"".join([chunk async for chunk in response.aiter_raw()])
-            await response.aclose()
-            sender = self._gateway.sender
+        while (response := await self.opened(outgoing.body, is_plain=True)).status == 400 and api.binds_thinking:
+            read = b"".join([chunk async for chunk in response.chunks()])
+            response.close()
+            sender = self.tenant.sender
             if attempt == _ATTEMPTS or not await in_thread(sender.recovered, api, outgoing, session, read):
                 return response, read
             attempt += 1
         return response, None
 
-    async def pass_on(self, response: httpx2.Response, exchange: Exchange | None, read: bytes | None = None) -> None:
+    async def pass_on(self, response: ProviderAnswer, exchange: Exchange | None, read: bytes | None = None) -> None:
         """Pass a response on. `read` is its body, if that was read already."""
         kept: list[bytes] = []
         try:
             await self.begin(response, is_raw=True)
-            async for chunk in response.aiter_raw() if read is None else _once(read):
+            async for chunk in response.chunks() if read is None else _once(read):
                 await self.send(chunk)
                 if exchange is not None:
                     kept.append(chunk)
             await self.end()
-        except (httpx2.HTTPError, httpx2.StreamError):
+        except ProviderFailure:
             if not self._is_begun:
                 raise
             raise _Broken from None  # the client must see that the answer is not complete
         finally:
-            await response.aclose()
+            response.close()
             if exchange is not None:
-                self._gateway.watcher.note(exchange, response.status_code, response.headers, b"".join(kept))
+                self._gateway.watcher.note(exchange, response.status, response.header("content-type"), b"".join(kept))
 
     @contextlib.asynccontextmanager
-    async def leaving(self) -> AsyncIterator[None]:
-        """Cancel what runs inside when the client leaves."""
+    async def leaving(self, is_read: asyncio.Event | None = None) -> AsyncIterator[None]:
+        """Cancel what runs inside when the client leaves. `is_read` is set when the body of the request was read: the
+        provider may answer before."""
         task = asyncio.current_task()
         assert task is not None
         has_left = False
 
         async def listen() -> None:
             nonlocal has_left
+            if is_read is not None:
+                await is_read.wait()
             while (await self._receive())["type"] != "http.disconnect":
                 pass
             has_left = True
@@ -513,14 +594,16 @@ class _Call:
 
     # Responses
 
-    async def begin(self, response: httpx2.Response, *, is_raw: bool) -> None:
+    async def begin(self, response: ProviderAnswer, *, is_raw: bool) -> None:
         """Begin the response with the status and the headers of the provider's."""
         dropped = _HOP | (set() if is_raw else {b"content-length", b"content-encoding"})
-        headers = [(name, value) for name, value in response.headers.raw if name.lower() not in dropped]
-        await self._start(response.status_code, headers)
+        headers = [(name, value) for name, value in response.headers if name.lower() not in dropped]
+        await self._start(response.status, headers)
 
     async def _start(self, status: int, headers: HeaderList) -> None:
         self._is_begun = True
+        api = self._gateway.api_of(self._path)
+        self._gateway.watcher.answers[api.name if api is not None else "other", status] += 1
         await self._send_event({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send(self, data: bytes) -> None:
@@ -535,10 +618,10 @@ class _Call:
         await self._start(status, [*headers, length])
         await self.end(b"" if self._scope["method"] == "HEAD" else body)
 
-    async def whole(self, status: int, body: bytes, response: httpx2.Response, more: HeaderList) -> None:
+    async def whole(self, status: int, body: bytes, response: ProviderAnswer, more: HeaderList) -> None:
         """Answer with a body of ours and the headers of the provider's response."""
         dropped = _HOP | {b"content-length", b"content-encoding"}
-        headers = [(name, value) for name, value in response.headers.raw if name.lower() not in dropped]
+        headers = [(name, value) for name, value in response.headers if name.lower() not in dropped]
         await self._whole(status, body, [*headers, *more])
 
     async def _fail(self, status: int, message: str) -> None:
@@ -593,7 +676,7 @@ class _Answering:
         self._last: list[Raw] = []
         self._written: set[str] = set()
         self._spent = 0
-        self._first: httpx2.Response | None = None
+        self._first: ProviderAnswer | None = None
 
     async def run(self) -> None:
         try:
@@ -629,27 +712,27 @@ class _Answering:
             settings = {**self._outgoing.settings, **more, **self._api.chained(self._request, self._merger)}
             body = self._api.written(self._request, self._sent, self._outgoing.tools, **settings)
 
-    async def _opened(self, body: bytes, number: int) -> httpx2.Response | None:
+    async def _opened(self, body: bytes, number: int) -> ProviderAnswer | None:
         """Send a step. The first one is answered as the provider answers it; a later one is tried again if the provider
         is overloaded. None if it has failed, and the client knows."""
         waited, read = 0.0, None
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                response: httpx2.Response
+                response: ProviderAnswer
                 if number == 1:
                     response, read = await self._call.opened_bound(self._api, self._outgoing, self._session)
                     self._sent = self._outgoing.messages
                 else:
                     response = await self._while_pinging(self._call.opened(body, is_plain=True))
-            except httpx2.HTTPError as error:
+            except ProviderFailure as error:
                 if number == 1:
                     raise
                 if attempt < _ATTEMPTS:
                     await self._while_pinging(asyncio.sleep(_PAUSE * attempt))
                     continue
-                await self._fail(502, f"the provider cannot be reached: {type(error).__name__}")
+                await self._fail(502, f"the provider cannot be reached: {error}")
                 return None
-            if response.status_code == 200:
+            if response.status == 200:
                 if self._first is None:
                     self._first = response
                     if self._request.is_streamed:
@@ -659,26 +742,26 @@ class _Answering:
                 await self._call.pass_on(response, self._exchange, read)
                 return None
             pause = _pause(response, attempt)
-            if response.status_code not in _RETRIED or attempt == _ATTEMPTS or waited + pause > self._settings.max_wait:
+            if response.status not in _RETRIED or attempt == _ATTEMPTS or waited + pause > self._settings.max_wait:
                 await self._refused(response)
                 return None
-            await response.aclose()
+            response.close()
             waited += pause
             await self._while_pinging(asyncio.sleep(pause))
         return None
 
-    async def _refused(self, response: httpx2.Response) -> None:
+    async def _refused(self, response: ProviderAnswer) -> None:
         """Pass on that a later step was refused: as an event inside a stream, else as it is."""
-        data = await response.aread()
-        await response.aclose()
+        data = await response.read()
+        response.close()
         if not self._request.is_streamed:
-            await self._call.whole(response.status_code, data, response, [])
+            await self._call.whole(response.status, data, response, [])
             return
         try:
             value_of(data)
             await self._call.end(self._api.wrapped_error(data))
         except Unreadable:
-            await self._fail(response.status_code, f"the provider answered {response.status_code}")
+            await self._fail(response.status, f"the provider answered {response.status}")
 
     async def _fail(self, status: int, message: str) -> None:
         if self._request.is_streamed and self._first is not None:
@@ -686,23 +769,23 @@ class _Answering:
         else:
             raise RefusedRequest(status, message)
 
-    async def _step(self, response: httpx2.Response) -> LoopStep | None:
+    async def _step(self, response: ProviderAnswer) -> LoopStep | None:
         """Read the answer to a step and show it. None if it broke, and the client knows."""
         merger = self._merger
         try:
             if self._request.is_streamed:
-                chunks = aiter(response.aiter_bytes())
+                chunks = aiter(response.plain_chunks())
                 while (chunk := await self._while_pinging(anext(chunks, None))) is not None:
                     await self._call.send(merger.feed(chunk))
             else:
-                merger.take(await response.aread())
-        except (httpx2.HTTPError, httpx2.StreamError, ValueError, KeyError, TypeError, AttributeError) as error:
-            if not isinstance(error, httpx2.HTTPError):
+                merger.take(await response.read())
+        except (ProviderFailure, ValueError, KeyError, TypeError, AttributeError) as error:
+            if not isinstance(error, ProviderFailure):
                 _LOG.warning("an answer of the provider cannot be read: %s", type(error).__name__)
             await self._fail(502, "the connection to the provider broke in the middle of an answer")
             return None
         finally:
-            await response.aclose()
+            response.close()
         if merger.has_failed:
             await self._call.end()
             return None
@@ -736,9 +819,9 @@ class _Answering:
         for key, body in records.items():
             if not await self._written_down(key, body):
                 return
-        if merger.answer_id and records and self._session.session_id.startswith(_UNNAMED):
+        if merger.answer_id and records and self._call.is_unnamed:
             with contextlib.suppress(CoatcheckError):  # then the next request must name its session
-                await in_thread(self._call.gateway.remember, merger.answer_id, self._session)
+                await in_thread(self._call.tenant.remember, merger.answer_id, self._session)
         if self._request.is_streamed:
             await self._call.end(end)
         else:
@@ -787,9 +870,11 @@ class _Answering:
                 task.cancel()
 
 
-def _safe(name: str) -> str:
-    """Return the name of a session that a client chose without knowing it; its digest if it cannot be one."""
-    return name if _SESSION_NAME.fullmatch(name) and not name.startswith(_RESERVED) else f"client-{digest(name)[:32]}"
+def _safe(name: str, start: str = "") -> str:
+    """Return the name of a session that a client chose without knowing it; its digest if it cannot be one, behind the
+    `start` that its token wants."""
+    is_name = _SESSION_NAME.fullmatch(name) and not name.startswith(_RESERVED)
+    return name if is_name else f"{start}client-{digest(name)[:32]}"
 
 
 def _too_large(limit: int) -> RefusedRequest:
@@ -800,28 +885,22 @@ def _unsupported_thread() -> RefusedRequest:
     return RefusedRequest(400, _NO_THREADS)
 
 
-def _pause(response: httpx2.Response, attempt: int) -> float:
+def _pause(response: ProviderAnswer, attempt: int) -> float:
     """Return how long to wait before a step is sent again, as the provider says."""
     try:
-        return max(0.0, float(response.headers.get("retry-after", "")))
+        return max(0.0, float(response.header("retry-after")))
     except ValueError:
         return float(min(8.0, 0.5 * 2**attempt))
 
 
 def _decoded(body: bytes, coding: str, limit: int) -> bytes:
     """Decode a body, at most `limit` bytes."""
-    if coding in ("gzip", "x-gzip", "deflate"):
-        inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32 if coding != "deflate" else zlib.MAX_WBITS)
-        data = inflater.decompress(body, limit + 1)
-        is_whole = inflater.eof
-    elif coding == "zstd":
-        decompressor = zstd.ZstdDecompressor()
-        data = decompressor.decompress(body, max_length=limit + 1)
-        is_whole = decompressor.eof
-    else:
+    decoding = decoder(coding)
+    if decoding is None:
         raise RefusedRequest(415, f"the content coding {clip(coding, 20)} is not supported; send gzip, zstd or none")
+    data = decoding.decompress(body, limit + 1)
     if len(data) > limit:
         raise _too_large(limit)
-    if not is_whole:
+    if not decoding.eof:
         raise EOFError("cut")
     return data

@@ -43,20 +43,29 @@ class Adoption:
     policy: Mapping[str, Any]
 
 
-class Ledger:
-    """Reads and writes the ledger of one session."""
+class NotRemembered(Exception):
+    """The store must be asked, by a caller that must not wait for it."""
 
-    def __init__(self, session: Session) -> None:
+
+class Ledger:
+    """Reads and writes the ledger of one session. With `is_quick`, it raises `NotRemembered` instead."""
+
+    def __init__(self, session: Session, *, is_quick: bool = False) -> None:
         self._session = session
+        self._is_quick = is_quick
 
     def find(self, keys: Collection[str]) -> dict[str, dict[str, Raw]]:
         """Return the members of each record that exists, with one question to the store. Raises `StoreError`."""
+        if keys and self._is_quick:
+            raise NotRemembered
         found = self._session.first_records([_SERIES + key for key in keys]) if keys else {}
         return {series.removeprefix(_SERIES): self._read(record.body) for series, record in found.items()}
 
     def write(self, key: str, body: Mapping[str, Any]) -> dict[str, Raw]:
         """Write a record, and return the one that counts: what another replica wrote first. Returns when it is durable.
         Raises `StoreError`."""
+        if self._is_quick:
+            raise NotRemembered
         data = bytes(raw_of({"v": VERSION, **body}))
         if len(data) > _INLINE:
             ref = self._session.put(

@@ -88,7 +88,7 @@ class MessagesApi(Api):
         whole = digest(str(role), canonical(content))
         return HeldFacts(
             side, whole, size, f"{role}: {label}"[:200], tuple(keys), tuple(results), tuple(calls),
-            squeezed("".join(texts)), len(blocks),
+            squeezed("".join(texts)), len(blocks), thinks="thinking" in label,
         )  # fmt: skip
 
     def described(self, tools: Sequence[Tool]) -> list[Raw]:

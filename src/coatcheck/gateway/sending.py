@@ -106,11 +106,14 @@ class Sender:
         self._pins: BoundedCache[tuple[str, str], Mapping[str, Raw]] = BoundedCache(_REMEMBERED)
         self._foreign: BoundedCache[tuple[str, str], bool] = BoundedCache(_REMEMBERED)
 
-    def outgoing(self, api: Api, request: ClientRequest, body: bytes, session: Session) -> Outgoing:
-        """Return what is sent for a request. Raises `RefusedRequest`."""
+    def outgoing(
+        self, api: Api, request: ClientRequest, body: bytes, session: Session, *, is_quick: bool = False
+    ) -> Outgoing:
+        """Return what is sent for a request. Raises `RefusedRequest`, and with `is_quick` `NotRemembered` if the store
+        must be asked."""
         first, place = digest("adopted", api.name, request.first), f"{session.store.url}/{session.session_id}"
         same = Outgoing(body, request, request.messages, request.tools)
-        ledger, chain = Ledger(session), api.chain(request)
+        ledger, chain = Ledger(session, is_quick=is_quick), api.chain(request)
         continues = request.has_answers or chain is not None
         if not request.facts or (continues and (place, chain or first) in self._foreign):
             return same
@@ -237,7 +240,8 @@ class _Sending:
         pins = {key: pin for key in asked if (pin := self._sender.pin(self._place, key)) is not None}
         entry_keys = self._entry_keys(runs) if adoption.mode == "loop" else {}
         waiting = api.waiting_keys(request) if adoption.mode == "loop" else []
-        unbound = _unbound_keys(adopted) if api.binds_thinking and request.has_answers else []
+        may_think = (adoption.mode == "loop" and request.has_answers) or any(one.thinks for one in request.facts)
+        unbound = _unbound_keys(adopted) if api.binds_thinking and may_think else []
         named = api.named_before(request)
         wanted = (asked - pins.keys()) | {key for keys in entry_keys.values() for _, key in keys}
         wanted |= {*unbound, *waiting, *([named] if named else [])}

@@ -27,27 +27,33 @@ class EventSplitter:
     """Splits a stream into events, wherever its bytes were cut. At most `limit` bytes of an event are kept."""
 
     def __init__(self, limit: int = 64 << 20) -> None:
-        self._left = b""
+        self._left = bytearray()
         self._limit = limit
         self._looked = 0
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
         """Yield the events that are complete. Raises ValueError if one is too large."""
-        left = self._left + chunk if self._left else chunk
+        left: bytes | bytearray = chunk
+        if self._left:
+            self._left += chunk  # in place: an event of many chunks is not copied for each
+            left = self._left
         start, at = 0, max(0, self._looked - 3)
         # A carriage return at the end may be the first half of a line end.
         stop = len(left) - 1 if left.endswith(b"\r") else len(left)
         while (found := _END.search(left, at, stop)) is not None:
-            yield _event(left[start : found.end()])
+            yield _event(bytes(left[start : found.end()]))
             start = at = found.end()
-        self._left = left[start:]
+        if left is self._left:
+            del self._left[:start]
+        else:
+            self._left += left[start:]
         self._looked = len(self._left)
         if len(self._left) > self._limit:
             raise ValueError(f"an event has more than {self._limit:,} bytes")
 
     def rest(self) -> bytes:
         """Return what is left behind the last complete event."""
-        return self._left
+        return bytes(self._left)
 
 
 def event(data: bytes, name: str = "") -> bytes:

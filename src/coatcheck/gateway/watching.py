@@ -2,22 +2,27 @@
 
 One record for each answer, in the series `gateway:calls` of its session: what was new in the request, the answer, the
 usage that the provider reported, and what was or would have been saved. The figures are recorded like those of any
-other model call, so `coatcheck metrics` shows them. Everything runs after the answer, in a thread; a failure here never
-reaches a client. Headers are not recorded.
+other model call, so `coatcheck metrics` shows them. Everything runs after the answer, in a thread, and at most a moment
+later, so that several answers are written at once. A failure here never reaches a client. Headers are not recorded.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec import Raw
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from coatcheck import __version__
 from coatcheck.context.metrics import SERIES as METRICS
@@ -29,9 +34,9 @@ from coatcheck.gateway.api import (
     FIRST,
     Api,
     ClientRequest,
+    HeldFacts,
     Merger,
     Unreadable,
-    digest,
     fields_of,
     raw_of,
     text_field,
@@ -53,7 +58,13 @@ if TYPE_CHECKING:
 SERIES: Final = "gateway:calls"
 EVENTS: Final = "gateway:events"
 """The series with errors and broken prefixes alone, each with the number of its call: small, for lists."""
+_NewRecord = tuple[str, bytes, int | None]
+_Work = Callable[["Exchange", float], "_Noted"]
 _CONVERSATIONS: Final = 1_024
+_LABELS: Final = ("api", "status")
+_DIGITS: Final = 32  # of the digest of a part
+_PAUSE: Final = 0.1  # seconds in which answers are gathered before they are recorded
+_QUEUED: Final = 4 << 20  # bytes of requests and answers that wait at most
 _PER_TOKEN: Final = 4
 _LARGEST: Final = 16 << 20  # bytes of an answer that are read
 _KEPT: Final = 10_000  # calls of a session
@@ -115,40 +126,74 @@ class Figures:
         return shown
 
 
+class _Noted(NamedTuple):
+    """The records of an answer, its call first, and what was wrong with it."""
+
+    records: list[_NewRecord]
+    event: dict[str, Any] | None = None
+
+
 class _Part(NamedTuple):
     digest: str
     label: str
     size: int
 
 
+_Parts = Sequence[_Part | HeldFacts]
+
+
 @dataclass(slots=True)
 class _Known:
-    """The last request of a conversation: the digest over its parts, and the parts if this process has seen them."""
+    """The last request of a conversation: the digest over its parts, and the parts if this process has seen them, with
+    what continues the digest."""
 
     count: int
     chain: str
-    parts: list[_Part] = field(default_factory=list)
+    parts: _Parts = ()
+    hashed: Any = None
 
 
-class Watcher:
-    """Records what passes. `figures` are the sums of this process."""
+_HELP: Final = {
+    "calls": "Answers that were recorded.",
+    "errors": "Answers of providers with an error.",
+    "steps": "Calls of the model.",
+    "input_tokens": "Input tokens, as providers report them.",
+    "cached_tokens": "Input tokens from the cache.",
+    "output_tokens": "Output tokens.",
+    "stubs": "Results that became stubs.",
+    "tokens_saved": "Tokens of results that were not sent.",
+    "reads": "Further steps, in which the model read what was stored.",
+    "tokens_could_save": "Tokens of results that would have become stubs.",
+    "broken_prefixes": "Requests that did not begin like the one before.",
+    "tokens_rewritten": "Tokens that were sent again because of that.",
+}
+
+
+class Watcher(Collector):
+    """Records what passes. `figures` are the sums of this process, `answers` its answers by API and status. Both are
+    given to Prometheus. No label is chosen by a client."""
 
     def __init__(self, store: Store, *, policy: Policy | None, is_enabled: bool) -> None:
         self._store = store
         self._policy = policy
         self._is_enabled = is_enabled
-        self._known: BoundedCache[tuple[str, str], _Known] = BoundedCache(_CONVERSATIONS)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._known: BoundedCache[tuple[Store, str, str], _Known] = BoundedCache(_CONVERSATIONS)
+        self._queue: list[tuple[Exchange, _Work, float]] = []
+        self._queued = 0
+        self._is_urgent = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
         self._lock = threading.Lock()
         self._has_failed = False
+        self._running = 0
+        self.answers: Counter[tuple[str, int]] = Counter()
         self.figures = Figures()
 
-    def note(self, exchange: Exchange, status: int, headers: Mapping[str, str], data: bytes) -> None:
+    def note(self, exchange: Exchange, status: int, media_type: str, data: bytes) -> None:
         """Note an answer that passed as bytes."""
         if exchange.is_count or not self._is_enabled:
             return
-        is_streamed = "event-stream" in headers.get("content-type", "")
-        self._start(self._passed, exchange, status, data[:_LARGEST], is_streamed, time.time())
+        is_streamed = "event-stream" in media_type
+        self._later(exchange, partial(self._passed, status, data[:_LARGEST], is_streamed), len(data))
 
     def note_steps(self, exchange: Exchange, merger: Merger, inside: Sequence[Raw], last: Sequence[Raw]) -> None:
         """Note an answer that was joined from steps. `inside` are the messages of the steps that the client did not see
@@ -156,56 +201,105 @@ class Watcher:
         if not merger.usages or not self._is_enabled:
             return
         answer = list(last) or {"role": "assistant", "content": "\n\n".join(merger.texts)}
-        self._start(self._recorded, exchange, 200, list(merger.usages), answer, time.time(), list(inside))
+        work = partial(self._recorded, 200, list(merger.usages), answer, inside=list(inside))
+        self._later(exchange, work, 0)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Count a request while it is in progress."""
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+    def collect(self) -> Iterator[Metric]:
+        answers = CounterMetricFamily("coatcheck_gateway_requests", "Requests by API and status.", None, _LABELS)
+        for (api, status), number in self.answers.copy().items():
+            answers.add_metric((api, str(status)), number)
+        yield answers
+        yield GaugeMetricFamily("coatcheck_gateway_requests_running", "Requests in progress.", self._running)
+        for name, text in _HELP.items():
+            yield CounterMetricFamily(f"coatcheck_gateway_{name}", text, getattr(self.figures, name))
 
     async def finish(self) -> None:
         """Wait until everything is recorded."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        while self._task is not None and not self._task.done():
+            self._is_urgent.set()
+            await asyncio.wait({self._task})
 
-    def _start(self, work: Any, *args: Any) -> None:
-        async def run() -> None:
-            try:
-                await in_thread(work, *args)
-            except Exception as error:  # noqa: BLE001 - recording must never stop a gateway
-                if not self._has_failed:
-                    _LOG.warning("recording an answer failed: %s", mask(f"{type(error).__name__}: {error}"))
-                self._has_failed = True
+    def _later(self, exchange: Exchange, work: _Work, size: int) -> None:
+        """Record an answer together with others: soon, or at once if they are large."""
+        self._queue.append((exchange, work, time.time()))
+        self._queued += size + len(exchange.outgoing.body)
+        if self._queued > _QUEUED:
+            self._is_urgent.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._drain())
 
-        task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _drain(self) -> None:
+        while self._queue:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_urgent.wait(), _PAUSE)
+            self._is_urgent.clear()
+            batch, self._queue, self._queued = self._queue, [], 0
+            await in_thread(self._record, batch)
 
-    def _passed(self, exchange: Exchange, status: int, data: bytes, is_streamed: bool, at: float) -> None:
+    def _record(self, batch: Sequence[tuple[Exchange, _Work, float]]) -> None:
+        """Record answers, with one transaction for each session."""
+        noted: dict[tuple[Store, str], tuple[Session, list[_Noted]]] = {}
+        for exchange, work, at in batch:
+            session = exchange.session
+            with self._never_failing():
+                noted.setdefault((session.store, session.session_id), (session, []))[1].append(work(exchange, at))
+        for session, some in noted.values():
+            with self._never_failing():
+                records = [record for one in some for record in one.records]
+                numbers = session.record_all(records)
+                calls = [number for (series, _, _), number in zip(records, numbers, strict=True) if series == SERIES]
+                events = [(call, one.event) for call, one in zip(calls, some, strict=True) if one.event is not None]
+                session.record_all([_event(call, event) for call, event in events])
+
+    @contextlib.contextmanager
+    def _never_failing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - recording must never stop a gateway
+            if not self._has_failed:
+                _LOG.warning("recording an answer failed: %s", mask(f"{type(error).__name__}: {error}"))
+            self._has_failed = True
+
+    def _passed(self, status: int, data: bytes, is_streamed: bool, exchange: Exchange, at: float) -> _Noted:
         if status != 200:
             with self._lock:
                 self.figures.add(Figures(errors=1))
             error = _error(data)
-            number = self._write(exchange, {"status": status, "error": error}, at)
-            self._write_event(exchange, number, at, status=status, error=error)
-            return
+            call = self._call(exchange, {"status": status, "error": error}, at)
+            return _Noted([call], {"at": round(at, 3), "status": status, "error": error})
         try:
             usage, answer = exchange.api.usage_in(data, is_streamed=is_streamed)
         except (Unreadable, ValueError, KeyError, TypeError, AttributeError):
             usage, answer = {}, None
-        self._recorded(exchange, status, [usage], answer, at)
+        return self._recorded(status, [usage], answer, exchange, at)
 
     def _recorded(
         self,
-        exchange: Exchange,
         status: int,
         usages: Sequence[Any],
         answer: Any,
+        exchange: Exchange,
         at: float,
         inside: Sequence[Raw] = (),
-    ) -> None:
+    ) -> _Noted:
         request, outgoing, session = exchange.request, exchange.outgoing, exchange.session
         policy = self._policy or configured(session.store.settings)
         prices = policy.prices or model(request.model).prices
-        parts = list(_parts(request))
+        parts, key = _parts(request), (session.store, session.session_id, request.first)
         known = self._known_of(session, request)
         same, broke, rewritten = _compared(known, parts)
-        self._known.keep((session.session_id, request.first), _Known(len(parts), _chain(parts, len(parts)), parts))
+        before = known.hashed if known is not None and same == known.count else None
+        hashed = _hashed(parts if before is None else parts[same:], before)
+        whole = self._known.keep(key, _Known(len(parts), _chain(hashed), parts, hashed)).chain
         figures, used = _figures(usages, outgoing, prices)
         figures.broken_prefixes, figures.tokens_rewritten = int(broke is not None), rewritten
         could = [] if outgoing.adoption is not None else _could_leave(exchange, session, prices)
@@ -215,7 +309,7 @@ class Watcher:
         lead = len(parts) - len(request.messages)
         body: dict[str, Any] = {
             "status": status, "usage": list(usages), "steps": len(usages), "messages": len(request.messages),
-            "same": same, "count": len(parts), "chain": _chain(parts, len(parts)),
+            "same": same, "count": len(parts), "chain": whole,
             "new": request.messages[max(0, same - lead) :], "answer": answer,
         }  # fmt: skip
         if broke is not None:
@@ -230,14 +324,13 @@ class Watcher:
             ]
         elif could:
             body["could_leave"] = [{"tool": tool, "tokens": tokens, "saving": gain} for tool, tokens, gain in could]
-        number = self._write(exchange, body, at)
-        if broke is not None:
-            self._write_event(exchange, number, at, broke=broke, tokens=rewritten)
-        self._measure(exchange, figures, used, could, prices, at)
+        event = None if broke is None else {"at": round(at, 3), "broke": broke, "tokens": rewritten}
+        measured = self._measures(exchange, figures, used, could, at)
+        return _Noted([self._call(exchange, body, at), *measured], event)
 
     def _known_of(self, session: Session, request: ClientRequest) -> _Known | None:
         """Return the last request of the conversation: from memory, else from the session's last record."""
-        found = self._known.get((session.session_id, request.first))
+        found = self._known.get((session.store, session.session_id, request.first))
         if found is not None:
             return found
         for record in session.records(SERIES, newest=True, limit=1):
@@ -249,11 +342,7 @@ class Watcher:
                 return None
         return None
 
-    def _write_event(self, exchange: Exchange, number: int, at: float, **body: Any) -> None:
-        whole = raw_of({"v": 1, "at": round(at, 3), "call": number, **body})
-        exchange.session.record(EVENTS, bytes(whole), keep=_KEPT_EVENTS)
-
-    def _write(self, exchange: Exchange, body: dict[str, Any], at: float) -> int:
+    def _call(self, exchange: Exchange, body: dict[str, Any], at: float) -> _NewRecord:
         request, session = exchange.request, exchange.session
         policy = self._policy or configured(session.store.settings)
         head = {
@@ -270,12 +359,12 @@ class Watcher:
             kept = ("status", "count", "chain", "same", "messages", "usage", "mode", "broke")
             brief = {name: body[name] for name in kept if name in body}
             whole = raw_of(head | brief | {"artifact": ref.pointer})
-        return session.record(SERIES, bytes(whole), keep=_KEPT)
+        return SERIES, bytes(whole), _KEPT
 
-    def _measure(
-        self, exchange: Exchange, figures: Figures, used: Usage, could: Sequence[Any], prices: Prices, at: float
-    ) -> None:
-        """Record the figures of the answer like those of any other model call."""
+    def _measures(
+        self, exchange: Exchange, figures: Figures, used: Usage, could: Sequence[Any], at: float
+    ) -> Iterator[_NewRecord]:
+        """Yield the figures of the answer as those of any other model call."""
         settings, outgoing = exchange.session.store.settings, exchange.outgoing
         if not settings["metrics.enabled"]:
             return
@@ -299,7 +388,11 @@ class Watcher:
             cached_tokens=used.cached_tokens,
             cache_write_tokens=used.cache_write_tokens,
         )
-        exchange.session.record(METRICS, call.to_json().encode(), keep=settings["metrics.keep"])
+        yield METRICS, call.to_json().encode(), settings["metrics.keep"]
+
+
+def _event(call: int, body: dict[str, Any]) -> _NewRecord:
+    return EVENTS, bytes(raw_of({"v": 1, "at": body["at"], "call": call, **body})), _KEPT_EVENTS
 
 
 def _error(data: bytes) -> dict[str, str]:
@@ -313,12 +406,15 @@ def _error(data: bytes) -> dict[str, str]:
         return {"type": "unreadable", "message": ""}
 
 
-def _parts(request: ClientRequest) -> list[_Part]:
+def _parts(request: ClientRequest) -> list[_Part | HeldFacts]:
     """Return the parts of a prompt in the order of a provider's cache: tools, system text, messages."""
-    found = [_part(raw, "tool") for raw in request.tools]
+    found: list[_Part | HeldFacts] = [_part(raw, "tool") for raw in request.tools]
     found += [_part(request.top[name], "system text") for name in ("system", "instructions") if name in request.top]
-    found += [_Part(one.digest[:32], one.label, one.size) for one in request.facts]
-    return found
+    return found + request.facts
+
+
+def _is_equal(one: _Part | HeldFacts, other: _Part | HeldFacts) -> bool:
+    return one is other or one.digest == other.digest
 
 
 def _part(raw: Raw, what: str) -> _Part:
@@ -345,17 +441,27 @@ def _unmarked(value: Any) -> bytes:
     return bytes(raw_of(bare(value)))
 
 
-def _chain(parts: Sequence[_Part], count: int) -> str:
-    return digest(*(one.digest for one in parts[:count]))
+def _hashed(parts: _Parts, before: Any = None) -> Any:
+    """Return a hash over these parts, behind those that were hashed before."""
+    hashed = hashlib.sha256() if before is None else before.copy()
+    hashed.update("".join([one.digest[:_DIGITS] for one in parts]).encode())
+    return hashed
 
 
-def _compared(known: _Known | None, parts: Sequence[_Part]) -> tuple[int, dict[str, Any] | None, int]:
+def _chain(hashed: Any) -> str:
+    return str(hashed.hexdigest()[:40])
+
+
+def _compared(known: _Known | None, parts: _Parts) -> tuple[int, dict[str, Any] | None, int]:
     """Return how many parts are as in the request before, where and why the prefix broke, and the tokens that are sent
     again because of it."""
     if known is None:
         return 0, None, 0
-    if len(parts) >= known.count and _chain(parts, known.count) == known.chain:
-        return known.count, None, 0
+    if len(parts) >= known.count:
+        if known.parts and all(map(_is_equal, known.parts, parts)):
+            return known.count, None, 0
+        if not known.parts and _chain(_hashed(parts[: known.count])) == known.chain:
+            return known.count, None, 0
     before = known.parts
     if not before:
         return 0, {"part": None, "what": "unknown", "why": "it changed while no gateway was running"}, 0

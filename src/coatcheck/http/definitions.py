@@ -346,6 +346,7 @@ class Statistics:
     tombstones: int
     stored_bytes: int
     referenced_bytes: int
+    quarantined_bytes: int
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,14 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Collection, Hashable, Iterable
-from typing import Any, Final, NoReturn, Self
+from typing import Final, NoReturn, Self
 
-import h11
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from coatcheck.errors import InvalidArgument, StoreUnavailable
 
@@ -37,6 +36,7 @@ _ANY: Final = ("0.0.0.0", "::")
 _BACKLOG: Final = 128
 _ACCEPT: Final = 16  # connections that are accepted before the oldest are closed
 _BEARER: Final = "bearer "
+_LARGEST_HEAD: Final = 1 << 16  # bytes of the request line and the headers
 _PROOF: Final = 10.0  # seconds for the token to come
 _PROVEN: Final = "coatcheck.proven"
 _ORIGIN: Final = re.compile(r"https?://[^/\s?#@,]+")
@@ -144,7 +144,7 @@ class LocalServer:
         config = uvicorn.Config(
             self.guarded(app), log_level="critical" if self._relays else "error", access_log=False, ws="none",
             server_header=False, date_header=not self._relays, timeout_graceful_shutdown=grace, backlog=_ACCEPT,
-            http=_protocol(self._unproven),
+            http=_protocol(self._unproven), proxy_headers=False,
         )  # fmt: skip
         return _HttpServer(config, self._listener)
 
@@ -245,10 +245,14 @@ class _HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _protocol(unproven: Probation) -> type[H11Protocol]:
-    """Return an HTTP protocol that reports its connections, and answers what is not HTTP in our form."""
+def _protocol(unproven: Probation) -> type[HttpToolsProtocol]:
+    """Return an HTTP protocol that reports its connections, limits the head of a request, and answers what is not HTTP
+    in our form."""
 
-    class Protocol(H11Protocol):
+    class Protocol(HttpToolsProtocol):
+        _head: int | None = 0
+        """Bytes of the head that have come, None while there is no head to read."""
+
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             unproven.begin(self.client, transport.abort)
@@ -257,18 +261,37 @@ def _protocol(unproven: Probation) -> type[H11Protocol]:
             unproven.passed(self.client)
             super().connection_lost(exc)
 
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._head is not None and self.parser is not None:
+                self._head += len(data)
+                if self._head > _LARGEST_HEAD:
+                    self.send_400_response("")
+
+        def on_message_begin(self) -> None:
+            self._head = 0
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self._head = None
+            if sum(len(name) + len(value) for name, value in self.headers) > _LARGEST_HEAD:
+                raise ValueError("the head of a request is too large")
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            if not self.cycle.body:
+                self.cycle.body = b""  # type: ignore[assignment]  # so that the application gets the bytes without a copy
+            super().on_body(body)
+
         def send_400_response(self, msg: str) -> None:
-            answer = problem(400, "invalid_request", "this is not a valid HTTP request", connection="close")
-            events: tuple[Any, ...] = (
-                h11.Response(status_code=400, headers=answer.raw_headers),
-                h11.Data(data=bytes(answer.body)),
-                h11.EndOfMessage(),
-            )
-            try:
-                for event in events:
-                    self.transport.write(self.conn.send(event) or b"")
-            except h11.LocalProtocolError:  # a response has begun already
-                pass
+            if self.transport.is_closing():
+                return
+            cycle: RequestResponseCycle | None = self.cycle
+            has_begun = cycle is not None and cycle.response_started and not cycle.response_complete
+            if not has_begun and not self.pipeline:
+                answer = problem(400, "invalid_request", "this is not a valid HTTP request", connection="close")
+                head = [b"HTTP/1.1 400 Bad Request", *(name + b": " + value for name, value in answer.raw_headers)]
+                self.transport.write(b"\r\n".join([*head, b"", bytes(answer.body)]))
             self.transport.close()
 
     return Protocol

@@ -66,6 +66,14 @@ class StagedBlob:
     publish: Callable[[], Blob]
 
 
+class Quarantined(NamedTuple):
+    """A copy in quarantine, with its size on the backend and the time since when it is there."""
+
+    blob: Blob
+    size: int
+    since: float
+
+
 class BlobStore(ABC):
     """Immutable bytes by digest.
 
@@ -119,10 +127,26 @@ class BlobStore(ABC):
         """Stage a smaller copy that reads the same, or return None if compression does not help."""
         return None
 
-    def leftovers(self, *, remove: bool) -> int:
+    def leftovers(self, *, remove: bool, is_named: Callable[[str], bool] = lambda place: False) -> int:
         """Return the number of bytes left behind by crashed stages; with `remove`, delete them. Files that cannot be
-        opened are ignored."""
+        opened are ignored, and so are those whose place is that of a row, according to `is_named`."""
         return 0
+
+    def quarantine(self, blob: Blob, at: float) -> bool:
+        """Move a copy that no row references to the quarantine, unless it is being published right now, and note the
+        time. Returns whether it was moved. A backend without a quarantine leaves the copy in its place."""
+        return False
+
+    def quarantined(self) -> Iterator[Quarantined]:
+        """Yield every copy in quarantine. A copy that is taken back meanwhile may be missing."""
+        return iter(())
+
+    def take_back(self, blob: Blob) -> bool:
+        """Move a copy from the quarantine back to its place. Returns False if it is not in quarantine."""
+        return False
+
+    def discard(self, blob: Blob) -> None:  # noqa: B027 - optional
+        """Remove a copy from the quarantine. It is not an error if it is not there."""
 
     def foreign(self) -> Iterator[str]:
         """Report unexpected files among the copies: links, pipes, sockets, devices, folders in place of files, and

@@ -13,7 +13,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from heapq import nlargest
 from itertools import product
@@ -96,7 +96,8 @@ class Entry:
     """A row of the catalog: a ref, its blob, its session, and the content if the catalog keeps it.
 
     `ref.expires` is the artifact's own expiry; the store adds the session's. `gone` marks a tombstone: the row
-    describes a former artifact, whose blob may no longer exist. `seq` orders the refs of a session.
+    describes a former artifact, whose blob may no longer exist. `seq` orders the refs of a session. `is_checked` means
+    that this process has computed the digest from `content` itself.
     """
 
     ref: Ref
@@ -105,6 +106,7 @@ class Entry:
     content: bytes | None = None
     gone: Gone | None = None
     seq: int = 0
+    is_checked: bool = field(default=False, compare=False)
 
 
 class Note(NamedTuple):
@@ -151,7 +153,8 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counts over the whole catalog. `stored_bytes` counts each blob once, `referenced_bytes` each ref."""
+    """Counts over the whole catalog. `stored_bytes` counts each blob once, `referenced_bytes` each ref.
+    `quarantined_bytes` are those of copies in quarantine, which the blob store counts."""
 
     sessions: int = 0
     refs: int = 0
@@ -159,6 +162,7 @@ class Totals:
     tombstones: int = 0
     stored_bytes: int = 0
     referenced_bytes: int = 0
+    quarantined_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,24 +401,48 @@ class Records(Rows):
         period, its older records are deleted first. Raises `Fenced` and changes nothing if `token` is not that of the
         session's newest claim; otherwise the claim counts as used. With `keep`, only that number of newest records is
         kept."""
-        session_id, name = session.session_id, series.encode()
-        key, attempt = _series_key(series), os.urandom(8)
-        value = _HEAD.pack(attempt, at, token or 0, len(name)) + name + body
+        return self.record_all(session, [(series, body, keep)], at=at, token=token, grace=grace)[0]
 
-        def work() -> int:
+    def record_all(
+        self,
+        session: SessionInfo,
+        given: Sequence[tuple[str, bytes, int | None]],
+        *,
+        at: float,
+        token: int | None = None,
+        grace: float = 0.0,
+    ) -> list[int]:
+        """Append several records, all or none: `record` for each series, body and `keep`. Returns their numbers."""
+        session_id, attempt = session.session_id, os.urandom(8)
+        keys = [_series_key(series) for series, _, _ in given]
+
+        def work() -> list[int]:
             self._use(session, at, grace)
-            last = self.notes(session_id, key, key + "g", limit=1, newest=True)
-            if last and last[0].value[8:16] == attempt:
-                return _seq(last[0])
+            last: dict[str, int] = {}
+            is_done = False
+            for key in dict.fromkeys(keys):
+                newest = self.notes(session_id, key, key + "g", limit=1, newest=True)
+                last[key] = _seq(newest[0]) if newest else 0
+                is_done = is_done or (bool(newest) and newest[0].value[8:16] == attempt)
+            if is_done:
+                last = {key: number - keys.count(key) for key, number in last.items()}
+            numbers = []
+            for key in keys:
+                last[key] += 1
+                numbers.append(last[key])
+            if is_done:
+                return numbers
             if token is not None:
-                newest, last_attempt = self._newest_claim(session_id)
-                _check_token(token, newest)
-                self._save_claim(session_id, replace(newest, at=max(newest.at, at)), last_attempt)
-            number = _seq(last[0]) + 1 if last else 1
-            self.save(Note(session_id, f"{key}{number:016x}", xxhash.xxh3_64_digest(value) + value))
-            if keep is not None:
-                self._drop_notes(session_id, key, f"{key}{number - keep + 1:016x}")
-            return number
+                claim, last_attempt = self._newest_claim(session_id)
+                _check_token(token, claim)
+                self._save_claim(session_id, replace(claim, at=max(claim.at, at)), last_attempt)
+            for (series, body, keep), key, number in zip(given, keys, numbers, strict=True):
+                name = series.encode()
+                value = _HEAD.pack(attempt, at, token or 0, len(name)) + name + body
+                self.save(Note(session_id, f"{key}{number:016x}", xxhash.xxh3_64_digest(value) + value))
+                if keep is not None:
+                    self._drop_notes(session_id, key, f"{key}{number - keep + 1:016x}")
+            return numbers
 
         return self.change("writing a record", work, session_id=session_id, effect="add")
 
@@ -624,6 +652,9 @@ class Upkeep(Rows):
         """Yield uncompressed blobs outside the catalog that were last used between these times."""
         return iter([blob for blob, _ in self.blobs() if blob.coding == "raw" and after < blob.used <= until])
 
+    def make_durable(self) -> None:
+        """Make everything that reads can see survive a power cut, whatever the durability."""
+
     def compact(self) -> None:
         """Return free space to the file system, and overwrite removed content."""
 
@@ -747,9 +778,9 @@ class Catalog(Records, Upkeep):
         pairs = product(sessions, list(prefixes))
         return [one for each, prefix in pairs for one in self.find(each, prefix=prefix, content=content)]
 
-    def fetch(self, session_id: str, prefix: str) -> list[Entry]:
-        """Like `find` with `prefix` and `content`, but the refs and sessions may lack what returning a value does not
-        need."""
+    def fetch(self, session_id: str, prefix: str, *, brief: bool = False) -> list[Entry]:
+        """Like `find` with `prefix` and `content`, but entries may lack their `seq`. If `brief`, refs and sessions may
+        also lack what returning a value does not need."""
         return self.find(session_id, prefix=prefix, content=True)
 
     def lent(self, session_id: str, *, prefix: str | None = None, content: bool = False) -> list[Entry]:
@@ -786,6 +817,10 @@ class Catalog(Records, Upkeep):
     def places(self, digests: Iterable[str]) -> dict[str, str]:
         """Return the places of the blobs of these digests. Unknown digests are omitted."""
         return {blob.digest: blob.place for blob in filter(None, map(self.blob, digests))}
+
+    def is_named(self, place: str) -> bool:
+        """Return whether a blob has this place."""
+        return any(blob.place == place for blob, _ in self.blobs())
 
     def secret(self) -> bytes:
         """Return the store's private signing key. It is generated once, so signatures stay valid after a restart."""

@@ -30,7 +30,7 @@ KINDS = {
 FILES = lazy_pattern(
     r"lock|journal|journal\.(new|copy|damaged-[0-9a-f]+)|reserve|(catalog|search)\.sqlite(-wal|-shm|-journal)?"
 )
-FOLDERS = ("blobs", "tmp", "tenants")
+FOLDERS = ("blobs", "tmp", "quarantine", "tenants")
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

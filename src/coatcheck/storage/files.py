@@ -20,7 +20,7 @@ from pathlib import Path
 from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreUnavailable, storage_error
 from coatcheck.refs import Blob, Coding
-from coatcheck.storage import BlobStore, frames
+from coatcheck.storage import BlobStore, Quarantined, frames
 from coatcheck.storage.disk import FILES, FOLDERS, KINDS, Disk, open_folder
 from coatcheck.storage.frames import FRAME, Framed, FramedChunks, Framer, check_frame
 
@@ -28,6 +28,8 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FAN = lazy_pattern(r"[0-9a-f]{2}")
 _TRIES = 100  # attempts to publish a copy into a folder that other processes may remove
 _SYNCED_KEPT = 10_000
+_COMPARED = 64 * 1024  # bytes that are compared at once: they stay in the processor's cache
+_QUARANTINE = "quarantine"
 
 
 class FileBlobs(BlobStore):
@@ -38,6 +40,7 @@ class FileBlobs(BlobStore):
         self._uri = (root / "blobs").as_uri()
         self._disk = disk
         self._named: set[str] = set()  # folders in blobs/ whose names are known to be synced
+        self._local = threading.local()  # the memory that each thread compares with
         self._synced: set[str] = set()  # places of recent copies that are known to be synced
         made = [] if is_read_only else [disk.make_folder(name, folder) for name in ("blobs", "tmp")]
         if any(made):
@@ -48,16 +51,14 @@ class FileBlobs(BlobStore):
     @contextmanager
     def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> Iterator[StagedFile]:
         framer = Framer(digest)
-        if isinstance(chunks, list) and digest is not None:
+        if isinstance(chunks, FramedChunks) and digest is not None:
             with self._staged(chunks, "raw") as staged:
-                known = chunks.frames if isinstance(chunks, FramedChunks) else None
-                staged.unframed = (framer, chunks) if known is None else None
-                staged.framed = Framed(digest, sum(map(len, chunks)), known or b"")
+                staged.framed = Framed(digest, sum(map(len, chunks)), chunks.frames)
                 yield staged
-            return
-        with self._staged(framer.through(chunks), "raw") as staged:
-            staged.framed = framer.finish()
-            yield staged
+        else:
+            with self._staged(framer.through(chunks), "raw") as staged:
+                staged.framed = framer.finish()
+                yield staged
 
     def compress(self, blob: Blob) -> contextlib.AbstractContextManager[StagedFile] | None:
         if blob.coding != "raw" or not frames.is_worthwhile(self.read(blob, 0, FRAME)):
@@ -106,33 +107,38 @@ class FileBlobs(BlobStore):
             tries = _TRIES
             while not staged.published:
                 tries -= 1
-                with self._made(digest[:2], self._blobs) as fan:
+                with self._made(digest[:2], self._blobs, is_likely=True) as fan:
                     # A remover may delete the digest's empty folder between our steps: then create it again. The number
                     # of attempts is limited, since it may be the staged file that is missing.
                     again = contextlib.suppress(FileNotFoundError) if tries else contextlib.nullcontext()
                     with again, self._made(digest, fan) as own:
                         self._disk.rename(staged.place, self._tmp, staged.place, own)
                         staged.published = True
-                        # The folders' names are written with the file's bytes, so syncing them afterwards is cheap.
-                        with self._syncing(staged.file, always):
-                            staged.frame()
-                        self._disk.sync(own, always=always)
-                    self._disk.sync(fan, always=always)
-                    # The process that created the folder may have died before it synced the name.
-                    if digest[:2] not in self._named:
-                        self._disk.sync(self._blobs, always=always)
                         if always or self._disk.durable:
-                            self._named.add(digest[:2])
+                            self._sync_all(staged, own, fan)
             if always or self._disk.durable:
                 self._note_synced(staged.place)
 
-    def sync(self, blob: Blob) -> None:
-        """Make a copy that will be reused as durable as a new one: its publisher may not have synced it."""
-        if not self._disk.durable or blob.place in self._synced or not frames.PLACE.fullmatch(blob.place):
+    def _sync_all(self, staged: StagedFile, own: int, fan: int) -> None:
+        """Sync a new copy and the names on its path, all at once: the file system writes them together."""
+        always = staged.replaces
+        # The process that created the folder in blobs/ may have died before it synced the name.
+        name = staged.digest[:2]
+        folders = (own, fan) if name in self._named else (own, fan, self._blobs)
+        with contextlib.ExitStack() as stack:
+            for file in (staged.file, *folders[1:]):
+                stack.enter_context(_beside(file, partial(self._disk.sync, always=always)))
+            self._disk.sync(own, always=always)
+        self._named.add(name)
+
+    def sync(self, blob: Blob, *, always: bool = False) -> None:
+        """Make a copy that will be reused as durable as a new one: its publisher may not have synced it. `always` is
+        for a copy that replaces another, which may be durable."""
+        if not (always or self._disk.durable) or blob.place in self._synced or not frames.PLACE.fullmatch(blob.place):
             return  # a place that is not one of our files has nothing to sync, and reading it fails
         with self._opened(blob) as file, self._errors("syncing a blob"), self._folders(blob) as (fan, own):
             for one in (file, own, fan, self._blobs):
-                self._disk.sync(one)
+                self._disk.sync(one, always=always)
         self._note_synced(blob.place)
 
     def _note_synced(self, place: str) -> None:
@@ -179,13 +185,17 @@ class FileBlobs(BlobStore):
     def _is(self, blob: Blob, data: bytes) -> bool:
         if blob.coding != "raw":
             return self.read(blob, 0, blob.size) == data
-        piece = bytearray(FRAME)
+        piece = getattr(self._local, "piece", None)
+        if piece is None:
+            piece = self._local.piece = memoryview(bytearray(_COMPARED))
         with self._opened(blob) as file, self._errors("reading a blob"):
-            for at in range(0, len(data), FRAME):
+            if os.fstat(file).st_size != len(data):
+                return False
+            for at in range(0, len(data), _COMPARED):
                 got = os.preadv(file, [piece], at)
-                if got != min(FRAME, len(data) - at) or not data.startswith(memoryview(piece)[:got], at):
+                if got != min(_COMPARED, len(data) - at) or not data.startswith(piece[:got], at):
                     return False
-            return os.fstat(file).st_size == len(data)
+            return True
 
     def remove(self, blob: Blob) -> None:
         gone = contextlib.suppress(FileNotFoundError)
@@ -219,7 +229,66 @@ class FileBlobs(BlobStore):
         except NotFound:
             return False
 
-    def leftovers(self, *, remove: bool) -> int:
+    def quarantine(self, blob: Blob, at: float) -> bool:
+        try:
+            with self._opened(blob) as file, self._errors("setting a blob aside"):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+                with self._quarantine(make=True) as apart, self._folders(blob) as (fan, own):
+                    self._disk.rename(blob.place, own, f"{blob.digest}-{blob.place}-{int(at)}", apart)
+                    self._disk.sync(apart)
+                    self._disk.remove_folder(blob.digest, fan)
+                return True
+        except NotFound:
+            return False
+
+    def quarantined(self) -> Iterator[Quarantined]:
+        with self._errors("listing the quarantine"), self._quarantine() as apart:
+            for name in sorted(os.listdir(apart)) if apart >= 0 else ():
+                if (found := frames.QUARANTINED.fullmatch(name)) is not None:
+                    with contextlib.suppress(FileNotFoundError):
+                        size = os.stat(name, dir_fd=apart, follow_symlinks=False).st_size
+                        digest, place, coding, since = found.groups()
+                        yield Quarantined(Blob(digest, 0, frames.CODINGS[coding], place), size, float(since))
+
+    def take_back(self, blob: Blob) -> bool:
+        with self._errors("returning a blob from the quarantine"), self._quarantine() as apart:
+            for name in self._names_apart(blob, apart):
+                with self._made(blob.digest[:2], self._blobs) as fan, self._made(blob.digest, fan) as own:
+                    self._disk.rename(name, apart, blob.place, own)
+                    for one in (own, fan, self._blobs):
+                        self._disk.sync(one)
+                return True
+        return False
+
+    def discard(self, blob: Blob) -> None:
+        with self._errors("emptying the quarantine"), self._quarantine() as apart:
+            for name in self._names_apart(blob, apart):
+                self._disk.remove(name, apart)
+
+    def _names_apart(self, blob: Blob, apart: int) -> list[str]:
+        start = f"{blob.digest}-{blob.place}-"
+        names = os.listdir(apart) if apart >= 0 else []
+        return [name for name in names if name.startswith(start) and frames.QUARANTINED.fullmatch(name)]
+
+    @contextmanager
+    def _quarantine(self, *, make: bool = False) -> Iterator[int]:
+        """Open the quarantine, -1 if there is none."""
+        root, apart = open_folder(str(self._root)), -1
+        try:
+            if make and self._disk.make_folder(_QUARANTINE, root):
+                self._disk.sync(root)
+            with contextlib.suppress(FileNotFoundError):
+                apart = open_folder(_QUARANTINE, root)
+            yield apart
+        finally:
+            for folder in (root, apart):
+                if folder >= 0:
+                    os.close(folder)
+
+    def leftovers(self, *, remove: bool, is_named: Callable[[str], bool] = lambda place: False) -> int:
         total = 0
         with self._errors("sweeping the staging folder"):
             names = os.listdir(self._tmp)
@@ -230,6 +299,8 @@ class FileBlobs(BlobStore):
                     info = os.fstat(file)
                     if stat.S_ISREG(info.st_mode):
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        if is_named(name):  # a power cut undid the rename of a copy that was published
+                            continue
                         if remove:
                             self._disk.remove(name, self._tmp)
                         total += info.st_size
@@ -245,6 +316,8 @@ class FileBlobs(BlobStore):
         finally:
             os.close(root)
         yield from _odd(self._tmp, "tmp/", ".*", "")
+        with self._errors("looking for foreign files"), self._quarantine() as apart:
+            yield from _odd(apart, "quarantine/", ".*", "") if apart >= 0 else ()
         yield from _odd(self._blobs, "blobs/", "", _FAN.pattern)
         for fan_name in sorted(filter(_FAN.fullmatch, _names(self._blobs))):
             with self._listed(fan_name, self._blobs) as (fan, digests):
@@ -278,36 +351,19 @@ class FileBlobs(BlobStore):
         return StoreClosed("the store is closed") if self._tmp < 0 else error
 
     @contextmanager
-    def _made(self, name: str, folder: int) -> Iterator[int]:
-        self._disk.make_folder(name, folder)
-        own = open_folder(name, folder)
+    def _made(self, name: str, folder: int, *, is_likely: bool = False) -> Iterator[int]:
+        """Open a folder, and create it if it is missing. It is first opened if it `is_likely` to exist."""
+        own = -1
+        if is_likely:
+            with contextlib.suppress(FileNotFoundError):
+                own = open_folder(name, folder)
+        if own < 0:
+            self._disk.make_folder(name, folder)
+            own = open_folder(name, folder)
         try:
             yield own
         finally:
             os.close(own)
-
-    @contextmanager
-    def _syncing(self, file: int, always: bool) -> Iterator[None]:
-        """Sync a file in a thread while the caller does other work."""
-        if not (always or self._disk.durable):
-            yield
-            return
-        failed: list[BaseException] = []
-
-        def sync() -> None:
-            try:
-                self._disk.sync(file, always=always)
-            except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-                failed.append(error)
-
-        thread = threading.Thread(target=sync)
-        thread.start()
-        try:
-            yield
-        finally:
-            thread.join()
-        if failed:
-            raise failed[0]
 
     @contextmanager
     def _folders(self, blob: Blob) -> Iterator[tuple[int, int]]:
@@ -338,8 +394,9 @@ class FileBlobs(BlobStore):
                 StoreUnavailable(f"the file of blob {blob.digest} cannot be opened: {error.strerror}")
             ) from error
         try:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise StoreUnavailable(f"blob {blob.digest} is not a regular file")
+            with self._errors("opening a blob"):
+                if not stat.S_ISREG(os.fstat(file).st_mode):
+                    raise StoreUnavailable(f"blob {blob.digest} is not a regular file")
             yield file
         finally:
             os.close(file)
@@ -356,6 +413,36 @@ class FileBlobs(BlobStore):
             yield own, _names(own)
         finally:
             os.close(own)
+
+
+@contextmanager
+def _beside(file: int, work: Callable[[int], None]) -> Iterator[None]:
+    """Run `work` in a thread while the caller does other work. It gets a descriptor of its own: an interrupt may end
+    the caller first, and then the number of the other one may soon be that of another file."""
+    own = os.dup(file)
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work(own)
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            failed.append(error)
+        finally:
+            os.close(own)
+
+    thread = threading.Thread(target=run)
+    try:
+        thread.start()
+    except RuntimeError:  # no thread can be started, at the end of the process or at the limit of the system
+        run()
+        yield
+    else:
+        try:
+            yield
+        finally:
+            thread.join()
+    if failed:
+        raise failed[0]
 
 
 def _names(folder: int) -> list[str]:
@@ -418,16 +505,6 @@ class StagedFile:
         self.published = False
         self.replaces = False  # whether it replaces a durable copy, and so must always be synced
         self.framed = Framed("", 0, b"")
-        self.unframed: tuple[Framer, list[bytes]] | None = None
-
-    def frame(self) -> None:
-        """Compute the checksums of a complete list of chunks. Called while the disk syncs the file."""
-        if self.unframed is not None:
-            framer, chunks = self.unframed
-            for chunk in chunks:
-                framer.update(chunk)
-            self.framed = framer.finish()
-            self.unframed = None
 
     @property
     def digest(self) -> str:

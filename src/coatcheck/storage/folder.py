@@ -1,9 +1,10 @@
 """The embedded catalog in a folder: SQLite in WAL mode with a journal in front of it, under one lock.
 
 A writer takes the store's lock (a fair file lock, so SQLite never sees a contended write), and first applies the
-records of the journal. A reader checks whether the journal has grown, and if so applies it too. Only the holder of the
-lock runs checkpoints, and automatic checkpoints are off: SQLite before 3.51.3 may corrupt a WAL that two connections
-reset at once.
+records of the journal. A reader checks whether the journal has grown, and if so applies it too, except `fetch` and
+`look`: they combine the database with the puts at the journal's end, which each process keeps in memory. Only the
+holder of the lock runs checkpoints, and automatic checkpoints are off: SQLite before 3.51.3 may corrupt a WAL that two
+connections reset at once.
 
 SQLite does not sync commits (`synchronous=NORMAL`): if durability requires it, `_settle` syncs the WAL. Until then the
 journal has the same records, and after a power cut they are applied once more.
@@ -22,8 +23,9 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from coatcheck.deferred import logger
 from coatcheck.errors import (
@@ -35,8 +37,7 @@ from coatcheck.errors import (
     read_only,
     storage_error,
 )
-from coatcheck.ids import MIN_PREFIX
-from coatcheck.refs import Blob
+from coatcheck.ids import MIN_PREFIX, prefix_range
 from coatcheck.storage.catalog import (
     NO_LIMITS,
     PARENTS,
@@ -56,27 +57,96 @@ from coatcheck.storage.files import FileBlobs
 from coatcheck.storage.forks import Mutex, unwatch, watch
 from coatcheck.storage.journal import NAME as JOURNAL
 from coatcheck.storage.journal import START, Journal, Position, Reserve
-from coatcheck.storage.sqlite import HIGHEST, OF_SESSION, SqliteCatalog, Values, is_migrated, migrate, translated
+from coatcheck.storage.sqlite import (
+    BY_DIGEST,
+    HIGHEST,
+    NEWEST,
+    NEWEST_BRIEF,
+    OF_SESSION,
+    SqliteCatalog,
+    Values,
+    brief_entry_alone,
+    entry_alone,
+    is_migrated,
+    migrate,
+    translated,
+)
 
 NAME = "catalog.sqlite"
 LOCK = "lock"
 INLINE_LIMIT: Final = 128 * 1024
 _PIECE = 1024 * 1024
+_REMEMBERED: Final = 1_000  # entries that a connection keeps
+_IS_STORED: Final = "SELECT 1 FROM blob WHERE digest BETWEEN ? AND ? LIMIT 1"
+_STATE: Final = f"""SELECT (SELECT value FROM meta WHERE key = 'journal'),
+    (SELECT value FROM meta WHERE key = 'offset'), s.session_key, s.ttl, s.used, EXISTS (SELECT 1 FROM {BY_DIGEST}
+    WHERE ref.session_key = s.session_key AND digest BETWEEN ? AND ?)
+    FROM (SELECT 1) LEFT JOIN session s ON s.session_id = ?"""
 _PAGES: Final = 64  # pages returned to the file system in one step of compacting
 _LOST = "lost "  # key prefix in `meta` for damage in a journal: its id and the offset; the value is a number of bytes
 _ENDED: Final = b""
 """The id of a session that has ended and still has refs is a BLOB. In SQLite's order every BLOB is at or after this
 value, and all text is before it."""
 _SIZES: Final = struct.Struct("<II")
+INVALID: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, struct.error)
+"""The errors that reading or applying a record raises if its values are not those of a put."""
 _T = TypeVar("_T")
 
 
 class _Connection(sqlite3.Connection):
-    """A connection with a lock for its user."""
+    """A connection with a lock for its user, and with what it has read: valid while the database has this version."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.lock = Mutex()
+        self.version = -1
+        self.entries: dict[tuple[str, str, bool], tuple[Entry, int | None]] = {}
+
+    def refresh(self) -> bool:
+        """Drop what was read from an older version of the database. Return whether it was still valid."""
+        ((version,),) = self.execute("PRAGMA data_version").fetchall()
+        if version == self.version:
+            return True
+        self.entries.clear()
+        self.version = version  # last: what is read from here on is at least as new
+        return False
+
+
+class _Put(NamedTuple):
+    """A record of the journal: where it ends, its entry, and whether it replaces a damaged copy."""
+
+    end: int
+    entry: Entry
+    heal: bool
+
+    def is_more_than(self, session_id: str, prefix: str) -> bool:
+        """Return whether it is more than a new ref of this session to new content whose id begins like this."""
+        ref, blob = self.entry.ref, self.entry.blob
+        if self.heal or (blob.coding == "inline" and self.entry.content is None):  # the content is in the database
+            return True
+        return ref.session_id != session_id or not ref.artifact_id.startswith(prefix)
+
+
+class _Tail:
+    """The puts at the end of a journal: all from the offset where this view began up to `end`, and those that this
+    process has appended since. The database may have applied some of them: its own offset tells."""
+
+    def __init__(self, journal_id: bytes, end: int) -> None:
+        self.journal_id = journal_id
+        self.end = end
+        self.puts: dict[str, list[_Put]] = {}  # by the first characters of their ids
+        self.sessions: dict[str, tuple[float | None, float] | None] = {}
+        """The time to live of each session according to its puts, and the time of its last put. None if its puts differ
+        about the first, or if it expired between them."""
+
+    def add(self, end: int, entry: Entry, heal: bool) -> None:
+        ref, info = entry.ref, entry.session
+        self.puts.setdefault(ref.artifact_id[:MIN_PREFIX], []).append(_Put(end, entry, heal))
+        known = self.sessions.get(info.session_id, (info.ttl, ref.created))
+        if known is not None:
+            last = _last_use(info.ttl, known[1], ref.created) if known[1] != ref.created else ref.created
+            known = None if last is None or known[0] != info.ttl else (info.ttl, last)
+        self.sessions[info.session_id] = known
 
 
 class FolderCatalog(SqliteCatalog):
@@ -86,10 +156,11 @@ class FolderCatalog(SqliteCatalog):
     rank = 2
 
     def __init__(self, root: Path, folder: int, disk: Disk) -> None:
-        self._recent: dict[str, Blob] = {}  # large blobs that this process put since it last applied the journal
-        self._pending: dict[str, list[Entry]] = {}  # refs put since then, by the first characters of their ids
+        self._tail = _Tail(b"", 0)
+        self._following = Mutex()  # held to add to the tail
         self._batch = threading.local()
-        self.sync_copy: Callable[[Blob], None] = lambda blob: None  # called before a ref to an existing copy is added
+        # Called before a ref to an existing copy is added, and always before a copy replaces another.
+        self.sync_copy: Callable[..., None] = lambda blob, always=False: None
         self._path = root / NAME
         self.uri_prefix = f"{self._path.as_uri()}#blob="
         self._folder = folder
@@ -227,18 +298,23 @@ class FolderCatalog(SqliteCatalog):
             return self._mutex.run(locked)
         except OSError as error:
             raise storage_error(error, doing) from error
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translated(error, doing) from error
 
     def _leave(self) -> None:
         """Clean up before the mutex is released, however the work ended: roll back and release the file lock."""
         self._inside = 0
-        with contextlib.suppress(sqlite3.Error):
-            if hasattr(self, "_writer") and self._writer.in_transaction:
-                self._writer.execute("ROLLBACK")
-        if self._lock >= 0:
-            with contextlib.suppress(OSError):
+        try:
+            writer = getattr(self, "_writer", None)  # not yet, if it is being opened
+            if writer is not None and writer.in_transaction:
+                writer.execute("ROLLBACK")
+        except sqlite3.Error:
+            pass
+        try:
+            if self._lock >= 0:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
+        except OSError:
+            pass
 
     def change(
         self, doing: str, work: Callable[[], _T], *, session_id: str | None = None, effect: Effect | None = None
@@ -287,32 +363,56 @@ class FolderCatalog(SqliteCatalog):
     def look(self, digest: str, lineage: Sequence[str], *, blob: bool) -> Known:
         """Return what this process knows without applying the journal: puts of others may be missing."""
         start = digest[:MIN_PREFIX]
-        low = bytes.fromhex(start)
-        entries: dict[str, list[Entry]] = {each: [] for each in lineage}
-        for one in reversed(self._pending.get(start, ())):
-            if one.ref.session_id in entries:
-                entries[one.ref.session_id].append(one)
-        # Most puts are of new content: a look at the blobs shows that in a third of the time of the full query.
-        if self._query("SELECT 1 FROM blob WHERE digest BETWEEN ? AND ? LIMIT 1", (low, low + HIGHEST), settled=False):
-            for each, found in entries.items():
-                try:
-                    found += self._under(each, start, each == lineage[0], settled=False)
-                except Damaged:  # this put may repair it
-                    found += self._under(each, start, False, settled=False)
-        copy = (self._recent.get(digest) or self.blob(digest, settled=False)) if blob else None
-        if not any(entries.values()):
+        known = self._tail.puts.get(start)
+        puts = [one.entry for one in reversed(known)] if known else []
+        is_stored, stored = self._alike(start, lineage)
+        copy = None
+        if blob and (puts or is_stored):
+            copies = (one.blob for one in (*puts, *stored) if one.blob.place and one.blob.digest == digest)
+            copy = next(copies, None) or self.blob(digest, settled=False)
+        if not puts and not stored:
             return Known([], (), copy, False)
-        ids = {one.ref.artifact_id for found in entries.values() for one in found}
+        entries = [*(one for one in puts if one.ref.session_id in lineage), *stored] if puts else stored
+        own = [one for one in entries if one.ref.session_id == lineage[0]]
+        if len(own) > 1:
+            own = newest_of_each(own)
         # Asked last: then what was found is durable too.
-        return Known(newest_of_each(entries[lineage[0]]), ids, copy, not self._is_behind())
+        return Known(own, [one.ref.artifact_id for one in entries], copy, not self._is_behind())
+
+    def _alike(self, start: str, lineage: Sequence[str]) -> tuple[bool, list[Entry]]:
+        """Return whether the database has blobs whose digests begin alike, and the refs of these sessions to them:
+        those of the first session with their content."""
+        low, own = bytes.fromhex(start), (lineage[0], start, False)
+
+        def look(reader: _Connection) -> tuple[bool, list[Entry] | None]:
+            if (known := self._read_again(reader, own)) is not None:
+                return True, [known]
+            # Most puts are of new content: a look at the blobs shows that in a third of the time of the full query.
+            if not reader.execute(_IS_STORED, (low, low + HIGHEST)).fetchall():
+                return False, None
+            return True, self._read_first(reader, own)
+
+        try:
+            is_stored, found = self._read(look) if self._is_direct() else (True, None)
+            if not is_stored:
+                return False, []
+            if found is None:
+                found = self._under(lineage[0], start, True, settled=False)
+        except Damaged:  # this put may repair it
+            found = self._under(lineage[0], start, False, settled=False)
+        for each in lineage[1:]:
+            found = [*found, *self._under(each, start, False, settled=False)]
+        return True, found
 
     def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
         guarded = limits.store_quota is not None or entry.session.quota is not None
-        record = _pack(entry, heal=heal, grace=limits.grace)
+        # Meanwhile another process may have put the same content without syncing its copy: a synced one replaces it.
+        replaces = heal or (self._disk.durable and not reuse and entry.content is None)
+        record = _pack(entry, heal=replaces, grace=limits.grace)
         self._check_writable("putting an artifact")
-        if reuse and entry.blob.coding != "inline":
+        if (reuse or heal) and entry.blob.coding != "inline":
             with contextlib.suppress(NotFound):  # removed or moved: its row is checked below
-                self.sync_copy(entry.blob)
+                self.sync_copy(entry.blob, always=heal)
 
         def check() -> bool:
             if reuse and not self._has_copy(entry.blob):
@@ -323,9 +423,7 @@ class FolderCatalog(SqliteCatalog):
         def append() -> Position | None:
             position = self._append(record, check if guarded or reuse else None)
             if position is not None:
-                if entry.content is None:
-                    self._recent[entry.blob.digest] = entry.blob
-                self._pending.setdefault(entry.ref.artifact_id[:MIN_PREFIX], []).append(entry)
+                self._following.run(lambda: self._add_own(position, entry, heal))
             return position
 
         position = self._exclusive("putting an artifact", append)
@@ -334,6 +432,117 @@ class FolderCatalog(SqliteCatalog):
         elif position is not None and self._disk.durable:
             self._sync_journal(position)
         return position is not None
+
+    def _add_own(self, position: Position, entry: Entry, heal: bool) -> None:
+        tail = self._tail
+        if tail.journal_id != position.journal_id:  # the records of the journal before are all applied
+            tail = self._tail = _Tail(position.journal_id, START)
+        tail.add(position.end, entry, heal)
+        if tail.end == position.start:  # otherwise others have appended too, and a read adds everything from `end` on
+            tail.end = position.end
+
+    def fetch(self, session_id: str, prefix: str, *, brief: bool = False) -> list[Entry]:
+        if self._is_direct() and (tail := self._follow()) is not None:
+            found = self._read(lambda reader: (self._fetch(reader, tail, session_id, prefix, brief),))[0]
+            if found is not None:
+                return found
+        return super().fetch(session_id, prefix, brief=brief)
+
+    def _is_direct(self) -> bool:
+        """Return whether this thread may use a reader without taking the lock first."""
+        return self._inside != threading.get_ident() and not self.is_read_only and not self._is_forked
+
+    def _follow(self) -> _Tail | None:
+        """Return the tail of the journal with everything that was put before this call, or None if the database has to
+        apply the journal first."""
+        tail = self._tail
+        if self._closed:
+            return None
+        if self._journal.ends_at(tail.journal_id, tail.end):
+            return tail
+        return self._following.run(lambda: self._extended(tail))
+
+    def _extended(self, tail: _Tail) -> _Tail | None:
+        records = self._journal.behind(tail.journal_id, tail.end)
+        try:
+            for end, record in records or ():
+                entry, heal, _ = _unpack(record)
+                tail.add(end, entry, heal)
+                tail.end = end
+        except (ValueError, TypeError, struct.error):
+            return None
+        return None if records is None else tail
+
+    def _fetch(self, reader: _Connection, tail: _Tail, session_id: str, prefix: str, brief: bool) -> list[Entry] | None:
+        """Do the same as `find`, with the tail of the journal in place of applying it. Return None where that would
+        change more than the answer here considers."""
+        puts = tail.puts.get(prefix[:MIN_PREFIX])
+        if not puts:
+            return self._fetch_stored(reader, tail, session_id, prefix, brief)
+        ((journal_id, offset, session_key, ttl, used, is_held),) = reader.execute(
+            _STATE, (*prefix_range(prefix), session_id)
+        ).fetchall()
+        if journal_id == tail.journal_id:
+            puts = [one for one in puts if one.end > offset]
+            if not puts:
+                return self._fetch_stored(reader, tail, session_id, prefix, brief)
+        use = tail.sessions.get(session_id)
+        if is_held or use is None or any(one.is_more_than(session_id, prefix) for one in puts):
+            return None
+        ttl, used = use if session_key is None else (ttl, _last_use(ttl, used, use[1]))
+        if used is None:
+            return None
+        if len(puts) == 1:
+            return [_used_at(puts[0].entry, ttl, used)]
+        entries = (one.entry for one in sorted(puts, key=itemgetter(0), reverse=True))
+        return [_used_at(one, ttl, used) for one in newest_of_each(entries)]
+
+    def _fetch_stored(
+        self, reader: _Connection, tail: _Tail, session_id: str, prefix: str, brief: bool
+    ) -> list[Entry] | None:
+        key = session_id, prefix, brief
+        entry = self._read_again(reader, key)
+        found = [entry] if entry else self._read_first(reader, key)
+        if not found or session_id not in tail.sessions:
+            return found
+        (entry,), use = found, tail.sessions[session_id]
+        ttl, used = entry.session.ttl, entry.session.used
+        if ttl is None or (use is not None and use[1] <= used):
+            return found
+        last = None if use is None else _last_use(ttl, used, use[1])
+        return None if last is None else [_used_at(entry, ttl, last)]
+
+    def _read_again(self, reader: _Connection, key: tuple[str, str, bool]) -> Entry | None:
+        """Return an entry that was read before, with its content as it is now; None if it may have changed."""
+        if (known := reader.entries.get(key)) is None:
+            return None
+        entry, blob_key = known
+        if blob_key is not None:
+            try:
+                with reader.blobopen("content", "data", blob_key, readonly=True) as blob:
+                    entry = Entry(entry.ref, entry.blob, entry.session, blob.read(), None, entry.seq)
+            except sqlite3.Error:  # removed or damaged: a query tells
+                return None
+        return entry if reader.refresh() else None  # after the content: its key may belong to another blob by now
+
+    def _read_first(self, reader: _Connection, key: tuple[str, str, bool]) -> list[Entry] | None:
+        """Return the entry of a session under a prefix, and remember it; None if there are several."""
+        session_id, prefix, brief = key
+        reader.refresh()
+        low, high = prefix_range(prefix)
+        rows = reader.execute(NEWEST_BRIEF if brief else NEWEST[True], (low, session_id, low, high)).fetchall()
+        if not rows:
+            return []
+        entry = brief_entry_alone(rows[0], session_id) if brief else entry_alone(rows[0])
+        if entry is None:
+            return None
+        if len(reader.entries) >= _REMEMBERED:
+            reader.entries.clear()
+        is_inline = entry.blob.coding == "inline"
+        if not is_inline or isinstance(entry.content, bytes):
+            known = Entry(entry.ref, entry.blob, entry.session, None, None, entry.seq)
+            reader.entries[key] = known, rows[0][-1] if is_inline else None
+        return [entry]
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -405,6 +614,14 @@ class FolderCatalog(SqliteCatalog):
 
         change = self._exclusive if self.is_read_only and not repair else self.change
         return change("checking the catalog", check)
+
+    def make_durable(self) -> None:
+        def sync() -> None:
+            self._refresh_and_catch_up()
+            self._sync_wal(always=True)
+
+        if not self.is_read_only:
+            self._exclusive("syncing the catalog", sync)
 
     def compact(self) -> None:
         self._check_writable("compacting the catalog")
@@ -522,10 +739,8 @@ class FolderCatalog(SqliteCatalog):
         most, size = self._reserve.batch
         at = start
         for count, (behind, record) in enumerate(journal.records(start), 1):
-            if record is None:
+            if record is None or not self._take_record(record):
                 lost[at] = behind - at
-            else:
-                self._take_record(record)
             at = behind
             if count >= most or at - start >= size:
                 break
@@ -536,12 +751,17 @@ class FolderCatalog(SqliteCatalog):
         )
         return at
 
-    def _take_record(self, record: bytes) -> None:
+    def _take_record(self, record: bytes) -> bool:
+        """Apply a record. Returns False if it is not the record of a put."""
         try:
             entry, heal, grace = _unpack(record)
-        except (ValueError, TypeError, struct.error) as error:
+        except INVALID:
+            return False
+        try:
+            self._apply(entry, heal=heal, grace=grace)
+        except INVALID as error:
             raise Damaged("the journal contains an invalid record", hint="restore the store") from error
-        self._apply(entry, heal=heal, grace=grace)
+        return True
 
     def _append(self, record: bytes, check: Callable[[], bool] | None) -> Position | None:
         """Append a record to the journal. If `check` is given, the journal is applied before, and None is returned if
@@ -600,9 +820,8 @@ class FolderCatalog(SqliteCatalog):
         ]
 
     def _has_seen_all(self) -> None:
-        # Clear the caches first, then mark the journal as seen: an interrupt in between costs a check, not a put.
-        self._recent.clear()
-        self._pending.clear()
+        # Begin the new tail first, then mark the journal as seen: an interrupt in between costs a check, not a put.
+        self._tail = _Tail(self._journal.journal_id, self._journal.end)
         self._journal.seen = self._journal.end
 
     def _settle(self, *, truncate: bool = False) -> None:
@@ -656,16 +875,21 @@ class FolderCatalog(SqliteCatalog):
         if self._is_forked or (settled and not apart and not self._closed and self._journal.grown()):
             self._exclusive("reading the catalog", self._refresh_and_catch_up)
 
-        def look() -> list[Any]:
-            return reader.execute(sql, values).fetchall()
+        return self._read(lambda reader: reader.execute(sql, values).fetchall())
+
+    def _read(self, work: Callable[[_Connection], _T]) -> _T:
+        """Run `work`, which does not return None, with a connection that no other thread uses."""
+
+        def run() -> _T:
+            return work(reader)
 
         try:
             for reader in self._readers:
-                if (found := reader.lock.try_run(look)) is not None:
+                if (found := reader.lock.try_run(run)) is not None:
                     return found
             reader = self._making_reader.run(self._new_reader)
-            return reader.lock.run(look)
-        except sqlite3.Error as error:
+            return reader.lock.run(run)
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             if self._closed:
                 raise StoreClosed("the store is closed") from error
             raise translated(error, "reading the catalog") from error
@@ -699,7 +923,7 @@ class FolderCatalog(SqliteCatalog):
                 "trusted_schema = OFF", "temp_store = MEMORY", "journal_size_limit = 0", f"query_only = {int(reading)}",
             ):  # fmt: skip
                 db.execute(f"PRAGMA {pragma}")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translated(error, "opening the catalog") from error
         return db
 
@@ -707,6 +931,7 @@ class FolderCatalog(SqliteCatalog):
         """Yield the locks whose owner is the only thread inside SQLite. New readers are added under the second."""
         yield self._mutex
         yield self._making_reader
+        yield self._following
         for reader in self._readers:
             yield reader.lock
 
@@ -738,6 +963,17 @@ class FolderCatalog(SqliteCatalog):
         self._refresh_and_catch_up()
 
 
+def _last_use(ttl: float | None, used: float, at: float) -> float | None:
+    """Return the last use of a session after a put; None if the put may find it expired."""
+    return None if ttl is not None and used + ttl <= at else max(used, at)
+
+
+def _used_at(entry: Entry, ttl: float | None, used: float) -> Entry:
+    info = entry.session
+    session = SessionInfo(info.session_id, info.parent, ttl, info.quota, info.created, used, info.used_bytes)
+    return Entry(entry.ref, entry.blob, session, entry.content, None, entry.seq, entry.is_checked)
+
+
 def _is_later(name: str) -> bool:
     """Return whether a store creates this file only after the tables of its catalog."""
     return name != LOCK and not name.startswith(NAME)
@@ -757,6 +993,7 @@ def _lost_text(sizes: Collection[int]) -> str:
 
 
 _inherited: list[object] = []
+_ENCODE: Final = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 
 
 def _pack(entry: Entry, *, heal: bool, grace: float) -> bytes:
@@ -764,7 +1001,7 @@ def _pack(entry: Entry, *, heal: bool, grace: float) -> bytes:
     ref, blob, session = entry.ref, entry.blob, entry.session
     values = list(ref_fields(ref))
     values[PARENTS] = json.dumps(ref.parents) if ref.parents else ""
-    head = json.dumps(
+    head = _ENCODE(
         [ref.artifact_id, ref.size_bytes, values, blob.coding, blob.place,
          session.session_id, session.parent, session.ttl, session.quota, heal, grace,
          entry.content is not None]

@@ -28,6 +28,8 @@ FRAME = 256 * 1024
 DIGEST: Final = lazy_pattern(r"[0-9a-f]{64}")
 PLACE: Final = lazy_pattern(r"[0-9a-f]{16}\.(raw|zst)")
 """The name of a copy: random digits, and how it is coded."""
+QUARANTINED: Final = lazy_pattern(r"([0-9a-f]{64})-([0-9a-f]{16}\.(raw|zst))-(\d{1,12})")
+"""The name of a copy in quarantine: its digest, its place, and since when it is there, in seconds."""
 CODINGS: Final[dict[str, Coding]] = {"raw": "raw", "zst": "zstd"}
 _RECORD = struct.Struct("<QI")
 _SKIPPABLE = struct.Struct("<II")
@@ -55,7 +57,7 @@ class Framer:
         """If `digest` is given, it is not computed."""
         self._size = 0
         self._digest = digest
-        self._sha = hashlib.sha256()
+        self._sha = hashlib.sha256() if digest is None else None
         self._frames = bytearray()
         self._check = xxhash.xxh3_64()
         self._lines = 0
@@ -68,7 +70,7 @@ class Framer:
             yield chunk
 
     def update(self, data: bytes) -> None:
-        if self._digest is None:
+        if self._sha is not None:
             self._sha.update(data)
         view, at, size = memoryview(data), 0, len(data)
         self._size += size
@@ -84,7 +86,8 @@ class Framer:
     def finish(self) -> Framed:
         if self._room < FRAME:
             self._close_frame()
-        return Framed(self._digest or self._sha.hexdigest(), self._size, bytes(self._frames))
+        digest = self._digest if self._sha is None else self._sha.hexdigest()
+        return Framed(digest or "", self._size, bytes(self._frames))
 
     def _close_frame(self) -> None:
         self._frames += _RECORD.pack(self._check.intdigest(), self._lines)

@@ -9,7 +9,7 @@ to its journal and its offset, so the next one can be found by searching, and co
 The marker says how far the journal is known to be synced. Damage before it is a loss. After it, an unwritten place is
 the result of a power cut during puts that were not acknowledged.
 
-The caller holds the store's lock for everything but `sync` and `grown`.
+The caller holds the store's lock for everything but `sync`, `grown`, `ends_at` and `behind`.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ _PAGES_OF_A_RECORD = 32 * 1024  # one row in each table and index, each on a pag
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A position in one journal, up to which `sync` must reach."""
+    """The position of a record in one journal. `sync` must reach its end."""
 
     journal_id: bytes
+    start: int
     end: int
 
 
@@ -70,6 +71,7 @@ class Journal:
         self._marked = START  # how far it is certainly synced, according to the marker in the file
         self.journal_id = b""
         self.end = START
+        self._header_seen = b""  # header and marker, as this process last read or wrote them
         self.seen = 0  # how much of it the database has applied, as far as this process knows
         self.strained = False
         self.is_unsound = False
@@ -82,15 +84,54 @@ class Journal:
             return True  # closed meanwhile: the caller's next call raises
         return info.st_size != self.seen or not info.st_nlink
 
+    def ends_at(self, journal_id: bytes, end: int) -> bool:
+        """Return whether this is still the journal with this id, and ends at this offset."""
+        try:
+            info = os.fstat(self._file)
+        except OSError:
+            return False
+        return info.st_size == end and info.st_nlink > 0 and self.journal_id == journal_id  # the id last: see `_take`
+
+    def behind(self, journal_id: bytes, start: int) -> list[tuple[int, bytes]] | None:
+        """Return the payloads of this journal behind an offset, each with the offset after it. Return None if that
+        takes the lock: the journal was replaced, or is damaged."""
+        try:
+            header = os.pread(self._file, _MARKER_AT, 0)
+            if not os.fstat(self._file).st_nlink or not _is_sealed(header, _HEADER.size):
+                return None
+            magic, found_id, end, _ = _HEADER.unpack_from(header)
+            if magic != _MAGIC or found_id != journal_id or end < start:
+                return None
+            data = os.pread(self._file, end - start, start)  # complete: the header is written after the records
+        except OSError:
+            return None
+        found, at = [], 0
+        while at < len(data):
+            head = data[at : at + _RECORD.size]
+            if len(head) < _RECORD.size or head[:4] != _SYNC:
+                return None
+            _, size, checksum, seal = _RECORD.unpack(head)
+            payload = data[at + _RECORD.size : at + _RECORD.size + size]
+            is_valid = seal == _seal(journal_id, start + at, size, checksum)
+            if not is_valid or len(payload) < size or xxhash.xxh3_64_intdigest(payload) != checksum:
+                return None
+            at += _RECORD.size + size
+            found.append((start + at, payload))
+        return found if start + at == end else None
+
     def is_synced(self) -> bool:
         """Return whether this process knows that the seen part of the journal is durable."""
         return self._synced >= self.seen
 
     def refresh(self) -> None:
         """Reread the journal's state, and truncate what a crash left half-written."""
-        if self._file < 0 or not os.fstat(self._file).st_nlink:
+        info = os.fstat(self._file) if self._file >= 0 else None
+        if info is None or not info.st_nlink:
             self._reopen()
+            info = os.fstat(self._file)
         header = os.pread(self._file, START, 0)
+        if header == self._header_seen and info.st_size == self.end:
+            return
         marker = header[_MARKER_AT:]
         journal_id, self._marked = _MARKER.unpack_from(marker) if _is_sealed(marker, _MARKER.size) else (b"", START)
         if _is_sealed(header[:_MARKER_AT], _HEADER.size) and header[:8] == _MAGIC:
@@ -107,19 +148,21 @@ class Journal:
             )
         if os.fstat(self._file).st_size > self.end:
             self._disk.truncate(self._file, self.end)
+        self._header_seen = header
 
     def append(self, payload: bytes) -> Position:
         record = _record(self.journal_id, self.end, payload)
         end = self.end + len(record)
-        state = self._header(end)[_STATE_AT:]
+        header = self._header(end)
         try:
             self._disk.write_at(self._file, record, self.end)
         except OSError:
             self._disk.truncate(self._file, self.end)
             raise
-        self._disk.write_at(self._file, state, _STATE_AT)
-        self.end = end  # last: a concurrent sync in another thread may count everything up to it as synced
-        return Position(self.journal_id, end)
+        self._disk.write_at(self._file, header[_STATE_AT:], _STATE_AT)
+        self._header_seen = header + self._header_seen[_MARKER_AT:]
+        start, self.end = self.end, end  # last: a concurrent sync in another thread may count all up to it as synced
+        return Position(self.journal_id, start, end)
 
     def strain(self, strained: bool) -> None:
         """Record for all writers whether the reserve is used up."""
@@ -164,8 +207,9 @@ class Journal:
         self._disk.remove(spare, self._folder)
         file = self._disk.create(spare, self._folder)
         try:
-            for at in range(0, self.end, _PIECE):
-                self._disk.write(file, os.pread(self._file, min(_PIECE, self.end - at), at))
+            end = min(self.end, self._size())
+            for at in range(0, end, _PIECE):
+                self._disk.write(file, os.pread(self._file, min(_PIECE, end - at), at))
             self._disk.sync(file, always=True)
             self._disk.rename(spare, self._folder, name, self._folder)
             self._disk.sync(self._folder, always=True)
@@ -204,7 +248,7 @@ class Journal:
             else:
                 size, checksum = head
                 behind = at + _RECORD.size + size
-                payload = os.pread(self._file, size, at + _RECORD.size)
+                payload = os.pread(self._file, min(size, self._size()), at + _RECORD.size)
                 if xxhash.xxh3_64_intdigest(payload) != checksum:
                     payload = None
             yield at, behind, payload
@@ -220,12 +264,14 @@ class Journal:
         return (size, checksum) if is_valid else None
 
     def _next_head(self, at: int, end: int) -> int:
-        data = os.pread(self._file, end - at, at)
-        found = data.find(_SYNC)
-        while found >= 0:
-            if self._head_at(at + found, end) is not None:
-                return at + found
-            found = data.find(_SYNC, found + 1)
+        # A damaged header may say that the journal ends anywhere: only what is in the file is read, a piece at a time.
+        while at < end and (data := os.pread(self._file, min(_PIECE, end - at), at)):
+            found = data.find(_SYNC)
+            while found >= 0:
+                if self._head_at(at + found, end) is not None:
+                    return at + found
+                found = data.find(_SYNC, found + 1)
+            at += max(1, len(data) - len(_SYNC) + 1)
         return end
 
     def _is_unwritten(self, at: int, end: int) -> bool:
@@ -233,10 +279,15 @@ class Journal:
         is missing or zero."""
         if at < self._marked:
             return False
+        if self._size() < end:
+            return True
         data = os.pread(self._file, end - at, at)
         edges = [at, *range(at - at % _SECTOR + _SECTOR, end, _SECTOR), end]
         sectors = (data[one - at : other - at] for one, other in itertools.pairwise(edges))
-        return len(data) < end - at or not all(map(any, sectors))
+        return not all(map(any, sectors))
+
+    def _size(self) -> int:
+        return os.fstat(self._file).st_size
 
     def _mend_header(self, journal_id: bytes) -> None:
         """Rewrite a damaged header, using the id in the marker and the records themselves."""
@@ -278,6 +329,7 @@ class Journal:
         self._synced = START
         self.journal_id = b""
         self.is_unsound = False
+        self._header_seen = b""
         if self._file < 0:
             self._file = file
         else:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from coatcheck.errors import NotFound, StoreClosed
 from coatcheck.refs import Blob
-from coatcheck.storage import BlobStore, StagedBlob
+from coatcheck.storage import BlobStore, Quarantined, StagedBlob
 from coatcheck.storage.catalog import Effect
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.forks import Mutex, unwatch, watch
@@ -28,6 +28,7 @@ class MemoryBlobs(BlobStore):
     def __init__(self) -> None:
         self._copies: dict[str, tuple[Blob, bytes]] = {}
         self._staged: set[str] = set()
+        self._apart: dict[str, tuple[Blob, bytes, float]] = {}
         self._lock = threading.Lock()
         self._next = 0
 
@@ -73,6 +74,27 @@ class MemoryBlobs(BlobStore):
             if remove:
                 del self._copies[blob.place]
             return True
+
+    def quarantine(self, blob: Blob, at: float) -> bool:
+        with self._lock:
+            if blob.place in self._staged or blob.place not in self._copies:
+                return False
+            self._apart[blob.place] = (*self._copies.pop(blob.place), at)
+            return True
+
+    def quarantined(self) -> Iterator[Quarantined]:
+        for blob, data, since in list(self._apart.values()):
+            yield Quarantined(Blob(blob.digest, 0, blob.coding, blob.place), len(data), since)
+
+    def take_back(self, blob: Blob) -> bool:
+        with self._lock:
+            held = self._apart.pop(blob.place, None)
+            if held is not None:
+                self._copies[blob.place] = held[:2]
+            return held is not None
+
+    def discard(self, blob: Blob) -> None:
+        self._apart.pop(blob.place, None)
 
     def uri(self, blob: Blob) -> str:
         return f"memory:{blob.digest}"

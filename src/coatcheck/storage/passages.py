@@ -244,14 +244,15 @@ class Passages:
             return answer
 
         def run() -> _T:
-            try:
-                return attempt()
-            except CoatcheckError:
-                raise
-            except (sqlite3.Error, *_NONSENSE) as error:
-                if _is_trouble(error):
+            for failed in (self._close, self._discard):  # only an index that fails on a new connection too is damaged
+                try:
+                    return attempt()
+                except CoatcheckError:
                     raise
-            self._discard()
+                except (sqlite3.Error, *_NONSENSE) as error:
+                    if _is_trouble(error):
+                        raise
+                failed()
             return attempt()
 
         try:

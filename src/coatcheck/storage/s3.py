@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import obstore
@@ -33,7 +34,7 @@ from obstore.exceptions import (
 
 from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreUnavailable
 from coatcheck.refs import Blob
-from coatcheck.storage import BlobStore, StagedBlob, frames
+from coatcheck.storage import BlobStore, Quarantined, StagedBlob, frames
 from coatcheck.storage.frames import FRAME, Framed, Framer, check_frame
 from coatcheck.storage.retry import keep_trying
 
@@ -254,17 +255,59 @@ class S3Blobs(BlobStore):
 
     def sweep(self, blob: Blob, *, remove: bool = True) -> bool:
         with self._leases.take(blob.place) as free:
-            if not free:
-                return False
-            try:
-                changed: datetime = self._head(blob)["last_modified"]
-            except NotFound:
-                return False
-            if self._sweep_after and datetime.now(UTC) - changed < timedelta(seconds=self._sweep_after):
+            if not free or not self._is_old(blob):
                 return False
             if remove:
                 self.remove(blob)
             return True
+
+    def _is_old(self, blob: Blob) -> bool:
+        """Return whether an object exists and is older than `sweep_after`."""
+        try:
+            changed: datetime = self._head(blob)["last_modified"]
+        except NotFound:
+            return False
+        return not self._sweep_after or datetime.now(UTC) - changed >= timedelta(seconds=self._sweep_after)
+
+    def quarantine(self, blob: Blob, at: float) -> bool:
+        with self._leases.take(blob.place) as free:
+            if not free or not self._is_old(blob):
+                return False
+            self._move(self._path(blob), f"{self._apart}{blob.digest}-{blob.place}-{int(at)}")
+            self._cache.drop(blob.place)
+            return True
+
+    def quarantined(self) -> Iterator[Quarantined]:
+        self._check_open()
+        listed = self._asked(lambda: obstore.list(self._bucket, self._apart).collect(), "listing the quarantine")
+        for meta in listed:
+            found = frames.QUARANTINED.fullmatch(str(meta["path"]).rpartition("/")[2])
+            if found is not None:
+                digest, place, coding, since = found.groups()
+                yield Quarantined(Blob(digest, 0, frames.CODINGS[coding], place), int(meta["size"]), float(since))
+
+    def take_back(self, blob: Blob) -> bool:
+        names = self._names_apart(blob)
+        for name in names[:1]:
+            self._move(self._apart + name, self._path(blob))
+        return bool(names)
+
+    def discard(self, blob: Blob) -> None:
+        for name in self._names_apart(blob):
+            self._asked(partial(obstore.delete, self._bucket, self._apart + name), "emptying the quarantine")
+
+    @property
+    def _apart(self) -> str:
+        return f"{self._prefix}quarantine/"
+
+    def _names_apart(self, blob: Blob) -> list[str]:
+        same = [one for one in self.quarantined() if (one.blob.digest, one.blob.place) == (blob.digest, blob.place)]
+        return [f"{one.blob.digest}-{one.blob.place}-{int(one.since)}" for one in same]
+
+    def _move(self, source: str, target: str) -> None:
+        """Copy, then delete: there is no instant without a copy."""
+        self._asked(lambda: obstore.copy(self._bucket, source, target), "moving a blob")
+        self._asked(lambda: obstore.delete(self._bucket, source), "moving a blob")
 
     def uri(self, blob: Blob) -> str:
         return f"{self._uri}/blobs/{blob.digest}-{blob.place}"

@@ -94,15 +94,15 @@ _BRIEF: Final = """r.digest, r.size, r.codec, r.expires, r.pinned, r.gone, b.cod
 _FROM: Final = "FROM session s JOIN ref r ON r.session_key = s.session_key LEFT JOIN blob b ON b.digest = r.digest"
 _CONTENT: Final = "LEFT JOIN content c ON c.blob_key = b.blob_key"
 # By default SQLite finds a digest by scanning all refs of a session in the order of their seq, so the index is named.
-_BY_DIGEST: Final = "ref INDEXED BY ref_by_digest"
+BY_DIGEST: Final = "ref INDEXED BY ref_by_digest"
 _BY_PREFIX: Final = f"""SELECT {{columns}}, {{content}}, (SELECT o.digest FROM ref o WHERE o.session_key = r.session_key
-    AND o.digest >= ? AND o.digest < r.digest LIMIT 1) {_FROM} {_CONTENT}
+    AND o.digest >= ? AND o.digest < r.digest LIMIT 1), b.blob_key {_FROM} {_CONTENT}
     WHERE s.session_id = ? AND r.digest >= ? AND r.digest <= ? ORDER BY r.digest DESC, r.seq DESC LIMIT 1"""
-_NEWEST: Final = {
+NEWEST: Final = {
     True: _BY_PREFIX.format(columns=COLUMNS, content="c.data"),
     False: _BY_PREFIX.format(columns=COLUMNS, content="NULL"),
 }
-_NEWEST_BRIEF: Final = _BY_PREFIX.format(columns=_BRIEF, content="c.data")
+NEWEST_BRIEF: Final = _BY_PREFIX.format(columns=_BRIEF, content="c.data")
 OF_SESSION: Final = "session_key = (SELECT session_key FROM session WHERE session_id = ?)"
 _DUE: Final = """SELECT session_key, seq FROM session CROSS JOIN ref USING (session_key)
         WHERE used + ttl <= :at AND gone IS NULL AND pinned = 0
@@ -175,6 +175,10 @@ def migrate(db: sqlite3.Connection, disk: Disk) -> None:
         raise StoreUnavailable("the catalog file belongs to another program", hint="use a new folder for the store")
     if version > len(STEPS):
         raise UnsupportedFormat(f"this store has format {version}; this version of coatcheck supports {len(STEPS)}")
+    if version and any(found != wanted for found, wanted in _definitions(db, version)):
+        raise Damaged(
+            "the definitions of the catalog's tables are damaged", hint="restore it from an export or a backup"
+        )
     for number, step in enumerate(STEPS[version:], version + 1):
         db.execute("BEGIN IMMEDIATE")
         try:
@@ -195,6 +199,21 @@ def _has_tables(db: sqlite3.Connection, version: int) -> bool:
     wanted = _tables_of(version)
     names = {name for name, _ in wanted}
     return {one for one in _tables(db) if one[0] in names} == wanted
+
+
+def _definitions(db: sqlite3.Connection, version: int) -> Iterator[tuple[str | None, str | None]]:
+    """Yield the SQL of each table, index and trigger as it is in the database, and as it should be. One changed letter
+    may give a column another type, so that no row is found."""
+    found = dict(db.execute("SELECT name, sql FROM sqlite_master").fetchall())
+    return ((found.get(name), sql) for name, sql in _sql_of(version).items())
+
+
+@cache
+def _sql_of(version: int) -> dict[str, str | None]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        for statement in ("BEGIN", *chain(*STEPS[:version])):
+            db.execute(statement)
+        return dict(db.execute("SELECT name, sql FROM sqlite_master").fetchall())
 
 
 @cache
@@ -347,7 +366,7 @@ class SqliteCatalog(Catalog):
         self._writer.executemany("UPDATE blob SET refs = refs - 1 WHERE digest = ?", [one[2:] for one in refs])
         self._writer.executemany(
             "UPDATE session SET used_bytes = used_bytes - ? WHERE session_id = ? AND NOT EXISTS (SELECT 1 FROM"
-            f" {_BY_DIGEST} WHERE session_key = session.session_key AND digest = ? AND gone IS NULL)",
+            f" {BY_DIGEST} WHERE session_key = session.session_key AND digest = ? AND gone IS NULL)",
             set(refs),
         )
         return Freed.of(len(refs), self._drop_unreferenced())
@@ -389,12 +408,11 @@ class SqliteCatalog(Catalog):
     def _under(self, session_id: str, prefix: str, content: bool, *, settled: bool = True) -> list[Entry]:
         """Return what `find` returns for a prefix."""
         low, high = prefix_range(prefix)
-        found = self._query(_NEWEST[content], (low, session_id, low, high), settled=settled)
+        found = self._query(NEWEST[content], (low, session_id, low, high), settled=settled)
         if not found:
             return []
-        *row, other = found[0]
-        if other is None and row[_GONE] is None and row[_EXPIRES] is None:
-            return [entry_of(row)]
+        if (entry := entry_alone(found[0])) is not None:
+            return [entry]
         where = "WHERE s.session_id = ? AND r.digest BETWEEN ? AND ? ORDER BY r.seq DESC"
         return newest_of_each(
             self._entries(_from("ref_by_digest"), where, (session_id, low, high), content=content, settled=settled)
@@ -423,18 +441,15 @@ class SqliteCatalog(Catalog):
             (*bounds, *lineage),
         )
 
-    def fetch(self, session_id: str, prefix: str) -> list[Entry]:
-        low, high = prefix_range(prefix)
-        found = self._query(_NEWEST_BRIEF, (low, session_id, low, high))
-        if not found:
-            return []
-        digest, size, codec, expires, pinned, gone, coding, place, frames, ttl, used, data, other = found[0]
-        if other is not None or gone is not None or expires is not None:
-            return self._under(session_id, prefix, content=True)
-        artifact_id = digest.hex()
-        ref = Ref(artifact_id, session_id, size, "", "", codec, pinned=bool(pinned))
-        blob = Blob(artifact_id, size, coding or "inline", place or "", frames or b"")
-        return [Entry(ref, blob, SessionInfo(session_id, None, ttl, None, 0.0, used), data)]
+    def fetch(self, session_id: str, prefix: str, *, brief: bool = False) -> list[Entry]:
+        if brief:
+            low, high = prefix_range(prefix)
+            found = self._query(NEWEST_BRIEF, (low, session_id, low, high))
+            if not found:
+                return []
+            if (entry := brief_entry_alone(found[0], session_id)) is not None:
+                return [entry]
+        return self._under(session_id, prefix, content=True)
 
     def _granted(self, session_id: str, prefix: str = "", *, content: bool = False) -> list[Entry]:
         return self._entries(
@@ -506,7 +521,7 @@ class SqliteCatalog(Catalog):
         self._store(entry, digest, heal)
         held = self._one(
             "SELECT seq, name, codec, media_type, kind, tool, call_id, producer, parents, summary, expires, pinned,"
-            f" granted_by, request, metadata_json FROM {_BY_DIGEST} WHERE session_key = ? AND digest = ?"
+            f" granted_by, request, metadata_json FROM {BY_DIGEST} WHERE session_key = ? AND digest = ?"
             " AND gone IS NULL ORDER BY seq DESC LIMIT 1",
             (session_key, digest),
         )
@@ -517,7 +532,7 @@ class SqliteCatalog(Catalog):
             return
         if held is None:
             self._run(
-                f"DELETE FROM {_BY_DIGEST} WHERE session_key = ? AND digest = ? AND gone IS NOT NULL",
+                f"DELETE FROM {BY_DIGEST} WHERE session_key = ? AND digest = ? AND gone IS NOT NULL",
                 (session_key, digest),
             )
         self._run(
@@ -605,6 +620,9 @@ class SqliteCatalog(Catalog):
             keys = [key for key in keys if self._are_readable([key])]
         self._writer.executemany("DELETE FROM content WHERE blob_key = ?", [(key,) for key in keys])
 
+    def is_named(self, place: str) -> bool:
+        return bool(self._query("SELECT 1 FROM blob WHERE place = ? LIMIT 1", (place,)))
+
     def _has_copy(self, blob: Blob) -> bool:
         where = "digest = ? AND place = ?"
         return self._one(f"SELECT 1 FROM blob WHERE {where}", (bytes.fromhex(blob.digest), blob.place)) is not None
@@ -613,7 +631,7 @@ class SqliteCatalog(Catalog):
         digest = bytes.fromhex(entry.ref.artifact_id)
         if entry.session.quota is not None:
             used, is_held = self._one(
-                f"SELECT used_bytes, EXISTS (SELECT 1 FROM {_BY_DIGEST} WHERE ref.session_key = session.session_key"
+                f"SELECT used_bytes, EXISTS (SELECT 1 FROM {BY_DIGEST} WHERE ref.session_key = session.session_key"
                 " AND digest = ? AND gone IS NULL) FROM session WHERE session_id = ?",
                 (digest, entry.session.session_id),
             ) or (0, 0)
@@ -674,11 +692,29 @@ class SqliteCatalog(Catalog):
         return self._writer.execute(sql, values).fetchone()
 
 
-def translated(error: sqlite3.Error, doing: str) -> StoreError:
+def entry_alone(row: Sequence[Any]) -> Entry | None:
+    """Return the entry of a row of `NEWEST`, or None if `find` has to look at other rows too."""
+    *rest, other, _ = row
+    return entry_of(rest) if other is None and rest[_GONE] is None and rest[_EXPIRES] is None else None
+
+
+def brief_entry_alone(row: Sequence[Any], session_id: str) -> Entry | None:
+    """Return the entry of a row of `NEWEST_BRIEF`, or None if `find` has to look at other rows too."""
+    digest, size, codec, expires, pinned, gone, coding, place, frames, ttl, used, data, other, _ = row
+    if other is not None or gone is not None or expires is not None:
+        return None
+    artifact_id = digest.hex()
+    ref = Ref(artifact_id, session_id, size, "", "", codec, pinned=bool(pinned))
+    blob = Blob(artifact_id, size, coding or "inline", place or "", frames or b"")
+    return Entry(ref, blob, SessionInfo(session_id, None, ttl, None, 0.0, used), data)
+
+
+def translated(error: sqlite3.Error | UnicodeDecodeError, doing: str) -> StoreError:
+    """Return our error for one of SQLite. Text that is not UTF-8, also in a message of SQLite, is damage."""
     name = getattr(error, "sqlite_errorname", "") or ""
     if name.startswith("SQLITE_FULL"):
         return StoreFull(f"no space left while {doing}")
-    if isinstance(error, sqlite3.DatabaseError) and is_damage(error):
+    if isinstance(error, UnicodeDecodeError) or (isinstance(error, sqlite3.DatabaseError) and is_damage(error)):
         return Damaged(f"the catalog is damaged: {error}", hint="restore it from an export, or open a new store")
     return StoreUnavailable(f"the catalog failed while {doing}: {error}", hint="check the folder and try again")
 

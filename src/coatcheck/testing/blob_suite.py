@@ -264,6 +264,35 @@ class BlobStoreSuite(Suite, suite=True):
             assert blobs.read(blob, 0, 5000) == data
         assert others.sweep(listed(others, blob)), "the protection ends with the stage"
 
+    def test_a_copy_in_quarantine_can_be_taken_back_or_discarded(self, blobs: BlobStore, others: BlobStore) -> None:
+        data = noise(5000)
+        blob = publish(blobs, data)
+        if not blobs.quarantine(listed(blobs, blob), 1_000.9):
+            assert list(blobs.quarantined()) == []
+            assert not blobs.take_back(blob)
+            assert blobs.read(blob, 0, 5000) == data
+            return
+        assert list(others.places()) == []
+        (held,) = others.quarantined()
+        assert (held.blob.digest, held.blob.place, int(held.since)) == (blob.digest, blob.place, 1_000)
+        assert held.size >= 5000
+        assert not blobs.quarantine(blob, 2_000), "it is there already"
+        assert others.take_back(held.blob)
+        assert blobs.read(blob, 0, 5000) == data
+        assert not blobs.take_back(blob)
+        assert blobs.quarantine(blob, 3_000)
+        blobs.discard(blob)
+        blobs.discard(blob)
+        assert list(others.quarantined()) == []
+        assert not blobs.take_back(blob)
+
+    def test_a_copy_whose_row_is_not_written_yet_is_not_put_in_quarantine(
+        self, blobs: BlobStore, others: BlobStore
+    ) -> None:
+        with blobs.stage([noise(5000)]) as staged:
+            blob = staged.publish()
+            assert not others.quarantine(listed(others, blob), 1_000)
+
     def test_a_sound_store_has_no_leftovers(self, blobs: BlobStore) -> None:
         publish(blobs, noise(5000))
         assert blobs.leftovers(remove=True) == 0
@@ -283,6 +312,7 @@ class BlobStoreSuite(Suite, suite=True):
 
     def test_what_a_crashed_stage_left_is_counted_and_removed(self, blobs: BlobStore) -> None:
         expected = 777 if self.abandon_stage(blobs, 777) else 0
+        assert blobs.leftovers(remove=True, is_named=lambda place: True) == 0, "a row names it"
         assert blobs.leftovers(remove=False) == expected
         assert blobs.leftovers(remove=True) == expected
         assert blobs.leftovers(remove=False) == 0

@@ -181,6 +181,18 @@ class RecordSuite(Suite, suite=True):
             catalog.record(SessionInfo("s"), "x0", b"newest", at=3.0, keep=1)
         assert catalog.first_records("s", ["x0"]) == {"x0": Record(5, 3.0, None, b"newest")}
 
+    def test_several_records_are_written_together_or_not_at_all(self, catalog: Catalog, others: Catalog) -> None:
+        catalog.record(SessionInfo("s"), "x", b"first", at=1.0)
+        given = [("x", b"second", None), ("y", b"one", 1), ("x", b"third", 2), ("y", b"two", 1)]
+        assert others.record_all(SessionInfo("s"), given, at=2.0) == [2, 1, 3, 2]
+        for reader in (catalog, others):
+            assert [(one.seq, one.body) for one in reader.records("s", "x")] == [(2, b"second"), (3, b"third")]
+            assert [(one.seq, one.body) for one in reader.records("s", "y")] == [(2, b"two")]
+        token = catalog.claim(SessionInfo("s"), "a", at=3.0)
+        with pytest.raises(Fenced):
+            catalog.record_all(SessionInfo("s"), given, at=4.0, token=token + 1)
+        assert len(others.records("s", "x")) == 2
+
     def test_only_so_many_records_are_kept_as_asked_and_numbers_go_on(self, catalog: Catalog) -> None:
         for i in range(1, 6):
             assert catalog.record(SessionInfo("s"), "x", b"x", at=1.0, keep=2) == i
@@ -668,6 +680,13 @@ class CatalogSuite(RecordSuite, suite=True):
         assert sorted(blob.digest for blob, _ in catalog.blobs()) == sorted(
             digest_of(str(i).encode()) for i in range(70)
         )
+
+    def test_a_place_is_named_while_a_blob_has_it(self, catalog: Catalog) -> None:
+        catalog.put(entry("x", place="here"))
+        assert catalog.is_named("here")
+        assert not catalog.is_named("there")
+        catalog.remove("s", digest_of(b"x"))
+        assert not catalog.is_named("here")
 
     def test_places_are_returned_for_known_blobs(self, catalog: Catalog) -> None:
         catalog.put(entry("x", place="here"))

@@ -9,8 +9,9 @@ choice it stops the machine: it copies the folder as a killed process, or a powe
         open_on(folder, disk).session("s").put("hello")
     coatcheck.open(copy)
 
-SQLite's own files are modelled where they matter: only the synced part of the WAL survives a power cut. The database
-file changes only in checkpoints, which SQLite syncs by itself, so it is copied as it is.
+SQLite's own files are modelled where they matter: only the synced part of the WAL survives a power cut. When SQLite
+begins the WAL again, it syncs the new header before it writes anything else, so that no older frame counts any more.
+The database file changes only in checkpoints, which SQLite syncs by itself, so it is copied as it is.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ part of it survives."""
 
 _BLOCK = 4096
 _DATABASE = ("catalog.sqlite", "catalog.sqlite-shm")
+_WAL = "catalog.sqlite-wal"
+_WAL_HEADER = 32
 _RESERVE = "reserve"
 
 
@@ -150,6 +153,7 @@ class FaultyDisk(Disk):
     def commit(self, connection: sqlite3.Connection) -> None:
         with self._step("commit"):
             super().commit(connection)
+            self._held.begin_wal()
 
     @contextmanager
     def _step(self, what: str, detail: str | Callable[[], None] = "") -> Iterator[None]:
@@ -221,6 +225,14 @@ class _Held:
             blocks = {at: now[at : at + _BLOCK] for at in range(0, len(now), _BLOCK)}
             lost = {at: block for at, block in blocks.items() if block != held[at : at + _BLOCK]}
             self._lost[number] = self._lost.get(number, {}) | lost
+
+    def begin_wal(self) -> None:
+        """Note the header of a WAL that SQLite has begun again: the first commit syncs it."""
+        with contextlib.suppress(FileNotFoundError), (self._root / _WAL).open("rb") as file:
+            number, header = self._number(os.fstat(file.fileno())), file.read(_WAL_HEADER)
+            held = self._bytes.get(number, b"")
+            if len(header) == _WAL_HEADER and header != held[:_WAL_HEADER]:
+                self._bytes[number] = header + held[_WAL_HEADER:]
 
     def wrote(self, file: int, offset: int, size: int) -> None:
         """Note a write, so that a later sync writes these bytes again."""

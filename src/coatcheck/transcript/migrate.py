@@ -48,7 +48,7 @@ from coatcheck.transcript.keep import (
     sessions_for,
 )
 from coatcheck.transcript.splice import MARK, ArtifactRef, Fetch, Slimmed, refs_of, sessions_in, slim_all, whole
-from coatcheck.transcript.swap import SwapFile, batches, is_own, layout_of, opened, pieces, write_all
+from coatcheck.transcript.swap import SwapFile, batches, is_own, layout_of, open_to_read, opened, pieces, write_all
 
 Paths = str | os.PathLike[str]
 Write = Callable[[bytes], object]
@@ -591,7 +591,7 @@ class _SlimFile(_TranscriptFile):
         _clean_up(self.file, self._store, self.sessions)
         is_spare = not self._problems_of_backup()
         done = self._replaced("rehydrated", exact=is_spare, complete=False)
-        if done.status == "rehydrated" and is_spare and self._known and done.note != _MASKED:
+        if done.status == "rehydrated" and is_spare and self._known and done.note != _MASKED and self._is_restored():
             self.file.remove_backup()  # the file has the same bytes again
             done = replace(done, backup=None)
         return done
@@ -617,6 +617,8 @@ class _SlimFile(_TranscriptFile):
             return self._report("unchanged", self.size, note="no refs")
         size, problems = self._write_whole(lambda data: None)
         problems += self._problems_of_backup()
+        if not self._known and any(one.segments for each in self.sessions for one in manifests(self._store, each)):
+            problems.append("the file was edited or damaged since it was externalized: its bytes cannot be proved")
         masked = _MASKED if self._manifest.masked else ""
         note = masked if self._known else "no record of the original bytes"
         if remove_backup and not problems and self._known and self.file.size_of_backup() is not None:
@@ -634,11 +636,26 @@ class _SlimFile(_TranscriptFile):
             return self._report("unchanged", self.size, note="no refs")
         done = self._replaced("restored", exact=True, complete=True)
         if done.status == "restored":
-            self.file.remove_backup()
+            if not self._is_restored():
+                raise Damaged(
+                    f"{clip(str(self.file.path))} does not read back as it was restored",
+                    hint="the backup and the artifacts were kept; check the disk, and undo again",
+                )
+            if done.note == _MASKED and self.file.size_of_backup() is not None:
+                done = replace(done, note=f"{done.note}; the backup was changed since, and was kept")
+            else:
+                self.file.remove_backup()
+                done = replace(done, backup=None)
             for session_id in self.sessions:
                 self._store.session(session_id).end()
-            done = replace(done, backup=None)
         return done
+
+    def _is_restored(self) -> bool:
+        """Read the file again, before its backup and its artifacts go. Return whether it has the bytes that were
+        recorded, as far as their digests are known."""
+        known = [one for one in self._manifest.segments if one.whole_sha256 and one.found_sha256]
+        with open_to_read(self.file.path) as now:
+            return len(known) < len(self._manifest.segments) or not known or _is_whole(now, self._manifest)
 
     def _finish_undo(self) -> None:
         """Do what a crashed undo left to do after it had restored the file."""

@@ -1,0 +1,210 @@
+"""One flipped bit in any file of a store, in every state that the store may be in, and in transcripts.
+
+The oracle is that a loss is reported. After a flip, every artifact that was acknowledged reads as its exact bytes, or
+the call says what is wrong, or it is missing and `verify` (or the opening) reports damage. Never are there other bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import coatcheck
+from coatcheck import Store, transcript
+from coatcheck.errors import CoatcheckError, Damaged
+from tests.counting import Counts
+from tests.faults.world import chosen_seed
+from tests.transcript.samples import SAMPLES, as_lines
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
+
+TEXT = b"a line of a text that compresses well\n" * 5_000
+NOISE = random.Random(3).randbytes(150_000)
+CHATS = as_lines(SAMPLES["openai-chat"])
+_GAP = 64  # bytes of a page of SQLite without content, which are flipped at once
+
+
+def _small(store: Store) -> dict[str, bytes]:
+    session = store.session("s", ttl=None)
+    contents = [b"small %d" % number * (1 + number) for number in range(4)] + [bytes(range(256)) * 4]
+    return {session.put(data, name=f"n{number}").artifact_id: data for number, data in enumerate(contents)}
+
+
+def in_journal(store: Store) -> dict[str, bytes]:
+    """All puts are in the journal alone, as after a kill."""
+    return _small(store)
+
+
+def in_wal(store: Store) -> dict[str, bytes]:
+    """The database has applied the journal, and its pages are in the WAL."""
+    held = _small(store)
+    assert store.session("s").get("n0") == held[next(iter(held))]
+    return held
+
+
+def in_database(store: Store) -> dict[str, bytes]:
+    """All is in the database file. A search index, records, and an empty journal are there too."""
+    held = _small(store)
+    session = store.session("s")
+    session.search("small")
+    session.record("notes", b"{}")
+    store.collect(grace=0)
+    return held
+
+
+def as_files(store: Store) -> dict[str, bytes]:
+    """A raw copy and a compressed one."""
+    session = store.session("s", ttl=None)
+    held = {session.put(TEXT).artifact_id: TEXT}
+    store.collect(grace=0, cold_after=0)
+    return held | {session.put(NOISE).artifact_id: NOISE}
+
+
+STATES: list[Callable[[Store], dict[str, bytes]]] = [in_journal, in_wal, in_database, as_files]
+
+
+def _made(state: Callable[[Store], dict[str, bytes]], folder: Path) -> dict[str, bytes]:
+    """Leave a store in this state, without closing it: its files are those of a process that was killed."""
+    live = folder.with_name("live")
+    with coatcheck.open(live, durability="power") as store:
+        held = state(store)
+        shutil.copytree(live, folder)
+        os.truncate(folder / "reserve", 0)
+    shutil.rmtree(live)
+    return held
+
+
+def _places(data: bytes, *, is_long: bool, share: int, rng: random.Random) -> Iterator[list[int]]:
+    """Yield the bytes to flip together: each by itself, but unused bytes of a page by the dozen. In the short form,
+    a few of them."""
+    groups: list[list[int]] = []
+    for at in range(len(data)):
+        if groups and not data[at] and len(groups[-1]) < _GAP and not any(data[groups[-1][0] : at]):
+            groups[-1].append(at)
+        else:
+            groups.append([at])
+    return iter(groups if is_long else rng.sample(groups, min(share, len(groups))))
+
+
+def _check(folder: Path, held: dict[str, bytes]) -> bool:
+    """Read everything and return whether something was lost, which must then be reported."""
+    try:
+        store = coatcheck.open(folder, durability="process")
+    except CoatcheckError:
+        return True
+    with store:
+        try:
+            session = store.session("s")
+        except CoatcheckError:
+            return True
+        missing = []
+        for digest, data in held.items():
+            try:
+                found = session.get("art:" + digest)
+            except CoatcheckError:
+                continue
+            if found is None:
+                missing.append(digest)
+            else:
+                assert (found.encode() if isinstance(found, str) else found) == data, "other bytes"
+        for ref in _listed(store):
+            with contextlib.suppress(CoatcheckError), session.open(ref) as stream:
+                assert stream.read() == held.get(ref.artifact_id, b""), "bytes of something else"
+        if missing:
+            assert _reports(store), f"{len(missing)} artifacts are lost, and nothing reports it"
+        return bool(missing)
+
+
+def _listed(store: Store) -> list[coatcheck.Ref]:
+    try:
+        return store.session("s").list()
+    except CoatcheckError:
+        return []
+
+
+def _reports(store: Store) -> bool:
+    try:
+        return bool(store.verify().problems)
+    except CoatcheckError:
+        return True
+
+
+@pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
+def test_a_flipped_bit_in_any_file_of_a_store_gives_no_other_bytes_and_no_silent_loss(
+    state: Callable[[Store], dict[str, bytes]], in_memory: Path, long_faults: bool, counts: Counts
+) -> None:
+    start, folder = in_memory / "start", in_memory / "store"
+    held = _made(state, start)
+    seed = chosen_seed()
+    rng = random.Random(seed)
+    assert not _check(shutil.copytree(start, folder), held)
+    shutil.rmtree(folder)
+    files = [path for path in sorted(start.rglob("*")) if path.is_file() and path.stat().st_size]
+    for path in files:
+        data = path.read_bytes()
+        for places in _places(data, is_long=long_faults, share=6, rng=rng):
+            changed, bit = bytearray(data), rng.randrange(8)
+            for at in places:
+                changed[at] ^= 1 << bit
+            shutil.copytree(start, folder)
+            (folder / path.relative_to(start)).write_bytes(changed)
+            try:
+                _check(folder, held)
+            except BaseException as error:
+                error.add_note(f"bit {bit} of bytes {places[0]} to {places[-1]} of {path.name}, seed {seed}")
+                raise
+            shutil.rmtree(folder)
+            counts("flipped bits", len(places))
+
+
+def test_a_flipped_bit_in_the_definition_of_a_table_is_damage_and_not_an_empty_store(in_memory: Path) -> None:
+    folder = in_memory / "store"
+    _made(in_database, folder)
+    data = (folder / "catalog.sqlite").read_bytes()
+    at = data.index(b"blob_key INTEGER PRIMARY KEY, digest") + len("blob_key INTEG")
+    (folder / "catalog.sqlite").write_bytes(data[:at] + b"M" + data[at + 1 :])
+    with pytest.raises(Damaged):
+        coatcheck.open(folder)
+
+
+@pytest.mark.parametrize("name", ["session.jsonl", ".session.jsonl.coatcheck-backup"])
+def test_a_flipped_bit_in_a_transcript_or_its_backup_is_reported_or_harmless(
+    name: str, in_memory: Path, long_faults: bool, counts: Counts
+) -> None:
+    path, seed = in_memory / "session.jsonl", chosen_seed()
+    rng = random.Random(seed)
+    with coatcheck.open(in_memory / "store", durability="process") as store:
+        session = store.session("s", ttl=None)
+        path.write_bytes(CHATS)
+        transcript.externalize(path, session)
+        sound = {one.name: one.read_bytes() for one in in_memory.iterdir() if one.is_file()}
+        data = sound[name]
+        for at in range(len(data)) if long_faults else rng.sample(range(len(data)), 30):
+            bit = 1 << rng.randrange(8)
+            for one, content in sound.items():
+                (in_memory / one).write_bytes(content)
+            (in_memory / name).write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
+            try:
+                try:
+                    verified = transcript.verify(path, store).is_sound
+                except CoatcheckError:
+                    verified = False
+                if verified:  # a flip inside a stub, which is not part of the whole file
+                    whole = io.BytesIO()
+                    transcript.rehydrate(path, store, to=whole)
+                    assert whole.getvalue() == CHATS, "a flip was not noticed"
+                with contextlib.suppress(CoatcheckError):
+                    transcript.rehydrate(path, store)
+                backup = in_memory / ".session.jsonl.coatcheck-backup"
+                assert CHATS in (path.read_bytes(), backup.read_bytes() if backup.exists() else b""), "nothing is whole"
+            except BaseException as error:
+                error.add_note(f"byte {at}, bit {bit}, seed {seed}")
+                raise
+            counts("flipped bits")

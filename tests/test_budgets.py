@@ -1,0 +1,321 @@
+"""Hostile content and arguments on the wire of every surface: what each may cost in CPU seconds and memory.
+
+The rows are those of the table of limits in docs/reading.md. Budgets have a wide margin: they find what grows without a
+limit, not what became slower. The answer, an error included, stays within its cap.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import struct
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import coatcheck
+from tests.conftest import LONG_FAULTS
+from tests.counting import Counts
+from tests.gateway.provider import Provider, Turn
+from tests.gateway.talking import post, serving
+from tests.http.servers import path_of, served
+from tests.mcp.speaking import ODD, Speaker, environment, proxy
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.timeout(0),
+    pytest.mark.skipif(sys.platform != "linux", reason="usage of processes as Linux reports it"),
+]
+
+MIB = 1 << 20
+MAX_CHARS = 8_000
+CAP = 10 * MAX_CHARS  # bytes of an answer on the wire: escapes and what surrounds the page included
+SECONDS = 100.0  # of CPU for one row; the limits of a read are 10 to 30 seconds
+PEAK = 1_600 * MIB  # of any process; the limit of a child that reads is 1 GiB
+
+
+@cache
+def _zeros(size: int) -> bytes:
+    return bytes(size)
+
+
+def _zip(*members: tuple[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
+        for name, data in members:
+            packed.writestr(name, data)
+    return out.getvalue()
+
+
+def _workbook() -> bytes:
+    rows = b"<row>" + b"<c><v>1</v></c>" * 8_000_000
+    return _zip(
+        ("[Content_Types].xml", b"<Types/>"),
+        ("xl/workbook.xml", b'<workbook><sheets><sheet name="a" sheetId="1" r:id="r1"/></sheets></workbook>'),
+        ("xl/worksheets/sheet1.xml", b"<worksheet><sheetData>" + rows),
+    )
+
+
+def _office() -> bytes:
+    return _zip(("[Content_Types].xml", b"<Types/>"), ("word/document.xml", b"<w:document>" + b"<w:p>" * 25_000_000))
+
+
+def _png() -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 6, 0, 0, 0)
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(_zeros(100 * MIB), 1))
+            + chunk(b"IEND", b""))  # fmt: skip
+
+
+def _pdf() -> bytes:
+    stream = zlib.compress(b"BT (x) Tj ET\n" * 20_000_000, 1)
+    objects = [
+        b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
+        b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 9 9]/Contents 4 0 R/Resources<<>>>>",
+        b"<</Length %d/Filter/FlateDecode>>stream\n%s\nendstream" % (len(stream), stream),
+    ]  # fmt: skip
+    body = b"%PDF-1.4\n"
+    places = []
+    for number, one in enumerate(objects, 1):
+        places.append(len(body))
+        body += b"%d 0 obj%s endobj\n" % (number, one)
+    table = b"".join(b"%010d 00000 n \n" % at for at in places)
+    return body + b"xref\n0 5\n0000000000 65535 f \n%strailer<</Root 1 0 R/Size 5>>\nstartxref\n%d\n%%%%EOF" % (
+        table, len(body),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: content, the arguments of a read, and whether it is too costly for every run."""
+
+    name: str
+    make: Callable[[], bytes]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    fragment: str = ""
+    is_costly: bool = False
+
+
+def _nested() -> bytes:
+    return b"[" * 100_000 + b"]" * 100_000
+
+
+def _line() -> bytes:
+    return b"x" * (10 * MIB)
+
+
+ROWS = [
+    Row("nested brackets, JSONPath", _nested, {"query": "$..a"}),
+    Row("nested brackets, shape", _nested, {"query": "shape"}),
+    Row("nested brackets, fragment", _nested, fragment="#/0/0/0"),
+    Row("a long line", _line, {"lines": "1:2"}),
+    Row("a long line, grep", _line, {"grep": "x+y", "context": 3}),
+    Row("a long line, last characters", _line, {"chars": "-100:"}),
+    Row("a pattern that compiles to a large program", _line, {"grep": "(a?){1000}a{1000}b"}),
+    Row("a long pattern", _nested, {"grep": "a" * 100_000}),
+    Row("a long path", _nested, {"query": "$" + ".a" * 50_000}),
+    Row("a long cursor", _nested, {"cursor": "A" * 100_000}),
+    Row("many slices", _line, {"lines": ",".join(["1:2"] * 20_000)}),
+    Row("a long fragment", _nested, fragment="#" + "/0" * 30_000),
+    Row("many empty arrays", lambda: b"[" + b"[]," * 4_000_000 + b"1]", {"query": "$..*"}, is_costly=True),
+    Row("a workbook", _workbook, {"query": "text"}, is_costly=True),
+    Row("an office file", _office, {"query": "text"}, is_costly=True),
+    Row("a PDF", _pdf, {"query": "text"}, is_costly=True),
+    Row("a picture", _png, {"query": "text"}, is_costly=True),
+    Row("a slow diff", lambda: b"".join(b"%d\n" % (n * 7 % 1009) for n in range(300_000)), {"diff": "a long line"},
+        is_costly=True),
+]  # fmt: skip
+
+
+@dataclass
+class Usage:
+    """What processes used: CPU seconds of all, and the largest peak of memory of one."""
+
+    seconds: float
+    peak: int
+
+    def check(self, rows: int, what: str) -> None:
+        assert self.seconds < SECONDS * rows, f"{what} took {self.seconds:.1f} CPU seconds"
+        assert self.peak < PEAK, f"{what} took {self.peak >> 20} MiB"
+
+
+def _used(command: list[str], env: dict[str, str]) -> tuple[str, Usage]:
+    """Run a command to its end, and return its output and what it and its children used."""
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout is not None
+    with process.stdout:
+        output = process.stdout.read().decode("utf-8", "replace")
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return output, Usage(used.ru_utime + used.ru_stime, used.ru_maxrss * 1_024)
+
+
+class Watched:
+    """A running server and its children: what they have used since it was made."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._before = self._seconds()
+
+    def usage(self) -> Usage:
+        lines = Path(f"/proc/{self._pid}/status").read_text().splitlines()
+        peak = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+        return Usage(self._seconds() - self._before, peak)
+
+    def _seconds(self) -> float:
+        """CPU seconds of the process and of its children that have ended."""
+        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A store with the content of each row, and the pointers by the names of the rows."""
+    folder = tmp_path_factory.mktemp("budgets") / "store"
+    with coatcheck.open(folder, durability="process") as store:
+        session = store.session("s", ttl=None)
+        refs = {row.name: session.put(row.make(), name=row.name) for row in _rows()}
+    return folder, {name: ref.pointer for name, ref in refs.items()}
+
+
+def _rows() -> list[Row]:
+    return [row for row in ROWS if LONG_FAULTS or not row.is_costly]
+
+
+LIBRARY = """
+import json, sys, coatcheck
+with coatcheck.open(sys.argv[1]) as store:
+    for pointer, arguments in json.load(sys.stdin if sys.argv[2] == "-" else open(sys.argv[2])):
+        session = store.session("s")
+        for call in (lambda: session.read(pointer, **arguments).text, lambda: session.preview(pointer).text):
+            try:
+                print(len(call()))
+            except coatcheck.errors.CoatcheckError as error:
+                print(len(str(error)))
+"""
+
+
+def test_the_library_stays_within_its_budget(
+    hostile: tuple[Path, dict[str, str]], tmp_path: Path, counts: Counts
+) -> None:
+    folder, pointers = hostile
+    for row in _rows() if LONG_FAULTS else [None]:
+        some = _rows() if row is None else [row]
+        asked = tmp_path / "asked.json"
+        asked.write_text(json.dumps([(pointers[one.name] + one.fragment, one.arguments) for one in some]))
+        told, usage = _used([sys.executable, "-c", LIBRARY, str(folder), str(asked)], environment(folder))
+        lengths = [int(line) for line in told.splitlines()]
+        assert len(lengths) == 2 * len(some), told
+        assert max(lengths) <= MAX_CHARS
+        usage.check(len(some), row.name if row else "all rows")
+        counts("hostile reads", len(some))
+
+
+def test_the_command_line_stays_within_its_budget(hostile: tuple[Path, dict[str, str]], counts: Counts) -> None:
+    folder, pointers = hostile
+    for row in _rows() if LONG_FAULTS else _rows()[1:9:5]:
+        options = [f"--{name}={value}" for name, value in row.arguments.items()]
+        command = [sys.executable, "-m", "coatcheck", "read", pointers[row.name] + row.fragment, "--session", "s"]
+        told, usage = _used([*command, *options], environment(folder))
+        assert "Traceback" not in told
+        assert len(told) <= CAP
+        usage.check(1, row.name)
+        counts("hostile reads")
+
+
+def test_an_mcp_server_stays_within_its_budget(hostile: tuple[Path, dict[str, str]], counts: Counts) -> None:
+    folder, pointers = hostile
+    command = [sys.executable, "-m", "coatcheck", "mcp", "--session", "s"]
+    with Speaker(command, environment(folder)) as speaker:
+        speaker.begin()
+        watched = Watched(speaker.process.pid)
+        for row in _rows():
+            arguments = {"pointer": pointers[row.name] + row.fragment, **row.arguments}
+            told = speaker.ask("tools/call", {"name": "get_artifact", "arguments": arguments})
+            assert len(json.dumps(told)) <= CAP, row.name
+            counts("hostile reads")
+        long = "n" * MIB
+        for name, arguments in (
+            ("list_artifacts", {"search": long}),
+            ("store_artifact", {"content": "x", "name": long}),
+            (long, {}),
+            ("get_artifact", {"pointer": long}),
+            ("get_artifact", {long: long}),
+        ):
+            told = speaker.ask("tools/call", {"name": name, "arguments": arguments})
+            assert len(json.dumps(told)) <= CAP, name[:20]
+        watched.usage().check(len(_rows()), "the server")
+
+
+def test_an_http_server_stays_within_its_budget(hostile: tuple[Path, dict[str, str]], counts: Counts) -> None:
+    folder, pointers = hostile
+    with served(folder) as web, web.client() as client:
+        assert web.process is not None
+        watched = Watched(web.process.pid)
+        for row in _rows():
+            if sum(map(len, map(str, row.arguments.values()))) + len(row.fragment) > 20_000:
+                continue  # longer than a request line may be
+            answer = client.get(path_of("s", pointers[row.name] + row.fragment, "/read"), params=row.arguments)
+            assert answer.status_code != 500, row.name
+            assert len(answer.content) <= CAP, row.name
+            counts("hostile reads")
+        watched.usage().check(len(_rows()), "the server")
+
+
+@pytest.mark.parametrize("is_streamed", [True, pytest.param(False, marks=pytest.mark.repeated)])
+def test_an_error_of_50_megabytes_from_a_provider_costs_the_gateway_little(
+    is_streamed: bool, tmp_path: Path, counts: Counts
+) -> None:
+    size = 50 * MIB
+    raw = b'{"type":"error","error":{"type":"api_error","message":"' + b"x" * size + b'"}}'
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "stream": is_streamed}
+    with (
+        coatcheck.open(tmp_path / "store", durability="process") as store,
+        Provider([Turn(status=500, raw=raw, content_type="application/json")], is_lenient=True) as provider,
+        serving(store, provider, mode="stub") as url,
+    ):
+        answer = post(url, "/v1/messages", body)
+    assert answer.status_code >= 500
+    assert len(answer.content) <= size + 1_000
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert after.ru_utime - before.ru_utime < 60, "CPU seconds of gateway, provider and client together"
+    counts("hostile answers")
+
+
+def test_an_answer_of_50_megabytes_from_a_server_costs_the_proxy_little(tmp_path: Path, counts: Counts) -> None:
+    command = proxy(server=ODD, is_warm=False)
+    with Speaker(command, environment(tmp_path / "store")) as speaker:
+        speaker.begin()
+        watched = Watched(speaker.process.pid)
+        told = speaker.ask("tools/call", {"name": "huge", "arguments": {"size": 50 * MIB}})
+        assert len(json.dumps(told)) <= CAP
+        watched.usage().check(1, "the proxy")
+    counts("hostile answers")
+
+
+def test_names_of_a_megabyte_are_refused_shortly(tmp_path: Path) -> None:
+    long = "n" * MIB
+    with coatcheck.open(tmp_path / "store", durability="process") as store:
+        session = store.session("s")
+        calls: list[Callable[[], object]] = [
+            lambda: session.put("x", name=long), lambda: store.session(long), lambda: session.put("x", tool=long),
+            lambda: session.put("x", media_type=long), lambda: session.grant("art:" + "0" * 12, to=long),
+            lambda: session.read(long), lambda: store.tenant(long), lambda: session.claim(long),
+        ]  # fmt: skip
+        for call in calls:
+            with pytest.raises(coatcheck.errors.CoatcheckError) as error:
+                call()
+            assert len(str(error.value)) < 2_000
