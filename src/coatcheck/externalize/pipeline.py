@@ -186,7 +186,7 @@ def externalize(
         if text is not None and len(text) <= policy.safe_ascii:
             if len(text) <= policy.safe_chars:
                 return Outcome(text, value, _basis=_SMALL)
-            if situation is None and text.isascii() and "\t" not in text[:_NUMBER]:
+            if situation is None and text.isascii() and _is_plain(value):
                 note_result(session, tool, (), 0, len(text))
                 return Outcome(text, value, _basis=_SMALL)
     result = _Result(session, policy, _label(tool), _label(call_id), situation, arguments, source or LIBRARY)
