@@ -186,9 +186,8 @@ def externalize(
         if text is not None and len(text) <= policy.safe_ascii:
             if len(text) <= policy.safe_chars:
                 return Outcome(text, value, _basis=_SMALL)
-            if text.isascii() and _is_plain(value):
-                if situation is None:
-                    note_result(session, tool, (), 0, len(text))
+            if situation is None and text.isascii() and _is_plain(value):
+                note_result(session, tool, (), 0, len(text))
                 return Outcome(text, value, _basis=_SMALL)
     result = _Result(session, policy, _label(tool), _label(call_id), situation, arguments, source or LIBRARY)
     done = result.judged(value, text) if type(value) is str and text is not None else result.outcome(value, text)
