@@ -657,8 +657,8 @@ class CoreSession(ABC):
             except NotFound:
                 entry = self._moved(entry)
                 data = blobs.read(entry.blob, 0, entry.blob.size) if entry.content is None else entry.content
-        # A damaged row of SQLite may have text, or a number, in place of the bytes.
-        if not isinstance(data, bytes) or hashlib.sha256(data).hexdigest() != entry.ref.artifact_id:
+        kept: object = data  # a damaged row of SQLite may have text, or a number, in place of the bytes
+        if not isinstance(kept, bytes) or hashlib.sha256(kept).hexdigest() != entry.ref.artifact_id:
             raise Damaged(f"the bytes of {entry.ref.pointer} do not match their digest")
         return entry, data
 
