@@ -300,7 +300,7 @@ PUBLIC: dict[str, dict[str, Any]] = {
         "verify": (World.slim, lambda w, path: transcript.verify(path, w.store, remove_backup=True)),
     },
 }  # fmt: skip
-NOT_CALLS = {"close", "closed", "parent", "session_id", "store", "ttl", "names", "tools"}
+NOT_CALLS = {"clock", "writers", "close", "closed", "parent", "session_id", "store", "ttl", "names", "tools"}
 
 
 def _put_in_a_batch(world: World) -> None:
