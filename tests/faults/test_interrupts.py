@@ -273,6 +273,7 @@ PUBLIC: dict[str, dict[str, Any]] = {
         "shown_of": lambda w, _: w.session.shown_of([w.ref]),
         "survey": lambda w, _: w.session.survey("line", 3),
         "unpin": lambda w, _: w.session.unpin(w.ref),
+        "viewed": lambda w, _: w.session.viewed().get("text"),
         "version": lambda w, _: w.session.version(w.ref),
     },
     "ToolExecutor": {
