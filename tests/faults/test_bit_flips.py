@@ -19,6 +19,7 @@ import pytest
 import coatcheck
 from coatcheck import Store, transcript
 from coatcheck.errors import CoatcheckError, Damaged
+from tests.backends import edit_catalog
 from tests.counting import Counts
 from tests.faults.world import chosen_seed
 from tests.transcript.samples import SAMPLES, as_lines
@@ -172,6 +173,23 @@ def test_a_flipped_bit_in_the_definition_of_a_table_is_damage_and_not_an_empty_s
     (folder / "catalog.sqlite").write_bytes(data[:at] + b"M" + data[at + 1 :])
     with pytest.raises(Damaged):
         coatcheck.open(folder)
+
+
+@pytest.mark.parametrize("changed", ["CAST(data AS TEXT)", "5"])
+def test_content_that_a_flip_gave_another_type_is_damage(changed: str, in_memory: Path) -> None:
+    folder = in_memory / "store"
+    with coatcheck.open(folder, durability="process") as store:
+        ref = store.session("s", ttl=None).put(b"some bytes")
+    edit_catalog(folder, f"UPDATE content SET data = {changed}")
+    with coatcheck.open(folder, durability="process") as store:
+        session = store.session("s")
+        with pytest.raises(Damaged):
+            session.get(ref)
+        with pytest.raises(Damaged):
+            session.read(ref, lines="1:2")
+        assert _reports(store)
+        session.put(b"some bytes")
+        assert session.get(ref) == b"some bytes"
 
 
 @pytest.mark.parametrize("name", ["session.jsonl", ".session.jsonl.coatcheck-backup"])

@@ -273,6 +273,7 @@ PUBLIC: dict[str, dict[str, Any]] = {
         "shown_of": lambda w, _: w.session.shown_of([w.ref]),
         "survey": lambda w, _: w.session.survey("line", 3),
         "unpin": lambda w, _: w.session.unpin(w.ref),
+        "viewed": lambda w, _: w.session.viewed().get("text"),
         "version": lambda w, _: w.session.version(w.ref),
     },
     "ToolExecutor": {
@@ -300,7 +301,7 @@ PUBLIC: dict[str, dict[str, Any]] = {
         "verify": (World.slim, lambda w, path: transcript.verify(path, w.store, remove_backup=True)),
     },
 }  # fmt: skip
-NOT_CALLS = {"close", "closed", "parent", "session_id", "store", "ttl", "names", "tools"}
+NOT_CALLS = {"clock", "writers", "close", "closed", "parent", "session_id", "store", "ttl", "names", "tools"}
 
 
 def _put_in_a_batch(world: World) -> None:
