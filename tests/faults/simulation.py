@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
+import os
 import random
 import secrets
 import sqlite3
@@ -471,6 +472,7 @@ def drawn_names(seed: int) -> Iterator[None]:
     """Let a seed decide about names that are drawn, and keep threads and timers from deciding about order."""
     choose = random.Random(f"tokens {seed}")
     with (
+        patch.object(os, "urandom", lambda size: choose.randbytes(size)),
         patch.object(secrets, "token_bytes", lambda size: choose.randbytes(size)),
         patch.object(secrets, "token_hex", lambda size: choose.randbytes(size).hex()),
         patch.object(threading, "Thread", _InlineThread),
