@@ -126,6 +126,15 @@ class FleetWorld(World):
             raise psycopg.OperationalError("the connection is lost")
         raise GenericError("the connection is lost")
 
+    def weight(self, what: str) -> int:
+        return 1 if what.startswith("database: a") else 10  # most steps are transactions that only read
+
+    def step(self, what: str, do: Callable[[], _T], half: Callable[[], object] | None = None) -> _T:
+        answer, process = super().step(what, do, half), self.current()
+        if process is not None and what == "bucket: put" and self.choose.random() < 0.3:
+            self.pause(process, slow=True)  # between the object and its row
+        return answer
+
     def before_last_look(self) -> None:
         self.refusals = 0
         self.objects.finish()

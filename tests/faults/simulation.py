@@ -309,6 +309,10 @@ class World(Steps):
     def inject(self, process: Process, what: str, do: Callable[[], _T], half: Callable[[], object] | None) -> _T:
         """Make a fault happen at a step."""
 
+    def weight(self, what: str) -> int:
+        """Return how much likelier than others a step meets a fault."""
+        return 1
+
     def before_last_look(self) -> None:
         """Called when all processes are over."""
 
@@ -367,13 +371,15 @@ class World(Steps):
         running = self.running
         return running if running is not None and running.thread is threading.current_thread() else None
 
-    def pause(self, process: Process, *, wait: bool = False) -> None:
-        """Let another process run, perhaps; with `wait`, surely, if there is one."""
-        if len(self.processes) > 1 and (wait or self.choose.random() < self.plan.switching):
+    def pause(self, process: Process, *, wait: bool = False, slow: bool = False) -> None:
+        """Let another process run, perhaps; with `wait`, surely, if there is one; with `slow`, for some time."""
+        if len(self.processes) > 1 and (wait or slow or self.choose.random() < self.plan.switching):
             others = [one for one in self.processes if not one.is_done and one is not process]
             ready = others if wait else [one for one in others if one.sleeps_until <= len(self.steps)]
             if ready:
-                if not wait and self.choose.random() < 0.3:  # a slow process meets others in the middle of their work
+                if slow or (
+                    not wait and self.choose.random() < 0.3
+                ):  # a slow process meets others in the middle of their work
                     process.sleeps_until = len(self.steps) + self.choose.choice((20, 60, 150))
                 self.running = self.choose.choice(ready)
                 self.running.may_run.release()
@@ -389,8 +395,8 @@ class World(Steps):
             raise Crash
         self.pause(process)
         self.steps.append(f"{process.number}: {what}")
-        self._due -= 1
-        if self._due or not self._faults:
+        self._due -= self.weight(what)
+        if self._due > 0 or not self._faults:
             return do()
         self._faults -= 1
         self._due = self._next_fault()

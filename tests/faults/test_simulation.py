@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -15,10 +15,8 @@ import pytest
 from coatcheck.core_session import CoreSession
 from coatcheck.errors import NotFound
 from coatcheck.refs import Blob
-from coatcheck.storage import StagedBlob
 from coatcheck.storage.files import FileBlobs, StagedFile
 from coatcheck.storage.folder import FolderCatalog
-from coatcheck.storage.frames import Framed
 from coatcheck.storage.s3 import S3Blobs
 from tests.backends import Fleet
 from tests.conftest import LONG_FAULTS
@@ -194,7 +192,7 @@ MISTAKES = {
     "a put is acknowledged before the journal is synced": Mistake(NoSyncOfJournal),
     "a process without durability syncs nothing": Mistake(SyncsOnlyOnRequest),
     "the row comes before the blob": Mistake(change=late_publish),
-    "a sweep does not take the lock": Mistake(change=sweep_without_lock),
+    "a sweep does not take the lock": Mistake(change=sweep_without_lock, plan=put_during_sweep),
     "a read does not look again after a compression": Mistake(change=no_second_look, plan=read_during_compression),
     "the journal is replaced before the database is synced": Mistake(change=journal_replaced_too_early),
 }
@@ -211,36 +209,8 @@ def sweep_without_lease() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def late_upload() -> Iterator[None]:
-    """The row comes before the object."""
-    staged = S3Blobs._staged
-
-    @contextmanager
-    def late(self: S3Blobs, framed: Framed, source: Any, suffix: str) -> Iterator[StagedBlob]:
-        asked: list[Blob] = []
-
-        def note(blob: Blob, source: object) -> Blob:
-            asked.append(blob)
-            return blob
-
-        own = cast(Any, self)  # each machine has one
-        own._upload = note
-        try:
-            with staged(self, framed, source, suffix) as begun:
-                yield begun
-        finally:
-            del own._upload
-        for blob in asked:
-            self._upload(blob, source)
-
-    with patch.object(S3Blobs, "_staged", late):
-        yield
-
-
 FLEET_MISTAKES: dict[str, tuple[Callable[[int], Plan], Change]] = {
     "a sweep does not ask for the lease": (put_during_sweep, sweep_without_lease),
-    "the row comes before the object": (put_during_sweep, late_upload),
 }
 
 
