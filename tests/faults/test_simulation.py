@@ -129,8 +129,14 @@ def sweep_without_lock() -> Iterator[None]:
             self.remove(blob)
         return True
 
-    with patch.object(FileBlobs, "sweep", sweep):
+    with patch.object(FileBlobs, "sweep", sweep), patch.object(FileBlobs, "quarantine", cleared):
         yield
+
+
+def cleared(self: FileBlobs | S3Blobs, blob: Blob, at: float) -> bool:
+    """A copy is set aside without its lock."""
+    self.remove(blob)
+    return True
 
 
 @contextmanager
@@ -196,6 +202,7 @@ MISTAKES = {
     "a read does not look again after a compression": Mistake(change=no_second_look, plan=read_during_compression),
     "the journal is replaced before the database is synced": Mistake(change=journal_replaced_too_early),
 }
+FOUND_LATE = {"the row comes before the blob"}  # after some hundred seeds
 
 
 @contextmanager
@@ -205,7 +212,7 @@ def sweep_without_lease() -> Iterator[None]:
             self.remove(blob)
         return True
 
-    with patch.object(S3Blobs, "sweep", sweep):
+    with patch.object(S3Blobs, "sweep", sweep), patch.object(S3Blobs, "quarantine", cleared):
         yield
 
 
@@ -218,7 +225,11 @@ def first_found(made: Made, plan: Callable[[int], Plan]) -> int | None:
     return next((seed for seed in range(MOST) if simulate(plan(seed), made)[1] is not None), None)
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda name: name.replace(" ", "_"))
+@pytest.mark.parametrize(
+    "mistake",
+    [pytest.param(name, marks=[pytest.mark.repeated] if name in FOUND_LATE else []) for name in MISTAKES],
+    ids=lambda name: name.replace(" ", "_"),
+)
 def test_the_simulation_of_a_folder_finds_that(mistake: str) -> None:
     one = MISTAKES[mistake]
     assert first_found(one.made, one.plan) is not None, f"not found in {MOST} seeds"
