@@ -41,7 +41,7 @@ def test_a_quick_case_prints_ratios_writes_its_figures_and_leaves_nothing_behind
     done = run_benchmarks(tmp_path, "get", "--quick", "--json", "figures.json")
     assert done.returncode == 0, done.stderr
     assert re.search(r"get 20 KB +\|.*\| +\d+\.\d\d× \| +≤ 2\.00× \|", done.stdout)
-    assert re.search(r"\d of 3 rows are within their limit", done.stdout)
+    assert re.search(r"\d of \d rows are within their limit", done.stdout)
     figures = json.loads((tmp_path / "figures.json").read_text())
     rows = figures["tables"]["get"]["rows"]
     assert all(row["value"] == pytest.approx(row["ours"] / row["floor"], rel=1e-3) for row in rows)

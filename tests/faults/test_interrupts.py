@@ -267,6 +267,7 @@ PUBLIC: dict[str, dict[str, Any]] = {
         "put_encoded": lambda w, _: w.session.put_encoded(Encoded(*encode(w.new)), About()),
         "read": lambda w, _: w.session.read(w.ref, grep="line", context=1),
         "record": lambda w, _: w.session.record("r", w.new.encode(), keep=3),
+        "record_all": lambda w, _: w.session.record_all([("r", w.new.encode(), 3)]),
         "records": lambda w, _: w.session.records("r"),
         "ref": lambda w, _: w.session.ref(w.ref.pointer),
         "search": (lambda w: w.session.put(w.new), lambda w, _: w.session.search("something new")),

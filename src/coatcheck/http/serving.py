@@ -274,6 +274,7 @@ def _protocol(unproven: Probation) -> type[HttpToolsProtocol]:
 
         def on_headers_complete(self) -> None:
             self._head = None
+            self.headers[:] = [(name, value.strip(b" \t")) for name, value in self.headers]  # the parser leaves those
             if sum(len(name) + len(value) for name, value in self.headers) > _LARGEST_HEAD:
                 raise ValueError("the head of a request is too large")
             super().on_headers_complete()

@@ -41,6 +41,7 @@ from coatcheck import Ref, Session, Store, __version__, toolkit
 from coatcheck._toolkit import Purpose
 from coatcheck.adapters.claude_code import CALL_ID, HOOK, Hooks, parsed_event
 from coatcheck.errors import CODES, CoatcheckError, InvalidArgument, NotFound
+from coatcheck.externalize import ContentPart
 from coatcheck.http.serving import (
     HOST,
     LocalServer,
@@ -209,11 +210,15 @@ class _Handlers:
             raise MCPError(code=types.INVALID_PARAMS, message=f"unknown tool {clip(params.name)}")
         began, arguments = time.monotonic(), params.arguments or {}
         work = functools.partial(tool.parts, **arguments)
-        reading = in_reading_thread(session, arguments.get("pointer"), arguments, work)
-        answer, *pictures = await self._with_progress(context, reading)
+
+        async def answered() -> tuple[list[ContentPart], Ref | None]:
+            parts = await in_reading_thread(session, arguments.get("pointer"), arguments, work)
+            match = _ABOUT.match(parts[0].text)
+            return parts, await in_thread(session.ref, match[1]) if match else None
+
+        (answer, *pictures), ref = await self._with_progress(context, answered())
         text = answer.text
-        failed, match = text.startswith(FAILED), _ABOUT.match(text)
-        ref = await in_thread(session.ref, match[1]) if match else None
+        failed = text.startswith(FAILED)
         content: list[types.ContentBlock] = [types.TextContent(text=text)]
         content += [types.ImageContent.model_validate(picture.as_mcp()) for picture in pictures]
         structured: dict[str, Any] | None = None if tool.read_only else {}

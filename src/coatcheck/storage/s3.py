@@ -232,6 +232,8 @@ class S3Blobs(BlobStore):
                 return False
             if str(head.get("e_tag") or "").strip('"') == _tag(data):
                 return True  # the object store's own checksum of its bytes
+        self._cache.drop(blob.place)  # the object itself is compared, not what was read of it before
+        self._tables.pop(blob.place, None)
         return self.read(blob, 0, blob.size) == data and blob.size == len(data)
 
     def remove(self, blob: Blob) -> None:

@@ -293,6 +293,13 @@ class BlobStoreSuite(Suite, suite=True):
             blob = staged.publish()
             assert not others.quarantine(listed(others, blob), 1_000)
 
+    def test_what_was_fetched_ahead_reads_the_same_and_a_missing_copy_is_no_error_yet(self, blobs: BlobStore) -> None:
+        first, second, gone = (noise(size) for size in (5000, FRAME + 9, 10))
+        kept = [publish(blobs, data) for data in (first, second, gone)]
+        blobs.remove(kept[2])
+        blobs.prefetch([(blob, 0, blob.size) for blob in kept])
+        assert [blobs.read(blob, 0, blob.size) for blob in kept[:2]] == [first, second]
+
     def test_a_sound_store_has_no_leftovers(self, blobs: BlobStore) -> None:
         publish(blobs, noise(5000))
         assert blobs.leftovers(remove=True) == 0

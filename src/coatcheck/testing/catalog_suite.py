@@ -650,10 +650,15 @@ class CatalogSuite(RecordSuite, suite=True):
         catalog.remove("s", put.blob.digest)
         assert others.blob(put.blob.digest) is None
 
-    def test_the_copy_that_is_known_stays(self, catalog: Catalog) -> None:
+    def test_all_refs_to_the_same_content_name_one_copy(self, catalog: Catalog) -> None:
         catalog.put(entry("x", place="first"))
         catalog.put(entry("x", place="second", session="other"))
-        assert {one.blob.place for s in ("s", "other") for one in catalog.find(s)} == {"first"}
+        assert len({one.blob.place for s in ("s", "other") for one in catalog.find(s)}) == 1
+
+    def test_making_everything_durable_changes_nothing(self, catalog: Catalog, others: Catalog) -> None:
+        catalog.put(entry("x"))
+        catalog.make_durable()
+        assert [one.blob for one in others.find("s")] == [entry("x").blob]
 
     def test_a_healing_copy_replaces_the_one_that_is_known(self, catalog: Catalog) -> None:
         catalog.put(entry("x", place="first"))
