@@ -120,15 +120,11 @@ class FileBlobs(BlobStore):
                 self._note_synced(staged.place)
 
     def _sync_all(self, staged: StagedFile, own: int, fan: int) -> None:
-        """Sync a new copy and the names on its path, all at once: the file system writes them together."""
-        always = staged.replaces
-        # The process that created the folder in blobs/ may have died before it synced the name.
+        """Sync a new copy, then the names on its path: those are written with the file's bytes, so that is cheap."""
         name = staged.digest[:2]
-        folders = (own, fan) if name in self._named else (own, fan, self._blobs)
-        with contextlib.ExitStack() as stack:
-            for file in (staged.file, *folders[1:]):
-                stack.enter_context(_beside(file, partial(self._disk.sync, always=always)))
-            self._disk.sync(own, always=always)
+        # The process that created the folder in blobs/ may have died before it synced the name.
+        for one in (staged.file, own, fan, *(() if name in self._named else (self._blobs,))):
+            self._disk.sync(one, always=staged.replaces)
         self._named.add(name)
 
     def sync(self, blob: Blob, *, always: bool = False) -> None:
@@ -413,36 +409,6 @@ class FileBlobs(BlobStore):
             yield own, _names(own)
         finally:
             os.close(own)
-
-
-@contextmanager
-def _beside(file: int, work: Callable[[int], None]) -> Iterator[None]:
-    """Run `work` in a thread while the caller does other work. It gets a descriptor of its own: an interrupt may end
-    the caller first, and then the number of the other one may soon be that of another file."""
-    own = os.dup(file)
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work(own)
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-            failed.append(error)
-        finally:
-            os.close(own)
-
-    thread = threading.Thread(target=run)
-    try:
-        thread.start()
-    except RuntimeError:  # no thread can be started, at the end of the process or at the limit of the system
-        run()
-        yield
-    else:
-        try:
-            yield
-        finally:
-            thread.join()
-    if failed:
-        raise failed[0]
 
 
 def _names(folder: int) -> list[str]:
