@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import http.client
 import itertools
 import os
 import random
@@ -335,6 +336,21 @@ def test_connections_without_a_token_do_not_shut_clients_out(tmp_path: Path) -> 
                 one.sendall(b"GET /api/v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\n")
         with web.client() as client:
             assert client.get("/api/v1/sessions").status_code == 200
+
+
+def test_a_client_behind_a_proxy_that_names_it_keeps_its_connection(web: Web) -> None:
+    headers = {"Authorization": f"Bearer {web.token}", "X-Forwarded-For": "192.0.2.7"}
+    with contextlib.ExitStack() as stack:
+        one = stack.enter_context(contextlib.closing(http.client.HTTPConnection("127.0.0.1", web.port, timeout=60)))
+        for _ in range(2):
+            one.request("GET", "/api/v1/sessions", headers=headers)
+            answer = one.getresponse()
+            assert answer.status == 200
+            answer.read()
+            for _ in range(70):  # more than may wait for their token: the oldest of those are closed
+                stack.enter_context(connection(web)).sendall(b"GET / HTTP/1.1\r\n")
+            with web.client() as client:
+                assert client.get("/api/v1/sessions").status_code == 200
 
 
 def test_a_long_read_does_not_stop_short_ones_and_a_signal_ends_it(tmp_path: Path) -> None:
