@@ -81,7 +81,7 @@ class ProviderAnswer:
             while chunk := await content.readany():
                 yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            if left := content._read_nowait(-1):  # aiohttp reports the failure before what had arrived
+            if left := content._read_nowait(-1):  # what arrived before it; `read_nowait` would raise it again
                 yield left
             raise _failure(error) from error
 
