@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx2
@@ -235,6 +237,25 @@ def test_events_say_that_something_was_recorded(store: Store, url: str) -> None:
         assert next(lines) == "retry: 1000"
         store.session("watched").record("series", b"something")
         assert any(line == "event: changed" for line in lines)
+
+
+def test_events_tell_what_was_recorded_between_the_page_and_the_watch(store: Store, url: str) -> None:
+    visitor = Visitor(url)
+    for place in ("/live", ""):
+        since = re.search(r'data-since="([0-9.]+)"', visitor.get(place).text)
+        assert since is not None
+        store.session("between").record("series", b"something")
+        for query, headers in ((f"?since={since[1]}", {}), ("?since=0", {"last-event-id": since[1]})):
+            with visitor.client.stream("GET", f"/console/events{query}", headers=headers) as answer:
+                assert next(line for line in answer.iter_lines() if line.startswith(("event", ":"))) == "event: changed"
+
+
+@pytest.mark.parametrize("since", ["", "nan", "-inf", "inf", "x" * 5000, "1e999", "99999999999"])
+def test_a_watch_from_a_strange_time_is_a_watch(url: str, since: str) -> None:
+    with Visitor(url).client.stream("GET", "/console/events", params={"since": since}) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == "retry: 1000"
+        assert abs(time.time() - float(next(lines).removeprefix("id: "))) <= 86_401
 
 
 # Commands

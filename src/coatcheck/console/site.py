@@ -351,21 +351,27 @@ class _Site:
         return _rendered(request, visit, "live.html", await in_thread(views.live, visit))
 
     async def _events(self, request: Request, visit: Visit) -> Response:
-        """Events that say when something was recorded. What it was, a page shows."""
+        """Events that say when something was recorded. What it was, a page shows.
+
+        A watch begins where the page or the watch before it ended, so that nothing recorded in between is missed.
+        """
         if self._watching >= _EVENTS:
             raise _Refused(503, "Busy", "too many visitors are watching", "reload later")
 
+        last = _since(request)
+
         async def stream() -> AsyncIterator[bytes]:
+            nonlocal last
             self._watching += 1
             try:
-                last, until = time.time(), time.monotonic() + _WATCHED
-                yield b"retry: 1000\n\n"
+                until = time.monotonic() + _WATCHED
+                yield f"retry: 1000\nid: {last}\n\n".encode()
                 while time.monotonic() < until:
                     await asyncio.sleep(_LOOK)
                     found = await in_thread(views.recent_sessions, visit, last)
                     if found:
                         last = found[0].used
-                        yield f"event: changed\ndata: {len(found)}\n\n".encode()
+                        yield f"id: {last}\nevent: changed\ndata: {len(found)}\n\n".encode()
                     else:
                         yield b": nothing new\n\n"
             finally:
@@ -380,6 +386,16 @@ class _Site:
 def _whole(request: Request, name: str, default: int, most: int = 1 << 53) -> int:
     given = request.query_params.get(name, "")
     return min(most, int(given)) if given.isascii() and given.isdecimal() and len(given) < 17 else default
+
+
+def _since(request: Request) -> float:
+    """Return the time a watch starts from: a browser's last event, else the page's own time; at most a day ago."""
+    given = request.headers.get("last-event-id") or request.query_params.get("since", "")
+    now = time.time()
+    try:
+        return min(now, max(now - 86_400.0, float(given[:30])))
+    except ValueError:
+        return now
 
 
 async def _form(request: Request) -> dict[str, str]:

@@ -194,6 +194,7 @@ class SessionRow:
 
 def sessions(visit: Visit, *, contains: str = "", after: str = "", own: bool = False) -> dict[str, Any]:
     """A page of sessions, newest first, with sub-agents under their parents. A filter lists every match by itself."""
+    since = time.time()
     wanted = SessionFilter(contains=contains, without=() if own else OWN, roots=not contains)
     place = parse_place(after) if after else None
     found: list[SessionInfo] = []
@@ -206,7 +207,7 @@ def sessions(visit: Visit, *, contains: str = "", after: str = "", own: bool = F
     shown = found[:PAGE]
     rows = _rows(visit, shown, with_children=not contains)
     return {
-        "rows": rows, "contains": contains, "own": own, "after": after,
+        "rows": rows, "contains": contains, "own": own, "after": after, "since": since,
         "next": place_after(shown[-1]) if len(found) > PAGE else "",
         "is_empty": not rows and not contains and not after, "url": visit.store.url if visit.owns_store else "",
     }  # fmt: skip
@@ -525,13 +526,14 @@ def savings(visit: Visit, *, days: int) -> dict[str, Any]:
 
 def live(visit: Visit) -> dict[str, Any]:
     """The newest calls of the sessions that were used last."""
-    recent = recent_sessions(visit, time.time() - 86_400.0)[:_LIVE]
+    since = time.time()
+    recent = recent_sessions(visit, since - 86_400.0)[:_LIVE]
     found = []
     for info in recent:
         records = visit.store.session(info.session_id).records(SERIES, newest=True, limit=3)
         found += [(info.session_id, turn) for record in records if (turn := turn_of(record)) is not None]
     found.sort(key=lambda one: -one[1].at)
-    return {"calls": found[:_LIVE], "rows": _rows(visit, recent[:10], with_children=False)}
+    return {"calls": found[:_LIVE], "rows": _rows(visit, recent[:10], with_children=False), "since": since}
 
 
 def recent_sessions(visit: Visit, since: float) -> list[SessionInfo]:

@@ -8,7 +8,7 @@
     const live = document.querySelector("[data-live]");
     const notice = document.querySelector("[data-live-notice]");
     if (!live && !notice) return;
-    const events = new EventSource("/console/events");
+    const events = new EventSource(`/console/events?since=${(live || notice).dataset.since}`);
     events.addEventListener("changed", () => {
       if (notice) notice.hidden = false;
       if (live) htmx.ajax("GET", live.dataset.live, { target: "#live", swap: "outerHTML" });
