@@ -12,6 +12,7 @@ import json
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -491,8 +492,13 @@ def test_whatever_a_tool_raises_is_an_outcome(session: Session, raised: BaseExce
 
     executor = ToolExecutor(session, {"tool": plain if colour == "plain" else coloured})
     expected = "RuntimeError" if colour == "async" and isinstance(raised, StopIteration) else type(raised).__name__
-    for outcome in (executor.run(call("tool")), executor.run_all([call("tool")])[0],
-                    asyncio.run(executor.arun(call("tool"))), executor.wait(executor.start(call("tool")))):  # fmt: skip
+    outcomes = [executor.run(call("tool"), timeout=60), executor.run_all([call("tool")])[0],
+                asyncio.run(executor.arun(call("tool"))), executor.wait(executor.start(call("tool")))]  # fmt: skip
+    with ThreadPoolExecutor(1) as threads:
+        outcomes.append(threads.submit(executor.run, call("tool")).result(60))
+    if colour == "async" or not isinstance(raised, KeyboardInterrupt):
+        outcomes.append(executor.run(call("tool")))
+    for outcome in outcomes:
         assert error(outcome).code == "exception"
         assert expected in outcome.text.splitlines()[0]
 
@@ -597,14 +603,16 @@ def test_control_c_in_the_main_thread_is_not_swallowed(backend: Backend) -> None
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    threading.Event().wait(60)\n"
         "executor = ToolExecutor(coatcheck.open(sys.argv[1]).session('s'), [tool])\n"
-        "for run in (executor.run, lambda call: executor.run_all([call])):\n"
+        "call = ToolCall('c', 'tool')\n"
+        "calls = lambda: executor.run(call), lambda: executor.run(call, timeout=99), lambda: executor.run_all([call])\n"
+        "for run in calls:\n"
         "    try:\n"
-        "        print(run(ToolCall('c', 'tool')))\n"
+        "        print(run())\n"
         "    except KeyboardInterrupt:\n"
         "        print('interrupted')\n",
         backend.url,
     )
-    assert printed.split() == ["interrupted", "interrupted"]
+    assert printed.split() == ["interrupted"] * 3
 
 
 def test_sixty_four_threads_lose_no_artifact_and_make_none_twice(session: Session, store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -286,9 +287,57 @@ def test_a_thread_that_has_run_a_call_runs_the_next_one(session: Session) -> Non
     seen: list[threading.Thread] = []
     executor = ToolExecutor(session, {"quick": lambda: seen.append(threading.current_thread())})
     for _ in range(50):
-        executor.run(ToolCall("c", "quick"))
+        executor.run(ToolCall("c", "quick"), timeout=LONG)
     assert threading.current_thread() not in seen
     assert len(set(seen)) < 50
+
+
+def test_a_function_without_a_time_limit_runs_in_the_calling_thread(session: Session) -> None:
+    seen: list[threading.Thread] = []
+
+    def note() -> None:
+        seen.append(threading.current_thread())
+
+    def lines() -> Iterator[str]:
+        note()
+        yield "a line\n"
+
+    async def later() -> str:
+        note()
+        return "later"
+
+    executor = ToolExecutor(session, [note, lines, later])
+    for one in executor.names:
+        executor.run(ToolCall("c", one))
+    assert [thread is threading.current_thread() for thread in seen] == [True, False, False]
+
+
+def test_a_tool_may_start_an_event_loop_wherever_it_is_called_from(session: Session) -> None:
+    def tool() -> str:
+        asyncio.run(asyncio.sleep(0))
+        return "done"
+
+    executor = ToolExecutor(session, [tool])
+
+    async def inside() -> str:
+        return executor.run(ToolCall("c", "tool")).text
+
+    assert executor.run(ToolCall("c", "tool")).text == asyncio.run(inside()) == "done"
+
+
+def test_what_a_tool_sets_in_its_context_is_not_seen_by_the_caller(session: Session) -> None:
+    var = contextvars.ContextVar("var", default="before")
+
+    def tool() -> Iterator[str]:
+        var.set("inside")
+
+        def lines() -> Iterator[str]:
+            yield var.get()
+
+        return lines()
+
+    assert ToolExecutor(session, [tool]).run(ToolCall("c", "tool")).text == "inside"
+    assert var.get() == "before"
 
 
 def test_calls_of_many_threads_never_share_a_thread_at_the_same_time(session: Session) -> None:

@@ -239,11 +239,12 @@ class ToolExecutor:
         return tuple(tool.description() for tool in self._tools.values())
 
     def run(self, call: ToolCall, *, timeout: float | None = None, turn: Turn | None = None) -> ToolOutcome:
-        """Run one call and wait for it. Whatever the tool does, this returns an outcome. Once `turn` is over, nothing
-        is stored."""
-        return self._conduct(
-            call, self._effective(timeout), turn or Turn(), None, threads.Attempt(self._count_abandoned)
-        )
+        """Run one call and wait for it. Whatever the tool does, this returns an outcome, except that control-C in the
+        main thread is raised. Once `turn` is over, nothing is stored.
+
+        A function that has no time limit runs in this thread, unless an event loop runs here."""
+        attempt = threads.Attempt(self._count_abandoned)
+        return self._conduct(call, self._effective(timeout), turn or Turn(), None, attempt, may_run_here=True)
 
     def run_all(
         self,
@@ -398,6 +399,8 @@ class ToolExecutor:
         turn: Turn,
         loop: asyncio.AbstractEventLoop | None,
         attempt: threads.Attempt,
+        *,
+        may_run_here: bool = False,
     ) -> ToolOutcome:
         tool = self._tools.get(call.name)
         if tool is None:
@@ -409,12 +412,17 @@ class ToolExecutor:
         if self._abandoned_calls >= self._most:
             return _busy(call)
 
-        def work() -> None:
+        def begin(work: Callable[[], None]) -> bool:
+            return attempt.begin(functools.partial(contextvars.copy_context().run, work))
+
+        def work(hand_over: Callable[[Callable[[], None]], bool] | None = None) -> None:
             _inside.set(True)
-            attempt.run(lambda resources: tool.call(call, self.session, resources, policy), loop)
+            attempt.run(lambda resources: tool.call(call, self.session, resources, policy), loop, hand_over)
 
         began = time.monotonic()
-        if not attempt.begin(functools.partial(contextvars.copy_context().run, work)):
+        if may_run_here and deadlines.until is None and asyncio._get_running_loop() is None:
+            contextvars.copy_context().run(work, begin)
+        elif not begin(work):
             return _busy(call)
         outcome = _Waiting(self.session, policy, call, attempt, deadlines).outcome()
         object.__setattr__(outcome, "duration", time.monotonic() - began)  # it is new, so nobody else has it

@@ -1,8 +1,8 @@
 """The threads of the executor: where a tool runs, and who waits for it.
 
-An `Attempt` is one run of a tool, in a thread of its own or on an event loop. The tool's side gives chunks and finally
-an ending. The waiting side takes them, and may stop the attempt at any time; what the tool gives after that is dropped.
-The tool's side never touches the store, so an abandoned tool cannot store anything.
+An `Attempt` is one run of a tool, in a thread of its own, on an event loop, or in the waiting thread. The tool's side
+gives chunks and finally an ending. The waiting side takes them, and may stop the attempt at any time; what the tool
+gives after that is dropped. The tool's side never touches the store, so an abandoned tool cannot store anything.
 
 A `Job` is the waiting side of one call. `Workers` is a bounded pool of threads for jobs.
 """
@@ -72,17 +72,33 @@ class Attempt:
 
     # The tool's side
 
-    def run(self, call: Callable[[ExitStack], Any], loop: asyncio.AbstractEventLoop | None) -> None:
+    def run(
+        self,
+        call: Callable[[ExitStack], Any],
+        loop: asyncio.AbstractEventLoop | None,
+        hand_over: Callable[[Callable[[], None]], bool] | None = None,
+    ) -> None:
         """Run the tool to its end: function, coroutine or generator. Coroutines run on `loop`, or on a new one. Raises
-        nothing."""
+        nothing.
+
+        With `hand_over`, this is the thread of the waiting side. Then a coroutine or generator is handed over to run in
+        another thread. And in the main thread, a KeyboardInterrupt is raised: it may well be the user's."""
         try:
             with ExitStack() as resources:
                 result = call(resources)
-                if type(result) not in _PLAIN and isinstance(result, _AWAITED):
-                    self._await(result, resources.pop_all(), loop)
-                    return
+                if type(result) not in _PLAIN:
+                    if hand_over is not None and (isinstance(result, (*_AWAITED, Iterator)) or is_stream(result)):
+                        held = resources.pop_all()
+                        if not hand_over(lambda: self.run(lambda fresh: (fresh.enter_context(held), result)[1], loop)):
+                            held.close()
+                        return
+                    if isinstance(result, _AWAITED):
+                        self._await(result, resources.pop_all(), loop)
+                        return
                 ending: Ending = Returned(self._pumped(result))
-        except BaseException as error:  # noqa: BLE001 - every exception of a tool is an outcome, even SystemExit
+        except BaseException as error:
+            if hand_over and isinstance(error, KeyboardInterrupt) and _in_main_thread():
+                raise
             ending = Failed(error)
         self._finish(ending)
 
@@ -455,6 +471,10 @@ def _serve(work: Callable[[], None]) -> None:
 
 def _end() -> None:
     """In place of work: the thread ends."""
+
+
+def _in_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
 
 
 def _chunks(stream: Any) -> Iterator[Any]:
