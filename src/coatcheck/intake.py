@@ -256,7 +256,9 @@ class Parts:
         def is_repeat(entry: Entry) -> bool:
             if not self._is_repeat(entry, digest, codec, about):
                 return False
-            return entry.content == data if entry.blob.coding == "inline" else bool(self._is_sound(entry.blob, data))
+            if entry.blob.coding != "inline":
+                return bool(self._is_sound(entry.blob, data))
+            return entry.is_checked if entry.content is None else entry.content == data
 
         if len(data) <= self.catalog.inline_limit:
             entry, ids = self._within_quota(

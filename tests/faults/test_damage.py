@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import sqlite3
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,6 +167,36 @@ def _check(folder: Path, wounds: list[Wound], others: list[tuple[Ref, bytes]]) -
         for ref, data in others:
             assert session.get(ref) == data
         assert_clean(store)
+
+
+def test_a_put_heals_a_copy_that_was_damaged_after_it_was_last_compared(tmp_path: Path) -> None:
+    data = random.Random(1).randbytes(300_000)
+    with coatcheck.open(tmp_path / "store", durability="process") as store:
+        session = store.session("s")
+        ref = session.put(data)
+        session.list()
+        time.sleep(0.1)  # a file that was just written is always compared
+        for _ in range(3):
+            assert session.put(data) == ref
+        path = Path(ref.content_uri.removeprefix("file://"))
+        times = path.stat()
+        path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert session.get(session.put(data)) == data
+
+
+def test_a_put_adds_again_what_another_process_forgot_since_it_was_compared(tmp_path: Path) -> None:
+    with coatcheck.open(tmp_path / "store") as store, coatcheck.open(tmp_path / "store") as other:
+        session = store.session("s")
+        for data in (b"small" * 1_000, b"large" * 100_000):
+            ref = session.put(data)
+            session.list()
+            time.sleep(0.1)
+            for _ in range(3):
+                assert session.put(data) == ref
+            other.session("s").forget(ref)
+            assert session.get(session.put(data)) == data
+            assert other.session("s").get(ref) == data
 
 
 def _is_told(store: coatcheck.Store) -> bool:

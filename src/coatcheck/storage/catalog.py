@@ -97,7 +97,7 @@ class Entry:
 
     `ref.expires` is the artifact's own expiry; the store adds the session's. `gone` marks a tombstone: the row
     describes a former artifact, whose blob may no longer exist. `seq` orders the refs of a session. `is_checked` means
-    that this process has computed the digest from `content` itself.
+    that this process has computed the digest from `content` itself, or compared the content before and left it out.
     """
 
     ref: Ref

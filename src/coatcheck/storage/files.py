@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -29,7 +30,11 @@ _FAN = lazy_pattern(r"[0-9a-f]{2}")
 _TRIES = 100  # attempts to publish a copy into a folder that other processes may remove
 _SYNCED_KEPT = 10_000
 _COMPARED = 64 * 1024  # bytes that are compared at once: they stay in the processor's cache
+SAME_FOR = 60.0
+"""Seconds in which a copy that was compared with a put's bytes, and has not changed since, is not compared again."""
+_TICK = 50_000_000  # nanoseconds in which a second change of a file may leave its times as they are
 _QUARANTINE = "quarantine"
+_State = tuple[int, int, int]  # of a file: changes whenever the file does
 
 
 class FileBlobs(BlobStore):
@@ -42,6 +47,7 @@ class FileBlobs(BlobStore):
         self._named: set[str] = set()  # folders in blobs/ whose names are known to be synced
         self._local = threading.local()  # the memory that each thread compares with
         self._synced: set[str] = set()  # places of recent copies that are known to be synced
+        self._same: dict[str, tuple[float, _State]] = {}  # by place: until when a copy in this state is not compared
         made = [] if is_read_only else [disk.make_folder(name, folder) for name in ("blobs", "tmp")]
         if any(made):
             disk.sync(folder)
@@ -173,25 +179,32 @@ class FileBlobs(BlobStore):
         return data[offset - first * FRAME : end - first * FRAME]
 
     def holds(self, blob: Blob, data: bytes) -> bool:
-        is_held = self._is(blob, data)
-        if is_held:
-            self.sync(blob)  # the caller will reuse it
-        return is_held
+        with self._opened(blob) as file, self._errors("reading a blob"):
+            began, state = time.time_ns(), _state(file)
+            until, known = self._same.get(blob.place, (0.0, None))
+            if known != state or until < time.monotonic():
+                if not self._is(blob, file, data):
+                    return False
+                if began - state[1] > _TICK:
+                    if len(self._same) >= _SYNCED_KEPT:
+                        self._same.clear()
+                    self._same[blob.place] = time.monotonic() + SAME_FOR, state
+        self.sync(blob)  # the caller will reuse it
+        return True
 
-    def _is(self, blob: Blob, data: bytes) -> bool:
+    def _is(self, blob: Blob, file: int, data: bytes) -> bool:
         if blob.coding != "raw":
-            return self.read(blob, 0, blob.size) == data
+            return self._read(blob, file, 0, blob.size) == data
         piece = getattr(self._local, "piece", None)
         if piece is None:
             piece = self._local.piece = memoryview(bytearray(_COMPARED))
-        with self._opened(blob) as file, self._errors("reading a blob"):
-            if os.fstat(file).st_size != len(data):
+        if os.fstat(file).st_size != len(data):
+            return False
+        for at in range(0, len(data), _COMPARED):
+            got = os.preadv(file, [piece], at)
+            if got != min(_COMPARED, len(data) - at) or not data.startswith(piece[:got], at):
                 return False
-            for at in range(0, len(data), _COMPARED):
-                got = os.preadv(file, [piece], at)
-                if got != min(_COMPARED, len(data) - at) or not data.startswith(piece[:got], at):
-                    return False
-            return True
+        return True
 
     def remove(self, blob: Blob) -> None:
         gone = contextlib.suppress(FileNotFoundError)
@@ -409,6 +422,11 @@ class FileBlobs(BlobStore):
             yield own, _names(own)
         finally:
             os.close(own)
+
+
+def _state(file: int) -> _State:
+    info = os.fstat(file)
+    return info.st_ino, info.st_ctime_ns, info.st_size
 
 
 def _names(folder: int) -> list[str]:

@@ -20,6 +20,7 @@ import os
 import sqlite3
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -53,7 +54,7 @@ from coatcheck.storage.catalog import (
     ref_fields,
 )
 from coatcheck.storage.disk import FILES, FOLDERS, Disk, open_root
-from coatcheck.storage.files import FileBlobs
+from coatcheck.storage.files import SAME_FOR, FileBlobs
 from coatcheck.storage.forks import Mutex, unwatch, watch
 from coatcheck.storage.journal import NAME as JOURNAL
 from coatcheck.storage.journal import START, Journal, Position, Reserve
@@ -93,6 +94,16 @@ INVALID: Final = (ValueError, TypeError, LookupError, AttributeError, Arithmetic
 _T = TypeVar("_T")
 
 
+class _Read:
+    """An entry that was read, without its content; the key of the content, if the database has it; and until when a put
+    of the same content need not compare it again (`time.monotonic`)."""
+
+    __slots__ = ("blob_key", "entry", "same_until")
+
+    def __init__(self, entry: Entry, blob_key: int | None) -> None:
+        self.entry, self.blob_key, self.same_until = entry, blob_key, 0.0
+
+
 class _Connection(sqlite3.Connection):
     """A connection with a lock for its user, and with what it has read: valid while the database has this version."""
 
@@ -100,7 +111,7 @@ class _Connection(sqlite3.Connection):
         super().__init__(*args, **options)
         self.lock = Mutex()
         self.version = -1
-        self.entries: dict[tuple[str, str, bool], tuple[Entry, int | None]] = {}
+        self.entries: dict[tuple[str, str, bool], _Read] = {}
 
     def refresh(self) -> bool:
         """Drop what was read from an older version of the database. Return whether it was still valid."""
@@ -404,6 +415,39 @@ class FolderCatalog(SqliteCatalog):
             found = [*found, *self._under(each, start, False, settled=False)]
         return True, found
 
+    def put_inline(
+        self,
+        digest: str,
+        lineage: Sequence[str],
+        make: Callable[[], Entry],
+        is_repeat: Callable[[Entry], bool],
+        *,
+        limits: Limits = NO_LIMITS,
+    ) -> tuple[Entry, Collection[str]]:
+        key = lineage[0], digest[:MIN_PREFIX], False
+        if len(lineage) == 1 and self._is_direct() and not self._tail.puts.get(key[1]):
+            (same,) = self._read(lambda reader: (self._same(reader, key),))
+            if same is not None and not self._is_behind() and is_repeat(same):
+                return same, (same.ref.artifact_id,)
+
+        def compared(entry: Entry) -> bool:
+            if not is_repeat(entry):
+                return False
+            for reader in self._readers:
+                if (known := reader.entries.get(key)) is not None and known.entry.seq == entry.seq:
+                    known.same_until = time.monotonic() + SAME_FOR
+            return True
+
+        return super().put_inline(digest, lineage, make, compared, limits=limits)
+
+    def _same(self, reader: _Connection, key: tuple[str, str, bool]) -> Entry | None:
+        """Return an entry without its content, if that was compared a moment ago and nothing has changed since."""
+        known = reader.entries.get(key)
+        if known is None or known.same_until < time.monotonic() or not reader.refresh():
+            return None
+        entry = known.entry
+        return Entry(entry.ref, entry.blob, entry.session, None, None, entry.seq, True)
+
     def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
         guarded = limits.store_quota is not None or entry.session.quota is not None
         # Meanwhile another process may have put the same content without syncing its copy: a synced one replaces it.
@@ -516,10 +560,10 @@ class FolderCatalog(SqliteCatalog):
         """Return an entry that was read before, with its content as it is now; None if it may have changed."""
         if (known := reader.entries.get(key)) is None:
             return None
-        entry, blob_key = known
-        if blob_key is not None:
+        entry = known.entry
+        if known.blob_key is not None:
             try:
-                with reader.blobopen("content", "data", blob_key, readonly=True) as blob:
+                with reader.blobopen("content", "data", known.blob_key, readonly=True) as blob:
                     entry = Entry(entry.ref, entry.blob, entry.session, blob.read(), None, entry.seq)
             except sqlite3.Error:  # removed or damaged: a query tells
                 return None
@@ -541,7 +585,7 @@ class FolderCatalog(SqliteCatalog):
         is_inline = entry.blob.coding == "inline"
         if not is_inline or isinstance(entry.content, bytes):
             known = Entry(entry.ref, entry.blob, entry.session, None, None, entry.seq)
-            reader.entries[key] = known, rows[0][-1] if is_inline else None
+            reader.entries[key] = _Read(known, rows[0][-1] if is_inline else None)
         return [entry]
 
     @contextmanager
