@@ -99,7 +99,7 @@ def _chunks(handle: int) -> Iterator[bytes]:
 
 
 def raw_files(store: Path) -> list[Path]:
-    return sorted(store.glob("blobs/*/*/*.raw"))
+    return sorted(store.glob("blobs/*/*.raw"))
 
 
 # Put and get
@@ -323,7 +323,7 @@ def test_verify_exits_with_damaged_until_all_is_repaired(store: Path) -> None:
     pointer = answer("put", "-", stdin=content).strip()
     answer("put", "-", "--name", "sound", stdin=content[::-1])
     assert call("verify").exit_code == 0
-    damaged = next(path for path in raw_files(store) if path.parent.name.startswith(pointer[4:]))
+    damaged = next(path for path in raw_files(store) if path.name.startswith(pointer[4:]))
     data = bytearray(damaged.read_bytes())
     data[150_000] ^= 1
     damaged.write_bytes(data)

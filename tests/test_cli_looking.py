@@ -245,7 +245,7 @@ def test_show_has_a_preview_that_says_what_it_shows() -> None:
 
 def test_show_tells_what_is_known_of_content_that_is_damaged(store: Path) -> None:
     put(bytes(range(256)) * 2000)
-    (file,) = store.glob("blobs/*/*/*.raw")
+    (file,) = store.glob("blobs/*/*.raw")
     file.write_bytes(b"x" * 512_000)
     result = run("show", "n", "--json")
     assert result.returncode == 0

@@ -1,5 +1,6 @@
 """Upkeep: what a collection frees and compresses, and what a verification finds and repairs."""
 
+import contextlib
 import errno
 import io
 import os
@@ -61,7 +62,7 @@ def test_a_collection_leaves_all_that_lives(store: Store, clock: Clock) -> None:
 def test_orphans_and_leftovers_are_swept(folder: Backend) -> None:
     store = folder.open()
     store.session("s").put(NOISE)
-    orphan = folder.path / "blobs" / "ab" / ("ab" + "0" * 62) / "0123456789abcdef.raw"
+    orphan = folder.path / "blobs" / "ab" / ("ab" + "0" * 62 + "-0123456789abcdef.raw")
     orphan.parent.mkdir(parents=True)
     orphan.write_bytes(b"orphan")
     (folder.path / "tmp" / "0123456789abcdef.raw").write_bytes(b"left over")
@@ -214,7 +215,8 @@ def remove_folder(data: bytes) -> None:
 def damage(place: Backend, ref: Ref, harm: Harm) -> None:
     place.damage(ref, harm)
     if harm is remove_folder:
-        file_of(ref).parent.rmdir()
+        with contextlib.suppress(OSError):  # another copy may be in it
+            file_of(ref).parent.rmdir()
 
 
 HARMS: dict[str, list[Harm]] = {
@@ -488,7 +490,7 @@ def test_a_blob_that_grew_is_still_read_as_it_was(lasting: Backend) -> None:
 
 def test_verify_finds_orphans_and_leftovers(folder: Backend) -> None:
     store = folder.open()
-    orphan = folder.path / "blobs" / "ab" / ("ab" + "0" * 62) / "0123456789abcdef.raw"
+    orphan = folder.path / "blobs" / "ab" / ("ab" + "0" * 62 + "-0123456789abcdef.raw")
     orphan.parent.mkdir(parents=True)
     orphan.write_bytes(b"orphan")
     (folder.path / "tmp" / "0123456789abcdef.raw").write_bytes(b"left over")

@@ -104,7 +104,7 @@ def _leave_orphans(store: Store) -> None:
     root = Path(store.url)
     (root / "tmp" / ("0" * 16 + ".raw")).write_bytes(b"half a put")
     for number, path in enumerate(list(files_under(root / "blobs"))):
-        path.with_name(f"{number:016x}.raw").write_bytes(path.read_bytes())
+        path.with_name(f"{path.name[:64]}-{number:016x}.raw").write_bytes(path.read_bytes())
 
 
 @cache

@@ -267,16 +267,6 @@ class RecordedDisk(Disk):
 
         self._steps.step(f"remove {name}", do)
 
-    def remove_folder(self, name: str, folder: int) -> None:
-        def do() -> None:
-            super(RecordedDisk, self).remove_folder(name, folder)
-            try:
-                os.stat(name, dir_fd=folder)
-            except FileNotFoundError:
-                self._volume().note("remove", self._number(folder), name)
-
-        self._steps.step(f"remove folder {name}", do)
-
     def commit(self, connection: sqlite3.Connection) -> None:
         self._steps.step("commit", lambda: super(RecordedDisk, self).commit(connection))
 

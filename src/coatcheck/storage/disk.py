@@ -87,14 +87,6 @@ class Disk:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)
 
-    def remove_folder(self, name: str, folder: int) -> None:
-        """Remove a folder if it is empty."""
-        try:
-            os.rmdir(name, dir_fd=folder)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-                raise
-
     def commit(self, connection: sqlite3.Connection) -> None:
         connection.execute("COMMIT")
 

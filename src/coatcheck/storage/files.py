@@ -1,4 +1,4 @@
-"""Large blobs as files: `blobs/<2 hex>/<sha256>/<place>`, raw while in use, seekable zstd once they are cold.
+"""Large blobs as files: `blobs/<2 hex>/<sha256>-<place>`, raw while in use, seekable zstd once they are cold.
 
 A place is a file name that is made for one copy and never reused, so a writer and a remover of the same digest never
 use the same file. The file is locked while a copy is being published: a sweep skips it, and a crash releases the lock.
@@ -27,7 +27,6 @@ from coatcheck.storage.frames import FRAME, Framed, FramedChunks, Framer, check_
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # opening a pipe must not block
 _FAN = lazy_pattern(r"[0-9a-f]{2}")
-_TRIES = 100  # attempts to publish a copy into a folder that other processes may remove
 _SYNCED_KEPT = 10_000
 _COMPARED = 64 * 1024  # bytes that are compared at once: they stay in the processor's cache
 SAME_FOR = 60.0
@@ -108,38 +107,24 @@ class FileBlobs(BlobStore):
             os.close(file)  # a sweep removed it as a leftover before it was locked
 
     def publish(self, staged: StagedFile) -> None:
-        digest, always = staged.digest, staged.replaces
-        with self._errors("publishing a blob"):
-            tries = _TRIES
-            while not staged.published:
-                tries -= 1
-                with self._made(digest[:2], self._blobs, is_likely=True) as fan:
-                    # A remover may delete the digest's empty folder between our steps: then create it again. The number
-                    # of attempts is limited, since it may be the staged file that is missing.
-                    again = contextlib.suppress(FileNotFoundError) if tries else contextlib.nullcontext()
-                    with again, self._made(digest, fan) as own:
-                        self._disk.rename(staged.place, self._tmp, staged.place, own)
-                        staged.published = True
-                        if always or self._disk.durable:
-                            self._sync_all(staged, own, fan)
+        name, always = staged.digest[:2], staged.replaces
+        with self._errors("publishing a blob"), self._made(name) as fan:
+            self._disk.rename(staged.place, self._tmp, f"{staged.digest}-{staged.place}", fan)
+            staged.published = True
             if always or self._disk.durable:
+                # The process that created the folder in blobs/ may have died before it synced the name.
+                for one in (staged.file, fan, *(() if name in self._named else (self._blobs,))):
+                    self._disk.sync(one, always=always)
+                self._named.add(name)
                 self._note_synced(staged.place)
-
-    def _sync_all(self, staged: StagedFile, own: int, fan: int) -> None:
-        """Sync a new copy, then the names on its path: those are written with the file's bytes, so that is cheap."""
-        name = staged.digest[:2]
-        # The process that created the folder in blobs/ may have died before it synced the name.
-        for one in (staged.file, own, fan, *(() if name in self._named else (self._blobs,))):
-            self._disk.sync(one, always=staged.replaces)
-        self._named.add(name)
 
     def sync(self, blob: Blob, *, always: bool = False) -> None:
         """Make a copy that will be reused as durable as a new one: its publisher may not have synced it. `always` is
         for a copy that replaces another, which may be durable."""
         if not (always or self._disk.durable) or blob.place in self._synced or not frames.PLACE.fullmatch(blob.place):
             return  # a place that is not one of our files has nothing to sync, and reading it fails
-        with self._opened(blob) as file, self._errors("syncing a blob"), self._folders(blob) as (fan, own):
-            for one in (file, own, fan, self._blobs):
+        with self._opened(blob) as file, self._errors("syncing a blob"), self._named_in(blob) as (fan, _):
+            for one in (file, fan, self._blobs):
                 self._disk.sync(one, always=always)
         self._note_synced(blob.place)
 
@@ -208,22 +193,19 @@ class FileBlobs(BlobStore):
 
     def remove(self, blob: Blob) -> None:
         gone = contextlib.suppress(FileNotFoundError)
-        with self._errors("removing a blob"), gone, self._folders(blob) as (fan, own):
-            self._disk.remove(blob.place, own)
-            self._disk.remove_folder(blob.digest, fan)
+        with self._errors("removing a blob"), gone, self._named_in(blob) as (fan, name):
+            self._disk.remove(name, fan)
 
     def places(self) -> Iterator[Blob]:
         with self._errors("listing blobs"):
             fans = sorted(os.listdir(self._blobs))
         for fan_name in fans:
-            with self._listed(fan_name, self._blobs) as (fan, digests):
-                for digest in digests:
-                    with self._listed(digest, fan) as (_, names):
-                        pass
-                    for name in names:
-                        place = frames.PLACE.fullmatch(name)
-                        if place and frames.DIGEST.fullmatch(digest) and digest[:2] == fan_name:
-                            yield Blob(digest, 0, frames.CODINGS[place[1]], name)
+            with self._listed(fan_name, self._blobs) as (_, names):
+                for name in names:
+                    digest, _, place = name.partition("-")
+                    copy = frames.PLACE.fullmatch(place)
+                    if copy and frames.DIGEST.fullmatch(digest) and digest[:2] == fan_name:
+                        yield Blob(digest, 0, frames.CODINGS[copy[1]], place)
 
     def sweep(self, blob: Blob, *, remove: bool = True) -> bool:
         try:
@@ -245,10 +227,9 @@ class FileBlobs(BlobStore):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     return False
-                with self._quarantine(make=True) as apart, self._folders(blob) as (fan, own):
-                    self._disk.rename(blob.place, own, f"{blob.digest}-{blob.place}-{int(at)}", apart)
+                with self._quarantine(make=True) as apart, self._named_in(blob) as (fan, name):
+                    self._disk.rename(name, fan, f"{name}-{int(at)}", apart)
                     self._disk.sync(apart)
-                    self._disk.remove_folder(blob.digest, fan)
                 return True
         except NotFound:
             return False
@@ -265,9 +246,9 @@ class FileBlobs(BlobStore):
     def take_back(self, blob: Blob) -> bool:
         with self._errors("returning a blob from the quarantine"), self._quarantine() as apart:
             for name in self._names_apart(blob, apart):
-                with self._made(blob.digest[:2], self._blobs) as fan, self._made(blob.digest, fan) as own:
-                    self._disk.rename(name, apart, blob.place, own)
-                    for one in (own, fan, self._blobs):
+                with self._made(blob.digest[:2]) as fan:
+                    self._disk.rename(name, apart, f"{blob.digest}-{blob.place}", fan)
+                    for one in (fan, self._blobs):
                         self._disk.sync(one)
                 return True
         return False
@@ -329,18 +310,12 @@ class FileBlobs(BlobStore):
             yield from _odd(apart, "quarantine/", ".*", "") if apart >= 0 else ()
         yield from _odd(self._blobs, "blobs/", "", _FAN.pattern)
         for fan_name in sorted(filter(_FAN.fullmatch, _names(self._blobs))):
-            with self._listed(fan_name, self._blobs) as (fan, digests):
-                if fan is None:
-                    continue
-                path = f"blobs/{fan_name}/"
-                yield from _odd(fan, path, "", frames.DIGEST.pattern)
-                for digest in filter(frames.DIGEST.fullmatch, digests):
-                    with self._listed(digest, fan) as (own, _):
-                        if own is not None:
-                            yield from _odd(own, f"{path}{digest}/", ".*", "")
+            with self._listed(fan_name, self._blobs) as (fan, _):
+                if fan is not None:
+                    yield from _odd(fan, f"blobs/{fan_name}/", ".*", "")
 
     def uri(self, blob: Blob) -> str:
-        return f"{self._uri}/{blob.digest[:2]}/{blob.digest}/{blob.place}"
+        return f"{self._uri}/{blob.digest[:2]}/{blob.digest}-{blob.place}"
 
     def close(self) -> None:
         folders, self._blobs, self._tmp = (self._blobs, self._tmp), -1, -1
@@ -360,42 +335,37 @@ class FileBlobs(BlobStore):
         return StoreClosed("the store is closed") if self._tmp < 0 else error
 
     @contextmanager
-    def _made(self, name: str, folder: int, *, is_likely: bool = False) -> Iterator[int]:
-        """Open a folder, and create it if it is missing. It is first opened if it `is_likely` to exist."""
-        own = -1
-        if is_likely:
-            with contextlib.suppress(FileNotFoundError):
-                own = open_folder(name, folder)
-        if own < 0:
-            self._disk.make_folder(name, folder)
-            own = open_folder(name, folder)
+    def _made(self, name: str) -> Iterator[int]:
+        """Open a folder in blobs/, and create it if it is missing."""
         try:
-            yield own
+            fan = open_folder(name, self._blobs)
+        except FileNotFoundError:
+            self._disk.make_folder(name, self._blobs)
+            fan = open_folder(name, self._blobs)
+        try:
+            yield fan
         finally:
-            os.close(own)
+            os.close(fan)
 
     @contextmanager
-    def _folders(self, blob: Blob) -> Iterator[tuple[int, int]]:
-        """Open the folders of a copy. No part of the path is a link or comes from an unchecked name."""
+    def _named_in(self, blob: Blob) -> Iterator[tuple[int, str]]:
+        """Open the folder of a copy, and give its name there. No part of the path is a link or comes from an unchecked
+        name."""
         if not (frames.DIGEST.fullmatch(blob.digest) and frames.PLACE.fullmatch(blob.place)):
             raise StoreUnavailable(
                 "the catalog references a blob by an invalid digest or place", hint="run 'coatcheck verify'"
             )
         fan = open_folder(blob.digest[:2], self._blobs)
         try:
-            own = open_folder(blob.digest, fan)
-            try:
-                yield fan, own
-            finally:
-                os.close(own)
+            yield fan, f"{blob.digest}-{blob.place}"
         finally:
             os.close(fan)
 
     @contextmanager
     def _opened(self, blob: Blob) -> Iterator[int]:
         try:
-            with self._folders(blob) as (_, own):
-                file = os.open(blob.place, _READ, dir_fd=own)
+            with self._named_in(blob) as (fan, name):
+                file = os.open(name, _READ, dir_fd=fan)
         except FileNotFoundError as error:
             raise NotFound(f"the file of blob {blob.digest} is missing", hint="put the same content again") from error
         except OSError as error:

@@ -146,10 +146,6 @@ class FaultyDisk(Disk):
         with self._step("remove", name):
             super().remove(name, folder)
 
-    def remove_folder(self, name: str, folder: int) -> None:
-        with self._step("remove folder", name):
-            super().remove_folder(name, folder)
-
     def commit(self, connection: sqlite3.Connection) -> None:
         with self._step("commit"):
             super().commit(connection)
