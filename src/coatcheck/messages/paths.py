@@ -126,7 +126,9 @@ def places(value: object, least: int, bulk: int, *, opaque: frozenset[str] = fro
         """Collect the payloads below a container. `inside`: it is in an opaque container. `spoken`: it is the content
         of a person's or model's message. Written for speed, because lines have many small parts."""
         if inside and bulk:
-            if size_of(value) < bulk:
+            if (size := size_of(value)) < least:
+                return
+            if size < bulk:
                 bulk = 0  # nothing below can reach it either
             elif _is_bulk(value, bulk):
                 found.append((path, value))
