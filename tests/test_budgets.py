@@ -295,12 +295,15 @@ def test_an_error_of_50_megabytes_from_a_provider_costs_the_gateway_little(
     counts("hostile answers")
 
 
-def test_an_answer_of_50_megabytes_from_a_server_costs_the_proxy_little(tmp_path: Path, counts: Counts) -> None:
+@pytest.mark.parametrize("is_error", [False, True])
+def test_an_answer_of_50_megabytes_from_a_server_costs_the_proxy_little(
+    is_error: bool, tmp_path: Path, counts: Counts
+) -> None:
     command = proxy(server=ODD, is_warm=False)
     with Speaker(command, environment(tmp_path / "store")) as speaker:
         speaker.begin()
         watched = Watched(speaker.process.pid)
-        told = speaker.ask("tools/call", {"name": "huge", "arguments": {"size": 50 * MIB}})
+        told = speaker.ask("tools/call", {"name": "huge", "arguments": {"size": 50 * MIB, "is_error": is_error}})
         assert len(json.dumps(told)) <= CAP
         watched.usage().check(1, "the proxy")
     counts("hostile answers")

@@ -64,16 +64,20 @@ def words(size: int) -> str:
     return "".join(f"{number} the quick brown fox\n" for number in range(size // 20 + 1))[:size]
 
 
-def huge(request_id: Any, size: int, id_first: bool) -> None:
-    """Write a result in pieces, so that this process stays small."""
-    head = f'{{"jsonrpc":"2.0","id":{json.dumps(request_id)},"result":' if id_first else '{"result":'
+RESULT = '{"content":[{"type":"text","text":"'
+
+
+def huge(request_id: Any, size: int, id_first: bool, is_error: bool) -> None:
+    """Write a result, or an error, in pieces, so that this process stays small."""
+    kind, start, end = ("error", '{"code":-32000,"message":"', '"}') if is_error else ("result", RESULT, '"}]}')
+    head = f'{{"jsonrpc":"2.0","id":{json.dumps(request_id)},"{kind}":' if id_first else f'{{"{kind}":'
     tail = "}" if id_first else f',"jsonrpc":"2.0","id":{json.dumps(request_id)}}}'
     with LOCK:
-        sys.stdout.write(head + '{"content":[{"type":"text","text":"')
+        sys.stdout.write(head + start)
         piece = "x" * (1 << 20)
         for _ in range(size >> 20):
             sys.stdout.write(piece)
-        sys.stdout.write('"}]}' + tail + "\n")
+        sys.stdout.write(end + tail + "\n")
         sys.stdout.flush()
 
 
@@ -105,7 +109,7 @@ def call(request_id: Any, name: str, given: dict[str, Any], meta: dict[str, Any]
         write("[" * 100_000)
         answer(request_id, text("after the brackets"))
     elif name == "huge":
-        huge(request_id, size, bool(given.get("id_first")))
+        huge(request_id, size, bool(given.get("id_first")), bool(given.get("is_error")))
     elif name == "wait":
         token = meta.get("progressToken")
         for number in range(int(given.get("times", 3))):

@@ -52,8 +52,8 @@ def verify(repair: bool, url: str | None, as_json: bool) -> int:
         report = store.verify(repair=repair, progress=bar)
     _print_report(report, as_json)
     if not as_json:
-        found = f"{len(report.problems)} problems" if report.problems else "all is well"
-        click.echo(f"{report.artifacts} artifacts, {report.bytes} bytes read: {found}")
+        found = _counted(len(report.problems), "problem") if report.problems else "all is well"
+        click.echo(f"{_counted(report.artifacts, 'artifact')}, {report.bytes:,} bytes read: {found}")
     return 0 if all(problem.repaired for problem in report.problems) else DAMAGED
 
 
@@ -211,3 +211,7 @@ def _setting_record(settings: Settings, setting: Setting, as_json: bool) -> dict
         shown = shown if len(shown) <= _MAX_VALUE else f"{shown[:_MAX_VALUE]}…"
         source = os.path.basename(origin.where) if origin.source == "file" else source
     return {"key": key, "value": shown, "source": source, "about": setting.about}
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
