@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, date, datetime
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -264,14 +264,20 @@ class SavingsCounts:
         server, name = source.server, tool or ""
         if not server and name.startswith(_MCP):
             server, _, name = name.removeprefix(_MCP).partition("__")
-        day = datetime.fromtimestamp(store.clock(), UTC).date().isoformat()
-        key: _Key = (day, source.surface[:_LONGEST], mask(server)[:_LONGEST], name[:_LONGEST])
+        server = mask(server)[:_LONGEST] if server else ""
+        key: _Key = (_day(int(store.clock()) // 86_400), source.surface[:_LONGEST], server, name[:_LONGEST])
 
         def add() -> None:
             found = key if key in self._counts or len(self._counts) < _TRACKED else (*key[:2], "", _OTHERS)
             _add(self._counts, {found: list(numbers)})
 
         self._lock.run(add)
+
+
+@lru_cache(maxsize=16)
+def _day(number: int) -> str:
+    """Return a day, given how many days after 1970 it is."""
+    return datetime.fromtimestamp(number * 86_400, UTC).date().isoformat()
 
 
 _COUNTS: Final[WeakKeyDictionary[Store, SavingsCounts]] = WeakKeyDictionary()

@@ -383,8 +383,9 @@ class FolderCatalog(SqliteCatalog):
             copy = next(copies, None) or self.blob(digest, settled=False)
         if not puts and not stored:
             return Known([], (), copy, False)
-        entries = [*(one for one in puts if one.ref.session_id in lineage), *stored] if puts else stored
-        own = [one for one in entries if one.ref.session_id == lineage[0]]
+        own = entries = [*(one for one in puts if one.ref.session_id in lineage), *stored] if puts else stored
+        if puts or len(lineage) > 1:
+            own = [one for one in entries if one.ref.session_id == lineage[0]]
         if len(own) > 1:
             own = newest_of_each(own)
         # Asked last: then what was found is durable too.
@@ -393,12 +394,13 @@ class FolderCatalog(SqliteCatalog):
     def _alike(self, start: str, lineage: Sequence[str]) -> tuple[bool, list[Entry]]:
         """Return whether the database has blobs whose digests begin alike, and the refs of these sessions to them:
         those of the first session with their content."""
-        low, own = bytes.fromhex(start), (lineage[0], start, False)
+        own = lineage[0], start, False
 
         def look(reader: _Connection) -> tuple[bool, list[Entry] | None]:
-            if (known := self._read_again(reader, own)) is not None:
+            if (known := self._read_again(reader, own, is_put=True)) is not None:
                 return True, [known]
             # Most puts are of new content: a look at the blobs shows that in a third of the time of the full query.
+            low = bytes.fromhex(start)
             if not reader.execute(_IS_STORED, (low, low + HIGHEST)).fetchall():
                 return False, None
             return True, self._read_first(reader, own)
@@ -424,29 +426,22 @@ class FolderCatalog(SqliteCatalog):
         *,
         limits: Limits = NO_LIMITS,
     ) -> tuple[Entry, Collection[str]]:
-        key = lineage[0], digest[:MIN_PREFIX], False
-        if len(lineage) == 1 and self._is_direct() and not self._tail.puts.get(key[1]):
-            (same,) = self._read(lambda reader: (self._same(reader, key),))
-            if same is not None and not self._is_behind() and is_repeat(same):
-                return same, (same.ref.artifact_id,)
+        known = self.look(digest, lineage, blob=False)
+        for entry in known.entries if known.is_durable else ():
+            if is_repeat(entry):
+                self._note_same(entry)
+                return entry, known.ids
+        entry = make()
+        self.put(entry, limits=limits)
+        return entry, known.ids
 
-        def compared(entry: Entry) -> bool:
-            if not is_repeat(entry):
-                return False
+    def _note_same(self, entry: Entry) -> None:
+        """Note that the content of an entry that was read was compared with the same content, and found equal."""
+        if not entry.is_checked:
             for reader in self._readers:
-                if (known := reader.entries.get(key)) is not None and known.entry.seq == entry.seq:
+                known = reader.entries.get((entry.ref.session_id, entry.ref.artifact_id[:MIN_PREFIX], False))
+                if known is not None and known.entry.seq == entry.seq:
                     known.same_until = time.monotonic() + SAME_FOR
-            return True
-
-        return super().put_inline(digest, lineage, make, compared, limits=limits)
-
-    def _same(self, reader: _Connection, key: tuple[str, str, bool]) -> Entry | None:
-        """Return an entry without its content, if that was compared a moment ago and nothing has changed since."""
-        known = reader.entries.get(key)
-        if known is None or known.same_until < time.monotonic() or not reader.refresh():
-            return None
-        entry = known.entry
-        return Entry(entry.ref, entry.blob, entry.session, None, None, entry.seq, True)
 
     def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
         guarded = limits.store_quota is not None or entry.session.quota is not None
@@ -556,12 +551,15 @@ class FolderCatalog(SqliteCatalog):
         last = None if use is None else _last_use(ttl, used, use[1])
         return None if last is None else [_used_at(entry, ttl, last)]
 
-    def _read_again(self, reader: _Connection, key: tuple[str, str, bool]) -> Entry | None:
-        """Return an entry that was read before, with its content as it is now; None if it may have changed."""
+    def _read_again(self, reader: _Connection, key: tuple[str, str, bool], *, is_put: bool = False) -> Entry | None:
+        """Return an entry that was read before, with its content as it is now; None if it may have changed. A put need
+        not read content that was compared a moment ago."""
         if (known := reader.entries.get(key)) is None:
             return None
         entry = known.entry
-        if known.blob_key is not None:
+        if is_put and known.same_until > time.monotonic():
+            entry = Entry(entry.ref, entry.blob, entry.session, None, None, entry.seq, True)
+        elif known.blob_key is not None:
             try:
                 with reader.blobopen("content", "data", known.blob_key, readonly=True) as blob:
                     entry = Entry(entry.ref, entry.blob, entry.session, blob.read(), None, entry.seq)
