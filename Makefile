@@ -13,7 +13,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate -
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test adapters check lint types layers docs servers bench faults fuzz lock clean
+.PHONY: help demo test adapters check lint types layers docs servers compiled bench faults fuzz lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,10 @@ docs: $(VENV)  ## Build the documentation into site/, for reading without a netw
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 servers: $(SERVERS)
+
+# Imports every test once, so that the workers of `make test` do not all compile the same modules at the same time.
+compiled: $(VENV)
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
 
 bench: $(VENV) $(SERVERS)  ## Measure ours against the floor and against peers, in one run on the same disk
 	$(BIN)/python -m benchmarks $(ARGS)
