@@ -13,7 +13,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate -
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test adapters check docs bench faults fuzz lock clean
+.PHONY: help demo test adapters check lint types layers docs servers compiled bench faults fuzz lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -28,14 +28,26 @@ test: $(VENV) $(SERVERS)  ## Run the tests, with the short form of the faults (A
 adapters: $(VENV)  ## Run the tests of the adapters, each with its framework (ARGS=langchain for one)
 	$(BIN)/python -m tests.adapters $(ARGS)
 
-check: $(VENV) docs  ## Lint, formatting, types, layers and the links of the documentation
+check: types lint layers docs  ## Lint, formatting, types, layers and the links of the documentation
+
+lint: $(VENV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)
 	$(BIN)/mypy
+
+layers: $(VENV)
 	$(BIN)/lint-imports
 
 docs: $(VENV)  ## Build the documentation into site/, for reading without a network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+servers: $(SERVERS)
+
+# Imports every test once, so that the workers of `make test` do not all compile the same modules at the same time.
+compiled: $(VENV)
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
 
 bench: $(VENV) $(SERVERS)  ## Measure ours against the floor and against peers, in one run on the same disk
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -65,20 +77,26 @@ $(SERVERS): $(VENV) tests/mcp/node/package-lock.json tests/gateway/node/package-
 	@$(BIN)/python -m tests.browser || { echo "Chromium cannot be installed" >&2; test -z "$$CI"; }
 	@$(BIN)/python -m tests.mcp.node_servers || { echo "the servers from npm cannot be installed" >&2; test -z "$$CI"; }
 
+# uv installs in a tenth of the time. It does not read the settings of pip, which may name another index: then pip does it.
+INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r $(1) 2>/dev/null || \
+	$(BIN)/python -m pip install --quiet --require-hashes -r $(1)
+
 # What the demo uses, about 170 MB.
 $(DEMO): constraints-demo.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "coatcheck needs Python 3.11 or newer; '$(PYTHON)' is not. Try: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "Making .venv with the $$(grep -c == constraints-demo.txt) packages that the demo uses (about 170 MB, once) …"
 	$(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install --quiet --require-hashes -r constraints-demo.txt
+	@sed -n '/^uv==/,/[^\\]$$/p' constraints.txt > .venv/uv.txt
+	-$(BIN)/python -m pip install --quiet --require-hashes -r .venv/uv.txt
+	$(call INSTALL,constraints-demo.txt)
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
 # What the tests, the benchmarks and the linters use on top of that.
 $(VENV): $(DEMO) constraints.txt
 	@echo "Adding the packages for tests, benchmarks and linting to .venv (about 1 GB, once) …"
-	$(BIN)/python -m pip install --quiet --require-hashes -r constraints.txt
+	$(call INSTALL,constraints.txt)
 	@touch $@
 
 # The fuzzer. Where it cannot be installed, its tests skip, but never in CI.

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,6 +36,10 @@ LARGE = 300_000
 # Two texts whose ids share the first 12 characters.
 TWINS = ("coat 5287776", "coat 23863487")
 TWIN_PREFIX = "96dbffe64f9f"
+
+# New processes that have imported what a store needs and inherit nothing else of the test.
+PROCESSES = get_context("forkserver")
+PROCESSES.set_forkserver_preload(["pytest", "coatcheck.storage.folder", "psycopg_pool", __name__])
 
 # Emptied schemas that are kept back, so that the last statement of a process that a test killed is over.
 _RESTING = 3

@@ -1,10 +1,11 @@
 """Fixtures for all tests. Fixtures for one area are in its own files."""
 
+import gc
 import importlib
 import itertools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
@@ -46,8 +47,19 @@ settings.register_profile("long", parent=settings.get_profile("short"), max_exam
 settings.load_profile("long" if LONG_FAULTS else "short")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Collect tests without looking for garbage. Nearly all that this makes lives to the end."""
+    gc.disable()
+    try:
+        _import_tests(session)
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def _import_tests(session: pytest.Session) -> None:
     """Let each worker begin to import the tests at another file. In a fresh clone pytest compiles them, which takes
     longer than all else about them: like this a file is compiled by one worker, and the others read what it wrote."""
     number, count = (int(os.environ.get(f"PYTEST_XDIST_WORKER{name}", "0").strip("gw")) for name in ("", "_COUNT"))

@@ -15,6 +15,8 @@ from tests.adapters.__main__ import HERE, command
 from tests.adapters.conftest import FRAMEWORKS
 
 ALWAYS = ("langchain", "openai_agents", "pydantic_ai")
+# Starts another process with the framework, where a synchronous run has shown the same. `make adapters` runs it.
+REPEATED = "test_two_processes_on_one_store_send_the_same_bytes and (TestAsync or TestStreaming)"
 
 
 @pytest.mark.slow
@@ -22,7 +24,7 @@ ALWAYS = ("langchain", "openai_agents", "pydantic_ai")
 @pytest.mark.parametrize("name", ALWAYS)
 def test_the_tests_of_an_adapter_pass_in_the_environment_of_its_framework(name: str) -> None:
     try:
-        run = command(name, "-q")
+        run = command(name, "-q", "-k", f"not ({REPEATED})")
     except environments.Missing as missing:
         reason = f"{name} cannot be installed: {missing}"
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)

@@ -261,7 +261,7 @@ def test_an_mcp_server_stays_within_its_budget(hostile: tuple[Path, dict[str, st
 
 def test_an_http_server_stays_within_its_budget(hostile: tuple[Path, dict[str, str]], counts: Counts) -> None:
     folder, pointers = hostile
-    with served(folder) as web, web.client() as client:
+    with served(folder, is_warm=False) as web, web.client() as client:
         assert web.process is not None
         watched = Watched(web.process.pid)
         for row in _rows():

@@ -8,7 +8,6 @@ import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ import pytest
 
 import coatcheck
 from coatcheck import Store
-from tests.backends import LARGE, Backend, Clock
+from tests.backends import LARGE, PROCESSES, Backend, Clock
 
-CONTEXT = get_context("spawn")  # a process of its own, with nothing inherited
-PROCESSES = 4
+CROWD = 4
 EACH = 12
 
 
@@ -45,12 +43,12 @@ def check_all(store: Store) -> None:
         assert shared.get(f"value {number}") == value_of(number)
         assert len(shared.list(name=f"value {number}")) == 1, "put by all, held once"
     assert len(shared.list()) == EACH
-    for worker in range(1, PROCESSES + 1):
+    for worker in range(1, CROWD + 1):
         own = store.session(f"worker {worker}")
         assert len(own.list()) == EACH
         for number in range(EACH):
             assert own.get(f"mine {number}") == value_of(1000 * worker + number)
-    assert store.stats().artifacts == EACH * (PROCESSES + 1)
+    assert store.stats().artifacts == EACH * (CROWD + 1)
     store.collect()
     assert store.verify().problems == []
 
@@ -58,9 +56,9 @@ def check_all(store: Store) -> None:
 @pytest.mark.slow
 def test_many_processes_lose_and_double_nothing(lasting: Backend) -> None:
     store = lasting.open()
-    with CONTEXT.Pool(PROCESSES) as pool:
-        ids = pool.starmap(put_some, [(lasting.url, worker) for worker in range(1, PROCESSES + 1)])
-    assert len({one for some in ids for one in some}) == PROCESSES * EACH
+    with PROCESSES.Pool(CROWD) as pool:
+        ids = pool.starmap(put_some, [(lasting.url, worker) for worker in range(1, CROWD + 1)])
+    assert len({one for some in ids for one in some}) == CROWD * EACH
     check_all(store)
     store.close()
     check_all(lasting.open())
@@ -77,8 +75,8 @@ def test_many_threads_lose_and_double_nothing(backend: Backend, durability: str)
             own.put(io.BytesIO(value_of(1000 * worker + number)), name=f"mine {number}")
             assert own.get(f"mine {number}") == value_of(1000 * worker + number)
 
-    with ThreadPoolExecutor(PROCESSES) as pool:
-        list(pool.map(work, range(1, PROCESSES + 1)))
+    with ThreadPoolExecutor(CROWD) as pool:
+        list(pool.map(work, range(1, CROWD + 1)))
     check_all(store)
 
 
@@ -89,7 +87,7 @@ def answer(url: str, calls: list[tuple[str, str]]) -> list[object]:
 
 def test_every_change_is_seen_by_another_process_at_once(lasting: Backend) -> None:
     session = lasting.open().session("s")
-    with CONTEXT.Pool(1) as pool:
+    with PROCESSES.Pool(1) as pool:
         for value in ("small", "x" * LARGE):
             ref = session.put(value, name="n")
             assert pool.apply(answer, (lasting.url, [("get", "n"), ("get", ref.pointer)])) == [value, value]
@@ -215,8 +213,8 @@ class Peer:
     """Another process that has the store open, and calls methods of a session on request."""
 
     def __init__(self, url: str, ahead: float = 0.0) -> None:
-        self._here, there = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_serve, args=(there, url, ahead), daemon=True)
+        self._here, there = PROCESSES.Pipe()
+        self._process = PROCESSES.Process(target=_serve, args=(there, url, ahead), daemon=True)
         self._process.start()
 
     def __enter__(self) -> "Peer":

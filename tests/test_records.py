@@ -8,7 +8,6 @@ import json
 import math
 import os
 import warnings
-from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -16,9 +15,7 @@ import pytest
 import coatcheck
 from coatcheck import Store, errors
 from coatcheck.refs import RECORD_LIMIT
-from tests.backends import Backend, Clock, edit_catalog
-
-CONTEXT = get_context("spawn")
+from tests.backends import PROCESSES, Backend, Clock, edit_catalog
 
 
 def test_what_was_recorded_is_there_after_reopening(lasting: Backend, clock: Clock) -> None:
@@ -286,7 +283,7 @@ def write_some(url: str, worker: int) -> list[int]:
 
 
 def test_many_processes_lose_no_record(lasting: Backend) -> None:
-    with CONTEXT.Pool(3) as pool:
+    with PROCESSES.Pool(3) as pool:
         numbers = pool.starmap(write_some, [(lasting.url, worker) for worker in range(3)])
     assert sorted(one for some in numbers for one in some) == list(range(1, 76))
     session = lasting.open().session("s")

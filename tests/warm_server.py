@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # Not `coatcheck.mcp`, whose processes choose the prefix of their ids when they import it.
 _IMPORTED = (
     "asyncio", "coatcheck.aio", "coatcheck.audit", "coatcheck.cli", "coatcheck.context", "coatcheck.executor",
-    "coatcheck.externalize", "coatcheck.install", "coatcheck.lanes", "coatcheck.storage.folder", "coatcheck.transcript",
-    "httpx2", "mcp", "mcp.server.stdio", "mcp.shared.inbound", "obstore", "psycopg_pool", "rich.console", "rich.table",
-    "uvicorn",
+    "coatcheck.externalize", "coatcheck.http.application", "coatcheck.install", "coatcheck.lanes",
+    "coatcheck.storage.folder", "coatcheck.transcript", "httpx2", "mcp", "mcp.server.stdio", "mcp.shared.inbound",
+    "obstore", "psycopg_pool", "rich.console", "rich.table", "uvicorn",
 )  # fmt: skip
 _running: list[tuple[subprocess.Popen[bytes], str]] = []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import coatcheck
 from coatcheck import Store
 from coatcheck.console.site import console_routes
 from coatcheck.http.credentials import Access, Keyring, add_token
+from tests import warm
 from tests.console.visitors import (
     ACME,
     KEY,
@@ -29,7 +29,7 @@ from tests.console.visitors import (
     in_session,
     site,
 )
-from tests.http.servers import SERVE, WAIT, environment, running
+from tests.http.servers import WAIT, environment, running, serve
 
 PLACES = (
     "",
@@ -263,7 +263,7 @@ def test_a_watch_from_a_strange_time_is_a_watch(url: str, since: str) -> None:
 
 def test_the_command_prints_an_address_that_logs_in(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "coatcheck", "console", "--port", "0", "--read-only"],
+        warm.command("coatcheck", "console", "--port", "0", "--read-only"),
         env=environment(tmp_path / "store"), stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -282,7 +282,7 @@ def test_the_command_prints_an_address_that_logs_in(tmp_path: Path) -> None:
 
 def test_serve_has_the_console_too(tmp_path: Path) -> None:
     env = environment(tmp_path / "store", COATCHECK_HTTP_TOKEN=TOKEN)
-    process = subprocess.Popen([*SERVE, "--port", "0"], env=env, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(serve("--port", "0"), env=env, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         process.stderr.readline()

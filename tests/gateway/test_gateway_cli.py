@@ -13,6 +13,7 @@ import pytest
 
 from coatcheck.errors import InvalidArgument
 from coatcheck.gateway import launch
+from tests import warm
 from tests.gateway.provider import Provider, Say, turn
 from tests.gateway.talking import post
 
@@ -29,9 +30,7 @@ sys.exit(7)
 
 
 def coatcheck(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "coatcheck", *words], capture_output=True, text=True, timeout=60, **more
-    )
+    return subprocess.run(warm.command("coatcheck", *words), capture_output=True, text=True, timeout=60, **more)
 
 
 def test_run_points_the_command_at_a_gateway_and_passes_its_exit_code_on(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from coatcheck import Store
 from coatcheck.http.application import EXPOSED, METHODS, store_app
 from coatcheck.http.credentials import Access, Keyring, TokenScope
 from coatcheck.http.serving import LocalServer
+from tests import warm
 
 ADMIN = "an-admin-token-for-tests"
-SERVE = [sys.executable, "-m", "coatcheck", "serve"]
 WAIT = 60.0
 
 
@@ -84,13 +84,20 @@ def environment(store: Path | str, **more: str) -> dict[str, str]:
     return {**kept, "COATCHECK_STORE": str(store), **more}
 
 
+def serve(*options: str, is_warm: bool = True) -> list[str]:
+    """The command for a server. Its process id is that of the server only if it is not warm."""
+    words = ["coatcheck", "serve", *options]
+    return warm.command(*words) if is_warm else [sys.executable, "-m", *words]
+
+
 @contextlib.contextmanager
-def served(store: Path | str, *options: str, token: str | None = ADMIN, **env: str) -> Iterator[Web]:
+def served(
+    store: Path | str, *options: str, token: str | None = ADMIN, is_warm: bool = True, **env: str
+) -> Iterator[Web]:
     """Run `coatcheck serve` on any free port. With `token=None`, it makes one and prints it."""
     given = {} if token is None else {"COATCHECK_HTTP_TOKEN": token}
-    process = subprocess.Popen(
-        [*SERVE, "--port", "0", *options], env=environment(store, **{**given, **env}), stderr=subprocess.PIPE, text=True
-    )
+    command = serve("--port", "0", *options, is_warm=is_warm)
+    process = subprocess.Popen(command, env=environment(store, **{**given, **env}), stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         line = process.stderr.readline()

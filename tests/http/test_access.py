@@ -27,7 +27,7 @@ from coatcheck.http.credentials import Access, Keyring, TokenScope, add_token, d
 from coatcheck.http.operations import OPERATIONS, Operation
 from coatcheck.http.serving import LocalServer
 from tests.backends import Backend, wait_until
-from tests.http.servers import ADMIN, SERVE, Web, environment, path_of, running, served
+from tests.http.servers import ADMIN, Web, environment, path_of, running, serve, served
 
 SCOPES: tuple[TokenScope, ...] = ("read", "write", "admin")
 PREFIXES = ("", "ci-")
@@ -387,7 +387,7 @@ def test_the_server_needs_the_extra_and_help_does_not_import_it(tmp_path: Path) 
 def test_a_port_that_is_taken_is_a_clear_error(tmp_path: Path) -> None:
     with served(tmp_path / "store") as web:
         done = subprocess.run(
-            [*SERVE, "--port", str(web.port)], env=environment(tmp_path / "other"), capture_output=True, text=True,
+            serve("--port", str(web.port)), env=environment(tmp_path / "other"), capture_output=True, text=True,
             check=False,
         )  # fmt: skip
     assert done.returncode == 7

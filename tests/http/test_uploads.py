@@ -64,7 +64,8 @@ def test_an_upload_and_a_download_of_200_megabytes_take_little_memory(tmp_path: 
             digest.update(one)
             yield one
 
-    with served(tmp_path / "store", COATCHECK_STORE_DURABILITY="process") as web, web.client() as client:
+    options = {"COATCHECK_STORE_DURABILITY": "process"}
+    with served(tmp_path / "store", is_warm=False, **options) as web, web.client() as client:
         assert web.process is not None
         client.post(path_of("s"), content=piece * 2)  # loads what a put needs
         before = peak(web.process.pid)
@@ -311,7 +312,7 @@ def accepts(web: Web) -> bool:
 
 
 def test_a_server_that_is_killed_in_the_middle_of_an_upload_has_stored_nothing_of_it(tmp_path: Path) -> None:
-    with served(tmp_path / "store") as web, web.client() as client:
+    with served(tmp_path / "store", is_warm=False) as web, web.client() as client:
         client.post(path_of("s"), content=b"before", params={"name": "before"})
         with connection(web) as one:
             one.sendall(head(web, f"Content-Length: {9 * MIB}") + b"x" * 5 * MIB)
@@ -327,7 +328,7 @@ def test_a_server_that_is_killed_in_the_middle_of_an_upload_has_stored_nothing_o
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits another process")
 def test_connections_without_a_token_do_not_shut_clients_out(tmp_path: Path) -> None:
-    with served(tmp_path / "store") as web, contextlib.ExitStack() as stack:
+    with served(tmp_path / "store", is_warm=False) as web, contextlib.ExitStack() as stack:
         assert web.process is not None
         resource.prlimit(web.process.pid, resource.RLIMIT_NOFILE, (256, 256))
         for _ in range(400):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ from click.testing import CliRunner, Result
 from coatcheck.adapters.claude_code import HOOK, PLUGIN_SERVER
 from coatcheck.cli import main
 from coatcheck.install.clients import after_launcher
+from tests import warm
 from tests.mcp.speaking import Speaker, environment, text_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {".claude-plugin/plugin.json", ".coatcheck-undo", ".mcp.json", "hooks/hooks.json"}
-SERVE = [sys.executable, "-m", "coatcheck", "mcp"]
 LONG = "".join(f"line {n}: nothing to see here\n" for n in range(3_000))
 
 
@@ -150,9 +149,14 @@ def test_doctor_finds_the_plugin(owner: Owner) -> None:
     assert ["artifacts of the plugin" in line for line in found()] == [True]
 
 
+def serve(*options: str) -> list[str]:
+    return warm.command("coatcheck", "mcp", *options)
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Any:
-    with Speaker([*SERVE, "--claude-code"], environment(tmp_path / "store", CLAUDE_CODE_SESSION_ID="first")) as speaker:
+    env = environment(tmp_path / "store", CLAUDE_CODE_SESSION_ID="first")
+    with Speaker(serve("--claude-code"), env) as speaker:
         speaker.begin()
         yield speaker
 
@@ -194,7 +198,7 @@ def test_each_call_has_the_session_that_its_hook_named(server: Speaker) -> None:
 
 
 def test_without_the_option_there_is_no_hook(tmp_path: Path) -> None:
-    with Speaker(SERVE, environment(tmp_path / "store")) as speaker:
+    with Speaker(serve(), environment(tmp_path / "store")) as speaker:
         speaker.begin()
         assert "unknown tool" in speaker.call(HOOK)["message"]
 
@@ -202,7 +206,7 @@ def test_without_the_option_there_is_no_hook(tmp_path: Path) -> None:
 def test_the_settings_of_the_folder_apply(tmp_path: Path) -> None:
     (tmp_path / "coatcheck.toml").write_text('[policy.tools]\nBash = "never"\n')
     response = json.dumps({"stdout": LONG, "stderr": "", "interrupted": False})
-    with Speaker([*SERVE, "--claude-code"], environment(tmp_path / "store"), cwd=tmp_path) as speaker:
+    with Speaker(serve("--claude-code"), environment(tmp_path / "store"), cwd=tmp_path) as speaker:
         speaker.begin()
         assert hook(speaker, "PostToolUse", tool_response=response) == {}
         assert hook(speaker, "PostToolUse", tool_response=response, tool_name="PowerShell") != {}

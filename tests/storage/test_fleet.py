@@ -9,7 +9,6 @@ import sys
 import threading
 import urllib.parse
 from collections.abc import Iterator
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from coatcheck.storage.postgres_catalog import PostgresCatalog
 from coatcheck.storage.s3 import S3Blobs
 from coatcheck.testing import BlobStoreSuite, CatalogSuite
 from tests import warm
-from tests.backends import LARGE, Fleet
+from tests.backends import LARGE, PROCESSES, Fleet
 from tests.servers import SECRET
 
 CANARY = "hunter2-canary"
@@ -258,7 +257,7 @@ def take_turns(url: str, worker: int, rounds: int) -> list[int]:
 
 def test_two_processes_in_one_session_lose_and_duplicate_nothing(fleet: Fleet) -> None:
     url, rounds = fleet.new_url(), 15
-    with get_context("spawn").Pool(2) as pool:  # neither has created the schema
+    with PROCESSES.Pool(2) as pool:  # neither has created the schema
         told = pool.starmap(take_turns, [(url, worker, rounds) for worker in range(2)])
     assert sorted(number for some in told for number in some) == list(range(1, 2 * rounds + 1))
     with coatcheck.open(url) as store:
