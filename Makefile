@@ -77,26 +77,24 @@ $(SERVERS): $(VENV) tests/mcp/node/package-lock.json tests/gateway/node/package-
 	@$(BIN)/python -m tests.browser || { echo "Chromium cannot be installed" >&2; test -z "$$CI"; }
 	@$(BIN)/python -m tests.mcp.node_servers || { echo "the servers from npm cannot be installed" >&2; test -z "$$CI"; }
 
-# uv installs in a tenth of the time. It does not read the settings of pip, which may name another index: then pip does it.
-INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r $(1) 2>/dev/null || \
-	$(BIN)/python -m pip install --quiet --require-hashes -r $(1)
-
 # What the demo uses, about 170 MB.
 $(DEMO): constraints-demo.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "coatcheck needs Python 3.11 or newer; '$(PYTHON)' is not. Try: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "Making .venv with the $$(grep -c == constraints-demo.txt) packages that the demo uses (about 170 MB, once) …"
 	$(PYTHON) -m venv --clear .venv
-	@sed -n '/^uv==/,/[^\\]$$/p' constraints.txt > .venv/uv.txt
-	-$(BIN)/python -m pip install --quiet --require-hashes -r .venv/uv.txt
-	$(call INSTALL,constraints-demo.txt)
+	$(BIN)/python -m pip install --quiet --require-hashes -r constraints-demo.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-# What the tests, the benchmarks and the linters use on top of that.
+# What the tests, the benchmarks and the linters use on top of that. uv installs it in a tenth of the time, but does not read
+# the settings of pip, which may name another index: then pip does it.
 $(VENV): $(DEMO) constraints.txt
 	@echo "Adding the packages for tests, benchmarks and linting to .venv (about 1 GB, once) …"
-	$(call INSTALL,constraints.txt)
+	@sed -n '/^uv==/,/[^\\]$$/p' constraints.txt > .venv/uv.txt
+	-$(BIN)/python -m pip install --quiet --require-hashes -r .venv/uv.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r constraints.txt 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --require-hashes -r constraints.txt
 	@touch $@
 
 # The fuzzer. Where it cannot be installed, its tests skip, but never in CI.

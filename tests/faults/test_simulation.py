@@ -31,7 +31,7 @@ from tests.faults.volume import RecordedDisk
 pytestmark = pytest.mark.faults
 
 PUTS: tuple[Kind, ...] = ("put", "get", "forget", "put", "get")
-SEEDS = 10_000 if LONG_FAULTS else 100
+SEEDS = 10_000 if LONG_FAULTS else 160
 GROUPS = 40 if LONG_FAULTS else 4
 FLEET_SEEDS = 2_000 if LONG_FAULTS else 40
 FLEET_GROUPS = 20 if LONG_FAULTS else 2
