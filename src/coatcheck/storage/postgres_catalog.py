@@ -241,7 +241,7 @@ class PostgresCatalog(Catalog):
         if prefix:
             where.append("substr(session_id, 1, length(%(prefix)s)) = %(prefix)s")
         if before is not None:
-            where.append("(created, session_id) < (%(at)s, %(session_id)s)")
+            where.append("created <= %(at)s AND (created, session_id) < (%(at)s, %(session_id)s)")
             values["at"], values["session_id"] = before
         if wanted.contains:
             where.append("position(%(contains)s IN session_id) > 0")

@@ -86,7 +86,11 @@ _TABLES = (
     """CREATE TRIGGER blob_dropped AFTER DELETE ON blob
         BEGIN UPDATE meta SET value = value - old.size WHERE key = 'stored_bytes'; END""",
 )
-STEPS: list[tuple[str, ...]] = [_TABLES]
+_SESSION_INDEXES = (
+    "CREATE INDEX session_by_creation ON session (created, session_id)",
+    "CREATE INDEX session_by_end ON session (used + ttl)",
+)
+STEPS: list[tuple[str, ...]] = [_TABLES, _SESSION_INDEXES]
 HIGHEST: Final = b"\xff" * 32
 _EXPIRES, _GONE = 13, 17  # positions of these columns in a row
 _BRIEF: Final = """r.digest, r.size, r.codec, r.expires, r.pinned, r.gone, b.coding, b.place, b.frames, s.ttl,
@@ -111,7 +115,9 @@ _DUE: Final = """SELECT session_key, seq FROM session CROSS JOIN ref USING (sess
 _WALK: Final = """SELECT r.gone IS NULL AND r.pinned = 0, r.session_key, r.seq, r.size, s.session_id, r.digest
     FROM session s CROSS JOIN ref r ON r.session_key = s.session_key
     AND r.seq > CASE s.session_key WHEN :key THEN :seq ELSE -1 END
-    WHERE s.session_key >= :key AND s.used + s.ttl <= :at ORDER BY s.session_key, r.seq LIMIT :limit"""
+    WHERE s.session_key IN (SELECT session_key FROM session INDEXED BY session_by_end
+        WHERE used + ttl <= :at AND session_key >= :key ORDER BY session_key LIMIT :limit)
+    ORDER BY s.session_key, r.seq LIMIT :limit"""
 _EXPIRED: Final = """SELECT r.session_key, r.seq, r.size, s.session_id, r.digest FROM ref r INDEXED BY ref_by_expiry
     CROSS JOIN session s USING (session_key) WHERE expires <= :at AND gone IS NULL AND pinned = 0 LIMIT :limit"""
 _USED: Final = """(SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
@@ -290,14 +296,9 @@ class SqliteCatalog(Catalog):
         if wanted.used_after is not None:
             where.append("s.used > :used_after")
             values["used_after"] = wanted.used_after
-        found = " AND ".join(where)
-        # Sessions with high keys are usually the newest, so the oldest of as many as are wanted is a bound: only few
-        # rows behind it have to be sorted.
-        newest = f"SELECT s.created FROM session s WHERE {found} ORDER BY s.session_key DESC LIMIT :limit"
-        bound = f"SELECT CASE WHEN count(*) = :limit THEN min(created) ELSE -1e999 END FROM ({newest})"
-        likely = f"CASE WHEN s.created >= ({bound}) THEN {found} ELSE 0 END" if wanted.parents is None else found
         rows = self._query(
-            f"SELECT {SESSION} FROM session s WHERE {likely} ORDER BY s.created DESC, s.session_id DESC LIMIT :limit",
+            f"SELECT {SESSION} FROM session s INDEXED BY session_by_creation WHERE {' AND '.join(where)}"
+            " ORDER BY s.created DESC, s.session_id DESC LIMIT :limit",
             values,
         )
         return [SessionInfo(*row) for row in rows]
@@ -652,8 +653,8 @@ class SqliteCatalog(Catalog):
         """Do the same as `_forget_sessions` for the next sessions. Also returns the last one that is done, or None at
         the end."""
         page = self._run(
-            "SELECT session_key, used + ttl < ? FROM session WHERE session_key > ? AND used + ttl <= ?"
-            " AND session_id < x'' ORDER BY session_key LIMIT ?",
+            "SELECT session_key, used + ttl < ? FROM session INDEXED BY session_by_end WHERE session_key > ?"
+            " AND used + ttl <= ? AND session_id < x'' ORDER BY session_key LIMIT ?",
             (before, after, at, limit),
         ).fetchall()
         if not page:
