@@ -202,7 +202,7 @@ def _fill(folder: Path, count: int, *, apart: bool = False) -> None:
         db.executemany(
             "INSERT INTO session (session_key, session_id, ttl, created, used, used_bytes, next_seq)"
             " VALUES (?, ?, 604800.0, ?, ?, ?, 1000)",
-            ((first + n, session_of(n), now, now, len(contents[n])) for n in range(count)),
+            ((first + n, session_of(n), now - n, now, len(contents[n])) for n in range(count)),
         )
     session_key = db.execute("SELECT session_key FROM session WHERE session_id = 'bench'").fetchone()[0]
     db.executemany(
