@@ -296,8 +296,10 @@ class SqliteCatalog(Catalog):
         if wanted.used_after is not None:
             where.append("s.used > :used_after")
             values["used_after"] = wanted.used_after
+        # Children are few, so all sessions are read: faster in the order of the table.
+        how = "INDEXED BY session_by_creation" if wanted.parents is None else "NOT INDEXED"
         rows = self._query(
-            f"SELECT {SESSION} FROM session s INDEXED BY session_by_creation WHERE {' AND '.join(where)}"
+            f"SELECT {SESSION} FROM session s {how} WHERE {' AND '.join(where)}"
             " ORDER BY s.created DESC, s.session_id DESC LIMIT :limit",
             values,
         )
