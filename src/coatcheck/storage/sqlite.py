@@ -86,11 +86,12 @@ _TABLES = (
     """CREATE TRIGGER blob_dropped AFTER DELETE ON blob
         BEGIN UPDATE meta SET value = value - old.size WHERE key = 'stored_bytes'; END""",
 )
-_SESSION_INDEXES = (
+_INDEXES = (
     "CREATE INDEX session_by_creation ON session (created, session_id)",
     "CREATE INDEX session_by_end ON session (used + ttl)",
+    "CREATE INDEX blob_raw ON blob (blob_key) WHERE coding = 'raw'",
 )
-STEPS: list[tuple[str, ...]] = [_TABLES, _SESSION_INDEXES]
+STEPS: list[tuple[str, ...]] = [_TABLES, _INDEXES]
 HIGHEST: Final = b"\xff" * 32
 _EXPIRES, _GONE = 13, 17  # positions of these columns in a row
 _BRIEF: Final = """r.digest, r.size, r.codec, r.expires, r.pinned, r.gone, b.coding, b.place, b.frames, s.ttl,
@@ -485,7 +486,8 @@ class SqliteCatalog(Catalog):
 
     def _unused(self, after: float, until: float) -> Iterator[Blob]:
         where = "WHERE coding = 'raw' AND used > ? AND used <= ?"
-        for digest, *rest in self._pages(f"(SELECT * FROM blob {where}) b", "blob_key", BLOB, (after, until)):
+        raw = f"(SELECT * FROM blob INDEXED BY blob_raw {where}) b"
+        for digest, *rest in self._pages(raw, "blob_key", BLOB, (after, until)):
             yield Blob(digest.hex(), *rest)
 
     def totals(self) -> Totals:
