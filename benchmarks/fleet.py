@@ -15,7 +15,7 @@ from typing import Any
 import coatcheck
 from benchmarks.bench import KB, MB, Bench, data, text
 from benchmarks.report import Row, timed_row
-from benchmarks.scale import digest_of, name_of, small_content
+from benchmarks.scale import FEW, MANY, QUICK_MANY, name_of, removed, session_rows, small_content
 from benchmarks.timing import Side, interleaved, no_collection
 from tests.backends import Fleet
 from tests.servers import KEY, SECRET, find_postgres, find_weed, postgres, seaweedfs
@@ -34,6 +34,7 @@ def fleet(bench: Bench) -> Iterator[Row]:
         yield from _inline(bench, servers)
         yield from _crowd(bench, servers)
         yield from _scale(bench, servers)
+        yield from _sessions(bench, servers)
         yield from _words(bench, servers)
 
 
@@ -114,7 +115,7 @@ def _crowd(bench: Bench, servers: Fleet) -> Iterator[Row]:
     coatcheck.open(url).close()
     ours: list[float] = []
     floor: list[float] = []
-    for turn in range(3):
+    for turn in range(2 if bench.quick else 3):
         for what, rates in (("bare", floor), ("ours", ours)):
             rate = _rate(what, url, servers, each)
             if turn:  # the first is a warm-up
@@ -172,9 +173,8 @@ def _scale(bench: Bench, servers: Fleet) -> Iterator[Row]:
     large = _QUICK if bench.quick else _LARGE
     stores = []
     for count in (_SMALL, large):
-        url = servers.new_url()
-        stores.append(coatcheck.open(url, ttl=None))
-        _fill(servers.database.url, url.partition("schema=")[2].partition("&")[0], stores[-1], count)
+        stores.append(coatcheck.open(servers.new_url(), ttl=None))
+        _fill(servers.database.url, stores[-1], count)
     few, many = (store.session("bench") for store in stores)
 
     def name(count: int) -> Callable[[], str]:
@@ -198,6 +198,17 @@ def _scale(bench: Bench, servers: Fleet) -> Iterator[Row]:
         ).fetchone()
     assert row is not None
     yield Row(f"fleet: bytes of the database for each of {large:,}", None, float(row[0]) / large, None, "count")
+    yield from removed(stores[1], large, "fleet: ")
+    for store in stores:
+        store.close()
+
+
+def _sessions(bench: Bench, servers: Fleet) -> Iterator[Row]:
+    many = QUICK_MANY if bench.quick else MANY
+    stores = [coatcheck.open(servers.new_url()) for _ in range(2)]
+    for store, count in zip(stores, (FEW, many), strict=True):
+        _fill(servers.database.url, store, count, apart=True)
+    yield from session_rows(bench, stores, many, "fleet: ")
     for store in stores:
         store.close()
 
@@ -223,7 +234,7 @@ def _collected(bench: Bench, stores: list[coatcheck.Store], large: int) -> Itera
         return make
 
     sides = [Side(expired(store), lambda one: one.collect(grace=0)) for store in stores]
-    times = interleaved(sides[0], sides[1], bench.rounds(10))
+    times = interleaved(sides[0], sides[1], bench.rounds(4))
     yield timed_row(f"fleet: collect 100 expired sessions, among {large:,}", times, None)
 
 
@@ -265,33 +276,53 @@ def fleet_place(store: coatcheck.Store) -> str:
     return str(store.settings["store.url"]).partition("schema=")[2].partition("&")[0]
 
 
-def _fill(database: str, schema: str, store: coatcheck.Store, count: int) -> None:
-    """Rows as puts would leave them: a million puts would take too long."""
+def _fill(database: str, store: coatcheck.Store, count: int, *, apart: bool = False) -> None:
+    """Rows as puts would leave them, made by the database: a million puts would take too long. All in one session, or
+    each in a session `apart`. The indexes of refs are made at the end, because that is faster."""
     import psycopg
 
     store.session("bench").put("the first, so that the session is there")
-    now = time.time()
-    with psycopg.connect(database, options=f"-c search_path={schema}") as db:
-        row = db.execute("SELECT session_key FROM session").fetchone()
-        assert row is not None
-        with db.cursor() as cursor:
-            with cursor.copy(
-                "COPY blob (tenant, digest, size, coding, place, frames, refs, used, data) FROM STDIN"
-            ) as rows:
-                for number in range(count):
-                    content = small_content(number)
-                    rows.write_row(("", digest_of(number), len(content), "inline", "", b"", 1, now, content))
-            with cursor.copy(
-                "COPY ref (session_key, seq, tenant, digest, size, name, codec, media_type, kind, producer, parents,"
-                " summary, created, pinned) FROM STDIN"
-            ) as rows:
-                for number in range(count):
-                    rows.write_row((row[0], 1_000 + number, "", digest_of(number), len(small_content(number)),
-                                    name_of(number).encode(), "text", b"text/plain", "result", "system", "",
-                                    b"a small result", now, False))  # fmt: skip
-        db.execute("UPDATE session SET next_seq = %s, used_bytes = (SELECT sum(size) FROM ref)", (1_000 + count,))
-    with psycopg.connect(database, options=f"-c search_path={schema}", autocommit=True) as db:
+    options = f"-c search_path={fleet_place(store)} -c max_parallel_maintenance_workers=0 -c maintenance_work_mem=256MB"
+    with psycopg.connect(database, options=options) as db:
+        made = db.execute(
+            "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = current_schema() AND tablename = 'ref'"
+            " AND indexname <> 'ref_pkey'"
+        ).fetchall()
+        for name, _ in made:
+            db.execute(f"DROP INDEX {name}")
+        db.execute(
+            "CREATE TEMP TABLE small AS SELECT n, convert_to(repeat('line ' || n || E' of a small result\\n', 4),"
+            " 'UTF8') AS data FROM generate_series(0, %s - 1) AS n",
+            (count,),
+        )
+        assert db.execute("SELECT data FROM small WHERE n = 7").fetchone() == (small_content(7),)
+        db.execute(
+            "INSERT INTO blob (tenant, digest, size, coding, place, frames, refs, used, data) SELECT '', sha256(data),"
+            " length(data), 'inline', '', '', 1, %s, data FROM small ORDER BY sha256(data)",
+            (time.time(),),
+        )
+        if apart:
+            db.execute(
+                "INSERT INTO session (tenant, session_id, ttl, created, used, used_bytes, next_seq, look_at) SELECT '',"
+                " convert_to('agent-' || n, 'UTF8'), 604800, %(now)s - n, %(now)s, length(data), 2, %(now)s + 604800"
+                " FROM small ORDER BY n",
+                {"now": time.time()},
+            )
+        db.execute(
+            "INSERT INTO ref (session_key, seq, tenant, digest, size, name, codec, media_type, kind, producer, parents,"
+            " summary, created, pinned) SELECT session_key, CASE WHEN %(apart)s THEN 1 ELSE 1000 + n END, '',"
+            " sha256(data), length(data), convert_to('results/' || n || '.txt', 'UTF8'), 'text', 'text/plain',"
+            " 'result', 'system', '', 'a small result', %(now)s, FALSE FROM small JOIN session ON session_id ="
+            " CASE WHEN %(apart)s THEN convert_to('agent-' || n, 'UTF8') ELSE 'bench' END ORDER BY session_key, n",
+            {"now": time.time(), "apart": apart},
+        )
+        for _, definition in made:
+            db.execute(definition)
+        if not apart:
+            db.execute("UPDATE session SET next_seq = %s, used_bytes = (SELECT sum(size) FROM ref)", (1_000 + count,))
+    with psycopg.connect(database, options=options, autocommit=True) as db:
         db.execute("VACUUM ANALYZE blob, ref, session")
+        db.execute("CHECKPOINT")
 
 
 if __name__ == "__main__":

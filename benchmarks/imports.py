@@ -26,7 +26,7 @@ def imports(bench: Bench) -> Iterator[Row]:
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(bench.new_folder("bytecode"))}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     took: dict[str, list[float]] = {statement: [] for statement in _STATEMENTS}
-    for turn in range(bench.rounds(30) + 1):
+    for turn in range(bench.rounds(12) + 1):
         for statement, samples in took.items():
             start = time.perf_counter()
             subprocess.run([sys.executable, "-c", statement], check=True, env=environment)
@@ -48,7 +48,7 @@ def _commands(bench: Bench, environment: dict[str, str]) -> Iterator[Row]:
     _cpu_seconds([*words["put {file}"], "--name", "log"], environment)
     calls = {_FLOOR: [sys.executable, "-c", _FLOOR], **words}
     took: dict[str, list[float]] = {one: [] for one in calls}
-    for turn in range(bench.rounds(30) + 1):
+    for turn in range(bench.rounds(12) + 1):
         for one, call in calls.items():
             spent = _cpu_seconds(call, environment)
             took[one] += [spent] if turn else []

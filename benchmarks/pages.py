@@ -60,7 +60,7 @@ def pages(bench: Bench) -> Iterator[Row]:
             client.post("/console/login", data={"token": _TOKEN})
             deep = link("sessions") + "?after=" + _cursor(store, count // 2)
             for case, path in {**asked, "sessions, 50,000th": deep}.items():
-                yield Row(f"{case}, {count:,} sessions", None, _median(client, path, bench.rounds(20)), _LIMIT)
+                yield Row(f"{case}, {count:,} sessions", None, _median(client, path, bench.rounds(10)), _LIMIT)
             for case, path in {
                 f"grep without a match in {shown}": link("artifact", "large", big.pointer, grep="no such words"),
                 "lineage": link("lineage", "large", big.pointer),

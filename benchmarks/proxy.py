@@ -50,7 +50,7 @@ def _small_calls(bench: Bench) -> Iterator[Row]:
         times = interleaved(
             Side(lambda: None, lambda _: bare.call("convert_time", **asked)),
             Side(lambda: None, lambda _: ours.call("convert_time", **asked)),
-            bench.rounds(500),
+            bench.rounds(200),
         )
         yield Row("a small call", times[0].p50, times[1].p50, 0.003, "over", times=times)
 

@@ -78,10 +78,10 @@ def grep(bench: Bench) -> Iterator[Row]:
         pointer = session.put(source, media_type="text/plain").pointer
         for what, pattern in _ABSENT:
             floor = Side(functools.partial(re2.compile, pattern), lambda known: known.search(content))
-            times = interleaved(floor, _searcher(session, pointer, pattern), bench.rounds(30))
+            times = interleaved(floor, _searcher(session, pointer, pattern), bench.rounds(12))
             yield timed_row(f"grep 100 MB for {what}", times, 2.0)
         floor = Side(functools.partial(re2.compile, _RARE), functools.partial(_read_and_search, source))
-        times = interleaved(floor, _searcher(session, pointer, _RARE), bench.rounds(30))
+        times = interleaved(floor, _searcher(session, pointer, _RARE), bench.rounds(12))
         yield timed_row(f"grep 100 MB for {_RARE_NAME}, against reading and RE2", times, None)
         yield _memory(Path(store.url), pointer)
         yield from _first_pages(bench, session, content, pointer)
@@ -149,11 +149,11 @@ def sql(bench: Bench) -> Iterator[Row]:
             ask = functools.partial(session.read, query=_QUERY.format("artifact"))
             pool.close()  # the child of the format before
             first = _seconds(functools.partial(ask, pointers[0]))
-            times = interleaved(floor, Side(functools.partial(pointers.__getitem__, 0), ask), bench.rounds(30))
+            times = interleaved(floor, Side(functools.partial(pointers.__getitem__, 0), ask), bench.rounds(12))
             yield Row(f"{title}, first call", times[0].p50, first, None)
             yield timed_row(f"{title}, second call on", times, 1.5)
             turns = iter(pointers * bench.rounds(200))
-            times = interleaved(floor, Side(functools.partial(next, turns), ask), bench.rounds(30))
+            times = interleaved(floor, Side(functools.partial(next, turns), ask), bench.rounds(12))
             yield timed_row(f"{title}, another file each time", times, None)
 
 

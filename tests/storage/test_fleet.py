@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ import pytest
 import coatcheck
 from coatcheck.errors import Fenced
 from coatcheck.refs import Blob
-from coatcheck.storage import BlobStore, Catalog, Entry, postgres_catalog
+from coatcheck.storage import BlobStore, Catalog, postgres_catalog
+from coatcheck.storage.catalog import Freed
 from coatcheck.storage.fleet import open_fleet, parse
 from coatcheck.storage.postgres_catalog import PostgresCatalog
 from coatcheck.storage.s3 import S3Blobs
@@ -295,23 +296,67 @@ def test_a_search_fetches_large_artifacts_all_at_once(fleet: Fleet, monkeypatch:
         assert {hit.lines for hit in store.session("s").search("needle")} == {(1, 1)}
 
 
-def test_a_large_session_ends_in_bounded_transactions(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def released(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many refs each transaction of the test has removed or buried, with batches of three."""
     monkeypatch.setattr(postgres_catalog, "BATCH", 3)
-    changed: list[int] = []
-    drop = PostgresCatalog.drop
+    counts: list[int] = []
+    let_go = PostgresCatalog._let_go_of
 
-    def counting(self: PostgresCatalog, *rows: Any) -> None:
-        changed.append(sum(isinstance(one, Entry) for one in rows))
-        drop(self, *rows)
+    def counting(self: PostgresCatalog, refs: Sequence[tuple[int, bytes, int]]) -> Freed:
+        counts.append(len(refs))
+        return let_go(self, refs)
 
+    monkeypatch.setattr(PostgresCatalog, "_let_go_of", counting)
+    return counts
+
+
+def test_a_large_session_ends_in_bounded_transactions(fleet: Fleet, released: list[int]) -> None:
     with coatcheck.open(fleet.new_url()) as store:
         for number in range(10):
             store.session("s").put(f"result {number}")
         kept = store.session("other").put("result 0")
-        monkeypatch.setattr(PostgresCatalog, "drop", counting)
         assert store.session("s").end() == 9
-        assert sum(changed) == 10
-        assert max(changed) <= 3
+        assert (sum(released), max(released)) == (10, 3)
         assert store.session("other").get(kept) == "result 0"
         assert [one.session_id for one in store.sessions()] == ["other"]
+        assert store.verify().problems == []
+
+
+def test_a_collection_completes_the_end_of_a_session_that_was_interrupted(
+    fleet: Fleet, released: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with coatcheck.open(fleet.new_url()) as store:
+        for number in range(10):
+            store.session("s").put(f"result {number}")
+        store.session("s").pin(store.session("s").put("result 4"))
+        with monkeypatch.context() as patch:
+            patch.setattr(PostgresCatalog, "_end_some", lambda self, key: (Freed(), 1 / 0))
+            with pytest.raises(ZeroDivisionError):
+                store.session("s").end()
+        assert list(store.sessions()) == []
+        assert store.stats().sessions == 0
+        assert store.verify().problems == []
+        again = store.session("s").put("result 0")
+        store.collect()
+        assert sum(released) == 10
+        assert [store.session("s").get(again), len(store.session("s").list())] == ["result 0", 1]
+        assert store.stats().artifacts == 1
+        assert store.verify().problems == []
+
+
+def test_a_large_session_expires_in_bounded_transactions(fleet: Fleet, released: list[int]) -> None:
+    now = [1000.0]
+    with coatcheck.open(fleet.new_url(), ttl=10, clock=lambda: now[0]) as store:
+        for number in range(10):
+            store.session("s").put(f"result {number}")
+        store.session("s").pin(store.session("s").put("result 4"))
+        for number in range(5):
+            store.session("kept", ttl=None).put(f"own {number}", ttl=10)
+        now[0] += 60
+        assert store.collect(grace=0).refs == 14
+        assert (sum(released), max(released)) == (14, 3)
+        now[0] += 30 * 86_400
+        store.collect(grace=0)
+        assert len(store.session("s").list()) == 1
         assert store.verify().problems == []

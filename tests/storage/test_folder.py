@@ -1,11 +1,16 @@
 """The folder backend conforms to both protocols, with either durability."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
+import coatcheck
 from coatcheck.refs import Blob
-from coatcheck.storage import BlobStore, Catalog
+from coatcheck.storage import BlobStore, Catalog, catalog
+from coatcheck.storage.catalog import Freed
 from coatcheck.storage.disk import Disk
-from coatcheck.storage.folder import open_folder_store
+from coatcheck.storage.folder import FolderCatalog, open_folder_store
 from coatcheck.testing import BlobStoreSuite, CatalogSuite
 
 
@@ -54,3 +59,56 @@ class TestPowerCatalog(_FolderCatalog):
 
 class TestProcessCatalog(_FolderCatalog):
     durable = False
+
+
+@pytest.fixture
+def released(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many refs each change of the test has removed or buried, with batches of three."""
+    monkeypatch.setattr(catalog, "BATCH", 3)
+    counts: list[int] = []
+    let_go = FolderCatalog._let_go_of
+
+    def counting(self: FolderCatalog, refs: Sequence[tuple[int, str, bytes]]) -> Freed:
+        counts.append(len(refs))
+        return let_go(self, refs)
+
+    monkeypatch.setattr(FolderCatalog, "_let_go_of", counting)
+    return counts
+
+
+def test_a_large_session_expires_in_bounded_changes(tmp_path: Path, released: list[int]) -> None:
+    now = [1000.0]
+    with coatcheck.open(tmp_path / "store", ttl=10, clock=lambda: now[0]) as store:
+        for number in range(10):
+            store.session("s").put(f"result {number}")
+        store.session("s").pin(store.session("s").put("result 4"))
+        for number in range(5):
+            store.session("kept", ttl=None).put(f"own {number}", ttl=10)
+        now[0] += 60
+        assert store.collect(grace=0).refs == 14
+        assert (sum(released), max(released)) == (14, 3)
+        now[0] += 30 * 86_400
+        store.collect(grace=0)
+        assert len(store.session("s").list()) == 1
+        assert store.verify().problems == []
+
+
+def test_a_collection_completes_the_end_of_a_session_that_was_interrupted(
+    tmp_path: Path, released: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with coatcheck.open(tmp_path / "store") as store:
+        for number in range(10):
+            store.session("s").put(f"result {number}")
+        with monkeypatch.context() as patch:
+            end_next = FolderCatalog._end_next
+            patch.setattr(
+                FolderCatalog, "_end_next", lambda self, limit: end_next(self, limit if not released else 1 // 0)
+            )
+            with pytest.raises(ZeroDivisionError):
+                store.session("s").end()
+        assert list(store.sessions()) == []
+        again = store.session("s").put("result 0")
+        store.collect()
+        assert (sum(released), max(released)) == (10, 3)
+        assert [store.session("s").get(again), len(store.session("s").list())] == ["result 0", 1]
+        assert store.verify().problems == []

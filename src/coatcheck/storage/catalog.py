@@ -33,7 +33,7 @@ Ranges = tuple[tuple[int, int], ...]
 Effect = Literal["add", "free", "move", "note"]
 TRANSCRIPT: Final = "transcript:"
 """Prefix of the ids of sessions that keep the payloads of transcripts."""
-BATCH: Final = 2000
+BATCH: Final = 500
 """Maximum number of rows that one change removes, if there is enough space."""
 RECORDS: Final = ("record/", "record0")
 """The first and the last key of records; "0" follows "/"."""

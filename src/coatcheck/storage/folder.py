@@ -84,6 +84,7 @@ _STATE: Final = f"""SELECT (SELECT value FROM meta WHERE key = 'journal'),
     WHERE ref.session_key = s.session_key AND digest BETWEEN ? AND ?)
     FROM (SELECT 1) LEFT JOIN session s ON s.session_id = ?"""
 _PAGES: Final = 64  # pages returned to the file system in one step of compacting
+_STEPS: Final = 16  # such steps while others wait
 _LOST = "lost "  # key prefix in `meta` for damage in a journal: its id and the offset; the value is a number of bytes
 _ENDED: Final = b""
 """The id of a session that has ended and still has refs is a BLOB. In SQLite's order every BLOB is at or after this
@@ -667,17 +668,21 @@ class FolderCatalog(SqliteCatalog):
 
     def compact(self) -> None:
         self._check_writable("compacting the catalog")
-        self._exclusive("compacting the catalog", self._compact)
+        while self._exclusive("compacting the catalog", self._compact):
+            pass
 
-    def _compact(self) -> None:
+    def _compact(self) -> bool:
+        """Return some free pages to the file system. Returns whether there may be more."""
         self._refresh_and_catch_up()
         with self._roomy():
-            before, free = -1, self._free_pages()
-            while free and free != before:
+            free = self._free_pages()
+            for _ in range(_STEPS if free else 0):
                 self._writer.executescript(f"PRAGMA incremental_vacuum({_PAGES})")  # `execute` would free only one page
                 self._bound_wal()
-                before, free = free, self._free_pages()
+            if free != (left := self._free_pages()) and left:
+                return True
             self._settle(truncate=True)
+            return False
 
     def _free_pages(self) -> int:
         return int(self._one("PRAGMA freelist_count")[0])
@@ -962,7 +967,8 @@ class FolderCatalog(SqliteCatalog):
             )
             for pragma in (
                 "synchronous = NORMAL", "wal_autocheckpoint = 0", "secure_delete = FAST", "cell_size_check = ON",
-                "trusted_schema = OFF", "temp_store = MEMORY", "journal_size_limit = 0", f"query_only = {int(reading)}",
+                "trusted_schema = OFF", "temp_store = MEMORY", "journal_size_limit = 0", "cache_size = -8000",
+                f"query_only = {int(reading)}",
             ):  # fmt: skip
                 db.execute(f"PRAGMA {pragma}")
         except (sqlite3.Error, UnicodeDecodeError) as error:

@@ -525,7 +525,10 @@ _SECURED: Final = tuple(
         f"CREATE POLICY own_tenant ON {table} USING (tenant = current_setting('coatcheck.tenant', true))",
     )
 )
-STEPS: Final[list[Step]] = [Step(_TABLES + _SECURED)]
+STEPS: Final[list[Step]] = [
+    Step(_TABLES + _SECURED),
+    Step(indexes={"session_by_creation": "session (tenant, created)"}),
+]
 
 
 def migrate(connections: Connections, *, create: bool = True) -> None:

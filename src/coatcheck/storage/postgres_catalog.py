@@ -59,6 +59,7 @@ _PAGE: Final = 256
 _BATCH: Final = 100  # sessions per batch of a collection
 _LATER: Final = 86_400.0  # seconds before an expired session with a pin is checked again
 _HIGHEST: Final = b"\xff" * 32
+_ERRORS: Final = "surrogateescape"  # for the ids of sessions that have ended
 _GONE, _OVER, _ALONE = "CC001", "CC002", "CC003"
 _PUT: Final = f"SELECT put_1({', '.join(['%s'] * 34)})"
 _TEXTS: Final = {"session_id", "parent", "name", "media_type", "tool", "call_id", "summary", "granted_by", "request",
@@ -72,6 +73,19 @@ _FROM: Final = """FROM ref r JOIN session s ON s.session_key = r.session_key
 # A separate query, so that the planner knows the single session and walks its refs in order.
 _IN_SESSION: Final = f"r.session_key = (SELECT session_key FROM session s WHERE {_OF_SESSION})"
 _IS_RECORD: Final = f"key >= '{RECORDS[0]}' AND key < '{RECORDS[1]}'"
+_ENDED: Final = "'\\xff'::bytea"
+"""The first byte of the id of a session that has ended and still has rows; no text has it. `look_at` is then infinite,
+and so is `ended_at`, in the past."""
+_IS_OPEN: Final = f"substr(s.session_id, 1, 1) <> {_ENDED}"
+_WALK: Final = """WITH part AS MATERIALIZED (SELECT one.key, found.*
+        FROM unnest(%(keys)s::bigint[], %(after)s::bigint[]) AS one (key, after),
+        LATERAL (SELECT seq, gone IS NULL AS is_live, pinned FROM ref
+        WHERE session_key = one.key AND seq > one.after ORDER BY seq LIMIT %(batch)s) found LIMIT %(batch)s),
+    buried AS (UPDATE ref SET gone = 'expired' FROM part WHERE ref.session_key = part.key AND ref.seq = part.seq
+        AND part.is_live AND NOT part.pinned RETURNING ref.session_key, ref.seq, ref.digest, ref.size)
+    SELECT part.key, part.seq, part.is_live AND part.pinned, buried.digest, buried.size FROM part
+    LEFT JOIN buried ON buried.session_key = part.key AND buried.seq = part.seq"""
+"""Turns the next refs of locked sessions into tombstones, except pinned ones, and returns all that it has looked at."""
 _SAVE: Final[dict[type, str]] = {
     SessionInfo: """INSERT INTO session (tenant, session_id, parent, ttl, quota, created, used)
         VALUES (%(tenant)s, %(session_id)s, %(parent)s, %(ttl)s, %(quota)s, %(created)s, %(used)s)
@@ -83,8 +97,9 @@ _SAVE: Final[dict[type, str]] = {
         frames = excluded.frames, used = greatest(blob.used, excluded.used)""",
     Note: f"""INSERT INTO note SELECT %(tenant)s, {_OWNER}, %(key)s, %(value)s WHERE {_OWNER} IS NOT NULL
         ON CONFLICT (tenant, session_key, key) DO UPDATE SET value = excluded.value""",
-    # What a pin kept may have expired long ago, so a collection looks at the session again.
-    Entry: f"""WITH s AS (UPDATE session s SET look_at = '-infinity' WHERE {_OF_SESSION} RETURNING session_key)
+    # What a pin kept may have expired long ago, so a collection looks at the session again, unless it has ended.
+    Entry: f"""WITH s AS (UPDATE session s SET look_at = CASE look_at WHEN 'infinity' THEN look_at ELSE '-infinity' END
+        WHERE {_OF_SESSION} RETURNING session_key)
         INSERT INTO ref (session_key, tenant, seq, digest, size, {", ".join(REF_COLUMNS)}, gone) SELECT session_key,
         %(tenant)s, %(seq)s, %(digest)s, %(size)s, {", ".join(f"%({name})s" for name in REF_COLUMNS)}, %(gone)s FROM s
         ON CONFLICT (session_key, seq) DO UPDATE SET pinned = excluded.pinned, granted_by = excluded.granted_by,
@@ -213,7 +228,7 @@ class PostgresCatalog(Catalog):
         last = 0
         while rows := self._ask(
             f"SELECT {SESSION}, s.session_key FROM session s WHERE tenant = %(tenant)s AND session_key > %(last)s"
-            " ORDER BY session_key LIMIT %(page)s",
+            f" AND {_IS_OPEN} ORDER BY session_key LIMIT %(page)s",
             last=last, page=_PAGE,
         ):  # fmt: skip
             yield from (SessionInfo(*row[:-1]) for row in rows)
@@ -222,11 +237,11 @@ class PostgresCatalog(Catalog):
     def session_page(
         self, prefix: str, before: tuple[float, str] | None, limit: int, wanted: SessionFilter = ANY_SESSION
     ) -> list[SessionInfo]:
-        where, values = ["tenant = %(tenant)s"], dict[str, Any](prefix=prefix.encode(), limit=limit)
+        where, values = ["tenant = %(tenant)s", _IS_OPEN], dict[str, Any](prefix=prefix.encode(), limit=limit)
         if prefix:
             where.append("substr(session_id, 1, length(%(prefix)s)) = %(prefix)s")
         if before is not None:
-            where.append("(created, session_id) < (%(at)s, %(session_id)s)")
+            where.append("created <= %(at)s AND (created, session_id) < (%(at)s, %(session_id)s)")
             values["at"], values["session_id"] = before
         if wanted.contains:
             where.append("position(%(contains)s IN session_id) > 0")
@@ -405,7 +420,7 @@ class PostgresCatalog(Catalog):
 
     def totals(self) -> Totals:
         row = self._ask_whole(
-            """SELECT (SELECT count(*) FROM session WHERE tenant = %(tenant)s),
+            f"""SELECT (SELECT count(*) FROM session s WHERE tenant = %(tenant)s AND {_IS_OPEN}),
             count(*) FILTER (WHERE gone IS NULL), (SELECT count(*) FROM blob WHERE tenant = %(tenant)s),
             count(*) FILTER (WHERE gone IS NOT NULL),
             (SELECT coalesce(sum(size), 0) FROM blob WHERE tenant = %(tenant)s)::bigint,
@@ -474,22 +489,65 @@ class PostgresCatalog(Catalog):
     def remove(
         self, session_id: str, digest: str | None = None, *, name: str | None = None, end: bool = False
     ) -> Freed:
-        """As `Catalog.remove`. The refs of a large session that ends are removed in several transactions, so that none
-        of them is long. If it is interrupted, end the session again."""
-        freed = Freed()
+        """As `Catalog.remove`. A session that ends gets an id that cannot be found, and its rows are removed in short
+        transactions. If they are interrupted, a collection removes the rest."""
+        if not end:
+            return super().remove(session_id, digest, name=name)
 
-        def some() -> tuple[Freed, bool]:
-            found = self.find(session_id, limit=BATCH + 1)
-            if len(found) <= BATCH:
-                return Freed(), False
-            self.drop(*found[:BATCH])
-            return self._let_go([one for one in found[:BATCH] if not one.gone]), True
+        def hide() -> int | None:
+            self._stop_lending(session_id)
+            hidden = self._ask(
+                f"UPDATE session s SET session_id = {_ENDED} || int8send(session_key), parent = NULL,"
+                f" look_at = 'infinity', ended_at = '-infinity' WHERE {_OF_SESSION} RETURNING session_key",
+                session_id=session_id,
+            )
+            return hidden[0][0] if hidden else None
 
-        is_large = end
-        while is_large:
-            more, is_large = self.change("forgetting", some, session_id=session_id, effect="free")
-            freed += more
-        return freed + super().remove(session_id, digest, name=name, end=end)
+        return self._end_all(self.change("forgetting", hide, session_id=session_id, effect="free"))
+
+    def _end_all(self, key: int | None = None) -> Freed:
+        """Remove what is left of a session that has ended, or of all of them."""
+        freed, is_open = Freed(), True
+        while is_open:
+            some, is_open = self._run("forgetting", partial(self._end_some, key), slow=True)
+            freed += some
+        return freed
+
+    def _end_some(self, key: int | None) -> tuple[Freed, bool]:
+        """Remove some rows of a session that has ended, and the session itself with the last of them. Returns what was
+        freed and whether there may be more."""
+        own, lock = ("", "SKIP LOCKED") if key is None else ("AND session_key = %(key)s", "")
+        found = self._ask(
+            f"SELECT session_key FROM session WHERE tenant = %(tenant)s AND ended_at = '-infinity' {own} LIMIT 1"
+            f" FOR UPDATE {lock}",
+            key=key,
+        )
+        if not found:
+            return Freed(), False
+        ((one,),) = found
+        refs = self._ask(
+            "DELETE FROM ref WHERE session_key = %(key)s AND seq <= (SELECT max(seq) FROM (SELECT seq FROM ref"
+            " WHERE session_key = %(key)s ORDER BY seq LIMIT %(batch)s) part) RETURNING digest, size, gone",
+            key=one, batch=BATCH,
+        )  # fmt: skip
+        freed = self._let_go_of([(one, digest, size) for digest, size, gone in refs if gone is None])
+        if len(refs) == BATCH or self._drop_some("note", [one]):
+            return freed, True
+        self._ask("DELETE FROM session WHERE session_key = %(key)s", key=one)
+        return freed, key is None
+
+    def _drop_some(self, table: str, keys: list[int], where: str = "TRUE") -> bool:
+        """Delete notes or refs of these sessions, at most a batch. Returns whether there may be more."""
+        key = "key" if table == "note" else "seq"
+        same = "t.tenant = %(tenant)s AND t.session_key = one.session_key"
+        ((count,),) = self._ask(
+            f"WITH part AS MATERIALIZED (SELECT one.session_key, found.{key} FROM unnest(%(keys)s::bigint[])"
+            f" AS one (session_key), LATERAL (SELECT {key} FROM {table} t WHERE {same} AND {where} ORDER BY {key}"
+            f" LIMIT %(batch)s) found LIMIT %(batch)s), gone AS (DELETE FROM {table} t USING part one WHERE {same}"
+            f" AND t.{key} = one.{key} RETURNING 1) SELECT count(*) FROM gone",
+            keys=keys, batch=BATCH,
+        )  # fmt: skip
+        return bool(count == BATCH)
 
     def touch(
         self,
@@ -515,13 +573,15 @@ class PostgresCatalog(Catalog):
     def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
         if dry_run:
             return self._would_expire(at)
-        freed = Freed()
-        while (some := self._run("expiring", partial(self._expire_sessions, at), slow=True)) is not None:
+        freed = self._end_all()  # first the sessions whose end was interrupted
+        walked: dict[int, tuple[int, bool]] | None = {}
+        while walked is not None:
+            some, walked = self._run("expiring", partial(self._expire_sessions, at, walked), slow=True)
             freed += some
-        last: int | None = 0
-        while last is not None:
-            batch, last = self._run("expiring", partial(self._expire_refs, at, last), slow=True)
-            freed += batch
+        is_open = True
+        while is_open:
+            some, is_open = self._run("expiring", partial(self._expire_refs, at), slow=True)
+            freed += some
         while self._run("expiring", partial(self._drop_tombstones, forget_before), slow=True):
             pass
         self._drop_aside(at)
@@ -537,77 +597,74 @@ class PostgresCatalog(Catalog):
         )
         return Freed.of(refs, [_blob_of(row) for row in blobs])
 
-    def _expire_sessions(self, at: float) -> Freed | None:
-        """Expire the next due sessions that no other machine has locked; return None if there are none. Each session is
-        checked again at its current expiry time."""
+    def _expire_sessions(
+        self, at: float, walked: dict[int, tuple[int, bool]]
+    ) -> tuple[Freed, dict[int, tuple[int, bool]] | None]:
+        """Expire the next refs of due sessions that no other machine has locked. Each session is checked again at its
+        current expiry time. `walked` has the last ref looked at in each session that is not done, and whether one of
+        its refs is pinned; also returns this for the next call, or None if no session is due."""
         due = self._ask(
             "SELECT session_key, coalesce(used + ttl <= %(at)s, false) FROM session WHERE tenant = %(tenant)s"
             " AND look_at <= %(at)s ORDER BY look_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED",
             at=at, batch=_BATCH,
         )  # fmt: skip
         if not due:
-            return None
+            return Freed(), None
         over = [key for key, is_over in due if is_over]
-        freed = self._bury_where("session_key = ANY (%(keys)s)", keys=over)
-        self._ask(
-            f"DELETE FROM note WHERE tenant = %(tenant)s AND session_key = ANY (%(keys)s) AND {_IS_RECORD}", keys=over
-        )
-        # An inner limit keeps the planner from reading all refs of all sessions.
-        pinned = [key for (key,) in self._ask(
-            "SELECT one.key FROM unnest(%(keys)s::bigint[]) AS one (key), LATERAL (SELECT 1 FROM ref"
-            " WHERE session_key = one.key AND gone IS NULL LIMIT 1) found",
-            keys=over,
-        )]  # fmt: skip
+        places = {key: walked.get(key, (0, False)) for key in over}
+        rows = self._ask(_WALK, keys=over, after=[places[key][0] for key in over], batch=BATCH)
+        for key, seq, is_pinned, *_ in rows:
+            places[key] = max(seq, places[key][0]), is_pinned or places[key][1]
+        freed = self._let_go_of([(key, digest, size) for key, _, _, digest, size in rows if digest is not None])
+        if len(rows) == BATCH or self._drop_some("note", over, _IS_RECORD):
+            return freed, places
         for keys, look_at in (
             ([key for key, is_over in due if not is_over], "look_at = used + ttl"),
-            (pinned, "look_at = %(later)s"),
-            ([key for key in over if key not in pinned], "look_at = NULL, ended_at = used + ttl"),
+            ([key for key in over if places[key][1]], "look_at = %(later)s"),
+            ([key for key in over if not places[key][1]], "look_at = NULL, ended_at = used + ttl"),
         ):
             where = "WHERE session_key = ANY (%(keys)s)"
             self._ask(f"UPDATE session SET {look_at} {where}", keys=keys, later=at + _LATER)
-        return freed
+        return freed, {}
 
-    def _expire_refs(self, at: float, after: int) -> tuple[Freed, int | None]:
-        """Expire refs by their own expiry time; also return the last session checked, or None at the end."""
-        keys = [key for (key,) in self._ask(
-            "SELECT session_key FROM session WHERE session_key IN (SELECT session_key FROM ref WHERE tenant ="
-            " %(tenant)s AND expires <= %(at)s AND gone IS NULL AND NOT pinned) AND session_key > %(after)s"
-            " ORDER BY session_key LIMIT %(batch)s FOR UPDATE SKIP LOCKED",
-            at=at, after=after, batch=_BATCH,
-        )]  # fmt: skip
-        dead = "tenant = %(tenant)s AND expires <= %(at)s AND session_key = ANY (%(keys)s)"
-        return self._bury_where(dead, keys=keys, at=at), keys[-1] if keys else None
-
-    def _bury_where(self, where: str, **values: Any) -> Freed:
-        """Turn the selected refs into tombstones. The rows of their sessions are locked."""
-        return self._let_go_of(
-            self._ask(
-                f"UPDATE ref SET gone = 'expired' WHERE {where} AND gone IS NULL AND NOT pinned"
-                " RETURNING session_key, digest, size",
-                **values,
-            )
-        )
+    def _expire_refs(self, at: float) -> tuple[Freed, bool]:
+        """Expire the next refs by their own expiry time. Returns what was freed and whether there may be more."""
+        due = self._ask(
+            "SELECT session_key, seq FROM ref WHERE tenant = %(tenant)s AND expires <= %(at)s AND gone IS NULL"
+            " AND NOT pinned ORDER BY expires LIMIT %(batch)s",
+            at=at, batch=BATCH,
+        )  # fmt: skip
+        keys, seqs = [key for key, _ in due], [seq for _, seq in due]
+        self._ask("SELECT 1 FROM session WHERE session_key = ANY (%(keys)s) ORDER BY session_key FOR UPDATE", keys=keys)
+        buried = self._ask(
+            "UPDATE ref SET gone = 'expired' FROM unnest(%(keys)s::bigint[], %(seqs)s::bigint[]) AS due (key, seq)"
+            " WHERE session_key = due.key AND ref.seq = due.seq AND gone IS NULL AND NOT pinned"
+            " RETURNING session_key, digest, size",
+            keys=keys, seqs=seqs,
+        )  # fmt: skip
+        return self._let_go_of(buried), bool(due)
 
     def _drop_tombstones(self, before: float) -> bool:
-        """Drop the tombstones of the next sessions that have nothing else; return whether there were any."""
+        """Drop some tombstones of the next sessions that have nothing else; return whether there may be more."""
         keys = [key for (key,) in self._ask(
-            "SELECT session_key FROM session WHERE tenant = %(tenant)s AND ended_at < %(before)s ORDER BY ended_at"
-            " LIMIT %(batch)s FOR UPDATE SKIP LOCKED",
+            "SELECT session_key FROM session WHERE tenant = %(tenant)s AND ended_at < %(before)s"
+            " AND ended_at > '-infinity' ORDER BY ended_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED",
             before=before, batch=_BATCH,
         )]  # fmt: skip
-        self._ask("DELETE FROM ref WHERE session_key = ANY (%(keys)s) AND gone IS NOT NULL", keys=keys)
-        empty = self._ask(
-            "DELETE FROM session s WHERE session_key = ANY (%(keys)s)"
+        if self._drop_some("ref", keys, "gone IS NOT NULL"):
+            return True
+        empty = dict(self._ask(
+            "SELECT session_key, sha256(session_id) FROM session s WHERE session_key = ANY (%(keys)s)"
             " AND NOT EXISTS (SELECT 1 FROM ref r WHERE r.session_key = s.session_key) AND NOT EXISTS (SELECT 1"
-            f" FROM note WHERE note.tenant = s.tenant AND note.session_key = s.session_key AND {_IS_RECORD})"
-            " RETURNING session_key, sha256(session_id)",
+            f" FROM note WHERE note.tenant = s.tenant AND note.session_key = s.session_key AND {_IS_RECORD})",
             keys=keys,
-        )
-        own = {"keys": [key for key, _ in empty], "sessions": [session for _, session in empty]}
-        self._ask("DELETE FROM note WHERE tenant = %(tenant)s AND session_key = ANY (%(keys)s)", **own)
+        ))  # fmt: skip
+        if self._drop_some("note", list(empty)):
+            return True
+        self._ask("DELETE FROM session WHERE session_key = ANY (%(keys)s)", keys=list(empty))
         for table, more in (("held", ""), ("followed", ""), ("passage", " AND session_id <> ''")):
             where = f"tenant = %(tenant)s AND sha256(session_id) = ANY (%(sessions)s){more}"
-            self._ask(f"DELETE FROM {table} WHERE {where}", **own)
+            self._ask(f"DELETE FROM {table} WHERE {where}", sessions=list(empty.values()))
         self._ask("UPDATE session SET ended_at = NULL WHERE session_key = ANY (%(keys)s)", keys=keys)
         return bool(keys)
 
@@ -643,7 +700,7 @@ class PostgresCatalog(Catalog):
         with self._own.db.cursor(name="notes") as rows:
             rows.execute(
                 "SELECT s.session_id, n.key, n.value FROM note n JOIN session s USING (tenant, session_key)"
-                " WHERE n.tenant = %s AND n.key >= %s AND n.key < %s",
+                f" WHERE n.tenant = %s AND n.key >= %s AND n.key < %s AND {_IS_OPEN}",
                 (self._tenant, start, stop),
             )
             for session_id, key, value in rows:
@@ -814,7 +871,7 @@ class PostgresPassages:
 
 def hashes_of(sessions: Iterable[str]) -> list[bytes]:
     """Return the hashes that the indexes use instead of long ids."""
-    return [hashlib.sha256(session_id.encode()).digest() for session_id in sessions]
+    return [hashlib.sha256(session_id.encode(errors=_ERRORS)).digest() for session_id in sessions]
 
 
 def _limit(limit: int | None) -> str:
@@ -822,7 +879,7 @@ def _limit(limit: int | None) -> str:
 
 
 def _stored(name: str, value: Any) -> Any:
-    return value.encode() if name in _TEXTS and value is not None else value
+    return value.encode(errors=_ERRORS) if name in _TEXTS and value is not None else value
 
 
 def _rows(db: Db, sql: str, values: dict[str, Any]) -> list[Any]:
@@ -835,7 +892,7 @@ def _rows(db: Db, sql: str, values: dict[str, Any]) -> list[Any]:
     for at, row in enumerate(rows if texts else ()):
         rows[at] = list(row)
         for index in texts:
-            rows[at][index] = None if row[index] is None else row[index].decode()
+            rows[at][index] = None if row[index] is None else row[index].decode(errors=_ERRORS)
     return rows
 
 

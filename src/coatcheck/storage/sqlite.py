@@ -13,17 +13,16 @@ import contextlib
 import json
 import sqlite3
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from itertools import chain, groupby
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from coatcheck.errors import Damaged, StoreError, StoreFull, StoreUnavailable, UnsupportedFormat, development_format
 from coatcheck.ids import MIN_PREFIX, prefix_range
 from coatcheck.refs import Blob, Ref
 from coatcheck.storage.catalog import (
     ANY_SESSION,
-    BATCH,
     BLOB,
     COLUMNS,
     NO_LIMITS,
@@ -51,6 +50,7 @@ from coatcheck.storage.catalog import (
 from coatcheck.storage.disk import Disk
 
 Values = tuple[Any, ...] | dict[str, Any]
+_Place = TypeVar("_Place")
 _APPLICATION_ID: Final = 0x434F4143
 _DEVELOPMENT_ID: Final = 0x434F4154  # of stores made before the first release, in formats that were never released
 _TABLES = (
@@ -85,6 +85,9 @@ _TABLES = (
         BEGIN UPDATE meta SET value = value + new.size WHERE key = 'stored_bytes'; END""",
     """CREATE TRIGGER blob_dropped AFTER DELETE ON blob
         BEGIN UPDATE meta SET value = value - old.size WHERE key = 'stored_bytes'; END""",
+    "CREATE INDEX session_by_creation ON session (created, session_id)",
+    "CREATE INDEX session_by_end ON session (used + ttl)",
+    "CREATE INDEX blob_raw ON blob (blob_key) WHERE coding = 'raw'",
 )
 STEPS: list[tuple[str, ...]] = [_TABLES]
 HIGHEST: Final = b"\xff" * 32
@@ -108,6 +111,14 @@ _DUE: Final = """SELECT session_key, seq FROM session CROSS JOIN ref USING (sess
         WHERE used + ttl <= :at AND gone IS NULL AND pinned = 0
     UNION SELECT session_key, seq FROM ref INDEXED BY ref_by_expiry
         WHERE expires <= :at AND gone IS NULL AND pinned = 0"""
+_WALK: Final = """SELECT r.gone IS NULL AND r.pinned = 0, r.session_key, r.seq, r.size, s.session_id, r.digest
+    FROM session s CROSS JOIN ref r ON r.session_key = s.session_key
+    AND r.seq > CASE s.session_key WHEN :key THEN :seq ELSE -1 END
+    WHERE s.session_key IN (SELECT session_key FROM session INDEXED BY session_by_end
+        WHERE used + ttl <= :at AND session_key >= :key ORDER BY session_key LIMIT :limit)
+    ORDER BY s.session_key, r.seq LIMIT :limit"""
+_EXPIRED: Final = """SELECT r.session_key, r.seq, r.size, s.session_id, r.digest FROM ref r INDEXED BY ref_by_expiry
+    CROSS JOIN session s USING (session_key) WHERE expires <= :at AND gone IS NULL AND pinned = 0 LIMIT :limit"""
 _USED: Final = """(SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
     WHERE ref.session_key = session.session_key AND ref.gone IS NULL))"""
 _STORED: Final = "(SELECT coalesce(sum(size), 0) FROM blob)"
@@ -284,14 +295,11 @@ class SqliteCatalog(Catalog):
         if wanted.used_after is not None:
             where.append("s.used > :used_after")
             values["used_after"] = wanted.used_after
-        found = " AND ".join(where)
-        # Sessions with high keys are usually the newest, so the oldest of as many as are wanted is a bound: only few
-        # rows behind it have to be sorted.
-        newest = f"SELECT s.created FROM session s WHERE {found} ORDER BY s.session_key DESC LIMIT :limit"
-        bound = f"SELECT CASE WHEN count(*) = :limit THEN min(created) ELSE -1e999 END FROM ({newest})"
-        likely = f"CASE WHEN s.created >= ({bound}) THEN {found} ELSE 0 END" if wanted.parents is None else found
+        # Children are few, so all sessions are read: faster in the order of the table.
+        how = "INDEXED BY session_by_creation" if wanted.parents is None else "NOT INDEXED"
         rows = self._query(
-            f"SELECT {SESSION} FROM session s WHERE {likely} ORDER BY s.created DESC, s.session_id DESC LIMIT :limit",
+            f"SELECT {SESSION} FROM session s {how} WHERE {' AND '.join(where)}"
+            " ORDER BY s.created DESC, s.session_id DESC LIMIT :limit",
             values,
         )
         return [SessionInfo(*row) for row in rows]
@@ -465,11 +473,6 @@ class SqliteCatalog(Catalog):
         found = self._query(f"SELECT {BLOB} FROM blob b WHERE b.digest = ?", key, settled=settled)
         return Blob(digest, *found[0][1:]) if found else None
 
-    def _due(self, at: float) -> list[Entry]:
-        due = f"FROM ({_DUE} LIMIT {BATCH}) due CROSS JOIN ref r USING (session_key, seq)"
-        source = f"{due} JOIN session s USING (session_key) LEFT JOIN blob b ON b.digest = r.digest"
-        return self._entries(source, "", {"at": at})
-
     def _would_expire(self, at: float) -> Freed:
         ((refs,),) = self._query(f"SELECT count(*) FROM ({_DUE})", {"at": at})
         blobs = self._query(
@@ -481,7 +484,8 @@ class SqliteCatalog(Catalog):
 
     def _unused(self, after: float, until: float) -> Iterator[Blob]:
         where = "WHERE coding = 'raw' AND used > ? AND used <= ?"
-        for digest, *rest in self._pages(f"(SELECT * FROM blob {where}) b", "blob_key", BLOB, (after, until)):
+        raw = f"(SELECT * FROM blob INDEXED BY blob_raw {where}) b"
+        for digest, *rest in self._pages(raw, "blob_key", BLOB, (after, until)):
             yield Blob(digest.hex(), *rest)
 
     def totals(self) -> Totals:
@@ -620,6 +624,66 @@ class SqliteCatalog(Catalog):
             keys = [key for key in keys if self._are_readable([key])]
         self._writer.executemany("DELETE FROM content WHERE blob_key = ?", [(key,) for key in keys])
 
+    def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
+        if dry_run:
+            return self._would_expire(at)
+        freed = self._in_steps("expiring", _resumed(partial(self._expire_sessions, at), (0, -1)))
+        freed += self._in_steps("expiring", partial(self._expire_refs, at))
+        self._in_steps("expiring", _resumed(partial(self._forget, at, forget_before), 0))
+        self._drop_aside(at)
+        return freed
+
+    def _expire_sessions(self, at: float, limit: int, after: tuple[int, int]) -> tuple[Freed, tuple[int, int] | None]:
+        """Expire the next refs of sessions that had expired at `at`. Tombstones count for the limit too, because they
+        take time. Also returns the last ref (session key, seq), or None at the end."""
+        rows = self._run(_WALK, {"at": at, "key": after[0], "seq": after[1], "limit": limit}).fetchall()
+        freed = self._expire_all([row[1:] for row in rows if row[0]])
+        return freed, (rows[-1][1], rows[-1][2]) if rows else None
+
+    def _expire_refs(self, at: float, limit: int) -> tuple[Freed, bool]:
+        """Expire the next refs by their own expiry time."""
+        rows = self._run(_EXPIRED, {"at": at, "limit": limit}).fetchall()
+        return self._expire_all(rows), bool(rows)
+
+    def _expire_all(self, refs: Sequence[tuple[int, int, int, str, bytes]]) -> Freed:
+        """Turn live refs (session key, seq, size, session, digest) into tombstones."""
+        marked = "UPDATE ref SET gone = 'expired' WHERE session_key = ? AND seq = ?"
+        self._writer.executemany(marked, [ref[:2] for ref in refs])
+        return self._let_go_of([ref[2:] for ref in refs])
+
+    def _forget(self, at: float, before: float, limit: int, after: int) -> tuple[Freed, int | None]:
+        """Do the same as `_forget_sessions` for the next sessions. Also returns the last one that is done, or None at
+        the end."""
+        page = self._run(
+            "SELECT session_key, used + ttl < ? FROM session INDEXED BY session_by_end WHERE session_key > ?"
+            " AND used + ttl <= ? AND session_id < x'' ORDER BY session_key LIMIT ?",
+            (before, after, at, limit),
+        ).fetchall()
+        if not page:
+            return Freed(), None
+        old = [key for key, is_old in page if is_old]
+        if self._drop_some("note", [key for key, _ in page], limit, "t.key >= 'record/' AND t.key < 'record0'"):
+            return Freed(), after
+        if self._drop_some("ref", old, limit, "gone IS NOT NULL"):
+            return Freed(), after
+        without = "SELECT value FROM json_each(?) WHERE NOT EXISTS (SELECT 1 FROM ref WHERE session_key = value)"
+        empty = [key for (key,) in self._run(without, (json.dumps(old),))]
+        if self._drop_some("note", empty, limit):
+            return Freed(), after
+        self._writer.executemany("DELETE FROM session WHERE session_key = ?", [(key,) for key in empty])
+        return Freed(), page[-1][0]
+
+    def _drop_some(self, table: str, sessions: Sequence[int], limit: int, where: str = "TRUE") -> bool:
+        """Delete notes or refs of these sessions, at most `limit`. Returns whether there may be more."""
+        key = "key" if table == "note" else "seq"
+        found = self._run(
+            f"SELECT t.session_key, t.{key} FROM json_each(?) one CROSS JOIN {table} t ON t.session_key = one.value"
+            f" WHERE {where} LIMIT ?",
+            (json.dumps(sessions), limit),
+        ).fetchall()
+        self._writer.executemany(f"DELETE FROM {table} WHERE session_key = ? AND {key} = ?", found)
+        return len(found) == limit
+
     def is_named(self, place: str) -> bool:
         return bool(self._query("SELECT 1 FROM blob WHERE place = ? LIMIT 1", (place,)))
 
@@ -690,6 +754,23 @@ class SqliteCatalog(Catalog):
 
     def _one(self, sql: str, values: Values = ()) -> Any:
         return self._writer.execute(sql, values).fetchone()
+
+
+def _resumed(
+    step: Callable[[int, _Place], tuple[Freed, _Place | None]], start: _Place
+) -> Callable[[int], tuple[Freed, bool]]:
+    """Return a step for `_in_steps` that continues where the step before ended. A smaller limit means that a step has
+    failed: then it begins again."""
+    place, last = start, 0
+
+    def run(limit: int) -> tuple[Freed, bool]:
+        nonlocal place, last
+        place, last = start if limit < last else place, limit
+        freed, after = step(limit, place)
+        place = place if after is None else after
+        return freed, after is not None
+
+    return run
 
 
 def entry_alone(row: Sequence[Any]) -> Entry | None:
