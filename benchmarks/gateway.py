@@ -329,7 +329,7 @@ def gateway(bench: Bench) -> Iterator[Row]:
     """CPU of a request through the gateway against a bare pass-through, and of the peers against the gateway."""
     if not Path("/proc/self/stat").exists():
         return
-    found = compared(bench.new_folder("gateway"), 2 if bench.quick else 8, peers=not bench.quick)
+    found = compared(bench.new_folder("gateway"), 2 if bench.quick else 5, peers=not bench.quick)
     for label, (used, first) in found.get("bare with aiohttp", {}).items():
         note = f"first byte {first:.0f} ms"
         yield Row(f"bare with aiohttp, {label}: CPU", found["bare"][label][0] / 1_000, used / 1_000, None, note=note)

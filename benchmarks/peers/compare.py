@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,10 +100,22 @@ def peers(bench: Bench) -> Iterator[Row]:
                         side.took.setdefault((kind, size), []).append(answer["seconds"])
             for side in sides[1:]:
                 yield _row(ours, side, kind, size)
+            title = f"sha256 of {size_name(size)} of {kind} alone: few of them compute it"
+            yield Row(title, None, _hashing(kind, size), None)
             running = [side for side in running if not side.missing]
     print(f"\nwhat is left in the context, and on disk\n{_facts(running, numbers)}", flush=True)
     for side in sides:
         side.close()
+
+
+def _hashing(kind: str, size: int) -> float:
+    data = content(kind, size, 0).encode()
+    times = []
+    for _ in range(20):
+        start = time.perf_counter()
+        hashlib.sha256(data).digest()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 def _started(bench: Bench) -> Iterator[Side]:
@@ -149,7 +164,7 @@ def _facts(running: list[Side], numbers: Iterator[int]) -> str:
         for again in range(_AGAIN):
             side.ask(kind="log", size=size, number=number, call=f"again-{number}-{again}")
         grown = (_bytes_in(side.folder) - before) / 2**20
-        lines.append((side.name, side.version, *left, f"+{grown:.1f} MB", "yes" if exact else "NO"))
+        lines.append((side.name, side.version, *left, f"{grown:+.1f} MB", "yes" if exact else "NO"))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     whole = size_name(size)
     sent = ", ".join(f"{kind} {tokens.count(content(kind, size, 0)):,}" for kind in KINDS)
