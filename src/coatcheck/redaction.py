@@ -794,10 +794,11 @@ def _alternatives(first: str) -> str:
     return f"{re.escape(first)}(?={_FOLLOWED_BY[first]})(?:{'|'.join(shapes)})"
 
 
-_TOKEN: Final = lazy_pattern("|".join(map(_alternatives, _FOLLOWED_BY)), re.ASCII)
+_TOKENS: Final = "|".join(map(_alternatives, _FOLLOWED_BY))
+_TOKEN: Final = lazy_pattern(_TOKENS, re.ASCII)
 # Whether there is anything but names to look for: a token, or a literal that the other shapes have.
 _HINT: Final = lazy_pattern(
-    rf"{_TOKEN.pattern}|J(?<=eyJ)|-(?:----(?:BEGIN|END)|Lines:|u |-user)|:(?:AA|//[^\s/@]{{1,400}}@)|Q~", re.ASCII
+    rf"{_TOKENS}|J(?<=eyJ)|-(?:----(?:BEGIN|END)|Lines:|u |-user)|:(?:AA|//[^\s/@]{{1,400}}@)|Q~", re.ASCII
 )
 # Tokens without a rare first character: the label, a literal that `in` finds quickly, the pattern.
 _OTHERS: Final = (
