@@ -15,10 +15,9 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeGuard
+from typing import Any, Final, Literal, NamedTuple, TypeGuard
 
 from coatcheck.checks import is_seconds, is_whole
 from coatcheck.deferred import lazy_pattern, logger
@@ -41,8 +40,7 @@ _HEADER: Final = lazy_pattern(r"\s*\[+([^\[\]]+)\]")
 _ASSIGNED: Final = lazy_pattern(r"\s*([^=#\[\]]+?)\s*=")
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """One setting. It may be None if that is its default, or if it is `optional`. A value of kind `place` is a path or
     url; in a file, paths are relative to the file. `rules` are what `Policy` takes for single tools."""
 
@@ -173,8 +171,7 @@ BY_KEY: Final[Mapping[str, Setting]] = {setting.key: setting for setting in SETT
 SECTIONS: Final = tuple(dict.fromkeys(setting.key.rpartition(".")[0] for setting in SETTINGS))
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """The origin of a value: `code`, a `file` (`where` is its path), the `environment` (the variable) or `default`."""
 
     source: Literal["code", "file", "environment", "default"]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, NamedTuple, TypeVar
 
 from coatcheck import media
 from coatcheck.checks import check_name, one_of, seconds
@@ -47,8 +47,7 @@ _HEAD = 1024  # bytes, enough for the 200 characters of a summary in any script
 _SLOWEST, _QUICKEST = 30.0, 0.05  # seconds until uses are written
 
 
-@dataclass(frozen=True, slots=True)
-class About:
+class About(NamedTuple):
     """What the caller of a put says about the value. None means: find out."""
 
     name: str | None = None
@@ -84,8 +83,7 @@ class About:
             seconds(self.ttl, "ttl", optional=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(NamedTuple):
     """A session and its ancestors, nearest first: where names and pointers are looked up."""
 
     info: SessionInfo
@@ -217,7 +215,7 @@ class Parts:
         if type(value) is bytes:
             return self.put_encoded([scope], Encoded("bytes", value), about)
         if isinstance(value, Path):
-            named = _checked(replace(about, name=about.name or _file_name(value)))
+            named = _checked(about._replace(name=about.name or _file_name(value)))
             try:
                 with value.open("rb") as stream:
                     return self._put_stream(scope, stream, named)
@@ -238,7 +236,7 @@ class Parts:
         about, digest = _checked(about), hashlib.sha256(value.data).hexdigest()
         ref = self._put_bytes(scopes[0], value, about, digest)
         for other in scopes[1:]:
-            self._put_bytes(other, value, replace(about, granted_by=None), digest)
+            self._put_bytes(other, value, about._replace(granted_by=None), digest)
         return ref
 
     def add(self, entry: Entry, *, reuse: bool = False, heal: bool = False) -> bool:
@@ -310,7 +308,7 @@ class Parts:
         with self.blobs.stage(measured()) as staged:
             digest, codec = staged.digest, _codec_of(stream)
             blob = self.catalog.blob(digest)  # first, so that what follows is complete
-            known = replace(self.catalog.look(digest, scope.lineage, blob=False), blob=blob)
+            known = self.catalog.look(digest, scope.lineage, blob=False)._replace(blob=blob)
             is_sound = None if blob is None else self._is_sound(blob)
             for entry in known.entries if is_sound else ():
                 # Put it once more, so that it is durable. Nothing is stored twice.
@@ -496,7 +494,7 @@ def _codec_of(stream: IO[bytes]) -> Codec:
 def _checked(about: About) -> About:
     about.check()
     if about.summary is not None and (summary := mask(about.summary)) != about.summary:
-        return replace(about, summary=summary[:SUMMARY_LIMIT])
+        return about._replace(summary=summary[:SUMMARY_LIMIT])
     return about
 
 

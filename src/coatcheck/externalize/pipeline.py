@@ -276,7 +276,7 @@ def masked_labels(about: About, policy: Policy) -> About:
     if policy.redact != "store":
         return about
     name, tool, call_id = (one and mask(one) for one in (about.name, about.tool, about.call_id))
-    return replace(about, name=name, tool=tool, call_id=call_id)
+    return about._replace(name=name, tool=tool, call_id=call_id)
 
 
 def put(session: CoreSession, value: object, about: About, policy: Policy | None = None) -> Ref:
@@ -284,7 +284,7 @@ def put(session: CoreSession, value: object, about: About, policy: Policy | None
     policy = policy or configured(session.store.settings)
     stored = masked(value, policy)
     if about.media_type == media.JSON and isinstance(stored, str) and not isinstance(value, str):
-        about = replace(about, media_type=None)  # masking has broken its structure
+        about = about._replace(media_type=None)  # masking has broken its structure
     return session.put_about(stored, masked_labels(about, policy))
 
 
@@ -301,7 +301,7 @@ def put_prepared(
     that its source gave. It is put into the sessions of `also` too."""
     media_type, kind = described(prepared.encoded, claimed)
     tool, call_id = _label(about.tool), _label(about.call_id)
-    about = replace(about, media_type=media_type, kind=kind, tool=tool, call_id=call_id)
+    about = about._replace(media_type=media_type, kind=kind, tool=tool, call_id=call_id)
     return session.put_encoded(prepared.encoded, masked_labels(about, policy), also)
 
 
@@ -524,7 +524,7 @@ class _Result:
         if self._arguments:
             shown = ", ".join(f"{name}={as_text(value)[:_ARGUMENT]}" for name, value in self._arguments.items())
             found["arguments"] = mask(shown)[:_ARGUMENTS]
-        return replace(about, metadata_json=metadata_text(found))
+        return about._replace(metadata_json=metadata_text(found))
 
     # Decide
 
@@ -576,7 +576,7 @@ class _Result:
                 value = redacted(prepared.value)
                 prepared = Prepared(value, as_text(value))
             media_type, kind = described(prepared.encoded, claimed)
-            entry = replace(self._about, media_type=media_type, kind=kind)
+            entry = self._about._replace(media_type=media_type, kind=kind)
             about = prepared.facts(media_type, kind, self._policy.preview_chars)
             ref = self._session.put_encoded(prepared.encoded, entry)
             if shown is not None:

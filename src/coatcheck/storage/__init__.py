@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -57,8 +56,7 @@ class Staged(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class StagedBlob:
+class StagedBlob(NamedTuple):
     """The `Staged` of a backend that knows the blob before it is published."""
 
     digest: str

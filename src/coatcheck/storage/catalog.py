@@ -120,8 +120,7 @@ class Note(NamedTuple):
 Row = SessionInfo | Entry | Blob | Note
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(NamedTuple):
     """What a put needs to know about a digest: the entries of its session that begin alike, with their inline content;
     the ids in all of the sessions asked about that begin alike; and the blob, if it was asked for and is stored.
     `is_durable` tells whether the entries are complete, and as durable as the catalog was opened for."""
@@ -165,8 +164,7 @@ class Totals:
     quarantined_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SetAside:
+class SetAside(NamedTuple):
     """A blob that a repair took out of use. Its copies are not swept before `until`, as long as there are tombstones
     (`refs`) that it could restore. `content` is the damaged content of a blob that was kept in the catalog."""
 
@@ -187,16 +185,14 @@ class SetAside:
         return cls(blob, until, None if content is None else bytes.fromhex(content))
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """Limits that a put enforces: the store's quota in bytes, and the grace period after expiry in seconds."""
 
     store_quota: int | None = None
     grace: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Claimant:
+class Claimant(NamedTuple):
     """The newest claim of a session, and when its holder last claimed or wrote. Only exactly this token is accepted."""
 
     token: int
@@ -435,7 +431,7 @@ class Records(Rows):
             if token is not None:
                 claim, last_attempt = self._newest_claim(session_id)
                 _check_token(token, claim)
-                self._save_claim(session_id, replace(claim, at=max(claim.at, at)), last_attempt)
+                self._save_claim(session_id, claim._replace(at=max(claim.at, at)), last_attempt)
             for (series, body, keep), key, number in zip(given, keys, numbers, strict=True):
                 name = series.encode()
                 value = _HEAD.pack(attempt, at, token or 0, len(name)) + name + body
@@ -627,7 +623,7 @@ class Upkeep(Rows):
         wanted = None if digests is None else set(digests)
         found = [SetAside.of(one) for one in self.notes("", *_ASIDE)]
         found = [one for one in found if wanted is None or one.blob.digest in wanted]
-        return [replace(one, refs=len(self._damaged(one.blob.digest))) for one in found]
+        return [one._replace(refs=len(self._damaged(one.blob.digest))) for one in found]
 
     def restore(self, blob: Blob) -> int:
         """Undo `lose` for a copy that turned out to be valid. Returns the number of restored refs; returns 0 and
