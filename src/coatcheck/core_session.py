@@ -81,7 +81,7 @@ class CoreSession(ABC):
 
     def viewed(self) -> Self:
         """Return this session for a person who looks at it: reads do not count as its use, nor as shown to a model."""
-        return type(self)(self.store, replace(self._parts, activity=Onlooker(self._parts.activity)), self._scope)
+        return type(self)(self.store, self._parts._replace(activity=Onlooker(self._parts.activity)), self._scope)
 
     def put(
         self,

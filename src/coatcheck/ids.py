@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import InvalidPointer
@@ -22,8 +21,7 @@ _HEX = lazy_pattern(r"[0-9a-f]{12,64}")
 _MISSING = object()
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """A parsed pointer: the prefix of an id, and the fragment, '' if there is none."""
 
     prefix: str

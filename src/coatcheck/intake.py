@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
@@ -195,8 +195,7 @@ class Onlooker(Activity):
         self._seen.flush()
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(NamedTuple):
     """The parts of a store, which its sessions share, and the put path. `ttl` is that of new sessions; `make_room`
     collects what has expired, if a quota is exceeded."""
 

@@ -65,8 +65,7 @@ class SessionInfo:
         return None if self.ttl is None else max(used, self.used) + self.ttl
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionFilter:
+class SessionFilter(NamedTuple):
     """Which sessions a page has: those whose ids contain a text, and begin with none of the prefixes in `without`. With
     `roots`, those whose parent is not listed itself; with `parents`, the children of these; with `used_after`, those
     that were used after this time."""

@@ -14,7 +14,6 @@ import struct
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -154,8 +153,7 @@ def compressed(frames: Iterable[bytes]) -> Iterator[bytes]:
     yield _SKIPPABLE.pack(_SKIPPABLE_MAGIC, len(table)) + bytes(table)
 
 
-@dataclass(frozen=True, slots=True)
-class SeekTable:
+class SeekTable(NamedTuple):
     """The seek table: the size of the file, and the size of each compressed frame."""
 
     size: int

@@ -20,7 +20,7 @@ import itertools
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -50,8 +50,7 @@ _SMALLEST = 64 * 1024
 _PAGES_OF_A_RECORD = 32 * 1024  # one row in each table and index, each on a page of its own
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """The position of a record in one journal. `sync` must reach its end."""
 
     journal_id: bytes
