@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import coatcheck
@@ -633,6 +633,7 @@ ANYTHING = st.recursive(
 def test_no_message_breaks_the_meter(backend: Backend) -> None:
     @backend.examples()
     @given(ANYTHING)
+    @example("thinking")
     def check(message: Any) -> None:
         session = backend.new_session()
         meter = Meter(session, tools=toolkit(session))

@@ -130,7 +130,7 @@ def weigh(message: Message, count: TokenCounter = estimate) -> int:
     try:
         text = _dumped(message)
         images = thought = 0
-        if 'thinking"' in text:
+        if 'thinking"' in text and isinstance(message, Mapping):
             message, thought = _without_thinking(message)
             text = _dumped(message) if thought else text
         if len(text) > _LARGE and ('"image' in text or '"input_image' in text):

@@ -318,7 +318,10 @@ class SqliteCatalog(Catalog):
     ) -> list[Entry]:
         columns = f"{COLUMNS}, {'c.data' if content else 'NULL'} {source} {_CONTENT if content else ''}"
         rows = self._query(f"SELECT {columns} {where}", values, settled=settled)
-        return [entry_of(row) for row in rows]
+        try:
+            return [entry_of(row) for row in rows]
+        except (AttributeError, TypeError, ValueError) as error:  # a damaged index led to a row that does not exist
+            raise Damaged("the catalog has an invalid row", hint="run 'coatcheck verify'") from error
 
     def blobs(self, digest: str | None = None) -> Iterator[tuple[Blob, bytes | StoreError | None]]:
         if digest is None:
