@@ -8,15 +8,17 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 import obstore
 import psycopg
+import pytest
 from hypothesis import settings
 from obstore.store import S3Store
 
@@ -293,3 +295,18 @@ def edit_catalog(root: Path, *statements: str) -> None:
         root / "catalog.sqlite",
         *statements,
     )
+
+
+def released_by(kind: type[Any], module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the number of refs that each change of a catalog removes or buries, in batches of
+    three."""
+    monkeypatch.setattr(module, "BATCH", 3)
+    counts: list[int] = []
+    let_go = kind._let_go_of
+
+    def counting(self: Any, refs: Sequence[Any]) -> Any:
+        counts.append(len(refs))
+        return let_go(self, refs)
+
+    monkeypatch.setattr(kind, "_let_go_of", counting)
+    return counts

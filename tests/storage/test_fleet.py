@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from coatcheck.storage.postgres_catalog import PostgresCatalog
 from coatcheck.storage.s3 import S3Blobs
 from coatcheck.testing import BlobStoreSuite, CatalogSuite
 from tests import warm
-from tests.backends import LARGE, PROCESSES, Fleet
+from tests.backends import LARGE, PROCESSES, Fleet, released_by
 from tests.servers import SECRET
 
 CANARY = "hunter2-canary"
@@ -298,17 +298,7 @@ def test_a_search_fetches_large_artifacts_all_at_once(fleet: Fleet, monkeypatch:
 
 @pytest.fixture
 def released(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many refs each transaction of the test has removed or buried, with batches of three."""
-    monkeypatch.setattr(postgres_catalog, "BATCH", 3)
-    counts: list[int] = []
-    let_go = PostgresCatalog._let_go_of
-
-    def counting(self: PostgresCatalog, refs: Sequence[tuple[int, bytes, int]]) -> Freed:
-        counts.append(len(refs))
-        return let_go(self, refs)
-
-    monkeypatch.setattr(PostgresCatalog, "_let_go_of", counting)
-    return counts
+    return released_by(PostgresCatalog, postgres_catalog, monkeypatch)
 
 
 def test_a_large_session_ends_in_bounded_transactions(fleet: Fleet, released: list[int]) -> None:

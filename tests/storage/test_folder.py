@@ -1,6 +1,5 @@
 """The folder backend conforms to both protocols, with either durability."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,10 +7,10 @@ import pytest
 import coatcheck
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Catalog, catalog
-from coatcheck.storage.catalog import Freed
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.folder import FolderCatalog, open_folder_store
 from coatcheck.testing import BlobStoreSuite, CatalogSuite
+from tests.backends import released_by
 
 
 class _FolderBlobs(BlobStoreSuite):
@@ -63,17 +62,7 @@ class TestProcessCatalog(_FolderCatalog):
 
 @pytest.fixture
 def released(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many refs each change of the test has removed or buried, with batches of three."""
-    monkeypatch.setattr(catalog, "BATCH", 3)
-    counts: list[int] = []
-    let_go = FolderCatalog._let_go_of
-
-    def counting(self: FolderCatalog, refs: Sequence[tuple[int, str, bytes]]) -> Freed:
-        counts.append(len(refs))
-        return let_go(self, refs)
-
-    monkeypatch.setattr(FolderCatalog, "_let_go_of", counting)
-    return counts
+    return released_by(FolderCatalog, catalog, monkeypatch)
 
 
 def test_a_large_session_expires_in_bounded_changes(tmp_path: Path, released: list[int]) -> None:

@@ -48,12 +48,14 @@ def collect(dry_run: bool, grace: float | None, no_orphans: bool, url: str | Non
 @store_options
 def verify(repair: bool, url: str | None, as_json: bool) -> int:
     """Read everything and report problems. Exits with 8 if problems remain."""
+    from coatcheck.previews.excerpts import count  # here, because other commands need not import it
+
     with open_existing(url) as store, terminal.progress("verifying", quiet=as_json) as bar:
         report = store.verify(repair=repair, progress=bar)
     _print_report(report, as_json)
     if not as_json:
-        found = _counted(len(report.problems), "problem") if report.problems else "all is well"
-        click.echo(f"{_counted(report.artifacts, 'artifact')}, {report.bytes:,} bytes read: {found}")
+        found = count(len(report.problems), "problem") if report.problems else "all is well"
+        click.echo(f"{count(report.artifacts, 'artifact')}, {report.bytes:,} bytes read: {found}")
     return 0 if all(problem.repaired for problem in report.problems) else DAMAGED
 
 
@@ -211,7 +213,3 @@ def _setting_record(settings: Settings, setting: Setting, as_json: bool) -> dict
         shown = shown if len(shown) <= _MAX_VALUE else f"{shown[:_MAX_VALUE]}…"
         source = os.path.basename(origin.where) if origin.source == "file" else source
     return {"key": key, "value": shown, "source": source, "about": setting.about}
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -96,7 +96,7 @@ class Attempt:
                         self._await(result, resources.pop_all(), loop)
                         return
                 ending: Ending = Returned(self._pumped(result))
-        except BaseException as error:
+        except BaseException as error:  # every exception of a tool is an outcome, even SystemExit
             if hand_over and isinstance(error, KeyboardInterrupt) and _in_main_thread():
                 raise
             ending = Failed(error)

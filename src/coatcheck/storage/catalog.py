@@ -736,10 +736,15 @@ class Catalog(Records, Upkeep):
         if known.is_durable:
             for entry in known.entries:
                 if is_repeat(entry):
+                    self._note_same(entry)
                     return entry, known.ids
         entry = make()
         self.put(entry, limits=limits)
         return entry, known.ids
+
+    def _note_same(self, entry: Entry) -> None:
+        """Called when a put has found the same content in an entry. A catalog may leave out that content for a while,
+        with `is_checked`, so that it is not compared again."""
 
     def batch(self) -> AbstractContextManager[None]:
         """Acknowledge the puts of this thread inside the context together. Each put is visible at once and survives

@@ -418,26 +418,7 @@ class FolderCatalog(SqliteCatalog):
             found = [*found, *self._under(each, start, False, settled=False)]
         return True, found
 
-    def put_inline(
-        self,
-        digest: str,
-        lineage: Sequence[str],
-        make: Callable[[], Entry],
-        is_repeat: Callable[[Entry], bool],
-        *,
-        limits: Limits = NO_LIMITS,
-    ) -> tuple[Entry, Collection[str]]:
-        known = self.look(digest, lineage, blob=False)
-        for entry in known.entries if known.is_durable else ():
-            if is_repeat(entry):
-                self._note_same(entry)
-                return entry, known.ids
-        entry = make()
-        self.put(entry, limits=limits)
-        return entry, known.ids
-
     def _note_same(self, entry: Entry) -> None:
-        """Note that the content of an entry that was read was compared with the same content, and found equal."""
         if not entry.is_checked:
             for reader in self._readers:
                 known = reader.entries.get((entry.ref.session_id, entry.ref.artifact_id[:MIN_PREFIX], False))
