@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import random
 import shutil
@@ -226,3 +227,21 @@ def test_a_flipped_bit_in_a_transcript_or_its_backup_is_reported_or_harmless(
                 error.add_note(f"byte {at}, bit {bit}, seed {seed}")
                 raise
             counts("flipped bits")
+
+
+def test_a_flipped_bit_in_the_places_of_the_rows_of_a_page_is_damage_and_no_other_error(in_memory: Path) -> None:
+    start, folder, reported = in_memory / "start", in_memory / "store", 0
+    _made(in_database, start)
+    data = (start / "catalog.sqlite").read_bytes()
+    for page, offset, bit in itertools.product(range(1, len(data) // 4096), (16, 17), range(8)):
+        changed = bytearray(data)
+        changed[page * 4096 + offset] ^= 1 << bit
+        shutil.copytree(start, folder)
+        (folder / "catalog.sqlite").write_bytes(changed)
+        try:
+            with coatcheck.open(folder, durability="process") as store:
+                store.session("s").list()
+        except CoatcheckError as error:
+            reported += "invalid row" in str(error)
+        shutil.rmtree(folder)
+    assert reported
