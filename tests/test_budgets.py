@@ -151,15 +151,20 @@ class Usage:
         assert self.peak < PEAK, f"{what} took {self.peak >> 20} MiB"
 
 
+MEASURED = """
+import json, resource, subprocess, sys
+subprocess.run(sys.argv[1:], stderr=subprocess.STDOUT)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+json.dump([used.ru_utime + used.ru_stime, used.ru_maxrss << 10], sys.stderr)
+"""
+
+
 def _used(command: list[str], env: dict[str, str]) -> tuple[str, Usage]:
-    """Run a command to its end, and return its output and what it and its children used."""
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert process.stdout is not None
-    with process.stdout:
-        output = process.stdout.read().decode("utf-8", "replace")
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return output, Usage(used.ru_utime + used.ru_stime, used.ru_maxrss * 1_024)
+    """Run a command to its end, and return its output and what it and its children used.
+
+    A small process starts it: on Linux, the peak of a process begins with that of the one that started it."""
+    done = subprocess.run([sys.executable, "-c", MEASURED, *command], env=env, capture_output=True, check=True)
+    return done.stdout.decode("utf-8", "replace"), Usage(*json.loads(done.stderr))
 
 
 class Watched:

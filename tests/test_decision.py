@@ -162,6 +162,20 @@ def test_a_store_learns_how_often_results_of_a_tool_are_read(tmp_path: Path) -> 
         assert limit(store.session("t")) > before
 
 
+def test_a_result_that_a_host_passes_again_is_decided_as_before_and_counted_once(session: Session) -> None:
+    def decided(call_id: str) -> float:
+        content, situation = text(12_000) + call_id[-1], Situation(context_tokens=2_000)
+        outcome = session.externalize(content, tool="read_file", call_id=call_id, situation=situation)
+        assert outcome.ref is not None
+        assert outcome.why is not None
+        return outcome.why.expected_reads
+
+    first = decided("first")
+    assert [decided("first") for _ in range(50)] == [first] * 50
+    assert first / 2 < decided("second") < first, "one stub was not read, not 51"
+    assert decided("first") == first
+
+
 def test_a_store_that_cannot_be_written_still_decides(session: Session) -> None:
     outcome = session.externalize(text(9_000), tool="query")
     session.store.close()

@@ -50,6 +50,12 @@ class Held:
     name: str | None
     own_end: float | None
     pinned: bool = False
+    granted_by: str | None = None
+
+    def says(self, other: Held) -> bool:
+        """Whether it says the same as another."""
+        mine, others = ((one.digest, type(one.value), one.name, one.granted_by) for one in (self, other))
+        return mine == others and self.own_end == other.own_end
 
 
 @dataclass
@@ -113,8 +119,13 @@ class Machine(RuleBasedStateMachine):
         model = self.sessions.setdefault(session, Model(self.clock.now))
         if model.expires() + GRACE <= self.clock.now:
             model.refs = [one for one in model.refs if one.pinned]
-        model.used = max(model.used, self.clock.now)
         same = [one for one in model.refs if one.digest == held.digest]
+        alive = [one for one in same if one.own_end is held.granted_by is None and self.lives(model, one)]
+        model.used = max(model.used, self.clock.now)
+        newest = next((one for one in reversed(model.refs) if one.name == held.name), None)
+        for one in [*alive, *same[-1:]]:
+            if one.says(held) and (held.name is None or one is newest):
+                return  # nothing is added: it stays where it is
         held.pinned = bool(same) and same[-1].pinned
         model.refs.append(held)
 
@@ -235,7 +246,7 @@ class Machine(RuleBasedStateMachine):
             return
         assert held
         source = next(one for one in held if one.name == ref.name)
-        self.hold(to, Held(digest, source.value, ref.name, None))
+        self.hold(to, Held(digest, source.value, ref.name, None, granted_by=giver))
 
     @rule(which=WHICH)
     def end(self, which: str) -> None:

@@ -232,9 +232,12 @@ class _Upkeep:
         return error.message
 
     def attempt(self, act: Callable[[], _T], otherwise: _T, digest: str | None = None, doing: str = "") -> _T:
-        """Return the result of a call. If it fails, add a problem and return `otherwise`."""
+        """Return the result of a call, or `otherwise` if what it works on was removed meanwhile, or if it fails, which
+        becomes a problem."""
         try:
             return act()
+        except NotFound:
+            return otherwise
         except (StoreError, OSError) as error:
             self.add("unreadable", doing + self.note(error), digest)
             return otherwise
@@ -313,8 +316,7 @@ class _Upkeep:
             self._apart = [one.blob for one in self.quarantined()]
         for one in [one for one in self._apart if one.digest == blob.digest]:
             copy = replace(blob, coding=one.coding, place=one.place)
-            if not self.attempt(partial(self._blobs.take_back, one), False, blob.digest):
-                continue
+            self.attempt(partial(self._blobs.take_back, one), False, blob.digest)  # another repair may be faster
             if self._failure(copy, None) is None and (copy.place == blob.place or self._catalog.relocate(blob, copy)):
                 return True
         return False

@@ -28,7 +28,7 @@ CANARY = "hunter2-canary"
 
 class Between:
     """A proxy in front of the object store that fails on demand: `busy` answers 503, `lost` lets a put succeed and
-    drops its answer, `slow` waits before it answers."""
+    drops its answer, `slow` waits before it answers, `gone` says that there is no such object."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.removeprefix("http://").partition(":")
@@ -60,6 +60,10 @@ class Between:
         self.seen[f"{method} {fault}".strip()] += 1
         if fault == "busy":
             client.sendall(b"HTTP/1.1 503 Slow Down\r\ncontent-length: 0\r\n\r\n")
+            return True
+        if fault == "gone":
+            body = b"<Error><Code>NoSuchKey</Code></Error>"
+            client.sendall(b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
             return True
         if fault == "slow":
             time.sleep(0.5)
@@ -126,6 +130,18 @@ def patient_database(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient_database")
+def test_an_object_that_is_forgotten_while_it_is_set_aside_is_no_problem(fleet: Fleet, between: Between) -> None:
+    place = parse(fleet.new_url().replace(fleet.s3.url, between.url))
+    blobs, catalog, passages = open_fleet(place, patience=0.5)
+    with Store(blobs, catalog, passages, url="fleet", session_type=Session):
+        with blobs.stage([b"x" * LARGE]) as staged:
+            copy = staged.publish()
+        between.faults = ["", "gone"]  # it is there, and then it is not
+        assert not blobs.quarantine(copy, 1_000)
+        assert between.seen["PUT gone"] == 1
+        assert list(blobs.quarantined()) == []
+
+
 def test_an_unreachable_object_store_is_a_retryable_error(fleet: Fleet) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         url = fleet.new_url().replace(fleet.s3.url, f"http://127.0.0.1:{nobody.getsockname()[1]}")

@@ -1,5 +1,7 @@
 """The folder backend conforms to both protocols, with either durability."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,23 @@ def test_a_collection_completes_the_end_of_a_session_that_was_interrupted(
         assert (sum(released), max(released)) == (10, 3)
         assert [store.session("s").get(again), len(store.session("s").list())] == ["result 0", 1]
         assert store.verify().problems == []
+
+
+class _Forgetting(Disk):
+    """Another thread forgets the last ref of a copy just before the copy is set aside."""
+
+    def rename(self, name: str, folder: int, new_name: str, new_folder: int) -> None:
+        if "quarantine" in os.readlink(f"/proc/self/fd/{new_folder}"):
+            os.unlink(name, dir_fd=folder)
+        super().rename(name, folder, new_name, new_folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_copy_that_is_forgotten_while_it_is_set_aside_is_no_problem(tmp_path: Path) -> None:
+    blobs, catalog = open_folder_store(tmp_path / "store", _Forgetting(durable=False))
+    with blobs.stage([b"x" * 100_000]) as staged:
+        copy = staged.publish()
+    assert not blobs.quarantine(copy, 1_000)
+    assert list(blobs.places()) == list(blobs.quarantined()) == []
+    blobs.close()
+    catalog.close()

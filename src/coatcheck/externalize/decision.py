@@ -23,7 +23,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from coatcheck.models import USUAL_PRICES, Prices
@@ -231,6 +231,15 @@ class _Seen:
     tokens: int = 0
 
 
+class _Result(NamedTuple):
+    """A result as a prompt builder judges it."""
+
+    session_id: str
+    tool: str | None
+    call_id: str
+    situation: Situation
+
+
 class ReadRates:
     """How often stubs are read, per tool, in one store, and the conversations of this process.
 
@@ -241,8 +250,17 @@ class ReadRates:
         self._saved: dict[str, _Rate] | None = None
         self._new: dict[str, _Rate] = {}
         self._sessions: dict[str, _Seen] = {}
-        self._stubs: dict[str, None] = {}
+        self._stubs: dict[str, tuple[str, str | None]] = {}
+        self._used: dict[_Result, float] = {}
         self._events = 0
+
+    def rate_for(self, result: _Result, session: CoreSession) -> float:
+        """Return the rate for a result in a known situation: that of the last time if it is judged again, so that a
+        prompt that is built twice is the same."""
+        if (found := self._used.get(result)) is None:
+            found = self._used[result] = self.rate(session, result.tool)
+            bound(self._used)
+        return found
 
     def rate(self, session: CoreSession, tool: str | None) -> float:
         """Return the reads per expected read of a tool's stubs in this store."""
@@ -263,11 +281,14 @@ class ReadRates:
         self._session(session).tokens += chars // _CHARS_PER_TOKEN
 
     def stubbed(self, session: CoreSession, tool: str | None, refs: Sequence[Ref], expected: float) -> None:
-        """Note the stubs of a result, and the reads that are expected of them."""
+        """Note the stubs of a result, and the reads that are expected of them. The same result of the same call counts
+        once, even if a host passes it again."""
+        call = session.session_id, refs[0].call_id
+        if call[1] and self._stubs.get(refs[0].artifact_id) == call:
+            return
         self._session(session).tokens += STUB_TOKENS
-        self._stubs |= dict.fromkeys([ref.artifact_id for ref in refs])
-        while len(self._stubs) > _REMEMBERED:
-            self._stubs.pop(next(iter(self._stubs)), None)
+        self._stubs |= {ref.artifact_id: call for ref in refs}
+        bound(self._stubs)
         self._add(session, tool, _Rate(expected, 0, 1))
 
     def read(self, session: CoreSession, ref: Ref, chars: int) -> None:
@@ -322,7 +343,12 @@ def rates_of(store: Store) -> ReadRates:
 
 
 def expected_costs(
-    session: CoreSession, tool: str | None, situation: Situation | None, prices: Prices, calls: float | None
+    session: CoreSession,
+    tool: str | None,
+    situation: Situation | None,
+    prices: Prices,
+    calls: float | None,
+    call_id: str | None = None,
 ) -> tuple[Estimate | None, int]:
     """Return the expected costs of a tool's result, and the size in tokens from which a stub pays. None if it never
     leaves. Without a situation, prices and calls are those of the policy, and the context is what this process saw."""
@@ -331,7 +357,11 @@ def expected_costs(
         return None, 0
     rates = rates_of(session.store)
     given = rates.situation(session, prices, calls) if situation is None else situation
-    rate = max(_BOUNDS[0], round(rates.rate(session, tool) * _STEPS) / _STEPS)
+    if situation is None or not call_id:
+        rate = rates.rate(session, tool)
+    else:
+        rate = rates.rate_for(_Result(session.session_id, tool, call_id, situation), session)
+    rate = max(_BOUNDS[0], round(rate * _STEPS) / _STEPS)
     found = Estimate(use, replace(given, context_tokens=_rounded(given.context_tokens)), rate)
     return found, break_even(found)
 
@@ -343,6 +373,12 @@ def note_result(session: CoreSession, tool: str | None, refs: Sequence[Ref], tok
         rates.stubbed(session, tool, refs, Estimate(use_of(tool), Situation()).reads(tokens))
     else:
         rates.shown(session, chars)
+
+
+def bound(table: dict[Any, Any]) -> None:
+    """Forget the oldest entries of a table that grew too long."""
+    while len(table) > _REMEMBERED:
+        table.pop(next(iter(table)), None)
 
 
 @lru_cache(maxsize=4_096)

@@ -474,7 +474,9 @@ class _Result:
         """Set the limit from which a stub is expected to pay in this conversation."""
         policy = self._policy
         prices = policy.prices or (USUAL_PRICES if policy.model is None else model(policy.model).prices)
-        self._expected, most = expected_costs(self._session, self._tool, situation, prices, policy.expected_calls)
+        self._expected, most = expected_costs(
+            self._session, self._tool, situation, prices, policy.expected_calls, self._labels.call_id
+        )
         if self._expected is None:
             self._never, self._reason = True, "report"
         else:

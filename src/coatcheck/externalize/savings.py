@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from coatcheck.errors import CoatcheckError, InvalidArgument, StoreError
+from coatcheck.externalize.decision import bound
 from coatcheck.ids import pointer_of
 from coatcheck.redaction import mask
 from coatcheck.refs import RECORD_LIMIT
@@ -45,7 +46,6 @@ _OTHERS: Final = "others"
 _LONGEST: Final = 100  # characters of a name
 _TRACKED: Final = 500  # rows that are collected before they are written
 _ROWS: Final = 2_000  # rows of a month
-_SEEN: Final = 10_000  # results that are recognized if they come again
 _MONTHS: Final = 36
 _SUMMED_EVERY: Final = 64
 _KEPT: Final = 4 * _SUMMED_EVERY
@@ -209,9 +209,9 @@ class SavingsCounts:
             if call in self._seen:
                 return
             self._seen[call] = None
-            _bound(self._seen)
+            bound(self._seen)
         self._sources |= {ref.artifact_id: source for ref in refs}
-        _bound(self._sources)
+        bound(self._sources)
         tool = refs[0].tool if refs else tool and mask(tool)
         self._count(session.store, source, tool, (int(not failed), max(0, tokens), 0, 0, int(failed)))
 
@@ -293,11 +293,6 @@ def _source_of(ref: Ref) -> ResultSource | None:
     metadata = ref.metadata
     surface, server = metadata.get(SURFACE), metadata.get(SERVER, "")
     return ResultSource(surface, server) if isinstance(surface, str) and isinstance(server, str) else None
-
-
-def _bound(known: dict[Any, Any]) -> None:
-    while len(known) > _SEEN:
-        known.pop(next(iter(known)), None)
 
 
 def _add(total: dict[_Key, list[int]], more: Mapping[_Key, Sequence[int]]) -> None:

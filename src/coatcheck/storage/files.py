@@ -228,7 +228,10 @@ class FileBlobs(BlobStore):
                 except BlockingIOError:
                     return False
                 with self._quarantine(make=True) as apart, self._named_in(blob) as (fan, name):
-                    self._disk.rename(name, fan, f"{name}-{int(at)}", apart)
+                    try:
+                        self._disk.rename(name, fan, f"{name}-{int(at)}", apart)
+                    except FileNotFoundError:  # its last ref was forgotten meanwhile
+                        return False
                     self._disk.sync(apart)
                 return True
         except NotFound:

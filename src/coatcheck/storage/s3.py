@@ -275,7 +275,10 @@ class S3Blobs(BlobStore):
         with self._leases.take(blob.place) as free:
             if not free or not self._is_old(blob):
                 return False
-            self._move(self._path(blob), f"{self._apart}{blob.digest}-{blob.place}-{int(at)}")
+            try:
+                self._move(self._path(blob), f"{self._apart}{blob.digest}-{blob.place}-{int(at)}")
+            except NotFound:  # its last ref was forgotten meanwhile
+                return False
             self._cache.drop(blob.place)
             return True
 
