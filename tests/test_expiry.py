@@ -186,6 +186,16 @@ def test_a_put_after_the_grace_period_revives_nothing(store: Store, clock: Clock
     assert store.verify().problems == []
 
 
+def test_repeating_a_pinned_put_after_the_grace_period_revives_nothing_else(store: Store, clock: Clock) -> None:
+    session = store.session("s", ttl=100)
+    ref, other = session.put("x"), session.put("y")
+    session.pin(ref)
+    clock.advance(100 + 7200)
+    session.put("x")
+    assert [session.get(one) for one in session.list()] == ["x"]
+    assert session.get(other) is None
+
+
 @VALUES
 def test_putting_what_has_expired_brings_it_back(store: Store, clock: Clock, value: str) -> None:
     session = store.session("s", ttl=100)

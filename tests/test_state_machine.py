@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import shutil
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import pytest
@@ -51,6 +52,10 @@ class Held:
     own_end: float | None
     pinned: bool = False
     granted_by: str | None = None
+    gone: bool = False
+
+    def end(self) -> float:
+        return inf if self.pinned or self.own_end is None else self.own_end
 
     def says(self, other: Held) -> bool:
         """Whether it says the same as another."""
@@ -90,7 +95,7 @@ class Machine(RuleBasedStateMachine):
 
     def lives(self, model: Model, held: Held) -> bool:
         ends = [model.expires()] + ([] if held.own_end is None else [held.own_end])
-        return held.pinned or self.clock.now < min(ends)
+        return not held.gone and (held.pinned or self.clock.now < min(ends))
 
     def seen(self, name: str) -> list[tuple[str, Held]]:
         """Live refs that a session sees: own before inherited, newest first."""
@@ -118,14 +123,17 @@ class Machine(RuleBasedStateMachine):
     def hold(self, session: str, held: Held) -> None:
         model = self.sessions.setdefault(session, Model(self.clock.now))
         if model.expires() + GRACE <= self.clock.now:
-            model.refs = [one for one in model.refs if one.pinned]
-        same = [one for one in model.refs if one.digest == held.digest]
-        alive = [one for one in same if one.own_end is held.granted_by is None and self.lives(model, one)]
+            for one in model.refs:
+                one.gone = one.gone or not one.pinned
+        same = [one for one in model.refs if one.digest == held.digest and not one.gone]
+        longest = [one for one in same if one.end() == max(map(Held.end, same))]
+        known = [one for one in longest[-1:] if held.granted_by is held.own_end is None and self.lives(model, one)]
         model.used = max(model.used, self.clock.now)
         newest = next((one for one in reversed(model.refs) if one.name == held.name), None)
-        for one in [*alive, *same[-1:]]:
-            if one.says(held) and (held.name is None or one is newest):
-                return  # nothing is added: it stays where it is
+        if any(one.says(held) and (held.name is None or one is newest) for one in [*known, *same[-1:]]):
+            return  # nothing is added: it stays where it is
+        if not same:
+            model.refs = [one for one in model.refs if one.digest != held.digest]
         held.pinned = bool(same) and same[-1].pinned
         model.refs.append(held)
 
@@ -205,7 +213,7 @@ class Machine(RuleBasedStateMachine):
         found = self.by_name(which, name)
         model = self.sessions.get(which)
         own = (
-            [held for held in model.refs if held.name == name and held.digest == found.digest]
+            [one for one in model.refs if one.name == name and one.digest == found.digest and not one.gone]
             if model and found
             else []
         )
@@ -245,15 +253,15 @@ class Machine(RuleBasedStateMachine):
             assert not held
             return
         assert held
-        source = next(one for one in held if one.name == ref.name)
+        source = next(one for one in held if (one.name, encode(one.value)[0]) == (ref.name, ref.codec))
         self.hold(to, Held(digest, source.value, ref.name, None, granted_by=giver))
 
     @rule(which=WHICH)
     def end(self, which: str) -> None:
         model = self.sessions.pop(which, None)
-        alone = {held.digest for held in model.refs} if model else set()
+        alone = {held.digest for held in model.refs if not held.gone} if model else set()
         for other in self.sessions.values():
-            alone -= {held.digest for held in other.refs}
+            alone -= {held.digest for held in other.refs if not held.gone}
         ended = self.session(which).end()
         assert ended <= len(alone), "what expired may be gone already"
         if model and all(self.lives(model, held) for held in model.refs):
@@ -274,11 +282,9 @@ class Machine(RuleBasedStateMachine):
         assert (told.refs, told.artifacts, told.bytes) == (done.refs, done.artifacts, done.bytes)
         at = self.clock.now - (GRACE if grace is None else grace)
         for model in self.sessions.values():
-            model.refs = [
-                held
-                for held in model.refs
-                if held.pinned or not (model.expires() <= at or (held.own_end is not None and held.own_end <= at))
-            ]
+            for held in model.refs:
+                is_over = model.expires() <= at or (held.own_end is not None and held.own_end <= at)
+                held.gone = held.gone or (is_over and not held.pinned)
 
     @rule()
     def verify(self) -> None:
@@ -307,6 +313,8 @@ class Machine(RuleBasedStateMachine):
         self.store.close()
         self.store = self.opened()
         self.store.import_(io.BytesIO(target.getvalue()))
+        for model in self.sessions.values():
+            model.refs = [held for held in model.refs if not held.gone]
 
     @invariant()
     def nothing_is_lost_or_made_up(self) -> None:

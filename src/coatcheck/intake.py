@@ -394,6 +394,8 @@ class Parts(NamedTuple):
         ref = entry.ref
         if ref.artifact_id != digest or ref.codec != codec or not self.is_live(entry):
             return False
+        if ref.pinned and not self.is_live(replace(entry, ref=replace(ref, pinned=False))):
+            return False  # its session is over, so the catalog decides what becomes of the other refs
         if about.ttl is not None or ref.expires is not None:
             return False
         if about.name != ref.name or about.tool != ref.tool or about.call_id != ref.call_id:
