@@ -127,7 +127,8 @@ class Machine(RuleBasedStateMachine):
                 one.gone = one.gone or not one.pinned
         same = [one for one in model.refs if one.digest == held.digest and not one.gone]
         longest = [one for one in same if one.end() == max(map(Held.end, same))]
-        known = [one for one in longest[-1:] if held.granted_by is held.own_end is None and self.lives(model, one)]
+        is_asked = held.granted_by is None and held.own_end is None
+        known = [one for one in longest[-1:] if is_asked and self.lives(model, one)]
         model.used = max(model.used, self.clock.now)
         newest = next((one for one in reversed(model.refs) if one.name == held.name), None)
         if any(one.says(held) and (held.name is None or one is newest) for one in [*known, *same[-1:]]):
