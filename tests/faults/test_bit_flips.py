@@ -151,7 +151,10 @@ def test_a_flipped_bit_in_any_file_of_a_store_gives_no_other_bytes_and_no_silent
     files = [path for path in sorted(start.rglob("*")) if path.is_file() and path.stat().st_size]
     for path in files:
         data = path.read_bytes()
-        for places in _places(data, is_long=long_faults, share=6, rng=rng):
+        groups = list(_places(data, is_long=long_faults, share=6, rng=rng))
+        if long_faults and "blobs" in path.relative_to(start).parts:
+            groups = groups[::8]  # mostly payload, where one byte is like the next
+        for places in groups:
             changed, bit = bytearray(data), rng.randrange(8)
             for at in places:
                 changed[at] ^= 1 << bit
