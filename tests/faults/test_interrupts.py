@@ -14,6 +14,7 @@ import inspect
 import io
 import itertools
 import os
+import queue
 import random
 import signal
 import subprocess
@@ -88,6 +89,13 @@ class Interrupt:
                 self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}, {opcode}"
                 raise KeyboardInterrupt(self.where)
         return self._trace
+
+
+def in_thread(call: Callable[..., Any], *args: Any) -> Any:
+    """Return what a call returns in another thread. If the thread waits for a lock, this fails, and nothing waits."""
+    done: queue.Queue[Any] = queue.Queue()
+    threading.Thread(target=lambda: done.put(call(*args)), daemon=True).start()
+    return done.get(timeout=20)
 
 
 @dataclass(frozen=True)
@@ -342,7 +350,6 @@ def test_an_interrupt_at_any_bytecode_of_any_public_call_leaves_no_lock_behind(
     with (
         coatcheck.open(tmp_path / "store", durability="process") as store,
         coatcheck.open("memory:") as other,
-        ThreadPoolExecutor(1) as pool,
     ):
         world = World(store, tmp_path, other)
         for name, call in PUBLIC[of].items():
@@ -365,7 +372,7 @@ def test_an_interrupt_at_any_bytecode_of_any_public_call_leaves_no_lock_behind(
                 except KeyboardInterrupt as error:
                     kept = error
                 try:
-                    pool.submit(store.session("t").put, f"from a thread {world.number}").result(timeout=20)
+                    in_thread(store.session("t").put, f"from a thread {world.number}")
                     another()
                     after = f"after {world.number}"
                     assert world.session.get(world.session.put(after)) == after
@@ -393,7 +400,7 @@ def test_an_interrupt_at_any_bytecode_of_a_call_leaves_no_lock_behind(
     call: Call, tmp_path: Path, another: Callable[[], None], long_faults: bool
 ) -> None:
     folder = tmp_path / "store"
-    with coatcheck.open(folder, durability="process") as store, ThreadPoolExecutor(1) as pool:
+    with coatcheck.open(folder, durability="process") as store:
         session = store.session("s", ttl=None)
         session.put("the same", name="same")
         session.put(LARGE, name="large")
@@ -409,9 +416,9 @@ def test_an_interrupt_at_any_bytecode_of_a_call_leaves_no_lock_behind(
             except KeyboardInterrupt as error:
                 kept = error
             try:
-                pool.submit(store.session("t").put, f"from a thread {number}").result(timeout=20)
+                in_thread(store.session("t").put, f"from a thread {number}")
                 if number % 7 == 0:
-                    pool.submit(_fork).result(timeout=20)
+                    in_thread(_fork)
                 another()
                 assert session.get(session.put(f"after {number}")) == f"after {number}"
             except BaseException as error:
@@ -491,7 +498,7 @@ def test_a_call_from_a_signal_handler_inside_another_call_is_an_error_and_not_a_
 def test_an_interrupt_at_any_bytecode_around_a_fork_leaves_no_lock_behind(
     tmp_path: Path, another: Callable[[], None], long_faults: bool
 ) -> None:
-    with coatcheck.open(tmp_path / "store", durability="process") as store, ThreadPoolExecutor(1) as pool:
+    with coatcheck.open(tmp_path / "store", durability="process") as store:
         session = store.session("s", ttl=None)
 
         def fork(number: int) -> None:
@@ -516,12 +523,25 @@ def test_an_interrupt_at_any_bytecode_around_a_fork_leaves_no_lock_behind(
                 with contextlib.suppress(KeyboardInterrupt), interrupt:
                     fork(number)
                 session.put(f"from this thread {number}")
-                pool.submit(session.put, f"from a thread {number}").result(timeout=20)
-                pool.submit(_fork).result(timeout=20)
+                in_thread(session.put, f"from a thread {number}")
+                in_thread(_fork)
                 another()
             except BaseException as error:
                 error.add_note(f"interrupted at {number} of {counted.count}: {interrupt.where}")
                 raise
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_an_interrupt_at_any_bytecode_of_a_lock_leaves_it_free(wait: bool) -> None:
+    mutex = Mutex()
+    call = mutex.run if wait else mutex.try_run
+    with Interrupt() as counted:
+        call(lambda: "done")
+    assert counted.count > 40
+    for number in range(counted.count):
+        with pytest.raises(KeyboardInterrupt), Interrupt(number) as interrupt:
+            call(lambda: "done")
+        assert not mutex.is_owned(), interrupt.where
 
 
 @pytest.mark.parametrize("times", [1, 2, 5])
@@ -535,16 +555,14 @@ def test_several_interrupts_during_a_release_leave_the_lock_free(times: int) -> 
     mutex = Mutex(interrupted)
     with pytest.raises(KeyboardInterrupt, match="0"):
         mutex.run(lambda: None)
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(mutex.run, lambda: "free").result(timeout=20) == "free"
+    assert in_thread(mutex.run, lambda: "free") == "free"
 
 
 def test_a_lock_that_was_left_behind_outside_a_call_is_released_by_the_next_call() -> None:
     mutex = Mutex()
     mutex.acquire()  # what more interrupts than releases would leave
     assert mutex.run(lambda: "works") == "works"
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(mutex.run, lambda: "free").result(timeout=20) == "free"
+    assert in_thread(mutex.run, lambda: "free") == "free"
 
 
 def test_two_threads_can_fork_at_the_same_time(tmp_path: Path) -> None:

@@ -52,10 +52,12 @@ class Mutex:
         return None if self.is_owned() and self._is_inside() else self._run(work, False)
 
     def _run(self, work: Callable[[], _T], wait: bool) -> _T | None:
+        found = None  # a `return` inside would compile to an instruction that no `finally` covers
         try:
             try:
                 try:
-                    return work() if self.acquire(wait) else None
+                    if self.acquire(wait):
+                        found = work()
                 finally:
                     if self.is_owned():
                         self._free()
@@ -65,6 +67,7 @@ class Mutex:
         finally:
             if self.is_owned():
                 self._free()
+        return found
 
     def _undo_and_release(self) -> None:
         def once() -> None:
