@@ -39,6 +39,7 @@ COMMAND = "tests.faults.simulated_fleet"
 SWEEP_AFTER = 900.0
 _SCHEMA = "simulation"
 _OUTAGE = 3  # connections that are refused after a failover
+_WAITED = 60.0  # seconds that a statement may wait for a lock
 _T = TypeVar("_T")
 
 
@@ -193,11 +194,12 @@ class _LeaseConnection:
             raise psycopg.OperationalError("the connection is closed")
         (key,) = values
         answer = self._world.step(f"database: {sql.split('(')[0]}", lambda: self._locked(sql, key))
+        began = self._world.elapsed
         while answer is None:  # another machine has it
             self._world.sleep(0.01)
-            if self.closed:
-                raise psycopg.OperationalError("the connection is closed")
-            answer = self._locked(sql, key)
+            if self._world.elapsed > began + _WAITED:
+                raise psycopg.OperationalError("the statement waited too long")
+            answer = self._locked(sql, key)  # raises if the connection was closed meanwhile
         self._answer = answer
         return self
 

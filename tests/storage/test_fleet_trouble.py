@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -210,6 +211,25 @@ def test_a_database_that_hangs_is_given_up_in_time(fleet: Fleet) -> None:
                 database.signal(signal.SIGCONT)
             assert store.session("s").get("small") == "x"
             assert store.session("s").get("large") == "x" * LARGE
+
+
+def test_a_lease_whose_answer_was_lost_is_taken_again_at_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs, catalog, passages = open_fleet(parse(fleet.new_url()), patience=5)
+    lost: list[psycopg.Connection[Any]] = []
+    execute: Any = psycopg.Connection.execute
+
+    def losing(db: psycopg.Connection[Any], query: str, *args: Any, **more: Any) -> Any:
+        answer = execute(db, query, *args, **more)
+        if "pg_advisory_lock" in query and not lost:
+            lost.append(db)  # it stays referenced, so only closing it ends its lease
+            raise psycopg.OperationalError("the answer was lost")
+        return answer
+
+    with Store(blobs, catalog, passages, url="fleet", session_type=Session) as store:
+        monkeypatch.setattr(psycopg.Connection, "execute", losing)
+        session = store.session("s")
+        assert session.get(session.put("x" * LARGE)) == "x" * LARGE
+        assert [db.closed for db in lost] == [True]
 
 
 def test_a_connection_to_a_server_that_is_no_longer_primary_is_not_kept(fleet: Fleet) -> None:

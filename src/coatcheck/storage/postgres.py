@@ -233,7 +233,7 @@ class _Kept:
                     found = db.execute(sql, (key,)).fetchone()
                 return found is not None and bool(found[0])
             except psycopg.Error:
-                self._db = None
+                self._drop()  # at once: the server may have granted a lease whose answer was lost
                 raise
 
         with self._lock:
@@ -251,11 +251,14 @@ class _Kept:
             self._owner = os.getpid()
         return self._db
 
+    def _drop(self) -> None:
+        if self._db is not None and self._owner == os.getpid():
+            self._db.close()
+        self._db = None
+
     def close(self) -> None:
         with self._lock:
-            if self._db is not None and self._owner == os.getpid():
-                self._db.close()
-            self._db = None
+            self._drop()
 
 
 def is_passing(error: Exception) -> bool:
