@@ -232,8 +232,8 @@ class _Upkeep:
         return error.message
 
     def attempt(self, act: Callable[[], _T], otherwise: _T, digest: str | None = None, doing: str = "") -> _T:
-        """Return the result of a call, or `otherwise` if what it works on was removed meanwhile, or if it fails, which
-        becomes a problem."""
+        """Return the result of a call, or `otherwise` if it fails. The failure becomes a problem, unless what the call
+        works on was removed meanwhile."""
         try:
             return act()
         except NotFound:

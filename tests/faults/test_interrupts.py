@@ -14,14 +14,13 @@ import inspect
 import io
 import itertools
 import os
-import queue
 import random
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -93,9 +92,16 @@ class Interrupt:
 
 def in_thread(call: Callable[..., Any], *args: Any) -> Any:
     """Return what a call returns in another thread. If the thread waits for a lock, this fails, and nothing waits."""
-    done: queue.Queue[Any] = queue.Queue()
-    threading.Thread(target=lambda: done.put(call(*args)), daemon=True).start()
-    return done.get(timeout=20)
+    done: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call(*args))
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that asked
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done.result(timeout=20)
 
 
 @dataclass(frozen=True)

@@ -231,7 +231,7 @@ class _Seen:
     tokens: int = 0
 
 
-class _Result(NamedTuple):
+class _Judged(NamedTuple):
     """A result as a prompt builder judges it."""
 
     session_id: str
@@ -251,10 +251,10 @@ class ReadRates:
         self._new: dict[str, _Rate] = {}
         self._sessions: dict[str, _Seen] = {}
         self._stubs: dict[str, tuple[str, str | None]] = {}
-        self._used: dict[_Result, float] = {}
+        self._used: dict[_Judged, float] = {}
         self._events = 0
 
-    def rate_for(self, result: _Result, session: CoreSession) -> float:
+    def rate_for(self, result: _Judged, session: CoreSession) -> float:
         """Return the rate for a result in a known situation: that of the last time if it is judged again, so that a
         prompt that is built twice is the same."""
         if (found := self._used.get(result)) is None:
@@ -360,7 +360,7 @@ def expected_costs(
     if situation is None or not call_id:
         rate = rates.rate(session, tool)
     else:
-        rate = rates.rate_for(_Result(session.session_id, tool, call_id, situation), session)
+        rate = rates.rate_for(_Judged(session.session_id, tool, call_id, situation), session)
     rate = max(_BOUNDS[0], round(rate * _STEPS) / _STEPS)
     found = Estimate(use, replace(given, context_tokens=_rounded(given.context_tokens)), rate)
     return found, break_even(found)
