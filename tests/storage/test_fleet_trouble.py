@@ -9,7 +9,8 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import psycopg
@@ -230,6 +231,45 @@ def test_a_lease_whose_answer_was_lost_is_taken_again_at_once(fleet: Fleet, monk
         session = store.session("s")
         assert session.get(session.put("x" * LARGE)) == "x" * LARGE
         assert [db.closed for db in lost] == [True]
+
+
+def _losing(
+    connected: Callable[..., AbstractContextManager[Any]], meanwhile: list[Callable[[], object]]
+) -> Callable[..., AbstractContextManager[Any]]:
+    """Connections whose next transactions are committed without an answer; what happens meanwhile is done then."""
+
+    @contextmanager
+    def losing(*args: Any, **more: Any) -> Iterator[Any]:
+        with connected(*args, **more) as db:
+            yield db
+        if meanwhile:
+            meanwhile.pop()()
+            raise psycopg.OperationalError("the answer was lost")
+
+    return losing
+
+
+def test_a_change_whose_answer_was_lost_is_not_made_twice(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, one = parse(fleet.new_url()), entry("a value")
+    _, catalog, _ = open_fleet(url, patience=5)
+    _, other, _ = open_fleet(url, patience=5)
+    meanwhile: list[Callable[[], object]] = []
+    monkeypatch.setattr(catalog._connections, "_connected", _losing(catalog._connections._connected, meanwhile))
+    session_id, digest = one.session.session_id, one.ref.artifact_id
+
+    meanwhile.append(lambda: other.remove(session_id, digest))
+    assert catalog.put(one)
+    assert not meanwhile
+    assert catalog.totals().refs == 0  # the put came before the forget
+
+    catalog.put(one)
+    meanwhile.append(lambda: other.put(one))
+    assert catalog.remove(session_id, digest).refs == 1
+    assert not meanwhile
+    assert catalog.totals().refs == 1  # the forget came before the put
+
+    other.close()
+    catalog.close()
 
 
 def test_a_connection_to_a_server_that_is_no_longer_primary_is_not_kept(fleet: Fleet) -> None:

@@ -84,7 +84,7 @@ class Connections:
 
     def run(self, change: Callable[[Db], _T], doing: str, *, slow: bool = False, whole: bool = False) -> _T:
         """Run `change` in one transaction and retry it if that may help. `change` may run more than once: it must be
-        correct even if the first run succeeded and only its answer was lost. A `slow` change has no time limit;
+        correct even if the first run was committed and only its answer was lost. A `slow` change has no time limit;
         otherwise a database that does not answer in time is given up. Use `whole` to read whole tables; it is slow."""
 
         def all_of_it(db: Db) -> _T:
@@ -291,12 +291,14 @@ class Step:
 
 _TABLES: Final = (
     # `look_at`: when a collection must check a session again, or NULL for never. `ended_at`: when an emptied session
-    # ended. A put changes neither, so that the row it updates stays on its page and in its indexes.
+    # ended. A put changes neither, so that the row it updates stays on its page and in its indexes. `attempts`: the
+    # last 16 puts, so that one whose answer was lost is not done twice.
     """CREATE TABLE session (
         session_key bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, tenant text NOT NULL,
         session_id bytea NOT NULL, parent bytea, ttl float8, quota bigint, created float8 NOT NULL,
         used float8 NOT NULL, used_bytes bigint NOT NULL DEFAULT 0, next_seq bigint NOT NULL DEFAULT 1,
-        look_at float8 DEFAULT '-infinity', ended_at float8) WITH (fillfactor = 70)""",
+        look_at float8 DEFAULT '-infinity', ended_at float8, attempts bytea NOT NULL DEFAULT '')
+        WITH (fillfactor = 70)""",
     "CREATE UNIQUE INDEX session_by_id ON session (tenant, sha256(session_id))",
     "CREATE INDEX session_by_look ON session (tenant, look_at)",
     "CREATE INDEX session_by_end ON session (tenant, ended_at) WHERE ended_at IS NOT NULL",
@@ -415,7 +417,7 @@ _TABLES: Final = (
         p_frames bytea, p_data bytea, p_heal boolean, p_reuse boolean, p_name bytea, p_codec text,
         p_media_type bytea, p_kind text, p_tool bytea, p_call_id bytea, p_producer text, p_parents text,
         p_summary bytea, p_expires float8, p_pinned boolean, p_granted_by bytea, p_request bytea,
-        p_metadata_json bytea, p_if_new boolean, p_low bytea, p_high bytea, p_alone boolean)
+        p_metadata_json bytea, p_if_new boolean, p_low bytea, p_high bytea, p_attempt bytea, p_alone boolean)
         RETURNS bytea[] LANGUAGE plpgsql AS $$
     DECLARE
         s record;
@@ -431,7 +433,7 @@ _TABLES: Final = (
         sizes bigint[];
     BEGIN
         LOOP
-            SELECT session_key, ttl, used, used_bytes, next_seq INTO s FROM session
+            SELECT session_key, ttl, used, used_bytes, next_seq, attempts INTO s FROM session
                 WHERE tenant = p_tenant AND sha256(session_id) = sha256(p_session) FOR UPDATE;
             EXIT WHEN FOUND;
             INSERT INTO session (tenant, session_id, parent, ttl, quota, created, used)
@@ -449,6 +451,9 @@ _TABLES: Final = (
         SELECT array_agg(DISTINCT digest), coalesce(bool_or(digest = p_digest AND gone IS NULL), false),
             coalesce(bool_or(digest = p_digest AND gone IS NOT NULL), false) INTO near, is_held, was_held
             FROM ref WHERE session_key = s.session_key AND digest BETWEEN p_low AND p_high;
+        IF position(p_attempt IN s.attempts) > 0 THEN  -- it was committed, and only its answer was lost
+            RETURN coalesce(near, '{}');
+        END IF;
         IF p_if_new AND is_held THEN
             RETURN NULL;
         END IF;
@@ -514,6 +519,7 @@ _TABLES: Final = (
             p_kind, p_tool, p_call_id, p_producer, p_parents, p_summary, p_now, p_expires, is_pinned, p_granted_by,
             p_request, p_metadata_json, NULL);
         UPDATE session SET next_seq = next_seq + 1, used = greatest(used, p_now),
+            attempts = substr(p_attempt || attempts, 1, 128),
             used_bytes = used_bytes + CASE WHEN is_held THEN 0 ELSE p_size END WHERE session_key = s.session_key;
         RETURN coalesce(near, '{}');
     END $$""",

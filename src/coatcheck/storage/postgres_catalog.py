@@ -8,6 +8,7 @@ takes a batch of sessions that no other machine has locked.
 from __future__ import annotations
 
 import hashlib
+import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from itertools import groupby
 from typing import Any, Final, TypeVar
 
 import psycopg
+from psycopg import errors
 
 from coatcheck.errors import StoreError, StoreUnavailable
 from coatcheck.ids import MIN_PREFIX, prefix_range
@@ -61,7 +63,7 @@ _LATER: Final = 86_400.0  # seconds before an expired session with a pin is chec
 _HIGHEST: Final = b"\xff" * 32
 _ERRORS: Final = "surrogateescape"  # for the ids of sessions that have ended
 _GONE, _OVER, _ALONE = "CC001", "CC002", "CC003"
-_PUT: Final = f"SELECT put_1({', '.join(['%s'] * 34)})"
+_PUT: Final = f"SELECT put_1({', '.join(['%s'] * 35)})"
 _TEXTS: Final = {"session_id", "parent", "name", "media_type", "tool", "call_id", "summary", "granted_by", "request",
                  "metadata_json"}  # fmt: skip
 """Columns of text that are stored as bytes."""
@@ -190,16 +192,24 @@ class PostgresCatalog(Catalog):
         whole: bool = False,
         is_locked: bool = False,
     ) -> _T:
-        """Run `work` in a transaction. If it is locked: after others about the session, or about no session."""
+        """Run `work` in a transaction. If it is locked: after others about the session, or about no session, and only
+        once, even if the answer to its commit is lost."""
+        tried: list[tuple[str, _T]] = []  # the last transaction and its result
 
         def run(db: Db) -> _T:
             self._own.db = db
             try:
                 if session_id is not None:
-                    self._ask(f"SELECT 1 FROM session s WHERE {_OF_SESSION} FOR UPDATE", session_id=session_id)
+                    lock = f"(SELECT 1 FROM session s WHERE {_OF_SESSION} FOR UPDATE)"
                 elif is_locked:
-                    self._ask("SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || %(tenant)s, 3))")
-                return work()
+                    lock = "pg_advisory_xact_lock(hashtextextended(current_schema() || %(tenant)s, 3))"
+                else:
+                    return work()
+                # First the lock: after it, an earlier transaction of this change is over.
+                ((_, number),) = self._ask(f"SELECT {lock}, pg_current_xact_id()::text", session_id=session_id)
+                if not tried or not _is_committed(db, tried[-1][0]):
+                    tried.append((number, work()))
+                return tried[-1][1]
             finally:
                 self._own.db = None
 
@@ -464,7 +474,7 @@ class PostgresCatalog(Catalog):
             self._tenant, _stored("session_id", session.session_id), _stored("parent", session.parent), session.ttl,
             session.quota, ref.created, limits.grace, limits.store_quota, bytes.fromhex(ref.artifact_id),
             ref.size_bytes, blob.coding, blob.place, blob.frames, entry.content, heal, reuse, *texts, if_new,
-            *prefix_range(ref.artifact_id[:MIN_PREFIX]),
+            *prefix_range(ref.artifact_id[:MIN_PREFIX]), secrets.token_bytes(8),
         )  # fmt: skip
 
         def change(db: Db) -> set[str] | None:
@@ -894,6 +904,15 @@ def _rows(db: Db, sql: str, values: dict[str, Any]) -> list[Any]:
         for index in texts:
             rows[at][index] = None if row[index] is None else row[index].decode(errors=_ERRORS)
     return rows
+
+
+def _is_committed(db: Db, number: str) -> bool:
+    try:
+        with db.transaction():
+            found = db.execute("SELECT pg_xact_status(%s::xid8)", (number,)).fetchone()
+    except errors.InvalidParameterValue:  # after a failover, the new primary may never have seen it
+        return False
+    return found == ("committed",)
 
 
 def _blob_of(row: Sequence[Any]) -> Blob:
