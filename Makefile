@@ -53,7 +53,7 @@ bench: $(VENV) $(SERVERS)  ## Measure ours against the floor and against peers, 
 	$(BIN)/python -m benchmarks $(ARGS)
 
 faults: $(FUZZ)  ## Run the long form of the faults (crashes, full disks, damage, races), of property tests and of repetitions
-	COATCHECK_FAULTS=long $(BIN)/python -m pytest -m "faults or properties or repeated" --timeout 7200 $(ARGS)
+	COATCHECK_FAULTS=long $(BIN)/python -m pytest -m "faults or properties or repeated" --timeout 7200 -n 3 --dist worksteal $(ARGS)
 
 fuzz: $(FUZZ)  ## Fuzz every reader of untrusted bytes for an hour (ARGS="journal wire --seconds 60" for some)
 	$(BIN)/python -m tests.fuzz $(ARGS)
