@@ -37,7 +37,7 @@ from coatcheck.storage import (
     merged,
 )
 from coatcheck.storage.forks import Mutex, watch
-from coatcheck.storage.frames import FramedChunks
+from coatcheck.storage.frames import FramedChunks, framed
 from coatcheck.values import Encoded, decode_text, encode
 
 _TAIL = 64
@@ -232,7 +232,10 @@ class Parts(NamedTuple):
     def put_encoded(self, scopes: Sequence[Scope], value: Encoded, about: About) -> Ref:
         """Put an encoded value into these sessions. Only the first gets `granted_by`, and its ref is returned. The
         digest is always computed here."""
-        about, digest = _checked(about), hashlib.sha256(value.data).hexdigest()
+        about = _checked(about)
+        if value.framed is None and len(value.data) > self.catalog.inline_limit:
+            value = value._replace(framed=framed(value.data))
+        digest = hashlib.sha256(value.data).hexdigest() if value.framed is None else value.framed.digest
         ref = self._put_bytes(scopes[0], value, about, digest)
         for other in scopes[1:]:
             self._put_bytes(other, value, about._replace(granted_by=None), digest)
@@ -243,7 +246,7 @@ class Parts(NamedTuple):
         return self._within_quota(lambda: self.catalog.put(entry, limits=self.limits, reuse=reuse, heal=heal))
 
     def _put_bytes(self, scope: Scope, value: Encoded, about: About, digest: str) -> Ref:
-        codec, data, text, frames = value
+        codec, data, text, _ = value
         self.check_size(len(data))
         info = scope.info
 
@@ -273,7 +276,7 @@ class Parts(NamedTuple):
             for entry in known.entries:
                 if is_repeat(entry):
                     return self.ref_for_caller(entry, known.ids)
-        chunks = [data] if frames is None else FramedChunks([data], frames)
+        chunks = [data] if value.framed is None else FramedChunks([data], value.framed.frames)
         is_same = None if known.blob is None else self._is_sound(known.blob, data)
         return self._put_copy(describe(), info, known, is_same, lambda: self.blobs.stage(chunks, digest))
 

@@ -15,12 +15,15 @@ import json
 import math
 import re
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import Damaged, InvalidArgument, UnsupportedValue
 from coatcheck.ids import clip
 from coatcheck.refs import Codec
+
+if TYPE_CHECKING:
+    from coatcheck.storage.frames import Framed
 
 MAX_DEPTH = 200
 _MOST_PLACES: Final = 10_000  # values that are looked at for the largest array
@@ -30,12 +33,12 @@ _SAMPLED: Final = 50  # items whose keys are its columns
 class Encoded(NamedTuple):
     """A value that is already encoded, so that a put need not do it again.
 
-    `text` is the value, if that is text; `frames` are the frame records of the bytes, if the caller has them."""
+    `text` is the value, if that is text; `framed` has the digest and the frames of the bytes, if they are known."""
 
     codec: Codec
     data: bytes
     text: str | None = None
-    frames: bytes | None = None
+    framed: Framed | None = None
 
 
 def encode(value: object) -> tuple[Codec, bytes]:

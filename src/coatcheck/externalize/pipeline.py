@@ -53,7 +53,7 @@ from coatcheck.previews import Facts, Preview, Sample, facts
 from coatcheck.reading import sample_of
 from coatcheck.redaction import CONTEXT, mask, mask_bytes, mask_value
 from coatcheck.refs import Ref, summarize
-from coatcheck.storage.frames import frames_of, line_counts
+from coatcheck.storage.frames import framed, line_counts
 from coatcheck.store import Store
 from coatcheck.tokens import Weighed, estimate, sampled
 from coatcheck.values import Encoded, as_text, decode_text
@@ -382,7 +382,7 @@ class Prepared(Weighed):
         """The value as stored: bytes unchanged, anything else as its text. Large content has its frames, which count
         its lines too."""
         found = self._encoded()
-        return found._replace(frames=frames_of(found.data)) if len(found.data) > _FRAMED else found
+        return found._replace(framed=framed(found.data)) if len(found.data) > _FRAMED else found
 
     def _encoded(self) -> Encoded:
         value = self.value
@@ -399,8 +399,8 @@ class Prepared(Weighed):
     @cached_property
     def sample(self) -> Sample:
         """Head and tail of what is stored."""
-        frames = self.encoded.frames
-        return Sample.of(self.encoded.data, None if frames is None else sum(line_counts(frames)))
+        known = self.encoded.framed
+        return Sample.of(self.encoded.data, None if known is None else sum(line_counts(known.frames)))
 
     def facts(self, media_type: str, kind: str, limit: int) -> Facts:
         """Describe what is stored."""
