@@ -238,20 +238,24 @@ class Parts(NamedTuple):
         digest = hashlib.sha256(value.data).hexdigest() if value.framed is None else value.framed.digest
         ref = self._put_bytes(scopes[0], value, about, digest)
         for other in scopes[1:]:
-            self._put_bytes(other, value, about._replace(granted_by=None), digest)
+            self._put_bytes(other, value, about._replace(granted_by=None), digest, known=ref)
         return ref
 
     def add(self, entry: Entry, *, reuse: bool = False, heal: bool = False) -> bool:
         """Add a ref within the quotas, collecting once to make room. With `reuse`, return False if the blob is gone."""
         return self._within_quota(lambda: self.catalog.put(entry, limits=self.limits, reuse=reuse, heal=heal))
 
-    def _put_bytes(self, scope: Scope, value: Encoded, about: About, digest: str) -> Ref:
+    def _put_bytes(self, scope: Scope, value: Encoded, about: About, digest: str, *, known: Ref | None = None) -> Ref:
+        """Put a value into a session. `known` is a ref to it in another session, so that it is not described again."""
         codec, data, text, _ = value
         self.check_size(len(data))
         info = scope.info
 
         def describe() -> Ref:
-            return self._describe(scope, codec, digest, len(data), data[:_HEAD], data[-_TAIL:], about, text, data)
+            told = about
+            if known is not None:
+                told = about._replace(media_type=known.media_type, kind=known.kind, summary=known.summary)
+            return self._describe(scope, codec, digest, len(data), data[:_HEAD], data[-_TAIL:], told, text, data)
 
         def is_repeat(entry: Entry) -> bool:
             if not self._is_repeat(entry, digest, codec, about):
@@ -271,14 +275,14 @@ class Parts(NamedTuple):
                 )
             )
             return self.ref_for_caller(entry, ids)
-        known = self.catalog.look(digest, scope.lineage, blob=True)
-        if known.is_durable:
-            for entry in known.entries:
+        found = self.catalog.look(digest, scope.lineage, blob=True)
+        if found.is_durable:
+            for entry in found.entries:
                 if is_repeat(entry):
-                    return self.ref_for_caller(entry, known.ids)
+                    return self.ref_for_caller(entry, found.ids)
         chunks = [data] if value.framed is None else FramedChunks([data], value.framed.frames)
-        is_same = None if known.blob is None else self._is_sound(known.blob, data)
-        return self._put_copy(describe(), info, known, is_same, lambda: self.blobs.stage(chunks, digest))
+        is_same = None if found.blob is None else self._is_sound(found.blob, data)
+        return self._put_copy(describe(), info, found, is_same, lambda: self.blobs.stage(chunks, digest))
 
     def _put_stream(self, scope: Scope, stream: IO[bytes], about: About) -> Ref:
         chunks = chunks_of(stream)

@@ -436,6 +436,12 @@ def _limit_of(tokens: int) -> Limit:
     return Limit(max_tokens=tokens)
 
 
+@functools.lru_cache(maxsize=256)
+def _metadata_of(source: ResultSource) -> str | None:
+    found = source.metadata()
+    return metadata_text(found) if found else None
+
+
 class _Result:
     """One result of a tool on its way through the pipeline."""
 
@@ -484,12 +490,12 @@ class _Result:
 
     def noted(self, done: Outcome) -> Outcome:
         """Return an outcome with what it was decided by, and count it for later decisions."""
+        session, failed = self._session, done.failure is not None
+        saved = done.tokens_saved if done.refs else 0
         if done.refs or not self._is_known:
-            note_result(self._session, self._tool, done.refs, done._stored_tokens, len(done.text))
-        if done.refs or done.failure is not None:
-            counts = counts_of(self._session.store)
-            failed = done.failure is not None
-            counts.kept_out(self._session, self._source, self._tool, done.refs, done.tokens_saved, failed=failed)
+            note_result(session, self._tool, done.refs, done._stored_tokens, len(done.text))
+        if done.refs or failed:
+            counts_of(session.store).kept_out(session, self._source, self._tool, done.refs, saved, failed=failed)
         return replace(done, _basis=_Basis(self._reason, self._limit.max_tokens, self._expected))
 
     def outcome(self, value: object, text: str | None = None) -> Outcome:
@@ -520,12 +526,10 @@ class _Result:
     def _about(self) -> About:
         """What is stored with the value, made only if it leaves."""
         about = masked_labels(self._labels, self._policy)
-        found: dict[str, Any] = self._source.metadata()
-        if not self._arguments and not found:
-            return about
-        if self._arguments:
-            shown = ", ".join(f"{name}={as_text(value)[:_ARGUMENT]}" for name, value in self._arguments.items())
-            found["arguments"] = mask(shown)[:_ARGUMENTS]
+        if not self._arguments:
+            return about._replace(metadata_json=_metadata_of(self._source))
+        shown = ", ".join(f"{name}={as_text(value)[:_ARGUMENT]}" for name, value in self._arguments.items())
+        found = {**self._source.metadata(), "arguments": mask(shown)[:_ARGUMENTS]}
         return about._replace(metadata_json=metadata_text(found))
 
     # Decide

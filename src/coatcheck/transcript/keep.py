@@ -70,10 +70,10 @@ class Keeper:
         self.dry_run = dry_run
         self._own: Session | None = None
         self._known = set() if session_id is None else {session_id}
+        self.least = policy.safe_in_files() + 1 if policy.enabled else 1 << 62
         tokens = policy.tokens
         bounds = (policy.max_chars, policy.max_bytes, tokens and tokens * _MIN_CHARS)
         self.bulk = min((bound for bound in bounds if bound), default=1)
-        self.least = policy.safe_in_files() + 1 if policy.enabled else 1 << 62
         only_tokens = policy.count is None and policy.max_chars is None and policy.max_bytes is None
         self._short = tokens or 0 if only_tokens and policy.safe_chars and not policy.tools else 0
         self._short_lines: list[bytes] = []
