@@ -280,7 +280,7 @@ class Parts(NamedTuple):
             for entry in found.entries:
                 if is_repeat(entry):
                     return self.ref_for_caller(entry, found.ids)
-        chunks = [data] if value.framed is None else FramedChunks([data], value.framed.frames)
+        chunks = [data] if value.framed is None else FramedChunks([data], value.framed)
         is_same = None if found.blob is None else self._is_sound(found.blob, data)
         return self._put_copy(describe(), info, found, is_same, lambda: self.blobs.stage(chunks, digest))
 

@@ -23,7 +23,7 @@ from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreUn
 from coatcheck.refs import Blob, Coding
 from coatcheck.storage import BlobStore, Quarantined, frames
 from coatcheck.storage.disk import FILES, FOLDERS, KINDS, Disk, open_folder
-from coatcheck.storage.frames import FRAME, Framed, FramedChunks, Framer, check_frame
+from coatcheck.storage.frames import FRAME, Framed, check_frame, framing
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # opening a pipe must not block
 _FAN = lazy_pattern(r"[0-9a-f]{2}")
@@ -55,15 +55,10 @@ class FileBlobs(BlobStore):
 
     @contextmanager
     def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> Iterator[StagedFile]:
-        framer = Framer(digest)
-        if isinstance(chunks, FramedChunks) and digest is not None:
-            with self._staged(chunks, "raw") as staged:
-                staged.framed = Framed(digest, sum(map(len, chunks)), chunks.frames)
-                yield staged
-        else:
-            with self._staged(framer.through(chunks), "raw") as staged:
-                staged.framed = framer.finish()
-                yield staged
+        chunks, finish = framing(chunks, digest)
+        with self._staged(chunks, "raw") as staged:
+            staged.framed = finish()
+            yield staged
 
     def compress(self, blob: Blob) -> contextlib.AbstractContextManager[StagedFile] | None:
         if blob.coding != "raw" or not frames.is_worthwhile(self.read(blob, 0, FRAME)):

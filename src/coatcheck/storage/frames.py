@@ -99,11 +99,19 @@ class Framer:
 
 
 class FramedChunks(list[bytes]):
-    """Chunks whose frames are known, so that a blob store need not compute them again."""
+    """Chunks whose digest and frames are known, so that a blob store need not compute them again."""
 
-    def __init__(self, chunks: Iterable[bytes], frames: bytes) -> None:
+    def __init__(self, chunks: Iterable[bytes], framed: Framed) -> None:
         super().__init__(chunks)
-        self.frames = frames
+        self.framed = framed
+
+
+def framing(chunks: Iterable[bytes], digest: str | None) -> tuple[Iterable[bytes], Callable[[], Framed]]:
+    """Return the same chunks, and what returns their digest, size and frames once all of them were taken."""
+    if isinstance(chunks, FramedChunks):
+        return chunks, lambda: chunks.framed
+    framer = Framer(digest)
+    return framer.through(chunks), framer.finish
 
 
 def framed(data: bytes) -> Framed:

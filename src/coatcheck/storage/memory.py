@@ -16,7 +16,7 @@ from coatcheck.storage import BlobStore, Quarantined, StagedBlob
 from coatcheck.storage.catalog import Effect
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.forks import Mutex, unwatch, watch
-from coatcheck.storage.frames import FRAME, Framer, check_frame
+from coatcheck.storage.frames import FRAME, check_frame, framing
 from coatcheck.storage.sqlite import SqliteCatalog, Values, migrate, translated
 
 _T = TypeVar("_T")
@@ -34,9 +34,9 @@ class MemoryBlobs(BlobStore):
 
     @contextmanager
     def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> Iterator[StagedBlob]:
-        framer = Framer(digest)
-        held = b"".join(framer.through(chunks))
-        digest, size, frames = framer.finish()
+        chunks, finish = framing(chunks, digest)
+        held = b"".join(chunks)
+        digest, size, frames = finish()
         with self._lock:
             self._next += 1
             place = f"{self._next:016x}"

@@ -35,7 +35,7 @@ from obstore.exceptions import (
 from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreUnavailable
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Quarantined, StagedBlob, frames
-from coatcheck.storage.frames import FRAME, Framed, Framer, check_frame
+from coatcheck.storage.frames import FRAME, Framed, check_frame, framing
 from coatcheck.storage.retry import keep_trying
 
 if TYPE_CHECKING:
@@ -84,16 +84,17 @@ class S3Blobs(BlobStore):
     @contextmanager
     def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> Iterator[StagedBlob]:
         self._check_open()
-        framer = Framer(digest)
-        if isinstance(chunks, list) and len(chunks) == 1:
-            framer.update(chunks[0])
-            with self._staged(framer.finish(), chunks[0], "raw") as staged:
+        is_one = isinstance(chunks, list) and len(chunks) == 1
+        chunks, finish = framing(chunks, digest)
+        if is_one:
+            (data,) = chunks
+            with self._staged(finish(), data, "raw") as staged:
                 yield staged
             return
         with tempfile.SpooledTemporaryFile(_SPOOLED) as spool:
-            for chunk in framer.through(chunks):
+            for chunk in chunks:
                 spool.write(chunk)
-            with self._staged(framer.finish(), spool, "raw") as staged:
+            with self._staged(finish(), spool, "raw") as staged:
                 yield staged
 
     def compress(self, blob: Blob) -> AbstractContextManager[StagedBlob] | None:
