@@ -50,7 +50,7 @@ def _filled(folder: Path, rng: random.Random, count: int) -> list[tuple[Ref, byt
             elif number % 3 == 1:
                 data = rng.randbytes(rng.randint(129 * 1024, 3 * FRAME))
             else:
-                data = _text(rng, rng.randint(140 * 1024, 4 * FRAME))
+                data = _text(rng, rng.randint(FRAME, 4 * FRAME))
             held.append((session.put(data), data))
         assert store.collect(cold_after=0).compressed
     with coatcheck.open(folder) as store:

@@ -48,19 +48,20 @@ def test_a_last_line_without_its_end_is_one_too(line: bytes) -> None:
 
 
 @given(
-    st.integers(1, 30_000),
+    st.integers(200, 30_000),
     st.lists(st.integers(0, 5_000)),
     st.integers(0, 9_999_999) | st.text(max_size=10),
     st.booleans(),
 )
 @example(20_000, [], "\\", False)
+@example(200, [201], "\U0001f600" * 10, True)
 def test_a_line_over_the_cap_is_measured_and_tells_its_id(
     size: int, sizes: list[int], request_id: Any, first: bool
 ) -> None:
     named = f'"id":{json.dumps(request_id)}'
     inside = '"result":{"id":5,"text":"' + "x" * size + '"}'
     line = (f'{{"jsonrpc":"2.0",{named},{inside}}}' if first else f'{{{inside},"jsonrpc":"2.0",{named}}}').encode()
-    cutter = LineBuffer(max_size=50)
+    cutter = LineBuffer(max_size=200)  # the id is within this
     found = [one for piece in cut(line + b"\nnext\n", sizes) for one in cutter.feed(piece)]
     assert isinstance(found[0], UnparsedLine)
     assert (found[0].size, found[0].id) == (len(line), request_id)
