@@ -716,7 +716,10 @@ def _missing(entry: Entry) -> NotFound:
 
 def _gone(entry: Entry, asked: str) -> NotFound:
     ref = entry.ref
-    created = datetime.fromtimestamp(ref.created, UTC).isoformat(timespec="seconds")
+    try:
+        created = datetime.fromtimestamp(ref.created, UTC).isoformat(timespec="seconds")
+    except (TypeError, ValueError, OverflowError, OSError):  # a damaged row may have anything here
+        raise Damaged(f"the row of {clip(asked)} in the catalog is damaged") from None
     label = clip(ref.name) if ref.name else clip(ref.media_type)
     what = f"{clip(asked)} was {ref.kind} {label} of {ref.size_bytes} bytes, put {created}"
     if entry.gone == "damaged":

@@ -258,7 +258,7 @@ class Parts(NamedTuple):
             return self._describe(scope, codec, digest, len(data), data[:_HEAD], data[-_TAIL:], told, text, data)
 
         def is_repeat(entry: Entry) -> bool:
-            if not self._is_repeat(entry, digest, codec, about):
+            if not self._is_repeat(entry, digest, codec, about) or entry.ref.size_bytes != len(data):
                 return False
             if entry.blob.coding != "inline":
                 return bool(self._is_sound(entry.blob, data))

@@ -248,3 +248,40 @@ def test_a_flipped_bit_in_the_places_of_the_rows_of_a_page_is_damage_and_no_othe
             reported += "invalid row" in str(error)
         shutil.rmtree(folder)
     assert reported
+
+
+@pytest.mark.parametrize("size", [-5, 0, 20, 58_928, 200_000, 1 << 40])
+@pytest.mark.parametrize("coding", ["raw", "zstd"])
+def test_a_ref_with_a_wrong_size_is_damage_and_a_put_or_a_repair_heals_it(
+    coding: str, size: int, in_memory: Path
+) -> None:
+    folder = in_memory / "store"
+    with coatcheck.open(folder, durability="process") as store:
+        ref = store.session("s", ttl=None).put(TEXT)
+        if coding == "zstd":
+            assert store.collect(grace=0, cold_after=0).compressed
+        store.session("s").list()
+    edit_catalog(folder, f"UPDATE ref SET size = {size}")
+    for heal in (lambda: store.session("s").put(TEXT), lambda: store.verify(repair=True)):
+        with coatcheck.open(shutil.copytree(folder, in_memory / "copy"), durability="process") as store:
+            session = store.session("s")
+            with pytest.raises(Damaged):
+                session.get(ref)
+            with pytest.raises(Damaged), session.open(ref) as stream:
+                stream.read()
+            assert _reports(store)
+            heal()
+            assert session.get(ref) == TEXT
+            with session.open(ref) as stream:
+                assert stream.read() == TEXT
+            store.verify(repair=True)
+            assert store.verify().problems == []
+        shutil.rmtree(in_memory / "copy")
+
+
+def test_a_tombstone_with_a_damaged_time_is_damage(in_memory: Path) -> None:
+    with coatcheck.open(in_memory / "store", durability="process") as store:
+        ref = store.session("s", ttl=None).put(b"some bytes")
+    edit_catalog(in_memory / "store", "UPDATE ref SET created = 'soon', gone = 'expired'")
+    with coatcheck.open(in_memory / "store", durability="process") as store, pytest.raises(Damaged):
+        store.session("s").get(ref)

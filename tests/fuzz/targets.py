@@ -23,6 +23,7 @@ from coatcheck.gateway.sse import EventSplitter
 from coatcheck.mcp.wire import LineBuffer, UnparsedLine, encode, parse
 from coatcheck.messages import FORMATS
 from coatcheck.reading.page import Request, continues_slice, seal, unseal
+from coatcheck.refs import Blob
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.folder import INVALID, _unpack
 from coatcheck.storage.frames import FRAME, SeekTable, check_frame, compressed, frames_of
@@ -126,6 +127,7 @@ def _packed() -> tuple[bytes, bytes]:
 def frame(data: bytes) -> None:
     """A compressed copy with any bytes, and one that was overwritten: the right bytes, or `Damaged`."""
     packed, checks = _packed()
+    blob = Blob("x", len(_FRAMED), "zstd", frames=checks)
     changed = bytearray(packed)
     for at in range(0, len(data) - 3, 4):
         changed[-1 - int.from_bytes(data[at : at + 3], "big") % len(changed)] = data[at + 3]
@@ -134,7 +136,7 @@ def frame(data: bytes) -> None:
             read = partial(_part, copy)
             for index, one in enumerate(SeekTable.of(len(copy), read, "x").read(0, 1, read)):
                 assert len(one) <= FRAME, "a frame larger than a frame"
-                check_frame(checks, index, one, "x")
+                check_frame(blob, index, one)
                 assert one == _FRAMED[index * FRAME : (index + 1) * FRAME]
 
 

@@ -52,7 +52,7 @@ class DictBlobs(BlobStore):
             raise NotFound("this copy was removed")
         data, end = self.copies[blob.place][1], min(offset + length, blob.size)
         for index in range(offset // FRAME, -(-end // FRAME)):
-            check_frame(blob.frames, index, data[index * FRAME : (index + 1) * FRAME], blob.digest)
+            check_frame(blob, index, data[index * FRAME : (index + 1) * FRAME])
         return data[offset:end]
 
     def remove(self, blob: Blob) -> None:

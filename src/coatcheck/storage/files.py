@@ -23,7 +23,7 @@ from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreUn
 from coatcheck.refs import Blob, Coding
 from coatcheck.storage import BlobStore, Quarantined, frames
 from coatcheck.storage.disk import FILES, FOLDERS, KINDS, Disk, open_folder
-from coatcheck.storage.frames import FRAME, Framed, check_frame, framing
+from coatcheck.storage.frames import FRAME, Framed, check_frame, check_size, framing
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # opening a pipe must not block
 _FAN = lazy_pattern(r"[0-9a-f]{2}")
@@ -138,6 +138,7 @@ class FileBlobs(BlobStore):
             yield partial(self._read, blob, file)
 
     def _read(self, blob: Blob, file: int, offset: int, length: int) -> bytes:
+        check_size(blob)
         end = min(offset + length, blob.size)
         if offset >= end:
             return b""
@@ -151,7 +152,7 @@ class FileBlobs(BlobStore):
                 view = memoryview(data)
                 for index in range(first, last + 1):
                     at = (index - first) * FRAME
-                    check_frame(blob.frames, index, view[at : at + FRAME], blob.digest)
+                    check_frame(blob, index, view[at : at + FRAME])
             except Damaged:
                 if hasattr(os, "posix_fadvise"):  # the next read must come from disk, not from the page cache
                     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)

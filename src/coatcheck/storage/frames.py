@@ -23,7 +23,7 @@ import xxhash
 
 from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import Damaged
-from coatcheck.refs import Coding
+from coatcheck.refs import Blob, Coding
 
 FRAME = 256 * 1024
 _BESIDE: Final = 512 * 1024  # bytes whose frames take much longer than starting a thread
@@ -145,11 +145,19 @@ def frames_of(data: bytes) -> bytes:
     return framer.finish().frames
 
 
-def check_frame(frames: bytes, index: int, data: bytes | memoryview, what: str) -> None:
-    """Raise `Damaged` unless the data matches the frame's checksum."""
+def check_size(blob: Blob) -> None:
+    """Raise `Damaged` unless a blob has as many frames as its size asks for."""
+    if len(blob.frames) != -(-blob.size // FRAME) * _RECORD.size:
+        raise Damaged(f"the size of blob {blob.digest} does not match its frames")
+
+
+def check_frame(blob: Blob, index: int, data: bytes | memoryview) -> None:
+    """Raise `Damaged` unless the data matches the frame's checksum, and the size of the blob that of the data."""
     at = index * _RECORD.size
-    if at >= len(frames) or xxhash.xxh3_64_intdigest(data) != _RECORD.unpack_from(frames, at)[0]:
-        raise Damaged(f"frame {index} of blob {what} does not match its checksum")
+    if at >= len(blob.frames) or xxhash.xxh3_64_intdigest(data) != _RECORD.unpack_from(blob.frames, at)[0]:
+        raise Damaged(f"frame {index} of blob {blob.digest} does not match its checksum")
+    if len(data) != min(FRAME, blob.size - index * FRAME):
+        raise Damaged(f"the size of blob {blob.digest} does not match frame {index}")
 
 
 def line_counts(frames: bytes) -> Sequence[int]:

@@ -57,7 +57,7 @@ class MemoryBlobs(BlobStore):
             raise NotFound(f"blob {blob.digest} is missing", hint="put the same content again")
         data, end = copy[1], min(offset + length, blob.size)
         for index in range(offset // FRAME, -(-end // FRAME)):
-            check_frame(blob.frames, index, data[index * FRAME : (index + 1) * FRAME], blob.digest)
+            check_frame(blob, index, data[index * FRAME : (index + 1) * FRAME])
         return data[offset:end]
 
     def remove(self, blob: Blob) -> None:

@@ -35,7 +35,7 @@ from obstore.exceptions import (
 from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreUnavailable
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Quarantined, StagedBlob, frames
-from coatcheck.storage.frames import FRAME, Framed, check_frame, framing
+from coatcheck.storage.frames import FRAME, Framed, check_frame, check_size, framing
 from coatcheck.storage.retry import keep_trying
 
 if TYPE_CHECKING:
@@ -143,8 +143,9 @@ class S3Blobs(BlobStore):
         return blob
 
     def read(self, blob: Blob, offset: int, length: int) -> bytes:
-        end = min(offset + length, blob.size)
         self._check_open()
+        check_size(blob)
+        end = min(offset + length, blob.size)
         if offset >= end:
             return b""
         first, last = offset // FRAME, (end - 1) // FRAME
@@ -178,7 +179,7 @@ class S3Blobs(BlobStore):
         if low <= high:
             try:
                 for index, frame in enumerate(self._fetched(blob, low, high), low):
-                    check_frame(blob.frames, index, frame, blob.digest)
+                    check_frame(blob, index, frame)
                     self._cache.keep(blob.place, index, frame)
                     held[index - first] = frame
             except Damaged:

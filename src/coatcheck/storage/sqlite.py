@@ -123,6 +123,7 @@ _USED: Final = """(SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, s
     WHERE ref.session_key = session.session_key AND ref.gone IS NULL))"""
 _STORED: Final = "(SELECT coalesce(sum(size), 0) FROM blob)"
 _STRAY: Final = "gone IS NULL AND digest NOT IN (SELECT digest FROM blob)"
+_MISSIZED: Final = "gone IS NULL AND size <> (SELECT size FROM blob WHERE blob.digest = ref.digest)"
 _NO_SESSION: Final = "session_key NOT IN (SELECT session_key FROM session)"
 _COUNTED: Final = "(SELECT count(*) FROM ref WHERE ref.digest = blob.digest AND ref.gone IS NULL)"
 _MISCOUNTED: Final = """(SELECT b.blob_key FROM blob b LEFT JOIN (SELECT digest, count(*) AS n FROM ref
@@ -132,6 +133,8 @@ _CHECKS: Final = (
     ("refs without a session", f"ref WHERE {_NO_SESSION}", f"DELETE FROM ref WHERE {_NO_SESSION}"),
     ("notes without a session", f"note WHERE session_key > 0 AND {_NO_SESSION}",
      f"DELETE FROM note WHERE session_key > 0 AND {_NO_SESSION}"),
+    ("refs with another size than their blob", f"ref WHERE {_MISSIZED}",
+     f"UPDATE ref SET size = (SELECT size FROM blob WHERE blob.digest = ref.digest) WHERE {_MISSIZED}"),
     ("content without a blob row", "content WHERE blob_key NOT IN (SELECT blob_key FROM blob)", ""),
     ("blobs with a wrong count of refs", _MISCOUNTED,
      f"UPDATE blob SET refs = {_COUNTED} WHERE blob_key IN {_MISCOUNTED}"),
@@ -528,14 +531,15 @@ class SqliteCatalog(Catalog):
         self._store(entry, digest, heal)
         held = self._one(
             "SELECT seq, name, codec, media_type, kind, tool, call_id, producer, parents, summary, expires, pinned,"
-            f" granted_by, request, metadata_json FROM {BY_DIGEST} WHERE session_key = ? AND digest = ?"
+            f" granted_by, request, metadata_json, size FROM {BY_DIGEST} WHERE session_key = ? AND digest = ?"
             " AND gone IS NULL ORDER BY seq DESC LIMIT 1",
             (session_key, digest),
         )
         values = ref_values(ref)
         if held and held[11]:  # a pin belongs to the artifact: it covers later refs
             values = (*values[:11], 1, *values[12:])
-        if held and held[1:] == values[:9] + values[10:] and self._is_current(session_key, ref.name, held[0]):
+        same = (*values[:9], *values[10:], ref.size_bytes)
+        if held and held[1:] == same and self._is_current(session_key, ref.name, held[0]):
             return
         if held is None:
             self._run(
@@ -736,7 +740,7 @@ class SqliteCatalog(Catalog):
             if count:
                 problems.append(f"{count} {name}" + (": set right" if mends else ""))
             if count and mends:
-                if mend.startswith("UPDATE ref"):
+                if mend.startswith("UPDATE ref SET gone"):
                     for (digest,) in self._run(f"SELECT DISTINCT digest FROM {where}").fetchall():
                         self.save(SetAside(Blob(digest.hex(), 0, "raw"), until).note())
                 if mend:
