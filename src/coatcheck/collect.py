@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -175,7 +175,11 @@ def verify(
     sweeping = repair and all(problem.repaired for problem in work.problems)
     total = catalog.totals().stored_bytes
     checked = seen = unread = 0
+    unknown: Mapping[str, Collection[int]] = {}
+    doubtful = work.attempt(catalog.doubtful_sizes, unknown)
     for blob, content in catalog.blobs():
+        if blob.digest in doubtful:
+            blob = work.sized(blob, content, doubtful[blob.digest], repair=repair)
         if work.is_over and blob.coding != "inline":
             unread += 1
         elif (problem := work.examine(blob, content)) is not None:
@@ -360,6 +364,17 @@ class _Upkeep:
             return StoreProblem("unreadable", f"cannot be read: {self.note(error)}")
         is_sound = running.hexdigest() == blob.digest
         return None if is_sound else StoreProblem("damaged", "the bytes do not match their digest")
+
+    def sized(self, blob: Blob, content: bytes | StoreError | None, sizes: Collection[int], *, repair: bool) -> Blob:
+        """Return a blob with the one of its sizes that its bytes confirm, and set the others right."""
+        for size in (blob.size, *sizes):
+            one = replace(blob, size=size)
+            if size == len(content) if isinstance(content, bytes) else self._failure(one, content) is None:
+                self.add("catalog", "its size is wrong" + (": set right" if repair else ""), blob.digest, repair)
+                if repair:
+                    self.attempt(partial(self._catalog.set_size, blob.digest, size), None, blob.digest)
+                return one
+        return blob
 
     def lose(self, blob: Blob, until: float) -> bool:
         try:

@@ -252,10 +252,10 @@ class Parts(NamedTuple):
         info = scope.info
 
         def describe() -> Ref:
-            told = about
+            described = about
             if known is not None:
-                told = about._replace(media_type=known.media_type, kind=known.kind, summary=known.summary)
-            return self._describe(scope, codec, digest, len(data), data[:_HEAD], data[-_TAIL:], told, text, data)
+                described = about._replace(media_type=known.media_type, kind=known.kind, summary=known.summary)
+            return self._describe(scope, codec, digest, len(data), data[:_HEAD], data[-_TAIL:], described, text, data)
 
         def is_repeat(entry: Entry) -> bool:
             if not self._is_repeat(entry, digest, codec, about) or entry.ref.size_bytes != len(data):

@@ -600,6 +600,14 @@ class Upkeep(Rows):
 
         return self.change("moving a blob", work, effect="move")
 
+    def doubtful_sizes(self) -> Mapping[str, Collection[int]]:
+        """Return the sizes that refs have if their blob has another, by digest. A database that checks its own pages
+        need not look."""
+        return {}
+
+    def set_size(self, digest: str, size: int) -> None:
+        """Set the size of a blob, and of its refs, to the one that is right."""
+
     def lose(self, blob: Blob, *, until: float = 0.0) -> int:
         """Turn refs to a damaged or missing blob into tombstones, and set the blob `aside`. A later put of the same
         content restores the refs. Content in the catalog itself is checked again in the same transaction; if it is

@@ -123,7 +123,6 @@ _USED: Final = """(SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, s
     WHERE ref.session_key = session.session_key AND ref.gone IS NULL))"""
 _STORED: Final = "(SELECT coalesce(sum(size), 0) FROM blob)"
 _STRAY: Final = "gone IS NULL AND digest NOT IN (SELECT digest FROM blob)"
-_MISSIZED: Final = "gone IS NULL AND size <> (SELECT size FROM blob WHERE blob.digest = ref.digest)"
 _NO_SESSION: Final = "session_key NOT IN (SELECT session_key FROM session)"
 _COUNTED: Final = "(SELECT count(*) FROM ref WHERE ref.digest = blob.digest AND ref.gone IS NULL)"
 _MISCOUNTED: Final = """(SELECT b.blob_key FROM blob b LEFT JOIN (SELECT digest, count(*) AS n FROM ref
@@ -133,8 +132,6 @@ _CHECKS: Final = (
     ("refs without a session", f"ref WHERE {_NO_SESSION}", f"DELETE FROM ref WHERE {_NO_SESSION}"),
     ("notes without a session", f"note WHERE session_key > 0 AND {_NO_SESSION}",
      f"DELETE FROM note WHERE session_key > 0 AND {_NO_SESSION}"),
-    ("refs with another size than their blob", f"ref WHERE {_MISSIZED}",
-     f"UPDATE ref SET size = (SELECT size FROM blob WHERE blob.digest = ref.digest) WHERE {_MISSIZED}"),
     ("content without a blob row", "content WHERE blob_key NOT IN (SELECT blob_key FROM blob)", ""),
     ("blobs with a wrong count of refs", _MISCOUNTED,
      f"UPDATE blob SET refs = {_COUNTED} WHERE blob_key IN {_MISCOUNTED}"),
@@ -538,8 +535,9 @@ class SqliteCatalog(Catalog):
         values = ref_values(ref)
         if held and held[11]:  # a pin belongs to the artifact: it covers later refs
             values = (*values[:11], 1, *values[12:])
-        same = (*values[:9], *values[10:], ref.size_bytes)
-        if held and held[1:] == same and self._is_current(session_key, ref.name, held[0]):
+        if held and held[-1] != ref.size_bytes:
+            self._set_size(digest, ref.size_bytes)
+        if held and held[1:-1] == values[:9] + values[10:] and self._is_current(session_key, ref.name, held[0]):
             return
         if held is None:
             self._run(
@@ -585,7 +583,8 @@ class SqliteCatalog(Catalog):
                     self._run("INSERT INTO content VALUES (?, ?)", (key, entry.content))
                 except sqlite3.IntegrityError:  # damaged content was left behind under this key
                     self._replace_content(key, entry.content)
-            self._revive(blob.digest)
+            if self._revive(blob.digest):
+                self._set_size(digest, blob.size)
             return
         if entry.content is not None or heal:
             self._run(
@@ -594,6 +593,11 @@ class SqliteCatalog(Catalog):
             )
         if entry.content is not None:
             self._replace_content(found[0], entry.content)
+
+    def _set_size(self, digest: bytes, size: int) -> None:
+        """Set the size of content that was just put, wherever damage has changed it."""
+        for table in ("ref", "blob"):
+            self._run(f"UPDATE {table} SET size = ?2 WHERE digest = ?1 AND size <> ?2", (digest, size))
 
     def _replace_content(self, key: int | None, data: bytes) -> None:
         """Replace a blob's content. If the old content's pages are damaged, they are left alone and the blob moves to a
@@ -717,6 +721,23 @@ class SqliteCatalog(Catalog):
         newest = "SELECT max(seq) FROM ref WHERE session_key = ? AND name = ?"
         return name is None or self._one(newest, (session_key, name)) == (seq,)
 
+    def doubtful_sizes(self) -> dict[str, set[int]]:
+        found: dict[str, set[int]] = {}
+        wrong = "SELECT DISTINCT r.digest, r.size FROM ref r JOIN blob b USING (digest) WHERE gone IS NULL"
+        for digest, size in self._query(f"{wrong} AND r.size <> b.size"):
+            if isinstance(size, int):
+                found.setdefault(digest.hex(), set()).add(size)
+        return found
+
+    def set_size(self, digest: str, size: int) -> None:
+        def work() -> None:
+            self._set_size(bytes.fromhex(digest), size)
+            for name, _, mend in _CHECKS:
+                if "bytes" in name:
+                    self._run(mend)
+
+        self.change("setting a size right", work)
+
     def check(self, *, repair: bool, until: float = 0.0) -> list[str]:
         return self.change("checking the catalog", lambda: self._check(repair, until))
 
@@ -740,7 +761,7 @@ class SqliteCatalog(Catalog):
             if count:
                 problems.append(f"{count} {name}" + (": set right" if mends else ""))
             if count and mends:
-                if mend.startswith("UPDATE ref SET gone"):
+                if mend.startswith("UPDATE ref"):
                     for (digest,) in self._run(f"SELECT DISTINCT digest FROM {where}").fetchall():
                         self.save(SetAside(Blob(digest.hex(), 0, "raw"), until).note())
                 if mend:

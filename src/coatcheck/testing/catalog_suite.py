@@ -1035,6 +1035,13 @@ class CatalogSuite(RecordSuite, suite=True):
         catalog.expire(150.0, forget_before=0.0)
         assert catalog.aside() == [], "no ref is left"
 
+    def test_sizes_that_agree_are_not_in_doubt_and_stay(self, catalog: Catalog) -> None:
+        catalog.put(entry("xyz"))
+        assert not catalog.doubtful_sizes()
+        catalog.set_size(digest_of(b"xyz"), 3)
+        assert catalog.check(repair=False) == []
+        assert [one.ref.size_bytes for one in catalog.find("s")] == [3]
+
     def test_restoring_a_blob_brings_its_refs_back(self, catalog: Catalog) -> None:
         for session in ("one", "two"):
             catalog.put(entry("xyz", session=session, name="n"))
