@@ -169,9 +169,12 @@ class ProcessServer:
         self._reading = asyncio.create_task(self._read(self._process, sink))
 
     async def send(self, message: Message) -> None:
-        stdin = self._process.stdin if self._process else None
-        if stdin is None or stdin.is_closing():
+        process = self._process
+        if process is None or process.stdin is None:
             raise UpstreamFailed(f"{self._name} has ended")
+        stdin = process.stdin
+        if stdin.is_closing():
+            raise await self._ended(process)
         if stdin.transport.get_write_buffer_size() > self._max_message:
             raise UpstreamFailed(f"{self._name} does not read its input", hint="it may be hanging; restart it")
         stdin.writelines((message.raw, b"\n"))
@@ -210,9 +213,12 @@ class ProcessServer:
         async for line in wire.read_lines(lambda: stdout.read(_CHUNK), self._max_message):
             await self._deliver(sink, line)
             del line  # free it now: it may be large, and the next may come late
+        await sink.ended(await self._ended(process))
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> UpstreamFailed:
         await _gone(process, _KILL)
         hint = "it exited by itself; restart the proxy to start it again" if process.returncode == 0 else None
-        await sink.ended(UpstreamFailed(f"{self._name} {_ending(process.returncode)}", hint=hint))
+        return UpstreamFailed(f"{self._name} {_ending(process.returncode)}", hint=hint)
 
     async def _deliver(self, sink: Sink, line: Raw | UnparsedLine) -> None:
         if isinstance(line, UnparsedLine):
