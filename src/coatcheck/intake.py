@@ -37,7 +37,7 @@ from coatcheck.storage import (
     merged,
 )
 from coatcheck.storage.forks import Mutex, watch
-from coatcheck.storage.frames import FramedChunks, framed
+from coatcheck.storage.frames import FramedChunks
 from coatcheck.values import Encoded, decode_text, encode
 
 _TAIL = 64
@@ -230,11 +230,8 @@ class Parts(NamedTuple):
         return self.put_encoded([scope], Encoded(*encode(value)), about)
 
     def put_encoded(self, scopes: Sequence[Scope], value: Encoded, about: About) -> Ref:
-        """Put an encoded value into these sessions. Only the first gets `granted_by`, and its ref is returned. The
-        digest is always computed here."""
+        """Put an encoded value into these sessions. Only the first gets `granted_by`, and its ref is returned."""
         about = _checked(about)
-        if value.framed is None and len(value.data) > self.catalog.inline_limit:
-            value = value._replace(framed=framed(value.data))
         digest = hashlib.sha256(value.data).hexdigest() if value.framed is None else value.framed.digest
         ref = self._put_bytes(scopes[0], value, about, digest)
         for other in scopes[1:]:
