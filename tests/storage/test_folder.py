@@ -2,8 +2,6 @@
 
 import os
 import sys
-from _thread import start_new_thread
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -128,18 +126,11 @@ def test_a_copy_that_is_forgotten_while_it_is_set_aside_is_no_problem(tmp_path: 
     catalog.close()
 
 
-def _too_many_threads(*args: object) -> None:
-    raise RuntimeError("can't start new thread")
-
-
-@pytest.mark.parametrize("start", [start_new_thread, _too_many_threads, lambda *args: None], ids=["", "none", "late"])
 @pytest.mark.parametrize("size", [0, 1, 300_000, 1_000_000])
-def test_digest_and_frames_are_right_whether_or_not_a_second_thread_helps(
-    monkeypatch: pytest.MonkeyPatch, size: int, start: Callable[..., object]
-) -> None:
-    monkeypatch.setattr(frames, "start_new_thread", start)
+def test_digest_and_frames_of_content_are_those_of_its_chunks(size: int) -> None:
     data = (b"a line\n" * size)[:size]
     framer = frames.Framer()
-    framer.update(data)
+    for at in range(0, size, 70_000):
+        framer.update(data[at : at + 70_000])
     assert frames.framed(data) == framer.finish()
     assert sum(frames.line_counts(framer.finish().frames)) == data.count(b"\n")

@@ -12,10 +12,8 @@ from __future__ import annotations
 import hashlib
 import struct
 import sys
-from _thread import allocate_lock, start_new_thread
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +24,6 @@ from coatcheck.errors import Damaged
 from coatcheck.refs import Blob, Coding
 
 FRAME = 256 * 1024
-_BESIDE: Final = 512 * 1024  # bytes whose frames take much longer than starting a thread
 DIGEST: Final = lazy_pattern(r"[0-9a-f]{64}")
 PLACE: Final = lazy_pattern(r"[0-9a-f]{16}\.(raw|zst)")
 """The name of a copy: random digits, and how it is coded."""
@@ -116,26 +113,7 @@ def framing(chunks: Iterable[bytes], digest: str | None) -> tuple[Iterable[bytes
 
 def framed(data: bytes) -> Framed:
     """Return the digest and the frames of complete content."""
-    if len(data) < _BESIDE:
-        return Framed(hashlib.sha256(data).hexdigest(), len(data), frames_of(data))
-    # Hashing does not hold the interpreter's lock, and takes longer than the frames do.
-    found: list[bytes] = []
-    is_taken, is_done = allocate_lock(), allocate_lock()
-    is_done.acquire()
-
-    def find() -> None:
-        if is_taken.acquire(False):
-            try:
-                found.append(frames_of(data))
-            finally:
-                is_done.release()
-
-    with suppress(RuntimeError):  # no more threads
-        start_new_thread(find, ())
-    digest = hashlib.sha256(data).hexdigest()
-    find()  # if the other thread has not begun, because every core is busy
-    is_done.acquire()
-    return Framed(digest, len(data), found[0] if found else frames_of(data))
+    return Framed(hashlib.sha256(data).hexdigest(), len(data), frames_of(data))
 
 
 def frames_of(data: bytes) -> bytes:
