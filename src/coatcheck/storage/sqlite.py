@@ -340,6 +340,8 @@ class SqliteCatalog(Catalog):
                 rows_alone = self._query(f"SELECT {BLOB} FROM blob b WHERE b.blob_key = ?", key, apart=True)
                 found = [(*row, error) for row in rows_alone]
             for digest_now, *rest, content in found:
+                if not isinstance(digest_now, bytes):
+                    raise Damaged("the catalog has an invalid row", hint="restore the store from a backup")
                 if content is not None and not isinstance(content, (bytes, StoreError)):
                     content = Damaged("the content has a wrong type")
                 yield Blob(digest_now.hex(), *rest), content
@@ -725,7 +727,7 @@ class SqliteCatalog(Catalog):
         found: dict[str, set[int]] = {}
         wrong = "SELECT DISTINCT r.digest, r.size FROM ref r JOIN blob b USING (digest) WHERE gone IS NULL"
         for digest, size in self._query(f"{wrong} AND r.size <> b.size"):
-            if isinstance(size, int):
+            if isinstance(digest, bytes) and isinstance(size, int):  # a damaged row may have anything there
                 found.setdefault(digest.hex(), set()).add(size)
         return found
 
