@@ -178,7 +178,7 @@ def verify(
     unknown: Mapping[str, Collection[int]] = {}
     doubtful = work.attempt(catalog.doubtful_sizes, unknown)
     for blob, content in catalog.blobs():
-        if blob.digest in doubtful:
+        if blob.digest in doubtful and not work.is_over:
             blob = work.sized(blob, content, doubtful[blob.digest], repair=repair)
         if work.is_over and blob.coding != "inline":
             unread += 1
@@ -370,11 +370,14 @@ class _Upkeep:
         for size in (blob.size, *sizes):
             one = replace(blob, size=size)
             if size == len(content) if isinstance(content, bytes) else self._failure(one, content) is None:
-                self.add("catalog", "its size is wrong" + (": set right" if repair else ""), blob.digest, repair)
-                if repair:
-                    self.attempt(partial(self._catalog.set_size, blob.digest, size), None, blob.digest)
+                done = repair and self.attempt(partial(self._set_size, one), False, blob.digest)
+                self.add("catalog", "its size is wrong" + (": set right" if done else ""), blob.digest, done)
                 return one
         return blob
+
+    def _set_size(self, blob: Blob) -> bool:
+        self._catalog.set_size(blob.digest, blob.size)
+        return True
 
     def lose(self, blob: Blob, until: float) -> bool:
         try:

@@ -21,6 +21,7 @@ import coatcheck.storage.postgres
 from coatcheck import Session, Store, storage
 from coatcheck.errors import InvalidArgument, StoreUnavailable
 from coatcheck.storage.fleet import Place, open_fleet, parse
+from coatcheck.storage.postgres_catalog import _is_committed
 from coatcheck.testing.catalog_suite import entry
 from tests.backends import LARGE, Fleet
 from tests.servers import SECRET, postgres, seaweedfs, wait_for_s3
@@ -268,6 +269,10 @@ def test_a_change_whose_answer_was_lost_is_not_made_twice(fleet: Fleet, monkeypa
     assert not meanwhile
     assert catalog.totals().refs == 1  # the forget came before the put
 
+    number = str(catalog._ask("SELECT pg_current_xact_id()::text")[0][0])
+    ahead = str(int(number) + 1_000_000)  # as on a server that was promoted without the last commits
+    with catalog._connections._connected(time.monotonic() + 5, own=False, slow=False) as db:
+        assert [_is_committed(db, one) for one in (number, ahead)] == [True, False]
     other.close()
     catalog.close()
 

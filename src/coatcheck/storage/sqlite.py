@@ -127,6 +127,8 @@ _NO_SESSION: Final = "session_key NOT IN (SELECT session_key FROM session)"
 _COUNTED: Final = "(SELECT count(*) FROM ref WHERE ref.digest = blob.digest AND ref.gone IS NULL)"
 _MISCOUNTED: Final = """(SELECT b.blob_key FROM blob b LEFT JOIN (SELECT digest, count(*) AS n FROM ref
     WHERE gone IS NULL GROUP BY digest) c ON c.digest = b.digest WHERE b.refs <> coalesce(c.n, 0))"""
+_COUNT_USED: Final = f"UPDATE session SET used_bytes = {_USED} WHERE used_bytes <> {_USED}"
+_COUNT_STORED: Final = f"UPDATE meta SET value = {_STORED} WHERE key = 'stored_bytes'"
 _CHECKS: Final = (
     ("refs without a blob row", f"ref WHERE {_STRAY}", f"UPDATE ref SET gone = 'damaged' WHERE {_STRAY}"),
     ("refs without a session", f"ref WHERE {_NO_SESSION}", f"DELETE FROM ref WHERE {_NO_SESSION}"),
@@ -135,10 +137,8 @@ _CHECKS: Final = (
     ("content without a blob row", "content WHERE blob_key NOT IN (SELECT blob_key FROM blob)", ""),
     ("blobs with a wrong count of refs", _MISCOUNTED,
      f"UPDATE blob SET refs = {_COUNTED} WHERE blob_key IN {_MISCOUNTED}"),
-    ("sessions with a wrong count of bytes", f"session WHERE used_bytes <> {_USED}",
-     f"UPDATE session SET used_bytes = {_USED} WHERE used_bytes <> {_USED}"),
-    ("wrong total of stored bytes", f"meta WHERE key = 'stored_bytes' AND value <> {_STORED}",
-     f"UPDATE meta SET value = {_STORED} WHERE key = 'stored_bytes'"),
+    ("sessions with a wrong count of bytes", f"session WHERE used_bytes <> {_USED}", _COUNT_USED),
+    ("wrong total of stored bytes", f"meta WHERE key = 'stored_bytes' AND value <> {_STORED}", _COUNT_STORED),
 )  # fmt: skip
 """What may be wrong with rows, where, and the statement that sets it right."""
 _OWNER: Final = "(CASE ?1 WHEN '' THEN 0 ELSE (SELECT session_key FROM session WHERE session_id = ?1) END)"
@@ -597,9 +597,11 @@ class SqliteCatalog(Catalog):
             self._replace_content(found[0], entry.content)
 
     def _set_size(self, digest: bytes, size: int) -> None:
-        """Set the size of content that was just put, wherever damage has changed it."""
-        for table in ("ref", "blob"):
-            self._run(f"UPDATE {table} SET size = ?2 WHERE digest = ?1 AND size <> ?2", (digest, size))
+        """Set the size of content to the right one wherever damage has changed it, and count bytes again."""
+        sql = "UPDATE {} SET size = ?2 WHERE digest = ?1 AND size <> ?2"
+        if sum(self._run(sql.format(table), (digest, size)).rowcount for table in ("ref", "blob")):
+            self._run(_COUNT_USED)
+            self._run(_COUNT_STORED)
 
     def _replace_content(self, key: int | None, data: bytes) -> None:
         """Replace a blob's content. If the old content's pages are damaged, they are left alone and the blob moves to a
@@ -732,13 +734,7 @@ class SqliteCatalog(Catalog):
         return found
 
     def set_size(self, digest: str, size: int) -> None:
-        def work() -> None:
-            self._set_size(bytes.fromhex(digest), size)
-            for name, _, mend in _CHECKS:
-                if "bytes" in name:
-                    self._run(mend)
-
-        self.change("setting a size right", work)
+        self.change("setting a size right", lambda: self._set_size(bytes.fromhex(digest), size))
 
     def check(self, *, repair: bool, until: float = 0.0) -> list[str]:
         return self.change("checking the catalog", lambda: self._check(repair, until))
