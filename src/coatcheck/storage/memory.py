@@ -16,7 +16,7 @@ from coatcheck.storage import BlobStore, Quarantined, StagedBlob
 from coatcheck.storage.catalog import Effect
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.forks import Mutex, unwatch, watch
-from coatcheck.storage.frames import FRAME, check_frame, framing
+from coatcheck.storage.frames import FRAME, check_frame, check_size, framing
 from coatcheck.storage.sqlite import SqliteCatalog, Values, migrate, translated
 
 _T = TypeVar("_T")
@@ -55,6 +55,7 @@ class MemoryBlobs(BlobStore):
         copy = self._copies.get(blob.place)
         if copy is None:
             raise NotFound(f"blob {blob.digest} is missing", hint="put the same content again")
+        check_size(blob)
         data, end = copy[1], min(offset + length, blob.size)
         for index in range(offset // FRAME, -(-end // FRAME)):
             check_frame(blob, index, data[index * FRAME : (index + 1) * FRAME])
